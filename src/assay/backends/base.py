@@ -1,0 +1,114 @@
+"""The only seam between Assay and a model: sample, forward_backward, optim_step, logprobs, save and load.
+
+Semantics follow the Tinker API (a loss is a sum over tokens with no normalisation of its own), so that the same data
+train a local PyTorch model and a hosted one. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol, get_args
+
+from assay.types import Completion, Datum, FloatArray, SamplingParams
+
+LossName = Literal["importance_sampling", "ppo", "cispo", "cross_entropy"]
+LOSS_NAMES: tuple[LossName, ...] = get_args(LossName)
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can do; config validation refuses what it cannot."""
+
+    losses: frozenset[str]
+    lora: bool
+    full_weights: bool
+    exact_resume: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LossSpec:
+    """A loss by its Tinker name with its `loss_fn_config` (thresholds are absolute ratios).
+
+    `temperature` divides the logits, so that trained log-probabilities are those of the distribution that was sampled.
+    """
+
+    name: LossName
+    temperature: float = 1.0
+    config: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AdamParams:
+    """One AdamW step: decoupled weight decay; `grad_clip_norm` 0 turns clipping off."""
+
+    learning_rate: float
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBackwardOutput:
+    """`logprobs[i]` has the shape of `data[i].targets`: the policy's log-probability of every target (0 where masked)."""
+
+    logprobs: list[FloatArray]
+    metrics: Mapping[str, float]
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that Assay uses."""
+
+    eos_token_id: int | None
+
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]:
+        """Token ids of `text`."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str:
+        """Text of token ids."""
+        ...
+
+
+class Backend(Protocol):
+    """A policy that can be sampled and trained."""
+
+    capabilities: Capabilities
+    tokenizer: Tokenizer
+    policy_version: int
+    """Number of optimizer steps taken since the start of the run."""
+
+    async def sample(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
+    ) -> list[Completion]:
+        """One completion per (prompt, seed). Equal prompts are prefilled once; a sample depends on its prompt and seed."""
+        ...
+
+    async def forward_backward(self, data: Sequence[Datum], loss: LossSpec) -> ForwardBackwardOutput:
+        """Add the gradient of the summed loss over `data` to the accumulated gradient."""
+        ...
+
+    async def optim_step(self, params: AdamParams) -> Mapping[str, float]:
+        """Apply and clear the accumulated gradient; returns at least `grad_norm` (before clipping)."""
+        ...
+
+    async def logprobs(
+        self, data: Sequence[Datum], *, temperature: float = 1.0, reference: bool = False
+    ) -> list[FloatArray]:
+        """Log-probability of every target under the policy, or under the reference policy; no gradient."""
+        ...
+
+    async def freeze_reference(self) -> None:
+        """Make the present weights the reference policy."""
+        ...
+
+    async def save_state(self, path: Path) -> None:
+        """Write weights, optimizer and reference into the directory `path` (created, must not exist)."""
+        ...
+
+    async def load_state(self, path: Path, *, weights_only: bool = False) -> None:
+        """Restore what `save_state` wrote; `weights_only` leaves the optimizer fresh."""
+        ...

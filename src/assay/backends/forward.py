@@ -1,0 +1,194 @@
+"""Log-probabilities of training targets, with each group's prompt run once.
+
+Data that share their prompt are put into one micro-batch row; the prompt's keys and values serve all of them, and the
+gradient flows back through them. Only trained positions reach the output head, and a large vocabulary is processed in
+chunks, so no [batch, length, vocabulary] tensor exists. Micro-batches bound memory; because a loss is a plain sum over
+tokens, how they are cut cannot change the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from assay.backends.decoder import Decoder, extend, prefill
+from assay.types import Datum, FloatArray, IntArray
+
+LOGIT_CHUNK = 2**25
+"""Most logits (positions x vocabulary) held at once; more are recomputed in the backward pass."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Data (by index) that share their first `prefix` input tokens."""
+
+    members: tuple[int, ...]
+    prefix: int
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One micro-batch as index arrays.
+
+    Rows of hidden states are numbered prompts first ([P, L] flattened), then continuations ([P, G, T] flattened).
+    `rows` [N] are the hidden states that predict the trained targets; `targets` says which those are: for each datum
+    (by index) the positions of its trained targets, in the order of `rows`.
+    """
+
+    prompts: IntArray
+    lengths: IntArray
+    continuations: IntArray
+    rows: IntArray
+    targets: tuple[tuple[int, IntArray], ...]
+
+
+def plan(data: Sequence[Datum], budget: int, *, share: bool = True) -> list[list[Group]]:
+    """Cut data into micro-batches of at most `budget` padded token positions where possible.
+
+    Args:
+        data: sequences in any order.
+        share: group data with equal prompts; False runs every sequence on its own.
+    """
+    groups = _shared_prompts(data) if share else [Group((i,), len(d)) for i, d in enumerate(data)]
+    groups = [part for group in groups for part in _split(group, data, budget)]
+    # Similar shapes side by side waste the least padding; ties keep the order of the data.
+    groups.sort(key=lambda g: (len(g.members) > 1, g.prefix, max(len(data[i]) for i in g.members), g.members))
+    batches: list[list[Group]] = []
+    for group in groups:
+        if batches:
+            trial = [*batches[-1], group]
+            alike = (len(group.members) > 1) == (len(batches[-1][0].members) > 1)
+            if alike and _cost(trial, data) <= budget:
+                batches[-1] = trial
+                continue
+        batches.append([group])
+    return batches
+
+
+def _shared_prompts(data: Sequence[Datum]) -> list[Group]:
+    members: dict[bytes, list[int]] = {}
+    for index, datum in enumerate(data):
+        members.setdefault(datum.tokens[: datum.prompt_length + 1].tobytes(), []).append(index)
+    return [
+        Group(tuple(m), data[m[0]].prompt_length + 1 if len(m) > 1 else len(data[m[0]])) for m in members.values()
+    ]
+
+
+def _split(group: Group, data: Sequence[Datum], budget: int) -> list[Group]:
+    if len(group.members) == 1:
+        return [group]
+    longest = max(len(data[i]) for i in group.members) - group.prefix
+    most = max(1, (budget - group.prefix) // max(1, longest))
+    parts = [group.members[i : i + most] for i in range(0, len(group.members), most)]
+    return [Group(p, group.prefix if len(p) > 1 else len(data[p[0]])) for p in parts]
+
+
+def _cost(groups: list[Group], data: Sequence[Datum]) -> int:
+    prefix = max(g.prefix for g in groups)
+    widest = max(len(g.members) for g in groups)
+    longest = max(len(data[i]) - g.prefix for g in groups for i in g.members)
+    return len(groups) * (prefix + widest * longest)
+
+
+def pack(data: Sequence[Datum], groups: list[Group]) -> Packed:
+    """Lay one micro-batch out in padded arrays (token 0 pads; nothing reads it)."""
+    width = max(g.prefix for g in groups)
+    widest = max(len(g.members) for g in groups)
+    longest = max(len(data[i]) - g.prefix for g in groups for i in g.members)
+    prompts = np.zeros((len(groups), width), np.int64)
+    continuations = np.zeros((len(groups), widest, longest), np.int64)
+    rows, targets = [], []
+    for p, group in enumerate(groups):
+        prompts[p, : group.prefix] = data[group.members[0]].tokens[: group.prefix]
+        for g, index in enumerate(group.members):
+            datum = data[index]
+            continuations[p, g, : len(datum) - group.prefix] = datum.tokens[group.prefix :]
+            trained = np.flatnonzero(datum.mask)
+            first = len(groups) * width + (p * widest + g) * longest - group.prefix
+            rows.append(np.where(trained < group.prefix, p * width + trained, first + trained))
+            targets.append((index, trained))
+    lengths = np.array([g.prefix for g in groups])
+    return Packed(prompts, lengths, continuations, np.concatenate(rows), tuple(targets))
+
+
+def hidden_states(decoder: Decoder, packed: Packed, device: torch.device) -> Tensor:
+    """Final hidden states [N, E] of the N trained targets of a micro-batch."""
+    prompts, lengths = _to(packed.prompts, device), _to(packed.lengths, device)
+    hidden, prefix = prefill(decoder, prompts, lengths)
+    flat = hidden.flatten(0, 1)
+    if packed.continuations.shape[2]:
+        flat = torch.cat([flat, extend(decoder, prefix, _to(packed.continuations, device)).flatten(0, 2)])
+    return flat.index_select(0, _to(packed.rows, device))
+
+
+def module_logits(model: Any, packed: Packed, device: torch.device) -> Tensor:
+    """Logits [N, V] of the trained targets through the module's own forward pass (unshared micro-batches only)."""
+    tokens, lengths = _to(packed.prompts, device), _to(packed.lengths, device)
+    positions = torch.arange(tokens.shape[1], device=device)
+    mask = (positions < lengths[:, None]).long()
+    out = model(input_ids=tokens, attention_mask=mask, position_ids=positions.expand_as(tokens), use_cache=False)
+    logits: Tensor = out.logits.flatten(0, 1).index_select(0, _to(packed.rows, device))
+    return logits
+
+
+def target_logprobs(
+    hidden: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor], temperature: float, vocabulary: int
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the targets, and the exact entropy of each distribution.
+
+    Args:
+        hidden: [N, E] hidden states.
+        targets: [N] token ids.
+        head: [n, E] -> logits [n, V].
+        temperature: divides the logits, as in sampling.
+
+    Returns:
+        [N] log-probabilities with gradient, and [N] entropies (nats) without; both float32.
+    """
+
+    def chunk(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        logits = head(part).float() / temperature
+        lse = torch.logsumexp(logits, dim=-1)
+        with torch.no_grad():
+            entropy = lse - (torch.softmax(logits, dim=-1) * logits).sum(-1)
+        return logits.gather(-1, wanted[:, None])[:, 0] - lse, entropy
+
+    size = max(1, LOGIT_CHUNK // vocabulary)
+    if len(targets) <= size:
+        return chunk(hidden, targets)
+    pairs = zip(hidden.split(size), targets.split(size), strict=True)
+    parts = [checkpoint(chunk, part, wanted, use_reentrant=False) for part, wanted in pairs]
+    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+
+def streams(data: Sequence[Datum], packed: Packed, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Targets, behaviour log-probabilities and advantages of the trained targets, each [N]."""
+    columns = [
+        np.concatenate([getattr(data[index], name)[positions] for index, positions in packed.targets])
+        for name in ("targets", "logprobs", "advantages")
+    ]
+    targets, behaviour, advantages = (_to(c, device) for c in columns)
+    return targets, behaviour, advantages
+
+
+def relabel(packed: Packed, names: Sequence[int]) -> Packed:
+    """The same micro-batch with datum i called `names[i]`."""
+    return replace(packed, targets=tuple((names[index], positions) for index, positions in packed.targets))
+
+
+def scatter(packed: Packed, values: Tensor, out: Sequence[FloatArray]) -> None:
+    """Write the [N] values of a micro-batch to their places in per-datum arrays."""
+    flat, start = values.detach().cpu().numpy(), 0
+    for index, positions in packed.targets:
+        out[index][positions] = flat[start : start + len(positions)]
+        start += len(positions)
+
+
+def _to(array: Any, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)

@@ -1,0 +1,202 @@
+"""Where a local model and its tokenizer come from: a folder, the hub, or nothing at all.
+
+`load_pretrained` takes any Hugging Face causal LM. `build_scratch` makes a small transformer with random weights and
+trains a byte-pair tokenizer on the data set's corpus, deterministically in the seed.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import Split
+from tokenizers.trainers import BpeTrainer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers.pytorch_utils import Conv1D
+from transformers.utils import logging as transformers_logging
+
+from assay.backends.config import LocalBackend, ScratchModel
+from assay.envs.base import TokenizerCorpus
+from assay.errors import MissingDependencyError, ModelError
+
+EOS = "<|eos|>"
+
+# Assay shows its own progress; the library's bars would tear it apart at every checkpoint.
+transformers_logging.disable_progress_bar()
+
+
+def load_pretrained(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A causal LM and its tokenizer by local folder or hub id.
+
+    Raises:
+        ModelError: the folder is missing or broken, or the hub cannot be reached.
+    """
+    path = Path(name).expanduser()
+    if (path.is_absolute() or name.startswith((".", "~"))) and not path.is_dir():
+        raise ModelError(f"model_name={name} is not a folder. Give a folder with config.json and weights, or a hub id.")
+    source = str(path) if path.is_dir() else name
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"model_name={name} cannot be loaded ({_first_line(error)}). It must be a folder with a Hugging Face causal "
+            "LM and its tokenizer, or a hub id that this machine can reach."
+        ) from error
+    if tokenizer.eos_token_id is None:
+        raise ModelError(f"The tokenizer of {name} has no end-of-sequence token, so completions could not end.")
+    return model, tokenizer
+
+
+def build_scratch(
+    scratch: ScratchModel, corpus: TokenizerCorpus, seed: int
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A model with random weights and a tokenizer trained on `corpus`; the same seed gives the same weights."""
+    tokenizer = train_tokenizer(corpus, scratch.vocab_size)
+    config = AutoConfig.for_model(scratch.architecture, **_shape(scratch, tokenizer))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return model, tokenizer
+
+
+def _shape(scratch: ScratchModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    eos = tokenizer.eos_token_id
+    shared = {
+        "vocab_size": len(tokenizer),
+        "initializer_range": scratch.initializer_range,
+        "bos_token_id": eos,
+        "eos_token_id": eos,
+        "pad_token_id": eos,
+        "tie_word_embeddings": True,
+    }
+    if scratch.architecture == "gpt2":
+        return shared | {
+            "n_embd": scratch.hidden_size,
+            "n_layer": scratch.num_layers,
+            "n_head": scratch.num_heads,
+            "n_positions": scratch.context_length,
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "attn_pdrop": 0.0,
+        }
+    return shared | {
+        "hidden_size": scratch.hidden_size,
+        # The gated MLP has three matrices; 8/3 of the width gives it the parameters of a 4x two-matrix MLP.
+        "intermediate_size": 8 * scratch.hidden_size // 3,
+        "num_hidden_layers": scratch.num_layers,
+        "num_attention_heads": scratch.num_heads,
+        "num_key_value_heads": scratch.num_heads,
+        "head_dim": scratch.hidden_size // scratch.num_heads,
+        "max_position_embeddings": scratch.context_length,
+    }
+
+
+def train_tokenizer(corpus: TokenizerCorpus, vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-pair tokenizer of at most `vocab_size` tokens whose merges stay inside the corpus's pieces.
+
+    Raises:
+        ModelError: the corpus holds a character outside its alphabet, which could not be decoded again.
+    """
+    stray = set().union(*corpus.texts) - set(corpus.alphabet)
+    if stray:
+        raise ModelError(f"The tokenizer corpus holds {sorted(stray)}, which its alphabet does not list.")
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = Split(Regex(corpus.pieces), "isolated")
+    tokenizer.decoder = Fuse()
+    trainer = BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[EOS],
+        initial_alphabet=sorted(corpus.alphabet),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus.texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=EOS, pad_token=EOS, clean_up_tokenization_spaces=False
+    )
+
+
+def add_lora(model: PreTrainedModel, rank: int, local: LocalBackend, seed: int) -> PreTrainedModel:
+    """Wrap the model with LoRA adapters (float32, zero at the start) and freeze the rest.
+
+    Raises:
+        MissingDependencyError: peft is not installed.  ModelError: no module matches `local.lora_targets`.
+    """
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise MissingDependencyError("lora_rank > 0 needs peft: pip install 'assay-rl[torch]'.") from error
+    named = local.lora_targets
+    targets: str | list[str] = named if named == "all-linear" else [n.strip() for n in named.split(",")]
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=local.lora_alpha,
+        target_modules=targets,
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+        fan_in_fan_out=any(isinstance(m, Conv1D) for m in model.modules()),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            wrapped: Any = get_peft_model(model, config)
+        except ValueError as error:
+            raise ModelError(f"local.lora_targets={named}: {_first_line(error)}") from error
+    for parameter in wrapped.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return wrapped  # type: ignore[no-any-return]
+
+
+def load_weights(model: Any, folder: Path) -> None:
+    """Copy the weights that `save_pretrained` wrote into `folder` into `model`, in place.
+
+    Raises:
+        OSError, KeyError, ValueError, RuntimeError: files are missing or do not fit the model.
+    """
+    saved: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        saved |= load_file(file)
+    if not saved:
+        raise FileNotFoundError(f"no *.safetensors in {folder}")
+    if hasattr(model, "peft_config"):
+        from peft import set_peft_model_state_dict
+
+        outcome = set_peft_model_state_dict(model, saved)
+        missing = [n for n in outcome.missing_keys if "lora_" in n]
+        unexpected = outcome.unexpected_keys
+    else:
+        outcome = model.load_state_dict(saved, strict=False)
+        # Tied weights are saved once.
+        tied = {n for n, p in model.named_parameters(remove_duplicate=False)} - {n for n, _ in model.named_parameters()}
+        missing = [n for n in outcome.missing_keys if n not in tied]
+        unexpected = outcome.unexpected_keys
+    if missing or unexpected:
+        raise ValueError(f"missing weights {missing[:3]}, unexpected weights {unexpected[:3]}")
+
+
+def context_length(model: PreTrainedModel) -> int:
+    """Most tokens the model can attend to."""
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+        value = getattr(model.config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    raise ModelError(f"The config of a {model.config.model_type} model names no context length.")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split(os.linesep)[0]

@@ -1,0 +1,170 @@
+"""What an environment is to the rest of Assay: messages in, scores out, no tokens and no torch.
+
+An `Env` is single use: one rollout. An `EnvGroupBuilder` makes the envs of one group and does the work they share
+(one engine analysis per prompt, say). An `RLDataset` is a deterministic sequence of batches of such builders.
+A `DatasetBuilder` is the config node that a run names; it makes the train and held-out data sets, the supervised
+examples of an optional SFT stage, and the corpus that a from-scratch tokenizer is trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import chz
+
+from assay.types import Message, Score, Task, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Answer of an env to one turn. `messages` is what the policy is told next; empty when `done`."""
+
+    score: Score
+    done: bool
+    messages: tuple[Message, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Env(Protocol):
+    """One rollout of one task; single use."""
+
+    async def reset(self) -> list[Message]:
+        """The first messages shown to the policy."""
+        ...
+
+    async def step(self, text: str) -> StepResult:
+        """Judge the policy's reply. Never raises for any text; a failing verifier gives `Score(status="errored")`."""
+        ...
+
+
+class EnvGroupBuilder(Protocol):
+    """Makes the envs of one group, all of the same task."""
+
+    task: Task
+
+    async def make(self, n: int) -> list[Env]:
+        """`n` fresh envs. Work that the group shares is done here, once."""
+        ...
+
+
+@runtime_checkable
+class GroupScorer(Protocol):
+    """An `EnvGroupBuilder` that rescores a finished group as a whole (a ranking judge, say)."""
+
+    async def score_group(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+        """One score per trajectory, in order; it replaces the score of the last turn."""
+        ...
+
+
+class Verifier(Protocol):
+    """A judge of one trajectory; `fingerprint` names the program, version and options behind its verdicts."""
+
+    fingerprint: str
+
+    async def __call__(self, task: Task, trajectory: Trajectory) -> Score:
+        """The score of the trajectory's last turn."""
+        ...
+
+
+class RLDataset(Protocol):
+    """A deterministic sequence of batches: `batch(i)` depends on the seed and on i alone."""
+
+    def __len__(self) -> int:
+        """Number of batches over all epochs."""
+        ...
+
+    def batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        """The builders of batch `index` (0-based)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One supervised example: the policy must answer `prompt` with `completion`."""
+
+    prompt: tuple[Message, ...]
+    completion: str
+
+
+class SupervisedDataset(Protocol):
+    """Endless deterministic supervised batches for the SFT stage."""
+
+    def batch(self, index: int, size: int) -> list[Example]:
+        """`size` examples; depends on the seed, `index` and `size` alone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    """What a run tells its data set builder. `max_turns` is 1 in single-turn mode."""
+
+    seed: int
+    max_turns: int
+    cache_dir: Path
+
+
+BaselineMetrics = Mapping[str, Mapping[str, Sequence[float]]]
+"""policy name -> metric name -> one expected value per held-out task (in data set order; tasks without it left out)."""
+
+
+@dataclass(frozen=True)
+class TokenizerCorpus:
+    """Texts to train a from-scratch tokenizer on, and how to cut them before merges.
+
+    `pieces` is a regular expression; each match becomes one pre-token (merges never cross pre-tokens), and characters
+    outside any match stand alone. `alphabet` are the characters that must be representable.
+    """
+
+    texts: Sequence[str]
+    pieces: str
+    alphabet: str
+
+
+async def _nothing_to_close() -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class EnvData:
+    """Everything a builder makes."""
+
+    train: RLDataset
+    heldout: RLDataset
+    """Tasks that share no canonical problem with `train` or `sft`."""
+    sft: SupervisedDataset | None = None
+    """Supervised examples, where the environment has them."""
+    tokenizer_corpus: TokenizerCorpus | None = None
+    """What a from-scratch tokenizer is trained on, where the environment's text has a closed grammar."""
+    baseline_policies: Callable[[], Awaitable[BaselineMetrics]] | None = None
+    """Policies whose held-out metrics are known exactly, without sampling."""
+    figure: Callable[[Task, Sequence[str]], str] | None = None
+    """An HTML fragment that shows a task and answers to it, for `report.html`."""
+    close: Callable[[], Awaitable[None]] = _nothing_to_close
+    """Releases processes and files; safe to call twice."""
+
+
+@chz.chz
+class DatasetBuilder:
+    """Config node of an environment; subclasses add fields and implement `build`."""
+
+    def build(self, context: BuildContext) -> EnvData:
+        """Make the data sets.
+
+        Raises:
+            ConfigError: impossible settings.  DataError: unreadable source files.
+            EngineError: a verifier program is missing.
+        """
+        raise TypeError(f"{type(self).__name__} does not implement build()")
+
+    def describe(self) -> str:
+        """One sentence for the plan that is printed before a run."""
+        raise TypeError(f"{type(self).__name__} does not implement describe()")
+
+
+def iter_builders(dataset: RLDataset) -> Iterator[EnvGroupBuilder]:
+    """All group builders of a data set, in order."""
+    for index in range(len(dataset)):
+        yield from dataset.batch(index)

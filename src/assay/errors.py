@@ -1,0 +1,49 @@
+"""One hierarchy of errors; every failure has a kind and a boundary.
+
+A message says what happened, why it matters and what to do. Each class also inherits the standard-library class that
+callers already catch (`ValueError`, `RuntimeError`, ...), so `except ValueError` keeps working around Assay.
+The command line prints an `AssayError` as its message alone; anything else is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+
+class AssayError(Exception):
+    """Base of every error that Assay raises on purpose."""
+
+    exit_code = 1
+    """Exit status of the command line when this error ends it."""
+
+
+class ConfigError(AssayError, ValueError):
+    """A setting is unknown, of the wrong type, or impossible together with another one."""
+
+    exit_code = 2
+
+
+class DataError(AssayError, ValueError):
+    """Input data (a FEN, a PGN, an openings file, a data set) cannot be read as what it should be."""
+
+
+class MissingDependencyError(AssayError, ImportError):
+    """An optional package or program is not installed. The message names what to install."""
+
+
+class EngineError(AssayError, RuntimeError):
+    """A verifier program (such as Stockfish) is missing, died or hung; its answer is unknown, not wrong."""
+
+
+class ModelError(AssayError, RuntimeError):
+    """A model or tokenizer cannot be loaded or cannot do what the run asks of it."""
+
+
+class RunDirectoryError(AssayError, RuntimeError):
+    """A run directory is damaged, foreign, locked or unwritable. Nothing in it was changed."""
+
+
+class CheckpointError(RunDirectoryError):
+    """A checkpoint is incomplete or does not match its manifest."""
+
+
+class TrainingError(AssayError, RuntimeError):
+    """Training cannot go on honestly (too many errored scores, a non-finite gradient, nothing to learn from)."""

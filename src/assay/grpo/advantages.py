@@ -1,0 +1,51 @@
+"""From a group's rewards to advantages: pure functions, no tokens.
+
+A rollout that could not be scored leaves the baseline and gets no advantage. Multi-turn rollouts earn discounted
+returns per turn, and the group's baseline is the mean over all its turns (Baronio et al., 2025, "Kevin").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from assay.types import Trajectory, TrajectoryGroup
+
+
+def turn_returns(trajectory: Trajectory, gamma: float) -> list[float]:
+    """Discounted return of each turn: R_t = r_t + gamma * R_{t+1}. The trajectory must not be errored."""
+    returns: list[float] = []
+    following = 0.0
+    for transition in reversed(trajectory.transitions):
+        value = transition.score.value
+        assert value is not None, "errored trajectories have no returns"
+        following = value + gamma * following
+        returns.append(following)
+    return returns[::-1]
+
+
+def group_advantages(
+    group: TrajectoryGroup, *, gamma: float, normalize_by_std: bool
+) -> list[list[float]] | None:
+    """Advantages of each turn of each trajectory, centred on the group.
+
+    Args:
+        gamma: discount between turns.
+        normalize_by_std: divide by the standard deviation of the group's returns.
+
+    Returns:
+        One list per trajectory (empty for errored ones), or None when all returns are equal: such a group says nothing
+        about which of its answers was better.
+    """
+    returns = [[] if t.errored else turn_returns(t, gamma) for t in group.trajectories]
+    flat = [r for turns in returns for r in turns]
+    if not flat or is_constant(flat):
+        return None
+    mean = math.fsum(flat) / len(flat)
+    spread = math.sqrt(math.fsum((r - mean) ** 2 for r in flat) / len(flat)) if normalize_by_std else 1.0
+    return [[(r - mean) / spread for r in turns] for turns in returns]
+
+
+def is_constant(rewards: Sequence[float]) -> bool:
+    """Whether all rewards are equal up to rounding."""
+    return max(rewards) - min(rewards) <= 1e-9 * max(1.0, *(abs(r) for r in rewards))

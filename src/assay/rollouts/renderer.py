@@ -1,0 +1,127 @@
+"""Messages to tokens and back. Sampled text is never re-tokenised: a later turn is appended to the tokens that exist.
+
+`plain` joins the contents of the messages and ends on the tokenizer's end-of-sequence token; it suits models trained on
+a fixed text grammar. `chat` uses the tokenizer's own chat template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from assay.backends.base import Tokenizer
+from assay.errors import ConfigError
+from assay.types import Message
+
+
+class Renderer(Protocol):
+    """How one model family writes a conversation."""
+
+    stop: tuple[int, ...]
+    """Token ids that end a completion."""
+
+    def start(self, messages: Sequence[Message]) -> list[int]:
+        """Tokens of the first prompt."""
+        ...
+
+    def extend(self, messages: Sequence[Message], *, stopped: bool) -> list[int]:
+        """Tokens between a completion and the next one; `stopped` says whether the completion drew its stop token."""
+        ...
+
+    def completion(self, text: str) -> list[int]:
+        """Tokens of a completion to imitate, stop token included."""
+        ...
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Text of a sampled completion, without its stop token."""
+        ...
+
+
+class PlainRenderer:
+    """Contents joined as they are."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._eos = _eos(tokenizer)
+        self.stop = (self._eos,)
+
+    def start(self, messages: Sequence[Message]) -> list[int]:
+        """See `Renderer`."""
+        return self._tokenizer.encode("".join(m.content for m in messages), add_special_tokens=False)
+
+    def extend(self, messages: Sequence[Message], *, stopped: bool) -> list[int]:
+        """See `Renderer`."""
+        return [*([] if stopped else [self._eos]), *self.start(messages)]
+
+    def completion(self, text: str) -> list[int]:
+        """See `Renderer`."""
+        return [*self._tokenizer.encode(text, add_special_tokens=False), self._eos]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """See `Renderer`."""
+        return _without_stop(self._tokenizer, tokens, self.stop)
+
+
+class ChatRenderer:
+    """The tokenizer's chat template."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            raise ConfigError("renderer_name=chat needs a tokenizer with a chat template; use renderer_name=plain.")
+        self._tokenizer = tokenizer
+        self._eos = _eos(tokenizer)
+        self.stop = (self._eos,)
+
+    def start(self, messages: Sequence[Message]) -> list[int]:
+        """See `Renderer`."""
+        return self._tokenizer.encode(self._template(messages), add_special_tokens=False)  # type: ignore[no-any-return]
+
+    def extend(self, messages: Sequence[Message], *, stopped: bool) -> list[int]:
+        """See `Renderer`."""
+        # The template is applied to a stand-in conversation; what follows the stand-in reply is what comes next here.
+        reply = "\x00reply\x00"
+        stand_in = [Message("user", "-"), Message("assistant", reply), *messages]
+        tail = self._template(stand_in).rpartition(reply)[2]
+        eos = self._tokenizer.convert_ids_to_tokens(self._eos)
+        if stopped:
+            tail = tail.removeprefix(eos)
+        return self._tokenizer.encode(tail, add_special_tokens=False)  # type: ignore[no-any-return]
+
+    def completion(self, text: str) -> list[int]:
+        """See `Renderer`."""
+        return [*self._tokenizer.encode(text, add_special_tokens=False), self._eos]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """See `Renderer`."""
+        return _without_stop(self._tokenizer, tokens, self.stop)
+
+    def _template(self, messages: Sequence[Message]) -> str:
+        plain = [{"role": m.role, "content": m.content} for m in messages]
+        return self._tokenizer.apply_chat_template(  # type: ignore[no-any-return]
+            plain, add_generation_prompt=True, tokenize=False
+        )
+
+
+RENDERERS = {"plain": PlainRenderer, "chat": ChatRenderer}
+
+
+def make_renderer(name: str, tokenizer: Tokenizer) -> Renderer:
+    """The renderer called `name` over a tokenizer.
+
+    Raises:
+        ConfigError: there is no such renderer, or the tokenizer cannot serve it.
+    """
+    if name not in RENDERERS:
+        raise ConfigError(f"renderer_name={name!r} is not one of {', '.join(RENDERERS)}.")
+    return RENDERERS[name](tokenizer)
+
+
+def _eos(tokenizer: Tokenizer) -> int:
+    if tokenizer.eos_token_id is None:
+        raise ConfigError("The tokenizer has no end-of-sequence token, so completions could not end.")
+    return tokenizer.eos_token_id
+
+
+def _without_stop(tokenizer: Tokenizer, tokens: Sequence[int], stop: tuple[int, ...]) -> str:
+    body = tokens[:-1] if tokens and tokens[-1] in stop else tokens
+    return tokenizer.decode(list(body), skip_special_tokens=False)

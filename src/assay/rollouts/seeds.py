@@ -1,0 +1,15 @@
+"""One seed per sample, derived from names rather than drawn from a stream.
+
+A sample's randomness is a hash of what it is (run seed, split, step, group, sample, turn), so it does not depend on what
+else was sampled, and a resumed run draws what the uninterrupted run would have drawn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+
+def derive(*names: int | str) -> int:
+    """A 64-bit seed for a path of names: equal paths give equal seeds, different paths independent ones."""
+    text = "/".join(f"{type(name).__name__}:{name}" for name in names)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

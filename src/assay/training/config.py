@@ -1,0 +1,194 @@
+"""`TrainingConfig`: everything a run depends on, as one typed tree. Imports no torch.
+
+The top-level names and defaults are those of the specification of kernel RL (`model_name` ... `resume_from_batch`);
+the rest says what that document leaves open: which backend, the optimizer, the SFT stage and evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import chz
+
+from assay.backends.base import LossName
+from assay.backends.config import LocalBackend, ScratchModel
+from assay.envs.base import DatasetBuilder
+from assay.envs.chess.dataset import ChessDatasetBuilder
+from assay.errors import ConfigError
+
+
+@chz.chz
+class OptimizerConfig:
+    """AdamW, shared by the SFT stage and by RL."""
+
+    beta1: float = 0.9
+    """Decay of the first moment."""
+    beta2: float = 0.95
+    """Decay of the second moment."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay, applied to matrices only."""
+    grad_clip_norm: float = 1.0
+    """Global gradient norm above which the gradient is scaled down; 0 turns clipping off."""
+    lr_warmup_steps: int = 0
+    """RL steps over which the learning rate rises linearly to `learning_rate`."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What the learning rate does after its warm-up, over the RL steps of the run; `linear` and `cosine` end at 0."""
+
+
+@chz.chz
+class SFTConfig:
+    """Supervised steps before RL, on examples made by the data set builder; off when `num_steps` is 0."""
+
+    num_steps: int = 0
+    """Supervised optimizer steps before the first RL step."""
+    batch_size: int = 32
+    """Examples per supervised step."""
+    learning_rate: float = 2e-3
+    """Peak learning rate of the stage."""
+    lr_warmup_steps: int = 30
+    """Steps of linear rise to `learning_rate`; after it the rate falls linearly to 0 at `num_steps`."""
+
+
+@chz.chz
+class EvalConfig:
+    """Held-out evaluation."""
+
+    samples_per_task: int = 4
+    """Completions sampled for each held-out task, at the run's temperature."""
+    max_tasks: int | None = None
+    """Evaluate on the first so many held-out tasks only; null means all of them."""
+
+
+@chz.chz
+class TrainingConfig:
+    """One run."""
+
+    model_name: str = "Qwen/Qwen2.5-Coder-7B-Instruct"
+    """Hugging Face hub id or local folder of a causal LM, or `scratch` for a model built from `scratch.*`."""
+    lora_rank: int = 32
+    """LoRA rank; 0 trains all weights (local backend only)."""
+    learning_rate: float = 1e-4
+    """Adam learning rate of RL."""
+    max_tokens: int = 4096
+    """Generation limit, in tokens, of each turn of a rollout."""
+    temperature: float = 1.0
+    """Sampling temperature of rollouts; log-probabilities are taken under the same temperature."""
+    mode: Literal["single_turn", "multi_turn"] = "single_turn"
+    """`single_turn`, or `multi_turn` for refinement: the env answers and the policy tries again."""
+    max_turns: int = 4
+    """Most turns of a `multi_turn` rollout, unless `multiturn_dataset_builder` sets its own."""
+    gamma: float = 0.4
+    """Discount of multi-turn returns: a turn earns its reward plus gamma times the next turn's return."""
+    num_substeps: int = 1
+    """Optimizer steps per batch; the batch's groups are split evenly among them."""
+    loss_fn: LossName = "importance_sampling"
+    """Policy-gradient loss: `importance_sampling`, `ppo` or `cispo`."""
+    loss_fn_config: Mapping[str, float] = chz.field(default_factory=dict)
+    """Settings of the loss, such as `loss_fn_config.clip_high_threshold=1.28` (absolute ratios)."""
+    kl_penalty_coef: float = 0.0
+    """Weight of a KL penalty against the policy at the start of RL, placed in the advantages; 0 turns it off."""
+    kl_discount_factor: float = 0.0
+    """Discount with which a token's KL penalty is also charged to earlier tokens; 0 charges each token its own."""
+    normalize_advantages_by_std: bool = False
+    """Divide a group's centred rewards by their standard deviation."""
+    remove_constant_reward_groups: bool = True
+    """Drop groups in which all rewards are equal: they carry no gradient."""
+    max_errored_fraction: float = 0.1
+    """Stop the run when more than this share of a batch's rollouts could not be scored."""
+    log_path: Path = Path("./runs/kernel_rl")
+    """Run directory: config, ledger, checkpoints, metrics, traces, TensorBoard, report."""
+    save_every: int = 10
+    """Checkpoint cadence in RL batches. Checkpoints are also saved at the start, after SFT and at the end."""
+    eval_every: int = 10
+    """Held-out evaluation cadence in RL batches; 0 evaluates only at the start and the end of RL."""
+    wandb_project: str | None = None
+    """Weights & Biases project; disabled when null."""
+    wandb_name: str | None = None
+    """Weights & Biases run name."""
+    tensorboard_enabled: bool = True
+    """Write TensorBoard event files."""
+    tensorboard_log_histograms_every: int = 5
+    """Cadence, in RL batches, of reward and length histograms; 0 turns them off."""
+    tensorboard_log_per_level: bool = True
+    """Also log metrics per tag (task type, level, side to move) to TensorBoard."""
+    base_url: str | None = None
+    """Custom base URL of the Tinker service (`backend=tinker` only)."""
+    load_checkpoint_path: Path | None = None
+    """Start from the weights of this checkpoint folder, with a fresh optimizer and step count."""
+    resume_from_batch: int | None = None
+    """Resume from the checkpoint of this RL batch instead of the last one; what came after it is discarded."""
+    seed: int = 0
+    """Seed of everything random: initial weights, data order, sampling."""
+    backend: Literal["local", "tinker"] = "local"
+    """Where the model lives: `local` (PyTorch, this machine) or `tinker` (the hosted service)."""
+    cache_dir: Path = Path("~/.cache/assay")
+    """Where verdicts of verifier programs are kept between runs."""
+    local: LocalBackend = chz.field(default_factory=LocalBackend)
+    """Settings of the local backend."""
+    scratch: ScratchModel = chz.field(default_factory=ScratchModel)
+    """The model to build when `model_name=scratch`."""
+    optimizer: OptimizerConfig = chz.field(default_factory=OptimizerConfig)
+    """AdamW settings."""
+    sft: SFTConfig = chz.field(default_factory=SFTConfig)
+    """Supervised stage before RL."""
+    eval: EvalConfig = chz.field(default_factory=EvalConfig)
+    """Held-out evaluation."""
+    dataset_builder: DatasetBuilder = chz.field(
+        default_factory=ChessDatasetBuilder,
+        meta_factory=chz.factories.subclass(DatasetBuilder, default_cls=ChessDatasetBuilder),
+    )
+    """Environment and data."""
+    multiturn_dataset_builder: DatasetBuilder | None = chz.field(
+        default=None, meta_factory=chz.factories.subclass(DatasetBuilder, default_cls=ChessDatasetBuilder)
+    )
+    """Environment and data of `multi_turn` mode; null means `dataset_builder`."""
+
+    @chz.validate
+    def _consistent(self) -> None:
+        for problem in _impossible(self):
+            raise ConfigError(problem)
+
+    @property
+    def active_builder(self) -> DatasetBuilder:
+        """The builder that the run's mode uses."""
+        if self.mode == "multi_turn" and self.multiturn_dataset_builder is not None:
+            return self.multiturn_dataset_builder
+        return self.dataset_builder
+
+
+def _impossible(config: TrainingConfig) -> list[str]:
+    """Every combination of settings that cannot work, as messages that say what to change."""
+    problems = []
+    if config.model_name != "scratch" and config.scratch != ScratchModel():
+        problems.append(
+            f"scratch.* is set but model_name is {config.model_name!r}, so it would have no effect. "
+            "Set model_name=scratch or remove scratch.*."
+        )
+    if config.model_name == "scratch" and config.lora_rank:
+        problems.append(
+            f"model_name=scratch with lora_rank={config.lora_rank}: a random base cannot be adapted by LoRA. "
+            "Set lora_rank=0 to train all weights."
+        )
+    if config.loss_fn == "cross_entropy":
+        problems.append("loss_fn=cross_entropy is the SFT loss and ignores rewards. Use importance_sampling, ppo or cispo.")
+    if config.base_url is not None and config.backend != "tinker":
+        problems.append(f"base_url is set but backend={config.backend} calls no service. Set backend=tinker or remove it.")
+    if config.mode == "single_turn" and config.multiturn_dataset_builder is not None:
+        problems.append("multiturn_dataset_builder is set but mode=single_turn ignores it. Set mode=multi_turn or remove it.")
+    if config.wandb_name is not None and config.wandb_project is None:
+        problems.append("wandb_name is set but wandb_project is not, so W&B is off. Set wandb_project or remove wandb_name.")
+    if config.kl_discount_factor and not config.kl_penalty_coef:
+        problems.append("kl_discount_factor is set but kl_penalty_coef=0, so there is no penalty to discount.")
+    minimum = {"max_tokens": 1, "max_turns": 1, "num_substeps": 1, "save_every": 1, "eval_every": 0, "lora_rank": 0}
+    for name, least in minimum.items():
+        if getattr(config, name) < least:
+            problems.append(f"{name}={getattr(config, name)} must be at least {least}.")
+    if config.temperature <= 0:
+        problems.append(f"temperature={config.temperature} must be above 0: RL needs samples, not the argmax.")
+    if not 0 <= config.max_errored_fraction <= 1:
+        problems.append(f"max_errored_fraction={config.max_errored_fraction} must lie between 0 and 1.")
+    return problems

@@ -1,0 +1,189 @@
+"""The records that flow through everything: frozen, plain data, JSON-serialisable.
+
+    Task -> (env, policy) -> Transition -> Trajectory -> TrajectoryGroup -> Datum -> backend
+
+Text is kept beside tokens and never re-tokenised; log-probabilities come with the tokens that were sampled, under the
+distribution that was sampled. A `Score` whose status is `errored` has no value: it is our failure, not the model's, and
+leaves the baseline, the advantages and the loss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Json = Any
+"""A value that `json.dumps` takes: str, int, float, bool, None, or lists and string-keyed mappings of these."""
+
+Role = Literal["system", "user", "assistant"]
+StopReason = Literal["stop", "length"]
+"""Why sampling one completion ended: a stop token was drawn, or `max_tokens` was reached."""
+EpisodeEnd = Literal["done", "max_turns", "length", "errored"]
+"""Why one rollout ended: the env said so, the turn limit, the context limit, or a failure of ours."""
+ScoreStatus = Literal["scored", "invalid", "errored"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One problem that can be posed to a policy and verified.
+
+    `payload` holds what the verifier needs and the policy must not see. `tags` name the slices that metrics are split
+    by (a level, a task type, the side to move).
+    """
+
+    env: str
+    id: str
+    prompt: tuple[Message, ...]
+    payload: Mapping[str, Json] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Stable content hash (hex, 16 characters) of env, prompt and payload; equal problems have equal keys."""
+        content = [self.env, [[m.role, m.content] for m in self.prompt], self.payload]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample. `stop` are token ids that end a completion; the drawn stop token is part of the completion."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    stop: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Sampled tokens with their log-probabilities (nats) under the distribution that was sampled, same length."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stop_reason: StopReason
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a verifier says of one completion.
+
+    `scored`: judged. `invalid`: the model's fault (unparsable, illegal), with a value. `errored`: ours, no value.
+    `parts` are the named rewards before weighting; `evidence` says in plain data what the verdict rests on;
+    `fingerprint` identifies the verifier (program, version, options), so that a score can be traced and replayed.
+    """
+
+    status: ScoreStatus
+    value: float | None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    evidence: Mapping[str, Json] = field(default_factory=dict)
+    usage: Mapping[str, float] = field(default_factory=dict)
+    cached: bool = False
+    fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.value is None) != (self.status == "errored"):
+            raise ValueError(f"a Score has a value unless it is errored: status={self.status}, value={self.value}")
+        for name, value in (("value", self.value), *self.parts.items()):
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"Score {name} is {value}: a verifier must return finite rewards or status 'errored'")
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One turn: what the policy saw, what it said, and what that earned."""
+
+    prompt_tokens: tuple[int, ...]
+    completion: Completion
+    text: str
+    score: Score
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One rollout: its turns in order, and why it ended."""
+
+    task: Task
+    transitions: tuple[Transition, ...]
+    stop_reason: EpisodeEnd
+    seed: int
+
+    @property
+    def errored(self) -> bool:
+        """Whether any turn could not be scored; such a rollout trains nothing."""
+        return self.stop_reason == "errored" or any(t.score.status == "errored" for t in self.transitions)
+
+    @property
+    def reward(self) -> float | None:
+        """Undiscounted sum of the turns' values, or None when errored."""
+        if self.errored:
+            return None
+        return sum(t.score.value for t in self.transitions if t.score.value is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryGroup:
+    """The rollouts of one task under one policy, ordered by sample index."""
+
+    task: Task
+    trajectories: tuple[Trajectory, ...]
+
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Datum:
+    """One training sequence: per-token streams, next-token aligned, all of shape [T].
+
+    `tokens[t]` is the input at position t and `targets[t]` the token it must predict, so `targets[t] == tokens[t + 1]`
+    inside a sequence. `mask` is 1 where the target was sampled by the policy (or must be imitated) and 0 elsewhere.
+    `advantages` multiply the objective and already carry the batch's global normaliser; under `cross_entropy` they are
+    Tinker's `weights`. `logprobs` are those of the behaviour policy. Streams are 0 where `mask` is 0.
+    """
+
+    tokens: IntArray
+    targets: IntArray
+    logprobs: FloatArray
+    advantages: FloatArray
+    mask: FloatArray
+    ref_logprobs: FloatArray | None = None
+
+    def __post_init__(self) -> None:
+        lengths = {len(s) for s in (self.tokens, self.targets, self.logprobs, self.advantages, self.mask)}
+        if self.ref_logprobs is not None:
+            lengths.add(len(self.ref_logprobs))
+        if len(lengths) != 1:
+            raise ValueError(f"all streams of a Datum must have one length, got {sorted(lengths)}")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def prompt_length(self) -> int:
+        """Number of leading positions before the first trained target; the whole length when nothing is trained."""
+        trained = np.flatnonzero(self.mask)
+        return int(trained[0]) if len(trained) else len(self.mask)
+
+
+def to_json(record: Any) -> dict[str, Json]:
+    """A dataclass record as JSON-ready plain data."""
+    return asdict(record)
