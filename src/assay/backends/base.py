@@ -53,7 +53,7 @@ class AdamParams:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBackwardOutput:
-    """`logprobs[i]` has the shape of `data[i].targets`: the policy's log-probability of every target (0 where masked)."""
+    """`logprobs[i]` has the shape of `data[i].targets`: the policy's log-probability of each (0 where masked)."""
 
     logprobs: list[FloatArray]
     metrics: Mapping[str, float]
@@ -84,7 +84,7 @@ class Backend(Protocol):
     async def sample(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
     ) -> list[Completion]:
-        """One completion per (prompt, seed). Equal prompts are prefilled once; a sample depends on its prompt and seed."""
+        """One completion per (prompt, seed); it depends on its prompt and seed alone. Equal prompts share work."""
         ...
 
     async def forward_backward(self, data: Sequence[Datum], loss: LossSpec) -> ForwardBackwardOutput:

@@ -1,17 +1,19 @@
-"""Config nodes of the local backend; imports no torch."""
+"""Config nodes of the local backend, and the settings of its losses; imports no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import chz
 
+from assay.backends.base import LossSpec
 from assay.errors import ConfigError
 
 
 @chz.chz
 class ScratchModel:
-    """A small transformer built from a config, with a tokenizer trained on the data set's corpus (`model_name=scratch`)."""
+    """A small transformer with random weights and a tokenizer trained on the corpus (`model_name=scratch`)."""
 
     architecture: Literal["gpt2", "llama", "qwen3"] = "gpt2"
     """Hugging Face architecture."""
@@ -61,3 +63,33 @@ class LocalBackend:
         for name in ("torch_threads", "micro_batch_tokens", "sample_batch_tokens", "lora_alpha"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"local.{name}={getattr(self, name)} must be at least 1.")
+
+
+LOSS_DEFAULTS: Mapping[str, Mapping[str, float]] = {
+    "cross_entropy": {},
+    "importance_sampling": {},
+    "ppo": {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
+    "cispo": {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
+}
+"""Loss -> its settings with their defaults, which are Tinker's."""
+
+
+def loss_settings(spec: LossSpec) -> dict[str, float]:
+    """The loss's settings with defaults filled in.
+
+    Raises:
+        ConfigError: an unknown loss, an unknown setting, or thresholds out of order.
+    """
+    if spec.name not in LOSS_DEFAULTS:
+        raise ConfigError(f"loss {spec.name!r} is not one of {', '.join(LOSS_DEFAULTS)}.")
+    known = LOSS_DEFAULTS[spec.name]
+    unknown = sorted(set(spec.config) - set(known))
+    if unknown:
+        raise ConfigError(
+            f"loss_fn_config sets {', '.join(unknown)}, which {spec.name} does not read, so it would do nothing. "
+            f"{spec.name} reads: {', '.join(known) or 'no settings'}."
+        )
+    merged = {**known, **spec.config}
+    if known and not 0 <= merged["clip_low_threshold"] <= merged["clip_high_threshold"]:
+        raise ConfigError(f"loss_fn_config {merged} needs 0 <= clip_low_threshold <= clip_high_threshold.")
+    return merged

@@ -139,7 +139,7 @@ class ContinuationCache:
                 store[i] = new
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write k, v [P * G, K, T, D] of `layer` behind the cached tokens; returns all of them, [P * G, K, S + T, D]."""
+        """Write k, v [P * G, K, T, D] of `layer` behind the cached tokens; returns all [P * G, K, S + T, D]."""
         end = self.length + k.shape[2]
         self.keys[layer][:, :, self.length : end] = k
         self.values[layer][:, :, self.length : end] = v
@@ -284,7 +284,9 @@ def _gpt2(model: Any, config: Any) -> Decoder:
         )
 
     return Decoder(
-        embed=lambda tokens, positions: F.embedding(tokens, trunk.wte.weight) + F.embedding(positions, trunk.wpe.weight),
+        embed=lambda tokens, positions: (
+            F.embedding(tokens, trunk.wte.weight) + F.embedding(positions, trunk.wpe.weight)
+        ),
         rotary=None,
         layers=tuple(layer(block) for block in trunk.h),
         final_norm=trunk.ln_f,

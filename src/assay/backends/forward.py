@@ -75,9 +75,7 @@ def _shared_prompts(data: Sequence[Datum]) -> list[Group]:
     members: dict[bytes, list[int]] = {}
     for index, datum in enumerate(data):
         members.setdefault(datum.tokens[: datum.prompt_length + 1].tobytes(), []).append(index)
-    return [
-        Group(tuple(m), data[m[0]].prompt_length + 1 if len(m) > 1 else len(data[m[0]])) for m in members.values()
-    ]
+    return [Group(tuple(m), data[m[0]].prompt_length + 1 if len(m) > 1 else len(data[m[0]])) for m in members.values()]
 
 
 def _split(group: Group, data: Sequence[Datum], budget: int) -> list[Group]:
@@ -162,7 +160,7 @@ def target_logprobs(
     size = max(1, LOGIT_CHUNK // vocabulary)
     if len(targets) <= size:
         return chunk(hidden, targets)
-    pairs = zip(hidden.split(size), targets.split(size), strict=True)
+    pairs = zip(torch.split(hidden, size), torch.split(targets, size), strict=True)
     parts = [checkpoint(chunk, part, wanted, use_reentrant=False) for part, wanted in pairs]
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 

@@ -13,41 +13,11 @@ Source: Tinker's documentation of losses. Thresholds are absolute ratios.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
 from assay.backends.base import LossSpec
-from assay.errors import ConfigError
-
-DEFAULTS: Mapping[str, Mapping[str, float]] = {
-    "cross_entropy": {},
-    "importance_sampling": {},
-    "ppo": {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
-    "cispo": {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
-}
-
-
-def settings(spec: LossSpec) -> dict[str, float]:
-    """The loss's settings with defaults filled in.
-
-    Raises:
-        ConfigError: an unknown loss, an unknown setting, or thresholds out of order.
-    """
-    if spec.name not in DEFAULTS:
-        raise ConfigError(f"loss {spec.name!r} is not one of {', '.join(DEFAULTS)}.")
-    known = DEFAULTS[spec.name]
-    unknown = sorted(set(spec.config) - set(known))
-    if unknown:
-        raise ConfigError(
-            f"loss_fn_config sets {', '.join(unknown)}, which {spec.name} does not read, so it would do nothing. "
-            f"{spec.name} reads: {', '.join(known) or 'no settings'}."
-        )
-    merged = {**known, **spec.config}
-    if known and not 0 <= merged["clip_low_threshold"] <= merged["clip_high_threshold"]:
-        raise ConfigError(f"loss_fn_config {merged} needs 0 <= clip_low_threshold <= clip_high_threshold.")
-    return merged
+from assay.backends.config import loss_settings
 
 
 def token_loss(spec: LossSpec, logprobs: Tensor, behaviour: Tensor, advantages: Tensor) -> Tensor:
@@ -61,7 +31,7 @@ def token_loss(spec: LossSpec, logprobs: Tensor, behaviour: Tensor, advantages: 
     Returns:
         [N] losses; their sum is what is minimised.
     """
-    config = settings(spec)
+    config = loss_settings(spec)
     if spec.name == "cross_entropy":
         return -logprobs * advantages
     ratio = torch.exp(logprobs - behaviour)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse
@@ -35,7 +36,7 @@ from assay.errors import MissingDependencyError, ModelError
 EOS = "<|eos|>"
 
 # Assay shows its own progress; the library's bars would tear it apart at every checkpoint.
-transformers_logging.disable_progress_bar()
+transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def load_pretrained(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -51,10 +52,10 @@ def load_pretrained(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, Pre
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(
-            f"model_name={name} cannot be loaded ({_first_line(error)}). It must be a folder with a Hugging Face causal "
-            "LM and its tokenizer, or a hub id that this machine can reach."
+            f"model_name={name} cannot be loaded ({_first_line(error)}). It must be a folder with a Hugging Face "
+            "causal LM and its tokenizer, or a hub id that this machine can reach."
         ) from error
     if tokenizer.eos_token_id is None:
         raise ModelError(f"The tokenizer of {name} has no end-of-sequence token, so completions could not end.")
@@ -69,7 +70,7 @@ def build_scratch(
     config = AutoConfig.for_model(scratch.architecture, **_shape(scratch, tokenizer))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     return model, tokenizer
 
 
@@ -124,7 +125,7 @@ def train_tokenizer(corpus: TokenizerCorpus, vocab_size: int) -> PreTrainedToken
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus.texts, trainer)
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer, eos_token=EOS, pad_token=EOS, clean_up_tokenization_spaces=False
     )
 
@@ -166,25 +167,28 @@ def load_weights(model: Any, folder: Path) -> None:
     """Copy the weights that `save_pretrained` wrote into `folder` into `model`, in place.
 
     Raises:
-        OSError, KeyError, ValueError, RuntimeError: files are missing or do not fit the model.
+        OSError, KeyError, ValueError, RuntimeError: files are missing, damaged, or do not fit the model.
     """
     saved: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        saved |= load_file(file)
+        try:
+            saved |= load_file(file)
+        except SafetensorError as error:
+            raise ValueError(f"{file.name}: {error}") from error
     if not saved:
         raise FileNotFoundError(f"no *.safetensors in {folder}")
+    outcome: Any
     if hasattr(model, "peft_config"):
         from peft import set_peft_model_state_dict
 
         outcome = set_peft_model_state_dict(model, saved)
         missing = [n for n in outcome.missing_keys if "lora_" in n]
-        unexpected = outcome.unexpected_keys
     else:
         outcome = model.load_state_dict(saved, strict=False)
         # Tied weights are saved once.
         tied = {n for n, p in model.named_parameters(remove_duplicate=False)} - {n for n, _ in model.named_parameters()}
         missing = [n for n in outcome.missing_keys if n not in tied]
-        unexpected = outcome.unexpected_keys
+    unexpected = outcome.unexpected_keys
     if missing or unexpected:
         raise ValueError(f"missing weights {missing[:3]}, unexpected weights {unexpected[:3]}")
 

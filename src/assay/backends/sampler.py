@@ -1,7 +1,7 @@
 """Batched sampling in which a sample depends on its prompt and its seed, and on nothing else.
 
-Each distinct prompt is prefilled once. Continuations decode side by side over a static cache; when enough of them have
-finished, the batch is compacted. Randomness is counter based: token t of the sample with seed s uses one uniform that is
+Each distinct prompt is prefilled once. Continuations decode side by side over a static cache; when enough of them
+have finished, the batch is compacted. Randomness is counter based: token t of the sample with seed s uses one uniform,
 a hash of (s, t), so batch mates, order and compaction cannot change it. Log-probabilities are those of the distribution
 that was sampled: after temperature, top-k and top-p, in float32.
 """
@@ -190,8 +190,8 @@ def _distinct(prompts: Sequence[Sequence[int]], seeds: Sequence[int], context_le
     for prompt in members:
         if not 0 < len(prompt) < context_length:
             raise ModelError(
-                f"A prompt has {len(prompt)} tokens and the model's context is {context_length}: nothing can be sampled "
-                "behind it. Shorten the prompt or use a model with a longer context."
+                f"A prompt has {len(prompt)} tokens and the model's context is {context_length}: nothing can be "
+                "sampled behind it. Shorten the prompt or use a model with a longer context."
             )
     return [Request(p, tuple(i), tuple(seeds[j] % 2**64 for j in i)) for p, i in members.items()]
 
@@ -315,7 +315,9 @@ def truncate(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     if top_p < 1.0:
         ordered, indices = torch.sort(logits, descending=True, dim=-1)
         before = torch.softmax(ordered, dim=-1).cumsum(-1) - torch.softmax(ordered, dim=-1)
-        logits = logits.masked_fill(torch.zeros_like(before, dtype=torch.bool).scatter(-1, indices, before >= top_p), -torch.inf)
+        logits = logits.masked_fill(
+            torch.zeros_like(before, dtype=torch.bool).scatter(-1, indices, before >= top_p), -torch.inf
+        )
     return logits
 
 

@@ -24,9 +24,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from assay.backends import forward, models
 from assay.backends.base import LOSS_NAMES, AdamParams, Capabilities, ForwardBackwardOutput, LossSpec
-from assay.backends.config import LocalBackend, ScratchModel
+from assay.backends.config import LocalBackend, ScratchModel, loss_settings
 from assay.backends.decoder import fused_decoder
-from assay.backends.losses import settings, token_loss
+from assay.backends.losses import token_loss
 from assay.backends.sampler import FusedStepper, ModuleStepper, Stepper, sample
 from assay.envs.base import TokenizerCorpus
 from assay.errors import CheckpointError, ModelError, TrainingError
@@ -75,7 +75,9 @@ class TorchBackend:
         dtype = DTYPES[local.dtype] if lora_rank else torch.float32
         if model_name == "scratch":
             if corpus is None:
-                raise ModelError("model_name=scratch needs an environment with a closed grammar to train a tokenizer on.")
+                raise ModelError(
+                    "model_name=scratch needs an environment with a closed grammar to train a tokenizer on."
+                )
             model, tokenizer = models.build_scratch(scratch, corpus, seed)
         else:
             model, tokenizer = models.load_pretrained(model_name, dtype)
@@ -170,14 +172,14 @@ class TorchBackend:
             return forward.target_logprobs(hidden, targets, self._head, temperature, self._model.config.vocab_size)
 
     def _forward_backward(self, data: Sequence[Datum], loss: LossSpec) -> ForwardBackwardOutput:
-        settings(loss)
+        loss_settings(loss)
         logprobs = [np.zeros(len(d), np.float32) for d in data]
         total, entropy, count = 0.0, 0.0, 0
         for packed in self._micro_batches(data):
             targets, behaviour, advantages = forward.streams(data, packed, self.device)
             now, entropies = self._targets(packed, targets, loss.temperature)
             summed = token_loss(loss, now, behaviour, advantages).sum()
-            summed.backward()
+            summed.backward()  # type: ignore[no-untyped-call]
             total, entropy, count = total + summed.item(), entropy + entropies.sum().item(), count + len(targets)
             forward.scatter(packed, now, logprobs)
         return ForwardBackwardOutput(logprobs, {"loss:sum": total, "entropy:mean": entropy / max(1, count)})
@@ -195,7 +197,9 @@ class TorchBackend:
     def _as_reference(self) -> Iterator[None]:
         """Swap the reference weights in for the duration; the policy's tensors come back untouched."""
         if self._reference is None:
-            raise TrainingError("There is no reference policy: call freeze_reference() before asking for its log-probs.")
+            raise TrainingError(
+                "There is no reference policy: call freeze_reference() before asking for its log-probs."
+            )
         policy = {n: p.data for n, p in self._trained.items()}
         try:
             for name, parameter in self._trained.items():
@@ -211,8 +215,8 @@ class TorchBackend:
         if not torch.isfinite(norm):
             self._optimizer.zero_grad(set_to_none=True)
             raise TrainingError(
-                f"The gradient norm is {float(norm)} at optimizer step {self.policy_version + 1}, so a step would destroy "
-                "the weights; they were left as they are. Lower the learning rate or look at the rewards of this batch."
+                f"The gradient norm is {float(norm)} at optimizer step {self.policy_version + 1}, so a step "
+                "would destroy the weights; they were left as they are. Lower the learning rate or look at this batch's rewards."
             )
         if params.grad_clip_norm:
             torch.nn.utils.clip_grads_with_norm_(gradients, params.grad_clip_norm, norm)
@@ -246,8 +250,8 @@ class TorchBackend:
             self.policy_version = int(json.loads((path / "backend.json").read_text())["policy_version"])
         except (OSError, KeyError, ValueError, RuntimeError) as error:
             raise CheckpointError(
-                f"{path} does not fit this model ({str(error).splitlines()[0]}). Load it with the settings it was written "
-                "with, or choose another checkpoint."
+                f"{path} does not fit this model ({str(error).splitlines()[0]}). Load it with the settings it was "
+                "written with, or choose another checkpoint."
             ) from error
 
 
@@ -258,7 +262,9 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"local.device={name} cannot be used: {str(error).splitlines()[0]} Use auto or cpu.") from error
+        raise ModelError(
+            f"local.device={name} cannot be used: {str(error).splitlines()[0]} Use auto or cpu."
+        ) from error
     return device
 
 

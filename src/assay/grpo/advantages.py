@@ -24,9 +24,7 @@ def turn_returns(trajectory: Trajectory, gamma: float) -> list[float]:
     return returns[::-1]
 
 
-def group_advantages(
-    group: TrajectoryGroup, *, gamma: float, normalize_by_std: bool
-) -> list[list[float]] | None:
+def group_advantages(group: TrajectoryGroup, *, gamma: float, normalize_by_std: bool) -> list[list[float]] | None:
     """Advantages of each turn of each trajectory, centred on the group.
 
     Args:

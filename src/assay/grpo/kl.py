@@ -32,9 +32,7 @@ def add_penalty(
     for datum, difference, ref in zip(data, differences, reference, strict=True):
         charge = coef * datum.mask * (mean - difference)
         charge = discounted_sum(charge, discount) * datum.mask
-        penalised.append(
-            replace(datum, advantages=(datum.advantages + charge).astype(np.float32), ref_logprobs=ref)
-        )
+        penalised.append(replace(datum, advantages=(datum.advantages + charge).astype(np.float32), ref_logprobs=ref))
     return penalised, mean
 
 

@@ -7,6 +7,7 @@ tokens of the step, however it is padded, ordered or cut into micro-batches.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -118,7 +119,7 @@ async def _penalise(
 
 def _split_evenly(groups: list[list[Datum]], parts: int) -> list[list[list[Datum]]]:
     bounds = [round(i * len(groups) / parts) for i in range(parts + 1)]
-    return [groups[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [groups[a:b] for a, b in itertools.pairwise(bounds)]
 
 
 def _mean(outputs: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -1,0 +1,1 @@
+"""Playing environments with a policy: messages to tokens, groups to trajectories."""

@@ -6,7 +6,7 @@ a fixed text grammar. `chat` uses the tokenizer's own chat template.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from assay.backends.base import Tokenizer
@@ -43,7 +43,7 @@ class PlainRenderer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._eos = _eos(tokenizer)
-        self.stop = (self._eos,)
+        self.stop: tuple[int, ...] = (self._eos,)
 
     def start(self, messages: Sequence[Message]) -> list[int]:
         """See `Renderer`."""
@@ -70,7 +70,7 @@ class ChatRenderer:
             raise ConfigError("renderer_name=chat needs a tokenizer with a chat template; use renderer_name=plain.")
         self._tokenizer = tokenizer
         self._eos = _eos(tokenizer)
-        self.stop = (self._eos,)
+        self.stop: tuple[int, ...] = (self._eos,)
 
     def start(self, messages: Sequence[Message]) -> list[int]:
         """See `Renderer`."""
@@ -102,7 +102,7 @@ class ChatRenderer:
         )
 
 
-RENDERERS = {"plain": PlainRenderer, "chat": ChatRenderer}
+RENDERERS: dict[str, Callable[[Any], Renderer]] = {"plain": PlainRenderer, "chat": ChatRenderer}
 
 
 def make_renderer(name: str, tokenizer: Tokenizer) -> Renderer:

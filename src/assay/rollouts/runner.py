@@ -83,9 +83,7 @@ async def run_groups(
         seeds = [derive(seed, r.group, r.sample, turn) for r in active]
         completions = await backend.sample([r.tokens for r in active], params, seeds)
         last = turn + 1 == max_turns
-        await asyncio.gather(
-            *(_turn(r, c, renderer, last) for r, c in zip(active, completions, strict=True))
-        )
+        await asyncio.gather(*(_turn(r, c, renderer, last) for r, c in zip(active, completions, strict=True)))
     finished = [_finish(g, group, rollouts, seed) for g, group in enumerate(groups)]
     return list(await asyncio.gather(*(_rescore(group, f) for group, f in zip(groups, finished, strict=True))))
 
@@ -93,7 +91,7 @@ async def run_groups(
 async def _begin(rollout: _Rollout, renderer: Renderer) -> None:
     try:
         rollout.tokens = renderer.start(await rollout.env.reset())
-    except Exception:  # noqa: BLE001 - boundary: a rollout that cannot start is data, not a crash
+    except Exception:
         logger.exception("An env failed to reset; its rollout is errored.")
         rollout.end = "errored"
 
@@ -102,7 +100,7 @@ async def _turn(rollout: _Rollout, completion: Completion, renderer: Renderer, l
     text = renderer.text(completion.tokens)
     try:
         result = await rollout.env.step(text)
-    except Exception as error:  # noqa: BLE001 - boundary: a failing verifier must not look like a wrong answer
+    except Exception as error:
         logger.exception("An env failed to score a completion; its rollout is errored.")
         evidence = {"error": repr(error), "traceback": traceback.format_exc(limit=5)}
         result = StepResult(Score("errored", None, evidence=evidence), done=True)
@@ -128,7 +126,8 @@ def _finish(index: int, group: PreparedGroup, rollouts: Sequence[_Rollout], seed
     return TrajectoryGroup(
         task,
         tuple(
-            Trajectory(task, tuple(r.transitions), r.end or "max_turns", derive(seed, r.group, r.sample)) for r in members
+            Trajectory(task, tuple(r.transitions), r.end or "max_turns", derive(seed, r.group, r.sample))
+            for r in members
         ),
     )
 

@@ -1,0 +1,90 @@
+"""Tiny real models: every architecture that the fused decoder covers, and one that it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from assay.backends.config import LocalBackend, ScratchModel
+from assay.backends.torch_local import TorchBackend
+from assay.envs.base import TokenizerCorpus
+from assay.types import Completion, Datum
+
+VOCAB = 97
+CONTEXT = 64
+WIDE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "vocab_size": VOCAB}
+CONFIGS = {
+    "gpt2": lambda: GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, initializer_range=0.2, **SPECIAL),
+    "llama": lambda: LlamaConfig(**WIDE, num_key_value_heads=2, initializer_range=0.2, **SPECIAL),
+    "qwen2": lambda: Qwen2Config(**WIDE, num_key_value_heads=2, initializer_range=0.2, **SPECIAL),
+    "qwen3": lambda: Qwen3Config(**WIDE, num_key_value_heads=1, head_dim=8, initializer_range=0.2, **SPECIAL),
+    "gpt_neox": lambda: GPTNeoXConfig(**WIDE, initializer_range=0.2, **SPECIAL),
+}
+FUSED = [name for name in CONFIGS if name != "gpt_neox"]
+
+
+def tiny_model(name: str) -> PreTrainedModel:
+    """A model with random weights, the same at every call."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def corpus() -> TokenizerCorpus:
+    return TokenizerCorpus(["ab abc 12 123", "cab 321"] * 4, r"[a-c]+|[0-9]+", "abc123 ")
+
+
+@pytest.fixture
+def make_backend(corpus: TokenizerCorpus) -> Callable[..., TorchBackend]:
+    """A backend over a tiny model of a given architecture; keyword arguments go to `LocalBackend`."""
+    from assay.backends.models import train_tokenizer
+
+    def make(name: str = "gpt2", **local: object) -> TorchBackend:
+        return TorchBackend(tiny_model(name), train_tokenizer(corpus, 40), LocalBackend(**local))  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def scratch_backend(corpus: TokenizerCorpus) -> Callable[..., TorchBackend]:
+    """A from-scratch backend with its own tokenizer."""
+
+    def make(seed: int = 0, **local: object) -> TorchBackend:
+        shape = ScratchModel(hidden_size=32, num_layers=2, context_length=CONTEXT)
+        return TorchBackend.create("scratch", 0, LocalBackend(**local), shape, corpus, seed)  # type: ignore[arg-type]
+
+    return make
+
+
+def prompts(count: int, seed: int = 0) -> list[tuple[int, ...]]:
+    """Random prompts of different lengths."""
+    rng = np.random.default_rng(seed)
+    return [tuple(rng.integers(1, VOCAB, int(rng.integers(3, 12))).tolist()) for _ in range(count)]
+
+
+def rollout_datum(prompt: tuple[int, ...], completion: Completion, advantage: float) -> Datum:
+    """What one sampled completion becomes in training."""
+    ids = np.array([*prompt, *completion.tokens])
+    start = len(prompt) - 1
+    logprobs, mask = np.zeros(len(ids) - 1, np.float32), np.zeros(len(ids) - 1, np.float32)
+    logprobs[start:], mask[start:] = completion.logprobs, 1
+    return Datum(ids[:-1], ids[1:], logprobs, (mask * advantage).astype(np.float32), mask)
