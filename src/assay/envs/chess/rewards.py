@@ -1,8 +1,24 @@
-"""What an answer to a chess task is worth: pure functions from (truth, parsed answer) to a `Score` with named parts."""
+"""What an answer to a chess task is worth: pure functions from (truth, parsed answer) to a `Score` with named parts.
+
+Values of moves are the mover's, so the same position with colours swapped gives the same rewards. Without truth there is
+no reward: the score is `errored`. Rewards are built so that no shortcut pays: a list of candidates must be complete,
+distinct and legal, evaluations are compared move by move, and a copied board earns less than nothing for its squares.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
 import chz
+
+from assay.envs.chess.arbiter import Verdict
+from assay.envs.chess.grammar import MAX_CANDIDATES, AnswerForm, ParsedArbiter, ParsedPolicy, expand_board
+from assay.types import Json, Score
+
+Outlook = Literal["won", "drawn", "lost"]
+_ORDER: dict[Outlook, int] = {"lost": 0, "drawn": 1, "won": 2}
 
 
 @chz.chz
@@ -12,23 +28,23 @@ class PolicyWeights:
     malformed: float = -0.2
     """Value of an answer that cannot be read."""
     illegal: float = 0.0
-    """Value of a readable answer whose best move is illegal."""
+    """Value of a readable answer whose best move is illegal; a long answer may add to it by its candidates."""
     legal: float = 0.2
     """Earned by any legal best move."""
     keeps: float = 0.2
     """Earned when the move keeps the class of the position: a win stays a win, a draw is not lost."""
     rank: float = 0.3
-    """Times 1 minus the share of legal moves that are strictly better."""
+    """Times 1 minus the share of the other legal moves that are strictly better."""
     best: float = 0.3
     """Earned when no legal move is strictly better."""
     candidates: float = 0.2
     """Long form: times the share of the engine's top moves among the listed ones, less wrong entries."""
     evals: float = 0.1
-    """Long form: times the accuracy of the evaluations of listed legal moves."""
+    """Long form: times the accuracy of the evaluations of the listed legal moves."""
     win_cp: int = 500
-    """Centipawns from which a position counts as won (and, negated, as lost)."""
+    """Centipawns above which a position counts as won (and below the negative of which as lost)."""
     eval_tolerance: float = 0.5
-    """An evaluation earns nothing from an error of `eval_tolerance * (1 + |truth|)` pawns."""
+    """An evaluation earns nothing from an error of `eval_tolerance * (1 + |truth|)` pawns on."""
 
 
 @chz.chz
@@ -40,10 +56,187 @@ class ArbiterWeights:
     format: float = 0.1
     """Earned by any readable answer."""
     fen: float = 0.3
-    """Times the part of the move's changes that the new position shows, less squares it spoils (-1 to 1)."""
+    """Times the share of the move's changes that the new position shows, less what it spoils (from -1 to 1)."""
     exact: float = 0.4
     """Earned by the exact new position."""
     reward: float = 0.1
     """Earned by the right reward field."""
     flags: float = 0.1
     """Earned when both flags are right."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyTruth:
+    """The value of every legal move, in centipawns from the mover's point of view (mates beyond any centipawns)."""
+
+    values: Mapping[str, int]
+    fingerprint: str
+    cached: bool = False
+
+    @property
+    def best_value(self) -> int:
+        """Value of the position: that of its best move."""
+        return max(self.values.values())
+
+    @property
+    def best_moves(self) -> tuple[str, ...]:
+        """All moves that no other move beats, in alphabetical order."""
+        top = self.best_value
+        return tuple(sorted(uci for uci, value in self.values.items() if value == top))
+
+    def rank_share(self, uci: str) -> float:
+        """Share of the other legal moves that are strictly better than `uci`: 0 for the best, ties share a rank."""
+        value = self.values[uci]
+        return sum(other > value for other in self.values.values()) / max(1, len(self.values) - 1)
+
+
+def outlook(value: int, win_cp: int) -> Outlook:
+    """The class of a value for the mover."""
+    if value > win_cp:
+        return "won"
+    return "lost" if value < -win_cp else "drawn"
+
+
+def keeps_class(truth: PolicyTruth, uci: str, win_cp: int) -> bool:
+    """Whether the position is in no worse a class after `uci` than it was."""
+    return _ORDER[outlook(truth.values[uci], win_cp)] >= _ORDER[outlook(truth.best_value, win_cp)]
+
+
+def errored(message: str, fingerprint: str = "") -> Score:
+    """The score of an answer whose truth is not known; `message` says why."""
+    return Score(status="errored", value=None, evidence={"error": message}, fingerprint=fingerprint)
+
+
+def score_policy(truth: PolicyTruth | None, answer: ParsedPolicy, weights: PolicyWeights, form: AnswerForm) -> Score:
+    """Score of a P: answer. Parts lie in [0, 1]; malformed and illegal answers are `invalid`."""
+    if truth is None or not truth.values:
+        return errored("no engine analysis of the position: the answer cannot be ranked")
+    best = answer.best if not answer.problems else None
+    parts = {"format": float(not answer.problems), "legal": 0.0, "keeps": 0.0, "rank": 0.0, "best": 0.0}
+    evidence: dict[str, Json] = {"best_moves": list(truth.best_moves), "best_value_cp": truth.best_value}
+    if form == "full":
+        readable = not answer.problems
+        parts["candidates"] = candidate_credit(truth, answer.moves) if readable else 0.0
+        parts["evals"] = eval_credit(truth, answer.moves, answer.evals, weights.eval_tolerance) if readable else 0.0
+    if best is not None and best in truth.values:
+        parts["legal"] = 1.0
+        parts["keeps"] = float(keeps_class(truth, best, weights.win_cp))
+        parts["rank"] = 1.0 - truth.rank_share(best)
+        parts["best"] = float(truth.values[best] == truth.best_value)
+        evidence |= {"move": best, "value_cp": truth.values[best]}
+    elif best is not None:
+        evidence |= {"move": best, "problems": [f"{best} is not a legal move"]}
+    else:
+        evidence |= {"problems": list(answer.problems)}
+    return Score(
+        status="scored" if parts["legal"] else "invalid",
+        value=_policy_value(parts, weights, malformed=best is None),
+        parts=parts,
+        evidence=evidence,
+        cached=truth.cached,
+        fingerprint=truth.fingerprint,
+    )
+
+
+def _policy_value(parts: Mapping[str, float], weights: PolicyWeights, *, malformed: bool) -> float:
+    if malformed:
+        return weights.malformed
+    value = weights.candidates * parts.get("candidates", 0.0) + weights.evals * parts.get("evals", 0.0)
+    if not parts["legal"]:
+        return weights.illegal + value
+    return (
+        value
+        + weights.legal
+        + weights.keeps * parts["keeps"]
+        + weights.rank * parts["rank"]
+        + weights.best * parts["best"]
+    )
+
+
+def candidate_credit(truth: PolicyTruth, moves: Sequence[str]) -> float:
+    """Credit, in [0, 1], of a list of candidates: k = min(5, number of legal moves) distinct legal moves are due.
+
+    Each listed move of the k best (ties with the k-th count) adds 1/k; each duplicate, each illegal move, and each move
+    too few or too many takes 1/k away. One good move alone therefore earns nothing where five are due.
+    """
+    due = min(MAX_CANDIDATES, len(truth.values))
+    threshold = sorted(truth.values.values(), reverse=True)[due - 1]
+    distinct = set(moves)
+    hits = sum(truth.values[uci] >= threshold for uci in distinct if uci in truth.values)
+    illegal = sum(uci not in truth.values for uci in moves)
+    wrong = (len(moves) - len(distinct)) + illegal + abs(len(moves) - due)
+    return max(0.0, min(hits, due) - wrong) / due
+
+
+def eval_credit(truth: PolicyTruth, moves: Sequence[str], evals: Sequence[float], tolerance: float) -> float:
+    """Credit, in [0, 1], of the evaluations (pawns, the mover's view), each compared with the truth of its own move.
+
+    Divided by the number of moves that are due, so that a short list cannot earn it all; a move counts once.
+    """
+    due = min(MAX_CANDIDATES, len(truth.values))
+    if len(moves) != len(evals):
+        return 0.0
+    credit = 0.0
+    seen: set[str] = set()
+    for uci, claimed in zip(moves, evals, strict=True):
+        if uci in truth.values and uci not in seen:
+            true = truth.values[uci] / 100.0
+            credit += max(0.0, 1.0 - abs(claimed - true) / (tolerance * (1.0 + abs(true))))
+        seen.add(uci)
+    return min(1.0, credit / due)
+
+
+def score_arbiter(truth: Verdict | None, answer: ParsedArbiter, weights: ArbiterWeights) -> Score:
+    """Score of an A: answer. Parts lie in [0, 1], except `fen` in [-1, 1]; malformed answers are `invalid`."""
+    if truth is None:
+        return errored("the rules give no verdict on this move")
+    evidence: dict[str, Json] = {
+        "fen": truth.fen,
+        "reward": truth.reward,
+        "terminated": truth.terminated,
+        "truncated": truth.truncated,
+    }
+    if answer.problems or answer.fen is None or answer.reward is None:
+        parts = dict.fromkeys(("format", "fen", "exact", "exact4", "reward", "flags"), 0.0)
+        evidence["problems"] = list(answer.problems)
+        return Score("invalid", weights.malformed, parts, evidence, fingerprint=truth.fingerprint)
+    fen = truth.normalise(answer.fen)
+    flags = (answer.terminated, answer.truncated) == (truth.terminated, truth.truncated)
+    parts = {
+        "format": 1.0,
+        "fen": fen_credit(truth, fen),
+        "exact": float(fen == truth.fen),
+        "exact4": float(fen.split()[:4] == truth.fen.split()[:4]),
+        "reward": float(abs(answer.reward - truth.reward) < 1e-6),
+        "flags": float(flags),
+    }
+    value = (
+        weights.format
+        + weights.fen * parts["fen"]
+        + weights.exact * parts["exact"]
+        + weights.reward * parts["reward"]
+        + weights.flags * parts["flags"]
+    )
+    return Score("scored", value, parts, evidence, fingerprint=truth.fingerprint)
+
+
+def fen_credit(truth: Verdict, fen: str) -> float:
+    """Credit, in [-1, 1], of a predicted position, relative to passing the move (turn and counters advance).
+
+    Squares and fields that the move changes beyond that count 1 each when right; every other one that is wrong takes
+    1 away; the sum is divided by the number of changes. So the right position earns 1, a pass 0, and a copy of the input
+    less than 0. Where nothing changes (an illegal move), the unchanged position earns 1 and anything else loses.
+    """
+    wanted, baseline, found = _items(truth.fen), _items(truth.baseline), _items(fen)
+    changed = [index for index, (a, b) in enumerate(zip(wanted, baseline, strict=True)) if a != b]
+    fixed = sum(found[index] == wanted[index] for index in changed)
+    spoiled = sum(a == b != c for a, b, c in zip(wanted, baseline, found, strict=True))
+    if not changed:
+        return 1.0 if not spoiled else max(-1.0, -spoiled / 4.0)
+    return max(-1.0, (fixed - spoiled) / len(changed))
+
+
+def _items(fen: str) -> list[str]:
+    """The 64 squares and the five other fields of a FEN."""
+    fields = fen.split()
+    return [*(expand_board(fields[0]) or "." * 64), *fields[1:]]
