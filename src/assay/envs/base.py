@@ -148,7 +148,14 @@ class EnvData:
 
 @chz.chz
 class DatasetBuilder:
-    """Config node of an environment; subclasses add fields and implement `build`."""
+    """Config node of an environment; subclasses add fields, set their own defaults and implement `build`."""
+
+    batch_size: int = 4
+    """Prompts per batch."""
+    group_size: int = 4
+    """Rollouts per prompt."""
+    renderer_name: str = "plain"
+    """How messages become tokens."""
 
     def build(self, context: BuildContext) -> EnvData:
         """Make the data sets.

@@ -12,11 +12,12 @@ from typing import Literal
 
 import chz
 
-from assay.backends.base import LossName
-from assay.backends.config import LocalBackend, ScratchModel
+from assay.backends.base import LossName, LossSpec
+from assay.backends.config import LocalBackend, ScratchModel, loss_settings
 from assay.envs.base import DatasetBuilder
 from assay.envs.chess.dataset import ChessDatasetBuilder
 from assay.errors import ConfigError
+from assay.rollouts.renderer import RENDERERS
 
 
 @chz.chz
@@ -38,6 +39,18 @@ class OptimizerConfig:
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What the learning rate does after its warm-up, over the RL steps of the run; `linear` and `cosine` end at 0."""
 
+    @chz.validate
+    def _in_range(self) -> None:
+        least = {"eps": 0, "weight_decay": 0, "grad_clip_norm": 0, "lr_warmup_steps": 0, "beta1": 0, "beta2": 0}
+        problems = _out_of_range(self, least, "optimizer.")
+        problems += [
+            f"optimizer.{name}={getattr(self, name)} must be below 1."
+            for name in ("beta1", "beta2")
+            if getattr(self, name) >= 1
+        ]
+        if problems:
+            raise ConfigError("\n".join(problems))
+
 
 @chz.chz
 class SFTConfig:
@@ -52,6 +65,12 @@ class SFTConfig:
     lr_warmup_steps: int = 30
     """Steps of linear rise to `learning_rate`; after it the rate falls linearly to 0 at `num_steps`."""
 
+    @chz.validate
+    def _in_range(self) -> None:
+        least = {"num_steps": 0, "batch_size": 1, "learning_rate": 0, "lr_warmup_steps": 0}
+        if problems := _out_of_range(self, least, "sft."):
+            raise ConfigError("\n".join(problems))
+
 
 @chz.chz
 class EvalConfig:
@@ -61,6 +80,11 @@ class EvalConfig:
     """Completions sampled for each held-out task, at the run's temperature."""
     max_tasks: int | None = None
     """Evaluate on the first so many held-out tasks only; null means all of them."""
+
+    @chz.validate
+    def _in_range(self) -> None:
+        if problems := _out_of_range(self, {"samples_per_task": 1, "max_tasks": 1}, "eval."):
+            raise ConfigError("\n".join(problems))
 
 
 @chz.chz
@@ -137,20 +161,17 @@ class TrainingConfig:
     """Supervised stage before RL."""
     eval: EvalConfig = chz.field(default_factory=EvalConfig)
     """Held-out evaluation."""
-    dataset_builder: DatasetBuilder = chz.field(
-        default_factory=ChessDatasetBuilder,
-        meta_factory=chz.factories.subclass(DatasetBuilder, default_cls=ChessDatasetBuilder),
-    )
+    dataset_builder: DatasetBuilder = chz.field(default_factory=ChessDatasetBuilder)
     """Environment and data."""
-    multiturn_dataset_builder: DatasetBuilder | None = chz.field(
-        default=None, meta_factory=chz.factories.subclass(DatasetBuilder, default_cls=ChessDatasetBuilder)
-    )
+    multiturn_dataset_builder: DatasetBuilder | None = None
     """Environment and data of `multi_turn` mode; null means `dataset_builder`."""
 
     @chz.validate
     def _consistent(self) -> None:
-        for problem in _impossible(self):
-            raise ConfigError(problem)
+        problems = [*_out_of_range(self, _LEAST), *_impossible(self)]
+        if problems:
+            raise ConfigError("\n".join(problems))
+        loss_settings(LossSpec(self.loss_fn, config=self.loss_fn_config))
 
     @property
     def active_builder(self) -> DatasetBuilder:
@@ -158,6 +179,33 @@ class TrainingConfig:
         if self.mode == "multi_turn" and self.multiturn_dataset_builder is not None:
             return self.multiturn_dataset_builder
         return self.dataset_builder
+
+
+_LEAST: Mapping[str, float] = {
+    "lora_rank": 0,
+    "learning_rate": 0,
+    "max_tokens": 1,
+    "max_turns": 1,
+    "gamma": 0,
+    "num_substeps": 1,
+    "kl_penalty_coef": 0,
+    "kl_discount_factor": 0,
+    "max_errored_fraction": 0,
+    "save_every": 1,
+    "eval_every": 0,
+    "tensorboard_log_histograms_every": 0,
+    "resume_from_batch": 0,
+}
+
+
+def _out_of_range(node: object, least: Mapping[str, float], parent: str = "") -> list[str]:
+    """One message for each setting of a node that is below its least value; null is in range."""
+    values = {name: getattr(node, name) for name in least}
+    return [
+        f"{parent}{name}={value} must be at least {least[name]}."
+        for name, value in values.items()
+        if value is not None and value < least[name]
+    ]
 
 
 def _impossible(config: TrainingConfig) -> list[str]:
@@ -174,21 +222,33 @@ def _impossible(config: TrainingConfig) -> list[str]:
             "Set lora_rank=0 to train all weights."
         )
     if config.loss_fn == "cross_entropy":
-        problems.append("loss_fn=cross_entropy is the SFT loss and ignores rewards. Use importance_sampling, ppo or cispo.")
+        problems.append(
+            "loss_fn=cross_entropy is the SFT loss and ignores rewards. Use importance_sampling, ppo or cispo."
+        )
     if config.base_url is not None and config.backend != "tinker":
-        problems.append(f"base_url is set but backend={config.backend} calls no service. Set backend=tinker or remove it.")
+        problems.append(
+            f"base_url is set but backend={config.backend} calls no service. Set backend=tinker or remove it."
+        )
     if config.mode == "single_turn" and config.multiturn_dataset_builder is not None:
-        problems.append("multiturn_dataset_builder is set but mode=single_turn ignores it. Set mode=multi_turn or remove it.")
+        problems.append(
+            "multiturn_dataset_builder is set but mode=single_turn ignores it. Set mode=multi_turn or remove it."
+        )
     if config.wandb_name is not None and config.wandb_project is None:
-        problems.append("wandb_name is set but wandb_project is not, so W&B is off. Set wandb_project or remove wandb_name.")
+        problems.append(
+            "wandb_name is set but wandb_project is not, so W&B is off. Set wandb_project or remove wandb_name."
+        )
     if config.kl_discount_factor and not config.kl_penalty_coef:
-        problems.append("kl_discount_factor is set but kl_penalty_coef=0, so there is no penalty to discount.")
-    minimum = {"max_tokens": 1, "max_turns": 1, "num_substeps": 1, "save_every": 1, "eval_every": 0, "lora_rank": 0}
-    for name, least in minimum.items():
-        if getattr(config, name) < least:
-            problems.append(f"{name}={getattr(config, name)} must be at least {least}.")
+        problems.append(
+            f"kl_discount_factor={config.kl_discount_factor} but kl_penalty_coef=0, so there is no penalty to "
+            "discount. Set kl_penalty_coef or remove kl_discount_factor."
+        )
     if config.temperature <= 0:
         problems.append(f"temperature={config.temperature} must be above 0: RL needs samples, not the argmax.")
-    if not 0 <= config.max_errored_fraction <= 1:
-        problems.append(f"max_errored_fraction={config.max_errored_fraction} must lie between 0 and 1.")
+    if config.num_substeps > config.active_builder.batch_size:
+        problems.append(
+            f"num_substeps={config.num_substeps} but a batch has only {config.active_builder.batch_size} groups to "
+            "split among optimizer steps. Lower num_substeps or raise the builder's batch_size."
+        )
+    if (renderer := config.active_builder.renderer_name) not in RENDERERS:
+        problems.append(f"renderer_name={renderer!r} of the dataset builder is not one of {', '.join(RENDERERS)}.")
     return problems

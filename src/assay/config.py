@@ -1,0 +1,267 @@
+"""The config of a run: class defaults < presets and YAML files, in the order given < `key=value` arguments.
+
+Each key is checked against the config tree as it stands at its layer, so that a misspelt key or a wrong type names the
+layer it came from. A key that holds one of several config classes (`dataset_builder`) takes the name of one, and the
+keys below it are those of that class:
+
+    dataset_builder: chess                  or      dataset_builder:
+    dataset_builder.batch_size: 8                     type: chess
+                                                      batch_size: 8
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import chz
+
+from assay.envs.base import DatasetBuilder
+from assay.envs.chess.dataset import ChessDatasetBuilder
+from assay.errors import ConfigError
+from assay.layers import Layer, flatten, read_overrides, read_source
+from assay.schema import Setting, entry_type, is_null, is_optional, node_class, parse, settings, type_name
+from assay.training.config import TrainingConfig
+from assay.types import Json
+
+logger = logging.getLogger(__name__)
+
+BUILDERS: Mapping[str, type[DatasetBuilder]] = {"chess": ChessDatasetBuilder}
+"""Short name -> dataset builder; the class's own name works too."""
+
+TYPE_KEY = "type"
+"""Key that names the class of a node which can be one of several."""
+
+_VARIANTS: Mapping[type | None, Mapping[str, type]] = {DatasetBuilder: BUILDERS}
+"""Config base class -> the classes that may stand in its place, by name."""
+
+_C = TypeVar("_C")
+
+
+def load_config(sources: str | Sequence[str] | None, overrides: Sequence[str] = ()) -> TrainingConfig:
+    """Build a config from presets or YAML paths (later wins) and `key=value` overrides (which win over both).
+
+    Raises:
+        ConfigError: an unknown key, a wrong type, an unreadable or malformed file, or settings that cannot go together.
+    """
+    names = [sources] if isinstance(sources, str) else list(sources or ())
+    return _build([*map(read_source, names), read_overrides(overrides)])
+
+
+def resolved(config: TrainingConfig) -> dict[str, Json]:
+    """The whole config as nested JSON-ready data, nulls included; `type` names the class where there is a choice."""
+    return _plain_node(config)
+
+
+def from_resolved(data: Mapping[str, Json], source: str = "config.json") -> TrainingConfig:
+    """The config that `resolved` wrote. Settings that `data` lacks (an older version wrote it) take their defaults."""
+    config = _build([Layer(source, flatten(data, source))])
+    missing = flatten(resolved(config), source).keys() - flatten(data, source).keys()
+    if missing:
+        logger.warning("%s lacks %s; using the defaults.", source, ", ".join(sorted(missing)))
+    return config
+
+
+def diff(a: TrainingConfig, b: TrainingConfig) -> list[str]:
+    """What differs between two configs, one line per setting: `learning_rate: 0.0001 -> 0.001`."""
+    return list(_differences("", resolved(a), resolved(b)))
+
+
+def is_choice(setting: Setting) -> bool:
+    """Whether a setting holds one of several config classes, or a config class or null."""
+    cls = node_class(setting.annotation)
+    return cls in _VARIANTS or (cls is not None and is_optional(setting.annotation))
+
+
+class _Given(NamedTuple):
+    """A value as written, and the name of the layer that gave it."""
+
+    value: Json
+    layer: str
+
+
+class _Draft:
+    """What the layers read so far have set."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, _Given] = {}
+        self.classes: dict[str, type | None] = {}
+        """The class chosen for a key that holds one of several; None for null."""
+
+    def apply(self, layer: Layer) -> None:
+        """Add one layer: classes first, since they decide which other keys exist."""
+        rest: dict[str, Json] = {}
+        for written, value in sorted(layer.values.items(), key=lambda item: item[0].count(".")):
+            key = written.removesuffix(f".{TYPE_KEY}")
+            setting = self.find(key)
+            if setting is not None and is_choice(setting) and value != {}:
+                self.classes[key] = _chosen(key, value, setting, layer.name)
+            else:
+                rest[written] = value
+        self._drop_foreign(layer.name)
+        for key, value in rest.items():
+            setting = self.find(key)
+            if setting is None:
+                raise ConfigError(_unknown_key(key, layer.name, list(self.keys())))
+            self._put(key, value, setting, layer.name)
+
+    def _put(self, key: str, value: Json, setting: Setting, layer: str) -> None:
+        given = f"{key}={_shown(value)} ({layer})"
+        if node_class(setting.annotation) is not None:
+            if value != {}:
+                example = next(iter(self.settings_at(key)), "...")
+                raise ConfigError(f"{given}: {key} is a group of settings. Set them one by one: {key}.{example}=...")
+        elif entry_type(setting.annotation) is not None:
+            if value not in ({}, "{}"):
+                raise ConfigError(f"{given}: {key} holds entries. Set them one by one: {key}.NAME=VALUE.")
+            for entry in [k for k in self.values if k.startswith(f"{key}.")]:
+                del self.values[entry]
+        else:
+            try:
+                parse(value, setting.annotation)
+            except ValueError:
+                expected, default = type_name(setting.annotation), _shown(setting.default)
+                raise ConfigError(f"{given}: expected {expected}. The default is {default}.") from None
+            self.values[key] = _Given(value, layer)
+
+    def _drop_foreign(self, layer: str) -> None:
+        """Forget what earlier layers set for a class that `layer` has replaced by one without such a setting."""
+        for key in [k for k in self.values if self.find(k) is None]:
+            message = "%s=%s (%s) is dropped: the %s chose a class that has no such setting."
+            logger.warning(message, key, _shown(self.values[key].value), self.values[key].layer, layer)
+            del self.values[key]
+
+    def find(self, key: str) -> Setting | None:
+        """The setting that a dotted key names, given the classes chosen so far; None when there is none."""
+        parent, _, name = key.rpartition(".")
+        above = self.find(parent) if parent else None
+        if above is not None and (entry := entry_type(above.annotation)) is not None:
+            return Setting(name, entry, above.default.get(name), above.doc)
+        return self.settings_at(parent).get(name)
+
+    def settings_at(self, key: str) -> Mapping[str, Setting]:
+        """The settings of the node at `key` (the root for the empty string); empty when it is no node or null."""
+        if not key:
+            return settings(TrainingConfig)
+        setting = self.find(key)
+        cls = self.class_at(key, setting) if setting is not None else None
+        return settings(cls) if cls is not None else {}
+
+    def class_at(self, key: str, setting: Setting) -> type | None:
+        """The class of the node at `key`; None for null and for plain values."""
+        if node_class(setting.annotation) is None or key in self.classes:
+            return self.classes.get(key)
+        if setting.default is not None:
+            return type(setting.default)
+        if key == "multiturn_dataset_builder":  # of one kind with dataset_builder unless it says otherwise
+            return self.class_at("dataset_builder", settings(TrainingConfig)["dataset_builder"])
+        return node_class(setting.annotation)
+
+    def keys(self, parent: str = "") -> Iterator[str]:
+        """Every key that exists, given the classes chosen so far."""
+        for name in self.settings_at(parent):
+            key = f"{parent}.{name}" if parent else name
+            yield key
+            yield from self.keys(key)
+
+    def construct(self, default: _C, parent: str = "") -> _C:
+        """`default` with everything that is set below `parent`."""
+        changes: dict[str, Any] = {}
+        for name, setting in settings(type(default)).items():
+            key = f"{parent}.{name}" if parent else name
+            below = [k for k in self.values if k.startswith(f"{key}.")]
+            value = getattr(default, name)
+            if node_class(setting.annotation) is not None:
+                if below or any(f"{k}.".startswith(f"{key}.") for k in self.classes):
+                    changes[name] = self._construct_node(value, key, setting)
+            elif (entry := entry_type(setting.annotation)) is not None:
+                read = {k.removeprefix(f"{key}."): parse(self.values[k].value, entry) for k in below}
+                changes[name] = {**value, **read}
+            elif key in self.values:
+                changes[name] = parse(self.values[key].value, setting.annotation)
+        return chz.replace(default, **changes)
+
+    def _construct_node(self, default: Any, key: str, setting: Setting) -> Any:
+        cls = self.class_at(key, setting)
+        if cls is None:
+            return None
+        return self.construct(default if type(default) is cls else cls(), key)
+
+
+def _build(layers: Sequence[Layer]) -> TrainingConfig:
+    draft = _Draft()
+    for layer in layers:
+        draft.apply(layer)
+    return draft.construct(TrainingConfig())
+
+
+def _chosen(key: str, value: Json, setting: Setting, layer: str) -> type | None:
+    """The class that `value` names for the node at `key`."""
+    nullable = is_optional(setting.annotation)
+    if nullable and is_null(value):
+        return None
+    base = node_class(setting.annotation)
+    variants = _VARIANTS.get(base, {base.__name__: base} if base else {})
+    by_name = {**variants, **{cls.__name__: cls for cls in variants.values()}}
+    if str(value) not in by_name:
+        allowed = ", ".join([*variants, "null"] if nullable else variants)
+        near = difflib.get_close_matches(str(value), by_name, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"{key}={_shown(value)} ({layer}): expected one of {allowed}.{hint}")
+    return by_name[str(value)]
+
+
+def _unknown_key(key: str, layer: str, known: Sequence[str]) -> str:
+    """Message for a key that does not exist: equal last parts elsewhere first, then like ones, then like keys."""
+    parent, _, leaf = key.rpartition(".")
+    near = [k for k in known if k.rpartition(".")[2] == leaf]
+    siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == parent}
+    near += [siblings[name] for name in difflib.get_close_matches(leaf, siblings, n=2)]
+    near = list(dict.fromkeys(near or difflib.get_close_matches(key, known, n=2)))[:3]
+    hint = f" Did you mean {' or '.join(near)}?" if near else " `assay train --help` lists all settings."
+    return f"{key} ({layer}): there is no such setting, so it would have no effect.{hint}"
+
+
+def _plain_node(node: Any) -> dict[str, Json]:
+    data: dict[str, Json] = {}
+    for name, setting in settings(type(node)).items():
+        value = getattr(node, name)
+        if not chz.is_chz(value):
+            data[name] = _plain(value)
+        elif is_choice(setting):
+            data[name] = {TYPE_KEY: type(value).__name__, **_plain_node(value)}
+        else:
+            data[name] = _plain_node(value)
+    return data
+
+
+def _plain(value: Any) -> Json:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
+
+
+def _differences(parent: str, a: Mapping[str, Json], b: Mapping[str, Json]) -> Iterator[str]:
+    for name in dict.fromkeys([*a, *b]):
+        key = f"{parent}.{name}" if parent else name
+        old, new = a.get(name, "unset"), b.get(name, "unset")
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(key, old, new)
+        elif old != new:
+            yield f"{key}: {_shown(old)} -> {_shown(new)}"
+
+
+def _shown(value: object) -> str:
+    """A value as a person would write it on the command line; a node is shown as its class."""
+    if isinstance(value, dict):
+        return str(value.get(TYPE_KEY, value))
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
