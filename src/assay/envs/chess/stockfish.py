@@ -36,6 +36,12 @@ MEMORY_ENTRIES = 8192
 """Analyses kept in memory, in front of the file: some 6 kB each, the least recently used dropped first."""
 MAX_MULTIPV = 500
 """Stockfish's own limit; no position has more than 218 legal moves."""
+MAX_HALFMOVE_CLOCK = 150
+"""At 75 moves of each side without a capture or pawn move a game ends of itself."""
+MAX_FULLMOVE_NUMBER = 10_000
+"""No game is longer: the longest possible one has fewer than 8,900 moves."""
+
+_GONE = "was closed, or made before a fork, so it has no engines. Make a new one."
 
 
 @chz.chz
@@ -99,19 +105,23 @@ def parse_position(fen: str) -> chess.Board:
     """The position, refused unless it is one that chess allows and engines survive.
 
     Raises:
-        DataError: `fen` cannot be read, or describes an impossible position (no king, the waiting side in check, castling
-            rights without a rook, ...).
+        DataError: `fen` cannot be read, or describes a position that no game reaches (no king, the waiting side in
+            check, castling rights without a rook, a half-move clock above 150, ...).
     """
     try:
         board = chess.Board(fen)
     except ValueError as error:
         raise DataError(f"{fen!r} is not a FEN ({error}), so there is no position to analyse.") from error
-    # In normal form at once: the engine must see exactly what the cache is keyed by.
-    board = chess.Board(board.fen())
     status = board.status()
     if status != chess.STATUS_VALID:
         raise DataError(f"{fen!r} is not a possible position ({status!r}); an engine may crash on it. Correct the FEN.")
-    return board
+    if board.halfmove_clock > MAX_HALFMOVE_CLOCK or board.fullmove_number > MAX_FULLMOVE_NUMBER:
+        raise DataError(
+            f"{fen!r} has counters that no game reaches (half-move clock above {MAX_HALFMOVE_CLOCK} or move number "
+            f"above {MAX_FULLMOVE_NUMBER}); engines misread them. Correct the FEN."
+        )
+    # Rebuilt from its normal form: the engine must see exactly what the cache is keyed by.
+    return chess.Board(board.fen())
 
 
 def encode_moves(moves: tuple[MoveValue, ...]) -> str:
@@ -154,7 +164,7 @@ class StockfishPool:
         self._slots = asyncio.Semaphore(config.processes)
         self._idle: list[UciEngine] = []
         self._flights: dict[str, _Flight] = {}
-        self._tasks: set[asyncio.Task[tuple[MoveValue, ...]]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
     def fingerprint(self) -> str:
@@ -183,11 +193,11 @@ class StockfishPool:
         return analysis
 
     async def close(self) -> None:
-        """Cancel what is under way, kill the engines, close the cache file, end the thread. Safe to repeat."""
+        """Kill the engines, close the cache file and end the thread; what is under way fails. Safe to repeat."""
         with self._lock:
             self._closed = True
             pool_thread, self._pool_thread = self._pool_thread, None
-        if pool_thread is not None:
+        if pool_thread is not None and os.getpid() == self._pid:
             thread, loop = pool_thread
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._shut_down(), loop))
             loop.call_soon_threadsafe(loop.stop)
@@ -218,21 +228,33 @@ class StockfishPool:
         with self._lock:
             if self._closed or os.getpid() != self._pid:
                 work.close()
-                raise EngineError(
-                    "this StockfishPool is closed, or was made before a fork, so it has no engines. Make a new one."
-                )
+                raise EngineError(f"this StockfishPool {_GONE}")
             if self._pool_thread is None:
                 loop = asyncio.new_event_loop()
                 thread = threading.Thread(target=_run_loop, args=(loop,), name="stockfish-pool", daemon=True)
                 thread.start()
                 self._pool_thread = (thread, loop)
-            return asyncio.run_coroutine_threadsafe(work, self._pool_thread[1])
+            return asyncio.run_coroutine_threadsafe(self._serve(work), self._pool_thread[1])
 
     # Everything below runs in the pool's thread.
 
     def _fingerprint(self) -> str:
         config = self.config
         return f"{self._identity} Threads=1 Hash={config.hash_mb} nodes={config.nodes} multipv={config.multipv}"
+
+    async def _serve(self, work: Coroutine[Any, Any, T]) -> T:
+        """`work` for one caller, who is told when the pool closes under it."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self._closed:
+                raise EngineError(f"this StockfishPool {_GONE}") from None
+            raise
+        finally:
+            self._tasks.discard(task)
 
     async def _answer(self, fen: str) -> Analysis:
         board = parse_position(fen)
@@ -271,19 +293,31 @@ class StockfishPool:
             return ()
         async with self._slots:
             try:
-                moves = await self._ask(board)
+                moves = await self._ask(board, self._take_idle())
             except EngineError as first:
                 logger.warning("%s Trying once more with a new engine.", first)
-                moves = await self._ask(board)
+                try:
+                    moves = await self._ask(board, None)
+                except EngineError as second:
+                    raise EngineError(
+                        f"{self.path} failed twice, so {key} has no verdict: {first} Then: {second} If this repeats, "
+                        "look at the memory, the load and the version of Stockfish on this machine."
+                    ) from second
         if self._cache is not None:
             self._cache.put(self._fingerprint(), key, encode_moves(moves))
         return moves
 
-    async def _ask(self, board: chess.Board) -> tuple[MoveValue, ...]:
-        """One attempt. The engine is used again only if it answered in full."""
-        while self._idle and not self._idle[-1].alive:
-            self._idle.pop()
-        engine = self._idle.pop() if self._idle else await self._start()
+    def _take_idle(self) -> UciEngine | None:
+        """The engine used last, passing over those that died in the meantime."""
+        while self._idle:
+            engine = self._idle.pop()
+            if engine.alive:
+                return engine
+        return None
+
+    async def _ask(self, board: chess.Board, engine: UciEngine | None) -> tuple[MoveValue, ...]:
+        """One attempt, with a new engine if none is given. The engine is kept only if it answered in full."""
+        engine = engine or await self._start()
         answered = False
         try:
             config = self.config
@@ -293,14 +327,14 @@ class StockfishPool:
             if answered:
                 self._idle.append(engine)
             else:
-                engine.kill()
+                await engine.kill()
         return moves
 
     async def _start(self) -> UciEngine:
         options = {"Threads": 1, "Hash": self.config.hash_mb}
         engine = await UciEngine.start(self.path, options, self.config.deadline_s)
         if self._identity not in (None, engine.identity):
-            engine.kill()
+            await engine.kill()
             raise EngineError(
                 f"{self.path} changed while in use: it was {self._identity} and is now {engine.identity}. Verdicts of "
                 "both must not mix; start the run again."
@@ -328,10 +362,7 @@ class StockfishPool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for engine in self._idle:
-            engine.kill()
-        for engine in self._idle:
-            await engine.wait_dead()
+        await asyncio.gather(*(engine.kill() for engine in self._idle))
         self._idle.clear()
         if self._cache is not None:
             self._cache.close()
