@@ -12,7 +12,9 @@ keys below it are those of that class:
 from __future__ import annotations
 
 import difflib
+import inspect
 import logging
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -76,6 +78,52 @@ def is_choice(setting: Setting) -> bool:
     return cls in _VARIANTS or (cls is not None and is_optional(setting.annotation))
 
 
+def nodes() -> Iterator[tuple[str, type]]:
+    """Every config class with the key it stands at, parents first; where there is a choice, each of the classes.
+
+    `multiturn_dataset_builder` is left out: it takes what `dataset_builder` takes.
+    """
+    yield from _nodes("", TrainingConfig)
+
+
+def _nodes(key: str, cls: type) -> Iterator[tuple[str, type]]:
+    yield key, cls
+    for name, setting in settings(cls).items():
+        base = node_class(setting.annotation)
+        if base is not None and name != "multiturn_dataset_builder":
+            for variant in _VARIANTS.get(base, {"": base}).values():
+                yield from _nodes(f"{key}.{name}" if key else name, variant)
+
+
+def listing(width: int) -> str:
+    """Every setting with its default, type and meaning, for a terminal of `width` columns."""
+    parts = ["settings (key=default), in dot notation on the command line, nested or dotted in YAML:"]
+    for key, cls in nodes():
+        heading = f"{key}={cls.__name__}" if key else cls.__name__
+        parts.append(f"\n{heading}: {inspect.getdoc(cls)}")
+        for name, setting in settings(cls).items():
+            dotted = f"{key}.{name}" if key else name
+            default = "" if node_class(setting.annotation) else f"={shown(setting.default)}"
+            text = f"{setting.doc} ({type_words(setting)})"
+            parts.append(f"  {dotted}{default}")
+            parts.append(textwrap.fill(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6))
+    return "\n".join(parts)
+
+
+def type_words(setting: Setting) -> str:
+    """A setting's type in words; for a node with a choice, the names of its classes."""
+    if not is_choice(setting):
+        return type_name(setting.annotation)
+    return "one of " + ", ".join(_choices(setting))
+
+
+def _choices(setting: Setting) -> Mapping[str, type | None]:
+    """The short names that a node with a choice takes, and their classes; `null` where it may be null."""
+    base = node_class(setting.annotation)
+    variants = _VARIANTS.get(base, {base.__name__: base} if base else {})
+    return {**variants, "null": None} if is_optional(setting.annotation) else variants
+
+
 class _Given(NamedTuple):
     """A value as written, and the name of the layer that gave it."""
 
@@ -109,7 +157,7 @@ class _Draft:
             self._put(key, value, setting, layer.name)
 
     def _put(self, key: str, value: Json, setting: Setting, layer: str) -> None:
-        given = f"{key}={_shown(value)} ({layer})"
+        given = f"{key}={shown(value)} ({layer})"
         if node_class(setting.annotation) is not None:
             if value != {}:
                 example = next(iter(self.settings_at(key)), "...")
@@ -123,15 +171,15 @@ class _Draft:
             try:
                 parse(value, setting.annotation)
             except ValueError:
-                expected, default = type_name(setting.annotation), _shown(setting.default)
-                raise ConfigError(f"{given}: expected {expected}. The default is {default}.") from None
+                default = "" if setting.default is None else f" The default is {shown(setting.default)}."
+                raise ConfigError(f"{given}: expected {type_name(setting.annotation)}.{default}") from None
             self.values[key] = _Given(value, layer)
 
     def _drop_foreign(self, layer: str) -> None:
         """Forget what earlier layers set for a class that `layer` has replaced by one without such a setting."""
         for key in [k for k in self.values if self.find(k) is None]:
             message = "%s=%s (%s) is dropped: the %s chose a class that has no such setting."
-            logger.warning(message, key, _shown(self.values[key].value), self.values[key].layer, layer)
+            logger.warning(message, key, shown(self.values[key].value), self.values[key].layer, layer)
             del self.values[key]
 
     def find(self, key: str) -> Setting | None:
@@ -200,18 +248,14 @@ def _build(layers: Sequence[Layer]) -> TrainingConfig:
 
 def _chosen(key: str, value: Json, setting: Setting, layer: str) -> type | None:
     """The class that `value` names for the node at `key`."""
-    nullable = is_optional(setting.annotation)
-    if nullable and is_null(value):
-        return None
-    base = node_class(setting.annotation)
-    variants = _VARIANTS.get(base, {base.__name__: base} if base else {})
-    by_name = {**variants, **{cls.__name__: cls for cls in variants.values()}}
-    if str(value) not in by_name:
-        allowed = ", ".join([*variants, "null"] if nullable else variants)
-        near = difflib.get_close_matches(str(value), by_name, n=1)
+    choices = _choices(setting)
+    by_name = {**choices, **{cls.__name__: cls for cls in choices.values() if cls is not None}}
+    name = "null" if is_null(value) else str(value)
+    if name not in by_name:
+        near = difflib.get_close_matches(name, by_name, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"{key}={_shown(value)} ({layer}): expected one of {allowed}.{hint}")
-    return by_name[str(value)]
+        raise ConfigError(f"{key}={shown(value)} ({layer}): expected one of {', '.join(choices)}.{hint}")
+    return by_name[name]
 
 
 def _unknown_key(key: str, layer: str, known: Sequence[str]) -> str:
@@ -220,6 +264,7 @@ def _unknown_key(key: str, layer: str, known: Sequence[str]) -> str:
     near = [k for k in known if k.rpartition(".")[2] == leaf]
     siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == parent}
     near += [siblings[name] for name in difflib.get_close_matches(leaf, siblings, n=2)]
+    near += [k for name, k in siblings.items() if leaf == "".join(word[0] for word in name.split("_"))]
     near = list(dict.fromkeys(near or difflib.get_close_matches(key, known, n=2)))[:3]
     hint = f" Did you mean {' or '.join(near)}?" if near else " `assay train --help` lists all settings."
     return f"{key} ({layer}): there is no such setting, so it would have no effect.{hint}"
@@ -255,13 +300,15 @@ def _differences(parent: str, a: Mapping[str, Json], b: Mapping[str, Json]) -> I
         if isinstance(old, dict) and isinstance(new, dict):
             yield from _differences(key, old, new)
         elif old != new:
-            yield f"{key}: {_shown(old)} -> {_shown(new)}"
+            yield f"{key}: {shown(old)} -> {shown(new)}"
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A value as a person would write it on the command line; a node is shown as its class."""
     if isinstance(value, dict):
         return str(value.get(TYPE_KEY, value))
+    if chz.is_chz(value):
+        return type(value).__name__
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)

@@ -12,9 +12,9 @@ from typing import Literal
 
 import chz
 
-from assay.backends.base import LossName, LossSpec
+from assay.backends.base import LossSpec
 from assay.backends.config import LocalBackend, ScratchModel, loss_settings
-from assay.envs.base import DatasetBuilder
+from assay.envs.base import BuildContext, DatasetBuilder
 from assay.envs.chess.dataset import ChessDatasetBuilder
 from assay.errors import ConfigError
 from assay.rollouts.renderer import RENDERERS
@@ -109,7 +109,7 @@ class TrainingConfig:
     """Discount of multi-turn returns: a turn earns its reward plus gamma times the next turn's return."""
     num_substeps: int = 1
     """Optimizer steps per batch; the batch's groups are split evenly among them."""
-    loss_fn: LossName = "importance_sampling"
+    loss_fn: Literal["importance_sampling", "ppo", "cispo"] = "importance_sampling"
     """Policy-gradient loss: `importance_sampling`, `ppo` or `cispo`."""
     loss_fn_config: Mapping[str, float] = chz.field(default_factory=dict)
     """Settings of the loss, such as `loss_fn_config.clip_high_threshold=1.28` (absolute ratios)."""
@@ -180,6 +180,11 @@ class TrainingConfig:
             return self.multiturn_dataset_builder
         return self.dataset_builder
 
+    def build_context(self) -> BuildContext:
+        """What the run tells its data set builder."""
+        max_turns = self.max_turns if self.mode == "multi_turn" else 1
+        return BuildContext(seed=self.seed, max_turns=max_turns, cache_dir=self.cache_dir.expanduser())
+
 
 _LEAST: Mapping[str, float] = {
     "lora_rank": 0,
@@ -220,10 +225,6 @@ def _impossible(config: TrainingConfig) -> list[str]:
         problems.append(
             f"model_name=scratch with lora_rank={config.lora_rank}: a random base cannot be adapted by LoRA. "
             "Set lora_rank=0 to train all weights."
-        )
-    if config.loss_fn == "cross_entropy":
-        problems.append(
-            "loss_fn=cross_entropy is the SFT loss and ignores rewards. Use importance_sampling, ppo or cispo."
         )
     if config.base_url is not None and config.backend != "tinker":
         problems.append(

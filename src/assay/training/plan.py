@@ -1,0 +1,81 @@
+"""The plan of a run in words, printed before it starts, so that a wrong setting is seen before it costs anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from assay.training.config import TrainingConfig
+
+
+def describe(config: TrainingConfig, num_batches: int, heldout_tasks: int) -> str:
+    """What the run will do, a line per stage.
+
+    Args:
+        num_batches: RL batches of the data set over all epochs.
+        heldout_tasks: held-out tasks of the data set, before `eval.max_tasks`.
+    """
+    lines = [_model(config), f"Data: {config.active_builder.describe()}"]
+    if config.sft.num_steps:
+        lines.append(
+            f"SFT: {_count(config.sft.num_steps, 'supervised step')} of {_count(config.sft.batch_size, 'example')}, "
+            f"learning rate up to {config.sft.learning_rate:g}."
+        )
+    lines += [_rl(config, num_batches), _evaluation(config, num_batches, heldout_tasks), _checkpoints(config)]
+    return "\n".join(lines)
+
+
+def _model(config: TrainingConfig) -> str:
+    trained = f"LoRA adapters of rank {config.lora_rank}" if config.lora_rank else "all weights"
+    if config.model_name == "scratch":
+        built = f"{config.scratch.num_layers} layers of width {config.scratch.hidden_size}"
+        name = f"a {config.scratch.architecture} transformer from scratch ({built})"
+    else:
+        name = config.model_name
+    where = f"{config.local.device} device, {config.local.dtype}" if config.backend == "local" else "hosted"
+    return f"Model: {name}, training {trained}; {config.backend} backend, {where}."
+
+
+def _rl(config: TrainingConfig, num_batches: int) -> str:
+    builder = config.active_builder
+    samples = builder.batch_size * builder.group_size
+    turns = f" of up to {_count(config.max_turns, 'turn')}" if config.mode == "multi_turn" else ""
+    extras = ", ".join(_extras(config))
+    return (
+        f"RL: {_count(num_batches, 'batch')} of {_count(builder.batch_size, 'problem')} x "
+        f"{_count(builder.group_size, 'rollout')}{turns} = {_count(samples, 'sample')}, "
+        f"{_count(config.num_substeps, 'optimizer step')} each at {config.learning_rate:g} "
+        f"({_count(num_batches * samples, 'sample')} in all). Loss: {config.loss_fn}{', ' + extras if extras else ''}."
+    )
+
+
+def _extras(config: TrainingConfig) -> Iterator[str]:
+    """What changes the objective beside the loss itself."""
+    yield from (f"{name}={value:g}" for name, value in sorted(config.loss_fn_config.items()))
+    if config.normalize_advantages_by_std:
+        yield "advantages divided by their group's standard deviation"
+    if config.kl_penalty_coef:
+        yield f"KL penalty {config.kl_penalty_coef:g}"
+    if config.temperature != 1:
+        yield f"temperature {config.temperature:g}"
+
+
+def _evaluation(config: TrainingConfig, num_batches: int, heldout_tasks: int) -> str:
+    tasks = min(heldout_tasks, config.eval.max_tasks or heldout_tasks)
+    if not tasks:
+        return "Held-out: no tasks, so no evaluation."
+    during = f", every {_count(config.eval_every, 'batch')}" if 0 < config.eval_every < num_batches else ""
+    sft = ", after SFT" if config.sft.num_steps else ""
+    samples = _count(config.eval.samples_per_task, "sample")
+    return f"Held-out: {_count(tasks, 'task')} x {samples} at the start{sft}{during} and at the end."
+
+
+def _checkpoints(config: TrainingConfig) -> str:
+    return (
+        f"Checkpoints: at the start, every {_count(config.save_every, 'batch')} and at the end, in {config.log_path}."
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    """`1 batch`, `51,200 samples`."""
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
