@@ -1,0 +1,200 @@
+"""Writing files so that a kill, a full disk or a read-only folder loses nothing and says what to do.
+
+Whole files are replaced atomically; records are appended with one write, and a write that fails half-way is undone.
+Every failure of the operating system inside `Writing(...)` becomes a `RunDirectoryError` with its cure.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from assay.errors import AssayError, RunDirectoryError
+from assay.types import Json
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+_FULL_PHRASES = ("No space left on device", "File too large", "Disk quota exceeded")
+"""How writers that hide `errno` (safetensors, torch) spell a full disk."""
+
+
+@dataclass(frozen=True)
+class Writing:
+    """Context in which a failed write to `path` becomes a `RunDirectoryError` naming `what` and the cure.
+
+    Other errors pass through unchanged: a lost connection (a hosted backend's) is not a matter of this disk.
+    """
+
+    path: Path
+    what: str
+    needed: int | None = None
+    """Bytes that the write needs, where known."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, (AssayError, ConnectionError, TimeoutError)):
+            return
+        code = error.errno if isinstance(error, OSError) else None
+        if code in _FULL or any(phrase in str(error) for phrase in _FULL_PHRASES):
+            raise RunDirectoryError(self._full()) from error
+        if code in _FORBIDDEN:
+            raise RunDirectoryError(
+                f"Cannot write {self.what} at {self.path}: {os.strerror(code or 0)}. A run keeps its state there. "
+                "Set log_path to a folder that this user may write to, or change its permissions."
+            ) from error
+        if isinstance(error, OSError):
+            raise RunDirectoryError(
+                f"Cannot write {self.what} at {self.path}: {error}. A run keeps its state there. "
+                "Set log_path to a folder that can be created and written to."
+            ) from error
+
+    def _full(self) -> str:
+        need = "" if self.needed is None else f" (needs {human_bytes(self.needed)})"
+        return (
+            f"No room to write {self.what} at {self.path}{need}: {human_bytes(free_bytes(self.path))} free, or a limit "
+            "on file size or quota was met. Everything committed before it is intact. Free space there, then run the "
+            "same command again: it resumes from the last checkpoint."
+        )
+
+
+def free_bytes(path: Path) -> int:
+    """Free bytes of the file system that holds `path`, which need not exist yet."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def human_bytes(size: int) -> str:
+    """`size` in bytes, kB, MB or GB (powers of 1000), with three significant digits."""
+    if size < 1000:
+        return f"{size} bytes"
+    power = min(3, int(math.log10(size)) // 3)
+    return f"{size / 1000**power:.3g} {('', 'kB', 'MB', 'GB')[power]}"
+
+
+def append(fd: int, data: bytes) -> None:
+    """Append `data` to a file opened with `O_APPEND`; a write that fails half-way leaves the file as it was."""
+    before = os.fstat(fd).st_size
+    try:
+        done = os.write(fd, data)
+        while done < len(data):
+            done += os.write(fd, data[done:])
+    except OSError:
+        os.ftruncate(fd, before)
+        raise
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in directory `path` durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_file(path: Path) -> None:
+    """Make the content of the file `path` durable."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write `data` to `path` atomically and durably: a reader sees the old content or the new, never a part.
+
+    Raises:
+        RunDirectoryError: the disk is full or the folder cannot be written to; the old content is intact.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    with Writing(path, path.name, len(data)):
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            sync_directory(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def truncate_file(path: Path, size: int) -> None:
+    """Cut the file `path` to `size` bytes, durably; a file that already has that size is not touched."""
+    if path.stat().st_size == size:
+        return
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.ftruncate(fd, size)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a whole folder; one that is already gone is fine."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of the file's content, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def encode_json(value: Json, *, indent: int | None = None, sort_keys: bool = False) -> bytes:
+    """`value` as one JSON document in UTF-8, always valid: numbers that are not finite become null.
+
+    Tuples become lists, paths strings and numpy scalars numbers. Characters are written as themselves, except in text
+    that UTF-8 cannot hold (lone surrogates), which is escaped.
+    """
+    plain = _plain(value)
+    separators = (",", ":") if indent is None else None
+
+    def dump(ascii_only: bool) -> bytes:
+        text = json.dumps(
+            plain, indent=indent, sort_keys=sort_keys, separators=separators, ensure_ascii=ascii_only, allow_nan=False
+        )
+        return text.encode()
+
+    try:
+        return dump(False)
+    except UnicodeEncodeError:
+        return dump(True)
+
+
+def _plain(value: Any) -> Json:
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(_plain(item) for item in value)
+    if isinstance(value, Path):
+        return str(value)
+    item = getattr(value, "item", None)
+    if item is None:
+        raise TypeError(f"{value!r} of type {type(value).__name__} cannot be written as JSON; give plain data")
+    return _plain(item())
