@@ -116,7 +116,8 @@ def train_tokenizer(corpus: TokenizerCorpus, vocab_size: int) -> PreTrainedToken
     if stray:
         raise ModelError(f"The tokenizer corpus holds {sorted(stray)}, which its alphabet does not list.")
     tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = Split(Regex(corpus.pieces), "isolated")
+    # The last alternative makes every character outside the pieces a pre-token of its own.
+    tokenizer.pre_tokenizer = Split(Regex(rf"{corpus.pieces}|[\s\S]"), "isolated")
     tokenizer.decoder = Fuse()
     trainer = BpeTrainer(
         vocab_size=vocab_size,
