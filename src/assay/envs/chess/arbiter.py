@@ -90,9 +90,9 @@ def verdict(board: chess.Board, move: chess.Move) -> Verdict:
 def rebuild(board: chess.Board, history: Sequence[str]) -> chess.Board:
     """The same position with as much of `history` (the moves that led to it) on its move stack as can be derived.
 
-    A half-move can be taken back when the halfmove clock says that it was neither a capture nor a pawn move and the piece
-    can return to an empty square. Castling rights of earlier positions are taken to be those of the present one; what
-    cannot be replayed from there to the same position is dropped.
+    A half-move can be taken back when the halfmove clock says that it was neither a capture nor a pawn move and the
+    piece can return to an empty square. Castling rights of earlier positions are taken to be those of the present one;
+    what cannot be replayed from there to the same position is dropped.
     """
     start = board.copy(stack=False)
     taken: list[chess.Move] = []

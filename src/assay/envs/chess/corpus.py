@@ -18,7 +18,7 @@ PIECES = "|".join(
         r" ?[PAMEB]: ?",  # a label with the spaces around it
         r" [wb] (?=[KQkq-])",  # the side to move, between the board and the castling rights
         r"(?<= [wb] )[KQkq]{1,4}",  # castling rights
-        r"0\.001|[+-]?\d+\.\d+",  # a reward or an evaluation
+        r"0\.001|-?\d+\.\d+",  # a reward or an evaluation
     )
 )
 """Regular expression whose matches become pre-tokens; all other characters stand alone."""

@@ -2,87 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import chz
 import numpy as np
 
-from assay.envs.base import (
-    BaselineMetrics,
-    BuildContext,
-    DatasetBuilder,
-    EnvData,
-    EnvGroupBuilder,
-    Example,
-)
+from assay.envs.base import BaselineMetrics, BuildContext, DatasetBuilder, EnvData
+from assay.envs.chess.baselines import known_policies
+from assay.envs.chess.batches import TRAIN_STREAM, ChessRLDataset, ChessSupervisedDataset
 from assay.envs.chess.corpus import corpus_of
 from assay.envs.chess.endgames import EndgameSource, parse_material
-from assay.envs.chess.env import ChessGroupBuilder, Judge, find_truth
-from assay.envs.chess.grammar import POLICY_PROMPT, AnswerForm
-from assay.envs.chess.positions import Position, PositionSource, draw_distinct
-from assay.envs.chess.rewards import ArbiterWeights, PolicyTruth, PolicyWeights, outlook, score_policy
-from assay.envs.chess.grammar import ParsedPolicy
+from assay.envs.chess.env import Judge
+from assay.envs.chess.figures import draw_task
+from assay.envs.chess.files import read_source
+from assay.envs.chess.grammar import POLICY_PROMPT, AnswerForm, given_label
+from assay.envs.chess.positions import FixedSource, PositionSource, draw_distinct
+from assay.envs.chess.rewards import ArbiterWeights, PolicyWeights
+from assay.envs.chess.selfplay import EngineGames, RandomGames
 from assay.envs.chess.stockfish import StockfishConfig, StockfishPool
-from assay.envs.chess.tasks import TaskStyle, policy_example, policy_task
-from assay.errors import ConfigError
-from assay.types import Task
+from assay.envs.chess.tasks import TaskStyle, make_tasks
+from assay.errors import ConfigError, EngineError
 
-HELDOUT_SEED = 20_240_601
-TRAIN_STREAM, SFT_STREAM, ORDER_STREAM = 1, 2, 3
+HELDOUT_SEED = 20_241_120
+"""Held-out tasks are drawn with this seed and not with the run's, so that runs with different seeds can be compared."""
 CORPUS_EXAMPLES = 2000
+"""Supervised examples that a from-scratch tokenizer is trained on."""
+MOST_LEGAL_MOVES = 218
+"""No legal position has more."""
 
-
-@dataclass(frozen=True)
-class ChessRLDataset:
-    """Batches of group builders over `num_epochs` passes through `tasks`."""
-
-    tasks: Sequence[Task]
-    judge: Judge
-    batch_size: int
-    num_epochs: int
-    shuffle: bool
-    seed: int
-    max_turns: int
-
-    def __len__(self) -> int:
-        return -(-len(self.tasks) * self.num_epochs // self.batch_size)
-
-    def batch(self, index: int) -> Sequence[EnvGroupBuilder]:
-        """Builders of batch `index`; batches run on over the end of an epoch, only the last one may be smaller."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"batch {index} of {len(self)}")
-        start = index * self.batch_size
-        stop = min(start + self.batch_size, len(self.tasks) * self.num_epochs)
-        orders = {epoch: self._order(epoch) for epoch in {start // len(self.tasks), (stop - 1) // len(self.tasks)}}
-        return [
-            ChessGroupBuilder(self.tasks[orders[place // len(self.tasks)][place % len(self.tasks)]], self.judge, self.max_turns)
-            for place in range(start, stop)
-        ]
-
-    def _order(self, epoch: int) -> Sequence[int]:
-        if not self.shuffle:
-            return range(len(self.tasks))
-        order: list[int] = np.random.default_rng([self.seed, ORDER_STREAM, epoch]).permutation(len(self.tasks)).tolist()
-        return order
-
-
-@dataclass(frozen=True)
-class ChessSupervisedDataset:
-    """Endless supervised examples on fresh positions of the train side of the split."""
-
-    source: PositionSource
-    style: TaskStyle
-    seed: int
-
-    def batch(self, index: int, size: int) -> list[Example]:
-        """See `SupervisedDataset.batch`."""
-        rng = np.random.default_rng([self.seed, SFT_STREAM, index])
-        positions = islice(self.source.draw(rng, "train"), size)
-        return [policy_example(position, self.style, rng) for position in positions]
+_MATERIAL, _ARBITER_FRACTION, _ILLEGAL_FRACTION = "KQk,KRk", 0.2, 0.1
 
 
 @chz.chz
@@ -91,7 +41,7 @@ class ChessDatasetBuilder(DatasetBuilder):
 
     task: Literal["policy", "arbiter", "mixed"] = "policy"
     """`policy` (P:), `arbiter` (A:), or `mixed` (both)."""
-    arbiter_fraction: float = 0.2
+    arbiter_fraction: float = _ARBITER_FRACTION
     """Share of A: tasks when `task=mixed`."""
     answer: AnswerForm = "best"
     """Form of a P: answer: `best` (`B: e2e4`) or `full` (`M: ... E: ... B: ...`)."""
@@ -100,12 +50,12 @@ class ChessDatasetBuilder(DatasetBuilder):
     source: Literal["endgames", "random", "engine", "openings", "fen", "epd", "pgn"] = "endgames"
     """Where positions come from: `endgames` (random placements of `material`), self-play (`random` legal moves, or
     `engine` moves), or a file at `source_path`."""
-    material: str = "KQk,KRk"
+    material: str = _MATERIAL
     """Comma-separated material of `endgames`, drawn evenly; upper case is White, lower case Black."""
     side: Literal["white", "black", "both"] = "white"
     """Whose turn it is in the positions that are used."""
     source_path: Path | None = None
-    """File of `openings` (tab-separated `eco`, `name`, `pgn`), `fen`, `epd` or `pgn` positions."""
+    """File of `openings` (tab-separated columns, `pgn` among them), `fen`, `epd` or `pgn` positions."""
     batch_size: int = 16
     """Prompts per batch."""
     group_size: int = 16
@@ -120,7 +70,7 @@ class ChessDatasetBuilder(DatasetBuilder):
     """Which held-out positions to evaluate on: `validation` while tuning, `final` once, for the reported result."""
     shuffle: bool = True
     """Reorder the training positions in every epoch."""
-    illegal_fraction: float = 0.1
+    illegal_fraction: float = _ILLEGAL_FRACTION
     """Share of A: tasks whose move is illegal."""
     renderer_name: str = "plain"
     """How messages become tokens; `plain` writes their bare text, as the grammar of these tasks wants."""
@@ -131,51 +81,151 @@ class ChessDatasetBuilder(DatasetBuilder):
     stockfish: StockfishConfig = chz.field(default_factory=StockfishConfig)
     """The engine that judges P: answers."""
 
+    @chz.validate
+    def _consistent(self) -> None:
+        for problem in (*_out_of_range(self), *_without_effect(self), *_impossible(self)):
+            raise ConfigError(problem)
+        if self.source == "endgames":
+            parse_material(self.material)
+
     def build(self, context: BuildContext) -> EnvData:
         """See `DatasetBuilder.build`."""
-        source = EndgameSource(self.material, self.side)
-        style = TaskStyle(self.answer, self.prompt_template, self.illegal_fraction)
-        pool = StockfishPool(self.stockfish, context.cache_dir)
+        pool = StockfishPool(self.stockfish, context.cache_dir) if self.needs_engine else None
         judge = Judge(pool, self.policy_weights, self.arbiter_weights)
-        train = draw_distinct(source, np.random.default_rng([context.seed, TRAIN_STREAM]), "train", self.num_train)
-        heldout = draw_distinct(source, np.random.default_rng(HELDOUT_SEED), self.heldout_split, self.num_heldout)
-        heldout_tasks = [policy_task(p, style) for p in heldout]
-        sft = ChessSupervisedDataset(source, style, context.seed)
+        style = self.style()
+        source = self._source(pool)
+        train_rng = np.random.default_rng([context.seed, TRAIN_STREAM])
+        train = draw_distinct(source, train_rng, "train", self.num_train)
+        train_tasks = make_tasks(train, style, train_rng)
+        heldout_rng = np.random.default_rng(HELDOUT_SEED)
+        heldout = draw_distinct(source, heldout_rng, self.heldout_split, self.num_heldout)
+        heldout_tasks = make_tasks(heldout, style, heldout_rng)
+        # More engine games would cost more than supervised examples are worth.
+        sft_source = FixedSource(train) if self.source == "engine" else source
+        sft = ChessSupervisedDataset(sft_source, style, context.seed)
 
         async def baselines() -> BaselineMetrics:
-            return await random_mover_metrics(heldout_tasks, judge)
+            return await known_policies(heldout_tasks, judge)
+
+        async def close() -> None:
+            if pool is not None:
+                await pool.close()
 
         return EnvData(
             train=ChessRLDataset(
-                [policy_task(p, style) for p in train], judge, self.batch_size, self.num_epochs, self.shuffle,
-                context.seed, context.max_turns,
+                train_tasks,
+                judge,
+                self.batch_size,
+                context.max_turns,
+                num_epochs=self.num_epochs,
+                shuffle=self.shuffle,
+                seed=context.seed,
             ),
-            heldout=ChessRLDataset(heldout_tasks, judge, self.batch_size, 1, False, 0, context.max_turns),
+            heldout=ChessRLDataset(heldout_tasks, judge, self.batch_size, context.max_turns),
             sft=sft,
             tokenizer_corpus=corpus_of(sft.batch(0, CORPUS_EXAMPLES)),
             baseline_policies=baselines,
-            close=pool.close,
+            figure=draw_task,
+            close=close,
         )
 
     def describe(self) -> str:
         """See `DatasetBuilder.describe`."""
-        return f"{self.num_train} {self.source} positions"
+        what = {
+            "policy": f"P: tasks ({self.answer} form)",
+            "arbiter": "A: tasks",
+            "mixed": f"P: tasks ({self.answer} form) with {self.arbiter_fraction:.0%} A: tasks",
+        }[self.task]
+        where = self.material if self.source == "endgames" else self.source_path or f"{self.source} self-play"
+        judges = " and ".join(
+            (["python-chess"] if self.task != "policy" else [])
+            + ([f"Stockfish at {self.stockfish.nodes} nodes"] if self.task != "arbiter" else [])
+        )
+        moving = "either side" if self.side == "both" else self.side.capitalize()
+        return (
+            f"Chess {what} on {self.num_train} positions from {where} with {moving} to move, judged by {judges}; "
+            f"held out: {self.num_heldout} {self.heldout_split} positions."
+        )
+
+    def style(self) -> TaskStyle:
+        """How positions are posed."""
+        share = {"policy": 0.0, "arbiter": 1.0, "mixed": self.arbiter_fraction}[self.task]
+        return TaskStyle(self.answer, self.prompt_template, share, self.illegal_fraction, self.source == "endgames")
+
+    @property
+    def needs_engine(self) -> bool:
+        """Whether Stockfish is used at all."""
+        return self.task != "arbiter" or self.source == "engine"
+
+    def _source(self, pool: StockfishPool | None) -> PositionSource:
+        if self.source == "endgames":
+            return EndgameSource(self.material, self.side)
+        if self.source == "random":
+            return RandomGames(self.side)
+        if self.source == "engine":
+            if pool is None:
+                raise EngineError("source=engine needs Stockfish")
+            return EngineGames(pool, self.side)
+        if self.source_path is None:
+            raise ConfigError(f"source={self.source} needs source_path")
+        return read_source(self.source, self.source_path, self.side)
 
 
-async def random_mover_metrics(tasks: Sequence[Task], judge: Judge) -> BaselineMetrics:
-    """Expected metrics of the uniform random legal mover on P: tasks in short form."""
-    metrics: dict[str, list[float]] = {"reward": [], "legal": [], "best": [], "keeps_win": []}
-    for task in tasks:
-        truth = (await find_truth(task, judge.pool)).policy
-        if truth is None:
-            continue
-        scores = [
-            score_policy(truth, ParsedPolicy((), (), uci, ()), judge.policy_weights, "best") for uci in truth.values
-        ]
-        mean = lambda xs: sum(xs) / len(scores)
-        metrics["reward"].append(mean(s.value or 0.0 for s in scores))
-        metrics["legal"].append(1.0)
-        metrics["best"].append(mean(s.parts["best"] for s in scores))
-        if outlook(truth.best_value, judge.policy_weights.win_cp) == "won":
-            metrics["keeps_win"].append(mean(s.parts["keeps"] for s in scores))
-    return {"random_legal": metrics}
+def _out_of_range(config: ChessDatasetBuilder) -> Iterator[str]:
+    least = {"batch_size": 1, "group_size": 2, "num_epochs": 1, "num_train": 1, "num_heldout": 1}
+    for name, value in least.items():
+        if getattr(config, name) < value:
+            reason = ": a group of one has nothing to be compared with" if name == "group_size" else ""
+            yield f"{name}={getattr(config, name)} must be at least {value}{reason}."
+    if not 0 <= config.illegal_fraction <= 1:
+        yield f"illegal_fraction={config.illegal_fraction} must lie between 0 and 1."
+    if config.task == "mixed" and not 0 < config.arbiter_fraction < 1:
+        yield (
+            f"arbiter_fraction={config.arbiter_fraction} must lie strictly between 0 and 1 when task=mixed. "
+            "Set task=policy or task=arbiter for one task alone."
+        )
+    if config.policy_weights.eval_tolerance <= 0 or config.policy_weights.win_cp <= 0:
+        yield "policy_weights.eval_tolerance and policy_weights.win_cp must be above 0."
+
+
+def _without_effect(config: ChessDatasetBuilder) -> Iterator[str]:
+    """Settings that were changed although nothing reads them in this combination."""
+    arbiter_only, policy_only = config.task == "arbiter", config.task == "policy"
+    task, source = f"task={config.task}", f"source={config.source}"
+    has_file = config.source not in ("endgames", "random", "engine")
+    unread = [
+        ("arbiter_fraction", _ARBITER_FRACTION, config.task != "mixed", task, "task=mixed"),
+        ("answer", "best", arbiter_only, task, "task=policy"),
+        ("prompt_template", POLICY_PROMPT, arbiter_only, task, "task=policy"),
+        ("policy_weights", PolicyWeights(), arbiter_only, task, "task=policy"),
+        ("stockfish", StockfishConfig(), not config.needs_engine, task, "task=policy"),
+        ("illegal_fraction", _ILLEGAL_FRACTION, policy_only, task, "task=arbiter"),
+        ("arbiter_weights", ArbiterWeights(), policy_only, task, "task=arbiter"),
+        ("material", _MATERIAL, config.source != "endgames", source, "source=endgames"),
+        ("source_path", None, not has_file, source, "source to the kind of file it is"),
+    ]
+    for name, default, is_unread, setting, cure in unread:
+        if is_unread and getattr(config, name) != default:
+            yield f"{name} is set but {setting} does not use it. Set {cure}, or remove {name}."
+    weights, standard = config.policy_weights, PolicyWeights()
+    for name in ("candidates", "evals", "eval_tolerance"):
+        if config.answer == "best" and getattr(weights, name) != getattr(standard, name):
+            yield f"policy_weights.{name} judges the long form only. Set answer=full, or remove it."
+
+
+def _impossible(config: ChessDatasetBuilder) -> Iterator[str]:
+    if config.source in ("openings", "fen", "epd", "pgn") and config.source_path is None:
+        yield f"source={config.source} reads a file, but source_path is not set. Set source_path to it."
+    if config.prompt_template.count("{fen}") != 1 or "{" in config.prompt_template.replace("{fen}", ""):
+        yield f"prompt_template {config.prompt_template!r} must hold {{fen}} once and no other braces, as in 'P: {{fen}}'."
+    label = given_label(config.prompt_template)
+    if label and label != ("B:" if config.answer == "best" else "M:"):
+        yield (
+            f"prompt_template ends with {label!r}, with which no answer={config.answer} starts. "
+            "End it with 'B:' for answer=best, 'M:' for answer=full, or neither."
+        )
+    if config.task != "arbiter" and config.stockfish.multipv < MOST_LEGAL_MOVES:
+        yield (
+            f"stockfish.multipv={config.stockfish.multipv} leaves moves unvalued, but P: answers are ranked among all "
+            f"legal moves. Set it to at least {MOST_LEGAL_MOVES}."
+        )

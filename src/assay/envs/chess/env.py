@@ -6,7 +6,6 @@ With several turns, an invalid answer is told what was wrong with it and may try
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import chess
@@ -69,7 +68,7 @@ class ChessEnv:
             score=score,
             done=not retry,
             messages=(Message("user", complaint(score)),) if retry else (),
-            metrics=metrics_of(score, self.truth, self.judge.policy_weights),
+            metrics=metrics_of(score, self.truth.policy, self.judge.policy_weights),
         )
 
     def _score(self, text: str) -> Score:
@@ -84,7 +83,7 @@ class ChessEnv:
         return score_policy(self.truth.policy, answer, self.judge.policy_weights, payload["form"])
 
 
-@dataclass(frozen=True)
+@dataclass
 class ChessGroupBuilder:
     """Makes the envs of one task and finds its truth, once."""
 
@@ -102,13 +101,18 @@ async def find_truth(task: Task, pool: StockfishPool | None) -> GroupTruth:
     """The truth of a task. A failing engine is reported in `failure`; it does not raise."""
     payload = task.payload
     if payload["kind"] == "A":
-        return GroupTruth(arbiter=judge(payload["fen"], payload["uci"], payload["history"]))
+        return GroupTruth(arbiter=true_verdict(task))
     if pool is None:
         return GroupTruth(failure="no engine: P: answers are verified by Stockfish")
     try:
         return GroupTruth(policy=policy_truth(await pool.analyse(payload["fen"])))
     except EngineError as error:
         return GroupTruth(failure=str(error))
+
+
+def true_verdict(task: Task) -> Verdict:
+    """The verdict of the rules on an A: task."""
+    return judge(task.payload["fen"], task.payload["uci"], task.payload["history"])
 
 
 def policy_truth(analysis: Analysis) -> PolicyTruth:
@@ -133,15 +137,11 @@ def complaint(score: Score) -> str:
     return f"Invalid answer: {'; '.join(problems)}. Try again."
 
 
-def metrics_of(score: Score, truth: GroupTruth, weights: PolicyWeights) -> Mapping[str, float]:
-    """The turn's metrics: the parts of the score and, where the position is won for the mover, `keeps_win`."""
+def metrics_of(score: Score, truth: PolicyTruth | None, weights: PolicyWeights) -> dict[str, float]:
+    """The turn's metrics: the parts of the score; for P: (with `truth`) also `keeps_win`, where there is a win."""
     if score.status == "errored":
         return {}
     metrics = dict(score.parts)
-    if truth.policy is not None:
-        del metrics["keeps"]
-        if outlook(truth.policy.best_value, weights.win_cp) == "won":
-            metrics["keeps_win"] = score.parts["keeps"]
-    if truth.arbiter is not None:
-        metrics["format"] = score.parts["format"]
+    if truth is not None and outlook(truth.best_value, weights.win_cp) == "won":
+        metrics["keeps_win"] = score.parts["keeps"]
     return metrics

@@ -102,7 +102,7 @@ def _parse_full(words: list[str]) -> ParsedPolicy:
     if words[:1] == ["M:"]:
         words = words[1:]
     if words.count("E:") != 1 or words.count("B:") != 1 or words.index("E:") > words.index("B:"):
-        return ParsedPolicy((), (), None, ("the answer must have the sections 'M:', 'E:' and 'B:', each once, in order",))
+        return ParsedPolicy((), (), None, ("the answer must have 'M:', 'E:' and 'B:', each once and in this order",))
     e, b = words.index("E:"), words.index("B:")
     moves, numbers = words[:e], words[e + 1 : b]
     best, problems = _read_best(words[b + 1 :])

@@ -8,8 +8,9 @@ position, nor a reflection of one, is ever trained on, whatever the seed, the so
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Literal, Protocol
 
 import chess
@@ -41,6 +42,8 @@ class Position:
     """Normal form: the en-passant square only where a capture is legal."""
     key: bytes
     """Canonical key (see `canonical_key`)."""
+    board: chess.Board = field(compare=False, repr=False)
+    """The position as a board, to be left as it is; its move stack may be empty."""
     history: tuple[str, ...] = ()
 
 
@@ -48,7 +51,7 @@ class PositionSource(Protocol):
     """Where positions come from."""
 
     def draw(self, rng: np.random.Generator, split: Split) -> Iterator[Position]:
-        """Unfinished legal positions of one split, decided by the state of `rng`: endless, or one pass in random order."""
+        """Unfinished legal positions of one split, decided by `rng`: endless, or one pass in random order."""
         ...
 
 
@@ -79,10 +82,15 @@ def whites_view(codes: Codes) -> Codes:
     return _COLOUR_SWAP[codes[..., _RANK_FLIP]]
 
 
-def quiet_key(view: Codes, has_pawns: bool) -> bytes:
-    """Canonical key of a position without castling rights or en passant, seen by the mover (`view`, shape [64])."""
-    images = view[_SYMMETRIES[:2] if has_pawns else _SYMMETRIES]
-    return min(image.tobytes() for image in images)
+def quiet_keys(views: Codes, has_pawns: bool) -> list[bytes]:
+    """Canonical keys of positions without castling rights or en passant, seen by the mover (`views`, shape [n, 64])."""
+    symmetries = _SYMMETRIES[:2] if has_pawns else _SYMMETRIES
+    images = views[:, symmetries].tobytes()
+    step = 64 * len(symmetries)
+    return [
+        min(images[place : place + 64] for place in range(start, start + step, 64))
+        for start in range(0, len(images), step)
+    ]
 
 
 def canonical_key(board: chess.Board) -> bytes:
@@ -98,15 +106,14 @@ def canonical_key(board: chess.Board) -> bytes:
         rights = chess.flip_vertical(rights)
     ep = board.ep_square if board.has_legal_en_passant() else None
     if not rights and ep is None:
-        return quiet_key(view, bool(board.pawns))
+        return quiet_keys(view[None], bool(board.pawns))[0]
     files = [-1 if ep is None else chess.square_file(ep)]
     images = [view]
     if not rights:
         images.append(view[_SYMMETRIES[1]])
         files.append(7 - files[0])
-    return min(
-        image.tobytes() + rights.to_bytes(8, "big") + bytes([file + 1]) for image, file in zip(images, files, strict=True)
-    )
+    tails = [rights.to_bytes(8, "big") + bytes([file + 1]) for file in files]
+    return min(image.tobytes() + tail for image, tail in zip(images, tails, strict=True))
 
 
 def split_of(key: bytes) -> Split:
@@ -119,7 +126,7 @@ def split_of(key: bytes) -> Split:
 
 def position_of(board: chess.Board, history: tuple[str, ...] = ()) -> Position:
     """The record of a board."""
-    return Position(board.fen(en_passant="legal"), canonical_key(board), history)
+    return Position(board.fen(en_passant="legal"), canonical_key(board), board, history)
 
 
 def is_playable(board: chess.Board) -> bool:
@@ -138,6 +145,7 @@ def board_text(codes: Codes) -> str:
     return "/".join(_rank_text(rows[start : start + 8]) for start in range(56, -8, -8))
 
 
+@cache
 def _rank_text(row: bytes) -> str:
     text, empty = "", 0
     for code in row:
@@ -147,6 +155,38 @@ def _rank_text(row: bytes) -> str:
         else:
             empty += 1
     return text + (str(empty) if empty else "")
+
+
+class FixedSource:
+    """A finite list of positions, such as those of a file; of positions with equal keys the first is kept."""
+
+    def __init__(self, positions: Iterable[Position]) -> None:
+        self._sides: dict[Split, list[Position]] = {"train": [], "validation": [], "final": []}
+        seen = set()
+        for position in positions:
+            if position.key not in seen:
+                seen.add(position.key)
+                self._sides[split_of(position.key)].append(position)
+
+    def draw(self, rng: np.random.Generator, split: Split) -> Iterator[Position]:
+        """One pass in random order."""
+        side = self._sides[split]
+        for index in rng.permutation(len(side)).tolist():
+            yield side[index]
+
+
+def draw_forever(source: PositionSource, rng: np.random.Generator, split: Split) -> Iterator[Position]:
+    """Positions of a split without end: a finite source is passed through again and again.
+
+    Raises:
+        DataError: the source has no position on this side of the split.
+    """
+    while True:
+        position = None
+        for position in source.draw(rng, split):
+            yield position
+        if position is None:
+            raise DataError(f"the source has no position on the {split} side of the split. Use a richer source.")
 
 
 def draw_distinct(source: PositionSource, rng: np.random.Generator, split: Split, count: int) -> list[Position]:
@@ -164,9 +204,9 @@ def draw_distinct(source: PositionSource, rng: np.random.Generator, split: Split
         found.setdefault(position.key, position)
     if len(found) < count:
         raise DataError(
-            f"the source has only {len(found)} distinct positions on the {split} side of the split, but {count} are asked "
-            f"for. Lower num_train or num_heldout, or use a richer source. (About {1 - 2 * HELDOUT_SHARE:.0%} of all "
-            f"positions are train, {HELDOUT_SHARE:.0%} validation and {HELDOUT_SHARE:.0%} final; mirror images count once.)"
+            f"the source has only {len(found)} distinct positions on the {split} side of the split, but {count} are "
+            f"asked for. Lower num_train or num_heldout, or use a richer source. About {1 - 2 * HELDOUT_SHARE:.0%} of "
+            f"all positions are train, {HELDOUT_SHARE:.0%} validation and {HELDOUT_SHARE:.0%} final; mirror images "
+            "count once."
         )
     return list(found.values())
-

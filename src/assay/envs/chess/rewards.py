@@ -1,7 +1,7 @@
 """What an answer to a chess task is worth: pure functions from (truth, parsed answer) to a `Score` with named parts.
 
-Values of moves are the mover's, so the same position with colours swapped gives the same rewards. Without truth there is
-no reward: the score is `errored`. Rewards are built so that no shortcut pays: a list of candidates must be complete,
+Values of moves are the mover's, so the same position with colours swapped gives the same rewards. Without truth there
+is no reward: the score is `errored`. Rewards are built so that no shortcut pays: a list of candidates must be complete,
 distinct and legal, evaluations are compared move by move, and a copied board earns less than nothing for its squares.
 """
 
@@ -224,8 +224,8 @@ def fen_credit(truth: Verdict, fen: str) -> float:
     """Credit, in [-1, 1], of a predicted position, relative to passing the move (turn and counters advance).
 
     Squares and fields that the move changes beyond that count 1 each when right; every other one that is wrong takes
-    1 away; the sum is divided by the number of changes. So the right position earns 1, a pass 0, and a copy of the input
-    less than 0. Where nothing changes (an illegal move), the unchanged position earns 1 and anything else loses.
+    1 away; the sum is divided by the number of changes. So the right position earns 1, a pass 0, and a copy of the
+    input less than 0. Where nothing changes (an illegal move), the unchanged position earns 1 and anything else loses.
     """
     wanted, baseline, found = _items(truth.fen), _items(truth.baseline), _items(fen)
     changed = [index for index, (a, b) in enumerate(zip(wanted, baseline, strict=True)) if a != b]

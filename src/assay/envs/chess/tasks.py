@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import chess
 import numpy as np
 
 from assay.envs.base import Example
 from assay.envs.chess.arbiter import judge
+from assay.envs.chess.endgames import invent_past
 from assay.envs.chess.grammar import (
     HISTORY_PLIES,
     MAX_CANDIDATES,
@@ -21,10 +22,11 @@ from assay.envs.chess.grammar import (
     policy_prompt,
 )
 from assay.envs.chess.positions import Position
+from assay.envs.chess.selfplay import random_legal_move
 from assay.types import Message, Task
 
 ENV_NAME = "chess"
-Kind = Literal["P", "A"]
+
 
 @dataclass(frozen=True, slots=True)
 class TaskStyle:
@@ -34,8 +36,28 @@ class TaskStyle:
     """Form of a P: answer."""
     template: str
     """P: prompt with `{fen}`."""
+    arbiter_share: float
+    """Share of A: tasks, from 0 to 1."""
     illegal_fraction: float
     """Share of A: tasks whose move is illegal."""
+    timeless: bool
+    """Positions come without a game (endgames): A: tasks get an invented past."""
+
+
+def make_tasks(positions: Sequence[Position], style: TaskStyle, rng: np.random.Generator) -> list[Task]:
+    """One task for each position, in order; exactly the nearest number to the share of A: tasks are A:."""
+    arbiter = np.arange(len(positions)) < round(style.arbiter_share * len(positions))
+    return [
+        arbiter_task(position, style, rng) if is_arbiter else policy_task(position, style)
+        for position, is_arbiter in zip(positions, rng.permutation(arbiter).tolist(), strict=True)
+    ]
+
+
+def make_example(position: Position, style: TaskStyle, rng: np.random.Generator) -> Example:
+    """A supervised example on a position, A: with the probability of the share."""
+    if style.arbiter_share and rng.random() < style.arbiter_share:
+        return arbiter_example(arbiter_task(position, style, rng))
+    return policy_example(position, style, rng)
 
 
 def policy_task(position: Position, style: TaskStyle) -> Task:
@@ -45,36 +67,37 @@ def policy_task(position: Position, style: TaskStyle) -> Task:
         id=f"P:{position.fen}",
         prompt=(Message("user", policy_prompt(position.fen, style.template)),),
         payload={"kind": "P", "fen": position.fen, "form": style.form, "given": given_label(style.template)},
-        tags=("P", f"P/{_side(position.fen)}"),
+        tags=("P", f"P/{side_to_move(position.fen)}"),
     )
 
 
 def arbiter_task(position: Position, style: TaskStyle, rng: np.random.Generator) -> Task:
     """An A: task: a random legal move, or with probability `illegal_fraction` an illegal one."""
-    board = chess.Board(position.fen)
+    if style.timeless:
+        position = invent_past(position, rng)
     illegal = rng.random() < style.illegal_fraction
-    move = (random_illegal_move if illegal else random_legal_move)(board, rng).uci()
+    move = (random_illegal_move if illegal else random_legal_move)(position.board, rng).uci()
     history = (*position.history, move)[-HISTORY_PLIES:]
     return Task(
         env=ENV_NAME,
         id=f"A:{position.fen}+{move}",
         prompt=(Message("user", arbiter_prompt(position.fen, move, history)),),
         payload={"kind": "A", "fen": position.fen, "uci": move, "history": list(history)},
-        tags=("A", f"A/{_side(position.fen)}"),
+        tags=("A", f"A/{side_to_move(position.fen)}"),
     )
 
 
 def policy_example(position: Position, style: TaskStyle, rng: np.random.Generator) -> Example:
     """A supervised P: example that teaches the form and the rules and nothing of strength.
 
-    The best move is a random legal one; the long form lists random distinct legal moves with evaluations of 0.
+    The best move is a random legal one; the long form lists random distinct legal moves, the best move among them, with
+    evaluations of 0.
     """
-    board = chess.Board(position.fen)
-    best = random_legal_move(board, rng).uci()
+    best = random_legal_move(position.board, rng).uci()
     moves: list[str] = []
     if style.form == "full":
-        legal = [move.uci() for move in board.legal_moves]
-        moves = [legal[i] for i in rng.permutation(len(legal))[:MAX_CANDIDATES]]
+        legal = [move.uci() for move in position.board.legal_moves]
+        moves = [legal[index] for index in rng.permutation(len(legal))[:MAX_CANDIDATES]]
         best = moves[int(rng.integers(len(moves)))]
     answer = policy_answer(best, moves, [0.0] * len(moves), form=style.form, given=given_label(style.template))
     return Example((Message("user", policy_prompt(position.fen, style.template)),), answer)
@@ -86,33 +109,31 @@ def arbiter_example(task: Task) -> Example:
     return Example(task.prompt, arbiter_answer(truth.fen, truth.reward, truth.terminated, truth.truncated))
 
 
-def random_legal_move(board: chess.Board, rng: np.random.Generator) -> chess.Move:
-    """A legal move, all equally likely: pseudo-legal ones are drawn until one is legal, which is faster than listing."""
-    moves = list(board.generate_pseudo_legal_moves())
-    for index in rng.permutation(len(moves)).tolist():
-        if not board.is_into_check(moves[index]):
-            return moves[index]
-    raise ValueError(f"no legal move in {board.fen()}")
-
-
 def random_illegal_move(board: chess.Board, rng: np.random.Generator) -> chess.Move:
     """A move that is written correctly and is illegal.
 
-    Half of the time it is near-legal (made by a piece of the mover, or pseudo-legal but leaving the king in check),
-    otherwise any two squares.
+    A quarter each, where there are such moves: it leaves the mover's king in check; it lacks or misplaces a promotion;
+    it moves a piece of the mover to any square; it names any two squares.
     """
     legal = set(board.legal_moves)
-    unsafe = [move for move in board.pseudo_legal_moves if move not in legal]
+    kind = rng.random()
+    candidates: list[chess.Move] = []
+    if kind < 0.25:
+        candidates = [move for move in board.pseudo_legal_moves if move not in legal]
+    elif kind < 0.5:
+        bare = {chess.Move(move.from_square, move.to_square) for move in legal if move.promotion}
+        dressed = {chess.Move(move.from_square, move.to_square, chess.QUEEN) for move in legal if not move.promotion}
+        candidates = sorted(bare or dressed, key=chess.Move.uci)
+    if candidates:
+        return candidates[int(rng.integers(len(candidates)))]
     own = list(chess.SquareSet(board.occupied_co[board.turn]))
     while True:
-        kind = rng.random()
-        if kind < 0.25 and unsafe:
-            return unsafe[int(rng.integers(len(unsafe)))]
-        start = own[int(rng.integers(len(own)))] if kind < 0.5 else int(rng.integers(64))
+        start = own[int(rng.integers(len(own)))] if kind < 0.75 else int(rng.integers(64))
         move = chess.Move(start, int(rng.integers(64)))
         if move.from_square != move.to_square and move not in legal:
             return move
 
 
-def _side(fen: str) -> str:
+def side_to_move(fen: str) -> str:
+    """`white` or `black`."""
     return "white" if fen.split(" ", 2)[1] == "w" else "black"
