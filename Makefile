@@ -1,0 +1,46 @@
+# make demo    train a small chess model on this machine and report what it learned
+# make test    linters, type checker, generated pages, tests
+# The environment is made in .venv on first use; it is renewed when pyproject.toml or constraints.txt change.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
+WORKERS ?= $(shell echo $$(( $(CORES) < 8 ? $(CORES) : 8 )))
+BENCHMARKS ?= $(sort $(wildcard benchmarks/*.py))
+
+# One thread per process: small models run slower on more, and tests run side by side.
+export OMP_NUM_THREADS ?= 1
+export PYTHON TORCH_INDEX_URL
+
+.PHONY: demo test lint bench docs clean system env
+
+demo: env system
+	$(BIN)/assay demo
+
+test: lint system
+	$(BIN)/python -m pytest -q -n $(WORKERS) $(PYTEST_ARGS)
+
+lint: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python scripts/gen_config_docs.py --check
+
+bench: env system
+	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file; done
+
+docs: env
+	$(BIN)/python scripts/gen_config_docs.py
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+
+env: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt scripts/setup-env.sh scripts/find-python.sh
+	@scripts/setup-env.sh $@
+
+system:
+	@scripts/system-packages.sh
