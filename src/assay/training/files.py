@@ -115,8 +115,10 @@ def sync_file(path: Path) -> None:
         os.close(fd)
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write `data` to `path` atomically and durably: a reader sees the old content or the new, never a part.
+def replace_file(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Write `data` to `path` atomically: a reader sees the old content or the new, never a part.
+
+    `durable` also waits until it is on the disk, so that a power cut cannot undo it.
 
     Raises:
         RunDirectoryError: the disk is full or the folder cannot be written to; the old content is intact.
@@ -127,9 +129,11 @@ def replace_file(path: Path, data: bytes) -> None:
             with open(temporary, "wb") as file:
                 file.write(data)
                 file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
             os.replace(temporary, path)
-            sync_directory(path.parent)
+            if durable:
+                sync_directory(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -158,6 +162,15 @@ def sha256_file(path: Path) -> str:
     """SHA-256 of the file's content, in hex."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_object(path: Path) -> dict[str, Json] | None:
+    """The JSON object in a file, or None where there is none."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def encode_json(value: Json, *, indent: int | None = None, sort_keys: bool = False) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 import subprocess
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -20,8 +21,12 @@ PACKAGES = ("assay-rl", "chess", "numpy", "peft", "safetensors", "tokenizers", "
 """Packages whose version can change a run's numbers."""
 
 
+@cache
 def describe_code() -> dict[str, Json]:
-    """The record written to `code.json`: versions, platform, and the git commit where Assay runs from a checkout."""
+    """The record written to `code.json`: versions, platform, and the git commit where Assay runs from a checkout.
+
+    Found out once per process; do not change the record.
+    """
     return {
         "version": VERSION,
         "packages": {name: _package_version(name) for name in PACKAGES},

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from assay.errors import RunDirectoryError
-from assay.training.files import Writing, encode_json, human_bytes, remove, replace_file, truncate_file
+from assay.training.files import Writing, encode_json, human_bytes, read_object, remove, replace_file, truncate_file
 from assay.training.ledger import Commit, LedgerContent
 from assay.training.provenance import code_changes, describe_code
 from assay.types import Json
@@ -50,7 +48,7 @@ def holds_run(path: Path) -> bool:
         raise RunDirectoryError(f"{path} is a file, and a run needs a directory. Set log_path to a new directory.")
     if names <= _NEWBORN:
         return False
-    code = _read_object(path / "code.json")
+    code = read_object(path / "code.json")
     if "config.json" in names and code is not None and "assay-rl" in code.get("packages", {}):
         return True
     some = ", ".join(sorted(names)[:5])
@@ -69,8 +67,10 @@ def lock_directory(path: Path) -> int:
     fd = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     except BlockingIOError:
-        holder = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(fd)
         raise RunDirectoryError(
             f"{path} is in use by process {holder}, and two processes would corrupt each other's run. "
@@ -79,8 +79,6 @@ def lock_directory(path: Path) -> int:
     except OSError:
         os.close(fd)
         raise
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
 
 
@@ -121,7 +119,7 @@ def check_config(path: Path, config: Mapping[str, Json]) -> None:
     Raises:
         RunDirectoryError: settings differ, or `config.json` cannot be read.
     """
-    before = _read_object(path / "config.json")
+    before = read_object(path / "config.json")
     if before is None:
         raise RunDirectoryError(
             f"{path / 'config.json'} cannot be read, so it is unknown which run this is. "
@@ -138,7 +136,7 @@ def check_config(path: Path, config: Mapping[str, Json]) -> None:
 
 def warn_of_other_code(path: Path) -> None:
     """Log a warning where the run was started under other versions than those of now."""
-    changes = code_changes(_read_object(path / "code.json") or {}, describe_code())
+    changes = code_changes(read_object(path / "code.json") or {}, describe_code())
     if changes:
         logger.warning(
             "%s was started under other versions (%s). The run goes on, but it is not guaranteed to equal an "
@@ -262,12 +260,3 @@ def _sink_files(path: Path) -> Iterator[Path]:
             yield from (file for file in sink.rglob("*") if file.is_file())
         elif sink.exists():
             yield sink
-
-
-def _read_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file, or None where there is none."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None

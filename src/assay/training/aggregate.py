@@ -1,0 +1,116 @@
+"""From rollouts to numbers: the metrics of a batch, overall and per tag. Pure.
+
+Names: `reward/...` over rollouts; `env/<metric>` and `part/<part>` as the environment reports them; `tag/<tag>/...` the
+same for the tasks that carry a tag; `rollout/...` counts and shares. An errored rollout is counted and enters nothing
+else: its reward is unknown, not 0. A number that no rollout can give is absent, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import get_args
+
+import numpy as np
+
+from assay.types import EpisodeEnd, ScoreStatus, Trajectory, TrajectoryGroup, Transition
+
+
+def aggregate_rollouts(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """Metrics of a batch of groups.
+
+    `env/` and `part/` values of a rollout are those of its last turn that reports them; their means are over rollouts.
+    """
+    rollouts = [trajectory for group in groups for trajectory in group.trajectories]
+    judged = [trajectory for trajectory in rollouts if not trajectory.errored]
+    metrics = {
+        **_rollout_metrics(rollouts),
+        **_reward_metrics(judged),
+        **_means("env", [_last_values(t.metrics for t in rollout.transitions) for rollout in judged]),
+        **_means("part", [_last_values(t.score.parts for t in rollout.transitions) for rollout in judged]),
+        **_tag_metrics(judged),
+    }
+    metrics["rollout/groups"] = float(len(groups))
+    if groups:
+        metrics["rollout/constant_group_fraction"] = float(np.mean([is_constant(group) for group in groups]))
+    return metrics
+
+
+def is_constant(group: TrajectoryGroup) -> bool:
+    """Whether the group's rewards do not differ (errored rollouts left out), so that it carries no gradient."""
+    rewards = {trajectory.reward for trajectory in group.trajectories if trajectory.reward is not None}
+    return len(rewards) <= 1
+
+
+def _rollout_metrics(rollouts: Sequence[Trajectory]) -> dict[str, float]:
+    metrics = {"rollout/count": float(len(rollouts))}
+    if not rollouts:
+        return metrics
+    statuses = [_status(rollout) for rollout in rollouts]
+    for status in get_args(ScoreStatus):
+        metrics[f"rollout/{status}"] = float(statuses.count(status))
+        metrics[f"rollout/{status}_fraction"] = statuses.count(status) / len(rollouts)
+    ends = [rollout.stop_reason for rollout in rollouts]
+    for end in get_args(EpisodeEnd):
+        metrics[f"rollout/end/{end}_fraction"] = ends.count(end) / len(rollouts)
+    turns = [turn for rollout in rollouts for turn in rollout.transitions]
+    metrics["rollout/turns"] = len(turns) / len(rollouts)
+    return {**metrics, **_turn_metrics(turns)}
+
+
+def _status(rollout: Trajectory) -> ScoreStatus:
+    return "errored" if rollout.errored or not rollout.transitions else rollout.transitions[-1].score.status
+
+
+def _turn_metrics(turns: Sequence[Transition]) -> dict[str, float]:
+    if not turns:
+        return {}
+    tokens = [len(turn.completion.tokens) for turn in turns]
+    return {
+        "rollout/prompt_tokens_mean": float(np.mean([len(turn.prompt_tokens) for turn in turns])),
+        "rollout/completion_tokens_mean": float(np.mean(tokens)),
+        "rollout/completion_tokens_max": float(max(tokens)),
+        "rollout/completion_tokens_sum": float(sum(tokens)),
+        "rollout/truncated_fraction": float(np.mean([turn.completion.stop_reason == "length" for turn in turns])),
+        "perf/score_cached_fraction": float(np.mean([turn.score.cached for turn in turns])),
+    }
+
+
+def _reward_metrics(judged: Sequence[Trajectory]) -> dict[str, float]:
+    rewards = [rollout.reward for rollout in judged if rollout.reward is not None]
+    if not rewards:
+        return {}
+    return {
+        "reward/mean": float(np.mean(rewards)),
+        "reward/std": float(np.std(rewards)),
+        "reward/min": float(min(rewards)),
+        "reward/p25": float(np.percentile(rewards, 25)),
+        "reward/p75": float(np.percentile(rewards, 75)),
+        "reward/max": float(max(rewards)),
+    }
+
+
+def _tag_metrics(judged: Sequence[Trajectory]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for tag in sorted({tag for rollout in judged for tag in rollout.task.tags}):
+        tagged = [rollout for rollout in judged if tag in rollout.task.tags]
+        values = [_last_values(turn.metrics for turn in rollout.transitions) for rollout in tagged]
+        rewards = [{"reward": rollout.reward} for rollout in tagged if rollout.reward is not None]
+        metrics |= _means(f"tag/{tag}", values) | _means(f"tag/{tag}", rewards)
+        metrics[f"tag/{tag}/count"] = float(len(tagged))
+    return metrics
+
+
+def _last_values(turns: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for turn in turns:
+        values.update(turn)
+    return values
+
+
+def _means(prefix: str, values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Mean of every name over the mappings that have it, as `prefix/name`."""
+    columns: dict[str, list[float]] = {}
+    for mapping in values:
+        for name, value in mapping.items():
+            columns.setdefault(name, []).append(value)
+    return {f"{prefix}/{name}": float(np.mean(column)) for name, column in sorted(columns.items())}
