@@ -23,6 +23,8 @@ DRAW_REWARD = 0.5
 """Reward of a move that ends the game in a draw."""
 ILLEGAL_REWARD = -1.0
 """Reward of an illegal move; the position stays as it was."""
+FIVEFOLD_PLIES = 16
+"""Fewest half-moves in which a position can come up four more times."""
 FINGERPRINT = f"python-chess {chess.__version__}"
 """Names the verifier of the A: task."""
 
@@ -38,7 +40,7 @@ class Verdict:
     truncated: bool
     """The move was illegal."""
     baseline: str
-    """The position after passing the move; for an illegal move, the unchanged position."""
+    """The board before the move with the turn and counters after it; for an illegal move, the unchanged position."""
     pushed_square: str
     """The square behind a pawn that has just made a double step, else `-`: also accepted as the en-passant field."""
     fingerprint: str = FINGERPRINT
@@ -66,7 +68,8 @@ def judge(fen: str, uci: str, history: Sequence[str] = ()) -> Verdict:
         raise DataError(f"cannot judge a move in {fen!r}: the position is impossible ({board.status()!r})")
     if history and history[-1] != uci:
         raise DataError(f"the history {' '.join(history)!r} must end with the move being made, {uci}")
-    return verdict(rebuild(board, history[:-1]), move)
+    # Only a repetition depends on the past, and a shorter one cannot hold it.
+    return verdict(rebuild(board, history[:-1]) if len(history) >= FIVEFOLD_PLIES else board, move)
 
 
 def verdict(board: chess.Board, move: chess.Move) -> Verdict:
@@ -84,7 +87,7 @@ def verdict(board: chess.Board, move: chess.Move) -> Verdict:
         after = board.fen(en_passant="legal")
     finally:
         board.pop()
-    return Verdict(after, reward, outcome is not None, False, _passed(before), behind)
+    return Verdict(after, reward, outcome is not None, False, _passed(before, after), behind)
 
 
 def rebuild(board: chess.Board, history: Sequence[str]) -> chess.Board:
@@ -106,7 +109,7 @@ def rebuild(board: chess.Board, history: Sequence[str]) -> chess.Board:
         if move not in game.legal_moves:
             return board.copy(stack=False)
         game.push(move)
-    return game if game.fen(en_passant="legal") == board.fen(en_passant="legal") else board.copy(stack=False)
+    return game if game == board else board.copy(stack=False)
 
 
 def _retract(board: chess.Board, uci: str) -> chess.Move | None:
@@ -135,8 +138,8 @@ def _retract(board: chess.Board, uci: str) -> chess.Move | None:
     return move
 
 
-def _passed(fen: str) -> str:
-    """The position with the other side to move and the counters advanced."""
-    board, turn, castling, _, halfmoves, fullmoves = fen.split()
-    number = int(fullmoves) + (turn == "b")
-    return f"{board} {'b' if turn == 'w' else 'w'} {castling} - {int(halfmoves) + 1} {number}"
+def _passed(before: str, after: str) -> str:
+    """The position before the move with the side to move and the counters of the position after it."""
+    board, _, castling, *_ = before.split()
+    _, turn, _, _, halfmoves, fullmoves = after.split()
+    return f"{board} {turn} {castling} - {halfmoves} {fullmoves}"

@@ -27,7 +27,7 @@ from assay.errors import ConfigError, EngineError
 
 HELDOUT_SEED = 20_241_120
 """Held-out tasks are drawn with this seed and not with the run's, so that runs with different seeds can be compared."""
-CORPUS_EXAMPLES = 2000
+CORPUS_EXAMPLES = 1000
 """Supervised examples that a from-scratch tokenizer is trained on."""
 MOST_LEGAL_MOVES = 218
 """No legal position has more."""
@@ -217,7 +217,7 @@ def _impossible(config: ChessDatasetBuilder) -> Iterator[str]:
     if config.source in ("openings", "fen", "epd", "pgn") and config.source_path is None:
         yield f"source={config.source} reads a file, but source_path is not set. Set source_path to it."
     if config.prompt_template.count("{fen}") != 1 or "{" in config.prompt_template.replace("{fen}", ""):
-        yield f"prompt_template {config.prompt_template!r} must hold {{fen}} once and no other braces, as in 'P: {{fen}}'."
+        yield f"prompt_template {config.prompt_template!r} must hold {{fen}} once and no other brace: 'P: {{fen}}'."
     label = given_label(config.prompt_template)
     if label and label != ("B:" if config.answer == "best" else "M:"):
         yield (

@@ -26,7 +26,7 @@ POLICY_PROMPT = "P: {fen}"
 """Default prompt of the P: task."""
 
 _UCI = re.compile(r"[a-h][1-8][a-h][1-8][qrbn]?")
-_NUMBER = re.compile(r"[+-]?\d{1,6}(?:\.\d{1,6})?")
+_NUMBER = re.compile(r"[+-]?[0-9]{1,6}(?:\.[0-9]{1,6})?")
 _BOARD_CODES = frozenset("PNBRQKpnbrqk")
 _FLAGS = {"0": False, "1": True, "false": False, "true": True}
 

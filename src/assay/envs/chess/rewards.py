@@ -221,11 +221,11 @@ def score_arbiter(truth: Verdict | None, answer: ParsedArbiter, weights: Arbiter
 
 
 def fen_credit(truth: Verdict, fen: str) -> float:
-    """Credit, in [-1, 1], of a predicted position, relative to passing the move (turn and counters advance).
+    """Credit, in [-1, 1], of a predicted position, relative to a board on which only turn and counters have moved on.
 
     Squares and fields that the move changes beyond that count 1 each when right; every other one that is wrong takes
-    1 away; the sum is divided by the number of changes. So the right position earns 1, a pass 0, and a copy of the
-    input less than 0. Where nothing changes (an illegal move), the unchanged position earns 1 and anything else loses.
+    1 away; the sum is divided by the number of changes. So the right position earns 1, that board 0, and a copy of
+    the input less than 0. Where nothing changes (an illegal move), the unchanged position earns 1; all else loses.
     """
     wanted, baseline, found = _items(truth.fen), _items(truth.baseline), _items(fen)
     changed = [index for index, (a, b) in enumerate(zip(wanted, baseline, strict=True)) if a != b]
