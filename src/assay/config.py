@@ -265,6 +265,8 @@ def _unknown_key(key: str, layer: str, known: Sequence[str]) -> str:
     siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == parent}
     near += [siblings[name] for name in difflib.get_close_matches(leaf, siblings, n=2)]
     near += [k for name, k in siblings.items() if leaf == "".join(word[0] for word in name.split("_"))]
+    if parent in known and not siblings:
+        near = [parent]
     near = list(dict.fromkeys(near or difflib.get_close_matches(key, known, n=2)))[:3]
     hint = f" Did you mean {' or '.join(near)}?" if near else " `assay train --help` lists all settings."
     return f"{key} ({layer}): there is no such setting, so it would have no effect.{hint}"

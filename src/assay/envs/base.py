@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 
 import chz
 
+from assay.errors import ConfigError
 from assay.types import Message, Score, Task, Trajectory
 
 
@@ -156,6 +157,12 @@ class DatasetBuilder:
     """Rollouts per prompt."""
     renderer_name: str = "plain"
     """How messages become tokens."""
+
+    @chz.validate
+    def _at_least_one(self) -> None:
+        for name in ("batch_size", "group_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} of the dataset builder must be at least 1.")
 
     def build(self, context: BuildContext) -> EnvData:
         """Make the data sets.

@@ -41,13 +41,10 @@ class OptimizerConfig:
 
     @chz.validate
     def _in_range(self) -> None:
-        least = {"eps": 0, "weight_decay": 0, "grad_clip_norm": 0, "lr_warmup_steps": 0, "beta1": 0, "beta2": 0}
-        problems = _out_of_range(self, least, "optimizer.")
-        problems += [
-            f"optimizer.{name}={getattr(self, name)} must be below 1."
-            for name in ("beta1", "beta2")
-            if getattr(self, name) >= 1
-        ]
+        least = {"beta1": 0, "beta2": 0, "eps": 0, "weight_decay": 0, "grad_clip_norm": 0, "lr_warmup_steps": 0}
+        problems = _out_of_range(self, least, parent="optimizer.")
+        if max(self.beta1, self.beta2) >= 1:
+            problems.append(f"optimizer.beta1={self.beta1} and optimizer.beta2={self.beta2} must be below 1.")
         if problems:
             raise ConfigError("\n".join(problems))
 
@@ -63,12 +60,14 @@ class SFTConfig:
     learning_rate: float = 2e-3
     """Peak learning rate of the stage."""
     lr_warmup_steps: int = 30
-    """Steps of linear rise to `learning_rate`; after it the rate falls linearly to 0 at `num_steps`."""
+    """Steps of linear rise to `learning_rate`, on top of a linear fall to 0 over the whole stage."""
+    save_every: int = 100
+    """Checkpoint cadence in supervised steps."""
 
     @chz.validate
     def _in_range(self) -> None:
-        least = {"num_steps": 0, "batch_size": 1, "learning_rate": 0, "lr_warmup_steps": 0}
-        if problems := _out_of_range(self, least, "sft."):
+        least = {"num_steps": 0, "batch_size": 1, "learning_rate": 0, "lr_warmup_steps": 0, "save_every": 1}
+        if problems := _out_of_range(self, least, parent="sft."):
             raise ConfigError("\n".join(problems))
 
 
@@ -83,7 +82,7 @@ class EvalConfig:
 
     @chz.validate
     def _in_range(self) -> None:
-        if problems := _out_of_range(self, {"samples_per_task": 1, "max_tasks": 1}, "eval."):
+        if problems := _out_of_range(self, {"samples_per_task": 1, "max_tasks": 1}, parent="eval."):
             raise ConfigError("\n".join(problems))
 
 
@@ -168,7 +167,7 @@ class TrainingConfig:
 
     @chz.validate
     def _consistent(self) -> None:
-        problems = [*_out_of_range(self, _LEAST), *_impossible(self)]
+        problems = [*_out_of_range(self, _LEAST, _MOST), *_impossible(self)]
         if problems:
             raise ConfigError("\n".join(problems))
         loss_settings(LossSpec(self.loss_fn, config=self.loss_fn_config))
@@ -201,16 +200,18 @@ _LEAST: Mapping[str, float] = {
     "tensorboard_log_histograms_every": 0,
     "resume_from_batch": 0,
 }
+_MOST: Mapping[str, float] = {"gamma": 1, "kl_discount_factor": 1, "max_errored_fraction": 1}
+_NO_BOUND: Mapping[str, float] = {}
 
 
-def _out_of_range(node: object, least: Mapping[str, float], parent: str = "") -> list[str]:
-    """One message for each setting of a node that is below its least value; null is in range."""
+def _out_of_range(
+    node: object, least: Mapping[str, float], most: Mapping[str, float] = _NO_BOUND, parent: str = ""
+) -> list[str]:
+    """One message for each setting of a node below its least or above its greatest value; null is in range."""
     values = {name: getattr(node, name) for name in least}
-    return [
-        f"{parent}{name}={value} must be at least {least[name]}."
-        for name, value in values.items()
-        if value is not None and value < least[name]
-    ]
+    problems = [(n, f"at least {least[n]}") for n, value in values.items() if value is not None and value < least[n]]
+    problems += [(n, f"at most {bound}") for n, bound in most.items() if values[n] > bound]
+    return [f"{parent}{name}={values[name]} must be {bound}." for name, bound in problems]
 
 
 def _impossible(config: TrainingConfig) -> list[str]:

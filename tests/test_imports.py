@@ -1,0 +1,157 @@
+"""The walls between packages, read from the source: who may import whom, what stays optional, what is never caught."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src"
+
+LAYERS = [
+    ["assay.errors", "assay.types", "assay.schema", "assay.presets"],
+    ["assay.rewards", "assay.sandbox", "assay.retrieval", "assay.backends.base", "assay.layers"],
+    ["assay.envs", "assay.backends.config"],
+    ["assay.rollouts", "assay.backends"],
+    ["assay.grpo"],
+    ["assay.training.config"],
+    ["assay.config"],
+    ["assay.training"],
+    ["assay.demo", "assay.server", "assay.integrations"],
+    ["assay.cli"],
+]
+"""Lowest first. The longest matching prefix places a module; rooms of one layer do not import each other."""
+
+HOMES = {
+    "torch": ("assay.backends", "assay.grpo"),
+    "transformers": ("assay.backends", "assay.grpo"),
+    "peft": ("assay.backends", "assay.grpo"),
+    "tinker": ("assay.backends.tinker", "assay.server"),
+    "verl": ("assay.integrations",),
+    "trl": ("assay.integrations",),
+    "modal": ("assay.sandbox",),
+    "wandb": ("assay.training",),
+}
+"""Optional package -> the only modules that may import it."""
+
+WITHOUT_TORCH = ("assay.rewards", "assay.sandbox", "assay.envs", "assay.config", "assay.training.config", "assay.cli")
+
+BROAD = {"Exception", "BaseException"}
+BOUNDARIES = {"assay.rollouts.runner"}
+"""Modules where any failure becomes data: the rollout."""
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
+
+
+SOURCES = {module_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SRC.rglob("*.py"))}
+
+
+def room_of(module: str) -> tuple[int, str] | None:
+    """Layer number and room (the prefix in LAYERS) of a module."""
+    rooms = [(level, room) for level, names in enumerate(LAYERS) for room in names if is_within(module, room)]
+    return max(rooms, key=lambda r: len(r[1]), default=None)
+
+
+def is_within(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Every module that a source imports, also inside functions; `from assay import x` counts as assay.x."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in SOURCES else str(node.module)
+
+
+def illegal_import(importer: str, imported: str) -> bool:
+    """Whether `importer` reaches up, or sideways into another room."""
+    here, there = room_of(importer), room_of(imported)
+    assert here is not None, f"{importer} has no layer: add it to LAYERS"
+    assert there is not None, f"{imported} has no layer: add it to LAYERS"
+    return here[1] != there[1] and here[0] <= there[0]
+
+
+def test_the_rules_tell_up_from_down() -> None:
+    assert not illegal_import("assay.training.loop", "assay.grpo.update")
+    assert not illegal_import("assay.backends.torch_local", "assay.backends.base")
+    assert not illegal_import("assay.training.loop", "assay.training.config")
+    assert illegal_import("assay.envs.base", "assay.rollouts.runner")
+    assert illegal_import("assay.rewards.engine", "assay.sandbox.base")
+    assert illegal_import("assay.grpo.update", "assay.training.loop")
+    assert illegal_import("assay.training.config", "assay.config")
+
+
+def test_imports_only_point_down() -> None:
+    wrong = [
+        f"{module} imports {name}"
+        for module, tree in SOURCES.items()
+        if module != "assay"
+        for name in imports(tree)
+        if is_within(name, "assay") and name != "assay" and illegal_import(module, name)
+    ]
+    assert not wrong
+
+
+def test_optional_packages_are_imported_only_at_home() -> None:
+    wrong = [
+        f"{module} imports {name}"
+        for module, tree in SOURCES.items()
+        for name in imports(tree)
+        for package, homes in HOMES.items()
+        if is_within(name, package) and not any(is_within(module, home) for home in homes)
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("module", [m for m in WITHOUT_TORCH if m in SOURCES])
+def test_imports_without_torch(module: str) -> None:
+    below = [m for m in SOURCES if is_within(m, module)]
+    code = (
+        f"import importlib, sys\nfor m in {below!r}: importlib.import_module(m)\n"
+        "print(*{m.partition('.')[0] for m in sys.modules} & {'torch', 'transformers', 'tokenizers', 'peft'})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def broad_handlers(tree: ast.AST) -> Iterator[int]:
+    """Lines of `except:` and of handlers of Exception or BaseException that do not always raise again."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler):
+            caught = {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)} if node.type else BROAD
+            last = node.body[-1]
+            if caught & BROAD and not (isinstance(last, ast.Raise) and last.exc is None):
+                yield node.lineno
+
+
+def test_broad_handlers_are_found() -> None:
+    source = "try: f()\nexcept Exception: pass\ntry: f()\nexcept (OSError, BaseException): g()\ntry: f()\nexcept: raise"
+    assert list(broad_handlers(ast.parse(source))) == [2, 4]
+    assert list(broad_handlers(ast.parse("try: f()\nexcept OSError: pass"))) == []
+
+
+def test_nothing_catches_everything_outside_the_named_boundaries() -> None:
+    wrong = [f"{m}:{line}" for m, tree in SOURCES.items() if m not in BOUNDARIES for line in broad_handlers(tree)]
+    assert not wrong
+
+
+def test_only_the_command_line_prints() -> None:
+    wrong = [
+        f"{module}:{node.lineno}"
+        for module, tree in SOURCES.items()
+        if module != "assay.cli"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert not wrong
