@@ -23,6 +23,7 @@ LAYERS = [
     ["assay.training"],
     ["assay.demo", "assay.server", "assay.integrations"],
     ["assay.cli"],
+    ["assay.__main__"],
 ]
 """Lowest first. The longest matching prefix places a module; rooms of one layer do not import each other."""
 

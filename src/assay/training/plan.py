@@ -64,15 +64,14 @@ def _evaluation(config: TrainingConfig, num_batches: int, heldout_tasks: int) ->
     if not tasks:
         return "Held-out: no tasks, so no evaluation."
     during = f", every {_count(config.eval_every, 'batch')}" if 0 < config.eval_every < num_batches else ""
-    sft = ", after SFT" if config.sft.num_steps else ""
     samples = _count(config.eval.samples_per_task, "sample")
-    return f"Held-out: {_count(tasks, 'task')} x {samples} at the start{sft}{during} and at the end."
+    return f"Held-out: {_count(tasks, 'task')} x {samples} before RL{during} and at the end."
 
 
 def _checkpoints(config: TrainingConfig) -> str:
-    return (
-        f"Checkpoints: at the start, every {_count(config.save_every, 'batch')} and at the end, in {config.log_path}."
-    )
+    sft = f"every {_count(config.sft.save_every, 'supervised step')}, after SFT, " if config.sft.num_steps else ""
+    rl = f"every {_count(config.save_every, 'batch')} and at the end"
+    return f"Checkpoints: at the start, {sft}{rl}, in {config.log_path}."
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from assay.config import load_config
+from assay.training.plan import describe
+
+
+def test_plan_counts_problems_rollouts_steps_and_samples() -> None:
+    overrides = [
+        "model_name=scratch",
+        "lora_rank=0",
+        "learning_rate=5e-4",
+        "num_substeps=2",
+        "sft.num_steps=1500",
+        "eval_every=50",
+        "save_every=20",
+        "log_path=runs/x",
+    ]
+    text = describe(load_config(None, overrides), num_batches=200, heldout_tasks=200)
+    assert "a gpt2 transformer from scratch (3 layers of width 128), training all weights" in text
+    assert "SFT: 1,500 supervised steps of 32 examples, learning rate up to 0.002." in text
+    assert (
+        "RL: 200 batches of 16 problems x 16 rollouts = 256 samples, 2 optimizer steps each at 0.0005 "
+        "(51,200 samples in all). Loss: importance_sampling." in text
+    )
+    assert "Held-out: 200 tasks x 4 samples before RL, every 50 batches and at the end." in text
+    assert (
+        "Checkpoints: at the start, every 100 supervised steps, after SFT, every 20 batches and at the end, in runs/x."
+        in text
+    )
+
+
+def test_plan_leaves_out_what_will_not_happen() -> None:
+    text = describe(load_config(None, ["eval_every=0", "eval.max_tasks=50"]), num_batches=1, heldout_tasks=200)
+    assert "SFT" not in text
+    assert "LoRA adapters of rank 32" in text
+    assert "RL: 1 batch of" in text
+    assert "Held-out: 50 tasks x 4 samples before RL and at the end." in text
+    assert "no evaluation" in describe(load_config(None), num_batches=1, heldout_tasks=0)
+
+
+def test_plan_names_what_changes_the_objective() -> None:
+    overrides = [
+        "mode=multi_turn",
+        "max_turns=3",
+        "loss_fn=ppo",
+        "loss_fn_config.clip_high_threshold=1.3",
+        "kl_penalty_coef=0.1",
+        "normalize_advantages_by_std=true",
+        "temperature=0.8",
+    ]
+    text = describe(load_config(None, overrides), num_batches=2, heldout_tasks=4)
+    assert "rollouts of up to 3 turns" in text
+    assert (
+        "Loss: ppo, clip_high_threshold=1.3, advantages divided by their group's standard deviation, KL penalty 0.1, "
+        "temperature 0.8." in text
+    )
