@@ -47,7 +47,9 @@ class ToyPolicy:
         self.generator.setstate((version, tuple(words), gauss))
 
 
-async def train(path: Path, *, resume_from_batch: int | None = None, size: int = 64, stop_after: int = 99) -> None:
+async def train(
+    path: Path, *, resume_from_batch: int | None = None, size: int = 64, stop_after: int | None = None
+) -> None:
     """Start, resume or leave alone the toy run at `path`; stop without finishing after `stop_after` steps in all."""
     with RunDirectory.open(path, CONFIG, resume_from_batch=resume_from_batch) as run:
         if run.is_complete:
@@ -59,7 +61,7 @@ async def train(path: Path, *, resume_from_batch: int | None = None, size: int =
         with MetricsLogger(run) as log:
             if run.next_step == -1:
                 await run.commit("start", 0, save=policy.save_state, state=policy.state())
-            for step in range(run.next_step, min(SFT_STEPS + RL_STEPS, stop_after)):
+            for step in range(run.next_step, SFT_STEPS + RL_STEPS if stop_after is None else stop_after):
                 phase, index = ("sft", step) if step < SFT_STEPS else ("rl", step - SFT_STEPS)
                 loss = policy.step(phase)
                 log.log(step, phase, index, {"loss": loss})
@@ -69,7 +71,7 @@ async def train(path: Path, *, resume_from_batch: int | None = None, size: int =
                 due = (index + 1) % SAVE_EVERY == 0
                 save, state = (policy.save_state, policy.state()) if due else (None, None)
                 await run.commit(phase, index, {"loss": loss}, save=save, state=state, durable=phase == "rl")
-            if stop_after >= SFT_STEPS + RL_STEPS:
+            if stop_after is None:
                 run.write_file("report.html", f"<p>{policy.weights.hex()}</p>")
                 run.finish()
 

@@ -33,7 +33,7 @@ def describe_code() -> dict[str, Json]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "platform": platform.platform(),
-        "git": _git_state(Path(assay.__file__).resolve().parent),
+        "git": git_state(Path(assay.__file__).resolve().parent),
     }
 
 
@@ -62,7 +62,7 @@ def _package_version(name: str) -> str | None:
         return None
 
 
-def _git_state(folder: Path) -> dict[str, Json] | None:
+def git_state(folder: Path) -> dict[str, Json] | None:
     """Commit of the checkout that tracks `folder`, and whether tracked files differ from it; None outside one."""
     try:
         _git(folder, "ls-files", "--error-unmatch", "__init__.py")
