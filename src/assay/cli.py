@@ -20,7 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from assay.errors import AssayError, ConfigError
+from assay.errors import AssayError, ConfigError, RunDirectoryError
 from assay.presets import presets
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class _TrainHelp(argparse.Action):
 
 
 def _train(args: argparse.Namespace, overrides: list[str]) -> int:
-    from assay.config import load_config
+    from assay.config import load_config, resolved
 
     config = load_config(args.config, overrides)
     if args.dry_run:
@@ -192,7 +192,7 @@ def _train(args: argparse.Namespace, overrides: list[str]) -> int:
     else:
         from assay.training.loop import train
 
-        train(config)
+        train(config, resolved(config))
     return 0
 
 
@@ -200,18 +200,25 @@ async def _plan(config: TrainingConfig) -> str:
     """The plan of a run whose data sets are built to see how large they are, and closed again."""
     from assay.envs.base import iter_builders
     from assay.training.plan import describe
+    from assay.training.session import num_batches
 
     data = config.active_builder.build(config.build_context())
     try:
-        return describe(config, len(data.train), sum(1 for _ in iter_builders(data.heldout)))
+        return describe(config, num_batches(config, data), sum(1 for _ in iter_builders(data.heldout)))
     finally:
         await data.close()
 
 
 def _eval(args: argparse.Namespace, overrides: list[str]) -> int:
-    from assay.training.evaluate import evaluate_run
+    from assay.config import load_config
+    from assay.training.measure import measure
 
-    print(json.dumps(evaluate_run(args.run, args.step, overrides), indent=2))
+    # The run's own config.json is a layer like any other, so a setting of evaluation can be overridden.
+    record = args.run / "config.json"
+    if not record.is_file():
+        raise RunDirectoryError(f"{args.run} holds no run: there is no config.json in it. Give the log_path of a run.")
+    config = load_config([str(record)], overrides)
+    print(json.dumps(measure(args.run, config, args.step), indent=2))
     return 0
 
 

@@ -1,0 +1,1 @@
+"""Runs: config, the training loop, the run directory, metrics and evaluation."""

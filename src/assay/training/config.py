@@ -120,6 +120,8 @@ class TrainingConfig:
     """Divide a group's centred rewards by their standard deviation."""
     remove_constant_reward_groups: bool = True
     """Drop groups in which all rewards are equal: they carry no gradient."""
+    max_batches: int | None = None
+    """Stop after so many RL batches; null means the whole data set, 0 means SFT alone."""
     max_errored_fraction: float = 0.1
     """Stop the run when more than this share of a batch's rollouts could not be scored."""
     log_path: Path = Path("./runs/kernel_rl")
@@ -194,6 +196,7 @@ _LEAST: Mapping[str, float] = {
     "num_substeps": 1,
     "kl_penalty_coef": 0,
     "kl_discount_factor": 0,
+    "max_batches": 0,
     "max_errored_fraction": 0,
     "save_every": 1,
     "eval_every": 0,

@@ -1,0 +1,76 @@
+"""Held-out evaluation: the same tasks with the same seeds every time, so that two policies can be compared in pairs.
+
+The unit of the statistics is the task: samples of one task are averaged first, and intervals run over tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from assay.backends.base import Backend
+from assay.envs.base import EnvGroupBuilder
+from assay.rollouts.renderer import Renderer
+from assay.rollouts.runner import prepare, run_groups
+from assay.rollouts.seeds import derive
+from assay.training.aggregate import aggregate_rollouts
+from assay.training.stats import mean_ci95
+from assay.types import SamplingParams, TrajectoryGroup
+
+PerTask = Mapping[str, Sequence[float]]
+"""Metric name -> one mean over samples per task, in data set order; tasks that do not report it are left out."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Rollouts on the held-out tasks and what they amount to."""
+
+    groups: Sequence[TrajectoryGroup]
+    per_task: PerTask
+
+    def metrics(self) -> dict[str, float]:
+        """Named `eval/...`: everything `aggregate_rollouts` gives, and 95 % half-widths `eval/ci95/<metric>`."""
+        metrics = {f"eval/{name}": value for name, value in aggregate_rollouts(self.groups).items()}
+        for name, values in self.per_task.items():
+            if len(values) > 1:
+                metrics[f"eval/ci95/{name}"] = mean_ci95(values).half_width
+        return {_machine_last(name): value for name, value in metrics.items()}
+
+
+def _machine_last(name: str) -> str:
+    """Keep machine-dependent metrics under `perf/`."""
+    return f"perf/{name.replace('perf/', '')}" if "perf/" in name else name
+
+
+async def evaluate(
+    backend: Backend,
+    renderer: Renderer,
+    builders: Sequence[EnvGroupBuilder],
+    params: SamplingParams,
+    *,
+    samples: int,
+    max_turns: int,
+    seed: int,
+) -> Evaluation:
+    """Sample every task `samples` times with seeds that depend on `seed`, the task's place and the sample alone."""
+    prepared = await prepare(builders, samples)
+    groups = await run_groups(prepared, backend, renderer, params, max_turns=max_turns, seed=derive(seed, "evaluation"))
+    return Evaluation(groups, per_task_means(groups))
+
+
+def per_task_means(groups: Sequence[TrajectoryGroup]) -> PerTask:
+    """Reward and env metrics of each task, averaged over its samples that could be scored."""
+    columns: dict[str, list[float]] = {}
+    for group in groups:
+        values: dict[str, list[float]] = {}
+        for trajectory in group.trajectories:
+            if trajectory.reward is None:
+                continue
+            reported = dict(trajectory.transitions[-1].metrics) | {"reward": trajectory.reward}
+            for name, value in reported.items():
+                values.setdefault(name, []).append(value)
+        for name, samples in values.items():
+            columns.setdefault(name, []).append(float(np.mean(samples)))
+    return columns

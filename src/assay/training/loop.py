@@ -1,0 +1,277 @@
+"""The one training loop: SFT steps, then RL batches, each committed to the run directory before the next begins.
+
+An RL batch is: sample groups from the current policy -> envs score them -> update -> evaluate and checkpoint when due
+-> one ledger line. Every step is a pure function of the policy and of seeds derived from its place in the run, so a
+killed run that is started again does exactly what it would have done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from assay.backends.base import LossSpec
+from assay.errors import ConfigError, TrainingError
+from assay.grpo.datum import example_datum
+from assay.grpo.update import normalise, update
+from assay.rollouts.runner import PreparedGroup, prepare, run_groups
+from assay.rollouts.seeds import derive
+from assay.training.aggregate import aggregate_rollouts
+from assay.training.config import TrainingConfig
+from assay.training.evaluate import Evaluation, evaluate
+from assay.training.ledger import Phase
+from assay.training.plan import describe
+from assay.training.schedule import rl_learning_rate, sft_learning_rate
+from assay.training.session import Session, adam, open_session, update_settings
+from assay.training.traces import trace_records
+from assay.types import Json, TrajectoryGroup
+
+logger = logging.getLogger(__name__)
+
+
+def train(config: TrainingConfig, record: Mapping[str, Json]) -> None:
+    """Run training to its end, from the start or from where an earlier call was interrupted.
+
+    Args:
+        config: the run.
+        record: the same as JSON data (`assay.config.resolved`), kept in the run directory.
+
+    Raises:
+        AssayError: the run cannot start or go on; everything committed is intact.
+    """
+    asyncio.run(_train(config, record))
+
+
+async def _train(config: TrainingConfig, record: Mapping[str, Json]) -> None:
+    async with open_session(config, record) as session:
+        if session.run.is_complete:
+            logger.info("The run in %s is complete; nothing was done.", session.run.path)
+            return
+        logger.info("%s", describe(config, session.num_batches, len(session.heldout)))
+        if session.run.resumed is not None:
+            logger.info("Resuming after step %d (%s).", session.run.resumed.step, session.run.resumed.name)
+        if session.run.next_step == -1:
+            await _start(session)
+        await _sft(session)
+        await _rl(session)
+        session.run.finish()
+        logger.info("Done: %s.", session.run.path)
+
+
+@dataclass
+class _Step:
+    """One step being done: what it measured so far, and when it began."""
+
+    phase: Phase
+    index: int
+    metrics: dict[str, float]
+    wall_s: float
+    cpu_s: float
+    histograms: dict[str, Sequence[float]]
+
+    @classmethod
+    def begin(cls, phase: Phase, index: int) -> _Step:
+        """Start the clocks; `cpu_s` counts all threads of this process, and none of the verifier processes."""
+        return cls(phase, index, {}, time.monotonic(), time.process_time(), {})
+
+
+async def _finish_step(session: Session, step: _Step, *, checkpoint: bool, durable: bool = True) -> None:
+    """Log the step's metrics and commit it."""
+    step.metrics["perf/wall_s"] = time.monotonic() - step.wall_s
+    step.metrics["perf/cpu_s"] = time.process_time() - step.cpu_s
+    session.log.log(session.run.next_step, step.phase, step.index, step.metrics, step.histograms)
+    save = session.backend.save_state if checkpoint else None
+    state: Mapping[str, Json] | None = {"policy_version": session.backend.policy_version} if checkpoint else None
+    await session.run.commit(
+        step.phase, step.index, step.metrics, save=save, state=state, durable=durable or checkpoint
+    )
+
+
+async def _start(session: Session) -> None:
+    """Commit the state before the first step; where there is no SFT, RL starts from here and it is evaluated."""
+    step = _Step.begin("start", 0)
+    if not session.config.sft.num_steps:
+        await _before_rl(session, step)
+    await _finish_step(session, step, checkpoint=True)
+
+
+async def _before_rl(session: Session, step: _Step) -> None:
+    """What is done once, on the policy that RL starts from."""
+    if session.config.kl_penalty_coef:
+        await session.backend.freeze_reference()
+    await _evaluate(session, step)
+
+
+async def _sft(session: Session) -> None:
+    config = session.config
+    done = sum(1 for commit in session.run.commits if commit.phase == "sft")
+    if done >= config.sft.num_steps:
+        return
+    if session.data.sft is None:
+        raise ConfigError(
+            f"sft.num_steps={config.sft.num_steps} but this environment has no supervised examples. "
+            "Set sft.num_steps=0."
+        )
+    with session.progress.phase("sft", config.sft.num_steps, done) as progress:
+        for index in range(done, config.sft.num_steps):
+            step = _Step.begin("sft", index)
+            examples = session.data.sft.batch(index, config.sft.batch_size)
+            renderer = session.renderer
+            data = [example_datum(renderer.start(e.prompt), renderer.completion(e.completion)) for e in examples]
+            output = await session.backend.forward_backward(normalise(data), LossSpec("cross_entropy"))
+            rate = sft_learning_rate(config, index)
+            norms = await session.backend.optim_step(adam(config, rate))
+            loss = output.metrics["loss:sum"]
+            step.metrics |= {"sft/loss": loss, "sft/learning_rate": rate, "sft/grad_norm": norms["grad_norm"]}
+            last = index + 1 == config.sft.num_steps
+            if last:
+                await _before_rl(session, step)
+            due = last or (index + 1) % config.sft.save_every == 0
+            await _finish_step(session, step, checkpoint=due, durable=False)
+            progress.advance(note=f"loss {loss:.3f}")
+
+
+async def _rl(session: Session) -> None:
+    config, batches = session.config, session.num_batches
+    done = sum(1 for commit in session.run.commits if commit.phase == "rl")
+    settings = update_settings(config)
+    with session.progress.phase("rl", batches, done) as progress:
+        async with _Prefetch(session, done, batches) as prefetch:
+            for index in range(done, batches):
+                step = _Step.begin("rl", index)
+                groups = await _rollouts(session, step, await prefetch.take(index))
+                started = time.monotonic()
+                rate = rl_learning_rate(config, index, batches)
+                step.metrics |= await update(session.backend, groups, settings, adam(config, rate))
+                step.metrics |= {"train/learning_rate": rate, "perf/update_s": time.monotonic() - started}
+                last = index + 1 == batches
+                if last or (config.eval_every and (index + 1) % config.eval_every == 0):
+                    await _evaluate(session, step)
+                await _finish_step(session, step, checkpoint=last or (index + 1) % config.save_every == 0)
+                progress.advance(note=f"reward {step.metrics.get('reward/mean', float('nan')):.3f}")
+
+
+class _Prefetch:
+    """Makes the envs of the next batch (engine analyses, say) while the policy works on this one."""
+
+    def __init__(self, session: Session, first: int, batches: int) -> None:
+        self._session = session
+        self._batches = batches
+        self._pending: asyncio.Task[list[PreparedGroup]] | None = None
+        self._begin(first)
+
+    def _begin(self, index: int) -> None:
+        builders = self._session.data.train.batch(index) if index < self._batches else []
+        group_size = self._session.config.active_builder.group_size
+        self._pending = asyncio.create_task(prepare(builders, group_size))
+
+    async def take(self, index: int) -> list[PreparedGroup]:
+        """The groups of batch `index`; the next batch is begun."""
+        assert self._pending is not None
+        groups = await self._pending
+        self._begin(index + 1)
+        return groups
+
+    async def __aenter__(self) -> _Prefetch:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._pending is not None:
+            self._pending.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._pending
+
+
+async def _rollouts(session: Session, step: _Step, prepared: Sequence[PreparedGroup]) -> list[TrajectoryGroup]:
+    """Sample and score one batch, and record it.
+
+    Raises:
+        TrainingError: too many rollouts could not be scored.
+    """
+    config = session.config
+    step.metrics["perf/env_wait_s"] = time.monotonic() - step.wall_s
+    started = time.monotonic()
+    groups = await run_groups(
+        prepared,
+        session.backend,
+        session.renderer,
+        session.sampling,
+        max_turns=session.max_turns,
+        seed=derive(config.seed, "rl", step.index),
+    )
+    elapsed = time.monotonic() - started
+    step.metrics |= aggregate_rollouts(groups)
+    tokens = step.metrics.get("rollout/completion_tokens_sum", 0.0)
+    step.metrics |= {"perf/rollout_s": elapsed, "perf/sampled_tokens_per_s": tokens / elapsed}
+    _record(session, step, groups, "train")
+    _check_errored(config, step, groups)
+    every = config.tensorboard_log_histograms_every
+    if every and (step.index + 1) % every == 0:
+        step.histograms |= _histograms(groups)
+    return groups
+
+
+def _record(session: Session, step: _Step, groups: Sequence[TrajectoryGroup], split: Literal["train", "eval"]) -> None:
+    session.log.traces(
+        trace_records(
+            groups,
+            run_id=session.run.run_id,
+            step=session.run.next_step,
+            phase=step.phase,
+            index=step.index,
+            split=split,
+            decode=session.renderer.text,
+        )
+    )
+
+
+def _check_errored(config: TrainingConfig, step: _Step, groups: Sequence[TrajectoryGroup]) -> None:
+    share = step.metrics.get("rollout/errored_fraction", 0.0)
+    if share <= config.max_errored_fraction:
+        return
+    evidence = next(
+        (turn.score.evidence for g in groups for t in g.trajectories for turn in t.transitions if turn.score.evidence),
+        {},
+    )
+    raise TrainingError(
+        f"{share:.0%} of the rollouts of RL batch {step.index} could not be scored (max_errored_fraction="
+        f"{config.max_errored_fraction:g}), so training on the rest would be training on a broken verifier. First "
+        f"finding: {evidence.get('error', 'none')}. Mend the verifier and run the same command again."
+    )
+
+
+def _histograms(groups: Sequence[TrajectoryGroup]) -> dict[str, Sequence[float]]:
+    rollouts = [t for g in groups for t in g.trajectories]
+    rewards = [t.reward for t in rollouts if t.reward is not None]
+    lengths = [float(len(turn.completion.tokens)) for t in rollouts for turn in t.transitions]
+    found = {"reward": rewards, "completion_tokens": lengths}
+    return {name: values for name, values in found.items() if len(values)}
+
+
+async def _evaluate(session: Session, step: _Step) -> Evaluation | None:
+    """Measure the policy on the held-out tasks and record it; None where there are none."""
+    tasks = session.heldout
+    if not tasks:
+        return None
+    started = time.monotonic()
+    with session.progress.phase("eval", 1) as progress:
+        evaluation = await evaluate(
+            session.backend,
+            session.renderer,
+            tasks,
+            session.sampling,
+            samples=session.config.eval.samples_per_task,
+            max_turns=session.max_turns,
+            seed=session.config.seed,
+        )
+        step.metrics |= evaluation.metrics() | {"perf/eval_s": time.monotonic() - started}
+        progress.advance(note=f"reward {np.mean(evaluation.per_task.get('reward', [np.nan])):.3f}")
+    _record(session, step, evaluation.groups, "eval")
+    return evaluation

@@ -1,0 +1,142 @@
+"""What a run consists of while it is going: run directory, data, policy, renderer, sinks.
+
+`open_session` puts it together, at the start or at the checkpoint that a run resumes from, and takes it apart again
+whatever happens.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay.backends.base import AdamParams, Backend, LossSpec
+from assay.envs.base import EnvData, EnvGroupBuilder, iter_builders
+from assay.errors import ConfigError
+from assay.grpo.update import UpdateSettings
+from assay.rollouts.renderer import Renderer, make_renderer
+from assay.training.checkpoints import open_checkpoint
+from assay.training.config import TrainingConfig
+from assay.training.metrics import MetricsLogger
+from assay.training.progress import RunProgress
+from assay.training.runs import RunDirectory
+from assay.training.sinks import ConsoleSink, MetricSink, TensorBoardSink, WandbSink
+from assay.types import Json, SamplingParams
+
+SHOWN = ("reward/mean", "train/loss", "train/entropy", "train/grad_norm", "rollout/constant_group_fraction")
+"""Metrics of a step that are worth a terminal line."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """The parts of a run in progress."""
+
+    config: TrainingConfig
+    run: RunDirectory
+    data: EnvData
+    backend: Backend
+    renderer: Renderer
+    log: MetricsLogger
+    progress: RunProgress
+
+    @property
+    def max_turns(self) -> int:
+        """Most turns of a rollout in the run's mode."""
+        return self.config.build_context().max_turns
+
+    @property
+    def num_batches(self) -> int:
+        """RL batches of the whole run."""
+        return num_batches(self.config, self.data)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How rollouts are sampled, in training and in evaluation."""
+        return SamplingParams(self.config.max_tokens, self.config.temperature)
+
+    @property
+    def heldout(self) -> Sequence[EnvGroupBuilder]:
+        """The held-out tasks that are evaluated."""
+        return list(itertools.islice(iter_builders(self.data.heldout), self.config.eval.max_tasks))
+
+
+def num_batches(config: TrainingConfig, data: EnvData) -> int:
+    """RL batches of a run on this data."""
+    return min(len(data.train), len(data.train) if config.max_batches is None else config.max_batches)
+
+
+def adam(config: TrainingConfig, learning_rate: float) -> AdamParams:
+    """The optimizer settings at one learning rate."""
+    o = config.optimizer
+    return AdamParams(learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip_norm)
+
+
+def update_settings(config: TrainingConfig) -> UpdateSettings:
+    """What the GRPO update needs of the config."""
+    return UpdateSettings(
+        loss=LossSpec(config.loss_fn, config.temperature, config.loss_fn_config),
+        gamma=config.gamma,
+        normalize_advantages_by_std=config.normalize_advantages_by_std,
+        remove_constant_reward_groups=config.remove_constant_reward_groups,
+        num_substeps=config.num_substeps,
+        kl_penalty_coef=config.kl_penalty_coef,
+        kl_discount_factor=config.kl_discount_factor,
+    )
+
+
+@asynccontextmanager
+async def open_session(config: TrainingConfig, record: Mapping[str, Json]) -> AsyncIterator[Session]:
+    """Open or resume the run of `config`; `record` is the config as JSON, kept in the run directory.
+
+    Raises:
+        AssayError: any part cannot be had; the message says which and what to do. Nothing committed is lost.
+    """
+    if config.backend == "tinker":
+        raise ConfigError("backend=tinker is not part of this version of Assay yet; use backend=local.")
+    with ExitStack() as stack:
+        data = config.active_builder.build(config.build_context())
+        try:
+            run = stack.enter_context(
+                RunDirectory.open(config.log_path, record, resume_from_batch=config.resume_from_batch)
+            )
+            backend = await make_backend(config, data, run.resumed.policy if run.resumed else None)
+            log = stack.enter_context(MetricsLogger(run, make_sinks(config, run, num_batches(config, data), record)))
+            progress = stack.enter_context(RunProgress())
+            renderer = make_renderer(config.active_builder.renderer_name, backend.tokenizer)
+            yield Session(config, run, data, backend, renderer, log, progress)
+        finally:
+            await data.close()
+
+
+async def make_backend(config: TrainingConfig, data: EnvData, resume: Path | None) -> Backend:
+    """The policy at the start of a run, or as saved in the folder `resume`."""
+    # torch is imported when it is needed, so that `assay train --dry-run` and config errors come at once.
+    from assay.backends.torch_local import TorchBackend
+
+    start = None
+    if resume is None and config.load_checkpoint_path is not None:
+        start = open_checkpoint(config.load_checkpoint_path.expanduser()).policy
+    saved = resume or start
+    scratch = config.model_name == "scratch"
+    # A scratch model's tokenizer was made by the run that made the weights, so both come from the checkpoint.
+    name = str(saved / "model") if scratch and saved is not None else config.model_name
+    backend = TorchBackend.create(
+        name, config.lora_rank, config.local, config.scratch, data.tokenizer_corpus, config.seed
+    )
+    if saved is not None:
+        await backend.load_state(saved, weights_only=resume is None)
+    return backend
+
+
+def make_sinks(
+    config: TrainingConfig, run: RunDirectory, batches: int, record: Mapping[str, Json]
+) -> list[MetricSink]:
+    """The sinks that the config asks for, beside the run's own JSON lines."""
+    sinks: list[MetricSink] = [ConsoleSink(SHOWN, {"sft": config.sft.num_steps, "rl": batches})]
+    if config.tensorboard_enabled:
+        sinks.append(TensorBoardSink(run.path / "tensorboard", per_tag=config.tensorboard_log_per_level))
+    if config.wandb_project is not None:
+        sinks.append(WandbSink(run.path, project=config.wandb_project, name=config.wandb_name, config=record))
+    return sinks
