@@ -227,7 +227,7 @@ def test_counters_do_not_count_for_the_position_alone():
     truth = judge("4k3/8/8/8/8/8/8/R3K3 w - - 7 20", "a1a4")
     score = arbiter_score(truth, truth.fen.replace(" 8 20", " 9 20"))
     assert (score.parts["exact"], score.parts["exact4"]) == (0.0, 1.0)
-    assert arbiter_score(truth, truth.fen, reward=0.5).parts["reward"] == 0.0
+    assert arbiter_score(truth, truth.fen, reward=0.5).parts["reward_field"] == 0.0
     assert arbiter_score(truth, truth.fen, flags=(True, False)).parts["flags"] == 0.0
     malformed = score_arbiter(truth, parse_arbiter(truth.fen), RULES)
     assert (malformed.status, malformed.value) == ("invalid", -0.2)

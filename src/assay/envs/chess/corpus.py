@@ -7,7 +7,9 @@ slash beside it, which no move ever has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import overload
 
 from assay.envs.base import Example, TokenizerCorpus
 
@@ -27,7 +29,29 @@ ALPHABET = "".join(chr(code) for code in range(32, 127)) + "\n"
 """Printable ASCII: the grammar itself and the sentences that a retry is asked with."""
 
 
-def corpus_of(examples: Sequence[Example], extra: Sequence[str] = ()) -> TokenizerCorpus:
-    """The corpus made of supervised examples: each prompt with its completion."""
-    texts = ["".join(message.content for message in ex.prompt) + ex.completion for ex in examples]
-    return TokenizerCorpus([*texts, *extra], PIECES, ALPHABET)
+class ExampleTexts(Sequence[str]):
+    """The texts (prompt and completion) of examples that are only made when somebody reads them."""
+
+    def __init__(self, make: Callable[[], Sequence[Example]]) -> None:
+        self._make = make
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        return ["".join(message.content for message in ex.prompt) + ex.completion for ex in self._make()]
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        return self._texts[index]
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+
+def corpus_of(make: Callable[[], Sequence[Example]]) -> TokenizerCorpus:
+    """The corpus of the supervised examples that `make` returns."""
+    return TokenizerCorpus(ExampleTexts(make), PIECES, ALPHABET)

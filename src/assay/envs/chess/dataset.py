@@ -27,7 +27,7 @@ from assay.errors import ConfigError, EngineError
 
 HELDOUT_SEED = 20_241_120
 """Held-out tasks are drawn with this seed and not with the run's, so that runs with different seeds can be compared."""
-CORPUS_EXAMPLES = 1000
+CORPUS_EXAMPLES = 2000
 """Supervised examples that a from-scratch tokenizer is trained on."""
 MOST_LEGAL_MOVES = 218
 """No legal position has more."""
@@ -123,7 +123,7 @@ class ChessDatasetBuilder(DatasetBuilder):
             ),
             heldout=ChessRLDataset(heldout_tasks, judge, self.batch_size, context.max_turns),
             sft=sft,
-            tokenizer_corpus=corpus_of(sft.batch(0, CORPUS_EXAMPLES)),
+            tokenizer_corpus=corpus_of(lambda: sft.batch(0, CORPUS_EXAMPLES)),
             baseline_policies=baselines,
             figure=draw_task,
             close=close,
@@ -172,11 +172,9 @@ class ChessDatasetBuilder(DatasetBuilder):
 
 
 def _out_of_range(config: ChessDatasetBuilder) -> Iterator[str]:
-    least = {"batch_size": 1, "group_size": 2, "num_epochs": 1, "num_train": 1, "num_heldout": 1}
-    for name, value in least.items():
-        if getattr(config, name) < value:
-            reason = ": a group of one has nothing to be compared with" if name == "group_size" else ""
-            yield f"{name}={getattr(config, name)} must be at least {value}{reason}."
+    for name in ("num_epochs", "num_train", "num_heldout"):
+        if getattr(config, name) < 1:
+            yield f"{name}={getattr(config, name)} must be at least 1."
     if not 0 <= config.illegal_fraction <= 1:
         yield f"illegal_fraction={config.illegal_fraction} must lie between 0 and 1."
     if config.task == "mixed" and not 0 < config.arbiter_fraction < 1:

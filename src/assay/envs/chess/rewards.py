@@ -11,12 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import chess
 import chz
 
 from assay.envs.chess.arbiter import Verdict
 from assay.envs.chess.grammar import MAX_CANDIDATES, AnswerForm, ParsedArbiter, ParsedPolicy, expand_board
 from assay.types import Json, Score
 
+ARBITER_PARTS = ("format", "fen", "exact", "exact4", "legal_fen", "reward_field", "flags", "legal_flag")
+"""Parts of the score of an A: answer."""
 Outlook = Literal["won", "drawn", "lost"]
 _ORDER: dict[Outlook, int] = {"lost": 0, "drawn": 1, "won": 2}
 
@@ -59,7 +62,7 @@ class ArbiterWeights:
     """Times the share of the move's changes that the new position shows, less what it spoils (from -1 to 1)."""
     exact: float = 0.4
     """Earned by the exact new position."""
-    reward: float = 0.1
+    reward_field: float = 0.1
     """Earned by the right reward field."""
     flags: float = 0.1
     """Earned when both flags are right."""
@@ -187,7 +190,11 @@ def eval_credit(truth: PolicyTruth, moves: Sequence[str], evals: Sequence[float]
 
 
 def score_arbiter(truth: Verdict | None, answer: ParsedArbiter, weights: ArbiterWeights) -> Score:
-    """Score of an A: answer. Parts lie in [0, 1], except `fen` in [-1, 1]; malformed answers are `invalid`."""
+    """Score of an A: answer. Parts lie in [0, 1], except `fen` in [-1, 1]; malformed answers are `invalid`.
+
+    Three parts carry no weight and are there to be watched: `exact4` (the position without its counters), `legal_fen`
+    (some possible position) and `legal_flag` (the answer knows whether the move is legal).
+    """
     if truth is None:
         return errored("the rules give no verdict on this move")
     evidence: dict[str, Json] = {
@@ -197,27 +204,36 @@ def score_arbiter(truth: Verdict | None, answer: ParsedArbiter, weights: Arbiter
         "truncated": truth.truncated,
     }
     if answer.problems or answer.fen is None or answer.reward is None:
-        parts = dict.fromkeys(("format", "fen", "exact", "exact4", "reward", "flags"), 0.0)
         evidence["problems"] = list(answer.problems)
+        parts = dict.fromkeys(ARBITER_PARTS, 0.0)
         return Score("invalid", weights.malformed, parts, evidence, fingerprint=truth.fingerprint)
     fen = truth.normalise(answer.fen)
-    flags = (answer.terminated, answer.truncated) == (truth.terminated, truth.truncated)
     parts = {
         "format": 1.0,
         "fen": fen_credit(truth, fen),
         "exact": float(fen == truth.fen),
         "exact4": float(fen.split()[:4] == truth.fen.split()[:4]),
-        "reward": float(abs(answer.reward - truth.reward) < 1e-6),
-        "flags": float(flags),
+        "legal_fen": float(is_possible(fen)),
+        "reward_field": float(abs(answer.reward - truth.reward) < 1e-6),
+        "flags": float((answer.terminated, answer.truncated) == (truth.terminated, truth.truncated)),
+        "legal_flag": float(answer.truncated == truth.truncated),
     }
     value = (
         weights.format
         + weights.fen * parts["fen"]
         + weights.exact * parts["exact"]
-        + weights.reward * parts["reward"]
+        + weights.reward_field * parts["reward_field"]
         + weights.flags * parts["flags"]
     )
     return Score("scored", value, parts, evidence, fingerprint=truth.fingerprint)
+
+
+def is_possible(fen: str) -> bool:
+    """Whether a text in the form of a FEN describes a position that chess allows."""
+    try:
+        return chess.Board(fen).is_valid()
+    except ValueError:
+        return False
 
 
 def fen_credit(truth: Verdict, fen: str) -> float:
