@@ -125,6 +125,7 @@ def test_every_source_serves_every_task(tmp_path, monkeypatch, source, task):
     path = tmp_path / "games.pgn"
     path.write_text(GAMES)
     monkeypatch.setattr("assay.envs.chess.selfplay.MAX_PLIES", 10)
+    monkeypatch.setattr("assay.envs.chess.selfplay.GAMES_AT_ONCE", 2)
     settings = {"source_path": path} if source == "pgn" else {}
     if task == "policy" or source == "engine":
         settings["stockfish"] = StockfishConfig(nodes=50)
