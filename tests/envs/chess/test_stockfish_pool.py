@@ -285,7 +285,8 @@ def test_an_engine_killed_during_analysis_is_replaced_and_the_result_is_the_same
     (expected,) = run_with_pool(tmp_path, StockfishConfig(cache=False), (QUEEN_UP,))
 
     async def work() -> None:
-        async with StockfishPool(StockfishConfig(cache=False), tmp_path) as pool:
+        # A deadline beyond that of the test: a death must be noticed for what it is.
+        async with StockfishPool(StockfishConfig(cache=False, deadline_s=600.0), tmp_path) as pool:
             await pool.analyse(chess.STARTING_FEN)
             (engine,) = engines()
             os.kill(engine, signal.SIGSTOP)  # it cannot answer before the kill
@@ -314,7 +315,7 @@ def test_a_hung_engine_is_killed_at_its_deadline_and_replaced(tmp_path: Path) ->
 
 def test_idle_engines_that_died_unnoticed_are_replaced(tmp_path: Path) -> None:
     async def work() -> None:
-        async with StockfishPool(StockfishConfig(processes=2, cache=False), tmp_path) as pool:
+        async with StockfishPool(StockfishConfig(processes=2, cache=False, deadline_s=600.0), tmp_path) as pool:
             expected = await asyncio.gather(*(pool.analyse(fen) for fen in POSITIONS))
             assert len(engines()) == 2
             for engine in engines():
@@ -472,10 +473,12 @@ def test_the_fingerprint_names_engine_and_every_option_that_matters(tmp_path: Pa
     assert len({base, fingerprint(nodes=2001), fingerprint(multipv=5), fingerprint(hash_mb=32)}) == 4
 
 
-def test_an_analysis_carries_the_fingerprint_of_its_pool(tmp_path: Path) -> None:
+def test_an_analysis_carries_the_fingerprint_of_its_pool_and_says_when_it_is_recalled(tmp_path: Path) -> None:
     async def work() -> None:
         async with StockfishPool(StockfishConfig(), tmp_path) as pool:
-            assert (await pool.analyse(QUEEN_UP)).fingerprint == pool.fingerprint
+            computed, recalled = await pool.analyse(QUEEN_UP), await pool.analyse(QUEEN_UP)
+            assert computed.fingerprint == recalled.fingerprint == pool.fingerprint
+            assert (computed.cached, recalled.cached) == (False, True)
 
     limited(work())
 

@@ -100,7 +100,8 @@ class AnalysisCache:
     def _open_for_reading(self, error: Exception) -> None:
         """What can still be done in a folder that cannot be written: read the file, if nobody is writing it."""
         self._warn(error)
-        if self.path.is_file() and not self.path.with_name(FILE_NAME + "-wal").exists():
+        log = self.path.with_name(FILE_NAME + "-wal")
+        if self.path.is_file() and not (log.exists() and log.stat().st_size):
             self._db = sqlite3.connect(f"{self.path.absolute().as_uri()}?immutable=1", uri=True, isolation_level=None)
 
     def _move_aside(self, damage: sqlite3.DatabaseError) -> None:

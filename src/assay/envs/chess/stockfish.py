@@ -97,7 +97,7 @@ class Analysis:
 class _Flight:
     """An analysis under way and the number of callers that wait for it."""
 
-    task: asyncio.Task[tuple[MoveValue, ...]]
+    task: asyncio.Task[tuple[tuple[MoveValue, ...], bool]]
     waiters: int = 0
 
 
@@ -258,12 +258,9 @@ class StockfishPool:
 
     async def _answer(self, fen: str) -> Analysis:
         board = parse_position(fen)
-        await self._identify()
         key = board.fen()
-        moves = self._load(key)
-        if moves is not None:
-            return Analysis(key, moves, self._fingerprint(), cached=True)
-        return Analysis(key, await self._join(key, board), self._fingerprint(), cached=False)
+        moves, cached = await self._join(key, board)
+        return Analysis(key, moves, self._fingerprint(), cached)
 
     async def _identify(self) -> None:
         """Start the first engine, whose identity the pool's verdicts and cache entries carry."""
@@ -272,8 +269,8 @@ class StockfishPool:
                 async with self._slots:
                     self._idle.append(await self._start())
 
-    async def _join(self, key: str, board: chess.Board) -> tuple[MoveValue, ...]:
-        """The moves of the one analysis under way for `key`, which ends with its last waiter."""
+    async def _join(self, key: str, board: chess.Board) -> tuple[tuple[MoveValue, ...], bool]:
+        """The outcome of the one analysis under way for `key`, which ends with its last waiter."""
         flight = self._flights.get(key)
         if flight is None:
             flight = self._flights[key] = _Flight(asyncio.create_task(self._run(key, board)))
@@ -288,9 +285,14 @@ class StockfishPool:
                 del self._flights[key]
                 flight.task.cancel()
 
-    async def _run(self, key: str, board: chess.Board) -> tuple[MoveValue, ...]:
+    async def _run(self, key: str, board: chess.Board) -> tuple[tuple[MoveValue, ...], bool]:
+        """Moves of a position, and whether they came from the cache."""
+        await self._identify()
         if not any(board.legal_moves):
-            return ()
+            return (), False
+        moves = self._load(key)
+        if moves is not None:
+            return moves, True
         async with self._slots:
             try:
                 moves = await self._ask(board, self._take_idle())
@@ -305,7 +307,7 @@ class StockfishPool:
                     ) from second
         if self._cache is not None:
             self._cache.put(self._fingerprint(), key, encode_moves(moves))
-        return moves
+        return moves, False
 
     def _take_idle(self) -> UciEngine | None:
         """The engine used last, passing over those that died in the meantime."""
