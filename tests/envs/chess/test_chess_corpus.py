@@ -32,8 +32,8 @@ def test_a_rank_is_one_piece_and_a_square_is_two_although_they_look_alike():
 
 
 def test_the_other_fields_are_cut_at_their_borders():
-    assert pieces("8/8 w KQkq e3 0 12")[3:] == [" w ", "KQkq", " ", "e", "3", " ", "0", " ", "1", "2"]
-    assert pieces("8/8 b - - 10 2")[3:] == [" b ", "-", " ", "-", " ", "1", "0", " ", "2"]
+    assert pieces("8/8 w KQkq e3 0 12")[3:] == [" w ", "KQkq", " e3 0 12"]
+    assert pieces("8/8 b - - 10 2")[3:] == [" b ", "-", " - 10 2"]
     assert pieces(" M: a4a3 E: -3.06 0.00 B: a4a3")[5:] == [" E: ", "-3.06", " ", "0.00", " B: ", *"a4a3"]
     assert pieces("1+-1.0+0+1") == ["1", "+", "-1.0", "+", "0", "+", "1"]
 

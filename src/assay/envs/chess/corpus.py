@@ -20,6 +20,7 @@ PIECES = "|".join(
         r" ?[PAMEB]: ?",  # a label with the spaces around it
         r" [wb] (?=[KQkq-])",  # the side to move, between the board and the castling rights
         r"(?<= [wb] )[KQkq]{1,4}",  # castling rights
+        r" (?:-|[a-h][36]) \d+ \d+",  # en passant square and counters
         r"0\.001|-?\d+\.\d+",  # a reward or an evaluation
     )
 )
