@@ -38,7 +38,7 @@ def test_a_group_shares_one_analysis_and_scores_each_answer(tmp_path):
     async def play(judge):
         envs = await ChessGroupBuilder(policy_task(position(QUEEN), SHORT), judge).make(4)
         truth = envs[0].truth.policy
-        answers = [f" B: {truth.best_moves[0]}", " B: b1a1", " B: b1a3", "what?"]
+        answers = [f" B: {truth.best_moves(50)[0]}", " B: b1a1", " B: b1a3", "what?"]
         assert [m.content for m in await envs[0].reset()] == [f"P: {QUEEN}"]
         return truth, [await env.step(text) for env, text in zip(envs, answers, strict=True)]
 
@@ -152,7 +152,7 @@ def test_the_random_legal_baseline_is_the_mean_over_all_legal_moves(tmp_path):
         weights = PolicyWeights()
         scores = [score_policy(truth, ParsedPolicy((), (), uci, ()), weights, "best").value for uci in truth.values]
         assert reward == pytest.approx(sum(scores) / len(scores))
-        assert best == pytest.approx(len(truth.best_moves) / len(truth.values))
+        assert best == pytest.approx(len(truth.best_moves(50)) / len(truth.values))
 
 
 def test_the_baseline_of_arbiter_tasks_copies_the_board():
@@ -201,6 +201,14 @@ def test_truth_is_refused_when_moves_were_left_out(tmp_path):
 
 def test_policy_truth_ranks_ties_together():
     truth = PolicyTruth({"a": 3, "b": 3, "c": 1, "d": 0}, "")
-    assert [truth.rank_share(uci) for uci in "abcd"] == pytest.approx([0, 0, 2 / 3, 1])
-    assert truth.best_moves == ("a", "b")
-    assert PolicyTruth({"a": -5}, "").rank_share("a") == 0.0
+    assert [truth.rank_share(uci, 0) for uci in "abcd"] == pytest.approx([0, 0, 2 / 3, 1])
+    assert truth.best_moves(0) == ("a", "b")
+    assert PolicyTruth({"a": -5}, "").rank_share("a", 0) == 0.0
+
+
+def test_differences_within_the_margin_are_ties_but_mates_are_told_apart():
+    truth = PolicyTruth({"a": 540, "b": 500, "c": 480, "d": -30}, "")
+    assert truth.best_moves(50) == ("a", "b")
+    assert [truth.rank_share(uci, 50) for uci in "abcd"] == pytest.approx([0, 0, 1 / 3, 1])
+    mates = PolicyTruth({"a": 99_999, "b": 99_998, "c": 900}, "")
+    assert mates.best_moves(50) == ("a",) and mates.rank_share("c", 50) == 1.0

@@ -182,6 +182,8 @@ def _out_of_range(config: ChessDatasetBuilder) -> Iterator[str]:
             f"arbiter_fraction={config.arbiter_fraction} must lie strictly between 0 and 1 when task=mixed. "
             "Set task=policy or task=arbiter for one task alone."
         )
+    if config.policy_weights.margin_cp < 0:
+        yield f"policy_weights.margin_cp={config.policy_weights.margin_cp} must be at least 0."
     if config.policy_weights.eval_tolerance <= 0 or config.policy_weights.win_cp <= 0:
         yield "policy_weights.eval_tolerance and policy_weights.win_cp must be above 0."
 

@@ -16,6 +16,7 @@ import chz
 
 from assay.envs.chess.arbiter import Verdict
 from assay.envs.chess.grammar import MAX_CANDIDATES, AnswerForm, ParsedArbiter, ParsedPolicy, expand_board
+from assay.envs.chess.stockfish import MATE_CP
 from assay.types import Json, Score
 
 ARBITER_PARTS = ("format", "fen", "exact", "exact4", "legal_fen", "reward_field", "flags", "legal_flag")
@@ -37,14 +38,17 @@ class PolicyWeights:
     keeps: float = 0.2
     """Earned when the move keeps the class of the position: a win stays a win, a draw is not lost."""
     rank: float = 0.3
-    """Times 1 minus the share of the other legal moves that are strictly better."""
+    """Times 1 minus the share of the other legal moves that are better."""
     best: float = 0.3
-    """Earned when no legal move is strictly better."""
+    """Earned when no legal move is better."""
     candidates: float = 0.2
     """Long form: times the share of the engine's top moves among the listed ones, less wrong entries."""
     evals: float = 0.1
     """Long form: times the accuracy of the evaluations of the listed legal moves."""
-    win_cp: int = 500
+    margin_cp: int = 50
+    """Centipawns by which a move must lead to count as better: less is noise of an engine at a few thousand nodes.
+    Forced mates are always told apart."""
+    win_cp: int = 300
     """Centipawns above which a position counts as won (and below the negative of which as lost)."""
     eval_tolerance: float = 0.5
     """An evaluation earns nothing from an error of `eval_tolerance * (1 + |truth|)` pawns on."""
@@ -81,16 +85,20 @@ class PolicyTruth:
         """Value of the position: that of its best move."""
         return max(self.values.values())
 
-    @property
-    def best_moves(self) -> tuple[str, ...]:
+    def best_moves(self, margin_cp: int) -> tuple[str, ...]:
         """All moves that no other move beats, in alphabetical order."""
-        top = self.best_value
-        return tuple(sorted(uci for uci, value in self.values.items() if value == top))
+        return tuple(sorted(uci for uci in self.values if self.rank_share(uci, margin_cp) == 0))
 
-    def rank_share(self, uci: str) -> float:
-        """Share of the other legal moves that are strictly better than `uci`: 0 for the best, ties share a rank."""
+    def rank_share(self, uci: str, margin_cp: int) -> float:
+        """Share of the other legal moves that beat `uci`: 0 for the best, ties share a rank."""
         value = self.values[uci]
-        return sum(other > value for other in self.values.values()) / max(1, len(self.values) - 1)
+        return sum(beats(other, value, margin_cp) for other in self.values.values()) / max(1, len(self.values) - 1)
+
+
+def beats(value: int, other: int, margin_cp: int) -> bool:
+    """Whether `value` is better than `other` by more than the margin; between forced mates any difference counts."""
+    mates = min(abs(value), abs(other)) > MATE_CP // 2
+    return value - other > (0 if mates else margin_cp)
 
 
 def outlook(value: int, win_cp: int) -> Outlook:
@@ -116,7 +124,10 @@ def score_policy(truth: PolicyTruth | None, answer: ParsedPolicy, weights: Polic
         return errored("no engine analysis of the position: the answer cannot be ranked")
     best = answer.best if not answer.problems else None
     parts = {"format": float(not answer.problems), "legal": 0.0, "keeps": 0.0, "rank": 0.0, "best": 0.0}
-    evidence: dict[str, Json] = {"best_moves": list(truth.best_moves), "best_value_cp": truth.best_value}
+    evidence: dict[str, Json] = {
+        "best_moves": list(truth.best_moves(weights.margin_cp)),
+        "best_value_cp": truth.best_value,
+    }
     if form == "full":
         readable = not answer.problems
         parts["candidates"] = candidate_credit(truth, answer.moves) if readable else 0.0
@@ -124,8 +135,8 @@ def score_policy(truth: PolicyTruth | None, answer: ParsedPolicy, weights: Polic
     if best is not None and best in truth.values:
         parts["legal"] = 1.0
         parts["keeps"] = float(keeps_class(truth, best, weights.win_cp))
-        parts["rank"] = 1.0 - truth.rank_share(best)
-        parts["best"] = float(truth.values[best] == truth.best_value)
+        parts["rank"] = 1.0 - truth.rank_share(best, weights.margin_cp)
+        parts["best"] = float(parts["rank"] == 1.0)
         evidence |= {"move": best, "value_cp": truth.values[best]}
     elif best is not None:
         evidence |= {"move": best, "problems": [f"{best} is not a legal move"]}
