@@ -20,6 +20,14 @@ from assay.training.config import TrainingConfig
 
 
 @chz.chz
+class Stride:
+    """How to count."""
+
+    size: int = 1
+    """Count in steps of this."""
+
+
+@chz.chz
 class CountingBuilder(DatasetBuilder):
     """A second builder, so that there is something to choose."""
 
@@ -27,6 +35,8 @@ class CountingBuilder(DatasetBuilder):
     """Prompts per batch."""
     highest: int = 10
     """Count up to this."""
+    stride: Stride | None = None
+    """How to count; null means one by one."""
 
 
 @pytest.fixture
@@ -139,6 +149,18 @@ def test_a_layer_may_not_set_what_its_own_builder_lacks(counting: None) -> None:
     assert "dataset_builder.num_train (command line)" in refusal(
         "dataset_builder=counting", "dataset_builder.num_train=3"
     )
+
+
+def test_an_optional_group_is_made_by_its_name_or_by_its_settings(counting: None) -> None:
+    def stride(*overrides: str) -> Stride | None:
+        builder = load_config(None, overrides).dataset_builder
+        assert isinstance(builder, CountingBuilder)
+        return builder.stride
+
+    assert stride("dataset_builder=counting") is None
+    assert stride("dataset_builder.stride=Stride", "dataset_builder=counting") == Stride()
+    assert stride("dataset_builder.stride.size=3", "dataset_builder=counting") == Stride(size=3)
+    assert stride("dataset_builder=counting", "dataset_builder.stride=null") is None
 
 
 def test_multi_turn_builder_follows_the_single_turn_class(counting: None) -> None:

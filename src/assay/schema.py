@@ -148,7 +148,7 @@ def parse(value: object, annotation: Any) -> Any:
 def _parse_member(value: object, member: Any) -> Any:
     if typing.get_origin(member) is Literal:
         by_name = {str(v): v for v in typing.get_args(member)}
-        if str(value) not in by_name or isinstance(value, bool):
+        if str(value) not in by_name:
             raise ValueError
         return by_name[str(value)]
     if (element := _element_type(member)) is not None:
