@@ -1,0 +1,1 @@
+"""Reinforcement learning for language models from rewards that can be verified."""
