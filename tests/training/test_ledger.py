@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from assay.errors import RunDirectoryError
@@ -27,6 +27,8 @@ def test_lines_are_read_back_as_they_were_written():
 
 
 @given(st.integers(0, len(DATA)))
+@example(len(DATA) - 1)
+@example(len(COMMITS[0].encode()) - 1)
 def test_a_ledger_cut_anywhere_keeps_every_whole_line(size):
     content = parse_ledger(DATA[:size], PATH)
     whole = DATA[:size].count(b"\n")

@@ -39,7 +39,9 @@ def steps(path: Path) -> list[int]:
     return [json.loads(line)["step"] for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_run_killed_at_any_file_operation_and_again_while_resuming_equals_an_uninterrupted_one(memory_path, reference):
+def test_a_run_killed_at_any_file_operation_and_again_while_resuming_equals_an_uninterrupted_one(
+    memory_path, reference
+):
     generator = random.Random(0)
     operation = 0
     while True:

@@ -238,11 +238,13 @@ def test_a_second_process_is_refused_naming_the_first_until_that_dies(tmp_path):
         os.write(write, b"open")
         signal.pause()
         os._exit(len(run.commits))
-    assert os.read(read, 4) == b"open"
-    with pytest.raises(RunDirectoryError, match=rf"in use by process {child},.*another directory"):
-        RunDirectory.open(path, CONFIG)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    try:
+        assert os.read(read, 4) == b"open"
+        with pytest.raises(RunDirectoryError, match=rf"in use by process {child},.*another directory"):
+            RunDirectory.open(path, CONFIG)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
     RunDirectory.open(path, CONFIG).close()
 
 

@@ -105,6 +105,7 @@ def test_a_resumed_run_continues_one_tensorboard_file_without_repeating_a_step(t
     commit_steps(tmp_path / "run", 6)
     (path,) = (tmp_path / "run/tensorboard").iterdir()
     assert scalars(path) == [(step, "reward", step / 4) for step in range(6)]
+    assert len(read_events(path)) == 7, "one header and one event per step"
 
 
 def test_the_console_shows_the_chosen_metrics_in_one_line(caplog):

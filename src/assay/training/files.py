@@ -179,19 +179,22 @@ def encode_json(value: Json, *, indent: int | None = None, sort_keys: bool = Fal
     Tuples become lists, paths strings and numpy scalars numbers. Characters are written as themselves, except in text
     that UTF-8 cannot hold (lone surrogates), which is escaped.
     """
-    plain = _plain(value)
     separators = (",", ":") if indent is None else None
 
-    def dump(ascii_only: bool) -> bytes:
-        text = json.dumps(
-            plain, indent=indent, sort_keys=sort_keys, separators=separators, ensure_ascii=ascii_only, allow_nan=False
+    def dump(data: Json, ascii_only: bool = False) -> str:
+        return json.dumps(
+            data, indent=indent, sort_keys=sort_keys, separators=separators, ensure_ascii=ascii_only, allow_nan=False
         )
-        return text.encode()
 
     try:
-        return dump(False)
+        text = dump(value)
+    except (TypeError, ValueError):  # something that json does not take as it is
+        value = _plain(value)
+        text = dump(value)
+    try:
+        return text.encode()
     except UnicodeEncodeError:
-        return dump(True)
+        return dump(value, ascii_only=True).encode()
 
 
 def _plain(value: Any) -> Json:

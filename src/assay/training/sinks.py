@@ -113,7 +113,7 @@ class TensorBoardSink(_AppendFile):
         summary = self._proto.Event().summary
         for name, value in metrics.items():
             if self._per_tag or not name.startswith("tag/"):
-                summary.MergeFrom(self._summary.scalar(name, value))
+                summary.value.add(tag=name, simple_value=value)
         for name, values in histograms.items():
             finite = [value for value in values if math.isfinite(value)]
             if finite:
