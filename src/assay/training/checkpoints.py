@@ -92,7 +92,7 @@ async def write_checkpoint(
         temporary.mkdir(parents=True)
         try:
             await save(temporary / POLICY)
-            (temporary / STATE).write_bytes(encode_json(state, indent=1))
+            (temporary / STATE).write_bytes(encode_json(state))
             files = _measure(temporary)
             manifest = {"version": VERSION, "step": step, "phase": phase, "index": index, "files": files}
             (temporary / MANIFEST).write_bytes(encode_json(manifest, indent=1))
