@@ -141,6 +141,8 @@ def test_a_history_that_cannot_have_been_played_is_left_out():
     for history in (["a1a2"], ["h8h7"], ["nonsense"], ["e8e8"], ["e1e8"], ["e7e8q"], ["a8e8"]):
         assert not rebuild(board, history).move_stack
     assert [move.uci() for move in rebuild(board, ["d7e8", "d8e8"]).move_stack] == ["d8e8"]
+    # A clock of 0 says that the last move was a capture or a pawn's: it cannot be taken back from the text.
+    assert not rebuild(chess.Board("4k3/8/8/8/8/8/8/R3K3 w - - 0 40"), ["d8e8"]).move_stack
 
 
 def test_the_verdict_of_the_text_is_that_of_the_game():

@@ -61,7 +61,7 @@ def test_positions_that_are_the_same_to_the_mover_have_one_key(board):
         ("4k3/8/8/8/3pP3/8/8/4K3 b - e3 0 1", "4k3/8/8/8/3pP3/8/8/4K3 b - - 0 1"),
         ("4k3/8/8/8/2pPp3/8/8/4K3 b - - 0 1", "4k3/8/8/8/2pPp3/8/8/4K3 b - d3 0 1"),
         ("8/8/8/3k4/8/8/8/KQ6 w - - 0 1", "8/8/8/3k4/8/8/8/KQ6 b - - 0 1"),
-        ("8/8/8/3k4/8/8/P7/K7 w - - 0 1", "7k/7P/8/8/3K4/8/8/8 w - - 0 1"),
+        ("8/8/8/3k4/8/8/P7/K7 w - - 0 1", "7K/7P/8/8/4k3/8/8/8 w - - 0 1"),
         ("8/8/8/3k4/8/8/8/KQ6 w - - 0 1", "8/8/8/3k4/8/8/8/KR6 w - - 0 1"),
     ],
 )
@@ -115,6 +115,10 @@ def test_drawn_positions_are_legal_unfinished_and_the_wanted_side_moves(side):
             assert len(position.history) < MAX_PLIES
             colours.add(board.turn)
     assert colours == {"white": {True}, "black": {False}, "both": {True, False}}[side]
+
+
+def test_endgames_with_a_lone_king_to_move_are_never_mate_or_stalemate():
+    assert all(is_playable(p.board) for p in draw(EndgameSource("KQk", "black"), 0, "train", 600))
 
 
 def test_endgames_have_exactly_the_material_and_each_in_turn():

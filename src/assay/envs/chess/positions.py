@@ -36,7 +36,7 @@ _SYMBOLS = ".PNBRQK..pnbrqk"
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A position to act on. `history` are the half-moves that led to it, from old to new, as far as they are known."""
+    """A position to act on. `history` are the last (at most 9) half-moves that led to it, from old to new, if known."""
 
     fen: str
     """Normal form: the en-passant square only where a capture is legal."""

@@ -12,7 +12,6 @@ from assay.envs.base import Example
 from assay.envs.chess.arbiter import judge
 from assay.envs.chess.endgames import invent_past
 from assay.envs.chess.grammar import (
-    HISTORY_PLIES,
     MAX_CANDIDATES,
     AnswerForm,
     arbiter_answer,
@@ -77,7 +76,7 @@ def arbiter_task(position: Position, style: TaskStyle, rng: np.random.Generator)
         position = invent_past(position, rng)
     illegal = rng.random() < style.illegal_fraction
     move = (random_illegal_move if illegal else random_legal_move)(position.board, rng).uci()
-    history = (*position.history, move)[-HISTORY_PLIES:]
+    history = (*position.history, move)
     return Task(
         env=ENV_NAME,
         id=f"A:{position.fen}+{move}",
