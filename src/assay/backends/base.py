@@ -80,6 +80,8 @@ class Backend(Protocol):
     tokenizer: Tokenizer
     policy_version: int
     """Number of optimizer steps taken since the start of the run."""
+    context_length: int
+    """Most tokens of a prompt and its completion together."""
 
     async def sample(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]

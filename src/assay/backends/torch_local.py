@@ -49,7 +49,7 @@ class TorchBackend:
         self._model: Any = model.to(self.device).eval()  # type: ignore[arg-type]
         self._half = local.dtype == "bfloat16"
         self._decoder = fused_decoder(self._model, model.config)
-        self._context = models.context_length(model)
+        self.context_length = models.context_length(model)
         self._trained = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
         self._optimizer = _adamw(self._trained.values(), self.device)
         self._reference: dict[str, Tensor] | None = None
@@ -150,7 +150,7 @@ class TorchBackend:
                 prompts,
                 seeds,
                 params,
-                context_length=self._context,
+                context_length=self.context_length,
                 batch_tokens=self._local.sample_batch_tokens,
                 device=self.device,
                 policy_version=self.policy_version,
@@ -159,6 +159,12 @@ class TorchBackend:
     def _micro_batches(self, data: Sequence[Datum]) -> Iterator[forward.Packed]:
         trained = [i for i, d in enumerate(data) if d.mask.any()]
         chosen = [data[i] for i in trained]
+        longest = max((len(d) for d in chosen), default=0)
+        if longest > self.context_length:
+            raise ModelError(
+                f"A training sequence has {longest} tokens and the model's context is {self.context_length}, so its "
+                "end cannot be trained. Use a model with a longer context (scratch.context_length) or shorter examples."
+            )
         for groups in forward.plan(chosen, self._local.micro_batch_tokens, share=self._decoder is not None):
             packed = forward.pack(chosen, groups)
             yield forward.relabel(packed, trained)
@@ -215,8 +221,8 @@ class TorchBackend:
         if not torch.isfinite(norm):
             self._optimizer.zero_grad(set_to_none=True)
             raise TrainingError(
-                f"The gradient norm is {float(norm)} at optimizer step {self.policy_version + 1}, so a step "
-                "would destroy the weights; they were left as they are. Lower the learning rate or look at this batch's rewards."
+                f"The gradient norm is {float(norm)} at optimizer step {self.policy_version + 1}, so a step would "
+                "destroy the weights; they were left as they are. Lower the learning rate or look at the rewards."
             )
         if params.grad_clip_norm:
             torch.nn.utils.clip_grads_with_norm_(gradients, params.grad_clip_norm, norm)

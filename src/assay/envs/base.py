@@ -56,7 +56,7 @@ class GroupScorer(Protocol):
     """An `EnvGroupBuilder` that rescores a finished group as a whole (a ranking judge, say)."""
 
     async def score_group(self, trajectories: Sequence[Trajectory]) -> list[Score]:
-        """One score per trajectory, in order; it replaces the score of the last turn."""
+        """One score per trajectory, in order; it replaces the score of the last turn. Errored rollouts are left out."""
         ...
 
 

@@ -41,13 +41,14 @@ async def update(
 ) -> dict[str, float]:
     """Improve the policy on scored groups; returns metrics named `train/...`.
 
-    A batch without any informative group takes no optimizer step: `train/optimizer_steps` is then 0.
+    A substep whose advantages are all 0 is left out, since Adam would move the weights even by a gradient of 0; a batch
+    without any informative group takes no optimizer step at all.
     """
     data_by_group, constant = group_data(groups, settings)
     metrics = {"train/constant_groups": constant / max(1, len(groups)), "train/groups": float(len(data_by_group))}
     if settings.kl_penalty_coef and data_by_group:
         data_by_group, metrics["train/kl_reference"] = await _penalise(backend, data_by_group, settings)
-    substeps = [part for part in _split_evenly(data_by_group, settings.num_substeps) if part]
+    substeps = [part for part in _split_evenly(data_by_group, settings.num_substeps) if _informative(part)]
     outputs: list[Mapping[str, float]] = []
     for part in substeps:
         data = normalise([d for group in part for d in group])
@@ -120,6 +121,10 @@ async def _penalise(
 def _split_evenly(groups: list[list[Datum]], parts: int) -> list[list[list[Datum]]]:
     bounds = [round(i * len(groups) / parts) for i in range(parts + 1)]
     return [groups[a:b] for a, b in itertools.pairwise(bounds)]
+
+
+def _informative(groups: list[list[Datum]]) -> bool:
+    return any(bool(datum.advantages.any()) for group in groups for datum in group)
 
 
 def _mean(outputs: Sequence[Mapping[str, float]]) -> dict[str, float]:

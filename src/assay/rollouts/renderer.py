@@ -63,37 +63,45 @@ class PlainRenderer:
 
 
 class ChatRenderer:
-    """The tokenizer's chat template."""
+    """The tokenizer's chat template; a reply ends on the special token that the template closes it with."""
 
     def __init__(self, tokenizer: Any) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError("renderer_name=chat needs a tokenizer with a chat template; use renderer_name=plain.")
         self._tokenizer = tokenizer
-        self._eos = _eos(tokenizer)
-        self.stop: tuple[int, ...] = (self._eos,)
+        closing = self._encode(self._after_reply([Message("user", "-")]).lstrip())[:1]
+        # Some chat models (Gemma, say) close turns with another token than the tokenizer's end of sequence.
+        self._end = closing[0] if closing and closing[0] in tokenizer.all_special_ids else _eos(tokenizer)
+        self.stop: tuple[int, ...] = (self._end,)
 
     def start(self, messages: Sequence[Message]) -> list[int]:
         """See `Renderer`."""
-        return self._tokenizer.encode(self._template(messages), add_special_tokens=False)  # type: ignore[no-any-return]
+        return self._encode(self._template(messages))
 
     def extend(self, messages: Sequence[Message], *, stopped: bool) -> list[int]:
         """See `Renderer`."""
-        # The template is applied to a stand-in conversation; what follows the stand-in reply is what comes next here.
-        reply = "\x00reply\x00"
-        stand_in = [Message("user", "-"), Message("assistant", reply), *messages]
-        tail = self._template(stand_in).rpartition(reply)[2]
-        eos = self._tokenizer.convert_ids_to_tokens(self._eos)
-        if stopped:
-            tail = tail.removeprefix(eos)
-        return self._tokenizer.encode(tail, add_special_tokens=False)  # type: ignore[no-any-return]
+        tail = self._after_reply(messages)
+        end = self._tokenizer.convert_ids_to_tokens(self._end)
+        if stopped and tail.lstrip().startswith(end):
+            tail = tail.lstrip().removeprefix(end)
+        return self._encode(tail)
 
     def completion(self, text: str) -> list[int]:
         """See `Renderer`."""
-        return [*self._tokenizer.encode(text, add_special_tokens=False), self._eos]
+        return [*self._encode(text), self._end]
 
     def text(self, tokens: Sequence[int]) -> str:
         """See `Renderer`."""
         return _without_stop(self._tokenizer, tokens, self.stop)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)  # type: ignore[no-any-return]
+
+    def _after_reply(self, messages: Sequence[Message]) -> str:
+        """What the template writes between a reply and the next one, read off a stand-in conversation."""
+        reply = "\x00reply\x00"
+        stand_in = [Message("user", "-"), Message("assistant", reply), *messages]
+        return self._template(stand_in).rpartition(reply)[2]
 
     def _template(self, messages: Sequence[Message]) -> str:
         plain = [{"role": m.role, "content": m.content} for m in messages]

@@ -2,7 +2,7 @@
 
 Envs speak messages and the backend speaks tokens; the runner joins them. All rollouts that are still going take a turn
 together in one `sample` call, in (group, sample) order, so results never depend on which env answers first. A failure
-inside an env is data: the rollout becomes `errored`, and its siblings go on.
+inside an environment is data: the rollouts that it hits become `errored`, and the others go on.
 """
 
 from __future__ import annotations
@@ -36,13 +36,21 @@ class PreparedGroup:
     """A builder with its envs made: the shared work of the group (an engine analysis, say) is done."""
 
     builder: EnvGroupBuilder
-    envs: Sequence[Env]
+    envs: Sequence[Env | None]
+    """None stands for an env that could not be made."""
 
 
 async def prepare(builders: Sequence[EnvGroupBuilder], group_size: int) -> list[PreparedGroup]:
-    """Make the envs of every group, concurrently, in order."""
-    made = await asyncio.gather(*(builder.make(group_size) for builder in builders))
-    return [PreparedGroup(builder, envs) for builder, envs in zip(builders, made, strict=True)]
+    """Make the envs of every group, concurrently, in order. Where a builder fails, its rollouts will be errored."""
+    return list(await asyncio.gather(*(_prepare(builder, group_size) for builder in builders)))
+
+
+async def _prepare(builder: EnvGroupBuilder, group_size: int) -> PreparedGroup:
+    try:
+        return PreparedGroup(builder, await builder.make(group_size))
+    except Exception:
+        logger.exception("The envs of a group could not be made; its rollouts are errored.")
+        return PreparedGroup(builder, [None] * group_size)
 
 
 @dataclass
@@ -51,7 +59,7 @@ class _Rollout:
 
     group: int
     sample: int
-    env: Env
+    env: Env | None
     tokens: list[int] = field(default_factory=list)
     transitions: list[Transition] = field(default_factory=list)
     end: EpisodeEnd | None = None
@@ -70,7 +78,8 @@ async def run_groups(
 
     Args:
         params: sampling parameters; the renderer's stop tokens are added.
-        max_turns: rollouts still going after so many turns end with `max_turns`.
+        max_turns: rollouts still going after so many turns end with `max_turns`; those that fill the backend's
+            context before that end with `length`.
         seed: seed of the batch; each turn of each sample derives its own.
     """
     params = replace(params, stop=(*params.stop, *renderer.stop))
@@ -84,11 +93,17 @@ async def run_groups(
         completions = await backend.sample([r.tokens for r in active], params, seeds)
         last = turn + 1 == max_turns
         await asyncio.gather(*(_turn(r, c, renderer, last) for r, c in zip(active, completions, strict=True)))
+        for rollout in active:
+            if rollout.end is None and len(rollout.tokens) >= backend.context_length:
+                rollout.end = "length"
     finished = [_finish(g, group, rollouts, seed) for g, group in enumerate(groups)]
     return list(await asyncio.gather(*(_rescore(group, f) for group, f in zip(groups, finished, strict=True))))
 
 
 async def _begin(rollout: _Rollout, renderer: Renderer) -> None:
+    if rollout.env is None:
+        rollout.end = "errored"
+        return
     try:
         rollout.tokens = renderer.start(await rollout.env.reset())
     except Exception:
@@ -97,13 +112,13 @@ async def _begin(rollout: _Rollout, renderer: Renderer) -> None:
 
 
 async def _turn(rollout: _Rollout, completion: Completion, renderer: Renderer, last: bool) -> None:
+    assert rollout.env is not None
     text = renderer.text(completion.tokens)
     try:
         result = await rollout.env.step(text)
     except Exception as error:
         logger.exception("An env failed to score a completion; its rollout is errored.")
-        evidence = {"error": repr(error), "traceback": traceback.format_exc(limit=5)}
-        result = StepResult(Score("errored", None, evidence=evidence), done=True)
+        result = StepResult(_failure(error), done=True)
     prompt = tuple(rollout.tokens)
     rollout.transitions.append(Transition(prompt, completion, text, result.score, result.metrics))
     if result.score.status == "errored":
@@ -136,9 +151,23 @@ async def _rescore(group: PreparedGroup, finished: TrajectoryGroup) -> Trajector
     """Let a builder that ranks whole groups replace the score of each trajectory's last turn."""
     if not isinstance(group.builder, GroupScorer):
         return finished
-    scores = await group.builder.score_group(finished.trajectories)
-    rescored = []
-    for trajectory, score in zip(finished.trajectories, scores, strict=True):
-        *earlier, last = trajectory.transitions
-        rescored.append(replace(trajectory, transitions=(*earlier, replace(last, score=score))))
+    places = [place for place, trajectory in enumerate(finished.trajectories) if not trajectory.errored]
+    judged = [finished.trajectories[place] for place in places]
+    try:
+        scores = dict(zip(places, await group.builder.score_group(judged), strict=True))
+    except Exception as error:
+        logger.exception("A group could not be scored; its rollouts are errored.")
+        scores = dict.fromkeys(places, _failure(error))
+    rescored = [_with_last_score(t, scores[i]) if i in scores else t for i, t in enumerate(finished.trajectories)]
     return replace(finished, trajectories=tuple(rescored))
+
+
+def _with_last_score(trajectory: Trajectory, score: Score) -> Trajectory:
+    *earlier, last = trajectory.transitions
+    end = "errored" if score.status == "errored" else trajectory.stop_reason
+    return replace(trajectory, transitions=(*earlier, replace(last, score=score)), stop_reason=end)
+
+
+def _failure(error: Exception) -> Score:
+    """The score of what an environment failed to judge; call it where the error is caught."""
+    return Score("errored", None, evidence={"error": repr(error), "traceback": traceback.format_exc(limit=5)})

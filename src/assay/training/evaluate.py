@@ -12,6 +12,7 @@ import numpy as np
 
 from assay.backends.base import Backend
 from assay.envs.base import EnvGroupBuilder
+from assay.errors import TrainingError
 from assay.rollouts.renderer import Renderer
 from assay.rollouts.runner import prepare, run_groups
 from assay.rollouts.seeds import derive
@@ -58,6 +59,25 @@ async def evaluate(
     prepared = await prepare(builders, samples)
     groups = await run_groups(prepared, backend, renderer, params, max_turns=max_turns, seed=derive(seed, "evaluation"))
     return Evaluation(groups, per_task_means(groups))
+
+
+def check_errored(groups: Sequence[TrajectoryGroup], most: float, where: str) -> None:
+    """Refuse rollouts of which more than the share `most` could not be scored; `where` names them in the message.
+
+    Raises:
+        TrainingError: as said.
+    """
+    rollouts = [trajectory for group in groups for trajectory in group.trajectories]
+    errored = [trajectory for trajectory in rollouts if trajectory.errored]
+    if len(errored) <= most * len(rollouts):
+        return
+    scores = [turn.score for trajectory in errored for turn in trajectory.transitions]
+    finding = next((str(score.evidence["error"]) for score in scores if "error" in score.evidence), "see the log")
+    raise TrainingError(
+        f"{len(errored)} of {len(rollouts)} rollouts of {where} could not be scored (max_errored_fraction={most:g}), "
+        f"so their verifier is broken and the others prove little. First finding: {finding.rstrip('.')}. Mend the "
+        "verifier and run the same command again: the run goes on from its last checkpoint."
+    )
 
 
 def per_task_means(groups: Sequence[TrajectoryGroup]) -> PerTask:

@@ -18,18 +18,17 @@ from typing import Literal
 import numpy as np
 
 from assay.backends.base import LossSpec
-from assay.errors import ConfigError, TrainingError
 from assay.grpo.datum import example_datum
 from assay.grpo.update import normalise, update
 from assay.rollouts.runner import PreparedGroup, prepare, run_groups
 from assay.rollouts.seeds import derive
 from assay.training.aggregate import aggregate_rollouts
 from assay.training.config import TrainingConfig
-from assay.training.evaluate import Evaluation, evaluate
+from assay.training.evaluate import Evaluation, check_errored, evaluate
 from assay.training.ledger import Phase
 from assay.training.plan import describe
 from assay.training.schedule import rl_learning_rate, sft_learning_rate
-from assay.training.session import Session, adam, open_session, update_settings
+from assay.training.session import Session, adam, is_complete, open_session, update_settings
 from assay.training.traces import trace_records
 from assay.types import Json, TrajectoryGroup
 
@@ -50,10 +49,10 @@ def train(config: TrainingConfig, record: Mapping[str, Json]) -> None:
 
 
 async def _train(config: TrainingConfig, record: Mapping[str, Json]) -> None:
+    if is_complete(config, record):
+        logger.info("The run in %s is complete; nothing was done.", config.log_path)
+        return
     async with open_session(config, record) as session:
-        if session.run.is_complete:
-            logger.info("The run in %s is complete; nothing was done.", session.run.path)
-            return
         logger.info("%s", describe(config, session.num_batches, len(session.heldout)))
         if session.run.resumed is not None:
             logger.info("Resuming after step %d (%s).", session.run.resumed.step, session.run.resumed.name)
@@ -114,11 +113,7 @@ async def _sft(session: Session) -> None:
     done = sum(1 for commit in session.run.commits if commit.phase == "sft")
     if done >= config.sft.num_steps:
         return
-    if session.data.sft is None:
-        raise ConfigError(
-            f"sft.num_steps={config.sft.num_steps} but this environment has no supervised examples. "
-            "Set sft.num_steps=0."
-        )
+    assert session.data.sft is not None, "open_session refuses SFT without examples"
     with session.progress.phase("sft", config.sft.num_steps, done) as progress:
         for index in range(done, config.sft.num_steps):
             step = _Step.begin("sft", index)
@@ -211,7 +206,7 @@ async def _rollouts(session: Session, step: _Step, prepared: Sequence[PreparedGr
     tokens = step.metrics.get("rollout/completion_tokens_sum", 0.0)
     step.metrics |= {"perf/rollout_s": elapsed, "perf/sampled_tokens_per_s": tokens / elapsed}
     _record(session, step, groups, "train")
-    _check_errored(config, step, groups)
+    check_errored(groups, config.max_errored_fraction, f"RL batch {step.index}")
     every = config.tensorboard_log_histograms_every
     if every and (step.index + 1) % every == 0:
         step.histograms |= _histograms(groups)
@@ -232,21 +227,6 @@ def _record(session: Session, step: _Step, groups: Sequence[TrajectoryGroup], sp
     )
 
 
-def _check_errored(config: TrainingConfig, step: _Step, groups: Sequence[TrajectoryGroup]) -> None:
-    share = step.metrics.get("rollout/errored_fraction", 0.0)
-    if share <= config.max_errored_fraction:
-        return
-    evidence = next(
-        (turn.score.evidence for g in groups for t in g.trajectories for turn in t.transitions if turn.score.evidence),
-        {},
-    )
-    raise TrainingError(
-        f"{share:.0%} of the rollouts of RL batch {step.index} could not be scored (max_errored_fraction="
-        f"{config.max_errored_fraction:g}), so training on the rest would be training on a broken verifier. First "
-        f"finding: {evidence.get('error', 'none')}. Mend the verifier and run the same command again."
-    )
-
-
 def _histograms(groups: Sequence[TrajectoryGroup]) -> dict[str, Sequence[float]]:
     rollouts = [t for g in groups for t in g.trajectories]
     rewards = [t.reward for t in rollouts if t.reward is not None]
@@ -256,7 +236,11 @@ def _histograms(groups: Sequence[TrajectoryGroup]) -> dict[str, Sequence[float]]
 
 
 async def _evaluate(session: Session, step: _Step) -> Evaluation | None:
-    """Measure the policy on the held-out tasks and record it; None where there are none."""
+    """Measure the policy on the held-out tasks and record it; None where there are none.
+
+    Raises:
+        TrainingError: too many rollouts could not be scored.
+    """
     tasks = session.heldout
     if not tasks:
         return None
@@ -274,4 +258,5 @@ async def _evaluate(session: Session, step: _Step) -> Evaluation | None:
         step.metrics |= evaluation.metrics() | {"perf/eval_s": time.monotonic() - started}
         progress.advance(note=f"reward {np.mean(evaluation.per_task.get('reward', [np.nan])):.3f}")
     _record(session, step, evaluation.groups, "eval")
+    check_errored(evaluation.groups, session.config.max_errored_fraction, "the evaluation")
     return evaluation

@@ -11,7 +11,7 @@ from assay.errors import RunDirectoryError
 from assay.rollouts.renderer import make_renderer
 from assay.training.checkpoints import open_checkpoint
 from assay.training.config import TrainingConfig
-from assay.training.evaluate import evaluate
+from assay.training.evaluate import check_errored, evaluate
 from assay.training.ledger import read_ledger
 from assay.training.progress import RunProgress
 from assay.training.session import make_backend
@@ -32,6 +32,7 @@ def measure(run: Path, config: TrainingConfig, batch: int | None) -> Mapping[str
 
     Raises:
         RunDirectoryError: no such run or checkpoint.
+        TrainingError: too many rollouts could not be scored.
     """
     return asyncio.run(_measure(run, config, batch))
 
@@ -53,6 +54,7 @@ async def _measure(run: Path, config: TrainingConfig, batch: int | None) -> Mapp
                 max_turns=config.build_context().max_turns,
                 seed=config.seed,
             )
+        check_errored(evaluation.groups, config.max_errored_fraction, "the evaluation")
         policies = {"policy": evaluation.per_task}
         if data.baseline_policies is not None and config.eval.max_tasks is None:
             policies |= await data.baseline_policies()

@@ -19,8 +19,11 @@ from assay.grpo.update import UpdateSettings
 from assay.rollouts.renderer import Renderer, make_renderer
 from assay.training.checkpoints import open_checkpoint
 from assay.training.config import TrainingConfig
+from assay.training.files import Writing
+from assay.training.ledger import read_ledger
 from assay.training.metrics import MetricsLogger
 from assay.training.progress import RunProgress
+from assay.training.resume import check_config
 from assay.training.runs import RunDirectory
 from assay.training.sinks import ConsoleSink, MetricSink, TensorBoardSink, WandbSink
 from assay.types import Json, SamplingParams
@@ -86,6 +89,23 @@ def update_settings(config: TrainingConfig) -> UpdateSettings:
     )
 
 
+def is_complete(config: TrainingConfig, record: Mapping[str, Json]) -> bool:
+    """Whether the run came to its end already, so that there is nothing to build. Changes nothing.
+
+    Raises:
+        RunDirectoryError: the directory holds a complete run with other settings, or a damaged one.
+    """
+    path = config.log_path.expanduser()
+    if config.resume_from_batch is not None:
+        return False
+    with Writing(path, "the run directory"):
+        complete = read_ledger(path / "ledger.jsonl").is_complete
+    if not complete:
+        return False
+    check_config(path, record)
+    return True
+
+
 @asynccontextmanager
 async def open_session(config: TrainingConfig, record: Mapping[str, Json]) -> AsyncIterator[Session]:
     """Open or resume the run of `config`; `record` is the config as JSON, kept in the run directory.
@@ -98,6 +118,11 @@ async def open_session(config: TrainingConfig, record: Mapping[str, Json]) -> As
     with ExitStack() as stack:
         data = config.active_builder.build(config.build_context())
         try:
+            if config.sft.num_steps and data.sft is None:
+                raise ConfigError(
+                    f"sft.num_steps={config.sft.num_steps}, but this environment has no supervised examples. "
+                    "Set sft.num_steps=0."
+                )
             run = stack.enter_context(
                 RunDirectory.open(config.log_path, record, resume_from_batch=config.resume_from_batch)
             )
@@ -130,9 +155,7 @@ async def make_backend(config: TrainingConfig, data: EnvData, resume: Path | Non
     return backend
 
 
-def make_sinks(
-    config: TrainingConfig, run: RunDirectory, batches: int, record: Mapping[str, Json]
-) -> list[MetricSink]:
+def make_sinks(config: TrainingConfig, run: RunDirectory, batches: int, record: Mapping[str, Json]) -> list[MetricSink]:
     """The sinks that the config asks for, beside the run's own JSON lines."""
     sinks: list[MetricSink] = [ConsoleSink(SHOWN, {"sft": config.sft.num_steps, "rl": batches})]
     if config.tensorboard_enabled:

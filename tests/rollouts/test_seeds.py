@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.rollouts.seeds import derive
+
+NAMES = st.integers(-(2**63), 2**63) | st.text("abc0123456789", max_size=5)
+PATHS = st.lists(NAMES, min_size=1, max_size=4)
+
+
+@given(PATHS, PATHS)
+def test_equal_paths_and_only_they_give_equal_seeds(a: list[int | str], b: list[int | str]) -> None:
+    assert (derive(*a) == derive(*b)) == (a == b)
+    assert 0 <= derive(*a) < 2**64
+
+
+def test_a_number_is_not_its_text_and_borders_count() -> None:
+    seeds = [derive(1), derive("1"), derive(1, 23), derive(12, 3), derive(123), derive(3, 12), derive("1", 23)]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_seeds_are_pinned_so_that_a_run_resumed_by_a_later_version_draws_the_same() -> None:
+    assert derive(0, "rl", 3) == 8142745550960247057
+    assert derive(7, "evaluation") == 9191690882923973574
