@@ -114,7 +114,8 @@ async def open_session(config: TrainingConfig, record: Mapping[str, Json]) -> As
         AssayError: any part cannot be had; the message says which and what to do. Nothing committed is lost.
     """
     if config.backend == "tinker":
-        raise ConfigError("backend=tinker is not part of this version of Assay yet; use backend=local.")
+        service = config.base_url or "the hosted service"
+        raise ConfigError(f"backend=tinker ({service}) is not part of this version of Assay yet; use backend=local.")
     with ExitStack() as stack:
         data = config.active_builder.build(config.build_context())
         try:
