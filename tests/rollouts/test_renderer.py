@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
@@ -52,6 +52,7 @@ def plain() -> PlainRenderer:
 TEXTS = st.text("abc123 ", max_size=12)
 
 
+@settings(max_examples=50, deadline=None)
 @given(TEXTS, TEXTS)
 def test_plain_text_is_joined_and_comes_back(plain: PlainRenderer, first: str, second: str) -> None:
     messages = [Message("user", first), Message("user", second)]

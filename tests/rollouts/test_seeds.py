@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.rollouts.seeds import derive
@@ -9,6 +9,7 @@ NAMES = st.integers(-(2**63), 2**63) | st.text("abc0123456789", max_size=5)
 PATHS = st.lists(NAMES, min_size=1, max_size=4)
 
 
+@settings(max_examples=50, deadline=None)
 @given(PATHS, PATHS)
 def test_equal_paths_and_only_they_give_equal_seeds(a: list[int | str], b: list[int | str]) -> None:
     assert (derive(*a) == derive(*b)) == (a == b)

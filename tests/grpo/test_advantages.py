@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from assay.grpo.advantages import group_advantages, is_constant, turn_returns
+from assay.types import TrajectoryGroup
+from scripted import group, trajectory
+
+REWARDS = st.floats(-100, 100, allow_nan=False).map(lambda x: round(x, 3))
+ROLLOUTS = st.lists(st.lists(REWARDS, min_size=1, max_size=3) | st.just([None]), min_size=1, max_size=6)
+
+
+def advantages(of: TrajectoryGroup, *, gamma: float = 0.5, normalize_by_std: bool = False) -> list[list[float]] | None:
+    return group_advantages(of, gamma=gamma, normalize_by_std=normalize_by_std)
+
+
+def test_a_turn_earns_its_reward_and_the_discounted_return_of_the_next() -> None:
+    assert turn_returns(trajectory([1.0, 2.0, 4.0]), 0.5) == [3.0, 4.0, 4.0]
+    assert turn_returns(trajectory([1.0, 2.0, 4.0]), 0.0) == [1.0, 2.0, 4.0]
+    assert turn_returns(trajectory([1.0, 2.0, 4.0]), 1.0) == [7.0, 6.0, 4.0]
+
+
+def test_rewards_are_centred_on_their_group() -> None:
+    assert advantages(group(1.0, 0.0, 0.0, 1.0)) == [[0.5], [-0.5], [-0.5], [0.5]]
+
+
+def test_the_baseline_is_the_mean_over_all_turns() -> None:
+    first, second = advantages(group([0.0, 2.0], [4.0])) or ([], [])
+    np.testing.assert_allclose([*first, *second], np.array([1.0, 2.0, 4.0]) - 7 / 3)
+
+
+@settings(max_examples=30, deadline=None)
+@given(ROLLOUTS, st.booleans(), st.floats(0, 1))
+def test_advantages_sum_to_zero_and_have_the_order_of_the_returns(
+    rollouts: list[list[float | None]], normalize_by_std: bool, gamma: float
+) -> None:
+    these = group(*rollouts)
+    found = advantages(these, gamma=gamma, normalize_by_std=normalize_by_std)
+    returns = [r for t in these.trajectories if not t.errored for r in turn_returns(t, gamma)]
+    if found is None:
+        assert not returns or is_constant(returns)
+        return
+    flat = np.array([a for turns in found for a in turns])
+    scale = np.abs(flat).max()
+    assert len(flat) == len(returns) and abs(flat.sum()) <= 1e-9 * scale * len(flat)
+    assert (np.diff(flat[np.argsort(returns)]) >= 0).all()
+    assert [len(turns) for turns in found] == [0 if None in r else len(r) for r in rollouts]
+    if normalize_by_std:
+        assert flat.std() == pytest.approx(1.0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(REWARDS, min_size=2, max_size=6), st.data())
+def test_what_could_not_be_scored_leaves_the_baseline(rewards: list[float], data: st.DataObject) -> None:
+    place = data.draw(st.integers(0, len(rewards)))
+    with_failure = advantages(group(*rewards[:place], None, *rewards[place:]))
+    without = advantages(group(*rewards))
+    if without is None:
+        assert with_failure is None
+    else:
+        assert with_failure == [*without[:place], [], *without[place:]]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(REWARDS, min_size=5, max_size=5, unique=True), st.permutations(range(5)))
+def test_the_order_of_the_samples_does_not_matter(rewards: list[float], order: list[int]) -> None:
+    found = advantages(group(*rewards)) or []
+    assert advantages(group(*(rewards[i] for i in order))) == [found[i] for i in order]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(REWARDS, min_size=2, max_size=6, unique=True), st.floats(-50, 50), st.floats(0.1, 10))
+def test_scale_and_offset_of_a_reward_vanish_under_std(rewards: list[float], offset: float, scale: float) -> None:
+    plain = advantages(group(*rewards), normalize_by_std=True)
+    moved = advantages(group(*(scale * r + offset for r in rewards)), normalize_by_std=True)
+    assert plain is not None and moved is not None
+    np.testing.assert_allclose(moved, plain, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "rewards", [[0.3], [0.3, 0.3, 0.3], [0.1 + 0.2, 0.3], [1e9, 1e9 + 0.1], [None], [None, 0.5], []]
+)
+def test_equal_returns_say_nothing(rewards: list[float | None]) -> None:
+    assert advantages(group(*rewards)) is None
+    assert advantages(group(*rewards), normalize_by_std=True) is None
+
+
+def test_small_differences_say_something() -> None:
+    assert advantages(group(0.3, 0.3 + 1e-6)) is not None
+
+
+def test_equal_rewards_at_different_turns_differ_by_their_discount() -> None:
+    assert advantages(group([0.0, 1.0], [1.0]), gamma=0.4) is not None

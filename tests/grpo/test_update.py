@@ -1,0 +1,231 @@
+"""The update on real rollouts of a tiny real policy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from assay.backends.base import AdamParams, LossSpec
+from assay.backends.torch_local import TorchBackend
+from assay.envs.base import StepResult
+from assay.grpo.update import UpdateSettings, group_data, normalise, update
+from assay.types import Datum, Score, TrajectoryGroup
+from scripted import ScriptedGroup, group, play, scored, share_of_a, task, tiny_backend
+
+SETTINGS = UpdateSettings(LossSpec("importance_sampling"))
+ADAM = AdamParams(1e-2)
+PROMPTS = ["abc", "ab abc 123", "c", "3 2 1", "b"]
+
+
+def rollouts(backend: TorchBackend, prompts: Sequence[str] = PROMPTS, **settings: int | float) -> list[TrajectoryGroup]:
+    groups = play(backend, [ScriptedGroup(task(p)) for p in prompts], **settings)  # type: ignore[arg-type]
+    assert all(len({t.reward for t in g.trajectories}) > 1 for g in groups), "rewards must differ within every group"
+    return groups
+
+
+def level(of: TrajectoryGroup) -> TrajectoryGroup:
+    """The same rollouts, all worth the same."""
+    equal = tuple(
+        replace(t, transitions=tuple(replace(x, score=Score("scored", 0.5)) for x in t.transitions))
+        for t in of.trajectories
+    )
+    return replace(of, trajectories=equal)
+
+
+def flat(data: Sequence[Sequence[Datum]]) -> list[Datum]:
+    return [datum for of_group in data for datum in of_group]
+
+
+def gradient(backend: TorchBackend, data: Sequence[Datum], loss: LossSpec = SETTINGS.loss) -> torch.Tensor:
+    asyncio.run(backend.forward_backward(data, loss))
+    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in backend._trained.values()]
+    backend._optimizer.zero_grad()
+    return torch.cat([p.flatten() for p in parts])
+
+
+def weights(backend: TorchBackend) -> torch.Tensor:
+    return torch.cat([p.detach().flatten().clone() for p in backend._trained.values()])
+
+
+def run(
+    backend: TorchBackend,
+    groups: Sequence[TrajectoryGroup],
+    settings: UpdateSettings = SETTINGS,
+    adam: AdamParams = ADAM,
+) -> dict[str, float]:
+    return asyncio.run(update(backend, groups, settings, adam))
+
+
+@pytest.mark.parametrize(("temperature", "max_turns"), [(1.0, 1), (0.7, 1), (1.0, 3)])
+def test_ratio_is_one_and_kl_zero_on_every_token_before_the_first_update(temperature: float, max_turns: int) -> None:
+    def insist(text: str, sample: int, turn: int) -> StepResult:
+        return scored(share_of_a(text, sample, turn).score.value or 0.0, done=False, say=" 3 ")
+
+    backend = tiny_backend(context=128)
+    builders = [ScriptedGroup(task(p), insist) for p in PROMPTS]
+    groups = play(backend, builders, max_turns=max_turns, temperature=temperature)
+    loss = LossSpec("importance_sampling", temperature)
+    data = flat(group_data(groups, replace(SETTINGS, loss=loss))[0])
+    assert len(data) == 20
+    output = asyncio.run(backend.forward_backward(normalise(data), loss))
+    assert sum(d.mask.sum() for d in data) > 80 * max_turns
+    for datum, now in zip(data, output.logprobs, strict=True):
+        trained = datum.mask > 0
+        gap = (now - datum.logprobs)[trained].astype(np.float64)
+        np.testing.assert_allclose(np.exp(gap), 1.0, atol=1e-5)
+        np.testing.assert_allclose(np.expm1(gap) - gap, 0.0, atol=1e-5)
+        assert datum.logprobs[trained].min() < -0.5, "the policy of this test must be unsure"
+
+
+def test_an_update_raises_what_was_rewarded() -> None:
+    backend = tiny_backend()
+    groups = rollouts(backend, group_size=16)
+    before = np.mean([t.reward for g in groups for t in g.trajectories])
+    for step in range(6):
+        run(backend, rollouts(backend, group_size=16, seed=step))
+    after = np.mean([t.reward for g in rollouts(backend, group_size=16, seed=99) for t in g.trajectories])
+    assert after > before + 0.1
+
+
+def test_metrics_say_what_was_done() -> None:
+    backend = tiny_backend()
+    groups = rollouts(backend)
+    metrics = run(backend, [*groups[:3], level(groups[3])])
+    assert metrics["train/optimizer_steps"] == 1 and metrics["train/groups"] == 3
+    assert metrics["train/constant_groups"] == 0.25
+    assert metrics["train/tokens"] == sum(
+        len(x.completion.tokens) for g in groups[:3] for t in g.trajectories for x in t.transitions
+    )
+    assert metrics["train/ratio_error"] < 1e-5 and metrics["train/kl_behaviour"] < 1e-9
+    assert 0 < metrics["train/entropy"] < np.log(40)
+    assert metrics["train/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("remove", [True, False])
+def test_a_constant_group_adds_exactly_nothing_to_the_gradient(remove: bool) -> None:
+    backend = tiny_backend()
+    groups = rollouts(backend)
+    settings = replace(SETTINGS, remove_constant_reward_groups=remove)
+    constant = level(groups[0])
+    data, count = group_data([constant], settings)
+    assert (len(data), count) == (0 if remove else 1, 1)
+    assert not gradient(backend, flat(data)).any(), "every component must be exactly 0"
+    mixed, _ = group_data([constant, *groups[1:]], settings)
+    alone, _ = group_data(groups[1:], settings)
+    torch.testing.assert_close(gradient(backend, flat(mixed)), gradient(backend, flat(alone)), rtol=1e-4, atol=1e-6)
+
+
+def test_kept_constant_groups_count_in_the_normaliser() -> None:
+    groups = rollouts(tiny_backend())
+    kept, _ = group_data([level(groups[0]), groups[1]], replace(SETTINGS, remove_constant_reward_groups=False))
+    (alone,), _ = group_data([groups[1]], SETTINGS)
+    tokens = [sum(d.mask.sum() for d in g) for g in kept]
+    whole, part = normalise(flat(kept))[-1], normalise(alone)[-1]
+    np.testing.assert_allclose(whole.advantages * sum(tokens), part.advantages * tokens[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("remove", [True, False])
+def test_a_batch_that_says_nothing_takes_no_step(remove: bool, caplog: pytest.LogCaptureFixture) -> None:
+    backend = tiny_backend()
+    groups = rollouts(backend)
+    run(backend, groups)  # Adam's moments would now move the weights by themselves.
+    before = weights(backend)
+    settings = replace(SETTINGS, remove_constant_reward_groups=remove)
+    metrics = run(backend, [level(g) for g in groups], settings, replace(ADAM, weight_decay=0.1))
+    assert metrics["train/optimizer_steps"] == 0 and metrics["train/constant_groups"] == 1
+    assert torch.equal(before, weights(backend)) and backend.policy_version == 1
+    assert "nothing to learn from" in caplog.text
+    assert run(backend, [])["train/optimizer_steps"] == 0
+
+
+def test_errored_rollouts_train_nothing() -> None:
+    backend = tiny_backend()
+    groups = rollouts(backend)
+    broken = replace(groups[0].trajectories[0], stop_reason="errored")
+    whole = replace(groups[0], trajectories=(broken, *groups[0].trajectories[1:]))
+    left = replace(groups[0], trajectories=groups[0].trajectories[1:])
+    with_failure, without = (flat(group_data([g], SETTINGS)[0]) for g in (whole, left))
+    assert len(with_failure) == 3
+    assert all(np.array_equal(a.advantages, b.advantages) for a, b in zip(with_failure, without, strict=True))
+    assert group_data([group(None, None)], replace(SETTINGS, remove_constant_reward_groups=False)) == ([], 1)
+
+
+def test_the_order_of_groups_and_samples_does_not_change_the_gradient() -> None:
+    backend = tiny_backend()
+    groups = rollouts(backend)
+    whole = gradient(backend, normalise(flat(group_data(groups, SETTINGS)[0])))
+    rng = np.random.default_rng(0)
+    mixed = [
+        replace(groups[i], trajectories=tuple(groups[i].trajectories[j] for j in rng.permutation(4)))
+        for i in rng.permutation(len(groups))
+    ]
+    other = gradient(backend, normalise(flat(group_data(mixed, SETTINGS)[0])))
+    assert whole.norm() > 1e-3
+    assert (whole - other).norm() <= 2e-5 * whole.norm()
+
+
+def test_the_loss_is_a_mean_over_the_tokens_of_the_step() -> None:
+    backend = tiny_backend()
+    data = flat(group_data(rollouts(backend), SETTINGS)[0])
+    tokens = sum(float(d.mask.sum()) for d in data)
+    mean, total = gradient(backend, normalise(data)), gradient(backend, data)
+    torch.testing.assert_close(mean * tokens, total, rtol=1e-4, atol=1e-6)
+    twice = gradient(backend, normalise([*data, *data]))
+    torch.testing.assert_close(twice, mean, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("substeps", [1, 2, 3, 5])
+def test_groups_are_split_evenly_among_optimizer_steps(substeps: int) -> None:
+    backend = tiny_backend()
+    groups = rollouts(backend)
+    metrics = run(backend, groups, replace(SETTINGS, num_substeps=substeps))
+    assert backend.policy_version == substeps == metrics["train/optimizer_steps"]
+    one_by_one = tiny_backend()
+    bounds = [round(i * 5 / substeps) for i in range(substeps + 1)]
+    assert max(np.diff(bounds)) - min(np.diff(bounds)) <= 1
+    for a, b in pairwise(bounds):
+        run(one_by_one, groups[a:b])
+    assert torch.equal(weights(backend), weights(one_by_one))
+
+
+def test_later_substeps_are_off_policy_and_say_so() -> None:
+    backend = tiny_backend()
+    metrics = run(backend, rollouts(backend), replace(SETTINGS, num_substeps=2))
+    assert metrics["train/ratio_error"] > 1e-3 and metrics["train/kl_behaviour"] > 1e-6
+
+
+def test_more_substeps_than_informative_groups_are_not_taken() -> None:
+    backend = tiny_backend()
+    groups = rollouts(backend)
+    metrics = run(backend, [groups[0], *(level(g) for g in groups[1:])], replace(SETTINGS, num_substeps=4))
+    assert metrics["train/optimizer_steps"] == backend.policy_version == 1
+
+
+def test_a_kl_penalty_changes_nothing_while_the_policy_is_its_reference() -> None:
+    plain, bound = tiny_backend(), tiny_backend()
+    asyncio.run(bound.freeze_reference())
+    groups = rollouts(plain)
+    metrics = run(bound, groups, replace(SETTINGS, kl_penalty_coef=0.5))
+    run(plain, groups)
+    assert abs(metrics["train/kl_reference"]) < 1e-5
+    torch.testing.assert_close(weights(bound), weights(plain), atol=2e-4, rtol=0)
+
+
+def test_a_kl_penalty_alone_brings_the_policy_back_to_its_reference() -> None:
+    backend = tiny_backend()
+    asyncio.run(backend.freeze_reference())
+    for step in range(4):
+        run(backend, rollouts(backend, group_size=8, seed=step))
+    settings = replace(SETTINGS, kl_penalty_coef=1.0, remove_constant_reward_groups=False)
+    estimates = []
+    for step in range(6):
+        groups = [level(g) for g in rollouts(backend, group_size=8, seed=100 + step)]
+        estimates.append(run(backend, groups, settings, AdamParams(5e-3))["train/kl_reference"])
+    assert estimates[0] > 0.05
+    assert estimates[-1] < 0.5 * estimates[0]
