@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,12 @@ def analyse(folder: Path) -> Analysis:
 def test_moves_survive_the_file_format(moves: list[MoveValue]) -> None:
     mate = MoveValue("e7e8q", None, -3)
     assert decode_moves(encode_moves((*moves, mate))) == (*moves, mate)
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "3", "[[1]]", "[1]", '{"a": 1}', '[["e2e4", null, null]]'])
+def test_text_that_is_no_list_of_moves_is_refused(text: str) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        decode_moves(text)
 
 
 def test_entries_are_found_again_by_their_whole_key(tmp_path: Path) -> None:
@@ -131,7 +139,7 @@ def test_a_file_that_another_process_replaced_already_is_not_moved_aside_again(t
     late.close()
 
 
-@pytest.mark.parametrize("text", ["nonsense", "[[1]]", '[["e2e4", null, null]]', "3"])
+@pytest.mark.parametrize("text", ["nonsense", '[["e2e4", null, null]]'])
 def test_an_unreadable_entry_is_computed_again_and_written_anew(
     tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -149,10 +157,13 @@ def test_an_unreadable_entry_is_computed_again_and_written_anew(
 
 WRITER = """
 import sys
+import time
 from pathlib import Path
 from assay.envs.chess.analysis_cache import AnalysisCache
 
 folder, name, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+print("ready", flush=True)
+sys.stdin.readline()
 cache = AnalysisCache(folder)
 for i in range(count):
     cache.put("engine", f"{name} {i}", f"value {i}")
@@ -161,31 +172,61 @@ for i in range(count):
 
 
 def writer(folder: Path, name: str, count: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(folder), name, str(count)], stdout=subprocess.PIPE, text=True
+    """A process that is ready to write, and begins at the first line it is sent."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(folder), name, str(count)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    return process
 
 
-def test_several_processes_write_one_new_file_and_lose_nothing(tmp_path: Path) -> None:
-    writers = [writer(tmp_path, name, 200) for name in "abc"]
+@pytest.mark.parametrize("damaged", [False, True])
+def test_several_processes_begin_one_file_together_and_lose_nothing(tmp_path: Path, damaged: bool) -> None:
+    if damaged:
+        filled(tmp_path).close()
+        damage_header(tmp_path / FILE_NAME)
+    writers = [writer(tmp_path, name, 50) for name in "abc"]
+    for process in writers:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
     for process in writers:
         process.communicate(timeout=60)
         assert process.returncode == 0
+    assert len(list(tmp_path.glob("*.damaged-?"))) == damaged
     cache = AnalysisCache(tmp_path)
     for name in "abc":
-        assert [cache.get("engine", f"{name} {i}") for i in range(200)] == [f"value {i}" for i in range(200)]
+        assert [cache.get("engine", f"{name} {i}") for i in range(50)] == [f"value {i}" for i in range(50)]
     cache.close()
+
+
+def test_a_file_is_begun_by_one_process_at_a_time(tmp_path: Path) -> None:
+    with (tmp_path / f"{FILE_NAME}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = writer(tmp_path, "a", 1)
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        time.sleep(0.3)
+        assert not (tmp_path / FILE_NAME).exists()
+    assert process.communicate(timeout=60)[0] == "0\n"
 
 
 def test_what_was_stored_before_a_sigkill_is_still_there(tmp_path: Path) -> None:
     process = writer(tmp_path, "a", 10**9)
-    assert process.stdout is not None
+    assert process.stdout is not None and process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
     for _ in range(500):
         last = int(process.stdout.readline())
     process.send_signal(signal.SIGKILL)
     last = max([last, *map(int, process.stdout.read().split()[:-1])])
     process.wait()
     process.stdout.close()
+    process.stdin.close()
     cache = AnalysisCache(tmp_path)
     assert [cache.get("engine", f"a {i}") for i in range(last + 1)] == [f"value {i}" for i in range(last + 1)]
     cache.close()
@@ -232,15 +273,14 @@ def run_pool(folder: Path, fens: tuple[str, ...], limit: int, prefix: tuple[str,
     return json.loads(done.stdout), done.stderr
 
 
-@pytest.mark.parametrize("limit", [0, 16384, 33000])
+@pytest.mark.parametrize("limit", [16384, 33000])
 def test_a_full_disk_costs_a_warning_and_nothing_that_was_stored(tmp_path: Path, limit: int) -> None:
     analyse(tmp_path)
     # Files of this process cannot grow past the limit: for SQLite a disk that is full at once, or after some entries.
     answers, log = run_pool(tmp_path, (FEN, *OTHER), limit)
     assert answers == [[21, True]] + [[21, False]] * len(OTHER)
     assert log.count("cannot be written") == 1
-    answers, log = run_pool(tmp_path, (FEN, *OTHER), -1)
-    assert answers[0] == [21, True] and log == ""
+    assert analyse(tmp_path).cached
 
 
 @pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="root can write anywhere")

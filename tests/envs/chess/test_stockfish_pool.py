@@ -79,14 +79,14 @@ def limited(work: Coroutine[Any, Any, Any]) -> Any:
 # What an analysis says
 
 
-@pytest.mark.parametrize("fen", POSITIONS)
-def test_every_legal_move_has_a_value_and_the_best_comes_first(tmp_path: Path, fen: str) -> None:
-    (analysis,) = run_with_pool(tmp_path, StockfishConfig(cache=False), (fen,))
-    assert {move.uci for move in analysis.moves} == {move.uci() for move in chess.Board(fen).legal_moves}
-    assert len(analysis.moves) == chess.Board(fen).legal_moves.count()
-    order = [(-move.value_cp, move.uci) for move in analysis.moves]
-    assert order == sorted(order)
-    assert analysis.fen == fen and not analysis.cached
+def test_every_legal_move_has_a_value_and_the_best_comes_first(tmp_path: Path) -> None:
+    analyses = run_with_pool(tmp_path, StockfishConfig(cache=False), POSITIONS)
+    for fen, analysis in zip(POSITIONS, analyses, strict=True):
+        assert {move.uci for move in analysis.moves} == {move.uci() for move in chess.Board(fen).legal_moves}
+        assert len(analysis.moves) == chess.Board(fen).legal_moves.count()
+        order = [(-move.value_cp, move.uci) for move in analysis.moves]
+        assert order == sorted(order)
+        assert analysis.fen == fen and not analysis.cached
 
 
 def test_values_are_those_of_the_mover_for_both_colours(tmp_path: Path) -> None:

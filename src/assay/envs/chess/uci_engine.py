@@ -16,6 +16,7 @@ import shutil
 import signal
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +147,8 @@ class UciEngine:
             EngineError: it cannot be started, is no UCI engine, refuses an option, or is silent for `deadline_s`.
         """
         try:
-            with path.open("rb") as binary:
-                digest = hashlib.file_digest(binary, "sha256").hexdigest()[:16]
+            status = path.stat()
+            digest = _digest(path, status.st_ino, status.st_size, status.st_mtime_ns)
             # A process group of its own: an interrupt typed at the terminal must reach the run, not its engines.
             transport, protocol = await _UciProtocol.popen(str(path), setpgrp=True)
         except OSError as error:
@@ -239,6 +240,13 @@ class UciEngine:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REAP_TIMEOUT_S):
                 await asyncio.shield(self._protocol.gone)
+
+
+@lru_cache(maxsize=16)
+def _digest(path: Path, *_status: int) -> str:
+    """Start of the SHA-256 of a file, read once for each state (inode, size, time of change) that it is found in."""
+    with path.open("rb") as binary:
+        return hashlib.file_digest(binary, "sha256").hexdigest()[:16]
 
 
 async def _greet(protocol: _UciProtocol, options: Mapping[str, int]) -> None:
