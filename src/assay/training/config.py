@@ -103,7 +103,7 @@ class TrainingConfig:
     mode: Literal["single_turn", "multi_turn"] = "single_turn"
     """`single_turn`, or `multi_turn` for refinement: the env answers and the policy tries again."""
     max_turns: int = 4
-    """Most turns of a `multi_turn` rollout, unless `multiturn_dataset_builder` sets its own."""
+    """Most turns of a `multi_turn` rollout."""
     gamma: float = 0.4
     """Discount of multi-turn returns: a turn earns its reward plus gamma times the next turn's return."""
     num_substeps: int = 1
