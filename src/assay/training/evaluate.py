@@ -5,7 +5,7 @@ The unit of the statistics is the task: samples of one task are averaged first, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,8 @@ from assay.training.aggregate import aggregate_rollouts
 from assay.training.stats import mean_ci95
 from assay.types import SamplingParams, TrajectoryGroup
 
+CHUNK = 100
+"""Tasks that are played together: enough to fill a batch, few enough to show progress."""
 PerTask = Mapping[str, Sequence[float]]
 """Metric name -> one mean over samples per task, in data set order; tasks that do not report it are left out."""
 
@@ -54,10 +56,19 @@ async def evaluate(
     samples: int,
     max_turns: int,
     seed: int,
+    advance: Callable[[int], None] | None = None,
 ) -> Evaluation:
-    """Sample every task `samples` times with seeds that depend on `seed`, the task's place and the sample alone."""
-    prepared = await prepare(builders, samples)
-    groups = await run_groups(prepared, backend, renderer, params, max_turns=max_turns, seed=derive(seed, "evaluation"))
+    """Sample every task `samples` times with seeds that depend on `seed`, the task's place and the sample alone.
+
+    `advance` is told how many tasks were just done.
+    """
+    groups: list[TrajectoryGroup] = []
+    for start in range(0, len(builders), CHUNK):
+        prepared = await prepare(builders[start : start + CHUNK], samples)
+        chunk_seed = derive(seed, "evaluation", start)
+        groups += await run_groups(prepared, backend, renderer, params, max_turns=max_turns, seed=chunk_seed)
+        if advance is not None:
+            advance(len(prepared))
     return Evaluation(groups, per_task_means(groups))
 
 

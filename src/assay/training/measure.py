@@ -44,7 +44,7 @@ async def _measure(run: Path, config: TrainingConfig, batch: int | None) -> Mapp
     try:
         backend = await make_backend(config, data, checkpoint.policy)
         tasks = list(iter_builders(data.heldout))[: config.eval.max_tasks]
-        with RunProgress() as progress, progress.phase("eval", 1):
+        with RunProgress() as progress, progress.phase("eval", len(tasks)) as phase:
             evaluation = await evaluate(
                 backend,
                 make_renderer(config.active_builder.renderer_name, backend.tokenizer),
@@ -53,6 +53,7 @@ async def _measure(run: Path, config: TrainingConfig, batch: int | None) -> Mapp
                 samples=config.eval.samples_per_task,
                 max_turns=config.build_context().max_turns,
                 seed=config.seed,
+                advance=phase.advance,
             )
         check_errored(evaluation.groups, config.max_errored_fraction, "the evaluation")
         policies = {"policy": evaluation.per_task}
