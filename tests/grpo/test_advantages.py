@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.grpo.advantages import group_advantages, is_constant, turn_returns
+from assay.grpo.advantages import group_advantages, has_constant_rewards, is_constant, turn_returns
 from assay.types import TrajectoryGroup
 from scripted import group, trajectory
 
@@ -41,7 +41,7 @@ def test_advantages_sum_to_zero_and_have_the_order_of_the_returns(
     found = advantages(these, gamma=gamma, normalize_by_std=normalize_by_std)
     returns = [r for t in these.trajectories if not t.errored for r in turn_returns(t, gamma)]
     if found is None:
-        assert not returns or is_constant(returns)
+        assert has_constant_rewards(these) or is_constant(returns)
         return
     flat = np.array([a for turns in found for a in turns])
     scale = np.abs(flat).max()
@@ -86,6 +86,31 @@ def test_scale_and_offset_of_a_reward_vanish_under_std(rewards: list[float], off
 def test_equal_returns_say_nothing(rewards: list[float | None]) -> None:
     assert advantages(group(*rewards)) is None
     assert advantages(group(*rewards), normalize_by_std=True) is None
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "constant"),
+    [
+        ([[0.5, 0.5], [0.5, 0.5]], True),
+        ([[0.5], [0.5, 0.5]], True),
+        ([[0.0, 1.0], [0.0, 1.0]], True),
+        ([[0.0, 1.0], [0.0, 1.0], [None]], True),
+        ([[0.0, 1.0], [None]], True),
+        ([[0.0, 1.0], [1.0, 0.0]], False),
+        ([[0.0, 1.0], [0.0, 1.0], [1.0]], False),
+        ([[0.0, 1.0], [0.0]], False),
+    ],
+)
+def test_rollouts_that_earned_the_same_turn_by_turn_cannot_be_told_apart(
+    rollouts: list[list[float | None]], constant: bool
+) -> None:
+    assert has_constant_rewards(group(*rollouts)) is constant
+    assert (advantages(group(*rollouts), gamma=0.4) is None) is constant
+
+
+def test_different_rewards_with_equal_returns_are_not_blown_up_by_their_rounding_error() -> None:
+    assert turn_returns(trajectory([0.6, 1.0]), 0.4) == [1.0, 1.0]
+    assert advantages(group([0.6, 1.0], [1.0]), gamma=0.4, normalize_by_std=True) is None
 
 
 def test_small_differences_say_something() -> None:

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from assay.training.aggregate import aggregate_rollouts, is_constant
+from assay.grpo.advantages import has_constant_rewards
+from assay.training.aggregate import aggregate_rollouts
 from assay.types import Completion, Message, Score, Task, Trajectory, TrajectoryGroup, Transition
 
 
@@ -119,5 +120,5 @@ def test_a_group_is_constant_when_its_known_rewards_do_not_differ(values, consta
     members = [
         rollout(t, ERRORED if v is None else turn(v), end="done" if v is not None else "errored") for v in values
     ]
-    assert is_constant(group(t, *members)) is constant
+    assert has_constant_rewards(group(t, *members)) is constant
     assert aggregate_rollouts([group(t, *members)])["rollout/constant_group_fraction"] == float(constant)

@@ -32,16 +32,35 @@ def group_advantages(group: TrajectoryGroup, *, gamma: float, normalize_by_std: 
         normalize_by_std: divide by the standard deviation of the group's returns.
 
     Returns:
-        One list per trajectory (empty for errored ones), or None when all returns are equal: such a group says nothing
-        about which of its answers was better.
+        One list per trajectory (empty for errored ones), or None when the group's rewards are constant or its returns
+        are all equal.
     """
+    if has_constant_rewards(group):
+        return None
     returns = [[] if t.errored else turn_returns(t, gamma) for t in group.trajectories]
     flat = [r for turns in returns for r in turns]
-    if not flat or is_constant(flat):
+    if is_constant(flat):
         return None
     mean = math.fsum(flat) / len(flat)
     spread = math.sqrt(math.fsum((r - mean) ** 2 for r in flat) / len(flat)) if normalize_by_std else 1.0
     return [[(r - mean) / spread for r in turns] for turns in returns]
+
+
+def has_constant_rewards(group: TrajectoryGroup) -> bool:
+    """Whether a group says nothing about which of its answers was better (errored rollouts left out).
+
+    That is so when all rewards of all turns are equal, and when all rollouts earned the same turn by turn: returns then
+    differ between turns by the discount alone.
+    """
+    rewards = [
+        [turn.score.value for turn in trajectory.transitions if turn.score.value is not None]
+        for trajectory in group.trajectories
+        if not trajectory.errored and trajectory.transitions
+    ]
+    if len(rewards) < 2 or is_constant([r for turns in rewards for r in turns]):
+        return True
+    same_length = len({len(turns) for turns in rewards}) == 1
+    return same_length and all(is_constant(column) for column in zip(*rewards, strict=True))
 
 
 def is_constant(rewards: Sequence[float]) -> bool:

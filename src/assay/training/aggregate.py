@@ -12,6 +12,7 @@ from typing import get_args
 
 import numpy as np
 
+from assay.grpo.advantages import has_constant_rewards
 from assay.types import EpisodeEnd, ScoreStatus, Trajectory, TrajectoryGroup, Transition
 
 
@@ -31,14 +32,8 @@ def aggregate_rollouts(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     }
     metrics["rollout/groups"] = float(len(groups))
     if groups:
-        metrics["rollout/constant_group_fraction"] = float(np.mean([is_constant(group) for group in groups]))
+        metrics["rollout/constant_group_fraction"] = float(np.mean([has_constant_rewards(group) for group in groups]))
     return metrics
-
-
-def is_constant(group: TrajectoryGroup) -> bool:
-    """Whether the group's rewards do not differ (errored rollouts left out), so that it carries no gradient."""
-    rewards = {trajectory.reward for trajectory in group.trajectories if trajectory.reward is not None}
-    return len(rewards) <= 1
 
 
 def _rollout_metrics(rollouts: Sequence[Trajectory]) -> dict[str, float]:
