@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from assay.backends.base import LossSpec
 from assay.grpo.datum import example_datum
 from assay.grpo.update import normalise, update
@@ -27,6 +25,7 @@ from assay.training.config import TrainingConfig
 from assay.training.evaluate import Evaluation, check_errored, evaluate
 from assay.training.ledger import Phase
 from assay.training.plan import describe
+from assay.training.report import write_report
 from assay.training.schedule import rl_learning_rate, sft_learning_rate
 from assay.training.session import Session, adam, is_complete, open_session, update_settings
 from assay.training.traces import trace_records
@@ -60,6 +59,8 @@ async def _train(config: TrainingConfig, record: Mapping[str, Json]) -> None:
             await _start(session)
         await _sft(session)
         await _rl(session)
+        # Before the run is marked complete: a kill in between leaves a run that resumes here, not one without a report.
+        await write_report(session.run, config, session.data)
         session.run.finish()
         logger.info("Done: %s.", session.run.path)
 
@@ -244,8 +245,8 @@ async def _evaluate(session: Session, step: _Step) -> Evaluation | None:
     tasks = session.heldout
     if not tasks:
         return None
-    started = time.monotonic()
-    with session.progress.phase("eval", 1) as progress:
+    started, cpu = time.monotonic(), time.process_time()
+    with session.progress.phase("eval", len(tasks)) as progress:
         evaluation = await evaluate(
             session.backend,
             session.renderer,
@@ -254,9 +255,10 @@ async def _evaluate(session: Session, step: _Step) -> Evaluation | None:
             samples=session.config.eval.samples_per_task,
             max_turns=session.max_turns,
             seed=session.config.seed,
+            advance=progress.advance,
         )
-        step.metrics |= evaluation.metrics() | {"perf/eval_s": time.monotonic() - started}
-        progress.advance(note=f"reward {np.mean(evaluation.per_task.get('reward', [np.nan])):.3f}")
+        step.metrics |= evaluation.metrics()
+        step.metrics |= {"perf/eval_s": time.monotonic() - started, "perf/eval_cpu_s": time.process_time() - cpu}
     _record(session, step, evaluation.groups, "eval")
     check_errored(evaluation.groups, session.config.max_errored_fraction, "the evaluation")
     return evaluation
