@@ -183,10 +183,12 @@ def test_figures_show_the_board_and_the_answers_harmlessly():
     assert html.startswith("<figure") and "<svg" in html
     assert "<script>" not in html and "&lt;script&gt;" in html
     assert html.count("<li>") == 4
-    # A green arrow for the legal answer, a red one for the illegal answer.
-    assert "#15781b" in html and "#b02020" in html
+    # A blue arrow for the legal answer, a vermilion one for the illegal answer.
+    assert "#0072b2" in html and "#d55e00" in html
+    assert [html.count(f'title="{mark}"') for mark in ("legal", "illegal", "unreadable")] == [1, 1, 2]
+    assert "<circle" in draw_task(task, [" B: b1b1"])
     arbiter = draw_task(arbiter_task(position(QUEEN), SHORT, np.random.default_rng(0)), ["x"])
-    assert "#1b4f9c" in arbiter
+    assert "#4b5563" in arbiter
 
 
 def test_truth_is_refused_when_moves_were_left_out(tmp_path):

@@ -12,29 +12,49 @@ from assay.envs.chess.grammar import parse_policy
 from assay.types import Task
 
 BOARD_PIXELS = 260
-_LEGAL, _ILLEGAL, _GIVEN = "#15781bb0", "#b02020b0", "#1b4f9cb0"
+_LEGAL, _ILLEGAL, _GIVEN = "#0072b2c8", "#d55e00c8", "#4b5563c8"
+"""Blue, vermilion and grey: told apart by every kind of colour vision."""
+_BOARD = {
+    "square light": "#f1efe9",
+    "square dark": "#d2ccbf",
+    "margin": "#ffffff00",
+    "coord": "#8a8f98",
+}
+_MARKS = {"legal": "✓", "illegal": "✗", "unreadable": "?"}
 _MAX_SHOWN = 300
 
 
 def draw_task(task: Task, answers: Sequence[str]) -> str:
     """An SVG board with the answers' texts below it.
 
-    P: an arrow for every answered move, green where legal and red where not. A: a blue arrow for the given move.
+    P: an arrow for every answered move (a circle where it goes nowhere), blue where legal and vermilion where not; each
+    text is marked as legal, illegal or unreadable. A: a grey arrow for the given move.
     """
     board = chess.Board(task.payload["fen"])
     if task.payload["kind"] == "A":
         arrows = [_arrow(task.payload["uci"], _GIVEN)]
+        marks = [""] * len(answers)
     else:
+        moves = [_answered_move(task, text) for text in answers]
         legal = {move.uci() for move in board.legal_moves}
-        parsed = [parse_policy(text, task.payload["form"], task.payload["given"]) for text in answers]
-        moves = dict.fromkeys(answer.best for answer in parsed if answer.best is not None and not answer.problems)
-        arrows = [_arrow(uci, _LEGAL if uci in legal else _ILLEGAL) for uci in moves]
-    picture = chess.svg.board(board, arrows=arrows, size=BOARD_PIXELS, orientation=chess.WHITE)
-    texts = "".join(f"<li><code>{escape(text.strip()[:_MAX_SHOWN]) or '&nbsp;'}</code></li>" for text in answers)
+        arrows = [_arrow(uci, _LEGAL if uci in legal else _ILLEGAL) for uci in dict.fromkeys(moves) if uci]
+        marks = ["unreadable" if uci is None else "legal" if uci in legal else "illegal" for uci in moves]
+    picture = chess.svg.board(board, arrows=arrows, size=BOARD_PIXELS, orientation=chess.WHITE, colors=_BOARD)
+    texts = "".join(_item(text, mark) for text, mark in zip(answers, marks, strict=True))
     caption = escape(task.prompt[-1].content)
     return f'<figure class="chess">{picture}<figcaption><code>{caption}</code></figcaption><ul>{texts}</ul></figure>'
 
 
+def _answered_move(task: Task, text: str) -> str | None:
+    answer = parse_policy(text, task.payload["form"], task.payload["given"])
+    return None if answer.problems else answer.best
+
+
+def _item(text: str, mark: str) -> str:
+    sign = f'<span title="{mark}">{_MARKS[mark]}</span> ' if mark else ""
+    return f"<li>{sign}<code>{escape(text.strip()[:_MAX_SHOWN]) or '&nbsp;'}</code></li>"
+
+
 def _arrow(uci: str, colour: str) -> chess.svg.Arrow:
-    move = chess.Move.from_uci(uci)
-    return chess.svg.Arrow(move.from_square, move.to_square, color=colour)
+    # A readable answer can name one square twice, which python-chess takes for no move.
+    return chess.svg.Arrow(chess.parse_square(uci[:2]), chess.parse_square(uci[2:4]), color=colour)
