@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from toy_env import ToyBuilder
 
 from assay.backends.config import LocalBackend, ScratchModel
 from assay.config import resolved
@@ -21,6 +20,7 @@ from assay.training.config import EvalConfig, SFTConfig, TrainingConfig
 from assay.training.loop import train
 from assay.training.metrics import comparable
 from assay.types import Json
+from toy_env import ToyBuilder
 
 SFT_STEPS, RL_BATCHES = 6, 6
 Bomb = tuple[str, str, int]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import chz
 import numpy as np
-from scripted import CORPUS, ScriptedGroup, share_of_a, task
 
 from assay.envs.base import BuildContext, DatasetBuilder, EnvData, Example, StepResult
 from assay.types import Message, Score
+from scripted import CORPUS, ScriptedGroup, share_of_a, task
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,13 @@ class ToyExamples:
     """Endless examples of saying a's."""
 
     seed: int
+    longest: int
 
     def batch(self, index: int, size: int) -> list[Example]:
         rng = np.random.default_rng([self.seed, index])
         return [
-            Example((Message("user", prompt),), "ab" * int(rng.integers(1, 4)) + "c") for prompt in prompts(rng, size)
+            Example((Message("user", prompt),), "ab" * int(rng.integers(1, self.longest + 1)) + "c")
+            for prompt in prompts(rng, size)
         ]
 
 
@@ -63,6 +65,8 @@ class ToyBuilder(DatasetBuilder):
     """Training prompts."""
     supervised: bool = True
     """Whether there are supervised examples."""
+    longest: int = 3
+    """Most repetitions in a supervised example."""
     outage: Path | None = None
     """While this file exists, no answer can be scored."""
 
@@ -71,7 +75,7 @@ class ToyBuilder(DatasetBuilder):
         return EnvData(
             train=ToyDataset(prompts(rng, self.num_train), self, context.max_turns),
             heldout=ToyDataset(["123", "c b a"], self, context.max_turns),
-            sft=ToyExamples(context.seed) if self.supervised else None,
+            sft=ToyExamples(context.seed, self.longest) if self.supervised else None,
             tokenizer_corpus=CORPUS,
         )
 

@@ -10,6 +10,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
+    GPTBigCodeConfig,
     GPTNeoXConfig,
     LlamaConfig,
     PreTrainedModel,
@@ -31,9 +32,12 @@ CONFIGS = {
     "llama": lambda: LlamaConfig(**WIDE, num_key_value_heads=2, initializer_range=0.2, **SPECIAL),
     "qwen2": lambda: Qwen2Config(**WIDE, num_key_value_heads=2, initializer_range=0.2, **SPECIAL),
     "qwen3": lambda: Qwen3Config(**WIDE, num_key_value_heads=1, head_dim=8, initializer_range=0.2, **SPECIAL),
+    "gpt_bigcode": lambda: GPTBigCodeConfig(
+        n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, initializer_range=0.2, **SPECIAL
+    ),
     "gpt_neox": lambda: GPTNeoXConfig(**WIDE, initializer_range=0.2, **SPECIAL),
 }
-FUSED = [name for name in CONFIGS if name != "gpt_neox"]
+FUSED = [name for name in CONFIGS if name not in ("gpt_bigcode", "gpt_neox")]
 
 
 def tiny_model(name: str) -> PreTrainedModel:

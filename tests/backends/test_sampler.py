@@ -85,6 +85,17 @@ def test_sampling_ends_at_stop_length_or_context(make_backend: MakeBackend) -> N
     assert [len(c.tokens) for c in short] == [CONTEXT - len(long), 10]
 
 
+@pytest.mark.parametrize("name", ["gpt2", "gpt_bigcode"])
+def test_a_sample_that_filled_the_context_does_not_disturb_those_that_go_on(
+    make_backend: MakeBackend, name: str
+) -> None:
+    backend, long = make_backend(name), tuple(range(1, CONTEXT - 2))
+    short = [((i, 2), i) for i in range(1, 7)]
+    done = draw_all(backend, [(long, 0), *short], SamplingParams(10))
+    assert [len(c.tokens) for c in done] == [CONTEXT - len(long)] + [10] * 6
+    assert all(close(a, b) for a, b in zip(done[1:], draw_all(backend, short, SamplingParams(10)), strict=True))
+
+
 @pytest.mark.parametrize("prompt", [(), tuple([1] * CONTEXT)])
 def test_prompts_without_room_are_refused(make_backend: MakeBackend, prompt: tuple[int, ...]) -> None:
     with pytest.raises(ModelError, match=f"prompt has {len(prompt)} tokens.*{CONTEXT}"):

@@ -120,7 +120,14 @@ def test_other_settings_are_refused_naming_each_difference(tmp_path):
 
 def test_settings_that_change_nothing_computed_may_differ(tmp_path):
     run_toy(tmp_path / "run", stop_after=1)
-    config = {**CONFIG, "log_path": "elsewhere", "wandb_name": "x", "wandb_project": "p", "resume_from_batch": 0}
+    config = {
+        **CONFIG,
+        "log_path": "elsewhere",
+        "wandb_name": "x",
+        "wandb_project": "p",
+        "resume_from_batch": 0,
+        "cache_dir": "/x",
+    }
     with RunDirectory.open(tmp_path / "run", CONFIG) as run:
         first = run.run_id
     with RunDirectory.open(tmp_path / "run", config) as run:

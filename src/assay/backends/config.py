@@ -31,7 +31,13 @@ class ScratchModel:
     """Standard deviation of the initial weights. At small widths the usual 0.02 leaves a long plateau."""
 
     @chz.validate
-    def _heads_divide(self) -> None:
+    def _possible(self) -> None:
+        least = {"hidden_size": 1, "num_layers": 1, "num_heads": 1, "context_length": 16, "vocab_size": 1}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise ConfigError(f"scratch.{name}={getattr(self, name)} must be at least {bound}.")
+        if self.initializer_range <= 0:
+            raise ConfigError(f"scratch.initializer_range={self.initializer_range} must be above 0.")
         if self.hidden_size % self.num_heads:
             raise ConfigError(
                 f"scratch.num_heads={self.num_heads} does not divide scratch.hidden_size={self.hidden_size}, so heads "

@@ -283,10 +283,13 @@ def _gpt2(model: Any, config: Any) -> Decoder:
             mlp=lambda x: mlp_out(activation(mlp_in(x))),
         )
 
+    def embed(tokens: Tensor, positions: Tensor) -> Tensor:
+        # Padding and finished rows may lie past the last position; what is computed for them is never read.
+        positions = positions.clamp(max=len(trunk.wpe.weight) - 1)
+        return F.embedding(tokens, trunk.wte.weight) + F.embedding(positions, trunk.wpe.weight)
+
     return Decoder(
-        embed=lambda tokens, positions: (
-            F.embedding(tokens, trunk.wte.weight) + F.embedding(positions, trunk.wpe.weight)
-        ),
+        embed=embed,
         rotary=None,
         layers=tuple(layer(block) for block in trunk.h),
         final_norm=trunk.ln_f,

@@ -58,7 +58,7 @@ def load_pretrained(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, Pre
             "causal LM and its tokenizer, or a hub id that this machine can reach."
         ) from error
     for circumstance in ("is_local", "local_files_only"):
-        # Written out again otherwise, so that the checkpoints of a resumed run would differ from an uninterrupted one's.
+        # They would be written out again, and the checkpoints of a resumed run differ from an uninterrupted one's.
         tokenizer.init_kwargs.pop(circumstance, None)
     if tokenizer.eos_token_id is None:
         raise ModelError(f"The tokenizer of {name} has no end-of-sequence token, so completions could not end.")

@@ -93,8 +93,9 @@ class FusedStepper:
 class ModuleStepper:
     """Decodes through the module's own forward pass, for architectures that `fused_decoder` does not cover."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, context_length: int) -> None:
         self._model = model
+        self._context = context_length
         self._cache: Any = None
         self._mask = torch.empty(0)
         self._lengths = torch.empty(0)
@@ -120,7 +121,8 @@ class ModuleStepper:
         """See `Stepper`."""
         rows = tokens.reshape(-1, 1)
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(rows), 1)], dim=1)
-        logits = self._forward(rows, self._lengths[:, None] + self._fed)
+        # Finished rows may lie past the last position; what is computed for them is never read.
+        logits = self._forward(rows, (self._lengths[:, None] + self._fed).clamp(max=self._context - 1))
         self._fed += 1
         return logits[:, 0].view(*tokens.shape, -1)
 

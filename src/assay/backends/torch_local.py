@@ -139,7 +139,9 @@ class TorchBackend:
             return self._decoder.head(hidden.to(self._model.get_output_embeddings().weight.dtype))
 
     def _stepper(self) -> Stepper:
-        return FusedStepper(self._decoder, self._head) if self._decoder else ModuleStepper(self._model)
+        if self._decoder is None:
+            return ModuleStepper(self._model, self.context_length)
+        return FusedStepper(self._decoder, self._head)
 
     def _sample(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]

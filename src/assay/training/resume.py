@@ -26,7 +26,7 @@ SINKS = ("metrics.jsonl", "traces.jsonl", "events.jsonl", "tensorboard")
 """Files, and folders of files, that a run appends to; a resume cuts them back to the step it resumes from."""
 REPORT = "report.html"
 """Made as a whole when the run ends; a resume removes it."""
-_FREE_KEYS = re.compile(r"wandb_\w+|resume_from_batch|log_path")
+_FREE_KEYS = re.compile(r"wandb_\w+|resume_from_batch|log_path|cache_dir")
 """Settings that do not change what the run computes, so a resumed run may change them."""
 _NEWBORN = {"run.lock", "code.json", "code.json.tmp", "config.json.tmp"}
 """What a run killed before `config.json` was in place may leave."""

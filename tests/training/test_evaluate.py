@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from assay.errors import TrainingError
+from assay.rollouts.renderer import PlainRenderer
+from assay.training.evaluate import Evaluation, check_errored, evaluate, per_task_means
+from assay.training.stats import mean_ci95
+from assay.types import SamplingParams, Score, TrajectoryGroup
+from scripted import ScriptedGroup, group, play, scored, task, tiny_backend, trajectory
+
+TASKS = ["abc", "c 12", "3"]
+
+
+def evaluation(seed: int = 0, tasks: Sequence[str] = TASKS, samples: int = 3) -> Evaluation:
+    backend = tiny_backend()
+    return asyncio.run(
+        evaluate(
+            backend,
+            PlainRenderer(backend.tokenizer),
+            [ScriptedGroup(task(t)) for t in tasks],
+            SamplingParams(8),
+            samples=samples,
+            max_turns=1,
+            seed=seed,
+        )
+    )
+
+
+def texts(of: Evaluation) -> list[list[str]]:
+    return [[t.transitions[0].text for t in g.trajectories] for g in of.groups]
+
+
+def test_the_same_tasks_get_the_same_samples_every_time() -> None:
+    first = evaluation()
+    assert texts(first) == texts(evaluation())
+    assert texts(evaluation(tasks=TASKS[:2], samples=2)) == [samples[:2] for samples in texts(first)[:2]]
+    assert texts(evaluation(seed=1)) != texts(first)
+    backend = tiny_backend()
+    trained = play(backend, [ScriptedGroup(task(t)) for t in TASKS], seed=0, group_size=3)
+    assert texts(Evaluation(trained, {})) != texts(first), "evaluation has a random stream of its own"
+
+
+def test_samples_of_a_task_are_averaged_before_tasks_are_compared() -> None:
+    found = evaluation()
+    rewards = [[t.reward for t in g.trajectories] for g in found.groups]
+    np.testing.assert_allclose(found.per_task["reward"], [np.mean(r) for r in rewards])
+    assert len(found.per_task["length"]) == 3
+    metrics = found.metrics()
+    assert metrics["eval/reward/mean"] == pytest.approx(np.mean(rewards))
+    assert metrics["eval/ci95/reward"] == mean_ci95(found.per_task["reward"]).half_width
+    assert metrics["eval/rollout/count"] == 9
+
+
+def test_what_depends_on_the_machine_is_named_so() -> None:
+    metrics = evaluation().metrics()
+    assert "perf/eval/score_cached_fraction" in metrics
+    assert not [name for name in metrics if "perf/" in name and not name.startswith("perf/")]
+
+
+def test_unscored_samples_leave_a_task_s_mean_and_unscored_tasks_the_list() -> None:
+    assert per_task_means([group(1.0, None, 3.0), group(None, None), group(0.5)])["reward"] == [2.0, 0.5]
+    assert per_task_means([group(None)]) == {}
+
+
+def test_an_env_s_metrics_are_those_of_the_last_turn() -> None:
+    turns = [scored(1.0, won=0.0), scored(2.0, won=1.0)]
+    rollout = trajectory([1.0, 2.0])
+    pairs = zip(rollout.transitions, turns, strict=True)
+    rollout = replace(rollout, transitions=tuple(replace(t, metrics=r.metrics) for t, r in pairs))
+    means = per_task_means([TrajectoryGroup(rollout.task, (rollout,))])
+    assert means == {"won": [1.0], "reward": [3.0]}
+
+
+def failing(errored: int, sound: int) -> list[TrajectoryGroup]:
+    groups = [group(*([None] * errored), *([1.0] * sound))]
+    broken = [
+        replace(t.transitions[0], score=Score("errored", None, evidence={"error": "engine died."}))
+        for t in groups[0].trajectories[:errored]
+    ]
+    rollouts = [replace(t, transitions=(b,)) for t, b in zip(groups[0].trajectories, broken, strict=False)]
+    return [replace(groups[0], trajectories=(*groups[0].trajectories[errored:], *rollouts))]
+
+
+def test_rollouts_may_be_unscored_up_to_the_share_that_was_set() -> None:
+    check_errored(failing(1, 9), 0.1, "RL batch 3")
+    check_errored([], 0.0, "RL batch 3")
+    check_errored(failing(4, 0), 1.0, "RL batch 3")
+    with pytest.raises(TrainingError) as caught:
+        check_errored(failing(2, 9), 0.1, "RL batch 3")
+    message = str(caught.value)
+    assert "2 of 11 rollouts of RL batch 3 could not be scored (max_errored_fraction=0.1)" in message
+    assert "First finding: engine died. Mend the verifier and run the same command again" in message
+
+
+def test_a_rollout_that_never_began_counts_as_unscored() -> None:
+    nothing = replace(trajectory([1.0]), transitions=(), stop_reason="errored")
+    with pytest.raises(TrainingError, match=r"1 of 1 .* First finding: see the log\. Mend"):
+        check_errored([TrajectoryGroup(nothing.task, (nothing,))], 0.5, "the evaluation")
