@@ -16,6 +16,7 @@ from assay.training.stats import Interval, mean_ci95, paired_difference_ci95, wi
 
 Values = Mapping[str, Mapping[str, float]]
 """Metric name -> task -> the policy's mean on the task."""
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,14 @@ def difference(policy: Policy, other: Policy, metric: str) -> Interval | None:
     return paired_difference_ci95([theirs[task] for task in common], [ours[task] for task in common])
 
 
+def direction(interval: Interval) -> int:
+    """What may be claimed of a difference: 1 (above 0), -1 (below 0), or 0 where its interval includes 0.
+
+    Rounding errors of sums are no difference.
+    """
+    return (interval.low > _ROUNDING) - (interval.high < -_ROUNDING)
+
+
 def verdict(policy: Policy, other: Policy, metrics: Mapping[str, str]) -> str:
     """One sentence on how `policy` stands to `other` in each metric (name -> words), claiming what intervals allow."""
     higher, lower, open_, unknown = [], [], [], []
@@ -81,9 +90,9 @@ def verdict(policy: Policy, other: Policy, metrics: Mapping[str, str]) -> str:
             unknown.append(words)
             continue
         amount = f"{abs(interval.mean):.3f} ± {interval.half_width:.3f}"
-        if interval.low > 0:
+        if direction(interval) > 0:
             higher.append(f"{words} by {amount}")
-        elif interval.high < 0:
+        elif direction(interval) < 0:
             lower.append(f"{words} by {amount}")
         else:
             open_.append(f"{words} ({signed(interval)})")

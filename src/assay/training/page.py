@@ -14,7 +14,7 @@ from pathlib import Path
 from assay.config import resolved, shown
 from assay.layers import flatten
 from assay.training.charts import MINUS, Chart, draw
-from assay.training.comparison import Policy, difference, signed
+from assay.training.comparison import Policy, difference, direction, signed
 from assay.training.config import TrainingConfig
 from assay.training.records import Answer, RunRecords
 from assay.training.stats import Interval
@@ -130,8 +130,9 @@ def _differences(report: Report) -> str:
 def _difference(interval: Interval | None) -> str:
     if interval is None:
         return "<td>&ndash;</td>"
-    sign = "sign" if interval.low > 0 else "sign lower" if interval.high < 0 else ""
-    words = "higher" if interval.low > 0 else "lower" if interval.high < 0 else "not shown to differ"
+    sign, words = {1: ("sign", "higher"), -1: ("sign lower", "lower"), 0: ("", "not shown to differ")}[
+        direction(interval)
+    ]
     return f'<td class="{sign}"><b>{signed(interval)}</b><small>{words}</small></td>'
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from assay.envs.base import BaselineMetrics, EnvData, iter_builders
@@ -61,7 +61,7 @@ def run_report(records: RunRecords, config: TrainingConfig, data: EnvData, basel
         exact = [exact_policy(words_for(name), metrics, measured[0]) for name, metrics in baselines.items()]
         samples = choose_samples(records, heldout)
     names = dict.fromkeys(name for policy in measured for name in policy.values)
-    metrics = {name: words_for(name) for name in names}
+    metrics = with_counts({name: words_for(name) for name in names}, measured)
     pairs = [(measured[-1], other) for other in [*measured[:-1], *exact]]
     return Report(
         title=records.path.resolve().name,
@@ -104,6 +104,15 @@ def words_for(name: str) -> str:
     return name.replace("_", " ")
 
 
+def with_counts(metrics: Mapping[str, str], policies: Sequence[Policy]) -> dict[str, str]:
+    """The metrics' words, followed by the number of tasks where a metric is reported for only some of them."""
+    counts = {name: max((len(p.values.get(name, {})) for p in policies), default=0) for name in metrics}
+    most = max(counts.values(), default=0)
+    return {
+        name: words if counts[name] == most else f"{words} ({counts[name]} tasks)" for name, words in metrics.items()
+    }
+
+
 def heldout_notes(records: RunRecords, exact: Sequence[Policy]) -> list[str]:
     """What a reader must know of the held-out table."""
     measured = records.last or records.first
@@ -120,7 +129,7 @@ def heldout_notes(records: RunRecords, exact: Sequence[Policy]) -> list[str]:
         notes.append(f"{names}: computed from the truth of each of these tasks, without sampling error.")
     errored = sum(answer.status == "errored" for task in measured.tasks for answer in task.answers)
     if errored:
-        notes.append(f"{errored} answers of the last evaluation could not be scored; they are in no number.")
+        notes.append(f"{errored} of the last answers could not be scored; they are in no number.")
     return notes
 
 
