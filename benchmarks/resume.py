@@ -4,7 +4,7 @@
 
 The real command, `assay train`, is killed with SIGKILL at a random moment of its life (start-up, SFT, RL, evaluation,
 checkpoints), given again, killed again, and at last left to finish. Compared with an uninterrupted run, byte for byte:
-the weights and the optimizer of the last checkpoint, all metrics without the machine-dependent `perf/` ones, all traces.
+the weights and the optimizer of the last checkpoint, all metrics but the machine-dependent `perf/` ones, all traces.
 `equal` counts the kills of runs that came out equal; `duplicated_steps` the steps that any ledger or metrics file holds
 more than once. `phases` says where the kills fell. The last line is one JSON object.
 """
