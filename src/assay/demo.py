@@ -20,6 +20,7 @@ from statistics import median
 
 import chz
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from assay.config import load_config, resolved
@@ -94,12 +95,13 @@ def main(overrides: list[str]) -> int:
     root = config.log_path.expanduser()
     check_settings(config)
     check_folder(root)
-    console.print(f"[bold]1 of 2[/bold]  Warm-up, then GRPO, in {root / GRPO}", highlight=False)
+    _say(console, "1 of 2", f"Warm-up, then GRPO, in {root / GRPO}")
     _train(root, GRPO, config)
     trained = read_run(root / GRPO)
     control = control_config(config, trained)
-    steps = f"{control.sft.num_steps:,} supervised steps"
-    console.print(f"[bold]2 of 2[/bold]  Control: {steps}, as much CPU time, in {root / CONTROL}", highlight=False)
+    _say(
+        console, "2 of 2", f"Control: {control.sft.num_steps:,} supervised steps, as much CPU time, in {root / CONTROL}"
+    )
     _train(root, CONTROL, control)
     outcome = asyncio.run(_conclude(root, config, trained))
     _show(console, outcome, root)
@@ -334,13 +336,20 @@ def _plain(interval: Interval | None) -> Json:
     return {"mean": interval.mean, "low": interval.low, "high": interval.high, "tasks": interval.n}
 
 
+def _say(console: Console, heading: str, text: str) -> None:
+    """A line that is not wrapped, so that paths in it can be copied."""
+    console.print(f"[bold]{heading}[/bold]  {escape(text)}", highlight=False, soft_wrap=True)
+
+
 def _show(console: Console, outcome: Outcome, root: Path) -> None:
     console.print()
     console.print(_table("Held-out positions", outcome, differences=False))
     console.print(_table("Differences, position by position", outcome, differences=True))
     for text in (*outcome.verdicts, *cost_notes(outcome)):
         console.print(text, highlight=False)
-    console.print(f"\nReport: {root / REPORT}   Numbers: {root / RESULT}", highlight=False)
+    console.print()
+    _say(console, "Report ", str(root / REPORT))
+    _say(console, "Numbers", str(root / RESULT))
 
 
 def _table(title: str, outcome: Outcome, *, differences: bool) -> Table:
