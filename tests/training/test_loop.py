@@ -327,7 +327,7 @@ def chess(path: Path, **changes: Any) -> TrainingConfig:
             num_heldout=2,
             batch_size=2,
             group_size=8,
-            stockfish=StockfishConfig(nodes=200, path=executable),
+            stockfish=StockfishConfig(nodes=200, path=executable and str(executable)),
         ),
     }
     return tiny(path, **(settings | changes))

@@ -60,7 +60,7 @@ class Decoder:
 
 @dataclass(frozen=True)
 class Prefix:
-    """Keys and values of the prompts: per layer k and v [P, K, L, D]; `bias` [P, 1, 1, L] is -inf on padding."""
+    """Per layer keys [P, K, D, L] and values [P, K, L, D] of the prompts; `bias` [P, 1, 1, L] is -inf on padding."""
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
@@ -77,15 +77,16 @@ class Prefix:
         )
 
 
-def prefill(decoder: Decoder, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Prefix]:
+def prefill(decoder: Decoder, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Prefix]:
     """Run prompts.
 
     Args:
         tokens: [P, L] token ids, right padded.
         lengths: [P] true lengths.
+        rows: [N] positions, numbered through [P, L], whose hidden states are wanted; None means all P * L.
 
     Returns:
-        Final hidden states [P, L, E] (after the last norm; garbage on padding) and the prompts' keys and values.
+        Final hidden states [N, E] (after the last norm; garbage on padding), and the prompts' keys and values.
     """
     width = tokens.shape[1]
     positions = torch.arange(width, device=tokens.device).expand_as(tokens)
@@ -98,10 +99,17 @@ def prefill(decoder: Decoder, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, 
         out = F.scaled_dot_product_attention(
             q.float(), k.float(), v.float(), is_causal=True, scale=decoder.scale, enable_gqa=q.shape[1] != k.shape[1]
         )
-        x = x + layer.attention_out(out.transpose(1, 2).flatten(2).to(q.dtype))
+        # Both are read at every later step, so they are laid out once as the products want them.
+        keys.append(k.float().transpose(2, 3).contiguous())
+        values.append(v.float().contiguous())
+        out = out.transpose(1, 2).flatten(2).to(q.dtype)
+        if layer is decoder.layers[-1]:
+            # Beyond its keys and values, the last layer serves nothing but the states that are wanted.
+            x, out = x.flatten(0, 1), out.flatten(0, 1)
+            if rows is not None:
+                x, out = x.index_select(0, rows), out.index_select(0, rows)
+        x = x + layer.attention_out(out)
         x = x + layer.mlp(layer.mlp_norm(x))
-        keys.append(k.float())
-        values.append(v.float())
     padded = torch.arange(width, device=tokens.device) >= lengths[:, None]
     bias = torch.zeros(padded.shape, device=tokens.device).masked_fill_(padded, -torch.inf)[:, None, None, :]
     any_padding = bool(padded.any())
@@ -109,41 +117,40 @@ def prefill(decoder: Decoder, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, 
 
 
 class ContinuationCache:
-    """Keys and values of the continuations: per layer [P * G, K, capacity, D], written in place while sampling."""
+    """Keys and values of the continuations: per layer [P, K, G, capacity, D], written in place while sampling."""
 
-    def __init__(self, layers: int, rows: int, key_heads: int, head_dim: int, capacity: int, like: Tensor) -> None:
-        shape = (rows, key_heads, capacity, head_dim)
-        self.keys = [like.new_empty(shape) for _ in range(layers)]
-        self.values = [like.new_empty(shape) for _ in range(layers)]
+    def __init__(self, prefix: Prefix, group: int, capacity: int) -> None:
         self.length = 0
+        self.keys = [v.new_empty((*v.shape[:2], group, capacity, v.shape[3])) for v in prefix.values]
+        self.values = [torch.empty_like(k) for k in self.keys]
 
     @property
     def capacity(self) -> int:
         """Number of tokens that fit."""
-        return int(self.keys[0].shape[2])
+        return int(self.keys[0].shape[3])
 
     def grow(self, capacity: int) -> None:
         """Make room for `capacity` tokens, keeping what is there."""
         for store in (self.keys, self.values):
             for i, old in enumerate(store):
-                new = old.new_empty((*old.shape[:2], capacity, old.shape[3]))
-                new[:, :, : self.length] = old[:, :, : self.length]
-                store[i] = new
+                store[i] = old.new_empty((*old.shape[:3], capacity, old.shape[4]))
+                store[i][..., : self.length, :] = old[..., : self.length, :]
 
-    def select(self, rows: Tensor) -> None:
-        """Keep only `rows` [N'] of the first dimension, in that order."""
+    def select(self, prompts: Tensor, columns: Tensor) -> None:
+        """Keep prompts [P'] and, of each, continuations `columns` [P', G'], in that order."""
+        heads = torch.arange(self.keys[0].shape[1], device=prompts.device)
+        kept = prompts[:, None, None], heads[None, :, None], columns[:, None, :]
         for store in (self.keys, self.values):
             for i, old in enumerate(store):
-                new = old.new_empty((len(rows), *old.shape[1:]))
-                new[:, :, : self.length] = old[:, :, : self.length].index_select(0, rows)
-                store[i] = new
+                store[i] = old.new_empty((len(prompts), len(heads), columns.shape[1], *old.shape[3:]))
+                store[i][..., : self.length, :] = old[..., : self.length, :][kept]
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write k, v [P * G, K, T, D] of `layer` behind the cached tokens; returns all [P * G, K, S + T, D]."""
-        end = self.length + k.shape[2]
-        self.keys[layer][:, :, self.length : end] = k
-        self.values[layer][:, :, self.length : end] = v
-        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+        """Write k, v [P, K, G, D, T] of `layer` behind the cached tokens; returns all [P, K, G, D, S + T]."""
+        end = self.length + k.shape[4]
+        for store, new in ((self.keys, k), (self.values, v)):
+            store[layer][..., self.length : end, :] = new.transpose(3, 4)
+        return self.keys[layer][..., :end, :].transpose(3, 4), self.values[layer][..., :end, :].transpose(3, 4)
 
 
 def extend(decoder: Decoder, prefix: Prefix, tokens: Tensor, cache: ContinuationCache | None = None) -> Tensor:
@@ -157,21 +164,18 @@ def extend(decoder: Decoder, prefix: Prefix, tokens: Tensor, cache: Continuation
     Returns:
         Final hidden states [P, G, T, E], after the last norm.
     """
-    prompts, group, new = tokens.shape
+    new = tokens.shape[2]
     start = cache.length if cache is not None else 0
     positions = (prefix.lengths[:, None, None] + start + torch.arange(new, device=tokens.device)).expand_as(tokens)
     x = decoder.embed(tokens, positions)
     rotary = decoder.rotary(x, positions) if decoder.rotary else None
-    causal = None
-    if new > 1:
-        ahead = torch.arange(new, device=tokens.device) > torch.arange(new, device=tokens.device)[:, None]
-        causal = torch.zeros(new, new, device=tokens.device).masked_fill_(ahead, -torch.inf)
+    bias = _bias(prefix, start, new)
     for index, layer in enumerate(decoder.layers):
         q, k, v = layer.qkv(layer.attention_norm(x), rotary)
-        k, v = (t.reshape(prompts * group, new, -1, decoder.head_dim).transpose(1, 2).float() for t in (k, v))
+        k, v = (t.permute(0, 3, 1, 4, 2).float() for t in (k, v))
         if cache is not None:
             k, v = cache.append(index, k, v)
-        out = _attend(q, prefix.keys[index], prefix.values[index], prefix.bias, k, v, causal, decoder.scale)
+        out = _attend(q.float() * decoder.scale, prefix.keys[index], prefix.values[index], k, v, bias)
         x = x + layer.attention_out(out.to(q.dtype))
         x = x + layer.mlp(layer.mlp_norm(x))
     if cache is not None:
@@ -179,42 +183,46 @@ def extend(decoder: Decoder, prefix: Prefix, tokens: Tensor, cache: Continuation
     return decoder.final_norm(x)
 
 
-def _attend(
-    q: Tensor,
-    prefix_k: Tensor,
-    prefix_v: Tensor,
-    prefix_bias: Tensor | None,
-    own_k: Tensor,
-    own_v: Tensor,
-    causal: Tensor | None,
-    scale: float,
-) -> Tensor:
+def _bias(prefix: Prefix, start: int, new: int) -> Tensor | None:
+    """What to add to attention scores: -inf on prompt padding and on later tokens. [P or 1, 1, 1, T, 1, L + S + T].
+
+    None where nothing is hidden.
+    """
+    if new == 1:
+        return None if prefix.bias is None else F.pad(prefix.bias, (0, start + 1))[:, :, None, None]
+    length, device = prefix.keys[0].shape[3], prefix.lengths.device
+    reach = length + start + torch.arange(new, device=device)[:, None]
+    hidden = torch.arange(length + start + new, device=device) > reach
+    causal = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -torch.inf)[:, None]
+    return causal if prefix.bias is None else causal + F.pad(prefix.bias, (0, start + new))[:, :, None, None]
+
+
+def _attend(q: Tensor, prefix_k: Tensor, prefix_v: Tensor, own_k: Tensor, own_v: Tensor, bias: Tensor | None) -> Tensor:
     """One softmax over the shared prompt and the own continuation, without copying the prompt per continuation.
 
-    q [P, G, T, H, D]; prefix_k, prefix_v [P, K, L, D]; own_k, own_v [P * G, K, S + T, D] -> [P, G, T, H * D].
-    Runs in float32: half-precision attention is slow on CPUs and loses accuracy everywhere.
+    q [P, G, T, H, D], scaled; prefix_k [P, K, D, L]; prefix_v [P, K, L, D]; own_k, own_v [P, K, G, D, S + T]; returns
+    [P, G, T, H * D]. Own keys and values come transposed: on CPUs a product of small matrices is several times slower,
+    forward or backward, where it has to transpose its second one. Runs in float32: half-precision attention is slow on
+    CPUs and loses accuracy everywhere.
     """
     prompts, group, new, heads, width = q.shape
-    key_heads, length = prefix_k.shape[1], prefix_k.shape[2]
-    repeat, span = heads // key_heads, own_k.shape[2]
-    # Rows of the prompt product: every continuation's queries of one prompt side by side.
-    rows = (q.float() * scale).view(prompts, group, new, key_heads, repeat, width).permute(0, 3, 1, 4, 2, 5)
-    shared = torch.matmul(rows.reshape(prompts, key_heads, -1, width), prefix_k.transpose(2, 3))
-    if prefix_bias is not None:
-        shared = shared + prefix_bias
-    per_row = rows.transpose(1, 2).reshape(prompts * group, key_heads, repeat * new, width)
-    own = torch.matmul(per_row, own_k.transpose(2, 3))
-    own = own.view(prompts, group, key_heads, repeat, new, span)
-    if causal is not None:
-        own = own + causal
-    own = own.transpose(1, 2).reshape(prompts, key_heads, -1, span)
-    weights = torch.softmax(torch.cat([shared, own], dim=-1), dim=-1)
-    shared_out = torch.matmul(weights[..., :length], prefix_v)
-    own_weights = weights[..., length:].view(prompts, key_heads, group, repeat * new, span).transpose(1, 2)
-    own_out = torch.matmul(own_weights.reshape(prompts * group, key_heads, repeat * new, span), own_v)
-    shared_out = shared_out.view(prompts, key_heads, group, repeat, new, width).permute(0, 2, 4, 1, 3, 5)
-    own_out = own_out.view(prompts, group, key_heads, repeat, new, width).permute(0, 1, 4, 2, 3, 5)
-    return (shared_out + own_out).reshape(prompts, group, new, heads * width)
+    key_heads, length = prefix_k.shape[1], prefix_k.shape[3]
+    repeat, span = heads // key_heads, own_k.shape[4]
+    # Queries of all continuations of a prompt stand side by side; each continuation's are a block of them.
+    shape = (prompts, key_heads, group, new, repeat)
+    rows = q.view(prompts, group, new, key_heads, repeat, width).permute(0, 3, 1, 2, 4, 5).contiguous()
+    blocks = (prompts * key_heads * group, new * repeat)
+    own_k, own_v = (t.reshape(-1, width, span) for t in (own_k, own_v))
+    shared = torch.matmul(rows.view(prompts, key_heads, -1, width), prefix_k)
+    own = torch.bmm(rows.view(*blocks, width), own_k)
+    scores = torch.cat([shared, own.view(prompts, key_heads, -1, span)], dim=-1)
+    if bias is not None:
+        scores = scores.view(*shape, -1) + bias
+    weights = torch.softmax(scores, dim=-1).view(prompts, key_heads, -1, length + span)
+    out = torch.matmul(weights[..., :length], prefix_v)
+    own_weights = weights[..., length:].view(*blocks, span)
+    out = torch.baddbmm(out.view(*blocks, width), own_weights, own_v.transpose(1, 2))
+    return out.view(*shape, width).permute(0, 2, 3, 1, 4, 5).reshape(prompts, group, new, heads * width)
 
 
 def fused_decoder(model: nn.Module, config: Any) -> Decoder | None:
@@ -242,11 +250,11 @@ def _agrees(decoder: Decoder, model: nn.Module, config: Any) -> bool:
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(config.vocab_size, (2, 9), generator=generator).to(device)
-    want = model(input_ids=tokens).logits[:, 4:].float()
+    want = model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits[:, 4:].float()
     _, prefix = prefill(decoder, tokens[:, :5], torch.full((2,), 5, device=device))
-    hidden_prefix, _ = prefill(decoder, tokens, torch.full((2,), 9, device=device))
+    last, _ = prefill(decoder, tokens[:, :5], torch.full((2,), 5, device=device), torch.tensor([4, 9], device=device))
     hidden = extend(decoder, prefix, tokens[:, None, 5:])[:, 0]
-    got = decoder.head(torch.cat([hidden_prefix[:, 4:5], hidden], dim=1)).float()
+    got = decoder.head(torch.cat([last[:, None], hidden], dim=1)).float()
     tolerance = 1e-3 if next(model.parameters()).dtype == torch.float32 else 5e-2
     return bool((got - want).abs().max() <= tolerance * (1 + want.abs().max()))
 

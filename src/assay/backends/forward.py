@@ -36,14 +36,15 @@ class Group:
 class Packed:
     """One micro-batch as index arrays.
 
-    Rows of hidden states are numbered prompts first ([P, L] flattened), then continuations ([P, G, T] flattened).
-    `rows` [N] are the hidden states that predict the trained targets; `targets` says which those are: for each datum
-    (by index) the positions of its trained targets, in the order of `rows`.
+    `inside` are the prompt positions (numbered through [P, L]) that predict a trained target. Hidden states are
+    numbered those first, then continuations ([P, G, T] flattened); `rows` [N] are the ones that predict the trained
+    targets. `targets` says which those are: for each datum (by index) their positions, in the order of `rows`.
     """
 
     prompts: IntArray
     lengths: IntArray
     continuations: IntArray
+    inside: IntArray
     rows: IntArray
     targets: tuple[tuple[int, IntArray], ...]
 
@@ -112,17 +113,26 @@ def pack(data: Sequence[Datum], groups: list[Group]) -> Packed:
             rows.append(np.where(trained < group.prefix, p * width + trained, first + trained))
             targets.append((index, trained))
     lengths = np.array([g.prefix for g in groups])
-    return Packed(prompts, lengths, continuations, np.concatenate(rows), tuple(targets))
+    inside, numbers = _renumber(np.concatenate(rows), prompts.size)
+    return Packed(prompts, lengths, continuations, inside, numbers, tuple(targets))
+
+
+def _renumber(rows: IntArray, split: int) -> tuple[IntArray, IntArray]:
+    """The distinct rows below `split`, and all rows renumbered as if only those stood before `split`."""
+    below = rows < split
+    inside, places = np.unique(rows[below], return_inverse=True)
+    numbers = rows + (len(inside) - split)
+    numbers[below] = places
+    return inside, numbers
 
 
 def hidden_states(decoder: Decoder, packed: Packed, device: torch.device) -> Tensor:
     """Final hidden states [N, E] of the N trained targets of a micro-batch."""
     prompts, lengths = _to(packed.prompts, device), _to(packed.lengths, device)
-    hidden, prefix = prefill(decoder, prompts, lengths)
-    flat = hidden.flatten(0, 1)
+    hidden, prefix = prefill(decoder, prompts, lengths, _to(packed.inside, device))
     if packed.continuations.shape[2]:
-        flat = torch.cat([flat, extend(decoder, prefix, _to(packed.continuations, device)).flatten(0, 2)])
-    return flat.index_select(0, _to(packed.rows, device))
+        hidden = torch.cat([hidden, extend(decoder, prefix, _to(packed.continuations, device)).flatten(0, 2)])
+    return hidden.index_select(0, _to(packed.rows, device))
 
 
 def module_logits(model: Any, packed: Packed, device: torch.device) -> Tensor:
@@ -131,7 +141,7 @@ def module_logits(model: Any, packed: Packed, device: torch.device) -> Tensor:
     positions = torch.arange(tokens.shape[1], device=device)
     mask = (positions < lengths[:, None]).long()
     out = model(input_ids=tokens, attention_mask=mask, position_ids=positions.expand_as(tokens), use_cache=False)
-    logits: Tensor = out.logits.flatten(0, 1).index_select(0, _to(packed.rows, device))
+    logits: Tensor = out.logits.flatten(0, 1).index_select(0, _to(packed.inside[packed.rows], device))
     return logits
 
 
@@ -151,11 +161,11 @@ def target_logprobs(
     """
 
     def chunk(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        logits = head(part).float() / temperature
-        lse = torch.logsumexp(logits, dim=-1)
+        logits = head(part).float()
+        logprobs = torch.log_softmax(logits if temperature == 1 else logits / temperature, dim=-1)
         with torch.no_grad():
-            entropy = lse - (torch.softmax(logits, dim=-1) * logits).sum(-1)
-        return logits.gather(-1, wanted[:, None])[:, 0] - lse, entropy
+            entropy = -torch.exp(logprobs).mul_(logprobs).sum(-1)
+        return logprobs.gather(-1, wanted[:, None])[:, 0], entropy
 
     size = max(1, LOGIT_CHUNK // vocabulary)
     if len(targets) <= size:

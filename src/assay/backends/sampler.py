@@ -22,7 +22,7 @@ from assay.backends.decoder import ContinuationCache, Decoder, Prefix, extend, p
 from assay.errors import ModelError
 from assay.types import Completion, SamplingParams, StopReason
 
-FIRST_CAPACITY = 64
+FIRST_CAPACITY = 16
 """Continuation tokens that the cache has room for at first; it doubles when full."""
 COMPACT_BELOW = 0.75
 """Compact the batch when the rows still needed fall under this share of the rows held."""
@@ -43,8 +43,8 @@ class Stepper(Protocol):
         """Feed the last tokens [P, G]; logits [P, G, V] of the next ones."""
         ...
 
-    def select(self, prompts: Tensor, continuations: Tensor) -> None:
-        """Keep prompts [P'] and, of all P * G rows, continuations [P', G']."""
+    def select(self, prompts: Tensor, columns: Tensor) -> None:
+        """Keep prompts [P'] and, of the G continuations of each, those in `columns` [P', G']."""
         ...
 
 
@@ -59,21 +59,14 @@ class FusedStepper:
 
     def prefill(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """See `Stepper`."""
-        hidden, self._prefix = prefill(self._decoder, tokens, lengths)
-        return self._head(hidden[torch.arange(len(tokens), device=tokens.device), lengths - 1])
+        last = torch.arange(len(tokens), device=tokens.device) * tokens.shape[1] + lengths - 1
+        hidden, self._prefix = prefill(self._decoder, tokens, lengths, last)
+        return self._head(hidden)
 
     def branch(self, group: int) -> None:
         """See `Stepper`."""
         assert self._prefix is not None
-        rows = len(self._prefix.lengths) * group
-        self._cache = ContinuationCache(
-            len(self._decoder.layers),
-            rows,
-            self._decoder.key_heads,
-            self._decoder.head_dim,
-            FIRST_CAPACITY,
-            self._prefix.keys[0],
-        )
+        self._cache = ContinuationCache(self._prefix, group, FIRST_CAPACITY)
 
     def step(self, tokens: Tensor) -> Tensor:
         """See `Stepper`."""
@@ -83,11 +76,11 @@ class FusedStepper:
         hidden = extend(self._decoder, self._prefix, tokens[:, :, None], self._cache)
         return self._head(hidden[:, :, 0])
 
-    def select(self, prompts: Tensor, continuations: Tensor) -> None:
+    def select(self, prompts: Tensor, columns: Tensor) -> None:
         """See `Stepper`."""
         assert self._prefix is not None and self._cache is not None
         self._prefix = self._prefix.select(prompts)
-        self._cache.select(continuations.reshape(-1))
+        self._cache.select(prompts, columns)
 
 
 class ModuleStepper:
@@ -99,7 +92,7 @@ class ModuleStepper:
         self._cache: Any = None
         self._mask = torch.empty(0)
         self._lengths = torch.empty(0)
-        self._fed = 0
+        self._group = self._fed = 0
 
     def prefill(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """See `Stepper`."""
@@ -113,6 +106,7 @@ class ModuleStepper:
 
     def branch(self, group: int) -> None:
         """See `Stepper`."""
+        self._group = group
         self._cache.batch_repeat_interleave(group)
         self._mask = self._mask.repeat_interleave(group, 0)
         self._lengths = self._lengths.repeat_interleave(group, 0)
@@ -126,9 +120,10 @@ class ModuleStepper:
         self._fed += 1
         return logits[:, 0].view(*tokens.shape, -1)
 
-    def select(self, prompts: Tensor, continuations: Tensor) -> None:
+    def select(self, prompts: Tensor, columns: Tensor) -> None:
         """See `Stepper`."""
-        rows = continuations.reshape(-1)
+        rows = (prompts[:, None] * self._group + columns).reshape(-1)
+        self._group = columns.shape[1]
         self._cache.batch_select_indices(rows)
         self._mask, self._lengths = self._mask.index_select(0, rows), self._lengths.index_select(0, rows)
 
@@ -175,7 +170,7 @@ def sample(
         batch_tokens: bound on cached token positions of one batch.
 
     Raises:
-        ModelError: a prompt is empty or leaves no room for a token.
+        ModelError: a prompt is empty or leaves no room for a token, or the model gives no finite probabilities.
     """
     requests = _distinct(prompts, seeds, context_length)
     completions: list[Completion | None] = [None] * len(prompts)
@@ -261,7 +256,7 @@ def _sample_batch(
             columns = torch.sort((~alive).to(torch.uint8), dim=1, stable=True).indices[rows, :held]
             alive, origin, limits, drawn = (t[rows[:, None], columns] for t in (alive, origin, limits, drawn))
             seeds = seeds[rows.cpu().numpy()[:, None], columns.cpu().numpy()]
-            stepper.select(rows, rows[:, None] * logits.shape[1] + columns)
+            stepper.select(rows, columns)
         logits = stepper.step(drawn)
     return _collect(batch, group, out_rows, out_tokens, out_logprobs, params, policy_version)
 
@@ -281,6 +276,12 @@ def _collect(
     order = order[flat_rows[order] >= 0]
     flat_tokens = torch.cat(tokens).cpu().numpy()[order]
     flat_logprobs = torch.cat(logprobs).cpu().numpy()[order]
+    if not np.isfinite(flat_logprobs).all():
+        raise ModelError(
+            f"Sampling gave log-probabilities that are not finite: after {policy_version} optimizer steps the weights "
+            "are no numbers or far too large, and what was drawn means nothing. Start a new run with a lower "
+            "learning_rate, from an earlier checkpoint (load_checkpoint_path) if there is one."
+        )
     ends = np.cumsum(np.bincount(flat_rows[order], minlength=len(batch) * group))
     done = []
     for prompt, request in enumerate(batch):
@@ -300,13 +301,13 @@ def draw(logits: Tensor, uniforms: Tensor, params: SamplingParams) -> tuple[Tens
         logits: [*, V].
         uniforms: [*] float64 in [0, 1).
     """
-    scaled = truncate(logits.float() / params.temperature, params.top_k, params.top_p)
-    lse = torch.logsumexp(scaled, dim=-1, keepdim=True)
-    cumulative = torch.cumsum(torch.exp(scaled - lse), dim=-1, dtype=torch.float64)
+    scaled = logits.float() if params.temperature == 1 else logits.float() / params.temperature
+    logprobs = torch.log_softmax(truncate(scaled, params.top_k, params.top_p), dim=-1)
+    cumulative = torch.cumsum(torch.exp(logprobs), dim=-1, dtype=torch.float64)
     target = uniforms[..., None] * cumulative[..., -1:]
     # right=True finds the first entry above the target, which therefore has positive probability.
     tokens = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[-1] - 1)
-    return tokens[..., 0], (scaled.gather(-1, tokens) - lse)[..., 0]
+    return tokens[..., 0], logprobs.gather(-1, tokens)[..., 0]
 
 
 def truncate(logits: Tensor, top_k: int, top_p: float) -> Tensor:

@@ -240,7 +240,7 @@ class TorchBackend:
         path.mkdir(parents=True)
         self._model.save_pretrained(path / "model")
         self.tokenizer.save_pretrained(path / "model")
-        torch.save(self._optimizer.state_dict(), path / "optimizer.pt")
+        _save_tensors(self._optimizer.state_dict(), path / "optimizer.pt")
         if self._reference is not None:
             save_file(self._reference, path / "reference.safetensors")
         (path / "backend.json").write_text(json.dumps({"policy_version": self.policy_version}))
@@ -261,6 +261,17 @@ class TorchBackend:
                 f"{path} does not fit this model ({str(error).splitlines()[0]}). Load it with the settings it was "
                 "written with, or choose another checkpoint."
             ) from error
+
+
+def _save_tensors(state: Any, path: Path) -> None:
+    with open(path, "wb") as file:
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:
+            # torch covers what the file said (a full disk, say) with a complaint about its own position.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 def _device(name: str) -> torch.device:
