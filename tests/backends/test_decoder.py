@@ -35,7 +35,7 @@ def test_token_by_token_equals_all_at_once(name: str) -> None:
     assert decoder is not None
     _, prefix = prefill(decoder, torch.randint(1, VOCAB, (2, 7)), torch.tensor([7, 5]))
     tokens = torch.randint(1, VOCAB, (2, 3, 6))
-    cache = ContinuationCache(len(decoder.layers), 6, decoder.key_heads, decoder.head_dim, 2, prefix.keys[0])
+    cache = ContinuationCache(prefix, group=3, capacity=2)
     steps = []
     for t in range(6):
         if cache.length == cache.capacity:
