@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import FUSED, VOCAB, tiny_model
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, MistralConfig
 
 from assay.backends.decoder import ContinuationCache, extend, fused_decoder, prefill
@@ -77,3 +78,27 @@ def test_a_variant_that_computes_something_else_is_noticed() -> None:
     for index, block in enumerate(model.transformer.h):
         block.attn.scaling = block.attn.scaling / (index + 2)
     assert fused_decoder(model, model.config) is None
+
+
+@torch.no_grad()
+def test_attention_stays_in_float32_under_autocast() -> None:
+    class Products(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dtypes: dict[str, set[torch.dtype]] = {}
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            out = func(*args, **(kwargs or {}))
+            name = func.overloadpacket.__name__
+            self.dtypes.setdefault(name, set()).add(getattr(out[0] if isinstance(out, tuple) else out, "dtype", None))
+            return out
+
+    model = tiny_model("gpt2")
+    decoder = fused_decoder(model, model.config)
+    assert decoder is not None
+    with Products() as products, torch.autocast("cpu", torch.bfloat16):
+        _, prefix = prefill(decoder, torch.randint(1, VOCAB, (2, 7)), torch.tensor([7, 5]))
+        extend(decoder, prefix, torch.randint(1, VOCAB, (2, 3, 4)))
+    assert products.dtypes["addmm"] == {torch.bfloat16}
+    attention = [name for name in products.dtypes if "bmm" in name or "attention" in name]
+    assert len(attention) == 3 and all(products.dtypes[name] == {torch.float32} for name in attention), products.dtypes

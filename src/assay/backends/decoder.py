@@ -96,9 +96,15 @@ def prefill(decoder: Decoder, tokens: Tensor, lengths: Tensor, rows: Tensor | No
     for layer in decoder.layers:
         q, k, v = (t.transpose(1, 2) for t in layer.qkv(layer.attention_norm(x), rotary))
         # Padding is on the right, so the causal mask alone keeps it out of every real position.
-        out = F.scaled_dot_product_attention(
-            q.float(), k.float(), v.float(), is_causal=True, scale=decoder.scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
+        with torch.autocast(x.device.type, enabled=False):
+            out = F.scaled_dot_product_attention(
+                q.float(),
+                k.float(),
+                v.float(),
+                is_causal=True,
+                scale=decoder.scale,
+                enable_gqa=q.shape[1] != k.shape[1],
+            )
         # Both are read at every later step, so they are laid out once as the products want them.
         keys.append(k.float().transpose(2, 3).contiguous())
         values.append(v.float().contiguous())
@@ -175,7 +181,8 @@ def extend(decoder: Decoder, prefix: Prefix, tokens: Tensor, cache: Continuation
         k, v = (t.permute(0, 3, 1, 4, 2).float() for t in (k, v))
         if cache is not None:
             k, v = cache.append(index, k, v)
-        out = _attend(q.float() * decoder.scale, prefix.keys[index], prefix.values[index], k, v, bias)
+        with torch.autocast(x.device.type, enabled=False):
+            out = _attend(q.float() * decoder.scale, prefix.keys[index], prefix.values[index], k, v, bias)
         x = x + layer.attention_out(out.to(q.dtype))
         x = x + layer.mlp(layer.mlp_norm(x))
     if cache is not None:

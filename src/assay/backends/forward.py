@@ -26,10 +26,11 @@ LOGIT_CHUNK = 2**25
 
 @dataclass(frozen=True)
 class Group:
-    """Data (by index) that share their first `prefix` input tokens."""
+    """Data (by index) that share their first `prefix` input tokens; `longest` is the most that one has behind them."""
 
     members: tuple[int, ...]
     prefix: int
+    longest: int
 
 
 @dataclass(frozen=True)
@@ -56,50 +57,45 @@ def plan(data: Sequence[Datum], budget: int, *, share: bool = True) -> list[list
         data: sequences in any order.
         share: group data with equal prompts; False runs every sequence on its own.
     """
-    groups = _shared_prompts(data) if share else [Group((i,), len(d)) for i, d in enumerate(data)]
-    groups = [part for group in groups for part in _split(group, data, budget)]
+    shared = _shared_prompts(data) if share else [(i,) for i in range(len(data))]
+    groups = [part for members in shared for part in _split(members, data, budget)]
     # Similar shapes side by side waste the least padding; ties keep the order of the data.
-    groups.sort(key=lambda g: (len(g.members) > 1, g.prefix, max(len(data[i]) for i in g.members), g.members))
+    groups.sort(key=lambda g: (len(g.members) > 1, g.prefix, g.longest, g.members))
     batches: list[list[Group]] = []
+    prefix = widest = longest = 0
     for group in groups:
-        if batches:
-            trial = [*batches[-1], group]
-            alike = (len(group.members) > 1) == (len(batches[-1][0].members) > 1)
-            if alike and _cost(trial, data) <= budget:
-                batches[-1] = trial
-                continue
-        batches.append([group])
+        prefix, widest = max(prefix, group.prefix), max(widest, len(group.members))
+        longest = max(longest, group.longest)
+        alike = bool(batches) and (len(group.members) > 1) == (len(batches[-1][0].members) > 1)
+        if alike and (len(batches[-1]) + 1) * (prefix + widest * longest) <= budget:
+            batches[-1].append(group)
+        else:
+            batches.append([group])
+            prefix, widest, longest = group.prefix, len(group.members), group.longest
     return batches
 
 
-def _shared_prompts(data: Sequence[Datum]) -> list[Group]:
+def _shared_prompts(data: Sequence[Datum]) -> list[tuple[int, ...]]:
     members: dict[bytes, list[int]] = {}
     for index, datum in enumerate(data):
         members.setdefault(datum.tokens[: datum.prompt_length + 1].tobytes(), []).append(index)
-    return [Group(tuple(m), data[m[0]].prompt_length + 1 if len(m) > 1 else len(data[m[0]])) for m in members.values()]
+    return [tuple(m) for m in members.values()]
 
 
-def _split(group: Group, data: Sequence[Datum], budget: int) -> list[Group]:
-    if len(group.members) == 1:
-        return [group]
-    longest = max(len(data[i]) for i in group.members) - group.prefix
-    most = max(1, (budget - group.prefix) // max(1, longest))
-    parts = [group.members[i : i + most] for i in range(0, len(group.members), most)]
-    return [Group(p, group.prefix if len(p) > 1 else len(data[p[0]])) for p in parts]
-
-
-def _cost(groups: list[Group], data: Sequence[Datum]) -> int:
-    prefix = max(g.prefix for g in groups)
-    widest = max(len(g.members) for g in groups)
-    longest = max(len(data[i]) - g.prefix for g in groups for i in g.members)
-    return len(groups) * (prefix + widest * longest)
+def _split(members: tuple[int, ...], data: Sequence[Datum], budget: int) -> list[Group]:
+    """Groups of members with one prompt, none larger than the budget; a datum alone is all prefix."""
+    prefix = data[members[0]].prompt_length + 1
+    longest = max(len(data[i]) for i in members) - prefix
+    most = max(1, (budget - prefix) // max(1, longest))
+    parts = [members[i : i + most] for i in range(0, len(members), most)]
+    return [Group(p, prefix, longest) if len(p) > 1 else Group(p, len(data[p[0]]), 0) for p in parts]
 
 
 def pack(data: Sequence[Datum], groups: list[Group]) -> Packed:
     """Lay one micro-batch out in padded arrays (token 0 pads; nothing reads it)."""
     width = max(g.prefix for g in groups)
     widest = max(len(g.members) for g in groups)
-    longest = max(len(data[i]) - g.prefix for g in groups for i in g.members)
+    longest = max(g.longest for g in groups)
     prompts = np.zeros((len(groups), width), np.int64)
     continuations = np.zeros((len(groups), widest, longest), np.int64)
     rows, targets = [], []

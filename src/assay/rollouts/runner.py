@@ -84,7 +84,8 @@ async def run_groups(
     """
     params = replace(params, stop=(*params.stop, *renderer.stop))
     rollouts = [_Rollout(g, s, env) for g, group in enumerate(groups) for s, env in enumerate(group.envs)]
-    await asyncio.gather(*(_begin(rollout, renderer) for rollout in rollouts))
+    starts: dict[tuple[Message, ...], list[int]] = {}
+    await asyncio.gather(*(_begin(rollout, renderer, starts) for rollout in rollouts))
     for turn in range(max_turns):
         active = [r for r in rollouts if r.end is None]
         if not active:
@@ -96,16 +97,20 @@ async def run_groups(
         for rollout in active:
             if rollout.end is None and len(rollout.tokens) >= backend.context_length:
                 rollout.end = "length"
-    finished = [_finish(g, group, rollouts, seed) for g, group in enumerate(groups)]
+    finished = _finish(groups, rollouts, seed)
     return list(await asyncio.gather(*(_rescore(group, f) for group, f in zip(groups, finished, strict=True))))
 
 
-async def _begin(rollout: _Rollout, renderer: Renderer) -> None:
+async def _begin(rollout: _Rollout, renderer: Renderer, starts: dict[tuple[Message, ...], list[int]]) -> None:
+    """Show a rollout its first messages; equal ones are made into tokens once and remembered in `starts`."""
     if rollout.env is None:
         rollout.end = "errored"
         return
     try:
-        rollout.tokens = renderer.start(await rollout.env.reset())
+        messages = tuple(await rollout.env.reset())
+        if messages not in starts:
+            starts[messages] = renderer.start(messages)
+        rollout.tokens = starts[messages]
     except Exception:
         logger.exception("An env failed to reset; its rollout is errored.")
         rollout.end = "errored"
@@ -135,16 +140,13 @@ def _reply(renderer: Renderer, messages: Sequence[Message], completion: Completi
     return renderer.extend(messages, stopped=completion.stop_reason == "stop")
 
 
-def _finish(index: int, group: PreparedGroup, rollouts: Sequence[_Rollout], seed: int) -> TrajectoryGroup:
-    members = sorted((r for r in rollouts if r.group == index), key=lambda r: r.sample)
-    task = group.builder.task
-    return TrajectoryGroup(
-        task,
-        tuple(
-            Trajectory(task, tuple(r.transitions), r.end or "max_turns", derive(seed, r.group, r.sample))
-            for r in members
-        ),
-    )
+def _finish(groups: Sequence[PreparedGroup], rollouts: Sequence[_Rollout], seed: int) -> list[TrajectoryGroup]:
+    trajectories: list[list[Trajectory]] = [[] for _ in groups]
+    for r in rollouts:
+        task = groups[r.group].builder.task
+        end = r.end or "max_turns"
+        trajectories[r.group].append(Trajectory(task, tuple(r.transitions), end, derive(seed, r.group, r.sample)))
+    return [TrajectoryGroup(g.builder.task, tuple(t)) for g, t in zip(groups, trajectories, strict=True)]
 
 
 async def _rescore(group: PreparedGroup, finished: TrajectoryGroup) -> TrajectoryGroup:

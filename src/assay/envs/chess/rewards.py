@@ -87,7 +87,9 @@ class PolicyTruth:
 
     def best_moves(self, margin_cp: int) -> tuple[str, ...]:
         """All moves that no other move beats, in alphabetical order."""
-        return tuple(sorted(uci for uci in self.values if self.rank_share(uci, margin_cp) == 0))
+        # A move that any move beats is beaten by the best one.
+        top = self.best_value
+        return tuple(sorted(uci for uci, value in self.values.items() if not beats(top, value, margin_cp)))
 
     def rank_share(self, uci: str, margin_cp: int) -> float:
         """Share of the other legal moves that beat `uci`: 0 for the best, ties share a rank."""
