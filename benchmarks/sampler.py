@@ -6,9 +6,9 @@ Both sides sample 16 completions of each of 8 chess prompts from the same briefl
 without truncation, in float32 on one thread. The headline setting is what the chess preset asks for: up to 12 tokens,
 ended by the end-of-sequence token. Beside it: 8 and 32 tokens each (no stop token), and up to 32 with stop tokens that
 end completions at very different lengths. Only tokens up to the stop count. `generate` runs with its dynamic and with
-its static cache, and the better one counts. Blocks alternate; CPU time is the process's; a setting's ratio is the median
-over repeats of neighbouring blocks. `logprob_gap` is the difference between the mean log-probabilities of both sides'
-tokens in standard errors: both sample one distribution. The last line is one JSON object.
+its static cache, and the better one counts. Blocks alternate; CPU time is the process's; a setting's ratio is the
+median over repeats of neighbouring blocks. `logprob_gap` is the difference between the mean log-probabilities of both
+sides' tokens in standard errors: both sample one distribution. The last line is one JSON object.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -182,8 +182,3 @@ class Datum:
         """Number of leading positions before the first trained target; the whole length when nothing is trained."""
         trained = np.flatnonzero(self.mask)
         return int(trained[0]) if len(trained) else len(self.mask)
-
-
-def to_json(record: Any) -> dict[str, Json]:
-    """A dataclass record as JSON-ready plain data."""
-    return asdict(record)

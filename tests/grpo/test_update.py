@@ -210,7 +210,8 @@ def test_groups_are_split_evenly_among_optimizer_steps(substeps: int) -> None:
 def test_later_substeps_are_off_policy_and_say_so() -> None:
     backend = tiny_backend()
     metrics = run(backend, rollouts(backend), replace(SETTINGS, num_substeps=2))
-    assert metrics["train/ratio_error"] > 1e-3 and metrics["train/kl_behaviour"] > 1e-6
+    assert metrics["train/kl_behaviour"] > 1e-6
+    assert metrics["train/ratio_error"] < 1e-5, "taken from the first substep, where sampler and trainer must agree"
 
 
 def test_more_substeps_than_informative_groups_are_not_taken() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from assay.envs.chess.dataset import ChessDatasetBuilder
 from assay.errors import ModelError
 from assay.rollouts.renderer import PlainRenderer
 from assay.rollouts.runner import prepare, run_groups
-from assay.types import Message, SamplingParams, Score, Trajectory, TrajectoryGroup
+from assay.types import Completion, Message, SamplingParams, Score, Trajectory, TrajectoryGroup
 from scripted import RankedGroup, ScriptedGroup, play, scored, share_of_a, task, tiny_backend
 
 PROMPTS = ["abc", "ab abc 123", "c"]
@@ -87,6 +88,23 @@ def test_a_sample_depends_on_its_place_and_the_seed_and_not_on_the_others(backen
     assert len({t.seed for t in flat(whole)}) == 12
     same_prompt = play(backend, [ScriptedGroup(task("abc")), ScriptedGroup(task("abc"))])
     assert len({t.transitions[0].text for t in flat(same_prompt)}) > 4
+
+
+def test_every_turn_of_every_sample_has_a_seed_of_its_own(
+    backend: TorchBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+    sample = backend.sample
+
+    async def recording(
+        prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
+    ) -> list[Completion]:
+        used.extend(seeds)
+        return await sample(prompts, params, seeds)
+
+    monkeypatch.setattr(backend, "sample", recording)
+    play(backend, builders(judge=insist), max_turns=3)
+    assert len(used) == len(set(used)) == 3 * 4 * 3
 
 
 def test_later_turns_extend_the_tokens_that_were_sampled(backend: TorchBackend) -> None:

@@ -232,7 +232,7 @@ def _attend(q: Tensor, prefix_k: Tensor, prefix_v: Tensor, own_k: Tensor, own_v:
     return out.view(*shape, width).permute(0, 2, 3, 1, 4, 5).reshape(prompts, group, new, heads * width)
 
 
-def fused_decoder(model: nn.Module, config: Any) -> Decoder | None:
+def fused_decoder(model: Any, config: Any) -> Decoder | None:
     """A `Decoder` over the weights of a Hugging Face causal LM (bare or wrapped by peft), or None if it does not fit.
 
     The result is checked on random tokens against the module's own forward pass; a difference that is more than
@@ -242,6 +242,8 @@ def fused_decoder(model: nn.Module, config: Any) -> Decoder | None:
     build = builders.get(config.model_type)
     if build is None or not _full_attention(config):
         return None
+    if type(model.get_input_embeddings()) is not nn.Embedding:
+        return None  # an adapter on the embedding would be passed by, and cannot be seen while it is still zero
     decoder = build(model, config)
     return decoder if _agrees(decoder, model, config) else None
 

@@ -85,11 +85,6 @@ class TorchBackend:
             model = models.add_lora(model, lora_rank, local, seed)
         return cls(model, tokenizer, local)
 
-    @property
-    def num_parameters(self) -> int:
-        """Number of trained parameters."""
-        return sum(p.numel() for p in self._trained.values())
-
     async def sample(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
     ) -> list[Completion]:

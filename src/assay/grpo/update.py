@@ -63,7 +63,12 @@ async def update(
     if not substeps:
         logger.warning("No group of this batch had differing rewards: nothing to learn from, no optimizer step taken.")
     metrics["train/optimizer_steps"] = float(len(substeps))
-    return metrics | _mean(outputs)
+    metrics |= _mean(outputs)
+    if outputs:
+        # Later substeps are off-policy on purpose; only the first can tell whether sampler and trainer agree.
+        metrics["train/ratio_error"] = outputs[0]["ratio_error"]
+        metrics["train/tokens"] = sum(output["tokens"] for output in outputs)
+    return metrics
 
 
 def group_data(groups: Sequence[TrajectoryGroup], settings: UpdateSettings) -> tuple[list[list[Datum]], int]:

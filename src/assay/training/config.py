@@ -43,6 +43,8 @@ class OptimizerConfig:
     def _in_range(self) -> None:
         least = {"beta1": 0, "beta2": 0, "eps": 0, "weight_decay": 0, "grad_clip_norm": 0, "lr_warmup_steps": 0}
         problems = _out_of_range(self, least, parent="optimizer.")
+        if self.eps == 0:
+            problems.append("optimizer.eps=0 divides 0 by 0 in every weight without a gradient. Set it above 0.")
         if max(self.beta1, self.beta2) >= 1:
             problems.append(f"optimizer.beta1={self.beta1} and optimizer.beta2={self.beta2} must be below 1.")
         if problems:
@@ -224,6 +226,11 @@ def _impossible(config: TrainingConfig) -> list[str]:
         problems.append(
             f"scratch.* is set but model_name is {config.model_name!r}, so it would have no effect. "
             "Set model_name=scratch or remove scratch.*."
+        )
+    if config.load_checkpoint_path is not None and config.scratch != ScratchModel():
+        problems.append(
+            "scratch.* is set but load_checkpoint_path names a model that exists already, so it would have no effect. "
+            "Remove one of the two."
         )
     if config.model_name == "scratch" and config.lora_rank:
         problems.append(

@@ -151,6 +151,8 @@ async def make_backend(config: TrainingConfig, data: EnvData, resume: Path | Non
     backend = TorchBackend.create(
         name, config.lora_rank, config.local, config.scratch, data.tokenizer_corpus, config.seed
     )
+    if config.loss_fn not in backend.capabilities.losses:
+        raise ConfigError(f"loss_fn={config.loss_fn} is not one that backend={config.backend} can compute.")
     if saved is not None:
         await backend.load_state(saved, weights_only=resume is None)
     return backend

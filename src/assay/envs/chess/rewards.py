@@ -32,7 +32,7 @@ class PolicyWeights:
     malformed: float = -0.2
     """Value of an answer that cannot be read."""
     illegal: float = 0.0
-    """Value of a readable answer whose best move is illegal; a long answer may add to it by its candidates."""
+    """Value of a readable answer whose best move is illegal."""
     legal: float = 0.2
     """Earned by any legal best move."""
     keeps: float = 0.2
@@ -157,11 +157,12 @@ def score_policy(truth: PolicyTruth | None, answer: ParsedPolicy, weights: Polic
 def _policy_value(parts: Mapping[str, float], weights: PolicyWeights, *, malformed: bool) -> float:
     if malformed:
         return weights.malformed
-    value = weights.candidates * parts.get("candidates", 0.0) + weights.evals * parts.get("evals", 0.0)
     if not parts["legal"]:
-        return weights.illegal + value
+        # Whatever else the answer holds: otherwise an illegal move would be worth making for the sake of another turn.
+        return weights.illegal
     return (
-        value
+        weights.candidates * parts.get("candidates", 0.0)
+        + weights.evals * parts.get("evals", 0.0)
         + weights.legal
         + weights.keeps * parts["keeps"]
         + weights.rank * parts["rank"]
@@ -187,7 +188,8 @@ def candidate_credit(truth: PolicyTruth, moves: Sequence[str]) -> float:
 def eval_credit(truth: PolicyTruth, moves: Sequence[str], evals: Sequence[float], tolerance: float) -> float:
     """Credit, in [0, 1], of the evaluations (pawns, the mover's view), each compared with the truth of its own move.
 
-    Divided by the number of moves that are due, so that a short list cannot earn it all; a move counts once.
+    Divided by the number of moves that are due, or listed if that is more, so that neither a short list nor a long one
+    of guesses can earn it all; a move counts once.
     """
     due = min(MAX_CANDIDATES, len(truth.values))
     if len(moves) != len(evals):
@@ -199,7 +201,7 @@ def eval_credit(truth: PolicyTruth, moves: Sequence[str], evals: Sequence[float]
             true = truth.values[uci] / 100.0
             credit += max(0.0, 1.0 - abs(claimed - true) / (tolerance * (1.0 + abs(true))))
         seen.add(uci)
-    return min(1.0, credit / due)
+    return credit / max(due, len(moves))
 
 
 def score_arbiter(truth: Verdict | None, answer: ParsedArbiter, weights: ArbiterWeights) -> Score:

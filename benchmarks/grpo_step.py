@@ -1,0 +1,299 @@
+"""Completions per CPU-second of a full GRPO step, beside TRL's `GRPOTrainer` doing the same step.
+
+    python benchmarks/grpo_step.py [--quick] [--repeats R] [--steps N]     (pip install 'assay-rl[torch,chess,trl]')
+
+A step samples, scores, trains and takes one optimizer step. Both sides start from the same weights (the chess preset's
+model after a short supervised stage) and use the same tokenizer, prompts, group size, generation limit, reward function
+(`score_policy` on Stockfish's values of all moves, found beforehand), clipped loss without KL, averaged over tokens,
+advantages divided by the group's standard deviation, and AdamW; float32, one thread. Both train on every completion:
+Assay's removal of constant groups, which would save it work, is off.
+
+Assay runs the pieces of its training loop: the data set's builders and their envs (which look the analysis up again in
+each step, in the pool's memory), `run_groups`, `aggregate_rollouts` and `update`. TRL runs its own `train()` with
+logging, saving and progress bars off, gradient checkpointing off, the whole batch in one micro-batch, and the fastest
+of its attention implementations and caches (--attention and --cache choose; the defaults were the fastest here).
+
+Blocks of steps alternate in one process; Assay's run inside a callback of TRL's trainer. CPU time is that of the whole
+process. Figures are medians over blocks, `ratio` compares neighbouring blocks, and the headline is the size with the
+lower ratio. `peak_mb` is the peak resident memory of a process that runs one side alone; `start_mb` is what it held
+before the first step. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from assay.backends.base import AdamParams, LossSpec
+from assay.backends.config import LocalBackend
+from assay.backends.models import load_pretrained
+from assay.backends.torch_local import TorchBackend
+from assay.envs.base import EnvData
+from assay.envs.chess.env import ChessEnv
+from assay.envs.chess.grammar import parse_policy
+from assay.envs.chess.rewards import PolicyTruth, PolicyWeights, score_policy
+from assay.grpo.update import UpdateSettings, update
+from assay.rollouts.renderer import PlainRenderer
+from assay.rollouts.runner import prepare, run_groups
+from assay.training.aggregate import aggregate_rollouts
+from assay.types import SamplingParams
+from support import Summary, chess_backend, chess_data, machine, summary, warm_up
+
+SIZES = ((8, 8), (16, 16))
+"""Prompts and completions per prompt of a step."""
+POSITIONS = 160
+MAX_TOKENS = 12
+LEARNING_RATE = 1e-6
+"""So small that both policies stay what they are and draw completions of the same length throughout."""
+SFT_STEPS = 150
+
+
+@dataclass
+class Tally:
+    """What one side did: CPU seconds per step of each block, and its completions' lengths and rewards."""
+
+    seconds: list[float] = field(default_factory=list)
+    lengths: list[float] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+
+
+class AssaySide:
+    """Assay's step on one size."""
+
+    def __init__(self, policy: Path, data: EnvData, prompts: int, group: int) -> None:
+        model, tokenizer = load_pretrained(str(policy), torch.float32)
+        self._backend = TorchBackend(model, tokenizer, LocalBackend(device="cpu"))
+        self._renderer = PlainRenderer(self._backend.tokenizer)
+        self._settings = UpdateSettings(
+            LossSpec("ppo"), normalize_advantages_by_std=True, remove_constant_reward_groups=False
+        )
+        self._data, self._group = data, group
+        self.tally = Tally()
+
+    async def steps(self, first: int, count: int) -> None:
+        """Steps `first` to `first + count`, as one block."""
+        begin = time.process_time()
+        for index in range(first, first + count):
+            prepared = await prepare(self._data.train.batch(index), self._group)
+            groups = await run_groups(
+                prepared, self._backend, self._renderer, SamplingParams(MAX_TOKENS), max_turns=1, seed=index
+            )
+            metrics = aggregate_rollouts(groups)
+            metrics |= await update(self._backend, groups, self._settings, AdamParams(LEARNING_RATE))
+            self.tally.lengths.append(metrics["rollout/completion_tokens_mean"])
+            self.tally.rewards.append(metrics["reward/mean"])
+        self.tally.seconds.append((time.process_time() - begin) / count)
+
+
+def trl_side(
+    policy: Path, rows: list[dict[str, str]], truths: dict[str, PolicyTruth], args: argparse.Namespace, tally: Tally
+) -> Any:
+    """TRL's trainer, set up for `args.total` steps of `args.prompts` x `args.group` completions."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer
+
+    weights = PolicyWeights()
+
+    def reward(
+        completions: list[str], completion_ids: list[list[int]], fen: list[str], **_: object
+    ) -> list[float | None]:
+        scores = [
+            score_policy(truths[f], parse_policy(text, "best"), weights, "best").value
+            for text, f in zip(completions, fen, strict=True)
+        ]
+        tally.lengths.append(statistics.fmean(map(len, completion_ids)))
+        tally.rewards.append(statistics.fmean(s for s in scores if s is not None))
+        return scores
+
+    config = GRPOConfig(
+        output_dir=str(policy / "trl"),
+        per_device_train_batch_size=args.prompts * args.group,
+        num_generations=args.group,
+        max_completion_length=MAX_TOKENS,
+        max_steps=args.total,
+        learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant",
+        adam_beta2=0.95,
+        beta=0.0,
+        loss_type="dapo",
+        cache_implementation=None if args.cache == "dynamic" else args.cache,
+        shuffle_dataset=False,
+        gradient_checkpointing=False,
+        bf16=False,
+        use_cpu=True,
+        dataloader_pin_memory=False,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+    )
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32, attn_implementation=args.attention)
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    return GRPOTrainer(model, reward, config, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+
+
+def interleaved(assay: AssaySide, trainer: Any, tally: Tally, block: int, runner: asyncio.Runner) -> None:
+    """Run TRL's `train()`, and after each block of its steps a block of Assay's on the same prompts."""
+    from transformers import TrainerCallback
+
+    class Turns(TrainerCallback):
+        begin = 0.0
+
+        def on_train_begin(self, *_: object, **__: object) -> None:
+            self.begin = time.process_time()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
+            if state.global_step % block == 0:
+                tally.seconds.append((time.process_time() - self.begin) / block)
+                runner.run(assay.steps(state.global_step - block, block))
+                self.begin = time.process_time()
+
+    trainer.add_callback(Turns())
+    trainer.train()
+
+
+async def truths_of(data: EnvData, batches: int) -> tuple[list[dict[str, str]], dict[str, PolicyTruth]]:
+    """The prompts of the first batches in order, as rows for TRL, and the engine's values of their moves."""
+    rows, truths = [], {}
+    for index in range(batches):
+        for builder in data.train.batch(index):
+            (env,) = await builder.make(1)
+            assert isinstance(env, ChessEnv) and env.truth.policy is not None, env
+            fen = builder.task.payload["fen"]
+            truths[fen] = env.truth.policy
+            rows.append({"prompt": builder.task.prompt[0].content, "fen": fen})
+    return rows, truths
+
+
+def measure(policy: Path, cache: Path, prompts: int, group: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Both sides on one size."""
+    blocks = args.repeats + 1
+    args.prompts, args.group, args.total = prompts, group, blocks * args.steps
+    data = chess_data(prompts, group, POSITIONS, cache)
+    with asyncio.Runner() as runner:
+        rows, truths = runner.run(truths_of(data, args.total))
+        assay, tally = AssaySide(policy, data, prompts, group), Tally()
+        interleaved(assay, trl_side(policy, rows, truths, args, tally), tally, args.steps, runner)
+        runner.run(data.close())
+    count = prompts * group
+    # The first block of each side warms caches and allocators.
+    mine, theirs = assay.tally.seconds[1:], tally.seconds[1:]
+    return {
+        "size": f"{prompts}x{group}",
+        "completions_per_cpu_s": summary([count / s for s in mine]),
+        "trl_completions_per_cpu_s": summary([count / s for s in theirs]),
+        "ratio": summary([b / a for a, b in zip(mine, theirs, strict=True)]),
+        "completion_tokens": [statistics.fmean(t.lengths) for t in (assay.tally, tally)],
+        "reward": [statistics.fmean(t.rewards) for t in (assay.tally, tally)],
+    }
+
+
+def memory(side: str, policy: Path, cache: Path, args: argparse.Namespace) -> dict[str, float]:
+    """Resident memory of this process in MB: before the first step, and at its peak in a few steps of one side."""
+    args.prompts, args.group, args.total = *SIZES[-1], 3
+    data = chess_data(args.prompts, args.group, POSITIONS, cache)
+    with asyncio.Runner() as runner:
+        rows, truths = runner.run(truths_of(data, args.total))
+        if side == "assay":
+            assay = AssaySide(policy, data, args.prompts, args.group)
+            start = _status_mb("VmRSS")
+            runner.run(assay.steps(0, args.total))
+        else:
+            trainer = trl_side(policy, rows, truths, args, Tally())
+            start = _status_mb("VmRSS")
+            trainer.train()
+        runner.run(data.close())
+    return {"start_mb": start, "peak_mb": _status_mb("VmHWM")}
+
+
+def _status_mb(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name + ":"))
+
+
+def memory_apart(side: str, policy: Path, cache: Path, args: argparse.Namespace) -> dict[str, float]:
+    """`memory` in a process of its own."""
+    command = [sys.executable, __file__, "--memory", side, "--policy", str(policy), "--engine-cache", str(cache)]
+    command += ["--attention", args.attention, "--cache", args.cache]
+    output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    found: dict[str, float] = json.loads(output.splitlines()[-1])
+    return found
+
+
+def make_policy(folder: Path, cache: Path) -> Path:
+    """A folder with the model that both sides start from."""
+    data = chess_data(8, 8, POSITIONS, cache)
+    backend = chess_backend(data)
+    warm_up(backend, data, SFT_STEPS)
+    asyncio.run(backend.save_state(folder))
+    asyncio.run(data.close())
+    return folder / "model"
+
+
+def show(results: list[dict[str, Any]], peaks: dict[str, dict[str, float]]) -> None:
+    """A small table."""
+    print(f"{'size':8s} {'completions per CPU-s':>24s} {'TRL':>24s} {'ratio':>20s}   tokens, reward (Assay | TRL)")
+    for r in results:
+        ours, theirs, ratio = (_cell(r[k]) for k in ("completions_per_cpu_s", "trl_completions_per_cpu_s", "ratio"))
+        (length, trl_length), (reward, trl_reward) = r["completion_tokens"], r["reward"]
+        same = f"{length:.2f}, {reward:.3f} | {trl_length:.2f}, {trl_reward:.3f}"
+        print(f"{r['size']:8s} {ours:>24s} {theirs:>24s} {ratio:>20s}   {same}")
+    for side, found in peaks.items():
+        print(f"memory of {side} alone: {found['peak_mb']:.0f} MB at peak, {found['start_mb']:.0f} MB before step 1")
+
+
+def _cell(s: Summary) -> str:
+    return f"{s['median']:.3g} ({s['low']:.3g}..{s['high']:.3g})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter blocks, no memory figures")
+    parser.add_argument("--repeats", type=int, default=7, help="blocks per side that are measured")
+    parser.add_argument("--steps", type=int, default=4, help="steps per block")
+    parser.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa", help="TRL's attention")
+    parser.add_argument("--cache", choices=("dynamic", "static"), default="dynamic", help="TRL's key-value cache")
+    parser.add_argument("--memory", choices=("assay", "trl"), help=argparse.SUPPRESS)
+    parser.add_argument("--policy", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--engine-cache", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if args.memory:
+        print(json.dumps(memory(args.memory, args.policy, args.engine_cache, args)))
+        return
+    if args.quick:
+        args.repeats, args.steps = min(args.repeats, 3), min(args.steps, 2)
+    with tempfile.TemporaryDirectory() as temporary:
+        cache = Path(temporary) / "engine"
+        policy = make_policy(Path(temporary) / "policy", cache)
+        results = [measure(policy, cache, prompts, group, args) for prompts, group in SIZES]
+        peaks = {} if args.quick else {side: memory_apart(side, policy, cache, args) for side in ("assay", "trl")}
+    show(results, peaks)
+    worst = min(results, key=lambda r: r["ratio"]["median"])
+    headline = {
+        k: round(worst[k]["median"], 3) for k in ("completions_per_cpu_s", "trl_completions_per_cpu_s", "ratio")
+    }
+    settings = {"attention": args.attention, "cache": args.cache, "repeats": args.repeats, "steps": args.steps}
+    print(
+        json.dumps(
+            headline
+            | {"size": worst["size"], "sizes": results, "memory": peaks, "trl_settings": settings}
+            | {"machine": machine("trl", "accelerate", "chess")}
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
