@@ -150,10 +150,11 @@ def test_adapters_over_a_model_from_scratch(chess: list[str], refuse: Refuse) ->
     assert "a random base cannot be adapted by LoRA" in refuse("train", *chess, "lora_rank=8", status=2)
 
 
-def test_a_checkpoint_to_start_from_that_is_none(chess: list[str], tmp_path: Path, refuse: Refuse) -> None:
-    message = refuse("train", *chess, ARBITER, f"load_checkpoint_path={tmp_path}")
+def test_a_checkpoint_to_start_from_that_is_none(tmp_path: Path, refuse: Refuse) -> None:
+    arguments = pretrained(tmp_path / "run", Path("scratch"))
+    message = refuse("train", *arguments, f"load_checkpoint_path={tmp_path}")
     assert f"{tmp_path} has no manifest.json: it is not a checkpoint of a run" in message
-    message = refuse("train", *chess, ARBITER, f"load_checkpoint_path={tmp_path / 'none'}")
+    message = refuse("train", *arguments, f"load_checkpoint_path={tmp_path / 'none'}")
     assert f"Checkpoint {tmp_path / 'none'} does not exist" in message
 
 
@@ -239,7 +240,8 @@ def in_fork(work: Callable[[], int], stderr: Path) -> int:
             status = work()
         os._exit(status)
 
-    # A process that ran a backward pass on a GPU cannot be forked and train; these runs use the CPU alone.
+    if torch.cuda.is_available():
+        pytest.skip("a process that ran a backward pass on a GPU cannot be forked and train")
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
     process.join(60)

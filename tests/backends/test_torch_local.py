@@ -167,3 +167,13 @@ def test_a_checkpoint_of_another_model_is_refused(
     (tmp_path / "state" / "optimizer.pt").unlink()
     with pytest.raises(CheckpointError, match=r"optimizer\.pt"):
         asyncio.run(scratch_backend().load_state(tmp_path / "state"))
+
+
+def test_a_saved_model_must_be_the_one_that_the_settings_describe(folder: Path, corpus: TokenizerCorpus) -> None:
+    shape = ScratchModel(hidden_size=32, num_layers=2, context_length=64)
+    saved = create(str(folder))
+    saved.check_scratch(shape)
+    with pytest.raises(ModelError, match="n_layer is 2, not 3"):
+        saved.check_scratch(ScratchModel(hidden_size=32, num_layers=3, context_length=64))
+    with pytest.raises(ModelError, match="model_type is gpt2, not llama"):
+        saved.check_scratch(ScratchModel(architecture="llama", hidden_size=32, num_layers=2, context_length=64))

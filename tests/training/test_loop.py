@@ -87,6 +87,7 @@ def test_every_rollout_is_traced(reference: Path) -> None:
     assert np.mean([t["reward"] for t in first]) == pytest.approx(rewards)
     assert all(t["score"]["parts"]["value"] == t["reward"] for t in train)
     assert {t["policy_version"] for t in train} == {6, 7, 8, 9, 10, 11}
+    assert len({t["seed"] for t in train}) == len(train)
 
 
 def test_tensorboard_has_the_scalars_of_every_step(reference: Path) -> None:
@@ -251,6 +252,7 @@ def test_without_supervised_steps_the_start_is_evaluated(tmp_path: Path) -> None
     run(tiny(tmp_path / "run", sft=NO_SFT, max_batches=1, eval_every=0))
     evaluated = [m["step"] for m in read_lines(tmp_path / "run" / "metrics.jsonl") if "eval/reward/mean" in m]
     assert evaluated == [-1, 0]
+    assert sorted(p.name for p in (tmp_path / "run/checkpoints").iterdir()) == ["rl_000001", "start"]
 
 
 def test_supervised_steps_without_examples_are_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -109,6 +109,26 @@ def _shape(scratch: ScratchModel, tokenizer: PreTrainedTokenizerBase) -> dict[st
     }
 
 
+def check_scratch(config: Any, tokenizer: PreTrainedTokenizerBase, scratch: ScratchModel) -> None:
+    """Refuse a saved model (its Hugging Face config) that is not the one that `scratch` describes.
+
+    Raises:
+        ModelError: they differ; the message says in what.
+    """
+    wanted = {"model_type": scratch.architecture, **_shape(scratch, tokenizer)}
+    del wanted["initializer_range"]  # says how weights began, not what they are
+    differing = [
+        f"{name} is {getattr(config, name, None)}, not {value}"
+        for name, value in wanted.items()
+        if getattr(config, name, None) != value
+    ]
+    if differing:
+        raise ModelError(
+            f"The checkpoint holds another model than scratch.* describes ({'; '.join(differing)}), so these settings "
+            "would have no effect. Give the settings that it was trained with."
+        )
+
+
 def train_tokenizer(corpus: TokenizerCorpus, vocab_size: int) -> PreTrainedTokenizerFast:
     """A byte-pair tokenizer of at most `vocab_size` tokens whose merges stay inside the corpus's pieces.
 

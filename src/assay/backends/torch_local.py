@@ -85,6 +85,14 @@ class TorchBackend:
             model = models.add_lora(model, lora_rank, local, seed)
         return cls(model, tokenizer, local)
 
+    def check_scratch(self, scratch: ScratchModel) -> None:
+        """Refuse a loaded model that is not the one that `scratch` describes.
+
+        Raises:
+            ModelError: it is not.
+        """
+        models.check_scratch(self._model.config, self.tokenizer, scratch)
+
     async def sample(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
     ) -> list[Completion]:

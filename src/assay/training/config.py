@@ -227,11 +227,6 @@ def _impossible(config: TrainingConfig) -> list[str]:
             f"scratch.* is set but model_name is {config.model_name!r}, so it would have no effect. "
             "Set model_name=scratch or remove scratch.*."
         )
-    if config.load_checkpoint_path is not None and config.scratch != ScratchModel():
-        problems.append(
-            "scratch.* is set but load_checkpoint_path names a model that exists already, so it would have no effect. "
-            "Remove one of the two."
-        )
     if config.model_name == "scratch" and config.lora_rank:
         problems.append(
             f"model_name=scratch with lora_rank={config.lora_rank}: a random base cannot be adapted by LoRA. "

@@ -153,6 +153,8 @@ async def make_backend(config: TrainingConfig, data: EnvData, resume: Path | Non
     )
     if config.loss_fn not in backend.capabilities.losses:
         raise ConfigError(f"loss_fn={config.loss_fn} is not one that backend={config.backend} can compute.")
+    if scratch and saved is not None:
+        backend.check_scratch(config.scratch)
     if saved is not None:
         await backend.load_state(saved, weights_only=resume is None)
     return backend
