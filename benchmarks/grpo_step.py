@@ -15,8 +15,8 @@ of its attention implementations and caches (--attention and --cache choose; the
 
 Blocks of steps alternate in one process; Assay's run inside a callback of TRL's trainer. CPU time is that of the whole
 process. Figures are medians over blocks, `ratio` compares neighbouring blocks, and the headline is the chess
-preset's size, 16 x 16. `peak_mb` is the peak resident memory of a process that runs one side alone; `start_mb` is what it held
-before the first step. The last line is one JSON object.
+preset's size, 16 x 16. `peak_mb` is the peak resident memory of a process that runs one side alone; `start_mb` is what
+it held before the first step. The last line is one JSON object.
 """
 
 from __future__ import annotations
