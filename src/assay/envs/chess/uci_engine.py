@@ -150,7 +150,13 @@ class UciEngine:
             status = path.stat()
             digest = _digest(path, status.st_ino, status.st_size, status.st_mtime_ns)
             # A process group of its own: an interrupt typed at the terminal must reach the run, not its engines.
-            transport, protocol = await _UciProtocol.popen(str(path), setpgrp=True)
+            opening = asyncio.ensure_future(_UciProtocol.popen(str(path), setpgrp=True))
+            try:
+                transport, protocol = await asyncio.shield(opening)
+            except asyncio.CancelledError:
+                # A process that is just being born would outlive its pool.
+                await cls(*await opening, "").kill()
+                raise
         except OSError as error:
             raise EngineError(f"the engine {path} cannot be started: {error}. Install Stockfish anew.") from error
         engine = cls(transport, protocol, "")
