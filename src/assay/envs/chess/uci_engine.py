@@ -154,8 +154,11 @@ class UciEngine:
             try:
                 transport, protocol = await asyncio.shield(opening)
             except asyncio.CancelledError:
-                # A process that is just being born would outlive its pool.
-                await cls(*await opening, "").kill()
+                # A process that is just being born would outlive its pool; asked twice to stop, still see to it.
+                while not opening.done():
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.shield(opening)
+                await cls(*opening.result(), "").kill()
                 raise
         except OSError as error:
             raise EngineError(f"the engine {path} cannot be started: {error}. Install Stockfish anew.") from error
