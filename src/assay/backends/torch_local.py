@@ -22,12 +22,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from assay.backends import forward, models
+from assay.backends import forward, hardware, models
 from assay.backends.base import LOSS_NAMES, AdamParams, Capabilities, ForwardBackwardOutput, LossSpec
 from assay.backends.config import LocalBackend, ScratchModel, loss_settings
-from assay.backends.decoder import fused_decoder
+from assay.backends.decoder import Decoder
 from assay.backends.losses import token_loss
-from assay.backends.sampler import FusedStepper, ModuleStepper, Stepper, sample
+from assay.backends.module import Module
+from assay.backends.optimizer import adamw, load_adamw
+from assay.backends.sampler import sample
+from assay.backends.steppers import FusedStepper, ModuleStepper, Stepper
 from assay.envs.base import TokenizerCorpus
 from assay.errors import CheckpointError, ModelError, TrainingError
 from assay.types import Completion, Datum, FloatArray, SamplingParams
@@ -42,16 +45,17 @@ class TorchBackend:
     capabilities = Capabilities(losses=frozenset(LOSS_NAMES), lora=True, full_weights=True, exact_resume=True)
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, local: LocalBackend) -> None:
+        hardware.prepare_process(local)
         self.device = _device(local.device)
         self.tokenizer: Any = tokenizer
         self.policy_version = 0
         self._local = local
         self._model: Any = model.to(self.device).eval()  # type: ignore[arg-type]
         self._half = local.dtype == "bfloat16"
-        self._decoder = fused_decoder(self._model, model.config)
+        self._source = hardware.runner(self._model, local, self.device)
         self.context_length = models.context_length(model)
         self._trained = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
-        self._optimizer = _adamw(self._trained.values(), self.device)
+        self._optimizer = adamw(self._trained.values(), local.adamw)
         self._reference: dict[str, Tensor] | None = None
         threads = local.torch_threads
         self._worker = ThreadPoolExecutor(1, "torch", initializer=torch.set_num_threads, initargs=(threads,))
@@ -135,16 +139,17 @@ class TorchBackend:
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self.device.type, torch.bfloat16) if self._half else contextlib.nullcontext()
 
-    def _head(self, hidden: Tensor) -> Tensor:
-        """Output head at the precision of its weights, also under autocast."""
-        assert self._decoder is not None
+    def _head(self, states: Tensor) -> Tensor:
+        """Logits [*, V] of what the head is given; by default at the precision of its weights, also under autocast."""
+        if self._local.head_dtype == "bfloat16":
+            return self._source.head(states)
         with torch.autocast(self.device.type, enabled=False):
-            return self._decoder.head(hidden.to(self._model.get_output_embeddings().weight.dtype))
+            return self._source.head(states.to(self._model.get_output_embeddings().weight.dtype))
 
     def _stepper(self) -> Stepper:
-        if self._decoder is None:
-            return ModuleStepper(self._model, self.context_length)
-        return FusedStepper(self._decoder, self._head)
+        if isinstance(self._source, Decoder):
+            return FusedStepper(self._source, self._head)
+        return ModuleStepper(self._source, self._head, self.context_length)
 
     def _sample(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
@@ -170,17 +175,17 @@ class TorchBackend:
                 f"A training sequence has {longest} tokens and the model's context is {self.context_length}, so its "
                 "end cannot be trained. Use a model with a longer context (scratch.context_length) or shorter examples."
             )
-        for groups in forward.plan(chosen, self._local.micro_batch_tokens, share=self._decoder is not None):
+        budget, fused = self._local.micro_batch_tokens, isinstance(self._source, Decoder)
+        if isinstance(self._source, Module) and not self._source.separate:
+            budget = 1  # the module makes logits itself, so it gets one sequence at a time
+        for groups in forward.plan(chosen, budget, share=fused):
             packed = forward.pack(chosen, groups)
             yield forward.relabel(packed, trained)
 
     def _targets(self, packed: forward.Packed, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         with self._autocast():
-            if self._decoder is None:
-                logits = forward.module_logits(self._model, packed, self.device)
-                return forward.target_logprobs(logits, targets, lambda x: x, temperature, logits.shape[-1])
-            hidden = forward.hidden_states(self._decoder, packed, self.device)
-            return forward.target_logprobs(hidden, targets, self._head, temperature, self._model.config.vocab_size)
+            states = forward.states(self._source, packed, self.device)
+            return forward.target_logprobs(states, targets, self._head, temperature, self._model.config.vocab_size)
 
     def _forward_backward(self, data: Sequence[Datum], loss: LossSpec) -> ForwardBackwardOutput:
         loss_settings(loss)
@@ -253,9 +258,7 @@ class TorchBackend:
             models.load_weights(self._model, path / "model")
             if weights_only:
                 return
-            self._optimizer.load_state_dict(
-                torch.load(path / "optimizer.pt", map_location=self.device, weights_only=True)
-            )
+            load_adamw(self._optimizer, torch.load(path / "optimizer.pt", map_location=self.device, weights_only=True))
             if (path / "reference.safetensors").exists():
                 self._reference = load_file(path / "reference.safetensors", device=str(self.device))
             self.policy_version = int(json.loads((path / "backend.json").read_text())["policy_version"])
@@ -288,13 +291,3 @@ def _device(name: str) -> torch.device:
             f"local.device={name} cannot be used: {str(error).splitlines()[0]} Use auto or cpu."
         ) from error
     return device
-
-
-def _adamw(parameters: Any, device: torch.device) -> torch.optim.AdamW:
-    """AdamW over float32 parameters; only matrices decay, so norms and biases form a group of their own."""
-    tensors = list(parameters)
-    groups = [
-        {"params": [p for p in tensors if p.dim() >= 2], "decayed": True},
-        {"params": [p for p in tensors if p.dim() < 2], "decayed": False},
-    ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, fused=device.type in ("cpu", "cuda"))
