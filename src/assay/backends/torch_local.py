@@ -13,6 +13,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ from assay.backends.decoder import Decoder
 from assay.backends.losses import token_loss
 from assay.backends.module import Module
 from assay.backends.optimizer import adamw, load_adamw
-from assay.backends.sampler import sample
+from assay.backends.sampler import decode, sample
 from assay.backends.steppers import FusedStepper, ModuleStepper, Stepper
 from assay.envs.base import TokenizerCorpus
 from assay.errors import CheckpointError, ModelError, TrainingError
@@ -156,13 +157,12 @@ class TorchBackend:
     ) -> list[Completion]:
         with self._autocast():
             return sample(
-                self._stepper,
+                partial(decode, self._stepper, self.device),
                 prompts,
                 seeds,
                 params,
                 context_length=self.context_length,
                 batch_tokens=self._local.sample_batch_tokens,
-                device=self.device,
                 policy_version=self.policy_version,
             )
 
