@@ -71,6 +71,8 @@ class LocalBackend:
     """Implementation of the optimizer: `fused` kernels, `foreach` tensor lists, a `loop`; `auto` takes the fastest."""
     head_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the output head under `dtype=bfloat16`. Half is faster, and rounds log-probabilities."""
+    cuda_graphs: bool = True
+    """Replay decoding steps as CUDA graphs, without a word to the host per token. Without effect on CPUs."""
     matmul_precision: Literal["highest", "high"] = "high"
     """Float32 matrix products on CUDA: `high` uses TF32, `highest` does not. Without effect on CPUs."""
     cudnn_benchmark: bool = True

@@ -27,6 +27,7 @@ from assay.backends import forward, hardware, models
 from assay.backends.base import LOSS_NAMES, AdamParams, Capabilities, ForwardBackwardOutput, LossSpec
 from assay.backends.config import LocalBackend, ScratchModel, loss_settings
 from assay.backends.decoder import Decoder
+from assay.backends.half import HalfCopies
 from assay.backends.losses import token_loss
 from assay.backends.module import Module
 from assay.backends.optimizer import adamw, load_adamw
@@ -54,6 +55,8 @@ class TorchBackend:
         self._model: Any = model.to(self.device).eval()  # type: ignore[arg-type]
         self._half = local.dtype == "bfloat16"
         self._source = hardware.runner(self._model, local, self.device)
+        self._static = hardware.static_decode(self._source, self._head, model.config, local, self.device)
+        self._half_copies: HalfCopies | None = None
         self.context_length = models.context_length(model)
         self._trained = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
         self._optimizer = adamw(self._trained.values(), local.adamw)
@@ -155,9 +158,9 @@ class TorchBackend:
     def _sample(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
     ) -> list[Completion]:
-        with self._autocast():
+        with self._sampling():
             return sample(
-                partial(decode, self._stepper, self.device),
+                self._static or partial(decode, self._stepper, self.device),
                 prompts,
                 seeds,
                 params,
@@ -165,6 +168,18 @@ class TorchBackend:
                 batch_tokens=self._local.sample_batch_tokens,
                 policy_version=self.policy_version,
             )
+
+    @contextlib.contextmanager
+    def _sampling(self) -> Iterator[None]:
+        """The precision of sampling. Captured steps have weights of their own, so nothing is cast and kept for them."""
+        if self._static is None or not self._half:
+            with self._autocast():
+                yield
+            return
+        if self._half_copies is None:
+            self._half_copies = hardware.half_copies(self._model, self._local)
+        with self._half_copies.in_place(), torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
+            yield
 
     def _micro_batches(self, data: Sequence[Datum]) -> Iterator[forward.Packed]:
         trained = [i for i, d in enumerate(data) if d.mask.any()]
