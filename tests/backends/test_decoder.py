@@ -8,7 +8,8 @@ from conftest import FUSED, VOCAB, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, MistralConfig
 
-from assay.backends.decoder import ContinuationCache, extend, fused_decoder, prefill
+from assay.backends.architectures import fused_decoder
+from assay.backends.decoder import ContinuationCache, extend, prefill
 
 
 @pytest.mark.parametrize("name", FUSED)

@@ -13,6 +13,7 @@ from conftest import VOCAB, prompts, rollout_datum, tiny_model
 
 from assay.backends import forward
 from assay.backends.base import AdamParams, LossName, LossSpec
+from assay.backends.module import Module
 from assay.backends.torch_local import TorchBackend
 from assay.errors import TrainingError
 from assay.types import Datum, SamplingParams
@@ -62,7 +63,7 @@ def test_gradient_does_not_depend_on_micro_batches_or_order(
 
 def test_shared_prompts_give_the_gradient_of_separate_sequences(make_backend: MakeBackend) -> None:
     shared, separate = make_backend("llama"), make_backend("llama")
-    separate._decoder = None
+    separate._policy = replace(separate._policy, source=Module.of(separate._model))
     data = rollouts(shared)
     spec = LossSpec("importance_sampling")
     assert same(gradient(shared, data, spec), gradient(separate, data, spec))

@@ -10,6 +10,8 @@ import chz
 from assay.backends.base import LossSpec
 from assay.errors import ConfigError
 
+AdamWKind = Literal["auto", "fused", "foreach", "loop"]
+
 
 @chz.chz
 class ScratchModel:
@@ -63,6 +65,18 @@ class LocalBackend:
     """LoRA scale numerator; the update is scaled by `lora_alpha / lora_rank`."""
     lora_targets: str = "all-linear"
     """Modules that get adapters: `all-linear`, or names separated by commas."""
+    use_gradient_checkpointing: bool = False
+    """Keep only what enters each layer and compute the rest again in the backward pass: less memory, more time."""
+    adamw: AdamWKind = "auto"
+    """Implementation of the optimizer: `fused` kernels, `foreach` tensor lists, a `loop`; `auto` takes the fastest."""
+    head_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the output head under `dtype=bfloat16`. Half is faster, and rounds log-probabilities."""
+    matmul_precision: Literal["highest", "high"] = "high"
+    """Float32 matrix products on CUDA: `high` uses TF32, `highest` does not. Without effect on CPUs."""
+    cudnn_benchmark: bool = True
+    """Let cuDNN try its kernels and keep the fastest, on CUDA."""
+    cuda_allocator: str = "max_split_size_mb:128"
+    """Settings of the CUDA allocator unless the environment has some; empty leaves PyTorch's."""
 
     @chz.validate
     def _positive(self) -> None:

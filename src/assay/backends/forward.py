@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from assay.backends.decoder import Decoder, extend, prefill
 from assay.backends.losses import Streams
+from assay.backends.module import Module
 from assay.types import Datum, FloatArray, IntArray
 
 LOGIT_CHUNK = 2**25
@@ -123,23 +124,22 @@ def _renumber(rows: IntArray, split: int) -> tuple[IntArray, IntArray]:
     return inside, numbers
 
 
-def hidden_states(decoder: Decoder, packed: Packed, device: torch.device) -> Tensor:
-    """Final hidden states [N, E] of the N trained targets of a micro-batch."""
-    prompts, lengths = _to(packed.prompts, device), _to(packed.lengths, device)
-    hidden, prefix = prefill(decoder, prompts, lengths, _to(packed.inside, device))
-    if packed.continuations.shape[2]:
-        hidden = torch.cat([hidden, extend(decoder, prefix, _to(packed.continuations, device)).flatten(0, 2)])
-    return hidden.index_select(0, _to(packed.rows, device))
-
-
-def module_logits(model: Any, packed: Packed, device: torch.device) -> Tensor:
-    """Logits [N, V] of the trained targets through the module's own forward pass (unshared micro-batches only)."""
-    tokens, lengths = _to(packed.prompts, device), _to(packed.lengths, device)
+def states(source: Decoder | Module, packed: Packed, device: torch.device) -> Tensor:
+    """What the head of `source` is given for the N trained targets of a micro-batch: [N, E] (see `Module.states`)."""
+    tokens, lengths = _to(packed.prompts, device), torch.from_numpy(packed.lengths)
+    if isinstance(source, Decoder):
+        hidden, prefix = prefill(source, tokens, lengths, _to(packed.inside, device))
+        if packed.continuations.shape[2]:
+            hidden = torch.cat([hidden, extend(source, prefix, _to(packed.continuations, device)).flatten(0, 2)])
+        return hidden.index_select(0, _to(packed.rows, device))
     positions = torch.arange(tokens.shape[1], device=device)
-    mask = (positions < lengths[:, None]).long()
-    out = model(input_ids=tokens, attention_mask=mask, position_ids=positions.expand_as(tokens), use_cache=False)
-    logits: Tensor = out.logits.flatten(0, 1).index_select(0, _to(packed.inside[packed.rows], device))
-    return logits
+    return source.states(
+        _to(packed.inside[packed.rows], device),
+        input_ids=tokens,
+        attention_mask=(positions < lengths.to(device)[:, None]).long(),
+        position_ids=positions.expand_as(tokens),
+        use_cache=False,
+    )
 
 
 def target_logprobs(
@@ -212,4 +212,6 @@ def scatter(packed: Packed, values: Tensor, out: Sequence[FloatArray]) -> None:
 
 
 def _to(array: Any, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    # From pinned memory, the copy does not wait for what the device is still doing.
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -10,133 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
-from transformers import DynamicCache
+from torch import Tensor
 
-from assay.backends.decoder import ContinuationCache, Decoder, Prefix, extend, prefill
+from assay.backends.steppers import Stepper
 from assay.errors import ModelError
 from assay.types import Completion, SamplingParams, StopReason
 
-FIRST_CAPACITY = 16
-"""Continuation tokens that the cache has room for at first; it doubles when full."""
 COMPACT_BELOW = 0.75
 """Compact the batch when the rows still needed fall under this share of the rows held."""
-
-
-class Stepper(Protocol):
-    """A model in the middle of decoding P prompts with G continuations each."""
-
-    def prefill(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Run prompts [P, L] (right padded, true lengths [P]); logits [P, V] of the first token."""
-        ...
-
-    def branch(self, group: int) -> None:
-        """Start `group` continuations behind every prompt."""
-        ...
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Feed the last tokens [P, G]; logits [P, G, V] of the next ones."""
-        ...
-
-    def select(self, prompts: Tensor, columns: Tensor) -> None:
-        """Keep prompts [P'] and, of the G continuations of each, those in `columns` [P', G']."""
-        ...
-
-
-class FusedStepper:
-    """Decodes with prompts shared inside attention."""
-
-    def __init__(self, decoder: Decoder, head: Callable[[Tensor], Tensor]) -> None:
-        self._decoder = decoder
-        self._head = head
-        self._prefix: Prefix | None = None
-        self._cache: ContinuationCache | None = None
-
-    def prefill(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """See `Stepper`."""
-        last = torch.arange(len(tokens), device=tokens.device) * tokens.shape[1] + lengths - 1
-        hidden, self._prefix = prefill(self._decoder, tokens, lengths, last)
-        return self._head(hidden)
-
-    def branch(self, group: int) -> None:
-        """See `Stepper`."""
-        assert self._prefix is not None
-        self._cache = ContinuationCache(self._prefix, group, FIRST_CAPACITY)
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """See `Stepper`."""
-        assert self._prefix is not None and self._cache is not None
-        if self._cache.length == self._cache.capacity:
-            self._cache.grow(2 * self._cache.capacity)
-        hidden = extend(self._decoder, self._prefix, tokens[:, :, None], self._cache)
-        return self._head(hidden[:, :, 0])
-
-    def select(self, prompts: Tensor, columns: Tensor) -> None:
-        """See `Stepper`."""
-        assert self._prefix is not None and self._cache is not None
-        self._prefix = self._prefix.select(prompts)
-        self._cache.select(prompts, columns)
-
-
-class ModuleStepper:
-    """Decodes through the module's own forward pass, for architectures that `fused_decoder` does not cover."""
-
-    def __init__(self, model: nn.Module, context_length: int) -> None:
-        self._model = model
-        self._context = context_length
-        self._cache: Any = None
-        self._mask = torch.empty(0)
-        self._lengths = torch.empty(0)
-        self._group = self._fed = 0
-
-    def prefill(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """See `Stepper`."""
-        width = tokens.shape[1]
-        positions = torch.arange(width, device=tokens.device)
-        # Padding stays on the right as masked holes in the cache; explicit positions step over them.
-        self._mask, self._lengths, self._fed = (positions < lengths[:, None]).long(), lengths, 0
-        self._cache = DynamicCache()
-        logits = self._forward(tokens, positions.expand_as(tokens))
-        return logits[torch.arange(len(tokens), device=tokens.device), lengths - 1]
-
-    def branch(self, group: int) -> None:
-        """See `Stepper`."""
-        self._group = group
-        self._cache.batch_repeat_interleave(group)
-        self._mask = self._mask.repeat_interleave(group, 0)
-        self._lengths = self._lengths.repeat_interleave(group, 0)
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """See `Stepper`."""
-        rows = tokens.reshape(-1, 1)
-        self._mask = torch.cat([self._mask, self._mask.new_ones(len(rows), 1)], dim=1)
-        # Finished rows may lie past the last position; what is computed for them is never read.
-        logits = self._forward(rows, (self._lengths[:, None] + self._fed).clamp(max=self._context - 1))
-        self._fed += 1
-        return logits[:, 0].view(*tokens.shape, -1)
-
-    def select(self, prompts: Tensor, columns: Tensor) -> None:
-        """See `Stepper`."""
-        rows = (prompts[:, None] * self._group + columns).reshape(-1)
-        self._group = columns.shape[1]
-        self._cache.batch_select_indices(rows)
-        self._mask, self._lengths = self._mask.index_select(0, rows), self._lengths.index_select(0, rows)
-
-    def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        out = self._model(
-            input_ids=tokens,
-            attention_mask=self._mask,
-            position_ids=positions,
-            past_key_values=self._cache,
-            use_cache=True,
-        )
-        logits: Tensor = out.logits
-        return logits
 
 
 @dataclass(frozen=True)
@@ -221,13 +106,13 @@ def _sample_batch(
     policy_version: int,
 ) -> list[tuple[int, Completion]]:
     group = max(len(r.samples) for r in batch)
-    lengths = torch.tensor([len(r.prompt) for r in batch], device=device)
+    lengths = torch.tensor([len(r.prompt) for r in batch])
     tokens = torch.zeros(len(batch), int(lengths.max()), dtype=torch.long, device=device)
     for row, request in enumerate(batch):
         tokens[row, : len(request.prompt)] = torch.tensor(request.prompt, device=device)
     # Rows are [P, G]; a padding row repeats its prompt's last seed and is never alive.
     seeds = np.array([[*r.seeds, *r.seeds[-1:] * (group - len(r.seeds))] for r in batch], dtype=np.uint64)
-    limits = torch.clamp(context_length - lengths, max=params.max_tokens)[:, None].expand(-1, group)
+    limits = torch.clamp(context_length - lengths, max=params.max_tokens).to(device)[:, None].expand(-1, group)
     alive = torch.arange(group, device=device) < torch.tensor([[len(r.samples)] for r in batch], device=device)
     origin = torch.arange(len(batch) * group, device=device).view(len(batch), group)
     stop = torch.tensor(params.stop, dtype=torch.long, device=device)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -19,16 +19,18 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from assay.backends import forward, models
+from assay.backends import forward, hardware, models
 from assay.backends.base import LOSS_NAMES, LOSS_TERMS, AdamParams, Capabilities, ForwardBackwardOutput, LossSpec
 from assay.backends.config import LocalBackend, ScratchModel, loss_settings
+from assay.backends.decoder import Decoder
 from assay.backends.losses import token_losses
 from assay.backends.network import Network
+from assay.backends.optimizer import adamw, load_adamw
 from assay.backends.reference import BelowAdapters, FrozenWeights, OwnModel, Reference
-from assay.backends.sampler import FusedStepper, ModuleStepper, Stepper, sample
+from assay.backends.sampler import sample
+from assay.backends.steppers import FusedStepper, ModuleStepper, Stepper
 from assay.envs.base import TokenizerCorpus
 from assay.errors import CheckpointError, ModelError, NonFiniteGradientError, TrainingError
 from assay.types import Completion, Datum, FloatArray, SamplingParams
@@ -66,16 +68,16 @@ class TorchBackend:
         Raises:
             ModelError: the device cannot be used, or `reference` has another vocabulary.
         """
+        hardware.prepare_process(local)
         self.device = _device(local.device)
         self.tokenizer: Any = tokenizer
         self.policy_version = 0
         self._local = local
-        self._policy = Network.of(model, self.device)
-        self._model, self._decoder = self._policy.model, self._policy.decoder
-        self._half = local.dtype == "bfloat16"
+        self._policy = Network.of(model, local, self.device)
+        self._model = self._policy.model
         self.context_length = self._policy.context_length
         self._trained = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
-        self._optimizer = _adamw(self._trained.values(), self.device)
+        self._optimizer = adamw(self._trained.values(), local.adamw)
         self._reference = self._make_reference(reference)
         threads = local.torch_threads
         self._worker = ThreadPoolExecutor(1, "torch", initializer=torch.set_num_threads, initargs=(threads,))
@@ -165,24 +167,16 @@ class TorchBackend:
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
 
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, torch.bfloat16) if self._half else contextlib.nullcontext()
-
-    def _head(self, network: Network, hidden: Tensor) -> Tensor:
-        """Output head at the precision of its weights, also under autocast."""
-        assert network.decoder is not None
-        with torch.autocast(self.device.type, enabled=False):
-            return network.decoder.head(hidden.to(network.model.get_output_embeddings().weight.dtype))
-
     def _stepper(self) -> Stepper:
-        if self._decoder is None:
-            return ModuleStepper(self._model, self.context_length)
-        return FusedStepper(self._decoder, lambda hidden: self._head(self._policy, hidden))
+        source, head = self._policy.source, self._policy.head
+        if isinstance(source, Decoder):
+            return FusedStepper(source, head)
+        return ModuleStepper(source, head, self.context_length)
 
     def _sample(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
     ) -> list[Completion]:
-        with self._autocast():
+        with self._policy.autocast():
             return sample(
                 self._stepper,
                 prompts,
@@ -194,41 +188,14 @@ class TorchBackend:
                 policy_version=self.policy_version,
             )
 
-    def _micro_batches(self, data: Sequence[Datum], network: Network) -> Iterator[forward.Packed]:
-        trained = [i for i, d in enumerate(data) if d.mask.any()]
-        chosen = [data[i] for i in trained]
-        longest = max((len(d) for d in chosen), default=0)
-        context = network.context_length
-        if longest > context:
-            raise ModelError(
-                f"A training sequence has {longest} tokens and the model's context is {context}, so its "
-                "end cannot be trained. Use a model with a longer context (scratch.context_length) or shorter examples."
-            )
-        for groups in forward.plan(chosen, self._local.micro_batch_tokens, share=network.decoder is not None):
-            packed = forward.pack(chosen, groups)
-            yield forward.relabel(packed, trained)
-
-    def _targets(
-        self, network: Network, packed: forward.Packed, targets: Tensor, temperature: float, *, entropy_gradient: bool
-    ) -> tuple[Tensor, Tensor]:
-        with self._autocast():
-            if network.decoder is None:
-                hidden = forward.module_logits(network.model, packed, network.device)
-                head: Callable[[Tensor], Tensor] = _identity
-                width = hidden.shape[-1]
-            else:
-                hidden = forward.hidden_states(network.decoder, packed, network.device)
-                head, width = (lambda h: self._head(network, h)), network.vocab_size
-            return forward.target_logprobs(hidden, targets, head, temperature, width, entropy_gradient=entropy_gradient)
-
     def _forward_backward(self, data: Sequence[Datum], loss: LossSpec) -> ForwardBackwardOutput:
         loss_settings(loss)
         logprobs = [np.zeros(len(d), np.float32) for d in data]
         sums, entropy, count = dict.fromkeys(LOSS_TERMS, 0.0), 0.0, 0
-        for packed in self._micro_batches(data, self._policy):
+        for packed in self._policy.micro_batches(data):
             streams = forward.streams(data, packed, self.device)
-            now, entropies = self._targets(
-                self._policy, packed, streams.targets, loss.temperature, entropy_gradient=loss.entropy_coef != 0
+            now, entropies = self._policy.targets(
+                packed, streams.targets, loss.temperature, entropy_gradient=loss.entropy_coef != 0
             )
             terms = token_losses(loss, now, entropies, streams)
             torch.stack([values.sum() for values in terms.values()]).sum().backward()  # type: ignore[no-untyped-call]
@@ -243,9 +210,9 @@ class TorchBackend:
     def _logprobs(self, data: Sequence[Datum], temperature: float, reference: bool) -> list[FloatArray]:
         logprobs = [np.zeros(len(d), np.float32) for d in data]
         with self._the_reference().network() if reference else contextlib.nullcontext(self._policy) as network:
-            for packed in self._micro_batches(data, network):
+            for packed in network.micro_batches(data):
                 targets = forward.streams(data, packed, network.device).targets
-                found, _ = self._targets(network, packed, targets, temperature, entropy_gradient=False)
+                found, _ = network.targets(packed, targets, temperature)
                 forward.scatter(packed, found, logprobs)
         return logprobs
 
@@ -256,7 +223,7 @@ class TorchBackend:
             return FrozenWeights(self._policy, self._trained)
         if wanted == "base":
             return BelowAdapters(self._policy, self._trained)
-        return OwnModel(Network.of(wanted, self.device), self._policy)
+        return OwnModel(Network.of(wanted, self._local, self.device), self._policy)
 
     def _the_reference(self) -> Reference:
         if self._reference is None:
@@ -300,9 +267,7 @@ class TorchBackend:
             models.load_weights(self._model, path / "model")
             if weights_only:
                 return
-            self._optimizer.load_state_dict(
-                torch.load(path / "optimizer.pt", map_location=self.device, weights_only=True)
-            )
+            load_adamw(self._optimizer, torch.load(path / "optimizer.pt", map_location=self.device, weights_only=True))
             if (path / REFERENCE).exists():
                 weights = load_file(path / REFERENCE, device=str(self.device))
                 if isinstance(self._reference, OwnModel):
@@ -315,10 +280,6 @@ class TorchBackend:
                 f"{path} does not fit this model ({str(error).splitlines()[0]}). Load it with the settings it was "
                 "written with, or choose another checkpoint."
             ) from error
-
-
-def _identity(logits: Tensor) -> Tensor:
-    return logits
 
 
 def _save_tensors(state: Any, path: Path) -> None:
@@ -343,13 +304,3 @@ def _device(name: str) -> torch.device:
             f"local.device={name} cannot be used: {str(error).splitlines()[0]} Use auto or cpu."
         ) from error
     return device
-
-
-def _adamw(parameters: Any, device: torch.device) -> torch.optim.AdamW:
-    """AdamW over float32 parameters; only matrices decay, so norms and biases form a group of their own."""
-    tensors = list(parameters)
-    groups = [
-        {"params": [p for p in tensors if p.dim() >= 2], "decayed": True},
-        {"params": [p for p in tensors if p.dim() < 2], "decayed": False},
-    ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, fused=device.type in ("cpu", "cuda"))

@@ -162,7 +162,12 @@ class GRPOConfig(AlgorithmConfig):
     def local_backend(self, device: str, half: bool) -> LocalBackend:
         """How a backend of the trainer's own computes; `half` says whether the model came in half precision."""
         dtype = self.dtype if self.dtype != "auto" else "bfloat16" if half else "float32"
-        return LocalBackend(device=device, dtype=dtype, micro_batch_tokens=self.micro_batch_tokens)
+        return LocalBackend(
+            device=device,
+            dtype=dtype,
+            micro_batch_tokens=self.micro_batch_tokens,
+            use_gradient_checkpointing=self.use_gradient_checkpointing,
+        )
 
 
 def _out_of_range(config: AlgorithmConfig) -> list[str]:

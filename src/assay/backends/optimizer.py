@@ -1,0 +1,43 @@
+"""AdamW in the variants that PyTorch has; all take the same step, to rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay.backends.config import AdamWKind
+
+FUSED_DEVICES = ("cpu", "cuda")
+
+
+def adamw(parameters: Iterable[Tensor], kind: AdamWKind) -> torch.optim.AdamW:
+    """AdamW over trained tensors; only matrices decay, so norms and biases form a group of their own."""
+    tensors = list(parameters)
+    groups = [
+        {"params": [p for p in tensors if p.dim() >= 2], "decayed": True},
+        {"params": [p for p in tensors if p.dim() < 2], "decayed": False},
+    ]
+    if kind == "auto":
+        fits = all(t.device.type in FUSED_DEVICES and t.dtype == torch.float32 for t in tensors)
+        kind = "fused" if fits else "foreach"
+    return torch.optim.AdamW(
+        [g for g in groups if g["params"]], lr=0.0, fused=kind == "fused", foreach=kind == "foreach"
+    )
+
+
+def load_adamw(optimizer: torch.optim.AdamW, state: dict[str, Any]) -> None:
+    """Take over a saved state without the variant it was saved with.
+
+    Raises:
+        KeyError, ValueError: the state is not one of this optimizer.
+    """
+    saved, own = state["param_groups"], optimizer.param_groups
+    if len(saved) != len(own):
+        raise ValueError(f"the optimizer state has {len(saved)} groups, not {len(own)}")
+    groups = [
+        group | {name: mine[name] for name in ("fused", "foreach")} for group, mine in zip(saved, own, strict=True)
+    ]
+    optimizer.load_state_dict({**state, "param_groups": groups})
