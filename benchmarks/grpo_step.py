@@ -10,8 +10,9 @@ Assay's removal of constant groups, which would save it work, is off.
 
 Assay runs the pieces of its training loop: the data set's builders and their envs (which look the analysis up again in
 each step, in the pool's memory), `run_groups`, `aggregate_rollouts` and `GRPOTrainer.update`, health monitor included.
-TRL runs its own `train()` with logging, saving and progress bars off, gradient checkpointing off, the whole batch in one micro-batch, and the fastest
-of its attention implementations and caches (--attention and --cache choose; the defaults were the fastest here).
+TRL runs its own `train()` with logging, saving and progress bars off, gradient checkpointing off, the whole batch in
+one micro-batch, and the fastest of its attention implementations and caches (--attention and --cache choose; the
+defaults were the fastest here).
 
 Blocks of steps alternate in one process; Assay's run inside a callback of TRL's trainer. CPU time is that of the whole
 process. Figures are medians over blocks, `ratio` compares neighbouring blocks, and the headline is the chess
