@@ -9,9 +9,10 @@ advantages divided by the group's standard deviation, and AdamW; float32, one th
 Assay's removal of constant groups, which would save it work, is off.
 
 Assay runs the pieces of its training loop: the data set's builders and their envs (which look the analysis up again in
-each step, in the pool's memory), `run_groups`, `aggregate_rollouts` and `update`. TRL runs its own `train()` with
-logging, saving and progress bars off, gradient checkpointing off, the whole batch in one micro-batch, and the fastest
-of its attention implementations and caches (--attention and --cache choose; the defaults were the fastest here).
+each step, in the pool's memory), `run_groups`, `aggregate_rollouts` and `GRPOTrainer.update`, health monitor included.
+TRL runs its own `train()` with logging, saving and progress bars off, gradient checkpointing off, the whole batch in
+one micro-batch, and the fastest of its attention implementations and caches (--attention and --cache choose; the
+defaults were the fastest here).
 
 Blocks of steps alternate in one process; Assay's run inside a callback of TRL's trainer. CPU time is that of the whole
 process. Figures are medians over blocks, `ratio` compares neighbouring blocks, and the headline is the chess
@@ -35,7 +36,6 @@ from typing import Any
 
 import torch
 
-from assay.backends.base import AdamParams, LossSpec
 from assay.backends.config import LocalBackend
 from assay.backends.models import load_pretrained
 from assay.backends.torch_local import TorchBackend
@@ -43,7 +43,8 @@ from assay.envs.base import EnvData
 from assay.envs.chess.env import ChessEnv
 from assay.envs.chess.grammar import parse_policy
 from assay.envs.chess.rewards import PolicyTruth, PolicyWeights, score_policy
-from assay.grpo.update import UpdateSettings, update
+from assay.grpo.config import GRPOConfig
+from assay.grpo.trainer import GRPOTrainer
 from assay.rollouts.renderer import PlainRenderer
 from assay.rollouts.runner import prepare, run_groups
 from assay.training.aggregate import aggregate_rollouts
@@ -75,9 +76,15 @@ class AssaySide:
         model, tokenizer = load_pretrained(str(policy), torch.float32)
         self._backend = TorchBackend(model, tokenizer, LocalBackend(device="cpu"))
         self._renderer = PlainRenderer(self._backend.tokenizer)
-        self._settings = UpdateSettings(
-            LossSpec("ppo"), normalize_advantages_by_std=True, remove_constant_reward_groups=False
+        config = GRPOConfig(
+            loss_fn="ppo",
+            normalize_advantages_by_std=True,
+            remove_constant_reward_groups=False,
+            kl_coef=0.0,
+            learning_rate=LEARNING_RATE,
+            weight_decay=0.0,
         )
+        self._trainer = GRPOTrainer.over(self._backend, config)
         self._data, self._group = data, group
         self.tally = Tally()
 
@@ -90,7 +97,7 @@ class AssaySide:
                 prepared, self._backend, self._renderer, SamplingParams(MAX_TOKENS), max_turns=1, seed=index
             )
             metrics = aggregate_rollouts(groups)
-            metrics |= await update(self._backend, groups, self._settings, AdamParams(LEARNING_RATE))
+            metrics |= (await self._trainer.update(groups)).metrics
             self.tally.lengths.append(metrics["rollout/completion_tokens_mean"])
             self.tally.rewards.append(metrics["reward/mean"])
         self.tally.seconds.append((time.process_time() - begin) / count)

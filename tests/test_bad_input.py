@@ -315,7 +315,7 @@ def remount(point: Path, how: str) -> None:
 def test_a_read_only_run_directory(mount: Path, tmp_path: Path, reference: Path, refuse: Refuse) -> None:
     new = toy(tmp_path / "new", log_path=str(mount / "new"))
     arguments = toy(tmp_path / "run", log_path=str(mount / "run"))
-    kill(load_config(arguments[1]), "assay.training.loop", "update", 4)
+    kill(load_config(arguments[1]), "assay.grpo.trainer", "GRPOTrainer.update", 4)
     before = snapshot(mount / "run")
     remount(mount, "ro")
     for refused in (new, arguments):
@@ -334,7 +334,7 @@ def test_a_read_only_run_directory(mount: Path, tmp_path: Path, reference: Path,
 def killed(tmp_path: Path) -> TrainingConfig:
     """A run killed in its fourth RL batch, with checkpoints up to the second."""
     config = load_config(toy(tmp_path / "run")[1])
-    kill(config, "assay.training.loop", "update", 4)
+    kill(config, "assay.grpo.trainer", "GRPOTrainer.update", 4)
     return config
 
 
@@ -421,18 +421,18 @@ def test_an_interrupted_run_says_how_to_go_on_and_loses_nothing(tmp_path: Path, 
 
     def interrupted() -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        from assay.training import loop
+        from assay.grpo.trainer import GRPOTrainer
 
-        update, calls = loop.update, 0
+        update, calls = GRPOTrainer.update, 0
 
-        def interrupt(*args: Any) -> Any:
+        def interrupt(*args: Any, **kwargs: Any) -> Any:
             nonlocal calls
             calls += 1
             if calls == 4:
                 os.kill(os.getpid(), signal.SIGINT)
-            return update(*args)
+            return update(*args, **kwargs)
 
-        loop.update = interrupt  # type: ignore[assignment]
+        GRPOTrainer.update = interrupt  # type: ignore[method-assign]
         return cli.main(arguments)
 
     assert in_fork(interrupted, tmp_path / "stderr") == 130

@@ -277,7 +277,7 @@ def test_missing_and_unreadable_sources(tmp_path: Path) -> None:
         (["base_url=http://localhost"], "Set backend=tinker"),
         (["multiturn_dataset_builder=chess"], "Set mode=multi_turn"),
         (["wandb_name=x"], "Set wandb_project"),
-        (["kl_discount_factor=0.9"], "Set kl_penalty_coef"),
+        (["kl_discount_factor=0.9"], "the KL coefficient is 0"),
         (["temperature=0"], "must be above 0"),
         (["num_substeps=17"], "Lower num_substeps"),
         (["num_substeps=0"], "num_substeps=0 must be at least 1"),

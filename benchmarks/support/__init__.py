@@ -21,7 +21,7 @@ from assay.backends.torch_local import TorchBackend
 from assay.envs.base import BuildContext, EnvData
 from assay.envs.chess.dataset import ChessDatasetBuilder
 from assay.grpo.datum import example_datum
-from assay.grpo.update import normalise
+from assay.grpo.normalise import normalise
 from assay.rollouts.renderer import PlainRenderer
 
 Summary = dict[str, float]

@@ -47,3 +47,17 @@ class CheckpointError(RunDirectoryError):
 
 class TrainingError(AssayError, RuntimeError):
     """Training cannot go on honestly (too many errored scores, a non-finite gradient, nothing to learn from)."""
+
+
+class NonFiniteGradientError(TrainingError):
+    """A gradient is NaN or infinite; the optimizer step was not taken and the weights are as they were."""
+
+
+class HealthError(TrainingError):
+    """The health of a run asks for more than a warning; `findings` says why (`assay.grpo.health.Finding`)."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, findings: tuple[object, ...] = ()) -> None:
+        super().__init__(message)
+        self.findings = findings

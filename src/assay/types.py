@@ -72,12 +72,16 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Sampled tokens with their log-probabilities (nats) under the distribution that was sampled, same length."""
+    """Sampled tokens with their log-probabilities (nats) under the distribution that was sampled, same length.
+
+    `ref_logprobs` are those of a reference policy, where whoever sampled has them already.
+    """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     stop_reason: StopReason
     policy_version: int
+    ref_logprobs: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +161,8 @@ class Datum:
     `tokens[t]` is the input at position t and `targets[t]` the token it must predict, so `targets[t] == tokens[t + 1]`
     inside a sequence. `mask` is 1 where the target was sampled by the policy (or must be imitated) and 0 elsewhere.
     `advantages` multiply the objective and already carry the batch's global normaliser; under `cross_entropy` they are
-    Tinker's `weights`. `logprobs` are those of the behaviour policy. Streams are 0 where `mask` is 0.
+    Tinker's `weights`. `logprobs` are those of the behaviour policy. `weights` is that normaliser by itself, for the
+    terms of a loss that no advantage multiplies (KL, entropy). Streams are 0 where `mask` is 0.
     """
 
     tokens: IntArray
@@ -166,11 +171,19 @@ class Datum:
     advantages: FloatArray
     mask: FloatArray
     ref_logprobs: FloatArray | None = None
+    weights: FloatArray | None = None
 
     def __post_init__(self) -> None:
-        lengths = {len(s) for s in (self.tokens, self.targets, self.logprobs, self.advantages, self.mask)}
-        if self.ref_logprobs is not None:
-            lengths.add(len(self.ref_logprobs))
+        streams = (
+            self.tokens,
+            self.targets,
+            self.logprobs,
+            self.advantages,
+            self.mask,
+            self.ref_logprobs,
+            self.weights,
+        )
+        lengths = {len(stream) for stream in streams if stream is not None}
         if len(lengths) != 1:
             raise ValueError(f"all streams of a Datum must have one length, got {sorted(lengths)}")
 

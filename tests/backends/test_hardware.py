@@ -55,8 +55,8 @@ def saved_bytes(backend: TorchBackend, data: list[Datum]) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        for packed in backend._micro_batches(data):
-            forward.states(backend._source, packed, backend.device)
+        for packed in backend._policy.micro_batches(data):
+            forward.states(backend._policy.source, packed, backend.device)
     return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
 
 
@@ -152,8 +152,9 @@ def test_logits_that_are_more_than_a_head_are_the_modules(make_backend: MakeBack
 @pytest.mark.parametrize("name", FUSED)
 def test_half_precision_attention_is_close(make_backend: MakeBackend, name: str) -> None:
     full, half = make_backend(name), make_backend(name)
-    assert isinstance(half._source, Decoder)
-    half._source = replace(half._source, attention_dtype=torch.bfloat16)
+    source = half._policy.source
+    assert isinstance(source, Decoder)
+    half._policy = replace(half._policy, source=replace(source, attention_dtype=torch.bfloat16))
     data = rollouts(full)
     for a, b in zip(data, rollouts(half), strict=True):
         n = min(len(a), len(b))

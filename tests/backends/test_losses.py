@@ -9,7 +9,7 @@ import torch
 
 from assay.backends.base import LossSpec
 from assay.backends.config import loss_settings
-from assay.backends.losses import token_loss
+from assay.backends.losses import Streams, policy_loss
 from assay.errors import ConfigError
 
 LOGPROBS = torch.tensor([-1.0, -0.5, -2.0, -0.1], dtype=torch.float64)
@@ -19,7 +19,7 @@ ADVANTAGES = torch.tensor([1.0, -2.0, 0.5, -1.0], dtype=torch.float64)
 
 def values_and_gradients(spec: LossSpec) -> tuple[list[float], list[float]]:
     logprobs = LOGPROBS.clone().requires_grad_()
-    loss = token_loss(spec, logprobs, BEHAVIOUR, ADVANTAGES)
+    loss = policy_loss(spec, logprobs, Streams(torch.zeros(4), BEHAVIOUR, ADVANTAGES, torch.zeros(4, dtype=torch.long)))
     loss.sum().backward()
     assert logprobs.grad is not None
     return loss.tolist(), logprobs.grad.tolist()

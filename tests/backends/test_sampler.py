@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def test_small_batches_and_compaction_change_nothing(make_backend: MakeBackend) 
 
 def test_fused_and_module_sampling_agree(make_backend: MakeBackend) -> None:
     fused, plain = make_backend("llama"), make_backend("llama")
-    plain._source = Module.of(plain._model)
+    plain._policy = replace(plain._policy, source=Module.of(plain._model))
     asked = [(p, s) for p in prompts(3) for s in range(4)]
     params = SamplingParams(15, stop=STOP)
     pairs = zip(draw_all(fused, asked, params), draw_all(plain, asked, params), strict=True)

@@ -33,8 +33,9 @@ def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_static(backend: TorchBackend) -> TorchBackend:
-    assert isinstance(backend._source, Decoder)
-    backend._static = StaticDecode(backend._source, backend._head, CPU, capture=False)
+    policy = backend._policy
+    assert isinstance(policy.source, Decoder)
+    backend._decoding.static = StaticDecode(policy.source, policy.head, CPU, capture=False)
     return backend
 
 
@@ -73,11 +74,11 @@ def test_fixed_shapes_give_the_same_samples(make_backend: MakeBackend, name: str
 def test_batches_shrink_and_grow_in_one_arena(make_backend: MakeBackend) -> None:
     params = SamplingParams(30, stop=tuple(range(12)))
     steady, plain = with_static(make_backend("llama")), make_backend("llama")
-    assert steady._static is not None
+    assert steady._decoding.static is not None
     for count in (1, 3, 8, 2):
         asked = [(p, s) for p in prompts(count, seed=count) for s in range(8)]
         assert_same(draw_all(plain, asked, params), draw_all(steady, asked, params))
-    groups = {shape.group for shape in steady._static._boards}
+    groups = {shape.group for shape in steady._decoding.static._boards}
     assert len(groups) > 1 and 8 in groups, "rows end at different times, so batches have to shrink"
 
 
@@ -117,7 +118,7 @@ class Tape(TorchDispatchMode):
 @pytest.mark.parametrize("name", FUSED)
 def test_a_replayed_step_is_a_step(make_backend: MakeBackend, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     steady = with_static(make_backend(name))
-    decode = steady._static
+    decode = steady._decoding.static
     assert decode is not None
 
     @contextlib.contextmanager
@@ -147,8 +148,8 @@ def test_a_step_that_cannot_be_captured_is_said_and_goes_on(
     make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     steady = with_static(make_backend())
-    assert steady._static is not None
-    steady._static._capture = True
+    assert steady._decoding.static is not None
+    steady._decoding.static._capture = True
 
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
@@ -157,7 +158,7 @@ def test_a_step_that_cannot_be_captured_is_said_and_goes_on(
     monkeypatch.setattr(torch.cuda, "graph", refuse)
     asked = [(p, s) for p in prompts(2) for s in range(3)]
     assert_same(draw_all(make_backend(), asked, SamplingParams(9)), draw_all(steady, asked, SamplingParams(9)))
-    assert "cannot be captured" in caplog.text and not steady._static._capture
+    assert "cannot be captured" in caplog.text and not steady._decoding.static._capture
 
 
 def test_a_full_context_and_long_seeds(make_backend: MakeBackend) -> None:

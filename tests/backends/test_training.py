@@ -63,7 +63,7 @@ def test_gradient_does_not_depend_on_micro_batches_or_order(
 
 def test_shared_prompts_give_the_gradient_of_separate_sequences(make_backend: MakeBackend) -> None:
     shared, separate = make_backend("llama"), make_backend("llama")
-    separate._source = Module.of(separate._model)
+    separate._policy = replace(separate._policy, source=Module.of(separate._model))
     data = rollouts(shared)
     spec = LossSpec("importance_sampling")
     assert same(gradient(shared, data, spec), gradient(separate, data, spec))

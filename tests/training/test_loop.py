@@ -18,6 +18,7 @@ from assay.backends.config import ScratchModel
 from assay.envs.chess.dataset import ChessDatasetBuilder
 from assay.envs.chess.stockfish import StockfishConfig
 from assay.errors import ConfigError, ModelError, RunDirectoryError, TrainingError
+from assay.grpo.config import AlgorithmConfig
 from assay.training.config import SFTConfig, TrainingConfig
 from tiny_run import (
     RL_BATCHES,
@@ -143,13 +144,14 @@ def test_equal_configs_give_equal_runs_and_another_seed_another(reference: Path,
 # Killed and resumed
 
 LOOP, LEDGER, TORCH = "assay.training.loop", "assay.training.ledger", "assay.backends.torch_local"
+TRAINER = "assay.grpo.trainer"
 
 
 @pytest.mark.parametrize(
     "bombs",
     [
         pytest.param([(TORCH, "TorchBackend.optim_step", 2), (TORCH, "TorchBackend.optim_step", 5)], id="sft"),
-        pytest.param([(LOOP, "run_groups", 2), (LOOP, "update", 2), (LOOP, "_finish_step", 3)], id="rl"),
+        pytest.param([(LOOP, "run_groups", 2), (TRAINER, "GRPOTrainer.update", 2), (LOOP, "_finish_step", 3)], id="rl"),
         pytest.param([(LOOP, "evaluate", 1), (LOOP, "evaluate", 3)], id="evaluation"),
         pytest.param([("torch", "save", 3), ("torch", "save", 2)], id="half a checkpoint"),
         pytest.param(
@@ -176,7 +178,12 @@ def test_a_kill_leaves_a_checkpoint_that_was_being_written_unfinished(tmp_path: 
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "kl": {"kl_penalty_coef": 0.2, "kl_discount_factor": 0.5},
+    "kl": {"kl_penalty_coef": 0.2},
+    "kl-in-reward": {
+        "kl_penalty_coef": 0.2,
+        "kl_discount_factor": 0.5,
+        "grpo": AlgorithmConfig(kl_estimator="k1", kl_placement="reward"),
+    },
     "ppo": {"loss_fn": "ppo", "num_substeps": 2, "temperature": 0.8, "normalize_advantages_by_std": True},
     "multi-turn": {"mode": "multi_turn", "max_turns": 3},
     "llama": {"scratch": ScratchModel(architecture="llama", hidden_size=32, num_layers=1, context_length=64)},
@@ -188,7 +195,7 @@ def test_every_kind_of_run_resumes_exactly(variant: str, tmp_path: Path) -> None
     changes = VARIANTS[variant]
     run(tiny(tmp_path / "reference", **changes))
     config = tiny(tmp_path / "run", **changes)
-    kill(config, LOOP, "update", 4)
+    kill(config, TRAINER, "GRPOTrainer.update", 4)
     run(config)
     assert_same_run(config.log_path, tmp_path / "reference")
     versions = read_lines(config.log_path / "checkpoints/rl_000006/policy/backend.json")
@@ -197,7 +204,7 @@ def test_every_kind_of_run_resumes_exactly(variant: str, tmp_path: Path) -> None
 
 def test_the_penalty_is_measured_against_the_policy_that_rl_started_from(tmp_path: Path) -> None:
     run(tiny(tmp_path / "run", **VARIANTS["kl"]))
-    kl = metric(tmp_path / "run", "train/kl_reference")
+    kl = metric(tmp_path / "run", "train/kl_div")
     assert abs(kl[0]) < 1e-5 and max(map(abs, kl)) > 1e-3
     policies = [
         tmp_path / "run/checkpoints" / name / "policy" for name in ("start", "sft_000006", "rl_000002", "rl_000006")
@@ -219,7 +226,7 @@ def test_several_turns_are_played_in_training_and_evaluation(tmp_path: Path) -> 
 def test_a_run_goes_back_to_a_batch_and_ends_the_same(reference: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     shutil.copytree(reference, path)
-    kill(tiny(path, resume_from_batch=2), LOOP, "update", 1)
+    kill(tiny(path, resume_from_batch=2), TRAINER, "GRPOTrainer.update", 1)
     assert steps(path) == list(range(-1, SFT_STEPS + 2))
     run(tiny(path))
     assert_same_run(path, reference)
@@ -235,7 +242,7 @@ def test_a_run_can_start_from_the_weights_of_another(reference: Path, tmp_path: 
     weights = "policy/model/model.safetensors"
     assert (tmp_path / "run/checkpoints/start" / weights).read_bytes() == (start / weights).read_bytes()
     config = tiny(tmp_path / "again", load_checkpoint_path=start, sft=NO_SFT, max_batches=2)
-    kill(config, LOOP, "update", 2)
+    kill(config, TRAINER, "GRPOTrainer.update", 2)
     run(config)
     assert_same_run(config.log_path, tmp_path / "run")
 
@@ -276,7 +283,7 @@ def test_an_outage_stops_the_run_and_the_same_command_goes_on_when_it_is_over(re
     outage = tmp_path / "outage"
     config = tiny(tmp_path / "run", dataset_builder=ToyBuilder(outage=outage))
     run(tiny(tmp_path / "reference", dataset_builder=ToyBuilder(outage=outage)))
-    kill(config, LOOP, "update", 4)
+    kill(config, TRAINER, "GRPOTrainer.update", 4)
     outage.write_text("the engine is out")
     for _ in range(2):
         with pytest.raises(
@@ -342,7 +349,7 @@ def test_a_policy_is_trained_against_the_real_engine_and_resumes_after_the_engin
     engine.write_text(f'#!/bin/sh\nexec "{real}"\n')
     engine.chmod(engine.stat().st_mode | stat.S_IXUSR)
     config = chess(tmp_path / "run", executable=engine)
-    kill(config, LOOP, "update", 1)
+    kill(config, TRAINER, "GRPOTrainer.update", 1)
     shutil.rmtree(config.cache_dir)
     sound = engine.read_text()
     engine.write_text("#!/bin/sh\nexit 3\n")
@@ -385,7 +392,7 @@ def test_adapters_over_a_saved_model_train_and_resume_exactly(reference: Path, t
     changes: dict[str, Any] = {"model_name": str(base), "lora_rank": 4, "scratch": ScratchModel(), "sft": NO_SFT}
     run(tiny(tmp_path / "reference", **changes))
     config = tiny(tmp_path / "run", **changes)
-    kill(config, LOOP, "update", 4)
+    kill(config, TRAINER, "GRPOTrainer.update", 4)
     run(config)
     assert_same_run(config.log_path, tmp_path / "reference")
     assert metric(config.log_path, "eval/reward/mean")[0] == metric(reference, "eval/reward/mean")[0]

@@ -13,8 +13,11 @@ from typing import Literal, Protocol, get_args
 
 from assay.types import Completion, Datum, FloatArray, SamplingParams
 
-LossName = Literal["importance_sampling", "ppo", "cispo", "cross_entropy"]
+LossName = Literal["importance_sampling", "ppo", "cispo", "gspo", "cross_entropy"]
 LOSS_NAMES: tuple[LossName, ...] = get_args(LossName)
+KLEstimator = Literal["k1", "k2", "k3", "abs"]
+LossTerm = Literal["policy", "kl", "entropy"]
+LOSS_TERMS: tuple[LossTerm, ...] = get_args(LossTerm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,21 +25,35 @@ class Capabilities:
     """What a backend can do; config validation refuses what it cannot."""
 
     losses: frozenset[str]
+    terms: frozenset[str]
+    """Terms that can be added to a loss."""
     lora: bool
     full_weights: bool
     exact_resume: bool
 
 
 @dataclass(frozen=True, slots=True)
+class KLTerm:
+    """A KL penalty inside the loss: `coef * estimator` per token, or in its unbiased form (see `backends.losses`)."""
+
+    coef: float
+    estimator: KLEstimator
+    unbiased: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LossSpec:
-    """A loss by its Tinker name with its `loss_fn_config` (thresholds are absolute ratios).
+    """A loss by its Tinker name with its `loss_fn_config` (thresholds are absolute ratios), and terms added to it.
 
     `temperature` divides the logits, so that trained log-probabilities are those of the distribution that was sampled.
+    `kl` (against `Datum.ref_logprobs`) and `entropy_coef` (a bonus) are weighted by `Datum.weights`.
     """
 
     name: LossName
     temperature: float = 1.0
     config: Mapping[str, float] = field(default_factory=dict)
+    kl: KLTerm | None = None
+    entropy_coef: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +122,10 @@ class Backend(Protocol):
 
     async def freeze_reference(self) -> None:
         """Make the present weights the reference policy."""
+        ...
+
+    async def refresh_reference(self, mix: float) -> None:
+        """Move the reference towards the present weights: reference = (1 - mix) * reference + mix * policy."""
         ...
 
     async def save_state(self, path: Path) -> None:

@@ -92,8 +92,9 @@ LOSS_DEFAULTS: Mapping[str, Mapping[str, float]] = {
     "importance_sampling": {},
     "ppo": {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
     "cispo": {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
+    "gspo": {"clip_low_threshold": 1 - 3e-4, "clip_high_threshold": 1 + 4e-4},
 }
-"""Loss -> its settings with their defaults, which are Tinker's."""
+"""Loss -> its settings with their defaults: Tinker's, and those of the paper for gspo."""
 
 
 def loss_settings(spec: LossSpec) -> dict[str, float]:

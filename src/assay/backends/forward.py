@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from assay.backends.decoder import Decoder, extend, prefill
+from assay.backends.losses import Streams
 from assay.backends.module import Module
 from assay.types import Datum, FloatArray, IntArray
 
@@ -142,7 +143,13 @@ def states(source: Decoder | Module, packed: Packed, device: torch.device) -> Te
 
 
 def target_logprobs(
-    hidden: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor], temperature: float, vocabulary: int
+    hidden: Tensor,
+    targets: Tensor,
+    head: Callable[[Tensor], Tensor],
+    temperature: float,
+    vocabulary: int,
+    *,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the targets, and the exact entropy of each distribution.
 
@@ -151,16 +158,20 @@ def target_logprobs(
         targets: [N] token ids.
         head: [n, E] -> logits [n, V].
         temperature: divides the logits, as in sampling.
+        entropy_gradient: let the gradient flow through the entropies.
 
     Returns:
-        [N] log-probabilities with gradient, and [N] entropies (nats) without; both float32.
+        [N] log-probabilities with gradient, and [N] entropies (nats); both float32.
     """
 
     def chunk(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         logits = head(part).float()
         logprobs = torch.log_softmax(logits if temperature == 1 else logits / temperature, dim=-1)
-        with torch.no_grad():
-            entropy = -torch.exp(logprobs).mul_(logprobs).sum(-1)
+        if entropy_gradient:
+            entropy = -(torch.exp(logprobs) * logprobs).sum(-1)
+        else:
+            with torch.no_grad():
+                entropy = -torch.exp(logprobs).mul_(logprobs).sum(-1)
         return logprobs.gather(-1, wanted[:, None])[:, 0], entropy
 
     size = max(1, LOGIT_CHUNK // vocabulary)
@@ -171,14 +182,20 @@ def target_logprobs(
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
 
-def streams(data: Sequence[Datum], packed: Packed, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Targets, behaviour log-probabilities and advantages of the trained targets, each [N]."""
-    columns = [
-        np.concatenate([getattr(data[index], name)[positions] for index, positions in packed.targets])
-        for name in ("targets", "logprobs", "advantages")
-    ]
-    targets, behaviour, advantages = (_to(c, device) for c in columns)
-    return targets, behaviour, advantages
+def streams(data: Sequence[Datum], packed: Packed, device: torch.device) -> Streams:
+    """What the loss needs of the trained targets of a micro-batch, in the order of its rows."""
+
+    def column(name: str) -> Tensor | None:
+        parts = [(getattr(data[index], name), positions) for index, positions in packed.targets]
+        if any(stream is None for stream, _ in parts):
+            return None
+        return _to(np.concatenate([stream[positions] for stream, positions in parts]), device)
+
+    targets, behaviour, advantages = column("targets"), column("logprobs"), column("advantages")
+    assert targets is not None and behaviour is not None and advantages is not None
+    sizes = [len(positions) for _, positions in packed.targets]
+    sequences = _to(np.repeat(np.arange(len(sizes)), sizes), device)
+    return Streams(targets, behaviour, advantages, sequences, column("weights"), column("ref_logprobs"))
 
 
 def relabel(packed: Packed, names: Sequence[int]) -> Packed:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from assay.backends.architectures import fused_decoder
 from assay.backends.config import LocalBackend
 from assay.backends.decoder import Decoder
-from assay.backends.half import HalfCopies
 from assay.backends.module import Module, checkpoint_layers
-from assay.backends.static import StaticDecode
 
 logger = logging.getLogger(__name__)
 
@@ -74,30 +70,3 @@ def runner(model: Any, local: LocalBackend, device: torch.device) -> Decoder | M
         attention_dtype=torch.bfloat16 if half else torch.float32,
         checkpointing=local.use_gradient_checkpointing,
     )
-
-
-def static_decode(
-    source: Decoder | Module,
-    head: Callable[[Tensor], Tensor],
-    config: Any,
-    local: LocalBackend,
-    device: torch.device,
-) -> StaticDecode | None:
-    """Decoding by CUDA graphs, or None where it cannot be or is not wanted."""
-    if not local.cuda_graphs:
-        return None
-    if device.type != "cuda" or not isinstance(source, Decoder) or _rotary_asks_the_device(config):
-        logger.debug("No CUDA graphs: they need CUDA and a fused decoder whose rotary angles are fixed.")
-        return None
-    return StaticDecode(source, head, device, capture=True)
-
-
-def _rotary_asks_the_device(config: Any) -> bool:
-    """Whether rotary angles depend on the longest position at hand, which is then read back from the device."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    return rope.get("rope_type") in ("dynamic", "longrope")
-
-
-def half_copies(model: Any, local: LocalBackend) -> HalfCopies:
-    """The weights that captured steps read in half precision."""
-    return HalfCopies(model, None if local.head_dtype == "bfloat16" else model.get_output_embeddings())

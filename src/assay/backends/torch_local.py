@@ -11,56 +11,74 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from assay.backends import forward, hardware, models
-from assay.backends.base import LOSS_NAMES, AdamParams, Capabilities, ForwardBackwardOutput, LossSpec
+from assay.backends.base import LOSS_NAMES, LOSS_TERMS, AdamParams, Capabilities, ForwardBackwardOutput, LossSpec
 from assay.backends.config import LocalBackend, ScratchModel, loss_settings
-from assay.backends.decoder import Decoder
-from assay.backends.half import HalfCopies
-from assay.backends.losses import token_loss
-from assay.backends.module import Module
+from assay.backends.decoding import Decoding
+from assay.backends.losses import token_losses
+from assay.backends.network import Network
 from assay.backends.optimizer import adamw, load_adamw
-from assay.backends.sampler import decode, sample
-from assay.backends.steppers import FusedStepper, ModuleStepper, Stepper
+from assay.backends.reference import BelowAdapters, FrozenWeights, OwnModel, Reference
+from assay.backends.sampler import sample
 from assay.envs.base import TokenizerCorpus
-from assay.errors import CheckpointError, ModelError, TrainingError
+from assay.errors import CheckpointError, ModelError, NonFiniteGradientError, TrainingError
 from assay.types import Completion, Datum, FloatArray, SamplingParams
 
 T = TypeVar("T")
+REFERENCE = "reference.safetensors"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class TorchBackend:
     """See `assay.backends.base.Backend`. Build one with `create`, or from parts that exist already."""
 
-    capabilities = Capabilities(losses=frozenset(LOSS_NAMES), lora=True, full_weights=True, exact_resume=True)
+    capabilities = Capabilities(
+        losses=frozenset(LOSS_NAMES),
+        terms=frozenset(LOSS_TERMS),
+        lora=True,
+        full_weights=True,
+        exact_resume=True,
+    )
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, local: LocalBackend) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None,
+        local: LocalBackend,
+        reference: PreTrainedModel | Literal["start", "base"] | None = None,
+    ) -> None:
+        """Train `model` in place.
+
+        Args:
+            tokenizer: saved with checkpoints; None where the caller keeps it.
+            reference: the reference policy: a model of its own, a copy of the weights at the `start`, or the `base`
+                below LoRA adapters (which costs no memory). `freeze_reference` makes a copy of the weights later.
+
+        Raises:
+            ModelError: the device cannot be used, or `reference` has another vocabulary.
+        """
         hardware.prepare_process(local)
         self.device = _device(local.device)
         self.tokenizer: Any = tokenizer
         self.policy_version = 0
         self._local = local
-        self._model: Any = model.to(self.device).eval()  # type: ignore[arg-type]
-        self._half = local.dtype == "bfloat16"
-        self._source = hardware.runner(self._model, local, self.device)
-        self._static = hardware.static_decode(self._source, self._head, model.config, local, self.device)
-        self._half_copies: HalfCopies | None = None
-        self.context_length = models.context_length(model)
+        self._policy = Network.of(model, local, self.device)
+        self._model = self._policy.model
+        self._decoding = Decoding(self._policy)
+        self.context_length = self._policy.context_length
         self._trained = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
         self._optimizer = adamw(self._trained.values(), local.adamw)
-        self._reference: dict[str, Tensor] | None = None
+        self._reference = self._make_reference(reference)
         threads = local.torch_threads
         self._worker = ThreadPoolExecutor(1, "torch", initializer=torch.set_num_threads, initargs=(threads,))
 
@@ -123,7 +141,16 @@ class TorchBackend:
 
     async def freeze_reference(self) -> None:
         """See `Backend.freeze_reference`."""
-        self._reference = {n: p.detach().clone() for n, p in self._trained.items()}
+        self._reference = FrozenWeights(self._policy, self._trained)
+
+    async def refresh_reference(self, mix: float) -> None:
+        """See `Backend.refresh_reference`. A reference model of its own is changed in place.
+
+        Raises:
+            ModelError: the reference has other weights than the policy, so that they cannot be mixed.
+        """
+        reference = self._the_reference()
+        self._reference = await self._run(lambda: reference.refresh(mix))
 
     async def save_state(self, path: Path) -> None:
         """See `Backend.save_state`. `path/model` is a folder that `from_pretrained` (or peft) loads."""
@@ -140,27 +167,12 @@ class TorchBackend:
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
 
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, torch.bfloat16) if self._half else contextlib.nullcontext()
-
-    def _head(self, states: Tensor) -> Tensor:
-        """Logits [*, V] of what the head is given; by default at the precision of its weights, also under autocast."""
-        if self._local.head_dtype == "bfloat16":
-            return self._source.head(states)
-        with torch.autocast(self.device.type, enabled=False):
-            return self._source.head(states.to(self._model.get_output_embeddings().weight.dtype))
-
-    def _stepper(self) -> Stepper:
-        if isinstance(self._source, Decoder):
-            return FusedStepper(self._source, self._head)
-        return ModuleStepper(self._source, self._head, self.context_length)
-
     def _sample(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
     ) -> list[Completion]:
-        with self._sampling():
+        with self._decoding.ready() as decode:
             return sample(
-                self._static or partial(decode, self._stepper, self.device),
+                decode,
                 prompts,
                 seeds,
                 params,
@@ -169,83 +181,56 @@ class TorchBackend:
                 policy_version=self.policy_version,
             )
 
-    @contextlib.contextmanager
-    def _sampling(self) -> Iterator[None]:
-        """The precision of sampling. Captured steps have weights of their own, so nothing is cast and kept for them."""
-        if self._static is None or not self._half:
-            with self._autocast():
-                yield
-            return
-        if self._half_copies is None:
-            self._half_copies = hardware.half_copies(self._model, self._local)
-        with self._half_copies.in_place(), torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
-            yield
-
-    def _micro_batches(self, data: Sequence[Datum]) -> Iterator[forward.Packed]:
-        trained = [i for i, d in enumerate(data) if d.mask.any()]
-        chosen = [data[i] for i in trained]
-        longest = max((len(d) for d in chosen), default=0)
-        if longest > self.context_length:
-            raise ModelError(
-                f"A training sequence has {longest} tokens and the model's context is {self.context_length}, so its "
-                "end cannot be trained. Use a model with a longer context (scratch.context_length) or shorter examples."
-            )
-        budget, fused = self._local.micro_batch_tokens, isinstance(self._source, Decoder)
-        if isinstance(self._source, Module) and not self._source.separate:
-            budget = 1  # the module makes logits itself, so it gets one sequence at a time
-        for groups in forward.plan(chosen, budget, share=fused):
-            packed = forward.pack(chosen, groups)
-            yield forward.relabel(packed, trained)
-
-    def _targets(self, packed: forward.Packed, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        with self._autocast():
-            states = forward.states(self._source, packed, self.device)
-            return forward.target_logprobs(states, targets, self._head, temperature, self._model.config.vocab_size)
-
     def _forward_backward(self, data: Sequence[Datum], loss: LossSpec) -> ForwardBackwardOutput:
         loss_settings(loss)
         logprobs = [np.zeros(len(d), np.float32) for d in data]
-        total, entropy, count = 0.0, 0.0, 0
-        for packed in self._micro_batches(data):
-            targets, behaviour, advantages = forward.streams(data, packed, self.device)
-            now, entropies = self._targets(packed, targets, loss.temperature)
-            summed = token_loss(loss, now, behaviour, advantages).sum()
-            summed.backward()  # type: ignore[no-untyped-call]
-            total, entropy, count = total + summed.item(), entropy + entropies.sum().item(), count + len(targets)
+        sums, entropy, count = dict.fromkeys(LOSS_TERMS, 0.0), 0.0, 0
+        for packed in self._policy.micro_batches(data):
+            streams = forward.streams(data, packed, self.device)
+            now, entropies = self._policy.targets(
+                packed, streams.targets, loss.temperature, entropy_gradient=loss.entropy_coef != 0
+            )
+            terms = token_losses(loss, now, entropies, streams)
+            torch.stack([values.sum() for values in terms.values()]).sum().backward()  # type: ignore[no-untyped-call]
+            for name, values in terms.items():
+                sums[name] += values.sum().item()
+            entropy, count = entropy + entropies.sum().item(), count + len(now)
             forward.scatter(packed, now, logprobs)
-        return ForwardBackwardOutput(logprobs, {"loss:sum": total, "entropy:mean": entropy / max(1, count)})
+        metrics = {"loss:sum": sum(sums.values()), "kl:sum": sums["kl"], "entropy:mean": entropy / max(1, count)}
+        return ForwardBackwardOutput(logprobs, metrics)
 
     @torch.no_grad()
     def _logprobs(self, data: Sequence[Datum], temperature: float, reference: bool) -> list[FloatArray]:
         logprobs = [np.zeros(len(d), np.float32) for d in data]
-        with self._as_reference() if reference else contextlib.nullcontext():
-            for packed in self._micro_batches(data):
-                targets, _, _ = forward.streams(data, packed, self.device)
-                forward.scatter(packed, self._targets(packed, targets, temperature)[0], logprobs)
+        with self._the_reference().network() if reference else contextlib.nullcontext(self._policy) as network:
+            for packed in network.micro_batches(data):
+                targets = forward.streams(data, packed, network.device).targets
+                found, _ = network.targets(packed, targets, temperature)
+                forward.scatter(packed, found, logprobs)
         return logprobs
 
-    @contextlib.contextmanager
-    def _as_reference(self) -> Iterator[None]:
-        """Swap the reference weights in for the duration; the policy's tensors come back untouched."""
+    def _make_reference(self, wanted: PreTrainedModel | Literal["start", "base"] | None) -> Reference | None:
+        if wanted is None:
+            return None
+        if wanted == "start":
+            return FrozenWeights(self._policy, self._trained)
+        if wanted == "base":
+            return BelowAdapters(self._policy, self._trained)
+        return OwnModel(Network.of(wanted, self._local, self.device), self._policy)
+
+    def _the_reference(self) -> Reference:
         if self._reference is None:
             raise TrainingError(
                 "There is no reference policy: call freeze_reference() before asking for its log-probs."
             )
-        policy = {n: p.data for n, p in self._trained.items()}
-        try:
-            for name, parameter in self._trained.items():
-                parameter.data = self._reference[name]
-            yield
-        finally:
-            for name, parameter in self._trained.items():
-                parameter.data = policy[name]
+        return self._reference
 
     def _optim_step(self, params: AdamParams) -> Mapping[str, float]:
         gradients = [p for p in self._trained.values() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in gradients if p.grad is not None])
         if not torch.isfinite(norm):
             self._optimizer.zero_grad(set_to_none=True)
-            raise TrainingError(
+            raise NonFiniteGradientError(
                 f"The gradient norm is {float(norm)} at optimizer step {self.policy_version + 1}, so a step would "
                 "destroy the weights; they were left as they are. Lower the learning rate or look at the rewards."
             )
@@ -262,10 +247,12 @@ class TorchBackend:
     def _save(self, path: Path) -> None:
         path.mkdir(parents=True)
         self._model.save_pretrained(path / "model")
-        self.tokenizer.save_pretrained(path / "model")
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(path / "model")
         _save_tensors(self._optimizer.state_dict(), path / "optimizer.pt")
-        if self._reference is not None:
-            save_file(self._reference, path / "reference.safetensors")
+        weights = self._reference.weights() if self._reference is not None else None
+        if weights is not None:
+            save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, path / REFERENCE)
         (path / "backend.json").write_text(json.dumps({"policy_version": self.policy_version}))
 
     def _load(self, path: Path, weights_only: bool) -> None:
@@ -274,8 +261,12 @@ class TorchBackend:
             if weights_only:
                 return
             load_adamw(self._optimizer, torch.load(path / "optimizer.pt", map_location=self.device, weights_only=True))
-            if (path / "reference.safetensors").exists():
-                self._reference = load_file(path / "reference.safetensors", device=str(self.device))
+            if (path / REFERENCE).exists():
+                weights = load_file(path / REFERENCE, device=str(self.device))
+                if isinstance(self._reference, OwnModel):
+                    self._reference.load(weights)
+                else:
+                    self._reference = FrozenWeights(self._policy, self._trained, weights)
             self.policy_version = int(json.loads((path / "backend.json").read_text())["policy_version"])
         except (OSError, KeyError, ValueError, RuntimeError) as error:
             raise CheckpointError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from assay.grpo.recipes import Baseline
 from assay.types import Trajectory, TrajectoryGroup
 
 
@@ -24,12 +25,15 @@ def turn_returns(trajectory: Trajectory, gamma: float) -> list[float]:
     return returns[::-1]
 
 
-def group_advantages(group: TrajectoryGroup, *, gamma: float, normalize_by_std: bool) -> list[list[float]] | None:
+def group_advantages(
+    group: TrajectoryGroup, *, gamma: float, normalize_by_std: bool, baseline: Baseline = "mean"
+) -> list[list[float]] | None:
     """Advantages of each turn of each trajectory, centred on the group.
 
     Args:
         gamma: discount between turns.
         normalize_by_std: divide by the standard deviation of the group's returns.
+        baseline: the mean of all returns, or for each trajectory the mean of the others' (arXiv 2402.14740).
 
     Returns:
         One list per trajectory (empty for errored ones), or None when the group's rewards are constant or its returns
@@ -41,9 +45,13 @@ def group_advantages(group: TrajectoryGroup, *, gamma: float, normalize_by_std: 
     flat = [r for turns in returns for r in turns]
     if is_constant(flat):
         return None
-    mean = math.fsum(flat) / len(flat)
+    total = math.fsum(flat)
+    mean = total / len(flat)
     spread = math.sqrt(math.fsum((r - mean) ** 2 for r in flat) / len(flat)) if normalize_by_std else 1.0
-    return [[(r - mean) / spread for r in turns] for turns in returns]
+    if baseline == "mean":
+        return [[(r - mean) / spread for r in turns] for turns in returns]
+    others = [(total - math.fsum(turns)) / (len(flat) - len(turns)) for turns in returns]
+    return [[(r - other) / spread for r in turns] for turns, other in zip(returns, others, strict=True)]
 
 
 def has_constant_rewards(group: TrajectoryGroup) -> bool:

@@ -7,51 +7,89 @@ trajectory is split. Streams come from the tokens that were sampled, never from 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from assay.types import Datum, Trajectory
+from assay.types import Completion, Datum, Trajectory
 
 
-def trajectory_data(trajectory: Trajectory, advantages: Sequence[float]) -> list[Datum]:
+def trajectory_data(
+    trajectory: Trajectory, advantages: Sequence[float], *, mask_truncated: bool = False
+) -> list[Datum]:
     """Training sequences of one trajectory.
 
     Args:
         advantages: one per turn, given to every sampled token of that turn.
+        mask_truncated: train no token of a turn that ran into the length limit.
 
     Returns:
-        One datum per run of prefix-extending turns.
+        One datum per run of prefix-extending turns, with `ref_logprobs` where all its completions have them.
     """
     data: list[Datum] = []
-    tokens: list[int] = []
-    logprobs: list[float] = []
-    weights: list[float] = []
-    mask: list[float] = []
+    part = _Sequence()
     for transition, advantage in zip(trajectory.transitions, advantages, strict=True):
-        prompt, completion = transition.prompt_tokens, transition.completion
-        if tokens and prompt[: len(tokens)] != tuple(tokens):
-            data.append(_datum(tokens, logprobs, weights, mask))
-            tokens, logprobs, weights, mask = [], [], [], []
-        seen = len(prompt) - len(tokens)
-        tokens += [*prompt[len(tokens) :], *completion.tokens]
-        logprobs += [*[0.0] * seen, *completion.logprobs]
-        weights += [*[0.0] * seen, *[advantage] * len(completion.tokens)]
-        mask += [*[0.0] * seen, *[1.0] * len(completion.tokens)]
-    data.append(_datum(tokens, logprobs, weights, mask))
+        prompt = transition.prompt_tokens
+        if part.tokens and prompt[: len(part.tokens)] != tuple(part.tokens):
+            data.append(part.datum())
+            part = _Sequence()
+        part.see(prompt[len(part.tokens) :])
+        masked = mask_truncated and transition.completion.stop_reason == "length"
+        part.say(transition.completion, 0.0 if masked else advantage, 0.0 if masked else 1.0)
+    data.append(part.datum())
     return data
 
 
 def example_datum(prompt: Sequence[int], completion: Sequence[int]) -> Datum:
     """A supervised sequence: weight 1 on every token of `completion`, 0 on the prompt."""
-    ones = [*[0.0] * len(prompt), *[1.0] * len(completion)]
-    return _datum([*prompt, *completion], [0.0] * len(ones), ones, ones)
+    part = _Sequence()
+    part.see(prompt)
+    part.say(Completion(tuple(completion), (0.0,) * len(completion), "stop", 0), 1.0, 1.0)
+    return part.datum()
 
 
-def _datum(tokens: list[int], logprobs: list[float], weights: list[float], mask: list[float]) -> Datum:
-    """Shift the per-token streams so that position t holds what concerns its target, token t + 1."""
-    ids = np.array(tokens, np.int64)
-    streams = (np.array(stream[1:], np.float32) for stream in (logprobs, weights, mask))
-    return Datum(ids[:-1], ids[1:], *streams)
+@dataclass
+class _Sequence:
+    """A training sequence being put together, one entry per token."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    advantages: list[float] = field(default_factory=list)
+    mask: list[float] = field(default_factory=list)
+    reference: list[float] | None = field(default_factory=list)
+
+    def see(self, tokens: Sequence[int]) -> None:
+        """Add tokens that the policy was told."""
+        zeros = [0.0] * len(tokens)
+        self._add(tokens, zeros, zeros, zeros, zeros)
+
+    def say(self, completion: Completion, advantage: float, mask: float) -> None:
+        """Add tokens that the policy sampled."""
+        count = len(completion.tokens)
+        reference = completion.ref_logprobs
+        self._add(completion.tokens, completion.logprobs, [advantage] * count, [mask] * count, reference)
+
+    def _add(
+        self,
+        tokens: Sequence[int],
+        logprobs: Sequence[float],
+        advantages: Sequence[float],
+        mask: Sequence[float],
+        reference: Sequence[float] | None,
+    ) -> None:
+        self.tokens += tokens
+        self.logprobs += logprobs
+        self.advantages += advantages
+        self.mask += mask
+        self.reference = None if self.reference is None or reference is None else [*self.reference, *reference]
+
+    def datum(self) -> Datum:
+        """Shift the streams so that position t holds what concerns its target, token t + 1."""
+        ids = np.array(self.tokens, np.int64)
+        mask = np.array(self.mask[1:], np.float32)
+        logprobs, advantages = (np.array(s[1:], np.float32) * mask for s in (self.logprobs, self.advantages))
+        reference = None if self.reference is None else np.array(self.reference[1:], np.float32) * mask
+        return Datum(ids[:-1], ids[1:], logprobs, advantages, mask, reference)
 
 
 def trained_tokens(data: Sequence[Datum]) -> int:

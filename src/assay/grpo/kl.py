@@ -1,39 +1,56 @@
-"""KL penalty against a reference policy, placed in the advantages.
+"""KL penalty against a reference policy: its place in the reward, and the controllers of its coefficient.
 
-With d_t = log pi(a_t) - log ref(a_t) on sampled tokens, each token's advantage gains coef * (mean(d) - d_t), where the
-mean runs over all trained tokens of the batch. In expectation this is the gradient of -coef * KL(pi || ref); centring
-only lowers the variance. With a discount, a token also answers for the penalties of the tokens after it.
+With k_t the chosen estimate of the KL divergence on sampled token t (`backends.losses.kl_estimate`), placing the
+penalty in the reward gives each token's advantage coef * (mean(k) - k_t), where the mean runs over all trained tokens
+of the step: centring only lowers the variance. With k1 this is in expectation the gradient of -coef * KL(policy ||
+reference). With a discount, a token also answers for the penalties of the tokens after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
+from assay.backends.base import KLEstimator
 from assay.types import Datum, FloatArray
 
+KL_COEF_RANGE = (1e-3, 1.0)
+"""Where the `threshold` controller keeps the coefficient."""
 
-def add_penalty(
-    data: Sequence[Datum], reference: Sequence[FloatArray], coef: float, discount: float
-) -> tuple[list[Datum], float]:
-    """Data with the penalty added to their advantages, and the mean of d over trained tokens (the KL estimate k1).
+
+def estimates(estimator: KLEstimator, logprobs: FloatArray, reference: FloatArray) -> FloatArray:
+    """Estimate of each token from two arrays of log-probabilities of the same shape."""
+    # torch comes with whoever trains; a run's settings are checked without it.
+    import torch
+
+    from assay.backends.losses import kl_estimate
+
+    difference = torch.from_numpy(logprobs.astype(np.float64) - reference.astype(np.float64))
+    found: FloatArray = kl_estimate(estimator, difference).numpy()
+    return found
+
+
+def add_penalty(data: Sequence[Datum], coef: float, estimator: KLEstimator, discount: float) -> list[Datum]:
+    """Data (with `ref_logprobs`) of one optimizer step with the penalty added to their advantages.
 
     Args:
-        reference: the reference policy's log-probability of every target, one array [T] per datum.
         coef: weight of the penalty.
         discount: 0 charges a token its own penalty only; towards 1, those of all later tokens too.
     """
-    differences = [(d.logprobs - ref) * d.mask for d, ref in zip(data, reference, strict=True)]
+    penalties = []
+    for datum in data:
+        assert datum.ref_logprobs is not None, "the trainer computes reference log-probabilities first"
+        penalties.append(estimates(estimator, datum.logprobs, datum.ref_logprobs) * datum.mask)
     count = sum(float(d.mask.sum()) for d in data)
-    mean = sum(float(x.sum()) for x in differences) / max(1.0, count)
+    mean = sum(float(p.sum()) for p in penalties) / max(1.0, count)
     penalised = []
-    for datum, difference, ref in zip(data, differences, reference, strict=True):
-        charge = coef * datum.mask * (mean - difference)
-        charge = discounted_sum(charge, discount) * datum.mask
-        penalised.append(replace(datum, advantages=(datum.advantages + charge).astype(np.float32), ref_logprobs=ref))
-    return penalised, mean
+    for datum, penalty in zip(data, penalties, strict=True):
+        charge = discounted_sum(coef * datum.mask * (mean - penalty), discount) * datum.mask
+        penalised.append(replace(datum, advantages=(datum.advantages + charge).astype(np.float32)))
+    return penalised
 
 
 def discounted_sum(values: FloatArray, discount: float) -> FloatArray:
@@ -46,3 +63,23 @@ def discounted_sum(values: FloatArray, discount: float) -> FloatArray:
         following = float(values[t]) + discount * following
         out[t] = following
     return out
+
+
+def adapt(
+    coef: float, kl: float, target: float, *, controller: Literal["threshold", "ziegler"], rollouts: int, horizon: int
+) -> float:
+    """The KL coefficient after a training step.
+
+    Args:
+        kl: mean KL of the step, nats per token; an estimate that is never negative.
+        rollouts: rollouts of the step.
+        horizon: rollouts over which `ziegler` corrects an error.
+
+    Source: the specification of the trainer (`threshold`); Ziegler et al. 2019, arXiv 1909.08593, section 2.2.
+    """
+    if controller == "ziegler":
+        error = min(0.2, max(-0.2, kl / target - 1))
+        return coef * (1 + error * rollouts / horizon)
+    factor = 1.1 if kl > 1.5 * target else 0.9 if kl < 0.5 * target else 1.0
+    low, high = KL_COEF_RANGE
+    return min(max(high, coef), max(min(low, coef), coef * factor))

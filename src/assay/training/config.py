@@ -12,12 +12,14 @@ from typing import Literal
 
 import chz
 
-from assay.backends.base import LossSpec
-from assay.backends.config import LocalBackend, ScratchModel, loss_settings
+from assay.backends.config import LocalBackend, ScratchModel
 from assay.envs.base import BuildContext, DatasetBuilder
 from assay.envs.chess.dataset import ChessDatasetBuilder
 from assay.errors import ConfigError
+from assay.grpo.config import AlgorithmConfig, GRPOConfig
+from assay.grpo.recipes import RECIPES, Algorithm
 from assay.rollouts.renderer import RENDERERS
+from assay.schema import settings
 
 
 @chz.chz
@@ -109,19 +111,25 @@ class TrainingConfig:
     gamma: float = 0.4
     """Discount of multi-turn returns: a turn earns its reward plus gamma times the next turn's return."""
     num_substeps: int = 1
-    """Optimizer steps per batch; the batch's groups are split evenly among them."""
-    loss_fn: Literal["importance_sampling", "ppo", "cispo"] = "importance_sampling"
-    """Policy-gradient loss: `importance_sampling`, `ppo` or `cispo`."""
+    """Optimizer steps per pass over a batch; the batch's groups are split evenly among them."""
+    rollout_epochs: int = 1
+    """Passes over the rollouts of a batch, each with optimizer steps of its own, through the rollout buffer."""
+    loss_fn: Algorithm = "importance_sampling"
+    """Policy-gradient algorithm: a bare loss (`importance_sampling`, `ppo`, `cispo`), or one with the advantages and
+    aggregation of its paper (`grpo`, `dr_grpo`, `dapo`, `gspo`, `rloo`)."""
     loss_fn_config: Mapping[str, float] = chz.field(default_factory=dict)
     """Settings of the loss, such as `loss_fn_config.clip_high_threshold=1.28` (absolute ratios)."""
     kl_penalty_coef: float = 0.0
-    """Weight of a KL penalty against the policy at the start of RL, placed in the advantages; 0 turns it off."""
+    """Weight of a KL penalty against the policy at the start of RL; 0 turns it off. `grpo.kl_*` say of what kind."""
     kl_discount_factor: float = 0.0
-    """Discount with which a token's KL penalty is also charged to earlier tokens; 0 charges each token its own."""
-    normalize_advantages_by_std: bool = False
-    """Divide a group's centred rewards by their standard deviation."""
+    """With `grpo.kl_placement=reward`, discount with which a token's KL penalty is also charged to earlier tokens."""
+    normalize_advantages_by_std: bool | None = None
+    """Divide a group's centred rewards by their standard deviation; null means as `loss_fn` has it."""
     remove_constant_reward_groups: bool = True
     """Drop groups in which all rewards are equal: they carry no gradient."""
+    dynamic_sampling_rounds: int = 0
+    """Times that a batch is topped up with further problems in place of its groups of equal rewards; 0 trains on what
+    is left."""
     max_batches: int | None = None
     """Stop after so many RL batches; null means the whole data set, 0 means SFT alone."""
     max_errored_fraction: float = 0.1
@@ -160,6 +168,8 @@ class TrainingConfig:
     """The model to build when `model_name=scratch`."""
     optimizer: OptimizerConfig = chz.field(default_factory=OptimizerConfig)
     """AdamW settings."""
+    grpo: AlgorithmConfig = chz.field(default_factory=AlgorithmConfig)
+    """The rest of the algorithm: KL penalty, aggregation, rollout reuse, health."""
     sft: SFTConfig = chz.field(default_factory=SFTConfig)
     """Supervised stage before RL."""
     eval: EvalConfig = chz.field(default_factory=EvalConfig)
@@ -174,7 +184,36 @@ class TrainingConfig:
         problems = [*_out_of_range(self, _LEAST, _MOST), *_impossible(self)]
         if problems:
             raise ConfigError("\n".join(problems))
-        loss_settings(LossSpec(self.loss_fn, config=self.loss_fn_config))
+        self.trainer()
+
+    def trainer(self) -> GRPOConfig:
+        """The settings of the run's `GRPOTrainer`.
+
+        Raises:
+            ConfigError: they cannot go together.
+        """
+        o, algorithm = self.optimizer, {name: getattr(self.grpo, name) for name in settings(AlgorithmConfig)}
+        if (self.grpo.aggregation or RECIPES[self.loss_fn].aggregation) == "constant":
+            algorithm["constant_length"] = self.grpo.constant_length or self.max_tokens
+        return GRPOConfig(
+            **algorithm,
+            loss_fn=self.loss_fn,
+            loss_fn_config=self.loss_fn_config,
+            learning_rate=self.learning_rate,
+            beta1=o.beta1,
+            beta2=o.beta2,
+            eps=o.eps,
+            weight_decay=o.weight_decay,
+            grad_clip_norm=o.grad_clip_norm,
+            temperature=self.temperature,
+            gamma=self.gamma,
+            normalize_advantages_by_std=self.normalize_advantages_by_std,
+            remove_constant_reward_groups=self.remove_constant_reward_groups,
+            num_substeps=self.num_substeps,
+            rollout_epochs=self.rollout_epochs,
+            kl_coef=self.kl_penalty_coef,
+            kl_discount_factor=self.kl_discount_factor,
+        )
 
     @property
     def active_builder(self) -> DatasetBuilder:
@@ -196,6 +235,8 @@ _LEAST: Mapping[str, float] = {
     "max_turns": 1,
     "gamma": 0,
     "num_substeps": 1,
+    "rollout_epochs": 1,
+    "dynamic_sampling_rounds": 0,
     "kl_penalty_coef": 0,
     "kl_discount_factor": 0,
     "max_batches": 0,
@@ -243,11 +284,6 @@ def _impossible(config: TrainingConfig) -> list[str]:
     if config.wandb_name is not None and config.wandb_project is None:
         problems.append(
             "wandb_name is set but wandb_project is not, so W&B is off. Set wandb_project or remove wandb_name."
-        )
-    if config.kl_discount_factor and not config.kl_penalty_coef:
-        problems.append(
-            f"kl_discount_factor={config.kl_discount_factor} but kl_penalty_coef=0, so there is no penalty to "
-            "discount. Set kl_penalty_coef or remove kl_discount_factor."
         )
     if config.temperature <= 0:
         problems.append(f"temperature={config.temperature} must be above 0: RL needs samples, not the argmax.")

@@ -18,7 +18,7 @@ _HEALTH: Mapping[str, Sequence[tuple[str, str]]] = {
         ("train/kl_behaviour", "KL (k3), nats per token"),
         ("train/ratio_error", "largest |ratio - 1|"),
     ],
-    "KL to the policy RL started from, nats per token": [("train/kl_reference", "training")],
+    "KL to the policy RL started from, nats per token": [("train/kl_div", "training")],
     "Rollouts not scored, share of the batch": [("rollout/errored_fraction", "training")],
 }
 """Title -> (metric, label) of its curves, of RL batches."""

@@ -16,8 +16,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from assay.backends.base import LossSpec
+from assay.envs.base import EnvGroupBuilder
+from assay.grpo.advantages import has_constant_rewards
 from assay.grpo.datum import example_datum
-from assay.grpo.update import normalise, update
+from assay.grpo.normalise import normalise
+from assay.grpo.statistics import rewards_by_task
+from assay.grpo.trainer import StepReport
 from assay.rollouts.runner import PreparedGroup, prepare, run_groups
 from assay.rollouts.seeds import derive
 from assay.training.aggregate import aggregate_rollouts
@@ -25,9 +29,10 @@ from assay.training.config import TrainingConfig
 from assay.training.evaluate import Evaluation, check_errored, evaluate
 from assay.training.ledger import Phase
 from assay.training.plan import describe
+from assay.training.recovery import act_on_alarms
 from assay.training.report import write_report
 from assay.training.schedule import rl_learning_rate, sft_learning_rate
-from assay.training.session import Session, adam, is_complete, open_session, update_settings
+from assay.training.session import Session, adam, is_complete, open_session
 from assay.training.traces import trace_records
 from assay.types import Json, TrajectoryGroup
 
@@ -87,8 +92,10 @@ async def _finish_step(session: Session, step: _Step, *, checkpoint: bool, durab
     step.metrics["perf/wall_s"] = time.monotonic() - step.wall_s
     step.metrics["perf/cpu_s"] = time.process_time() - step.cpu_s
     session.log.log(session.run.next_step, step.phase, step.index, step.metrics, step.histograms)
-    save = session.backend.save_state if checkpoint else None
-    state: Mapping[str, Json] | None = {"policy_version": session.backend.policy_version} if checkpoint else None
+    save = session.trainer.save_state if checkpoint else None
+    state: Mapping[str, Json] | None = None
+    if checkpoint:
+        state = {"policy_version": session.backend.policy_version, "healthy": session.trainer.health.healthy}
     await session.run.commit(
         step.phase, step.index, step.metrics, save=save, state=state, durable=durable or checkpoint
     )
@@ -137,21 +144,37 @@ async def _sft(session: Session) -> None:
 async def _rl(session: Session) -> None:
     config, batches = session.config, session.num_batches
     done = sum(1 for commit in session.run.commits if commit.phase == "rl")
-    settings = update_settings(config)
     with session.progress.phase("rl", batches, done) as progress:
         async with _Prefetch(session, done, batches) as prefetch:
             for index in range(done, batches):
                 step = _Step.begin("rl", index)
                 groups = await _rollouts(session, step, await prefetch.take(index))
-                started = time.monotonic()
-                rate = rl_learning_rate(config, index, batches)
-                step.metrics |= await update(session.backend, groups, settings, adam(config, rate))
-                step.metrics |= {"train/learning_rate": rate, "perf/update_s": time.monotonic() - started}
+                report = await _update(session, step, groups, rl_learning_rate(config, index, batches))
                 last = index + 1 == batches
                 if last or (config.eval_every and (index + 1) % config.eval_every == 0):
                     await _evaluate(session, step)
-                await _finish_step(session, step, checkpoint=last or (index + 1) % config.save_every == 0)
+                alarm = await act_on_alarms(session, report)
+                due = last or (index + 1) % config.save_every == 0 or session.trainer.paused
+                await _finish_step(session, step, checkpoint=due)
+                if alarm is not None:
+                    raise alarm
                 progress.advance(note=f"reward {step.metrics.get('reward/mean', float('nan')):.3f}")
+
+
+async def _update(session: Session, step: _Step, groups: Sequence[TrajectoryGroup], learning_rate: float) -> StepReport:
+    """Train on one batch, and record what the step says."""
+    started, trainer = time.monotonic(), session.trainer
+    # Each rollback has lowered the rate for good.
+    rate = learning_rate * trainer.health.learning_rate_factor
+    report = await trainer.update(groups, learning_rate=rate, reuse=session.config.rollout_epochs > 1)
+    step.metrics |= {f"train/{name}": value for name, value in report.metrics.items()}
+    step.metrics["perf/update_s"] = time.monotonic() - started
+    number = session.run.next_step
+    for finding in report.findings:
+        session.log.event(number, finding.rule, "warning", finding.message)
+    if report.report is not None:
+        session.log.event(number, "health_report", "info", report.report)
+    return report
 
 
 class _Prefetch:
@@ -194,14 +217,14 @@ async def _rollouts(session: Session, step: _Step, prepared: Sequence[PreparedGr
     config = session.config
     step.metrics["perf/env_wait_s"] = time.monotonic() - step.wall_s
     started = time.monotonic()
-    groups = await run_groups(
-        prepared,
-        session.backend,
-        session.renderer,
-        session.sampling,
-        max_turns=session.max_turns,
-        seed=derive(config.seed, "rl", step.index),
-    )
+    groups = await _play(session, prepared, derive(config.seed, "rl", step.index))
+    for attempt in range(config.dynamic_sampling_rounds):
+        missing = sum(has_constant_rewards(group) for group in groups) - (len(groups) - len(prepared))
+        if not missing:
+            break
+        further = _further_problems(session, step.index, attempt, missing)
+        fresh = await prepare(further, config.active_builder.group_size)
+        groups += await _play(session, fresh, derive(config.seed, "rl", step.index, "further", attempt))
     elapsed = time.monotonic() - started
     step.metrics |= aggregate_rollouts(groups)
     tokens = step.metrics.get("rollout/completion_tokens_sum", 0.0)
@@ -212,6 +235,22 @@ async def _rollouts(session: Session, step: _Step, prepared: Sequence[PreparedGr
     if every and (step.index + 1) % every == 0:
         step.histograms |= _histograms(groups)
     return groups
+
+
+async def _play(session: Session, prepared: Sequence[PreparedGroup], seed: int) -> list[TrajectoryGroup]:
+    return await run_groups(
+        prepared, session.backend, session.renderer, session.sampling, max_turns=session.max_turns, seed=seed
+    )
+
+
+def _further_problems(session: Session, index: int, attempt: int, count: int) -> Sequence[EnvGroupBuilder]:
+    """Problems in place of those that taught nothing: of a batch far from this one, and another at each attempt.
+
+    A function of the step alone, so that a resumed run draws the same ones.
+    """
+    data, attempts = session.data.train, session.config.dynamic_sampling_rounds
+    stride = max(1, len(data) // (attempts + 1))
+    return data.batch((index + (attempt + 1) * stride) % len(data))[:count]
 
 
 def _record(session: Session, step: _Step, groups: Sequence[TrajectoryGroup], split: Literal["train", "eval"]) -> None:
@@ -229,10 +268,13 @@ def _record(session: Session, step: _Step, groups: Sequence[TrajectoryGroup], sp
 
 
 def _histograms(groups: Sequence[TrajectoryGroup]) -> dict[str, Sequence[float]]:
-    rollouts = [t for g in groups for t in g.trajectories]
-    rewards = [t.reward for t in rollouts if t.reward is not None]
-    lengths = [float(len(turn.completion.tokens)) for t in rollouts for turn in t.transitions]
-    found = {"reward": rewards, "completion_tokens": lengths}
+    by_task = rewards_by_task(groups)
+    turns = [turn for group in groups for rollout in group.trajectories for turn in rollout.transitions]
+    found = {
+        "reward": [reward for rewards in by_task.values() for reward in rewards],
+        "completion_tokens": [float(len(turn.completion.tokens)) for turn in turns],
+        **{f"reward/{task}": rewards for task, rewards in by_task.items()},
+    }
     return {name: values for name, values in found.items() if len(values)}
 
 

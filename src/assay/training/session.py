@@ -12,10 +12,10 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from assay.backends.base import AdamParams, Backend, LossSpec
+from assay.backends.base import AdamParams, Backend
 from assay.envs.base import EnvData, EnvGroupBuilder, iter_builders
 from assay.errors import ConfigError
-from assay.grpo.update import UpdateSettings
+from assay.grpo.trainer import GRPOTrainer
 from assay.rollouts.renderer import Renderer, make_renderer
 from assay.training.checkpoints import open_checkpoint
 from assay.training.config import TrainingConfig
@@ -40,6 +40,7 @@ class Session:
     run: RunDirectory
     data: EnvData
     backend: Backend
+    trainer: GRPOTrainer
     renderer: Renderer
     log: MetricsLogger
     progress: RunProgress
@@ -74,19 +75,6 @@ def adam(config: TrainingConfig, learning_rate: float) -> AdamParams:
     """The optimizer settings at one learning rate."""
     o = config.optimizer
     return AdamParams(learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip_norm)
-
-
-def update_settings(config: TrainingConfig) -> UpdateSettings:
-    """What the GRPO update needs of the config."""
-    return UpdateSettings(
-        loss=LossSpec(config.loss_fn, config.temperature, config.loss_fn_config),
-        gamma=config.gamma,
-        normalize_advantages_by_std=config.normalize_advantages_by_std,
-        remove_constant_reward_groups=config.remove_constant_reward_groups,
-        num_substeps=config.num_substeps,
-        kl_penalty_coef=config.kl_penalty_coef,
-        kl_discount_factor=config.kl_discount_factor,
-    )
 
 
 def is_complete(config: TrainingConfig, record: Mapping[str, Json]) -> bool:
@@ -128,10 +116,13 @@ async def open_session(config: TrainingConfig, record: Mapping[str, Json]) -> As
                 RunDirectory.open(config.log_path, record, resume_from_batch=config.resume_from_batch)
             )
             backend = await make_backend(config, data, run.resumed.policy if run.resumed else None)
+            trainer = GRPOTrainer.over(backend, config.trainer())
+            if run.resumed is not None:
+                trainer.restore(run.resumed.policy)
             log = stack.enter_context(MetricsLogger(run, make_sinks(config, run, num_batches(config, data), record)))
             progress = stack.enter_context(RunProgress())
             renderer = make_renderer(config.active_builder.renderer_name, backend.tokenizer)
-            yield Session(config, run, data, backend, renderer, log, progress)
+            yield Session(config, run, data, backend, trainer, renderer, log, progress)
         finally:
             await data.close()
 
@@ -151,8 +142,15 @@ async def make_backend(config: TrainingConfig, data: EnvData, resume: Path | Non
     backend = TorchBackend.create(
         name, config.lora_rank, config.local, config.scratch, data.tokenizer_corpus, config.seed
     )
-    if config.loss_fn not in backend.capabilities.losses:
+    loss = config.trainer().loss
+    if loss.name not in backend.capabilities.losses:
         raise ConfigError(f"loss_fn={config.loss_fn} is not one that backend={config.backend} can compute.")
+    terms = {"kl": loss.kl is not None, "entropy": loss.entropy_coef != 0}
+    if lacking := [term for term, wanted in terms.items() if wanted and term not in backend.capabilities.terms]:
+        raise ConfigError(
+            f"backend={config.backend} cannot compute {' and '.join(lacking)} terms in the loss. Set "
+            "grpo.kl_placement=reward, and grpo.entropy_coef=0."
+        )
     if scratch and saved is not None:
         backend.check_scratch(config.scratch)
     if saved is not None:

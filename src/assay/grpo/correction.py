@@ -1,0 +1,32 @@
+"""Truncated importance sampling for rollouts whose sampler differs from the trainer (Yao et al. 2025).
+
+A separate inference engine gives slightly other probabilities than the model that is trained, even for the same
+weights. Each token's advantage is weighted by min(trainer / sampler, cap), detached, and the trainer's own
+log-probabilities take the sampler's place in the policy ratio: mismatch and staleness are corrected apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from assay.types import Datum, FloatArray
+
+
+def importance_weights(data: Sequence[Datum], trainer: Sequence[FloatArray], cap: float) -> tuple[list[Datum], float]:
+    """The data with weighted advantages and the trainer's log-probabilities, and the mean weight of a trained token.
+
+    Args:
+        data: with the sampler's log-probabilities.
+        trainer: the trainer's log-probabilities under the weights that sampled, one array [T] per datum.
+        cap: largest weight.
+    """
+    corrected, total, count = [], 0.0, 0.0
+    for datum, logprobs in zip(data, trainer, strict=True):
+        weights = np.minimum(np.exp(logprobs - datum.logprobs), cap) * datum.mask
+        advantages = (datum.advantages * weights).astype(np.float32)
+        corrected.append(replace(datum, advantages=advantages, logprobs=logprobs))
+        total, count = total + float(weights.sum()), count + float(datum.mask.sum())
+    return corrected, total / max(1.0, count)

@@ -1,0 +1,422 @@
+"""`GRPOTrainer`: scored groups of rollouts in, an improved policy and its metrics out.
+
+    trainer = GRPOTrainer(model, ref_model, GRPOConfig(kl_coef=0.01, kl_target=0.05))
+    metrics = trainer.training_step(step_data)                        one pass over the rollouts
+    metrics = trainer.training_step_with_rollout_epochs(step_data)    `rollout_epochs` passes, through the buffer
+
+Groups become advantages, then data with behaviour and reference log-probabilities, each computed once. A pass splits
+the groups among `num_substeps` optimizer steps; every one has one normaliser of its own, real optimizer arithmetic and
+the loss of its recipe. The training loop uses the same class (`GRPOTrainer.over`) with a backend that also samples.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from assay.backends.base import AdamParams, Backend
+from assay.errors import CheckpointError, HealthError, NonFiniteGradientError, TrainingError
+from assay.grpo.buffer import BufferedGroup, RolloutBuffer
+from assay.grpo.config import GRPOConfig
+from assay.grpo.correction import importance_weights
+from assay.grpo.group_data import flat, group_data, with_data, without_reference
+from assay.grpo.health import HealthMonitor
+from assay.grpo.health_rules import Finding
+from assay.grpo.kl import adapt, add_penalty
+from assay.grpo.normalise import normalise
+from assay.grpo.statistics import Pass, mismatch, pass_metrics, rewards_by_task, rollout_metrics, trained_logprobs
+from assay.grpo.step_data import RolloutGroup, StepData, knows_behaviour, trajectory_groups
+from assay.types import FloatArray, Json, TrajectoryGroup
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+VERSION = 1
+STATE, BUFFER = "trainer.json", "rollouts.npz"
+"""What a checkpoint holds of the trainer, beside what the backend wrote."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a training step did and what it says of the run's health."""
+
+    metrics: dict[str, float]
+    findings: Sequence[Finding] = ()
+    """Alarms that this step raised."""
+    report: str | None = None
+    """The health report, at its cadence."""
+    rewards: dict[str, list[float]] = field(default_factory=dict)
+    """Rewards of the step's scored rollouts by task type, for histograms."""
+
+
+class GRPOTrainer:
+    """Group-relative policy optimisation of one policy. See the module, `GRPOConfig` and `StepData`."""
+
+    def __init__(self, model: Any, ref_model: Any = None, config: GRPOConfig | None = None) -> None:
+        """Train a Hugging Face causal LM, bare or wrapped by peft, in place and on the device it is on.
+
+        Args:
+            model: the policy. It is put into eval mode (dropout would make the trained distribution another one than
+                the sampled), and trained weights in half precision become float32 (an update of 1e-5 would be rounded
+                away), while computing stays in half precision.
+            ref_model: reference of the KL penalty, of any architecture with the same vocabulary. None: the base below
+                the adapters of a peft model, else a copy of the starting weights; nothing where `kl_coef` is 0.
+
+        Raises:
+            ModelError: the models do not fit together, or nothing of the model is trained.
+        """
+        # torch is imported by whoever trains a model of this process, not by who drives a hosted one.
+        from assay.grpo.own_model import own_backend
+
+        config = config or GRPOConfig()
+        self._begin(own_backend(model, ref_model, config), config)
+
+    @classmethod
+    def over(cls, backend: Backend, config: GRPOConfig) -> GRPOTrainer:
+        """A trainer of a backend's policy. Who made the backend sees to its reference (`freeze_reference`)."""
+        trainer = cls.__new__(cls)
+        trainer._begin(backend, config)
+        return trainer
+
+    def _begin(self, backend: Backend, config: GRPOConfig) -> None:
+        self.backend = backend
+        self.config = config
+        self.kl_coef = config.kl_coef
+        """Present weight of the KL penalty."""
+        self.buffer = RolloutBuffer(
+            config.buffer_capacity, config.rollout_epochs, config.max_staleness, config.min_fresh_fraction
+        )
+        self.health = HealthMonitor(config.health)
+        self.steps = 0
+        """Training steps done."""
+        self.paused = False
+        """Whether the run was paused on this state; who restores it and goes on has read the alarms."""
+        self._rewards: dict[str, list[float]] = {}
+
+    # By itself: blocking calls on data of the caller's own.
+
+    def training_step(self, step_data: StepData | Sequence[RolloutGroup]) -> dict[str, float]:
+        """One pass over the rollouts: `num_substeps` optimizer steps. Returns the metrics of the step.
+
+        Raises:
+            DataError: the data cannot be trained on; nothing was changed.
+            HealthError: an alarm says that training must not simply go on; the step was done.
+        """
+        return self._blocking(self._own_step(step_data, reuse=False))
+
+    def training_step_with_rollout_epochs(
+        self, step_data: StepData | Sequence[RolloutGroup] | None = None
+    ) -> dict[str, float]:
+        """Add rollouts to the buffer, then train until it wants new ones: `rollout_epochs` passes over each group.
+
+        Args:
+            step_data: None trains on what the buffer still holds; see `needs_rollouts`.
+
+        Raises:
+            DataError, HealthError: as `training_step`.
+            TrainingError: there is nothing left to train on and no new rollouts were given.
+        """
+        return self._blocking(self._own_step(step_data, reuse=True))
+
+    @property
+    def needs_rollouts(self) -> bool:
+        """Whether the buffer wants new rollouts before the next `training_step_with_rollout_epochs`."""
+        return self.buffer.wants_rollouts()
+
+    def save(self, path: Path | str) -> None:
+        """Write weights, optimizer, reference, controller, buffer and health into the new directory `path`."""
+        self._blocking(self.save_state(Path(path)))
+
+    def load(self, path: Path | str) -> None:
+        """Go on exactly where `save` was called.
+
+        Raises:
+            CheckpointError: the directory is no such checkpoint, or one of another model.
+        """
+        self._blocking(self.load_state(Path(path)))
+
+    async def _own_step(self, step_data: StepData | Sequence[RolloutGroup] | None, *, reuse: bool) -> dict[str, float]:
+        groups: list[TrajectoryGroup] = []
+        known = True
+        if step_data is not None:
+            data = step_data if isinstance(step_data, StepData) else StepData(step_data)
+            groups = trajectory_groups(data, self.backend.policy_version)
+            known = knows_behaviour(data)
+        elif self.buffer.wants_rollouts():
+            raise TrainingError(
+                "The rollout buffer wants new rollouts, and none were given. Sample with the present policy and pass "
+                "them as step_data (see needs_rollouts)."
+            )
+        step = await self.update(groups, reuse=reuse, behaviour_known=known)
+        if step.report is not None:
+            logger.info("%s", step.report)
+        for finding in step.findings:
+            logger.warning("%s", finding.message)
+        action = self.health.decide(step.findings)
+        if action not in ("ignore", "warn"):
+            raise HealthError(
+                f"Training asks to {action}: " + " ".join(f.message for f in step.findings), tuple(step.findings)
+            )
+        return step.metrics
+
+    def _blocking(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end, also where an event loop is running already (a notebook's, say)."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(work)
+        with ThreadPoolExecutor(1, "grpo") as thread:
+            return thread.submit(asyncio.run, work).result()
+
+    # The learning half of the loop.
+
+    async def update(
+        self,
+        groups: Sequence[TrajectoryGroup],
+        *,
+        learning_rate: float | None = None,
+        reuse: bool = False,
+        behaviour_known: bool = True,
+    ) -> StepReport:
+        """One training step on scored groups.
+
+        Args:
+            learning_rate: of this step; by default the config's.
+            reuse: train through the buffer, `rollout_epochs` times on each group.
+            behaviour_known: False takes the present policy for the one that sampled.
+
+        Raises:
+            TrainingError: sampler and trainer disagree by more than `max_ratio_error`; nothing was changed.
+        """
+        adam = self._adam(self.config.learning_rate if learning_rate is None else learning_rate)
+        metrics = rollout_metrics(groups)
+        items, found = await self._admit(groups, behaviour_known)
+        metrics["groups"] = float(len(items))
+        passes: list[Pass] = []
+        if reuse:
+            self.buffer.add(items)
+            await self._train_from_buffer(adam, passes)
+            metrics |= self._buffer_metrics()
+        else:
+            for part in _split_evenly(items, self.config.num_substeps):
+                await self._optimizer_step(part, adam, passes)
+        if not passes:
+            logger.warning("No group of this step had differing rewards: nothing to learn from, no optimizer step.")
+        metrics |= pass_metrics(passes, self.config.loss) | found
+        metrics |= {"learning_rate": adam.learning_rate, "kl_coef": self.kl_coef}
+        await self._after(metrics, sum(len(g.trajectories) for g in groups))
+        rewards = rewards_by_task(groups)
+        for task, values in rewards.items():
+            self._rewards.setdefault(task, []).extend(values)
+        findings = self.health.observe(metrics)
+        report = None
+        if self.health.report_due:
+            report, self._rewards = self.health.report(self._rewards), {}
+        return StepReport(metrics, findings, report, rewards)
+
+    def _adam(self, learning_rate: float) -> AdamParams:
+        c = self.config
+        return AdamParams(learning_rate, c.beta1, c.beta2, c.eps, c.weight_decay, c.grad_clip_norm)
+
+    async def _admit(
+        self, groups: Sequence[TrajectoryGroup], behaviour_known: bool
+    ) -> tuple[list[BufferedGroup], dict[str, float]]:
+        """The data of each informative group, with everything that is computed once per rollout."""
+        items = [item for group in groups if (item := group_data(group, self.config)) is not None]
+        metrics: dict[str, float] = {}
+        if not behaviour_known:
+            items = await self._behaviour_from_policy(items)
+        elif self.config.tis_cap or self.config.max_ratio_error is not None:
+            items, metrics = await self._compare_with_sampler(items)
+        return await self._with_reference(items), metrics
+
+    async def _behaviour_from_policy(self, items: list[BufferedGroup]) -> list[BufferedGroup]:
+        logprobs = await self._logprobs(items)
+        return with_data(items, [replace(d, logprobs=x) for d, x in zip(flat(items), logprobs, strict=True)])
+
+    async def _compare_with_sampler(self, items: list[BufferedGroup]) -> tuple[list[BufferedGroup], dict[str, float]]:
+        """Check, and with `tis_cap` correct, that rollouts came from what the trainer takes for the present policy."""
+        if not items:
+            return items, {}
+        data, logprobs = flat(items), await self._logprobs(items)
+        metrics: dict[str, float] = {}
+        fresh = [d for item in items for d in [item.policy_version == self.backend.policy_version] * len(item.data)]
+        pairs = [(d, x) for d, x, f in zip(data, logprobs, fresh, strict=True) if f]
+        if pairs:
+            metrics = mismatch(*trained_logprobs([d for d, _ in pairs], [x for _, x in pairs]))
+        most = self.config.max_ratio_error
+        if most is not None and metrics.get("ratio_error", 0.0) > most:
+            raise TrainingError(
+                f"Trainer and sampler disagree on the probability of a token by a factor of up to "
+                f"{1 + metrics['ratio_error']:.4g} (max_ratio_error={most:g}): the rollouts were sampled by another "
+                "policy, at another temperature or precision, so their gradient would be biased. Mend the sampler, "
+                "correct for it (tis_cap=2), or raise max_ratio_error. Nothing was changed."
+            )
+        if self.config.tis_cap:
+            corrected, mean = importance_weights(data, logprobs, self.config.tis_cap)
+            items, metrics = with_data(items, corrected), metrics | {"tis_weight": mean}
+        return items, metrics
+
+    async def _with_reference(self, items: list[BufferedGroup]) -> list[BufferedGroup]:
+        """Reference log-probabilities for the data that have none, where there is a penalty."""
+        if not self.config.kl_coef:
+            return items
+        data = flat(items)
+        missing = [i for i, d in enumerate(data) if d.ref_logprobs is None]
+        if missing:
+            found = await self.backend.logprobs(
+                [data[i] for i in missing], temperature=self.config.temperature, reference=True
+            )
+            for i, logprobs in zip(missing, found, strict=True):
+                data[i] = replace(data[i], ref_logprobs=logprobs)
+        return with_data(items, data)
+
+    async def _logprobs(self, items: Sequence[BufferedGroup]) -> list[FloatArray]:
+        return await self.backend.logprobs(flat(items), temperature=self.config.temperature)
+
+    async def _train_from_buffer(self, adam: AdamParams, passes: list[Pass]) -> None:
+        """Passes over the fresh groups until the buffer wants new rollouts."""
+        while True:
+            self.buffer.retire_stale(self.backend.policy_version)
+            if self.buffer.wants_rollouts():
+                return
+            for part in _split_evenly(self.buffer.fresh, self.config.num_substeps):
+                self.buffer.retire_stale(self.backend.policy_version)
+                if self.buffer.wants_rollouts():
+                    return
+                held = {group.id for group in self.buffer.fresh}
+                part = [group for group in part if group.id in held]
+                await self._optimizer_step(part, adam, passes)
+                self.buffer.use(part)
+
+    async def _optimizer_step(self, groups: Sequence[BufferedGroup], adam: AdamParams, passes: list[Pass]) -> None:
+        """One optimizer step on the data of some groups; none where nothing would pull at the weights.
+
+        Adam would move the weights even by a gradient of 0. A gradient that is not finite is dropped and counted.
+        """
+        config, recipe = self.config, self.config.recipe
+        data = flat(groups)
+        if data and config.kl_coef and config.kl_placement == "reward":
+            data = add_penalty(data, self.kl_coef, config.estimator, config.kl_discount_factor)
+        loss = config.loss_at(self.kl_coef)
+        pulls = loss.kl is not None or loss.entropy_coef != 0 or any(bool(d.advantages.any()) for d in data)
+        if not data or not pulls:
+            return
+        version = self.backend.policy_version
+        fresh = all(group.policy_version == version for group in groups)
+        data = normalise(data, recipe.aggregation, config.constant_length)
+        output = await self.backend.forward_backward(data, loss)
+        metrics = {"loss": output.metrics["loss:sum"], "entropy": output.metrics["entropy:mean"], "nan_skip": 0.0}
+        if loss.kl is not None:
+            metrics["kl_loss"] = output.metrics["kl:sum"]
+        try:
+            metrics |= await self.backend.optim_step(adam)
+        except NonFiniteGradientError as error:
+            logger.warning("%s", error)
+            metrics["nan_skip"] = 1.0
+        passes.append(Pass(data, output.logprobs, metrics, fresh))
+
+    def _buffer_metrics(self) -> dict[str, float]:
+        buffer = self.buffer
+        return {
+            "rollout_buffer_size": float(len(buffer)),
+            "rollouts_fresh_fraction": buffer.fresh_fraction,
+            "rollouts_reused": float(buffer.reused),
+            "rollouts_stale": float(buffer.stale),
+            "rollouts_evicted": float(buffer.evicted),
+        }
+
+    async def _after(self, metrics: dict[str, float], rollouts: int) -> None:
+        """What follows the optimizer steps: the KL coefficient of the next step, and a fresher reference."""
+        config = self.config
+        self.steps += 1
+        if config.kl_target is not None and "kl_div" in metrics:
+            self.kl_coef = adapt(
+                self.kl_coef,
+                metrics["kl_div"],
+                config.kl_target,
+                controller=config.kl_controller,
+                rollouts=rollouts,
+                horizon=config.kl_horizon,
+            )
+        if config.ref_refresh_every and self.steps % config.ref_refresh_every == 0:
+            await self.backend.refresh_reference(config.ref_refresh_mix)
+            kept = [without_reference(group) for group in self.buffer.fresh]
+            renewed = {group.id: group.data for group in await self._with_reference(kept)}
+            self.buffer.replace_data(lambda group: renewed[group.id])
+
+    # State.
+
+    async def save_state(self, path: Path) -> None:
+        """Write the backend's state and the trainer's into the directory `path` (created, must not exist)."""
+        await self.backend.save_state(path)
+        state: dict[str, Json] = {
+            "version": VERSION,
+            "steps": self.steps,
+            "kl_coef": self.kl_coef,
+            "paused": self.paused,
+            "rewards": self._rewards,
+            "health": self.health.state(),
+        }
+        (path / STATE).write_text(json.dumps(state))
+        self.buffer.save(path / BUFFER)
+
+    async def load_state(self, path: Path) -> None:
+        """Restore what `save_state` wrote.
+
+        Raises:
+            CheckpointError: the directory is no such checkpoint, or one of another model.
+        """
+        await self.backend.load_state(path)
+        self.restore(path)
+
+    def restore(self, path: Path) -> None:
+        """Restore what `save_state` wrote of the trainer itself, for a backend that was loaded already.
+
+        Raises:
+            CheckpointError: as `load_state`.
+        """
+        state = _read_state(path / STATE)
+        self.steps, self.kl_coef = int(state["steps"]), float(state["kl_coef"])
+        self._rewards = {task: list(values) for task, values in state["rewards"].items()}
+        self.health.load(state["health"])
+        if state["paused"]:
+            self.health.acknowledge()
+        self.buffer.load(path / BUFFER)
+
+    async def roll_back(self, path: Path) -> None:
+        """Take the policy, optimizer, reference and KL coefficient of an earlier checkpoint of this trainer.
+
+        Time does not go back: step counts go on, the buffered rollouts (of a policy that is no more) are dropped, and
+        the monitor starts anew.
+        """
+        await self.backend.load_state(path)
+        self.kl_coef = float(_read_state(path / STATE)["kl_coef"])
+        self.buffer.clear()
+        self.health.rolled_back()
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = json.loads(path.read_text())
+        version = int(state["version"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error}), so the trainer's counters and controllers are lost. Use a checkpoint "
+            "that this class wrote."
+        ) from error
+    if version > VERSION:
+        raise CheckpointError(f"{path} has format version {version}; this Assay reads up to {VERSION}.")
+    return state
+
+
+def _split_evenly(groups: Sequence[BufferedGroup], parts: int) -> list[Sequence[BufferedGroup]]:
+    bounds = [round(i * len(groups) / parts) for i in range(parts + 1)]
+    return [groups[a:b] for a, b in itertools.pairwise(bounds)]
