@@ -19,10 +19,19 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from assay.backends import forward, hardware, models
-from assay.backends.base import LOSS_NAMES, LOSS_TERMS, AdamParams, Capabilities, ForwardBackwardOutput, LossSpec
+from assay.backends.base import (
+    LOSS_NAMES,
+    LOSS_TERMS,
+    AdamParams,
+    Capabilities,
+    ForwardBackwardOutput,
+    LossSpec,
+    LossTerm,
+)
 from assay.backends.config import LocalBackend, ScratchModel, loss_settings
 from assay.backends.decoding import Decoding
 from assay.backends.losses import token_losses
@@ -183,18 +192,26 @@ class TorchBackend:
 
     def _forward_backward(self, data: Sequence[Datum], loss: LossSpec) -> ForwardBackwardOutput:
         loss_settings(loss)
-        logprobs = [np.zeros(len(d), np.float32) for d in data]
-        sums, entropy, count = dict.fromkeys(LOSS_TERMS, 0.0), 0.0, 0
+        done: list[tuple[forward.Packed, Tensor, Tensor]] = []
+        names: list[LossTerm] = []
         for packed in self._policy.micro_batches(data):
             streams = forward.streams(data, packed, self.device)
             now, entropies = self._policy.targets(
                 packed, streams.targets, loss.temperature, entropy_gradient=loss.entropy_coef != 0
             )
             terms = token_losses(loss, now, entropies, streams)
-            torch.stack([values.sum() for values in terms.values()]).sum().backward()  # type: ignore[no-untyped-call]
-            for name, values in terms.items():
-                sums[name] += values.sum().item()
-            entropy, count = entropy + entropies.sum().item(), count + len(now)
+            names = list(terms)
+            summed = torch.stack([values.sum() for values in (*terms.values(), entropies)])
+            summed[: len(names)].sum().backward()  # type: ignore[no-untyped-call]
+            done.append((packed, now.detach(), summed.detach()))
+        # Only now is the device asked for numbers, so that it never waits for the host between micro-batches.
+        logprobs = [np.zeros(len(d), np.float32) for d in data]
+        sums, entropy, count = dict.fromkeys(LOSS_TERMS, 0.0), 0.0, 0
+        for packed, now, summed in done:
+            *values, nats = summed.tolist()
+            for name, value in zip(names, values, strict=True):
+                sums[name] += value
+            entropy, count = entropy + nats, count + len(now)
             forward.scatter(packed, now, logprobs)
         metrics = {"loss:sum": sum(sums.values()), "kl:sum": sums["kl"], "entropy:mean": entropy / max(1, count)}
         return ForwardBackwardOutput(logprobs, metrics)
