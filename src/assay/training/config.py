@@ -287,6 +287,11 @@ def _impossible(config: TrainingConfig) -> list[str]:
         )
     if config.temperature <= 0:
         problems.append(f"temperature={config.temperature} must be above 0: RL needs samples, not the argmax.")
+    if config.active_builder.group_size == 1 and config.max_batches != 0:
+        problems.append(
+            "group_size=1 of the dataset builder leaves a reward nothing to be compared with, so no batch would teach "
+            "anything. Set it to 2 or more (or max_batches=0 for SFT alone)."
+        )
     if config.num_substeps > config.active_builder.batch_size:
         problems.append(
             f"num_substeps={config.num_substeps} but a batch has only {config.active_builder.batch_size} groups to "
