@@ -96,7 +96,7 @@ class HealthConfig:
     """Entropy, in nats per token, below which the policy no longer explores."""
     entropy_horizon: int = 10
     """Entropy is falling too fast when its trend reaches the floor within so many steps."""
-    trend_significance: float = 6.0
+    trend_significance: float = 5.0
     """Slope of a trend, in standard errors, from which it is told from noise."""
     clip_fraction_limit: float = 0.3
     """Share of clipped tokens above which the updates have left the trust region."""
