@@ -146,7 +146,7 @@ def test_the_part_that_rises_at_the_cost_of_another_is_named() -> None:
 
 def test_the_rest_of_the_reward_counts_where_the_parts_add_up_to_it() -> None:
     """No other part falls clearly by itself; together they do."""
-    parts = {f"part__p{i}": ramp(0.2, 0.14, noise=0.001) for i in range(4)} | {
+    parts = {f"part__p{i}": ramp(0.2, 0.16, noise=0.001) for i in range(4)} | {
         "part__polite": ramp(0.1, 0.5, noise=0.001)
     }
     total = [sum(column[i] for column in parts.values()) for i in range(WINDOW)]
@@ -161,10 +161,25 @@ def test_a_reward_that_rises_while_a_part_falls_names_the_part() -> None:
     assert finding.metric == "part/safe" and "the reward rose by" in finding.message
 
 
+def test_a_small_part_that_is_lost_counts_by_its_own_level() -> None:
+    """Measured on the toy environment: the exploited part widens the rewards far beyond what the other is worth."""
+    parts = {"part__bonus": ramp(0.4, 4.0, noise=0.05), "part__right": ramp(0.32, 0.1, noise=0.005)}
+    wider = ramp(0.6, 1.5)
+    (finding,) = check(DEFAULT, steady(reward_std=wider, **parts))
+    assert finding.metric == "part/bonus" and "part/right fell" in finding.message
+    near_zero = {"part__bonus": ramp(0.4, 4.0, noise=0.05), "part__right": ramp(0.02, 0.0, noise=0.0005)}
+    assert check(DEFAULT, steady(reward_std=wider, **near_zero)) == []
+
+
+def test_a_divergence_is_seen_within_half_a_window() -> None:
+    quick = {"part__a": [0.2] * 10 + ramp(0.2, 0.8, 10, noise=0.01), "part__b": [0.4] * 10 + ramp(0.4, 0.2, 10)}
+    assert rules(DEFAULT, steady(reward_std=0.3, **quick)) == ["part_divergence"]
+
+
 def test_parts_that_move_together_or_a_little_are_no_divergence() -> None:
     both = {"part__a": ramp(0.1, 0.6, noise=0.01), "part__b": ramp(0.2, 0.5, noise=0.01)}
     assert rules(DEFAULT, steady(reward_std=0.3, **both)) == []
-    little = {"part__a": ramp(0.1, 0.6, noise=0.01), "part__b": ramp(0.2, 0.15, noise=0.001)}
+    little = {"part__a": ramp(0.1, 0.6, noise=0.01), "part__b": ramp(0.2, 0.17, noise=0.001)}
     assert rules(DEFAULT, steady(reward_std=0.3, **little)) == []
 
 

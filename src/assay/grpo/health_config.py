@@ -115,7 +115,8 @@ class HealthConfig:
     grad_norm_harmless: float = 1.0
     """Gradient norm up to which nothing counts as a spike; the usual clip does not touch it."""
     part_divergence_share: float = 0.25
-    """Least change of a part of the reward over the window, in standard deviations of the rewards of one step."""
+    """Least change of a part of the reward over the window: a rise in standard deviations of one step's rewards, a
+    fall in those or, if that is less, in its own level."""
 
     @chz.validate
     def _possible(self) -> None:
