@@ -96,7 +96,7 @@ class HealthConfig:
     """Entropy, in nats per token, below which the policy no longer explores."""
     entropy_horizon: int = 10
     """Entropy is falling too fast when its trend reaches the floor within so many steps."""
-    trend_significance: float = 6.0
+    trend_significance: float = 5.0
     """Slope of a trend, in standard errors, from which it is told from noise."""
     clip_fraction_limit: float = 0.3
     """Share of clipped tokens above which the updates have left the trust region."""
@@ -115,7 +115,8 @@ class HealthConfig:
     grad_norm_harmless: float = 1.0
     """Gradient norm up to which nothing counts as a spike; the usual clip does not touch it."""
     part_divergence_share: float = 0.25
-    """Least change of a part of the reward over the window, in standard deviations of the rewards of one step."""
+    """Least change of a part of the reward over the window: a rise in standard deviations of one step's rewards, a
+    fall in those or, if that is less, in its own level."""
 
     @chz.validate
     def _possible(self) -> None:
