@@ -16,6 +16,7 @@ from assay.backends.config import LocalBackend, loss_settings
 from assay.errors import ConfigError
 from assay.grpo.health_config import HealthConfig
 from assay.grpo.recipes import Aggregation, Algorithm, Baseline, Recipe, resolve
+from assay.schema import mistyped
 
 KL_ALIASES: Mapping[str, KLEstimator] = {"kl1": "k1", "kl2": "k3", "kl3": "k2"}
 """The specification's names: `kl1` simple, `kl2` exponential, `kl3` quadratic. Schulman counts them differently."""
@@ -74,6 +75,8 @@ class AlgorithmConfig:
 
     @chz.validate
     def _in_range(self) -> None:
+        if problems := mistyped(self):
+            raise ConfigError("\n".join(problems))
         problems = [*_out_of_range(self), *_without_effect(self)]
         if problems:
             raise ConfigError("\n".join(problems))

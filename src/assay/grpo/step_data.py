@@ -112,7 +112,10 @@ class StepData:
 
 
 def _array(value: Any, name: str, dimensions: int) -> np.ndarray[Any, Any]:
-    array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.float() if value.dtype.itemsize == 2 and value.is_floating_point() else value
+    array = np.asarray(value)
     if array.ndim != dimensions:
         raise DataError(f"{name} must have {dimensions} dimension{'s' * (dimensions > 1)}; its shape is {array.shape}.")
     return array
@@ -162,16 +165,42 @@ def knows_behaviour(data: StepData) -> bool:
     return known != {False}
 
 
-def trajectory_groups(data: StepData, policy_version: int) -> list[TrajectoryGroup]:
+def trajectory_groups(data: StepData, policy_version: int, vocabulary: int, context: int) -> list[TrajectoryGroup]:
     """The records that the trainer works with, checked.
 
+    Args:
+        vocabulary: token ids lie below it.
+        context: most tokens of a prompt and a completion together.
+
     Raises:
-        DataError: there are no groups; or a prompt is empty, a stream has the wrong length, or a number is not finite.
-            The message names the group and the rollout.
+        DataError: there are no groups; or a prompt is empty, a stream has the wrong length, a number is not finite, a
+            token is unknown, or a sequence is too long. The message names the group and the rollout.
     """
     if not data.groups:
         raise DataError("The step has no groups, so there is nothing to train on. Give at least one RolloutGroup.")
-    return [_trajectory_group(place, group, policy_version) for place, group in enumerate(data.groups)]
+    groups = [_trajectory_group(place, group, policy_version) for place, group in enumerate(data.groups)]
+    for place, group in enumerate(data.groups):
+        _check_tokens(f"The prompt of group {place}", group.prompt, vocabulary)
+        for i, rollout in enumerate(group.rollouts):
+            if rollout is None:
+                continue
+            _check_tokens(f"Rollout {i} of group {place}", rollout.tokens, vocabulary)
+            length = len(group.prompt) + len(rollout.tokens)
+            if length > context:
+                raise DataError(
+                    f"Rollout {i} of group {place} has {length} tokens with its prompt, and the model's context is "
+                    f"{context}. Sample shorter completions, or leave the rollout out (None)."
+                )
+    return groups
+
+
+def _check_tokens(name: str, tokens: Sequence[int], vocabulary: int) -> None:
+    bad = next((int(t) for t in tokens if not 0 <= int(t) < vocabulary), None)
+    if bad is not None:
+        raise DataError(
+            f"{name} has token {bad}, and the model knows tokens 0 to {vocabulary - 1}: it was made with another "
+            "tokenizer, or padding (-100, say) was not taken off. Give the ids of the tokens that were sampled."
+        )
 
 
 def _trajectory_group(place: int, group: RolloutGroup, version: int) -> TrajectoryGroup:

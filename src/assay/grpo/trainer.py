@@ -15,6 +15,7 @@ import asyncio
 import itertools
 import json
 import logging
+import math
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -56,6 +57,17 @@ class StepReport:
     """Rewards of the step's scored rollouts by task type, for histograms."""
 
 
+@dataclass(frozen=True)
+class _Saved:
+    """What a checkpoint holds of the trainer itself."""
+
+    steps: int
+    kl_coef: float
+    rewards: dict[str, list[float]]
+    health: HealthMonitor
+    buffer: RolloutBuffer
+
+
 class GRPOTrainer:
     """Group-relative policy optimisation of one policy. See the module, `GRPOConfig` and `StepData`."""
 
@@ -90,15 +102,17 @@ class GRPOTrainer:
         self.config = config
         self.kl_coef = config.kl_coef
         """Present weight of the KL penalty."""
-        self.buffer = RolloutBuffer(
-            config.buffer_capacity, config.rollout_epochs, config.max_staleness, config.min_fresh_fraction
-        )
+        self.buffer = self._empty_buffer()
         self.health = HealthMonitor(config.health)
         self.steps = 0
         """Training steps done."""
         self.paused = False
         """Whether the run was paused on this state; who restores it and goes on has read the alarms."""
         self._rewards: dict[str, list[float]] = {}
+
+    def _empty_buffer(self) -> RolloutBuffer:
+        c = self.config
+        return RolloutBuffer(c.buffer_capacity, c.rollout_epochs, c.max_staleness, c.min_fresh_fraction)
 
     # By itself: blocking calls on data of the caller's own.
 
@@ -131,7 +145,13 @@ class GRPOTrainer:
         return self.buffer.wants_rollouts()
 
     def save(self, path: Path | str) -> None:
-        """Write weights, optimizer, reference, controller, buffer and health into the new directory `path`."""
+        """Write weights, optimizer, reference, controller, buffer and health into the new directory `path`.
+
+        Raises:
+            CheckpointError: `path` exists already.
+        """
+        if Path(path).exists():
+            raise CheckpointError(f"{path} exists already, and a checkpoint is never overwritten. Give a new path.")
         self._blocking(self.save_state(Path(path)))
 
     def load(self, path: Path | str) -> None:
@@ -147,8 +167,10 @@ class GRPOTrainer:
         known = True
         if step_data is not None:
             data = step_data if isinstance(step_data, StepData) else StepData(step_data)
-            groups = trajectory_groups(data, self.backend.policy_version)
             known = knows_behaviour(data)
+            groups = trajectory_groups(
+                data, self.backend.policy_version, self.backend.vocab_size, self.backend.context_length
+            )
         elif self.buffer.wants_rollouts():
             raise TrainingError(
                 "The rollout buffer wants new rollouts, and none were given. Sample with the present policy and pass "
@@ -213,8 +235,9 @@ class GRPOTrainer:
         metrics |= {"learning_rate": adam.learning_rate, "kl_coef": self.kl_coef}
         await self._after(metrics, sum(len(g.trajectories) for g in groups))
         rewards = rewards_by_task(groups)
-        for task, values in rewards.items():
-            self._rewards.setdefault(task, []).extend(values)
+        if self.config.health.report_every:
+            for task, values in rewards.items():
+                self._rewards.setdefault(task, []).extend(values)
         findings = self.health.observe(metrics)
         report = None
         if self.health.report_due:
@@ -337,7 +360,7 @@ class GRPOTrainer:
         """What follows the optimizer steps: the KL coefficient of the next step, and a fresher reference."""
         config = self.config
         self.steps += 1
-        if config.kl_target is not None and "kl_div" in metrics:
+        if config.kl_target is not None and math.isfinite(metrics.get("kl_div", math.nan)):
             self.kl_coef = adapt(
                 self.kl_coef,
                 metrics["kl_div"],
@@ -374,8 +397,9 @@ class GRPOTrainer:
         Raises:
             CheckpointError: the directory is no such checkpoint, or one of another model.
         """
+        saved = self._read(path)
         await self.backend.load_state(path)
-        self.restore(path)
+        self._take(saved)
 
     def restore(self, path: Path) -> None:
         """Restore what `save_state` wrote of the trainer itself, for a backend that was loaded already.
@@ -383,13 +407,27 @@ class GRPOTrainer:
         Raises:
             CheckpointError: as `load_state`.
         """
+        self._take(self._read(path))
+
+    def _read(self, path: Path) -> _Saved:
+        """Everything that can be refused, before anything is changed."""
         state = _read_state(path / STATE)
-        self.steps, self.kl_coef = int(state["steps"]), float(state["kl_coef"])
-        self._rewards = {task: list(values) for task, values in state["rewards"].items()}
-        self.health.load(state["health"])
-        if state["paused"]:
-            self.health.acknowledge()
-        self.buffer.load(path / BUFFER)
+        buffer, health = self._empty_buffer(), HealthMonitor(self.config.health)
+        buffer.load(path / BUFFER)
+        try:
+            health.load(state["health"])
+            if state["paused"]:
+                health.acknowledge()
+            rewards = {str(task): [float(v) for v in values] for task, values in state["rewards"].items()}
+            return _Saved(int(state["steps"]), float(state["kl_coef"]), rewards, health, buffer)
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"{path / STATE} is not what a trainer writes ({error!r}). Use a checkpoint that this class wrote."
+            ) from error
+
+    def _take(self, saved: _Saved) -> None:
+        self.steps, self.kl_coef, self._rewards = saved.steps, saved.kl_coef, saved.rewards
+        self.health, self.buffer, self.paused = saved.health, saved.buffer, False
 
     async def roll_back(self, path: Path) -> None:
         """Take the policy, optimizer, reference and KL coefficient of an earlier checkpoint of this trainer.

@@ -246,6 +246,8 @@ _LEAST: Mapping[str, float] = {
     "tensorboard_log_histograms_every": 0,
     "resume_from_batch": 0,
 }
+_BUFFER = ("buffer_capacity", "min_fresh_fraction", "max_staleness")
+"""Settings of the rollout buffer."""
 _MOST: Mapping[str, float] = {"gamma": 1, "kl_discount_factor": 1, "max_errored_fraction": 1}
 _NO_BOUND: Mapping[str, float] = {}
 
@@ -284,6 +286,17 @@ def _impossible(config: TrainingConfig) -> list[str]:
     if config.wandb_name is not None and config.wandb_project is None:
         problems.append(
             "wandb_name is set but wandb_project is not, so W&B is off. Set wandb_project or remove wandb_name."
+        )
+    if config.lora_rank and config.grpo.ref_refresh_mix != 1:
+        problems.append(
+            f"grpo.ref_refresh_mix={config.grpo.ref_refresh_mix} with lora_rank={config.lora_rank}: adapters cannot be "
+            "mixed, since half of two factors is not half of their product. Set grpo.ref_refresh_mix=1 or lora_rank=0."
+        )
+    idle = [name for name in _BUFFER if getattr(config.grpo, name) != getattr(AlgorithmConfig(), name)]
+    if config.rollout_epochs == 1 and idle:
+        problems.append(
+            f"{', '.join(f'grpo.{name}' for name in idle)} set, but rollout_epochs=1 keeps no rollouts. Raise "
+            "rollout_epochs, or remove it."
         )
     if config.temperature <= 0:
         problems.append(f"temperature={config.temperature} must be above 0: RL needs samples, not the argmax.")
