@@ -143,7 +143,7 @@ def _group(
         rollouts.append(Rollout(tokens[cut:], reward, known, reference, bool(rows["truncated"][row])))
     if any(prompt != prompts[0] for prompt in prompts) or len({tasks[row] for row in members}) > 1:
         raise DataError(
-            f"Group {rows['group_ids'][members[0]]!r} has sequences of different prompts or tasks, so their rewards "
+            f"Group {rows['group_ids'][members[0]].item()!r} has sequences of different prompts or tasks, so their rewards "
             "cannot be compared. Give each prompt a group id of its own."
         )
     return RolloutGroup(prompts[0], rollouts, tasks[members[0]])

@@ -156,6 +156,8 @@ async def _rl(session: Session) -> None:
                 if last or (config.eval_every and (index + 1) % config.eval_every == 0):
                     await _evaluate(session, step)
                 due = last or (index + 1) % config.save_every == 0 or session.trainer.paused
+                if alarm is not None and not session.trainer.paused:
+                    due = False  # from a checkpoint of a stopped step the same command would go on
                 await _finish_step(session, step, checkpoint=due)
                 if alarm is not None:
                     raise alarm
