@@ -171,6 +171,13 @@ def test_a_small_part_that_is_lost_counts_by_its_own_level() -> None:
     assert check(DEFAULT, steady(reward_std=wider, **near_zero)) == []
 
 
+@pytest.mark.parametrize("spread", [{}, {"reward_std": 0.0}])
+def test_where_rewards_have_no_known_spread_the_largest_part_is_the_scale(spread: dict[str, float]) -> None:
+    parts = {"part__a": ramp(0.1, 0.6, noise=0.01), "part__b": ramp(0.5, 0.1, noise=0.01)}
+    assert rules(DEFAULT, steady(**spread, **parts)) == ["part_divergence"]
+    assert rules(DEFAULT, steady(**spread, part__a=0.0, part__b=0.0)) == []
+
+
 def test_a_divergence_is_seen_within_half_a_window() -> None:
     quick = {"part__a": [0.2] * 10 + ramp(0.2, 0.8, 10, noise=0.01), "part__b": [0.4] * 10 + ramp(0.4, 0.2, 10)}
     assert rules(DEFAULT, steady(reward_std=0.3, **quick)) == ["part_divergence"]

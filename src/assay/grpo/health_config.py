@@ -139,7 +139,6 @@ _AT_LEAST: Mapping[str, float] = {
     "sustained_steps": 1,
     "quiet_steps": 1,
     "entropy_horizon": 1,
-    "part_divergence_share": 0,
     "grad_norm_harmless": 0,
 }
 _ABOVE: Mapping[str, float] = {
@@ -156,6 +155,7 @@ _ABOVE: Mapping[str, float] = {
     "mismatch_kl_limit": 0,
     "grad_norm_limit": 0,
     "grad_norm_spike_factor": 1,
+    "part_divergence_share": 0,
 }
 _AT_MOST: Mapping[str, float] = {
     "rollback_lr_factor": 1,

@@ -253,7 +253,9 @@ def part_divergence(config: HealthConfig, history: History) -> Finding | None:
     """
     recent = history[-config.window :]
     spread = values(recent, "reward_std")[: config.window // 4]  # before the parts moved, which widens it
-    scale = median(spread) if spread else _largest_mean(recent)
+    scale = (median(spread) if spread else 0.0) or _largest_mean(recent)
+    if not scale:
+        return None
     return _divergence(config, recent[-(config.window // 2) :], scale) or _divergence(config, recent, scale)
 
 
@@ -317,7 +319,7 @@ def _opposed(up: str, down: str) -> bool:
 
 
 def _largest_mean(history: History) -> float:
-    """Scale of the reward where its spread is unknown."""
+    """Scale of the reward where its spread is unknown or 0."""
     means = [abs(fmean(values(history, n))) for n in history[-1] if n.startswith(PART) and values(history, n)]
     return max(means, default=0.0)
 
