@@ -53,7 +53,7 @@ class AlgorithmConfig:
     """How it adapts, once per training step: `threshold` multiplies by 1.1 above 1.5 times the target and by 0.9 below
     half of it, within [0.001, 1]; `ziegler` is proportional to the clipped error (arXiv 1909.08593)."""
     kl_horizon: int = 10_000
-    """Rollouts over which the `ziegler` controller corrects an error."""
+    """Sequences trained on (each pass counts) over which the `ziegler` controller corrects an error."""
     ref_refresh_every: int = 0
     """Training steps after which the reference is moved towards the policy; 0 keeps it."""
     ref_refresh_mix: float = 1.0

@@ -2,8 +2,9 @@
 
 A separate inference engine gives slightly other probabilities than the model that is trained, even for the same
 weights. Each token's advantage is weighted by min(trainer / sampler, cap), detached, and the trainer's own
-log-probabilities take the sampler's place in the policy ratio: mismatch and staleness are corrected apart. The weights
-stay apart until the normaliser, because a KL penalty in the reward is part of the advantage too.
+log-probabilities take the sampler's place in the policy ratio: for fresh rollouts, mismatch and what later passes add
+are corrected apart (rollouts of an older policy come with both in one weight). The weights stay apart until the
+normaliser, because a KL penalty in the reward is part of the advantage too.
 """
 
 from __future__ import annotations

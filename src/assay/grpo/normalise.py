@@ -4,6 +4,7 @@
     sequence   1 / (S * n_i)               S trained sequences, n_i trained tokens in the token's own
     constant   1 / (S * L)                 L a fixed length: long answers weigh more, as they should (arXiv 2503.20783)
 
+A sequence is a training sequence: a whole rollout, or one of its parts where a template rewrote history between turns.
 The weights depend on the step alone, never on padding, on order, or on how the step is cut into micro-batches.
 """
 

@@ -48,6 +48,9 @@ class RolloutGroup:
     rollouts: Sequence[Rollout | None]
     task: str = "default"
     """Task type that metrics are split by (`P`, `A`)."""
+    policy_version: int | None = None
+    """Optimizer steps that the policy had taken when it sampled the group (`trainer.policy_version` then); None means
+    that the present policy did. Decides staleness, and which tokens show whether sampler and trainer agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +146,8 @@ def _group(
         rollouts.append(Rollout(tokens[cut:], reward, known, reference, bool(rows["truncated"][row])))
     if any(prompt != prompts[0] for prompt in prompts) or len({tasks[row] for row in members}) > 1:
         raise DataError(
-            f"Group {rows['group_ids'][members[0]].item()!r} has sequences of different prompts or tasks, so their rewards "
-            "cannot be compared. Give each prompt a group id of its own."
+            f"Group {rows['group_ids'][members[0]].item()!r} has sequences of different prompts or tasks, so their "
+            "rewards cannot be compared. Give each prompt a group id of its own."
         )
     return RolloutGroup(prompts[0], rollouts, tasks[members[0]])
 
@@ -209,6 +212,7 @@ def _trajectory_group(place: int, group: RolloutGroup, version: int) -> Trajecto
         raise DataError(
             f"Group {place} has an empty prompt, so its first token has no context. Give at least one token."
         )
+    version = version if group.policy_version is None else group.policy_version
     task = Task("external", f"group {place}", (), {"prompt": list(prompt)}, (group.task,))
     trajectories = tuple(
         _trajectory(f"Rollout {i} of group {place}", task, prompt, rollout, version)
