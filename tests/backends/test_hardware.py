@@ -7,7 +7,9 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -247,3 +249,46 @@ def test_a_cpu_is_left_alone(cuda: dict[str, object], caplog: pytest.LogCaptureF
     hardware.prepare_process(LocalBackend(device="cpu"))
     assert cuda == {} and allocator() == [None, None] and not torch.backends.cudnn.benchmark
     assert "do nothing" in caplog.text
+
+
+@pytest.mark.timeout(300)
+def test_compiled_layers_compute_the_same(
+    make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Traced and guarded as always, but run without a code generator, whose own check happens when a backend is made.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    plain, fast = make_backend("qwen2"), make_backend("qwen2", compile=True)
+    assert "does nothing" not in caplog.text
+    data = rollouts(plain)
+    for a, b in zip(data, rollouts(fast), strict=True):
+        assert (a.targets == b.targets).all()
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
+    assert same(gradient(plain, data), gradient(fast, data))
+
+
+@pytest.mark.parametrize("fault", ["fails", "differs"])
+def test_compiling_that_goes_wrong_is_said(
+    make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    def broken(function: Callable[..., Any], **_: object) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            if fault == "fails":
+                raise RuntimeError("no compiler\nand more")
+            out = function(*args)
+            return 2 * out if isinstance(out, torch.Tensor) else out
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", broken)
+    backend = make_backend("llama", compile=True)
+    assert "local.compile=True does nothing" in caplog.text
+    assert ("no compiler" in caplog.text) == (fault == "fails")
+    data = rollouts(backend)
+    assert same(gradient(make_backend("llama"), data), gradient(backend, data))
+
+
+def test_what_cannot_be_compiled_or_computed_again_is_said(
+    make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_backend("gpt_neox", compile=True)
+    assert "local.compile=True does nothing" in caplog.text

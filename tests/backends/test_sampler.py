@@ -11,8 +11,8 @@ import pytest
 import torch
 from conftest import CONTEXT, VOCAB, prompts, tiny_model
 
+from assay.backends.drawing import draw, truncate, uniform
 from assay.backends.module import Module
-from assay.backends.sampler import draw, truncate, uniform
 from assay.backends.torch_local import TorchBackend
 from assay.errors import ModelError
 from assay.types import Completion, SamplingParams

@@ -71,6 +71,10 @@ class LocalBackend:
     """Implementation of the optimizer: `fused` kernels, `foreach` tensor lists, a `loop`; `auto` takes the fastest."""
     head_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the output head under `dtype=bfloat16`. Half is faster, and rounds log-probabilities."""
+    compile: bool = False
+    """Run layers through `torch.compile`: a slow start, then fewer and larger kernels. Needs a compiler."""
+    cuda_graphs: bool = True
+    """Replay decoding steps as CUDA graphs, without a word to the host per token. Without effect on CPUs."""
     matmul_precision: Literal["highest", "high"] = "high"
     """Float32 matrix products on CUDA: `high` uses TF32, `highest` does not. Without effect on CPUs."""
     cudnn_benchmark: bool = True
@@ -83,6 +87,14 @@ class LocalBackend:
         for name in ("torch_threads", "micro_batch_tokens", "sample_batch_tokens", "lora_alpha"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"local.{name}={getattr(self, name)} must be at least 1.")
+
+    @chz.validate
+    def _head_is_no_finer(self) -> None:
+        if self.dtype == "float32" and self.head_dtype == "bfloat16":
+            raise ConfigError(
+                "local.head_dtype=bfloat16 has no effect under local.dtype=float32, where the head computes as all "
+                "else. Set local.dtype=bfloat16, or leave local.head_dtype."
+            )
 
 
 LOSS_DEFAULTS: Mapping[str, Mapping[str, float]] = {

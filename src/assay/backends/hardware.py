@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from assay.backends.architectures import fused_decoder
+from assay.backends.compiled import compiled
 from assay.backends.config import LocalBackend
 from assay.backends.decoder import Decoder
 from assay.backends.module import Module, checkpoint_layers
@@ -55,6 +56,8 @@ def runner(model: Any, local: LocalBackend, device: torch.device) -> Decoder | M
     """The way to run a model under these settings: the fused decoder, or its own forward pass where that must be."""
     decoder = fused_decoder(model, model.config)
     if decoder is None:
+        if local.compile:
+            logger.warning("local.compile=True does nothing: %s runs through its own module.", type(model).__name__)
         if local.use_gradient_checkpointing and not checkpoint_layers(model):
             logger.warning(
                 "local.use_gradient_checkpointing=True does nothing: %s has no layers that say they can be computed "
@@ -65,8 +68,11 @@ def runner(model: Any, local: LocalBackend, device: torch.device) -> Decoder | M
     half = local.dtype == "bfloat16" and device.type == "cuda"
     if local.dtype == "bfloat16" and not half:
         logger.debug("Attention stays in float32: in half precision its backward pass is slow on a CPU.")
-    return replace(
+    decoder = replace(
         decoder,
         attention_dtype=torch.bfloat16 if half else torch.float32,
         checkpointing=local.use_gradient_checkpointing,
     )
+    if not local.compile:
+        return decoder
+    return compiled(decoder, model.config.vocab_size, device, local.dtype == "bfloat16")

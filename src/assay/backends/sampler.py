@@ -1,9 +1,9 @@
 """Batched sampling in which a sample depends on its prompt and its seed, and on nothing else.
 
-Each distinct prompt is prefilled once. Continuations decode side by side over a static cache; when enough of them
-have finished, the batch is compacted. Randomness is counter based: token t of the sample with seed s uses one uniform,
-a hash of (s, t), so batch mates, order and compaction cannot change it. Log-probabilities are those of the distribution
-that was sampled: after temperature, top-k and top-p, in float32.
+Each distinct prompt is prefilled once. Continuations decode side by side; when enough of them have finished, the batch
+is compacted. Randomness is counter based: token t of the sample with seed s uses one uniform, a hash of (s, t), so
+batch mates, order and compaction cannot change it. Log-probabilities are those of the distribution that was sampled:
+after temperature, top-k and top-p, in float32. `decode` suits CPUs; `static` decodes without ever asking the device.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from assay.backends.drawing import draw, uniform
 from assay.backends.steppers import Stepper
 from assay.errors import ModelError
 from assay.types import Completion, SamplingParams, StopReason
@@ -33,22 +34,53 @@ class Request:
     seeds: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Layout:
+    """A batch as arrays on the host: P prompts, right padded to L tokens, with G rows each.
+
+    A prompt with fewer samples has rows that repeat its last seed and are never alive.
+    """
+
+    tokens: Tensor
+    """[P, L]."""
+    lengths: Tensor
+    """[P]."""
+    seeds: npt.NDArray[np.uint64]
+    """[P, G]."""
+    limits: Tensor
+    """[P, G]: most tokens of each row."""
+    alive: Tensor
+    """[P, G]: rows that are wanted."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was drawn, in the order of drawing: row (-1 where nobody wants it), token and log-probability, each [N]."""
+
+    rows: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int64]
+    logprobs: npt.NDArray[np.float32]
+
+
+Decode = Callable[[Layout, SamplingParams], Record]
+"""A way to decode a batch; rows are numbered through [P, G]."""
+
+
 @torch.no_grad()
 def sample(
-    new_stepper: Callable[[], Stepper],
+    decode: Decode,
     prompts: Sequence[Sequence[int]],
     seeds: Sequence[int],
     params: SamplingParams,
     *,
     context_length: int,
     batch_tokens: int,
-    device: torch.device,
     policy_version: int,
 ) -> list[Completion]:
     """One completion per (prompt, seed), in order.
 
     Args:
-        new_stepper: makes a fresh decoding state.
+        decode: decodes one batch.
         prompts: token ids, any lengths; equal prompts are prefilled once.
         seeds: one per prompt, any integers.
         context_length: most tokens of prompt and completion together; a completion that reaches it ends by `length`.
@@ -60,7 +92,8 @@ def sample(
     requests = _distinct(prompts, seeds, context_length)
     completions: list[Completion | None] = [None] * len(prompts)
     for batch in _batches(requests, params.max_tokens, batch_tokens):
-        for index, completion in _sample_batch(new_stepper(), batch, params, context_length, device, policy_version):
+        record = decode(lay_out(batch, params.max_tokens, context_length), params)
+        for index, completion in _collect(batch, record, params, policy_version):
             completions[index] = completion
     return [c for c in completions if c is not None]
 
@@ -97,37 +130,37 @@ def _batches(requests: list[Request], max_tokens: int, batch_tokens: int) -> lis
     return batches
 
 
-def _sample_batch(
-    stepper: Stepper,
-    batch: list[Request],
-    params: SamplingParams,
-    context_length: int,
-    device: torch.device,
-    policy_version: int,
-) -> list[tuple[int, Completion]]:
+def lay_out(batch: Sequence[Request], max_tokens: int, context_length: int) -> Layout:
+    """A batch as arrays."""
     group = max(len(r.samples) for r in batch)
     lengths = torch.tensor([len(r.prompt) for r in batch])
-    tokens = torch.zeros(len(batch), int(lengths.max()), dtype=torch.long, device=device)
+    tokens = torch.zeros(len(batch), int(lengths.max()), dtype=torch.long)
     for row, request in enumerate(batch):
-        tokens[row, : len(request.prompt)] = torch.tensor(request.prompt, device=device)
-    # Rows are [P, G]; a padding row repeats its prompt's last seed and is never alive.
+        tokens[row, : len(request.prompt)] = torch.tensor(request.prompt)
     seeds = np.array([[*r.seeds, *r.seeds[-1:] * (group - len(r.seeds))] for r in batch], dtype=np.uint64)
-    limits = torch.clamp(context_length - lengths, max=params.max_tokens).to(device)[:, None].expand(-1, group)
-    alive = torch.arange(group, device=device) < torch.tensor([[len(r.samples)] for r in batch], device=device)
-    origin = torch.arange(len(batch) * group, device=device).view(len(batch), group)
-    stop = torch.tensor(params.stop, dtype=torch.long, device=device)
-    out_tokens: list[Tensor] = []
-    out_logprobs: list[Tensor] = []
-    out_rows: list[Tensor] = []
+    limits = torch.clamp(context_length - lengths, max=max_tokens)[:, None].expand(-1, group)
+    alive = torch.arange(group) < torch.tensor([[len(r.samples)] for r in batch])
+    return Layout(tokens, lengths, seeds, limits, alive)
 
-    logits = stepper.prefill(tokens, lengths)[:, None].expand(-1, group, -1)
+
+def decode(new_stepper: Callable[[], Stepper], device: torch.device, layout: Layout, params: SamplingParams) -> Record:
+    """Decode a batch step by step, dropping rows that have finished."""
+    stepper, seeds = new_stepper(), layout.seeds
+    alive, limits = layout.alive.to(device), layout.limits.to(device)
+    group = alive.shape[1]
+    origin = torch.arange(alive.numel(), device=device).view_as(alive)
+    stop = torch.tensor(params.stop, dtype=torch.long, device=device)
+    tokens: list[Tensor] = []
+    logprobs: list[Tensor] = []
+    rows: list[Tensor] = []
+    logits = stepper.prefill(layout.tokens.to(device), layout.lengths)[:, None].expand(-1, group, -1)
     stepper.branch(group)
-    for step in range(int(limits.max())):
+    for step in range(int(layout.limits.max())):
         uniforms = torch.from_numpy(uniform(seeds, step)).to(device)
-        drawn, logprobs = draw(logits, uniforms, params)
-        out_rows.append(torch.where(alive, origin, -1).flatten())
-        out_tokens.append(drawn.flatten())
-        out_logprobs.append(logprobs.flatten())
+        drawn, drawn_logprobs = draw(logits, uniforms, params)
+        rows.append(torch.where(alive, origin, -1).flatten())
+        tokens.append(drawn.flatten())
+        logprobs.append(drawn_logprobs.flatten())
         alive = alive & (limits > step + 1)
         if len(stop):
             alive = alive & ~torch.isin(drawn, stop)
@@ -136,38 +169,36 @@ def _sample_batch(
             break
         kept = alive.any(1)
         if int(kept.sum()) * held <= COMPACT_BELOW * alive.numel():
-            rows = kept.nonzero()[:, 0]
-            # Stable sort: living rows first, in order, so that each prompt keeps its first `held` of them.
-            columns = torch.sort((~alive).to(torch.uint8), dim=1, stable=True).indices[rows, :held]
-            alive, origin, limits, drawn = (t[rows[:, None], columns] for t in (alive, origin, limits, drawn))
-            seeds = seeds[rows.cpu().numpy()[:, None], columns.cpu().numpy()]
-            stepper.select(rows, columns)
+            prompts, columns = living(alive, held)
+            alive, origin, limits, drawn = (t[prompts[:, None], columns] for t in (alive, origin, limits, drawn))
+            seeds = seeds[prompts.cpu().numpy()[:, None], columns.cpu().numpy()]
+            stepper.select(prompts, columns)
         logits = stepper.step(drawn)
-    return _collect(batch, group, out_rows, out_tokens, out_logprobs, params, policy_version)
+    return Record(*(torch.cat(parts).cpu().numpy() for parts in (rows, tokens, logprobs)))
+
+
+def living(alive: Tensor, held: int) -> tuple[Tensor, Tensor]:
+    """Prompts [P'] that have a living row, and the first `held` columns [P', held] of each with those rows first."""
+    prompts = alive.any(1).nonzero()[:, 0]
+    # Stable sort: living rows first, in order.
+    return prompts, torch.sort((~alive).to(torch.uint8), dim=1, stable=True).indices[prompts, :held]
 
 
 def _collect(
-    batch: list[Request],
-    group: int,
-    rows: list[Tensor],
-    tokens: list[Tensor],
-    logprobs: list[Tensor],
-    params: SamplingParams,
-    policy_version: int,
+    batch: list[Request], record: Record, params: SamplingParams, policy_version: int
 ) -> list[tuple[int, Completion]]:
-    """Turn the step-major record (row of each drawn token, -1 when not wanted) into completions."""
-    flat_rows = torch.cat(rows).cpu().numpy()
-    order = np.argsort(flat_rows, kind="stable")
-    order = order[flat_rows[order] >= 0]
-    flat_tokens = torch.cat(tokens).cpu().numpy()[order]
-    flat_logprobs = torch.cat(logprobs).cpu().numpy()[order]
+    """Turn the record of a batch into completions."""
+    group = max(len(r.samples) for r in batch)
+    order = np.argsort(record.rows, kind="stable")
+    order = order[record.rows[order] >= 0]
+    flat_tokens, flat_logprobs = record.tokens[order], record.logprobs[order]
     if not np.isfinite(flat_logprobs).all():
         raise ModelError(
             f"Sampling gave log-probabilities that are not finite: after {policy_version} optimizer steps the weights "
             "are no numbers or far too large, and what was drawn means nothing. Start a new run with a lower "
             "learning_rate, from an earlier checkpoint (load_checkpoint_path) if there is one."
         )
-    ends = np.cumsum(np.bincount(flat_rows[order], minlength=len(batch) * group))
+    ends = np.cumsum(np.bincount(record.rows[order], minlength=len(batch) * group))
     done = []
     for prompt, request in enumerate(batch):
         for column, index in enumerate(request.samples):
@@ -177,46 +208,3 @@ def _collect(
             reason: StopReason = "stop" if text[-1] in params.stop else "length"
             done.append((index, Completion(text, tuple(flat_logprobs[span].tolist()), reason, policy_version)))
     return done
-
-
-def draw(logits: Tensor, uniforms: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Sample by inverse transform: token ids and their log-probabilities, both of shape [*].
-
-    Args:
-        logits: [*, V].
-        uniforms: [*] float64 in [0, 1).
-    """
-    scaled = logits.float() if params.temperature == 1 else logits.float() / params.temperature
-    logprobs = torch.log_softmax(truncate(scaled, params.top_k, params.top_p), dim=-1)
-    cumulative = torch.cumsum(torch.exp(logprobs), dim=-1, dtype=torch.float64)
-    target = uniforms[..., None] * cumulative[..., -1:]
-    # right=True finds the first entry above the target, which therefore has positive probability.
-    tokens = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[-1] - 1)
-    return tokens[..., 0], logprobs.gather(-1, tokens)[..., 0]
-
-
-def truncate(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Set logits [*, V] outside the top k, or outside the nucleus of mass `top_p`, to -inf; -1 and 1.0 are off."""
-    if 0 < top_k < logits.shape[-1]:
-        least = torch.topk(logits, top_k, dim=-1).values[..., -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
-    if top_p < 1.0:
-        ordered, indices = torch.sort(logits, descending=True, dim=-1)
-        before = torch.softmax(ordered, dim=-1).cumsum(-1) - torch.softmax(ordered, dim=-1)
-        logits = logits.masked_fill(
-            torch.zeros_like(before, dtype=torch.bool).scatter(-1, indices, before >= top_p), -torch.inf
-        )
-    return logits
-
-
-def uniform(seeds: npt.NDArray[np.uint64], step: int) -> npt.NDArray[np.float64]:
-    """A uniform in [0, 1) per seed for token `step`: SplitMix64 (Steele et al., 2014) of the pair (seed, step)."""
-    with np.errstate(over="ignore"):
-        z = _mix(_mix(seeds) + np.uint64(step + 1) * np.uint64(0x9E3779B97F4A7C15))
-    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))

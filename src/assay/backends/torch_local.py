@@ -19,18 +19,26 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from assay.backends import forward, hardware, models
-from assay.backends.base import LOSS_NAMES, LOSS_TERMS, AdamParams, Capabilities, ForwardBackwardOutput, LossSpec
+from assay.backends.base import (
+    LOSS_NAMES,
+    LOSS_TERMS,
+    AdamParams,
+    Capabilities,
+    ForwardBackwardOutput,
+    LossSpec,
+    LossTerm,
+)
 from assay.backends.config import LocalBackend, ScratchModel, loss_settings
-from assay.backends.decoder import Decoder
+from assay.backends.decoding import Decoding
 from assay.backends.losses import token_losses
 from assay.backends.network import Network
 from assay.backends.optimizer import adamw, load_adamw
 from assay.backends.reference import BelowAdapters, FrozenWeights, OwnModel, Reference
 from assay.backends.sampler import sample
-from assay.backends.steppers import FusedStepper, ModuleStepper, Stepper
 from assay.envs.base import TokenizerCorpus
 from assay.errors import CheckpointError, ModelError, NonFiniteGradientError, TrainingError
 from assay.types import Completion, Datum, FloatArray, SamplingParams
@@ -75,6 +83,7 @@ class TorchBackend:
         self._local = local
         self._policy = Network.of(model, local, self.device)
         self._model = self._policy.model
+        self._decoding = Decoding(self._policy)
         self.context_length = self._policy.context_length
         self.vocab_size = self._policy.vocab_size
         self._trained = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
@@ -176,41 +185,42 @@ class TorchBackend:
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
 
-    def _stepper(self) -> Stepper:
-        source, head = self._policy.source, self._policy.head
-        if isinstance(source, Decoder):
-            return FusedStepper(source, head)
-        return ModuleStepper(source, head, self.context_length)
-
     def _sample(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
     ) -> list[Completion]:
-        with self._policy.autocast():
+        with self._decoding.ready() as decode:
             return sample(
-                self._stepper,
+                decode,
                 prompts,
                 seeds,
                 params,
                 context_length=self.context_length,
                 batch_tokens=self._local.sample_batch_tokens,
-                device=self.device,
                 policy_version=self.policy_version,
             )
 
     def _forward_backward(self, data: Sequence[Datum], loss: LossSpec) -> ForwardBackwardOutput:
         loss_settings(loss)
-        logprobs = [np.zeros(len(d), np.float32) for d in data]
-        sums, entropy, count = dict.fromkeys(LOSS_TERMS, 0.0), 0.0, 0
+        done: list[tuple[forward.Packed, Tensor, Tensor]] = []
+        names: list[LossTerm] = []
         for packed in self._policy.micro_batches(data):
             streams = forward.streams(data, packed, self.device)
             now, entropies = self._policy.targets(
                 packed, streams.targets, loss.temperature, entropy_gradient=loss.entropy_coef != 0
             )
             terms = token_losses(loss, now, entropies, streams)
-            torch.stack([values.sum() for values in terms.values()]).sum().backward()  # type: ignore[no-untyped-call]
-            for name, values in terms.items():
-                sums[name] += values.sum().item()
-            entropy, count = entropy + entropies.sum().item(), count + len(now)
+            names = list(terms)
+            summed = torch.stack([values.sum() for values in (*terms.values(), entropies)])
+            summed[: len(names)].sum().backward()  # type: ignore[no-untyped-call]
+            done.append((packed, now.detach(), summed.detach()))
+        # Only now is the device asked for numbers, so that it never waits for the host between micro-batches.
+        logprobs = [np.zeros(len(d), np.float32) for d in data]
+        sums, entropy, count = dict.fromkeys(LOSS_TERMS, 0.0), 0.0, 0
+        for packed, now, summed in done:
+            *values, nats = summed.tolist()
+            for name, value in zip(names, values, strict=True):
+                sums[name] += value
+            entropy, count = entropy + nats, count + len(now)
             forward.scatter(packed, now, logprobs)
         metrics = {"loss:sum": sum(sums.values()), "kl:sum": sums["kl"], "entropy:mean": entropy / max(1, count)}
         return ForwardBackwardOutput(logprobs, metrics)
