@@ -4,9 +4,9 @@
 
 For each seed, the SFT stage of the chess preset is run once; from its checkpoint, GRPO is run with `rollout_epochs` of
 1, 2 and 4: the same prompts, batches of 16 x 16 completions, learning rate and clipped loss (`loss_fn=ppo`), so that
-the runs differ in how often each rollout is trained on and in nothing else. Settings (key=value) may follow. All are measured on the same 400 held-out
-positions of the `final` set, 4 samples each, after equal numbers of sampled completions. A finished or interrupted run
-in --out is not done again.
+the runs differ in how often each rollout is trained on and in nothing else. Settings (key=value) may follow. All are
+measured on the same 400 held-out positions of the `final` set, 4 samples each, after equal numbers of sampled
+completions. A finished or interrupted run in --out is not done again.
 
 The last line is one JSON object: `epochs_N` holds the means over seeds at the end (`legal`, `reward`, each seed's
 values, `legal_curve` by completions sampled, `cpu_s` of RL without evaluations), `efficiency_N` the completions that

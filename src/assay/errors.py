@@ -7,6 +7,8 @@ The command line prints an `AssayError` as its message alone; anything else is a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class AssayError(Exception):
     """Base of every error that Assay raises on purpose."""
@@ -54,10 +56,16 @@ class NonFiniteGradientError(TrainingError):
 
 
 class HealthError(TrainingError):
-    """The health of a run asks for more than a warning; `findings` says why (`assay.grpo.health.Finding`)."""
+    """The health of a run asks for more than a warning; `findings` says why (`assay.grpo.health_rules.Finding`).
+
+    The step that raised it was done; `metrics` are what it measured, where a trainer was used by itself.
+    """
 
     exit_code = 3
 
-    def __init__(self, message: str, findings: tuple[object, ...] = ()) -> None:
+    def __init__(
+        self, message: str, findings: tuple[object, ...] = (), metrics: Mapping[str, float] | None = None
+    ) -> None:
         super().__init__(message)
         self.findings = findings
+        self.metrics = dict(metrics or {})

@@ -11,8 +11,10 @@ settings (the loader, `assay train --help`, the generated reference) asks here, 
 from __future__ import annotations
 
 import ast
+import difflib
 import inspect
 import math
+import numbers
 import textwrap
 import types
 import typing
@@ -124,6 +126,35 @@ def _member_name(member: Any) -> str:
     if isinstance(member, type) and chz.is_chz(member):
         return "a group of settings"
     return {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}[member]
+
+
+def mistyped(node: object) -> list[str]:
+    """What is wrong with the values of a config node made in Python, where nothing was read by `parse`.
+
+    A whole number is a number; otherwise a value is of a type as written, and of a Literal one of its choices.
+    """
+    problems = []
+    for name, field in chz.chz_fields(node).items():
+        value, annotation = getattr(node, name), field.final_type
+        if not (is_optional(annotation) and value is None) and not any(_is(value, m) for m in members(annotation)):
+            near = difflib.get_close_matches(str(value), [str(c) for c in choices(annotation)], n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            problems.append(f"{name}={value!r}: expected {type_name(annotation)}.{hint}")
+    return problems
+
+
+def _is(value: object, member: Any) -> bool:
+    if typing.get_origin(member) is Literal:
+        return value in typing.get_args(member)
+    if (entry := entry_type(member)) is not None:
+        return isinstance(value, Mapping) and all(isinstance(k, str) and _is(v, entry) for k, v in value.items())
+    if isinstance(value, bool):
+        return member is bool
+    if member is int:
+        return isinstance(value, numbers.Integral)
+    if member is float:
+        return isinstance(value, numbers.Real) and math.isfinite(value)
+    return isinstance(value, member)
 
 
 def parse(value: object, annotation: Any) -> Any:

@@ -162,7 +162,8 @@ class Datum:
     inside a sequence. `mask` is 1 where the target was sampled by the policy (or must be imitated) and 0 elsewhere.
     `advantages` multiply the objective and already carry the batch's global normaliser; under `cross_entropy` they are
     Tinker's `weights`. `logprobs` are those of the behaviour policy. `weights` is that normaliser by itself, for the
-    terms of a loss that no advantage multiplies (KL, entropy). Streams are 0 where `mask` is 0.
+    terms of a loss that no advantage multiplies (KL, entropy). `importance` are weights that advantages still have to
+    be multiplied by (truncated importance sampling); None stands for 1. Streams are 0 where `mask` is 0.
     """
 
     tokens: IntArray
@@ -172,6 +173,7 @@ class Datum:
     mask: FloatArray
     ref_logprobs: FloatArray | None = None
     weights: FloatArray | None = None
+    importance: FloatArray | None = None
 
     def __post_init__(self) -> None:
         streams = (
@@ -182,6 +184,7 @@ class Datum:
             self.mask,
             self.ref_logprobs,
             self.weights,
+            self.importance,
         )
         lengths = {len(stream) for stream in streams if stream is not None}
         if len(lengths) != 1:

@@ -43,3 +43,19 @@ def test_packed_rows_lead_to_the_token_before_each_target() -> None:
         tokens = np.concatenate([packed.prompts.ravel()[packed.inside], packed.continuations.ravel()])
         wanted = [data[index].tokens[positions] for index, positions in packed.targets]
         np.testing.assert_array_equal(tokens[packed.rows], np.concatenate(wanted))
+
+
+def test_answers_of_different_lengths_are_not_padded_to_each_other() -> None:
+    rng = np.random.default_rng(2)
+    data = []
+    for length in (6, 60) * 4:
+        prompt = rng.integers(1, 90, 20)
+        for _ in range(16):
+            ids = np.concatenate([prompt, rng.integers(1, 90, length)])
+            mask = (np.arange(1, len(ids)) >= len(prompt)).astype(np.float32)
+            data.append(Datum(ids[:-1], ids[1:], mask, mask, mask))
+    packed = [pack(data, groups) for groups in plan(data, 100_000)]
+    assert len(packed) == 2
+    positions = sum(p.prompts.size + p.continuations.size for p in packed)
+    assert positions <= 1.05 * sum(20 * (len(p.lengths)) + p.continuations.size for p in packed)
+    assert {p.continuations.shape[2] for p in packed} == {5, 59}

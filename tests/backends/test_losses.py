@@ -66,3 +66,21 @@ def test_cross_entropy_weights_each_token() -> None:
 def test_settings_that_would_do_nothing_are_refused(spec: LossSpec, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         loss_settings(spec)
+
+
+def test_gspo_has_the_ratio_of_the_sequence_and_each_token_answers_for_its_own_advantage() -> None:
+    wide = LossSpec("gspo", config={"clip_low_threshold": 0.1, "clip_high_threshold": 10.0})
+    ratio = math.exp(sum(math.log(r) for r in RATIOS) / 4)
+    loss, gradient = values_and_gradients(wide)
+    assert loss == pytest.approx([-ratio * a for a in ADVANTAGES.tolist()])
+    assert gradient == pytest.approx(loss), "the mean of all advantages would take credit from one turn for another"
+
+
+def test_gspo_with_one_advantage_has_the_gradient_of_the_ratio_of_the_sequence() -> None:
+    logprobs = LOGPROBS.clone().requires_grad_()
+    (-0.7 * torch.exp((logprobs - BEHAVIOUR).mean())).backward()
+    found = LOGPROBS.clone().requires_grad_()
+    data = Streams(torch.zeros(4), BEHAVIOUR, torch.full_like(BEHAVIOUR, 0.7 / 4), torch.zeros(4, dtype=torch.long))
+    wide = LossSpec("gspo", config={"clip_low_threshold": 0.1, "clip_high_threshold": 10.0})
+    policy_loss(wide, found, data).sum().backward()
+    torch.testing.assert_close(found.grad, logprobs.grad)

@@ -51,6 +51,24 @@ def test_plan_names_what_changes_the_objective() -> None:
     text = describe(load_config(None, overrides), num_batches=2, heldout_tasks=4)
     assert "rollouts of up to 3 turns" in text
     assert (
-        "Loss: ppo, clip_high_threshold=1.3, advantages divided by their group's standard deviation, KL penalty 0.1, "
-        "temperature 0.8." in text
+        "Loss: ppo, clip_high_threshold=1.3, advantages divided by their group's standard deviation, KL penalty 0.1 "
+        "(k2 in the loss), temperature 0.8." in text
+    )
+
+
+def test_plan_counts_passes_and_says_what_adapts() -> None:
+    overrides = [
+        "loss_fn=dapo",
+        "rollout_epochs=3",
+        "num_substeps=2",
+        "kl_penalty_coef=0.1",
+        "grpo.kl_target=0.05",
+        "grpo.entropy_coef=0.01",
+        "dynamic_sampling_rounds=2",
+    ]
+    text = describe(load_config(None, overrides), num_batches=2, heldout_tasks=4)
+    assert "2 optimizer steps in each of 3 passes at 0.0001" in text
+    assert (
+        "Loss: dapo, advantages divided by their group's standard deviation, KL penalty 0.1 (k2 in the loss, adapted "
+        "to 0.05), entropy bonus 0.01, groups of equal rewards replaced up to 2 times." in text
     )

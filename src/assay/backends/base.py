@@ -99,6 +99,8 @@ class Backend(Protocol):
     """Number of optimizer steps taken since the start of the run."""
     context_length: int
     """Most tokens of a prompt and its completion together."""
+    vocab_size: int
+    """Token ids lie below it."""
 
     async def sample(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,10 @@ from assay.types import Datum, FloatArray, IntArray
 
 LOGIT_CHUNK = 2**25
 """Most logits (positions x vocabulary) held at once; more are recomputed in the backward pass."""
+
+
+PASS_COST = 512
+"""Token positions that take about as long as a further forward and backward pass takes by itself."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class Packed:
 def plan(data: Sequence[Datum], budget: int, *, share: bool = True) -> list[list[Group]]:
     """Cut data into micro-batches of at most `budget` padded token positions where possible.
 
+    Groups of other shapes join a micro-batch only where that pads less than a pass of their own would cost.
+
     Args:
         data: sequences in any order.
         share: group data with equal prompts; False runs every sequence on its own.
@@ -64,17 +70,36 @@ def plan(data: Sequence[Datum], budget: int, *, share: bool = True) -> list[list
     # Similar shapes side by side waste the least padding; ties keep the order of the data.
     groups.sort(key=lambda g: (len(g.members) > 1, g.prefix, g.longest, g.members))
     batches: list[list[Group]] = []
-    prefix = widest = longest = 0
+    held = _Shape(0, 0, 0, 0)
     for group in groups:
-        prefix, widest = max(prefix, group.prefix), max(widest, len(group.members))
-        longest = max(longest, group.longest)
+        alone = _Shape(1, group.prefix, len(group.members), group.longest)
+        joined = held.joined(alone)
         alike = bool(batches) and (len(group.members) > 1) == (len(batches[-1][0].members) > 1)
-        if alike and (len(batches[-1]) + 1) * (prefix + widest * longest) <= budget:
+        if alike and joined.size <= min(budget, held.size + alone.size + PASS_COST):
             batches[-1].append(group)
+            held = joined
         else:
             batches.append([group])
-            prefix, widest, longest = group.prefix, len(group.members), group.longest
+            held = alone
     return batches
+
+
+class _Shape(NamedTuple):
+    """Padded shape of a micro-batch."""
+
+    groups: int
+    prefix: int
+    members: int
+    longest: int
+
+    @property
+    def size(self) -> int:
+        """Token positions, padding included."""
+        return self.groups * (self.prefix + self.members * self.longest)
+
+    def joined(self, other: _Shape) -> _Shape:
+        """The shape that holds the groups of both."""
+        return _Shape(self.groups + other.groups, *map(max, self[1:], other[1:]))
 
 
 def _shared_prompts(data: Sequence[Datum]) -> list[tuple[int, ...]]:

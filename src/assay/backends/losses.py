@@ -7,9 +7,12 @@ batch's normaliser) and r = exp(p - q):
     importance_sampling   -r * A
     ppo                   -min(r * A, clip(r, lo, hi) * A)          lo = 0.8, hi = 1.2
     cispo                 -stop_gradient(clip(r, lo, hi)) * p * A   lo = 0.0, hi = 4.0
-    gspo                  as ppo, with r = exp(mean over the sequence of p - q) for all its tokens
+    gspo                  as ppo, with r = exp(mean over the sequence of p - q) for all its tokens; for the gradient,
+                          r * exp(p - stop_gradient(p))
 
-Thresholds are absolute ratios. Sources: Tinker's documentation of losses; arXiv 2507.18071 for gspo.
+Thresholds are absolute ratios. Where all tokens of a sequence have one advantage, gspo has the gradient of the ratio of
+the sequence; where they differ (turns, a penalty in the reward), each token still answers for its own. Sources:
+Tinker's documentation of losses; arXiv 2507.18071, section 4.3 (GSPO-token), for gspo.
 
 Two terms may be added, each weighted per token by `Datum.weights` (the batch's normaliser): a KL penalty and an entropy
 bonus. With d = p - log ref, the estimators of KL(policy || reference) and what their plain gradient is on-policy:
@@ -81,7 +84,7 @@ def policy_loss(spec: LossSpec, logprobs: Tensor, data: Streams) -> Tensor:
         return -logprobs * data.advantages
     log_ratio = logprobs - data.behaviour
     if spec.name == "gspo":
-        log_ratio = sequence_mean(log_ratio, data.sequences)
+        log_ratio = sequence_mean(log_ratio.detach(), data.sequences) + (logprobs - logprobs.detach())
     ratio = torch.exp(log_ratio)
     if spec.name == "importance_sampling":
         return -ratio * data.advantages

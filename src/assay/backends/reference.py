@@ -24,11 +24,19 @@ class Reference(Protocol):
         """The network to compute with, for the duration."""
         ...
 
+    def check_refresh(self, mix: float) -> None:
+        """Refuse a refresh that cannot be; changes nothing.
+
+        Raises:
+            ModelError: its weights cannot be mixed with the policy's.
+        """
+        ...
+
     def refresh(self, mix: float) -> Reference:
         """The reference moved towards the policy's present weights by the share `mix`.
 
         Raises:
-            ModelError: its weights cannot be mixed with the policy's.
+            ModelError: as `check_refresh`.
         """
         ...
 
@@ -60,8 +68,14 @@ class FrozenWeights:
             for name, parameter in self._trained.items():
                 parameter.data = present[name]
 
+    def check_refresh(self, mix: float) -> None:
+        """See `Reference`. Adapters cannot be mixed: half of two factors is not half of their product."""
+        if hasattr(self._policy.model, "disable_adapter"):
+            _refuse_mixed_adapters(mix)
+
     def refresh(self, mix: float) -> Reference:
         """See `Reference`."""
+        self.check_refresh(mix)
         _mix(self._copy, self._trained, mix)
         return self
 
@@ -86,13 +100,13 @@ class BelowAdapters:
         with self._policy.model.disable_adapter():
             yield self._policy
 
+    def check_refresh(self, mix: float) -> None:
+        """See `Reference`. Only `mix` 1 has a meaning."""
+        _refuse_mixed_adapters(mix)
+
     def refresh(self, mix: float) -> Reference:
-        """See `Reference`: from now on the reference is a copy of the adapters. Only `mix` 1 has a meaning."""
-        if mix != 1:
-            raise ModelError(
-                f"A reference below LoRA adapters cannot be mixed with them (ref_refresh_mix={mix}): half of two "
-                "factors is not half of their product. Set ref_refresh_mix=1, or give a reference model of its own."
-            )
+        """See `Reference`: from now on the reference is a copy of the adapters."""
+        self.check_refresh(mix)
         return FrozenWeights(self._policy, self._trained)
 
     def weights(self) -> None:
@@ -112,7 +126,8 @@ class OwnModel:
             )
         self._reference = reference
         self._policy = policy
-        self._changed = False
+        self._original: Mapping[str, Tensor] | None = None
+        """The caller's weights, once they were changed."""
         for parameter in reference.model.parameters():
             parameter.requires_grad_(False)
 
@@ -121,21 +136,36 @@ class OwnModel:
         """See `Reference`."""
         yield self._reference
 
+    def check_refresh(self, mix: float) -> None:
+        """See `Reference`."""
+        policy = self._policy.model.named_parameters()
+        if {n: t.shape for n, t in self._parameters().items()} != {n: t.shape for n, t in policy}:
+            raise ModelError(
+                "The reference model has other weights than the policy, so the policy's cannot be mixed into it. Give "
+                "a reference of the policy's architecture, or turn the refresh off (ref_refresh_every=0)."
+            )
+
     def refresh(self, mix: float) -> Reference:
         """See `Reference`."""
+        self.check_refresh(mix)
+        if self._original is None:
+            self._original = {name: p.detach().cpu().clone() for name, p in self._parameters().items()}
         _mix(self._parameters(), dict(self._policy.model.named_parameters()), mix)
-        self._changed = True
         return self
 
     def weights(self) -> Mapping[str, Tensor] | None:
         """See `Reference`."""
-        return self._parameters() if self._changed else None
+        return self._parameters() if self._original is not None else None
 
-    def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over the weights of a checkpoint."""
-        self._changed = True
-        for name, parameter in self._parameters().items():
-            parameter.data.copy_(weights[name])
+    def load(self, weights: Mapping[str, Tensor] | None) -> None:
+        """Take over the weights of a checkpoint; one that has none was written before the first refresh."""
+        if weights is None:
+            weights, self._original = self._original, None
+        elif self._original is None:
+            self._original = {name: p.detach().cpu().clone() for name, p in self._parameters().items()}
+        if weights is not None:
+            for name, parameter in self._parameters().items():
+                parameter.data.copy_(weights[name])
 
     def _parameters(self) -> dict[str, Tensor]:
         return dict(self._reference.model.named_parameters())
@@ -143,10 +173,13 @@ class OwnModel:
 
 @torch.no_grad()
 def _mix(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor], mix: float) -> None:
-    if {n: t.shape for n, t in targets.items()} != {n: t.shape for n, t in sources.items()}:
-        raise ModelError(
-            "The reference model has other weights than the policy, so the policy's cannot be mixed into it. Give a "
-            "reference of the policy's architecture, or turn the refresh off (ref_refresh_every=0)."
-        )
     for name, target in targets.items():
         target.lerp_(sources[name].detach().to(target), mix)
+
+
+def _refuse_mixed_adapters(mix: float) -> None:
+    if mix != 1:
+        raise ModelError(
+            f"A reference of LoRA adapters cannot be mixed with the policy's (ref_refresh_mix={mix:g}): half of two "
+            "factors is not half of their product. Set ref_refresh_mix=1, or train all weights."
+        )

@@ -85,9 +85,10 @@ class TorchBackend:
         self._model = self._policy.model
         self._decoding = Decoding(self._policy)
         self.context_length = self._policy.context_length
+        self.vocab_size = self._policy.vocab_size
         self._trained = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
         self._optimizer = adamw(self._trained.values(), local.adamw)
-        self._reference = self._make_reference(reference)
+        self._reference = self._first_reference = self._make_reference(reference)
         threads = local.torch_threads
         self._worker = ThreadPoolExecutor(1, "torch", initializer=torch.set_num_threads, initargs=(threads,))
 
@@ -160,6 +161,14 @@ class TorchBackend:
         """
         reference = self._the_reference()
         self._reference = await self._run(lambda: reference.refresh(mix))
+
+    def check_refresh(self, mix: float) -> None:
+        """Refuse, before training, a refresh of the reference that cannot be.
+
+        Raises:
+            ModelError: as `refresh_reference`.
+        """
+        self._the_reference().check_refresh(mix)
 
     async def save_state(self, path: Path) -> None:
         """See `Backend.save_state`. `path/model` is a folder that `from_pretrained` (or peft) loads."""
@@ -278,12 +287,14 @@ class TorchBackend:
             if weights_only:
                 return
             load_adamw(self._optimizer, torch.load(path / "optimizer.pt", map_location=self.device, weights_only=True))
-            if (path / REFERENCE).exists():
-                weights = load_file(path / REFERENCE, device=str(self.device))
-                if isinstance(self._reference, OwnModel):
-                    self._reference.load(weights)
-                else:
-                    self._reference = FrozenWeights(self._policy, self._trained, weights)
+            saved = (path / REFERENCE).exists()
+            weights = load_file(path / REFERENCE, device=str(self.device)) if saved else None
+            if isinstance(self._reference, OwnModel):
+                self._reference.load(weights)
+            elif weights is not None:
+                self._reference = FrozenWeights(self._policy, self._trained, weights)
+            else:
+                self._reference = self._first_reference
             self.policy_version = int(json.loads((path / "backend.json").read_text())["policy_version"])
         except (OSError, KeyError, ValueError, RuntimeError) as error:
             raise CheckpointError(

@@ -16,6 +16,7 @@ from assay.backends.config import LocalBackend, loss_settings
 from assay.errors import ConfigError
 from assay.grpo.health_config import HealthConfig
 from assay.grpo.recipes import Aggregation, Algorithm, Baseline, Recipe, resolve
+from assay.schema import mistyped
 
 KL_ALIASES: Mapping[str, KLEstimator] = {"kl1": "k1", "kl2": "k3", "kl3": "k2"}
 """The specification's names: `kl1` simple, `kl2` exponential, `kl3` quadratic. Schulman counts them differently."""
@@ -52,7 +53,7 @@ class AlgorithmConfig:
     """How it adapts, once per training step: `threshold` multiplies by 1.1 above 1.5 times the target and by 0.9 below
     half of it, within [0.001, 1]; `ziegler` is proportional to the clipped error (arXiv 1909.08593)."""
     kl_horizon: int = 10_000
-    """Rollouts over which the `ziegler` controller corrects an error."""
+    """Sequences trained on (each pass counts) over which the `ziegler` controller corrects an error."""
     ref_refresh_every: int = 0
     """Training steps after which the reference is moved towards the policy; 0 keeps it."""
     ref_refresh_mix: float = 1.0
@@ -74,6 +75,8 @@ class AlgorithmConfig:
 
     @chz.validate
     def _in_range(self) -> None:
+        if problems := mistyped(self):
+            raise ConfigError("\n".join(problems))
         problems = [*_out_of_range(self), *_without_effect(self)]
         if problems:
             raise ConfigError("\n".join(problems))

@@ -2,7 +2,9 @@
 
 A separate inference engine gives slightly other probabilities than the model that is trained, even for the same
 weights. Each token's advantage is weighted by min(trainer / sampler, cap), detached, and the trainer's own
-log-probabilities take the sampler's place in the policy ratio: mismatch and staleness are corrected apart.
+log-probabilities take the sampler's place in the policy ratio: for fresh rollouts, mismatch and what later passes add
+are corrected apart (rollouts of an older policy come with both in one weight). The weights stay apart until the
+normaliser, because a KL penalty in the reward is part of the advantage too.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from assay.types import Datum, FloatArray
 
 
 def importance_weights(data: Sequence[Datum], trainer: Sequence[FloatArray], cap: float) -> tuple[list[Datum], float]:
-    """The data with weighted advantages and the trainer's log-probabilities, and the mean weight of a trained token.
+    """The data with `importance` and the trainer's log-probabilities, and the mean weight of a trained token.
 
     Args:
         data: with the sampler's log-probabilities.
@@ -26,7 +28,6 @@ def importance_weights(data: Sequence[Datum], trainer: Sequence[FloatArray], cap
     corrected, total, count = [], 0.0, 0.0
     for datum, logprobs in zip(data, trainer, strict=True):
         weights = np.minimum(np.exp(logprobs - datum.logprobs), cap) * datum.mask
-        advantages = (datum.advantages * weights).astype(np.float32)
-        corrected.append(replace(datum, advantages=advantages, logprobs=logprobs))
+        corrected.append(replace(datum, logprobs=logprobs, importance=weights.astype(np.float32)))
         total, count = total + float(weights.sum()), count + float(datum.mask.sum())
     return corrected, total / max(1.0, count)

@@ -96,7 +96,7 @@ class HealthConfig:
     """Entropy, in nats per token, below which the policy no longer explores."""
     entropy_horizon: int = 10
     """Entropy is falling too fast when its trend reaches the floor within so many steps."""
-    trend_significance: float = 6.0
+    trend_significance: float = 5.0
     """Slope of a trend, in standard errors, from which it is told from noise."""
     clip_fraction_limit: float = 0.3
     """Share of clipped tokens above which the updates have left the trust region."""
@@ -115,7 +115,8 @@ class HealthConfig:
     grad_norm_harmless: float = 1.0
     """Gradient norm up to which nothing counts as a spike; the usual clip does not touch it."""
     part_divergence_share: float = 0.25
-    """Least change of a part of the reward over the window, in standard deviations of the rewards of one step."""
+    """Least change of a part of the reward over the window: a rise in standard deviations of one step's rewards, a
+    fall in those or, if that is less, in its own level."""
 
     @chz.validate
     def _possible(self) -> None:
@@ -138,7 +139,6 @@ _AT_LEAST: Mapping[str, float] = {
     "sustained_steps": 1,
     "quiet_steps": 1,
     "entropy_horizon": 1,
-    "part_divergence_share": 0,
     "grad_norm_harmless": 0,
 }
 _ABOVE: Mapping[str, float] = {
@@ -155,6 +155,7 @@ _ABOVE: Mapping[str, float] = {
     "mismatch_kl_limit": 0,
     "grad_norm_limit": 0,
     "grad_norm_spike_factor": 1,
+    "part_divergence_share": 0,
 }
 _AT_MOST: Mapping[str, float] = {
     "rollback_lr_factor": 1,

@@ -247,25 +247,45 @@ def grad_norm(config: HealthConfig, history: History) -> Finding | None:
 
 
 def part_divergence(config: HealthConfig, history: History) -> Finding | None:
-    """A part of the reward, or all of it, rises while another part, or the rest, falls: a sign of reward hacking."""
+    """A part of the reward, or all of it, rises while another part, or the rest, falls: a sign of reward hacking.
+
+    Looked for over half the window, which is quick, and over all of it, which sees slow changes.
+    """
     recent = history[-config.window :]
-    trends = _part_trends(recent)
-    spread = values(recent, "reward_std")
-    limit = config.part_divergence_share * (median(spread) if spread else _largest_mean(recent))
+    spread = values(recent, "reward_std")[: config.window // 4]  # before the parts moved, which widens it
+    scale = (median(spread) if spread else 0.0) or _largest_mean(recent)
+    if not scale:
+        return None
+    return _divergence(config, recent[-(config.window // 2) :], scale) or _divergence(config, recent, scale)
+
+
+def _divergence(config: HealthConfig, history: History, scale: float) -> Finding | None:
+    trends = _part_trends(history)
     clear = {n: t for n, t in trends.items() if abs(t.significance) >= config.trend_significance}
-    rising = {n: t for n, t in clear.items() if t.change > limit}
-    falling = {n: t for n, t in clear.items() if t.change < -limit}
+    least = {n: config.part_divergence_share * _worth(t, scale) for n, t in clear.items()}
+    rising = {n: t.change for n, t in clear.items() if t.change > least[n]}
+    falling = {n: t.change for n, t in clear.items() if t.change < -least[n]}
     pairs = [(up, down) for up in rising for down in falling if _opposed(up, down)]
     if not pairs:
         return None
-    up, down = max(pairs, key=lambda p: (p[0].startswith(PART), -falling[p[1]].change))
+    up, down = max(pairs, key=lambda p: (p[0].startswith(PART), _REST not in p[1], -falling[p[1]] / least[p[1]]))
     metric = up if up.startswith(PART) else down
     message = (
-        f"Over the last {len(recent)} steps {_spoken(up)} rose by {rising[up].change:.3g} while {_spoken(down)} fell "
-        f"by {-falling[down].change:.3g} (limit {limit:.3g} each): the policy may be earning the one at the cost of "
-        f"the other (reward hacking). Read the rollouts of this step, and weigh or repair {metric}."
+        f"Over the last {len(history)} steps {_spoken(up)} rose by {rising[up]:.3g} while {_spoken(down)} fell by "
+        f"{-falling[down]:.3g} (limits {least[up]:.3g} and {least[down]:.3g}): the policy may be earning the one at "
+        f"the cost of the other (reward hacking). Read the rollouts of this step, and weigh or repair {metric}."
     )
-    return _finding(config, "part_divergence", metric, falling[down].change, -limit, message)
+    return _finding(config, "part_divergence", metric, falling[down], -least[down], message)
+
+
+def _worth(trend: Trend, scale: float) -> float:
+    """What a change is measured by: a rise by the spread of the rewards; a fall by the part's own level, if smaller.
+
+    A part that is worth little is still lost when it falls to nothing. The level counts as a fifth of the spread at
+    least, since a part near 0 loses nothing of worth.
+    """
+    level = trend.last - trend.change
+    return scale if trend.change > 0 or level <= 0 else min(scale, max(level, 0.2 * scale))
 
 
 _REST = "rest/"
@@ -299,7 +319,7 @@ def _opposed(up: str, down: str) -> bool:
 
 
 def _largest_mean(history: History) -> float:
-    """Scale of the reward where its spread is unknown."""
+    """Scale of the reward where its spread is unknown or 0."""
     means = [abs(fmean(values(history, n))) for n in history[-1] if n.startswith(PART) and values(history, n)]
     return max(means, default=0.0)
 

@@ -53,9 +53,10 @@ def fit_trend(steps: Sequence[float], series: Sequence[float]) -> Trend | None:
     if n < LEAST_VALUES:
         return None
     x = np.asarray(steps, float) - fmean(steps)
-    y = np.asarray(series, float)
-    slope = float(x @ (y - y.mean()) / (x @ x))
-    residuals = y - y.mean() - slope * x
+    mean = fmean(series)
+    y = np.asarray(series, float) - mean
+    slope = float(x @ y / (x @ x))
+    residuals = y - slope * x
     squares = float(residuals @ residuals)
     if slope == 0:
         return None
@@ -64,4 +65,4 @@ def fit_trend(steps: Sequence[float], series: Sequence[float]) -> Trend | None:
     effective = max(n * (1 - correlation) / (1 + correlation) - 2, 1.0)
     error = math.sqrt(squares / effective / float(x @ x))
     significance = slope / error if error > 0 else math.copysign(math.inf, slope)
-    return Trend(slope, significance, float(y.mean()) + slope * float(x[-1]), slope * float(x[-1] - x[0]))
+    return Trend(slope, significance, mean + slope * float(x[-1]), slope * float(x[-1] - x[0]))

@@ -4,6 +4,7 @@
     sequence   1 / (S * n_i)               S trained sequences, n_i trained tokens in the token's own
     constant   1 / (S * L)                 L a fixed length: long answers weigh more, as they should (arXiv 2503.20783)
 
+A sequence is a training sequence: a whole rollout, or one of its parts where a template rewrote history between turns.
 The weights depend on the step alone, never on padding, on order, or on how the step is cut into micro-batches.
 """
 
@@ -24,6 +25,8 @@ def normalise(
 ) -> list[Datum]:
     """The data of one optimizer step with their advantages multiplied by each token's weight, and with `weights`.
 
+    Importance weights are multiplied in as well; they do not change the normaliser.
+
     Args:
         data: all sequences of the step. Those without a trained token count for nothing.
         constant_length: L, for `constant`.
@@ -40,6 +43,7 @@ def normalise(
             assert constant_length is not None, "the config refuses aggregation=constant without a length"
             divisor = float(sequences * constant_length)
         # Divided, not multiplied by a reciprocal: equal to the last bit with a plain mean.
-        advantages = (datum.advantages / divisor).astype(np.float32)
-        out.append(replace(datum, advantages=advantages, weights=(datum.mask / divisor).astype(np.float32)))
+        weighted = datum.advantages if datum.importance is None else datum.advantages * datum.importance
+        advantages, weights = ((stream / divisor).astype(np.float32) for stream in (weighted, datum.mask))
+        out.append(replace(datum, advantages=advantages, weights=weights, importance=None))
     return out

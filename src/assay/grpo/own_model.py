@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import chz
 import torch
 
 from assay.backends.torch_local import TorchBackend
@@ -31,6 +32,12 @@ def own_backend(model: Any, ref_model: Any, config: GRPOConfig) -> TorchBackend:
             "ref_model is the model itself, so the KL penalty would always be 0. Give a copy of it, or None for one of "
             "the starting weights."
         )
+    if ref_model is not None and {id(p) for p in ref_model.parameters()} & {id(p) for p in trained}:
+        raise ModelError(
+            "ref_model shares trained weights with the model, so it would move along with it (peft wraps a model in "
+            "place: the model below it has the adapters too). Give None for the base below the adapters or a copy of "
+            "the start, or load the reference on its own."
+        )
     if ref_model is not None and not config.kl_coef:
         raise ModelError("ref_model is given but kl_coef=0 never asks it. Set kl_coef, or leave ref_model out.")
     device = next(model.parameters()).device
@@ -42,4 +49,9 @@ def own_backend(model: Any, ref_model: Any, config: GRPOConfig) -> TorchBackend:
     reference = ref_model
     if config.kl_coef and ref_model is None:
         reference = "base" if hasattr(model, "disable_adapter") else "start"
-    return TorchBackend(model, None, config.local_backend(str(device), half), reference)
+    # Who trains a model of their own has set the threads of their process already.
+    local = chz.replace(config.local_backend(str(device), half), torch_threads=torch.get_num_threads())
+    backend = TorchBackend(model, None, local, reference)
+    if config.ref_refresh_every:
+        backend.check_refresh(config.ref_refresh_mix)
+    return backend

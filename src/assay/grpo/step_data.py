@@ -48,6 +48,9 @@ class RolloutGroup:
     rollouts: Sequence[Rollout | None]
     task: str = "default"
     """Task type that metrics are split by (`P`, `A`)."""
+    policy_version: int | None = None
+    """Optimizer steps that the policy had taken when it sampled the group (`trainer.policy_version` then); None means
+    that the present policy did. Decides staleness, and which tokens show whether sampler and trainer agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,10 @@ class StepData:
 
 
 def _array(value: Any, name: str, dimensions: int) -> np.ndarray[Any, Any]:
-    array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.float() if value.dtype.itemsize == 2 and value.is_floating_point() else value
+    array = np.asarray(value)
     if array.ndim != dimensions:
         raise DataError(f"{name} must have {dimensions} dimension{'s' * (dimensions > 1)}; its shape is {array.shape}.")
     return array
@@ -140,8 +146,8 @@ def _group(
         rollouts.append(Rollout(tokens[cut:], reward, known, reference, bool(rows["truncated"][row])))
     if any(prompt != prompts[0] for prompt in prompts) or len({tasks[row] for row in members}) > 1:
         raise DataError(
-            f"Group {rows['group_ids'][members[0]]!r} has sequences of different prompts or tasks, so their rewards "
-            "cannot be compared. Give each prompt a group id of its own."
+            f"Group {rows['group_ids'][members[0]].item()!r} has sequences of different prompts or tasks, so their "
+            "rewards cannot be compared. Give each prompt a group id of its own."
         )
     return RolloutGroup(prompts[0], rollouts, tasks[members[0]])
 
@@ -162,16 +168,42 @@ def knows_behaviour(data: StepData) -> bool:
     return known != {False}
 
 
-def trajectory_groups(data: StepData, policy_version: int) -> list[TrajectoryGroup]:
+def trajectory_groups(data: StepData, policy_version: int, vocabulary: int, context: int) -> list[TrajectoryGroup]:
     """The records that the trainer works with, checked.
 
+    Args:
+        vocabulary: token ids lie below it.
+        context: most tokens of a prompt and a completion together.
+
     Raises:
-        DataError: there are no groups; or a prompt is empty, a stream has the wrong length, or a number is not finite.
-            The message names the group and the rollout.
+        DataError: there are no groups; or a prompt is empty, a stream has the wrong length, a number is not finite, a
+            token is unknown, or a sequence is too long. The message names the group and the rollout.
     """
     if not data.groups:
         raise DataError("The step has no groups, so there is nothing to train on. Give at least one RolloutGroup.")
-    return [_trajectory_group(place, group, policy_version) for place, group in enumerate(data.groups)]
+    groups = [_trajectory_group(place, group, policy_version) for place, group in enumerate(data.groups)]
+    for place, group in enumerate(data.groups):
+        _check_tokens(f"The prompt of group {place}", group.prompt, vocabulary)
+        for i, rollout in enumerate(group.rollouts):
+            if rollout is None:
+                continue
+            _check_tokens(f"Rollout {i} of group {place}", rollout.tokens, vocabulary)
+            length = len(group.prompt) + len(rollout.tokens)
+            if length > context:
+                raise DataError(
+                    f"Rollout {i} of group {place} has {length} tokens with its prompt, and the model's context is "
+                    f"{context}. Sample shorter completions, or leave the rollout out (None)."
+                )
+    return groups
+
+
+def _check_tokens(name: str, tokens: Sequence[int], vocabulary: int) -> None:
+    bad = next((int(t) for t in tokens if not 0 <= int(t) < vocabulary), None)
+    if bad is not None:
+        raise DataError(
+            f"{name} has token {bad}, and the model knows tokens 0 to {vocabulary - 1}: it was made with another "
+            "tokenizer, or padding (-100, say) was not taken off. Give the ids of the tokens that were sampled."
+        )
 
 
 def _trajectory_group(place: int, group: RolloutGroup, version: int) -> TrajectoryGroup:
@@ -180,6 +212,7 @@ def _trajectory_group(place: int, group: RolloutGroup, version: int) -> Trajecto
         raise DataError(
             f"Group {place} has an empty prompt, so its first token has no context. Give at least one token."
         )
+    version = version if group.policy_version is None else group.policy_version
     task = Task("external", f"group {place}", (), {"prompt": list(prompt)}, (group.task,))
     trajectories = tuple(
         _trajectory(f"Rollout {i} of group {place}", task, prompt, rollout, version)

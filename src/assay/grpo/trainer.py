@@ -15,25 +15,26 @@ import asyncio
 import itertools
 import json
 import logging
+import math
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from assay.backends.base import AdamParams, Backend
 from assay.errors import CheckpointError, HealthError, NonFiniteGradientError, TrainingError
+from assay.grpo.admission import admit, with_reference
 from assay.grpo.buffer import BufferedGroup, RolloutBuffer
 from assay.grpo.config import GRPOConfig
-from assay.grpo.correction import importance_weights
-from assay.grpo.group_data import flat, group_data, with_data, without_reference
+from assay.grpo.group_data import flat, without_reference
 from assay.grpo.health import HealthMonitor
 from assay.grpo.health_rules import Finding
 from assay.grpo.kl import adapt, add_penalty
 from assay.grpo.normalise import normalise
-from assay.grpo.statistics import Pass, mismatch, pass_metrics, rewards_by_task, rollout_metrics, trained_logprobs
+from assay.grpo.statistics import Pass, pass_metrics, rewards_by_task, rollout_metrics
 from assay.grpo.step_data import RolloutGroup, StepData, knows_behaviour, trajectory_groups
-from assay.types import FloatArray, Json, TrajectoryGroup
+from assay.types import Json, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,17 @@ class StepReport:
     """The health report, at its cadence."""
     rewards: dict[str, list[float]] = field(default_factory=dict)
     """Rewards of the step's scored rollouts by task type, for histograms."""
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What a checkpoint holds of the trainer itself."""
+
+    steps: int
+    kl_coef: float
+    rewards: dict[str, list[float]]
+    health: HealthMonitor
+    buffer: RolloutBuffer
 
 
 class GRPOTrainer:
@@ -90,15 +102,17 @@ class GRPOTrainer:
         self.config = config
         self.kl_coef = config.kl_coef
         """Present weight of the KL penalty."""
-        self.buffer = RolloutBuffer(
-            config.buffer_capacity, config.rollout_epochs, config.max_staleness, config.min_fresh_fraction
-        )
+        self.buffer = self._empty_buffer()
         self.health = HealthMonitor(config.health)
         self.steps = 0
         """Training steps done."""
         self.paused = False
         """Whether the run was paused on this state; who restores it and goes on has read the alarms."""
         self._rewards: dict[str, list[float]] = {}
+
+    def _empty_buffer(self) -> RolloutBuffer:
+        c = self.config
+        return RolloutBuffer(c.buffer_capacity, c.rollout_epochs, c.max_staleness, c.min_fresh_fraction)
 
     # By itself: blocking calls on data of the caller's own.
 
@@ -131,7 +145,13 @@ class GRPOTrainer:
         return self.buffer.wants_rollouts()
 
     def save(self, path: Path | str) -> None:
-        """Write weights, optimizer, reference, controller, buffer and health into the new directory `path`."""
+        """Write weights, optimizer, reference, controller, buffer and health into the new directory `path`.
+
+        Raises:
+            CheckpointError: `path` exists already.
+        """
+        if Path(path).exists():
+            raise CheckpointError(f"{path} exists already, and a checkpoint is never overwritten. Give a new path.")
         self._blocking(self.save_state(Path(path)))
 
     def load(self, path: Path | str) -> None:
@@ -142,13 +162,28 @@ class GRPOTrainer:
         """
         self._blocking(self.load_state(Path(path)))
 
+    def roll_back(self, path: Path | str) -> None:
+        """Go back to the policy that `save` wrote, after an alarm; what that means is said at `roll_back_state`.
+
+        Raises:
+            CheckpointError: as `load`.
+        """
+        self._blocking(self.roll_back_state(Path(path)))
+
+    @property
+    def policy_version(self) -> int:
+        """Optimizer steps that the policy has taken."""
+        return self.backend.policy_version
+
     async def _own_step(self, step_data: StepData | Sequence[RolloutGroup] | None, *, reuse: bool) -> dict[str, float]:
         groups: list[TrajectoryGroup] = []
         known = True
         if step_data is not None:
             data = step_data if isinstance(step_data, StepData) else StepData(step_data)
-            groups = trajectory_groups(data, self.backend.policy_version)
             known = knows_behaviour(data)
+            groups = trajectory_groups(
+                data, self.backend.policy_version, self.backend.vocab_size, self.backend.context_length
+            )
         elif self.buffer.wants_rollouts():
             raise TrainingError(
                 "The rollout buffer wants new rollouts, and none were given. Sample with the present policy and pass "
@@ -161,9 +196,8 @@ class GRPOTrainer:
             logger.warning("%s", finding.message)
         action = self.health.decide(step.findings)
         if action not in ("ignore", "warn"):
-            raise HealthError(
-                f"Training asks to {action}: " + " ".join(f.message for f in step.findings), tuple(step.findings)
-            )
+            causes = " ".join(finding.message for finding in step.findings)
+            raise HealthError(f"The trainer's health asks to {action}. {causes}", tuple(step.findings), step.metrics)
         return step.metrics
 
     def _blocking(self, work: Coroutine[Any, Any, T]) -> T:
@@ -197,7 +231,7 @@ class GRPOTrainer:
         """
         adam = self._adam(self.config.learning_rate if learning_rate is None else learning_rate)
         metrics = rollout_metrics(groups)
-        items, found = await self._admit(groups, behaviour_known)
+        items, found = await admit(self.backend, self.config, groups, behaviour_known=behaviour_known)
         metrics["groups"] = float(len(items))
         passes: list[Pass] = []
         if reuse:
@@ -207,14 +241,15 @@ class GRPOTrainer:
         else:
             for part in _split_evenly(items, self.config.num_substeps):
                 await self._optimizer_step(part, adam, passes)
-        if not passes:
+        if groups and not items:
             logger.warning("No group of this step had differing rewards: nothing to learn from, no optimizer step.")
         metrics |= pass_metrics(passes, self.config.loss) | found
         metrics |= {"learning_rate": adam.learning_rate, "kl_coef": self.kl_coef}
-        await self._after(metrics, sum(len(g.trajectories) for g in groups))
+        await self._after(metrics, sum(len(one.data) for one in passes))
         rewards = rewards_by_task(groups)
-        for task, values in rewards.items():
-            self._rewards.setdefault(task, []).extend(values)
+        if self.config.health.report_every:
+            for task, values in rewards.items():
+                self._rewards.setdefault(task, []).extend(values)
         findings = self.health.observe(metrics)
         report = None
         if self.health.report_due:
@@ -224,62 +259,6 @@ class GRPOTrainer:
     def _adam(self, learning_rate: float) -> AdamParams:
         c = self.config
         return AdamParams(learning_rate, c.beta1, c.beta2, c.eps, c.weight_decay, c.grad_clip_norm)
-
-    async def _admit(
-        self, groups: Sequence[TrajectoryGroup], behaviour_known: bool
-    ) -> tuple[list[BufferedGroup], dict[str, float]]:
-        """The data of each informative group, with everything that is computed once per rollout."""
-        items = [item for group in groups if (item := group_data(group, self.config)) is not None]
-        metrics: dict[str, float] = {}
-        if not behaviour_known:
-            items = await self._behaviour_from_policy(items)
-        elif self.config.tis_cap or self.config.max_ratio_error is not None:
-            items, metrics = await self._compare_with_sampler(items)
-        return await self._with_reference(items), metrics
-
-    async def _behaviour_from_policy(self, items: list[BufferedGroup]) -> list[BufferedGroup]:
-        logprobs = await self._logprobs(items)
-        return with_data(items, [replace(d, logprobs=x) for d, x in zip(flat(items), logprobs, strict=True)])
-
-    async def _compare_with_sampler(self, items: list[BufferedGroup]) -> tuple[list[BufferedGroup], dict[str, float]]:
-        """Check, and with `tis_cap` correct, that rollouts came from what the trainer takes for the present policy."""
-        if not items:
-            return items, {}
-        data, logprobs = flat(items), await self._logprobs(items)
-        metrics: dict[str, float] = {}
-        fresh = [d for item in items for d in [item.policy_version == self.backend.policy_version] * len(item.data)]
-        pairs = [(d, x) for d, x, f in zip(data, logprobs, fresh, strict=True) if f]
-        if pairs:
-            metrics = mismatch(*trained_logprobs([d for d, _ in pairs], [x for _, x in pairs]))
-        most = self.config.max_ratio_error
-        if most is not None and metrics.get("ratio_error", 0.0) > most:
-            raise TrainingError(
-                f"Trainer and sampler disagree on the probability of a token by a factor of up to "
-                f"{1 + metrics['ratio_error']:.4g} (max_ratio_error={most:g}): the rollouts were sampled by another "
-                "policy, at another temperature or precision, so their gradient would be biased. Mend the sampler, "
-                "correct for it (tis_cap=2), or raise max_ratio_error. Nothing was changed."
-            )
-        if self.config.tis_cap:
-            corrected, mean = importance_weights(data, logprobs, self.config.tis_cap)
-            items, metrics = with_data(items, corrected), metrics | {"tis_weight": mean}
-        return items, metrics
-
-    async def _with_reference(self, items: list[BufferedGroup]) -> list[BufferedGroup]:
-        """Reference log-probabilities for the data that have none, where there is a penalty."""
-        if not self.config.kl_coef:
-            return items
-        data = flat(items)
-        missing = [i for i, d in enumerate(data) if d.ref_logprobs is None]
-        if missing:
-            found = await self.backend.logprobs(
-                [data[i] for i in missing], temperature=self.config.temperature, reference=True
-            )
-            for i, logprobs in zip(missing, found, strict=True):
-                data[i] = replace(data[i], ref_logprobs=logprobs)
-        return with_data(items, data)
-
-    async def _logprobs(self, items: Sequence[BufferedGroup]) -> list[FloatArray]:
-        return await self.backend.logprobs(flat(items), temperature=self.config.temperature)
 
     async def _train_from_buffer(self, adam: AdamParams, passes: list[Pass]) -> None:
         """Passes over the fresh groups until the buffer wants new rollouts."""
@@ -337,7 +316,7 @@ class GRPOTrainer:
         """What follows the optimizer steps: the KL coefficient of the next step, and a fresher reference."""
         config = self.config
         self.steps += 1
-        if config.kl_target is not None and "kl_div" in metrics:
+        if config.kl_target is not None and math.isfinite(metrics.get("kl_div", math.nan)):
             self.kl_coef = adapt(
                 self.kl_coef,
                 metrics["kl_div"],
@@ -349,7 +328,7 @@ class GRPOTrainer:
         if config.ref_refresh_every and self.steps % config.ref_refresh_every == 0:
             await self.backend.refresh_reference(config.ref_refresh_mix)
             kept = [without_reference(group) for group in self.buffer.fresh]
-            renewed = {group.id: group.data for group in await self._with_reference(kept)}
+            renewed = {group.id: group.data for group in await with_reference(self.backend, config, kept)}
             self.buffer.replace_data(lambda group: renewed[group.id])
 
     # State.
@@ -374,8 +353,9 @@ class GRPOTrainer:
         Raises:
             CheckpointError: the directory is no such checkpoint, or one of another model.
         """
+        saved = self._read(path)
         await self.backend.load_state(path)
-        self.restore(path)
+        self._take(saved)
 
     def restore(self, path: Path) -> None:
         """Restore what `save_state` wrote of the trainer itself, for a backend that was loaded already.
@@ -383,15 +363,29 @@ class GRPOTrainer:
         Raises:
             CheckpointError: as `load_state`.
         """
-        state = _read_state(path / STATE)
-        self.steps, self.kl_coef = int(state["steps"]), float(state["kl_coef"])
-        self._rewards = {task: list(values) for task, values in state["rewards"].items()}
-        self.health.load(state["health"])
-        if state["paused"]:
-            self.health.acknowledge()
-        self.buffer.load(path / BUFFER)
+        self._take(self._read(path))
 
-    async def roll_back(self, path: Path) -> None:
+    def _read(self, path: Path) -> _Saved:
+        """Everything that can be refused, before anything is changed."""
+        state = _read_state(path / STATE)
+        buffer, health = self._empty_buffer(), HealthMonitor(self.config.health)
+        buffer.load(path / BUFFER)
+        try:
+            health.load(state["health"])
+            if state["paused"]:
+                health.acknowledge()
+            rewards = {str(task): [float(v) for v in values] for task, values in state["rewards"].items()}
+            return _Saved(int(state["steps"]), float(state["kl_coef"]), rewards, health, buffer)
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"{path / STATE} is not what a trainer writes ({error!r}). Use a checkpoint that this class wrote."
+            ) from error
+
+    def _take(self, saved: _Saved) -> None:
+        self.steps, self.kl_coef, self._rewards = saved.steps, saved.kl_coef, saved.rewards
+        self.health, self.buffer, self.paused = saved.health, saved.buffer, False
+
+    async def roll_back_state(self, path: Path) -> None:
         """Take the policy, optimizer, reference and KL coefficient of an earlier checkpoint of this trainer.
 
         Time does not go back: step counts go on, the buffered rollouts (of a policy that is no more) are dropped, and

@@ -246,6 +246,8 @@ _LEAST: Mapping[str, float] = {
     "tensorboard_log_histograms_every": 0,
     "resume_from_batch": 0,
 }
+_BUFFER = ("buffer_capacity", "min_fresh_fraction", "max_staleness")
+"""Settings of the rollout buffer."""
 _MOST: Mapping[str, float] = {"gamma": 1, "kl_discount_factor": 1, "max_errored_fraction": 1}
 _NO_BOUND: Mapping[str, float] = {}
 
@@ -285,8 +287,24 @@ def _impossible(config: TrainingConfig) -> list[str]:
         problems.append(
             "wandb_name is set but wandb_project is not, so W&B is off. Set wandb_project or remove wandb_name."
         )
+    if config.lora_rank and config.grpo.ref_refresh_mix != 1:
+        problems.append(
+            f"grpo.ref_refresh_mix={config.grpo.ref_refresh_mix} with lora_rank={config.lora_rank}: adapters cannot be "
+            "mixed, since half of two factors is not half of their product. Set grpo.ref_refresh_mix=1 or lora_rank=0."
+        )
+    idle = [name for name in _BUFFER if getattr(config.grpo, name) != getattr(AlgorithmConfig(), name)]
+    if config.rollout_epochs == 1 and idle:
+        problems.append(
+            f"{', '.join(f'grpo.{name}' for name in idle)} set, but rollout_epochs=1 keeps no rollouts. Raise "
+            "rollout_epochs, or remove it."
+        )
     if config.temperature <= 0:
         problems.append(f"temperature={config.temperature} must be above 0: RL needs samples, not the argmax.")
+    if config.active_builder.group_size == 1 and config.max_batches != 0:
+        problems.append(
+            "group_size=1 of the dataset builder leaves a reward nothing to be compared with, so no batch would teach "
+            "anything. Set it to 2 or more (or max_batches=0 for SFT alone)."
+        )
     if config.num_substeps > config.active_builder.batch_size:
         problems.append(
             f"num_substeps={config.num_substeps} but a batch has only {config.active_builder.batch_size} groups to "

@@ -151,10 +151,13 @@ async def _rl(session: Session) -> None:
                 groups = await _rollouts(session, step, await prefetch.take(index))
                 report = await _update(session, step, groups, rl_learning_rate(config, index, batches))
                 last = index + 1 == batches
+                # Before the evaluation, which is to measure the policy that the step's checkpoint holds.
+                alarm = await act_on_alarms(session, report)
                 if last or (config.eval_every and (index + 1) % config.eval_every == 0):
                     await _evaluate(session, step)
-                alarm = await act_on_alarms(session, report)
                 due = last or (index + 1) % config.save_every == 0 or session.trainer.paused
+                if alarm is not None and not session.trainer.paused:
+                    due = False  # from a checkpoint of a stopped step the same command would go on
                 await _finish_step(session, step, checkpoint=due)
                 if alarm is not None:
                     raise alarm

@@ -40,21 +40,28 @@ def _rl(config: TrainingConfig, num_batches: int) -> str:
     samples = builder.batch_size * builder.group_size
     turns = f" of up to {_count(config.max_turns, 'turn')}" if config.mode == "multi_turn" else ""
     extras = ", ".join(_extras(config))
+    passes = f" in each of {config.rollout_epochs} passes" if config.rollout_epochs > 1 else " each"
     return (
         f"RL: {_count(num_batches, 'batch')} of {_count(builder.batch_size, 'problem')} x "
         f"{_count(builder.group_size, 'rollout')}{turns} = {_count(samples, 'sample')}, "
-        f"{_count(config.num_substeps, 'optimizer step')} each at {config.learning_rate:g} "
+        f"{_count(config.num_substeps, 'optimizer step')}{passes} at {config.learning_rate:g} "
         f"({_count(num_batches * samples, 'sample')} in all). Loss: {config.loss_fn}{', ' + extras if extras else ''}."
     )
 
 
 def _extras(config: TrainingConfig) -> Iterator[str]:
     """What changes the objective beside the loss itself."""
+    trainer = config.trainer()
     yield from (f"{name}={value:g}" for name, value in sorted(config.loss_fn_config.items()))
-    if config.normalize_advantages_by_std:
+    if trainer.recipe.by_std:
         yield "advantages divided by their group's standard deviation"
-    if config.kl_penalty_coef:
-        yield f"KL penalty {config.kl_penalty_coef:g}"
+    if trainer.kl_coef:
+        target = f", adapted to {trainer.kl_target:g}" if trainer.kl_target is not None else ""
+        yield f"KL penalty {trainer.kl_coef:g} ({trainer.estimator} in the {trainer.kl_placement}{target})"
+    if trainer.entropy_coef:
+        yield f"entropy bonus {trainer.entropy_coef:g}"
+    if config.dynamic_sampling_rounds:
+        yield f"groups of equal rewards replaced up to {_count(config.dynamic_sampling_rounds, 'time')}"
     if config.temperature != 1:
         yield f"temperature {config.temperature:g}"
 

@@ -28,7 +28,7 @@ async def act_on_alarms(session: Session, report: StepReport) -> HealthError | N
     causes = " ".join(finding.message for finding in report.findings)
     if action == "rollback":
         good = last_healthy(session)
-        await trainer.roll_back(session.run.load_checkpoint(good).policy)
+        await trainer.roll_back_state(session.run.load_checkpoint(good).policy)
         factor = trainer.health.learning_rate_factor
         session.log.event(
             number,

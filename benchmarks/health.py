@@ -1,0 +1,221 @@
+"""Whether the health rules catch runs that go wrong, how early, and how often they cry wolf.
+
+    python benchmarks/health.py [--seeds N] [--chess-batches N] [--quick]
+
+Two sources of series, both on seeds that no threshold was chosen on: made-up runs with realistic noise
+(`tests/health_series.py`), and real training runs (`benchmarks/support/health_runs.py`): tiny ones that collapse or are
+sabotaged, chess with a learning rate 20 times too high, and tiny and chess runs that learn. Every step of a series goes
+through a `HealthMonitor` with default settings. The last line is one JSON object:
+
+- `kinds`: the ways to go wrong. `caught`: by kind and source, series in which a rule of that kind spoke after the
+  onset; an alarm of another kind's rule does not count. `kinds_caught`: kinds all of whose series were caught.
+- `lead_steps`: by kind and source, the median number of steps from that alarm to the point of no return (negative is
+  late), over the series that reach one. `least_lead_steps`: the smallest. `in_time`: series with a lead of 0 or more.
+- `false_alarms_per_1000_steps`: alarms of any rule in healthy runs and before the known onset of a fault.
+
+The point of no return is, by kind:
+
+- kl_runaway: the mean reward of 5 steps is half of its best or less, or 10 steps begin in which 9 of 10 groups have
+  constant rewards, so that nothing is left that could lead back.
+- entropy_collapse: the entropy is below 0.01 nats/token, or 10 such steps begin.
+- reward_hacking: the mean of the intended part over 5 steps is half of its best or less.
+- truncation: 90 % of the completions of 5 steps are cut off.
+- non_finite: the first step with such a number.
+- constant_rewards, mismatch, gradient_explosion, clipping, which do not grow: 20 steps after the onset, when the
+  default settings have written two checkpoints of it.
+
+The exit status is 1 when a kind was missed or false alarms are above 1 in 1000 steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from assay.grpo.health import HealthMonitor
+from assay.grpo.health_config import HealthConfig
+from assay.grpo.health_rules import Finding
+from support import machine
+from support.health_runs import FAULTS, chess_run, failing_run, health_series, healthy_run
+
+FIRST_SEED = 5000
+"""Thresholds were chosen on lower ones."""
+ALLOWED = 1.0
+"""False alarms per 1000 steps."""
+ONCE = {"constant_rewards", "mismatch", "gradient_explosion", "clipping"}
+"""Kinds that begin at their full size."""
+TOO_HOT = ("learning_rate=1e-2", "kl_penalty_coef=1e-3")
+"""The chess preset learns at 5e-4."""
+Series = Sequence[health_series.Step]
+
+
+@dataclass
+class Tally:
+    """What was found in the series of one source."""
+
+    caught: dict[str, list[bool]] = field(default_factory=dict)
+    leads: dict[str, list[int]] = field(default_factory=dict)
+    healthy_steps: int = 0
+    false_alarms: Counter[str] = field(default_factory=Counter)
+
+    def failing(self, kind: str, series: Series, onset: int | None) -> None:
+        """Judge a run that goes wrong, from `onset` on where that is known."""
+        said = alarms(series)
+        if onset is not None:
+            self.healthy_steps += onset
+            self.false_alarms.update(f.rule for step, f in said if step < onset)
+        first = next((i for i, f in said if i >= (onset or 0) and f.rule in health_series.RULES_OF[kind]), None)
+        end = point_of_no_return(kind, series, onset or 0)
+        self.caught.setdefault(kind, []).append(first is not None)
+        if first is not None and end is not None:
+            self.leads.setdefault(kind, []).append(end - first)
+        print(f"  {kind}: onset {onset}, alarm {first}, point of no return {end}", file=sys.stderr)
+
+    def healthy(self, name: str, series: Series) -> None:
+        """Judge a run that goes well."""
+        said = alarms(series)
+        self.healthy_steps += len(series)
+        self.false_alarms.update(f.rule for _, f in said)
+        print(f"  {name}: {len(series)} steps, {[(i, f.rule) for i, f in said] or 'no alarm'}", file=sys.stderr)
+
+
+def alarms(series: Series) -> list[tuple[int, Finding]]:
+    """Every finding that a monitor with default settings speaks of, with its step."""
+    monitor = HealthMonitor(HealthConfig())
+    return [(i, finding) for i, step in enumerate(series) for finding in monitor.observe(step)]
+
+
+def point_of_no_return(kind: str, series: Series, onset: int) -> int | None:
+    """See the module; None when the run ends before it."""
+    if kind in ONCE:
+        return onset + 20
+    reached: dict[str, Callable[[], Iterator[int]]] = {
+        "kl_runaway": lambda: (*halved(series, "reward_mean", onset), *nothing_left(series, onset)),
+        "entropy_collapse": lambda: (*below(series, "entropy", 0.01, onset), *nothing_left(series, onset)),
+        "reward_hacking": lambda: halved(series, "part/right", onset),
+        "truncation": lambda: (i for i, mean in averages(series, "truncated_fraction") if i >= onset and mean >= 0.9),
+        "non_finite": lambda: (i for i, step in enumerate(series) if step.get("nan_skip")),
+    }
+    return min(reached[kind](), default=None)
+
+
+def averages(series: Series, metric: str) -> Iterator[tuple[int, float]]:
+    """Mean of a metric over five steps, with the last of them."""
+    known = [(i, step[metric]) for i, step in enumerate(series) if metric in step]
+    for at in range(4, len(known)):
+        yield known[at][0], statistics.fmean(value for _, value in known[at - 4 : at + 1])
+
+
+def halved(series: Series, metric: str, onset: int) -> Iterator[int]:
+    """Steps at which a metric's five-step mean is half of its best so far, or less."""
+    best = 0.0
+    for i, mean in averages(series, metric):
+        best = max(best, mean)
+        if i >= onset and mean <= best / 2:
+            yield i
+
+
+def below(series: Series, metric: str, limit: float, onset: int) -> Iterator[int]:
+    """Steps at which a metric is below a limit."""
+    return (i for i, step in enumerate(series) if i >= onset and step.get(metric, limit) < limit)
+
+
+def nothing_left(series: Series, onset: int) -> Iterator[int]:
+    """First steps of ten that have 90 % constant groups each."""
+    constant = [step.get("constant_groups", 0.0) >= 0.9 for step in series]
+    return (i for i in range(onset, len(series) - 9) if all(constant[i : i + 10]))
+
+
+def made_up(seeds: int, steps: int) -> Tally:
+    """Judge made-up series: `seeds` of each kind, and twice as many healthy ones."""
+    tally = Tally()
+    for seed in range(FIRST_SEED, FIRST_SEED + 2 * seeds):
+        tally.healthy(f"healthy {seed}", health_series.healthy(seed, steps))
+    for kind in health_series.FAILURES:
+        for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+            tally.failing(kind, *health_series.failing(kind, seed, 400))
+    return tally
+
+
+def real(kinds: Sequence[str], seeds: int, steps: int, batches: int, folder: Path) -> Tally:
+    """Judge real runs: `seeds` of each kind, healthy ones, and chess where `batches` is not 0."""
+    tally = Tally()
+    for seed in range(FIRST_SEED, FIRST_SEED + 2 * seeds):
+        tally.healthy(f"toy {seed}", healthy_run(seed, folder / f"healthy{seed}", steps))
+    for kind in kinds:
+        for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+            tally.failing(kind, *failing_run(kind, seed, folder / f"{kind}{seed}"))
+    if batches:
+        tally.healthy("chess", chess_run(FIRST_SEED, folder / "chess", batches))
+        hot = chess_run(
+            FIRST_SEED, folder / "chess_hot", min(batches, 40), "learning_rate=1e-2", "kl_penalty_coef=1e-3"
+        )
+        tally.failing("kl_runaway", hot, None)
+    return tally
+
+
+def summary(sources: dict[str, Tally]) -> dict[str, object]:
+    """All sources, apart and together."""
+    kinds = list(health_series.FAILURES)
+    rates = {name: 1000 * tally.false_alarms.total() / tally.healthy_steps for name, tally in sources.items()}
+    steps = {name: tally.healthy_steps for name, tally in sources.items()}
+    wrong = sum((tally.false_alarms for tally in sources.values()), Counter[str]())
+    rates["all"] = 1000 * wrong.total() / sum(steps.values())
+
+    def by_kind(of: Callable[[Tally, str], object]) -> dict[str, dict[str, object]]:
+        return {kind: {name: of(t, kind) for name, t in sources.items() if kind in t.caught} for kind in kinds}
+
+    def of_leads(tally: Tally, kind: str, how: Callable[[Sequence[int]], float]) -> float | None:
+        return how(tally.leads[kind]) if kind in tally.leads else None
+
+    return {
+        "kinds": kinds,
+        "kinds_caught": sum(all(all(t.caught.get(kind, [True])) for t in sources.values()) for kind in kinds),
+        "caught": by_kind(lambda t, kind: share(t.caught[kind])),
+        "lead_steps": by_kind(lambda t, kind: of_leads(t, kind, statistics.median)),
+        "least_lead_steps": by_kind(lambda t, kind: of_leads(t, kind, min)),
+        "in_time": by_kind(
+            lambda t, kind: f"{sum(x >= 0 for x in t.leads.get(kind, []))}/{len(t.leads.get(kind, []))}"
+        ),
+        "false_alarms_per_1000_steps": rates,
+        "healthy_steps": steps,
+        "false_alarms": dict(wrong),
+    }
+
+
+def share(of: Sequence[bool]) -> str:
+    """How many of how many."""
+    return f"{sum(of)}/{len(of)}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=10, help="made-up series of each kind; real ones are a fifth")
+    parser.add_argument("--chess-batches", type=int, default=150, help="RL batches of the chess run; 0 leaves it out")
+    parser.add_argument("--quick", action="store_true", help="a few seconds: shows that everything works")
+    args = parser.parse_args()
+    began, cpu = time.monotonic(), time.process_time()
+    with tempfile.TemporaryDirectory(prefix="health_") as scratch:
+        if args.quick:
+            sources = {"made_up": made_up(1, 200), "real": real(["mismatch"], 1, 40, 0, Path(scratch))}
+        else:
+            tally = real(list(FAULTS), max(1, args.seeds // 5), 300, args.chess_batches, Path(scratch))
+            sources = {"made_up": made_up(args.seeds, 500), "real": tally}
+    found = summary(sources)
+    cost = {"cpu_s": round(time.process_time() - cpu, 1), "wall_s": round(time.monotonic() - began, 1)}
+    print(json.dumps(found | cost | {"quick": args.quick, "machine": machine()}))
+    rate = found["false_alarms_per_1000_steps"]
+    assert isinstance(rate, dict)
+    return 0 if found["kinds_caught"] == len(health_series.FAILURES) and rate["all"] <= ALLOWED else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
