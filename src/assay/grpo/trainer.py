@@ -242,7 +242,9 @@ class GRPOTrainer:
             for part in _split_evenly(items, self.config.num_substeps):
                 await self._optimizer_step(part, adam, passes)
         if groups and not passes:
-            logger.warning("No optimizer step was taken: no group at hand had differing rewards, nothing to learn from.")
+            logger.warning(
+                "No optimizer step: no group at hand had differing rewards, so there is nothing to learn from."
+            )
         metrics |= pass_metrics(passes, self.config.loss) | found
         metrics |= {"learning_rate": adam.learning_rate, "kl_coef": self.kl_coef}
         await self._after(metrics, sum(len(one.data) for one in passes))
