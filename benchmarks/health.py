@@ -1,6 +1,6 @@
 """Whether the health rules catch runs that go wrong, how early, and how often they cry wolf.
 
-    python benchmarks/health.py [--seeds N] [--chess-batches N] [--quick]
+    python benchmarks/health.py [--seeds N] [--sources made_up toy chess] [--chess-batches N] [--quick]
 
 Two sources of series, both on seeds that no threshold was chosen on: made-up runs with realistic noise
 (`tests/health_series.py`), and real training runs (`benchmarks/support/health_runs.py`): tiny ones that collapse or are
@@ -11,7 +11,8 @@ through a `HealthMonitor` with default settings. The last line is one JSON objec
   onset; an alarm of another kind's rule does not count. `kinds_caught`: kinds all of whose series were caught.
 - `lead_steps`: by kind and source, the median number of steps from that alarm to the point of no return (negative is
   late), over the series that reach one. `least_lead_steps`: the smallest. `in_time`: series with a lead of 0 or more.
-- `false_alarms_per_1000_steps`: alarms of any rule in healthy runs and before the known onset of a fault.
+- `false_alarms_per_1000_steps`: alarms of any rule in healthy runs and before the known onset of a fault; `real` is
+  tiny and chess runs together.
 
 The point of no return is, by kind:
 
@@ -52,6 +53,8 @@ ALLOWED = 1.0
 """False alarms per 1000 steps."""
 ONCE = {"constant_rewards", "mismatch", "gradient_explosion", "clipping"}
 """Kinds that begin at their full size."""
+MADE_UP = "made_up"
+SOURCES = (MADE_UP, "toy", "chess")
 TOO_HOT = ("learning_rate=1e-2", "kl_penalty_coef=1e-3")
 """The chess preset learns at 5e-4."""
 Series = Sequence[health_series.Step]
@@ -145,20 +148,22 @@ def made_up(seeds: int, steps: int) -> Tally:
     return tally
 
 
-def real(kinds: Sequence[str], seeds: int, steps: int, batches: int, folder: Path) -> Tally:
-    """Judge real runs: `seeds` of each kind, healthy ones, and chess where `batches` is not 0."""
+def toy(kinds: Sequence[str], seeds: int, steps: int, folder: Path) -> Tally:
+    """Judge tiny real runs: `seeds` of each kind, and twice as many healthy ones."""
     tally = Tally()
     for seed in range(FIRST_SEED, FIRST_SEED + 2 * seeds):
         tally.healthy(f"toy {seed}", healthy_run(seed, folder / f"healthy{seed}", steps))
     for kind in kinds:
         for seed in range(FIRST_SEED, FIRST_SEED + seeds):
             tally.failing(kind, *failing_run(kind, seed, folder / f"{kind}{seed}"))
-    if batches:
-        tally.healthy("chess", chess_run(FIRST_SEED, folder / "chess", batches))
-        hot = chess_run(
-            FIRST_SEED, folder / "chess_hot", min(batches, 40), "learning_rate=1e-2", "kl_penalty_coef=1e-3"
-        )
-        tally.failing("kl_runaway", hot, None)
+    return tally
+
+
+def chess(batches: int, folder: Path) -> Tally:
+    """Judge the chess preset, as it is and far too hot."""
+    tally = Tally()
+    tally.healthy("chess", chess_run(FIRST_SEED, folder / "chess", batches))
+    tally.failing("kl_runaway", chess_run(FIRST_SEED, folder / "chess_hot", min(batches, 40), *TOO_HOT), None)
     return tally
 
 
@@ -168,7 +173,9 @@ def summary(sources: dict[str, Tally]) -> dict[str, object]:
     rates = {name: 1000 * tally.false_alarms.total() / tally.healthy_steps for name, tally in sources.items()}
     steps = {name: tally.healthy_steps for name, tally in sources.items()}
     wrong = sum((tally.false_alarms for tally in sources.values()), Counter[str]())
-    rates["all"] = 1000 * wrong.total() / sum(steps.values())
+    for name, members in {"real": sources.keys() - {MADE_UP}, "all": sources.keys()}.items():
+        if over := sum(steps[m] for m in members):
+            rates[name] = 1000 * sum(sources[m].false_alarms.total() for m in members) / over
 
     def by_kind(of: Callable[[Tally, str], object]) -> dict[str, dict[str, object]]:
         return {kind: {name: of(t, kind) for name, t in sources.items() if kind in t.caught} for kind in kinds}
@@ -198,17 +205,23 @@ def share(of: Sequence[bool]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=10, help="made-up series of each kind; real ones are a fifth")
-    parser.add_argument("--chess-batches", type=int, default=150, help="RL batches of the chess run; 0 leaves it out")
+    parser.add_argument("--seeds", type=int, default=10, help="made-up series of each kind; tiny runs are a fifth")
+    parser.add_argument("--sources", nargs="+", choices=SOURCES, default=SOURCES, help="where series come from")
+    parser.add_argument("--chess-batches", type=int, default=150, help="RL batches of the chess run")
     parser.add_argument("--quick", action="store_true", help="a few seconds: shows that everything works")
     args = parser.parse_args()
     began, cpu = time.monotonic(), time.process_time()
     with tempfile.TemporaryDirectory(prefix="health_") as scratch:
-        if args.quick:
-            sources = {"made_up": made_up(1, 200), "real": real(["mismatch"], 1, 40, 0, Path(scratch))}
-        else:
-            tally = real(list(FAULTS), max(1, args.seeds // 5), 300, args.chess_batches, Path(scratch))
-            sources = {"made_up": made_up(args.seeds, 500), "real": tally}
+        folder, seeds = Path(scratch), 1 if args.quick else args.seeds
+        tallies: dict[str, Callable[[], Tally]] = {
+            MADE_UP: lambda: made_up(seeds, 200 if args.quick else 500),
+            "toy": lambda: toy(
+                ["mismatch"] if args.quick else list(FAULTS), max(1, seeds // 5), 40 if args.quick else 300, folder
+            ),
+            "chess": lambda: chess(args.chess_batches, folder),
+        }
+        wanted = [MADE_UP, "toy"] if args.quick else args.sources
+        sources = {name: tallies[name]() for name in wanted}
     found = summary(sources)
     cost = {"cpu_s": round(time.process_time() - cpu, 1), "wall_s": round(time.monotonic() - began, 1)}
     print(json.dumps(found | cost | {"quick": args.quick, "machine": machine()}))

@@ -87,9 +87,9 @@ def of_seed(seed: int, out: Path, settings: Sequence[str]) -> dict[str, RunRecor
 
 
 def values(tasks: Sequence[HeldoutTask], kind: str, metric: str) -> list[float]:
-    """One value per held-out task of a kind; tasks that do not report the metric are of the other kind."""
+    """One value per held-out task of a kind that has the metric (a drawn position has no win to keep)."""
     of_kind = [task for task in tasks if ("exact" in task.values) == (kind == "A")]
-    return [task.values[metric] for task in of_kind]
+    return [task.values[metric] for task in of_kind if metric in task.values]
 
 
 def compare(runs: Sequence[Mapping[str, RunRecords]], kind: str, metric: str) -> dict[str, Any]:

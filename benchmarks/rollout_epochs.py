@@ -9,9 +9,9 @@ measured on the same 400 held-out positions of the `final` set, 4 samples each, 
 completions. A finished or interrupted run in --out is not done again.
 
 The last line is one JSON object: `epochs_N` holds the means over seeds at the end (`legal`, `reward`, each seed's
-values, `legal_curve` by completions sampled, `cpu_s` of RL without evaluations), `efficiency_N` the completions that
-1 epoch needs for what N epochs reach half-way, over the completions that N epochs needed (by linear interpolation of
-the mean curve; null where it is never reached).
+values, `legal_curve` by completions sampled, `cpu_s` of RL without evaluations), `efficiency_N` how many times fewer
+completions N epochs needed for the share of legal moves that 1 epoch reaches at the end (by linear interpolation of the
+mean curves; null where it is never reached).
 """
 
 from __future__ import annotations
@@ -116,12 +116,11 @@ def main() -> None:
             print(f"seed {seed}, {epochs} epochs: legal {end['legal']:.3f}, reward {end['reward']:.3f}", flush=True)
     results = {n: summary_of(runs) for n, runs in found.items()}
     output: dict[str, Any] = {f"epochs_{n}": result for n, result in results.items()}
-    base = results.get(1)
-    for n, result in results.items():
-        if base is not None and n != 1:
-            completions, level = result["legal_curve"][len(result["legal_curve"]) // 2]
-            needed = completions_to_reach([(x, y) for x, y in base["legal_curve"]], level)
-            output[f"efficiency_{n}"] = None if needed is None else needed / completions
+    if 1 in results:
+        completions, level = results[1]["legal_curve"][-1]
+        for n in (n for n in results if n != 1):
+            needed = completions_to_reach([(x, y) for x, y in results[n]["legal_curve"]], level)
+            output[f"efficiency_{n}"] = None if needed is None else completions / needed
     print(json.dumps({**output, "seeds": args.seeds, "machine": machine("chess")}))
 
 

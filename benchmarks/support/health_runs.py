@@ -45,7 +45,6 @@ from toy_env import ToyBuilder, ToyDataset
 
 ONSET = 40
 """RL step at which a fault from outside begins."""
-STEPS = 120
 Reward = Callable[[str, int], dict[str, float]]
 """(answer, RL step) -> the parts of its reward, which is their sum."""
 
@@ -132,6 +131,7 @@ class Fault:
     sabotage: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     onset: int | None = None
     """Step at which the fault begins; None where the optimisation leads there."""
+    steps: int = ONSET + 30
 
 
 def _from_call(name: str, first: int, change: Callable[[TorchBackend, tuple[Any, ...]], tuple[Any, ...]]) -> Any:
@@ -162,7 +162,7 @@ SFT_STEPS = 20
 WATCHING = dict.fromkeys(DEFAULT_ACTIONS, "warn")
 FAULTS: Mapping[str, Fault] = {
     "kl_runaway": Fault("noisy", {"learning_rate": 2e-2, "kl_penalty_coef": 1e-6}),
-    "entropy_collapse": Fault("all_a", {"learning_rate": 4e-3, "kl_penalty_coef": 1e-6}),
+    "entropy_collapse": Fault("all_a", {"learning_rate": 4e-3, "kl_penalty_coef": 1e-6}, steps=140),
     "reward_hacking": Fault("hackable", {}),
     "constant_rewards": Fault("broken", {}, onset=ONSET),
     "non_finite": Fault("balanced", {}, lambda: _from_call("optim_step", SFT_STEPS + ONSET, _poisoned), ONSET),
@@ -177,7 +177,7 @@ def failing_run(kind: str, seed: int, folder: Path) -> tuple[list[Step], int | N
     """The metrics of a tiny run with this fault, and the step at which it begins where that is known."""
     fault = FAULTS[kind]
     with fault.sabotage():
-        return tiny_run(folder, fault.reward, seed, STEPS, **fault.settings), fault.onset
+        return tiny_run(folder, fault.reward, seed, fault.steps, **fault.settings), fault.onset
 
 
 def healthy_run(seed: int, folder: Path, steps: int = 300) -> list[Step]:

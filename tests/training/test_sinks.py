@@ -149,7 +149,7 @@ def wandb_rows(folder):
 
 
 def test_a_resumed_wandb_run_is_the_same_run_and_is_told_every_step_once(tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     for first, last in ((-1, 3), (1, 5)):
         sink = WandbSink(tmp_path, project="p", name="n", config={"a": 1})
@@ -159,6 +159,7 @@ def test_a_resumed_wandb_run_is_the_same_run_and_is_told_every_step_once(tmp_pat
             sink.flush(durable=False)
         sink.close()
         sink.close()
+        wandb.teardown()  # as a process does at its end; a run that resumes is another process
     rows, ids = wandb_rows(tmp_path)
     assert ids == {sink.id}
     assert [step for step, _ in rows] == list(range(6))

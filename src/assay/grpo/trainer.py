@@ -241,8 +241,10 @@ class GRPOTrainer:
         else:
             for part in _split_evenly(items, self.config.num_substeps):
                 await self._optimizer_step(part, adam, passes)
-        if groups and not items:
-            logger.warning("No group of this step had differing rewards: nothing to learn from, no optimizer step.")
+        if groups and not passes:
+            logger.warning(
+                "No optimizer step: no group at hand had differing rewards, so there is nothing to learn from."
+            )
         metrics |= pass_metrics(passes, self.config.loss) | found
         metrics |= {"learning_rate": adam.learning_rate, "kl_coef": self.kl_coef}
         await self._after(metrics, sum(len(one.data) for one in passes))
