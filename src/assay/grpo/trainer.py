@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import logging
 import math
 from collections.abc import Coroutine, Sequence
@@ -34,14 +33,12 @@ from assay.grpo.kl import adapt, add_penalty
 from assay.grpo.normalise import normalise
 from assay.grpo.statistics import Pass, pass_metrics, rewards_by_task, rollout_metrics
 from assay.grpo.step_data import RolloutGroup, StepData, knows_behaviour, trajectory_groups
-from assay.types import Json, TrajectoryGroup
+from assay.grpo.trainer_state import TrainerState, read_state, write_state
+from assay.types import TrajectoryGroup
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-VERSION = 1
-STATE, BUFFER = "trainer.json", "rollouts.npz"
-"""What a checkpoint holds of the trainer, beside what the backend wrote."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +52,6 @@ class StepReport:
     """The health report, at its cadence."""
     rewards: dict[str, list[float]] = field(default_factory=dict)
     """Rewards of the step's scored rollouts by task type, for histograms."""
-
-
-@dataclass(frozen=True)
-class _Saved:
-    """What a checkpoint holds of the trainer itself."""
-
-    steps: int
-    kl_coef: float
-    rewards: dict[str, list[float]]
-    health: HealthMonitor
-    buffer: RolloutBuffer
 
 
 class GRPOTrainer:
@@ -338,16 +324,7 @@ class GRPOTrainer:
     async def save_state(self, path: Path) -> None:
         """Write the backend's state and the trainer's into the directory `path` (created, must not exist)."""
         await self.backend.save_state(path)
-        state: dict[str, Json] = {
-            "version": VERSION,
-            "steps": self.steps,
-            "kl_coef": self.kl_coef,
-            "paused": self.paused,
-            "rewards": self._rewards,
-            "health": self.health.state(),
-        }
-        (path / STATE).write_text(json.dumps(state))
-        self.buffer.save(path / BUFFER)
+        write_state(path, TrainerState(self.steps, self.kl_coef, self.paused, self._rewards, self.health, self.buffer))
 
     async def load_state(self, path: Path) -> None:
         """Restore what `save_state` wrote.
@@ -367,25 +344,13 @@ class GRPOTrainer:
         """
         self._take(self._read(path))
 
-    def _read(self, path: Path) -> _Saved:
+    def _read(self, path: Path) -> TrainerState:
         """Everything that can be refused, before anything is changed."""
-        state = _read_state(path / STATE)
-        buffer, health = self._empty_buffer(), HealthMonitor(self.config.health)
-        buffer.load(path / BUFFER)
-        try:
-            health.load(state["health"])
-            if state["paused"]:
-                health.acknowledge()
-            rewards = {str(task): [float(v) for v in values] for task, values in state["rewards"].items()}
-            return _Saved(int(state["steps"]), float(state["kl_coef"]), rewards, health, buffer)
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise CheckpointError(
-                f"{path / STATE} is not what a trainer writes ({error!r}). Use a checkpoint that this class wrote."
-            ) from error
+        return read_state(path, HealthMonitor(self.config.health), self._empty_buffer())
 
-    def _take(self, saved: _Saved) -> None:
+    def _take(self, saved: TrainerState) -> None:
         self.steps, self.kl_coef, self._rewards = saved.steps, saved.kl_coef, saved.rewards
-        self.health, self.buffer, self.paused = saved.health, saved.buffer, False
+        self.health, self.buffer, self.paused = saved.health, saved.buffer, saved.paused
 
     async def roll_back_state(self, path: Path) -> None:
         """Take the policy, optimizer, reference and KL coefficient of an earlier checkpoint of this trainer.
@@ -393,24 +358,11 @@ class GRPOTrainer:
         Time does not go back: step counts go on, the buffered rollouts (of a policy that is no more) are dropped, and
         the monitor starts anew.
         """
+        saved = self._read(path)
         await self.backend.load_state(path)
-        self.kl_coef = float(_read_state(path / STATE)["kl_coef"])
+        self.kl_coef = saved.kl_coef
         self.buffer.clear()
         self.health.rolled_back()
-
-
-def _read_state(path: Path) -> dict[str, Any]:
-    try:
-        state: dict[str, Any] = json.loads(path.read_text())
-        version = int(state["version"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error}), so the trainer's counters and controllers are lost. Use a checkpoint "
-            "that this class wrote."
-        ) from error
-    if version > VERSION:
-        raise CheckpointError(f"{path} has format version {version}; this Assay reads up to {VERSION}.")
-    return state
 
 
 def _split_evenly(groups: Sequence[BufferedGroup], parts: int) -> list[Sequence[BufferedGroup]]:
