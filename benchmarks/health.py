@@ -8,7 +8,8 @@ sabotaged, chess with a learning rate 20 times too high, and tiny and chess runs
 through a `HealthMonitor` with default settings. The last line is one JSON object:
 
 - `kinds`: the ways to go wrong. `caught`: by kind and source, series in which a rule of that kind spoke after the
-  onset; an alarm of another kind's rule does not count. `kinds_caught`: kinds all of whose series were caught.
+  onset; an alarm of another kind's rule does not count. `kinds_caught`: kinds all of whose series were caught, of
+  the `kinds_judged` that there were series of.
 - `lead_steps`: by kind and source, the median number of steps from that alarm to the point of no return (negative is
   late), over the series that reach one. `least_lead_steps`: the smallest. `in_time`: series with a lead of 0 or more.
 - `false_alarms_per_1000_steps`: alarms of any rule in healthy runs and before the known onset of a fault; `real` is
@@ -21,7 +22,8 @@ The point of no return is, by kind:
 - entropy_collapse: the entropy is below 0.01 nats/token, or 10 such steps begin.
 - reward_hacking: the mean of the intended part over 5 steps is half of its best or less.
 - truncation: 90 % of the completions of 5 steps are cut off.
-- non_finite: the first step with such a number.
+- non_finite: the first step with such a number. (In tiny runs a gradient is made NaN; the loop then ends the run with
+  an error, and the step's observation is put together from that.)
 - constant_rewards, mismatch, gradient_explosion, clipping, which do not grow: 20 steps after the onset, when the
   default settings have written two checkpoints of it.
 
@@ -185,7 +187,8 @@ def summary(sources: dict[str, Tally]) -> dict[str, object]:
 
     return {
         "kinds": kinds,
-        "kinds_caught": sum(all(all(t.caught.get(kind, [True])) for t in sources.values()) for kind in kinds),
+        "kinds_caught": sum(all(found) for kind in kinds if (found := judged(sources, kind))),
+        "kinds_judged": sum(bool(judged(sources, kind)) for kind in kinds),
         "caught": by_kind(lambda t, kind: share(t.caught[kind])),
         "lead_steps": by_kind(lambda t, kind: of_leads(t, kind, statistics.median)),
         "least_lead_steps": by_kind(lambda t, kind: of_leads(t, kind, min)),
@@ -196,6 +199,11 @@ def summary(sources: dict[str, Tally]) -> dict[str, object]:
         "healthy_steps": steps,
         "false_alarms": dict(wrong),
     }
+
+
+def judged(sources: dict[str, Tally], kind: str) -> list[bool]:
+    """Of every series of a kind, whether it was caught."""
+    return [found for tally in sources.values() for found in tally.caught.get(kind, [])]
 
 
 def share(of: Sequence[bool]) -> str:
@@ -227,7 +235,7 @@ def main() -> int:
     print(json.dumps(found | cost | {"quick": args.quick, "machine": machine()}))
     rate = found["false_alarms_per_1000_steps"]
     assert isinstance(rate, dict)
-    return 0 if found["kinds_caught"] == len(health_series.FAILURES) and rate["all"] <= ALLOWED else 1
+    return 0 if found["kinds_caught"] == found["kinds_judged"] and rate["all"] <= ALLOWED else 1
 
 
 if __name__ == "__main__":
