@@ -35,6 +35,22 @@ class EngineError(AssayError, RuntimeError):
     """A verifier program (such as Stockfish) is missing, died or hung; its answer is unknown, not wrong."""
 
 
+class RewardError(AssayError, RuntimeError):
+    """Rewards cannot be computed honestly: too many samples failed, or the host asked that any failure raise."""
+
+
+class JudgeError(RewardError):
+    """A judge refuses every call: wrong key, unknown model, exhausted quota or budget. What was answered is cached."""
+
+
+class UnreadableReplyError(RewardError):
+    """No verdict can be read from a judge's reply; the judge is asked again."""
+
+
+class CacheError(AssayError, RuntimeError):
+    """A reply cache cannot be opened or written. Replies that it held before are untouched."""
+
+
 class ModelError(AssayError, RuntimeError):
     """A model or tokenizer cannot be loaded or cannot do what the run asks of it."""
 

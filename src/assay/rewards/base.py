@@ -1,0 +1,167 @@
+"""The records of the reward engine, and what a reward is: two pure functions around the calls that it needs.
+
+    Sample --requests--> Request --judge--> Reply --score--> Score
+
+A reward says which calls a sample needs and what the replies to them mean. The engine makes the calls: it caches,
+shares, limits, retries and bills them. Because a reward never calls anything itself, a stored reply can be scored again
+for free when weights or parsers change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from assay.types import Json, Message, Score
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One completion to be scored. Hosts fill what they have; `data_source` and `extra` are theirs, passed through."""
+
+    response: str
+    ground_truth: Json = None
+    data_source: str = ""
+    prompt: tuple[Message, ...] = ()
+    extra: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call of a judge, with everything that determines its reply.
+
+    `params` are sampling parameters, sent as they are (`temperature`, `max_tokens`). `version` names the prompt version
+    or whatever else should part otherwise equal calls. `replica` numbers the draws of one question, so that K votes are
+    K calls and never one.
+    """
+
+    model: str
+    messages: tuple[Message, ...]
+    params: Mapping[str, Json] = field(default_factory=dict)
+    version: str = ""
+    replica: int = 0
+
+    def key(self, endpoint: str) -> str:
+        """Content hash (hex, 64 characters) of the request as sent to `endpoint`; equal calls have equal keys."""
+        content = [
+            endpoint,
+            self.model,
+            [[m.role, m.content] for m in self.messages],
+            self.params,
+            self.version,
+            self.replica,
+        ]
+        return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What calls consumed: requests that were sent, tokens as the provider counted them, and their price."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    usd: float = 0.0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.calls + other.calls,
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.usd + other.usd,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a judge answered. `usage` is what this answer cost its asker: nothing where it was `cached` or shared."""
+
+    text: str
+    finish_reason: str = "stop"
+    model: str = ""
+    """The model that answered, as the provider names it."""
+    usage: Usage = Usage()
+    cached: bool = False
+    attempts: int = 1
+    """Requests sent until this one was answered."""
+    latency_s: float = 0.0
+    """From the first attempt to the answer, waits between attempts included; 0 where cached."""
+
+
+FailureKind = Literal[
+    "rate_limited",
+    "quota",
+    "auth",
+    "unknown_model",
+    "bad_request",
+    "timeout",
+    "connection",
+    "server",
+    "malformed",
+    "unreadable",
+    "deadline",
+    "budget",
+    "not_cached",
+    "reward",
+]
+"""Why a call has no reply: refused by a limit; the account's quota is used up; key refused; no such model; the request
+itself is at fault; no answer in time; broken or refused connection; 5xx; a reply that is not what the protocol says; a
+reply from which the reward can read no verdict; the batch ran out of time; the money is spent; offline and not in the
+cache; the reward's own code raised."""
+
+FATAL: frozenset[FailureKind] = frozenset({"quota", "auth", "unknown_model", "budget"})
+"""Failures that every further call would share: they stop a batch instead of erroring its samples one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailure:
+    """A call that has no reply. Never cached, never a score. `message` holds no secret."""
+
+    kind: FailureKind
+    message: str
+    attempts: int = 0
+    usage: Usage = Usage()
+    """What its attempts cost nevertheless."""
+
+
+Outcome = Reply | CallFailure
+
+
+class Reward(Protocol):
+    """What a completion is worth, given a judge's replies. Both methods are pure: no I/O, no state, any thread."""
+
+    name: str
+    """Names the reward in metrics and bills."""
+    fingerprint: str
+    """Identifies the definition and its options, so that a score can be traced and replayed."""
+
+    def requests(self, sample: Sample) -> Sequence[Request]:
+        """The calls that this sample needs; none where it can be scored without a judge."""
+        ...
+
+    def score(self, sample: Sample, replies: Sequence[Reply]) -> Score:
+        """The score, given one reply per request, in order.
+
+        Raises:
+            UnreadableReplyError: no verdict can be read from a reply. It is asked again, and not cached.
+        """
+        ...
+
+
+class Caller(Protocol):
+    """Answers requests: a judge's endpoint, or another process that owns the endpoint's limit and cache."""
+
+    async def call(self, request: Request, deadline: float | None = None) -> Outcome:
+        """The outcome of one request. `deadline` is on the event loop's clock. Never raises for a failing judge."""
+        ...
+
+    async def forget(self, request: Request) -> None:
+        """Drop the stored reply of a request: no verdict could be read from it, and it will be asked again."""
+        ...
+
+    async def close(self) -> None:
+        """Give back connections, files and processes; safe to call twice."""
+        ...
