@@ -27,6 +27,7 @@ from assay.rewards.cache_file import (
     EXTENT,
     Extent,
     OpenFile,
+    SqliteFailure,
     Unusable,
     evict,
     inode_of,
@@ -197,7 +198,7 @@ class ReplyCache:
             return []
         try:
             rows = self._file.db.execute(statement, values).fetchall()
-        except sqlite3.DatabaseError as error:
+        except SqliteFailure as error:
             self._unreadable(error)
             return []
         self._reading.worked()
@@ -226,11 +227,11 @@ class ReplyCache:
         try:
             try:
                 self._transact(self._connected())
-            except (sqlite3.DatabaseError, Unusable) as error:
+            except (*SqliteFailure, Unusable) as error:
                 if not is_damage(error):
                     raise
                 self._transact(self._replaced(error))
-        except (sqlite3.DatabaseError, Unusable, CacheError, OSError) as error:
+        except (*SqliteFailure, Unusable, CacheError, OSError) as error:
             return self._unwritable(error)
         if self._writing.worked():
             logger.warning("the reply cache %s can be written again.", self.path)
@@ -272,7 +273,7 @@ class ReplyCache:
             self._file = open_file(self.path)
         return self._file.db
 
-    def _replaced(self, damage: sqlite3.DatabaseError | Unusable) -> sqlite3.Connection:
+    def _replaced(self, damage: Exception) -> sqlite3.Connection:
         """A connection to a new file, the damaged one moved aside."""
         inode = self._file.inode if self._file is not None else None
         self._disconnect()
@@ -286,7 +287,7 @@ class ReplyCache:
         self._touched.clear()
         self._stale_below = _NOTHING_STALE
 
-    def _unreadable(self, error: sqlite3.DatabaseError) -> None:
+    def _unreadable(self, error: Exception) -> None:
         if is_damage(error):
             try:
                 self._replaced(error)

@@ -73,6 +73,10 @@ _DAMAGE = frozenset(
 )
 
 
+SqliteFailure = (sqlite3.DatabaseError, UnicodeDecodeError)
+"""What a statement may raise because of the file."""
+
+
 class Unusable(Exception):
     """The file is no reply cache that this version can read. `label` becomes part of its name once moved aside."""
 
@@ -107,10 +111,11 @@ class Extent:
 
 def is_damage(error: Exception) -> bool:
     """Whether the file itself is not, or no longer, what it should be."""
-    return isinstance(error, Unusable) or getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
+    # SQLite's message can quote a damaged schema; where that is no UTF-8, Python's module fails to say what it is.
+    return isinstance(error, Unusable | UnicodeDecodeError) or getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
 
 
-def is_refusal(error: sqlite3.Error) -> bool:
+def is_refusal(error: Exception) -> bool:
     """Whether SQLite itself reports the error; what Python's module finds wrong with a call has no code."""
     return hasattr(error, "sqlite_errorcode")
 
@@ -202,7 +207,7 @@ def _connect(path: Path) -> OpenFile:
         db.execute(f"PRAGMA cache_size = -{_PAGE_CACHE_KIB}")
         _check_schema(db)
         return OpenFile(db, path.stat().st_ino)
-    except sqlite3.DatabaseError as error:
+    except SqliteFailure as error:
         db.close()
         # A header that forbids writing a writable file is damage; any other refusal to write is the disk's.
         readonly = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_READONLY
