@@ -28,7 +28,8 @@ LAYERS = [
 """Lowest first. The longest matching prefix places a module; rooms of one layer do not import each other."""
 
 HOMES = {
-    "torch": ("assay.backends", "assay.grpo"),
+    "torch": ("assay.backends", "assay.grpo", "assay.envs.kernelbench.reference_worker"),
+    "datasets": ("assay.envs.kernelbench.problems", "assay.integrations"),
     "transformers": ("assay.backends", "assay.grpo"),
     "peft": ("assay.backends", "assay.grpo"),
     "tinker": ("assay.backends.tinker", "assay.server"),
@@ -50,7 +51,14 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
 
 
-SOURCES = {module_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SRC.rglob("*.py"))}
+DATA = SRC / "assay/envs/kernelbench/shipped"
+"""Problems in the KernelBench format: data that happens to be Python, never imported."""
+
+SOURCES = {
+    module_of(path): ast.parse(path.read_text(encoding="utf-8"))
+    for path in sorted(SRC.rglob("*.py"))
+    if DATA not in path.parents
+}
 
 
 def room_of(module: str) -> tuple[int, str] | None:
