@@ -1,0 +1,190 @@
+"""From a model's reply to the source it stands for: one scan over the text, no guessing.
+
+    <think> ... </think>  <KERNEL> ```python ... ``` </KERNEL>
+
+What is inside a thought is never graded: not a draft, and not the part before a lone `</think>`, which ends a thought
+that the prompt had opened. The last complete KERNEL block counts. Without one, the last complete fenced block that
+defines `ModelNew` does, or the whole reply where it is a Python module. A reply that defines `ModelNew` twice in what
+counts is refused, since it would leave the choice to the reader. `fault` says why a reply has no gradable source.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Fault = Literal["unclosed_think", "unclosed_kernel", "no_code", "no_model_new", "duplicate_model_new", "too_large"]
+Origin = Literal["kernel_block", "fence", "bare"]
+
+MAX_SOURCE_CHARACTERS = 200_000
+"""Longer sources are refused unread; the longest honest kernels known have a tenth of this."""
+
+_TAG = re.compile(r"<(/?)(think|thinking|thought|kernel)>", re.IGNORECASE)
+_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+.-]*)[^\n`]*$", re.MULTILINE)
+_LANGUAGES = frozenset({"", "python", "py", "python3", "triton", "cuda", "cu", "cpp", "c++", "c"})
+_MODEL_NEW = re.compile(r"^[ \t]*class[ \t]+ModelNew\b", re.MULTILINE)
+_FIRST_CODE = re.compile(r"^(?:import|from|class|def|@|#|\"\"\"|''')", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedReply:
+    """What a reply holds. `code` is empty unless `format_ok`; `fault` and `message` then say why.
+
+    `thought` is the text of all thoughts; `blocks` is the number of complete KERNEL blocks outside them.
+    """
+
+    thought: str
+    code: str
+    origin: Origin | None = None
+    language: str = ""
+    blocks: int = 0
+    fault: Fault | None = None
+    message: str = ""
+
+    @property
+    def format_ok(self) -> bool:
+        """Whether there is a source to grade."""
+        return self.fault is None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sections:
+    thought: str
+    answer: str
+    """The text outside thoughts, KERNEL blocks included."""
+    kernels: tuple[str, ...]
+    open_thought: bool
+    open_kernel: bool
+
+
+def parse_reply(text: str, thinking_opened: bool = False) -> ParsedReply:
+    """The source in a reply, or why there is none.
+
+    Args:
+        text: The completion as sampled, without its prompt.
+        thinking_opened: Whether the prompt ended inside a thought. A reply with a lone `</think>` is read as if it had.
+    """
+    sections = _sections(text, thinking_opened)
+    blocks = len(sections.kernels)
+    if sections.open_thought and not blocks:
+        message = "the thought is never closed, so no kernel was given (was the reply cut off?)"
+        return ParsedReply(sections.thought, "", fault="unclosed_think", message=message)
+    if blocks:
+        return _judged(sections, _inside(sections.kernels[-1]), "kernel_block")
+    if sections.open_kernel:
+        message = "the KERNEL block is never closed (was the reply cut off?)"
+        return ParsedReply(sections.thought, "", fault="unclosed_kernel", message=message)
+    fences = [f for f in _fences(sections.answer)[0] if _MODEL_NEW.search(f[1])]
+    if fences:
+        return _judged(sections, fences[-1], "fence")
+    bare = _bare_module(sections.answer)
+    if bare:
+        return _judged(sections, ("", bare), "bare")
+    message = "the reply has no KERNEL block, no fenced block with a class ModelNew, and is no Python module"
+    return ParsedReply(sections.thought, "", fault="no_code", message=message)
+
+
+def _sections(text: str, thinking_opened: bool) -> _Sections:
+    tags = list(_TAG.finditer(text))
+    first_thinking = next((tag for tag in tags if tag[2].lower() != "kernel"), None)
+    thoughts: list[str] = []
+    kernels: list[str] = []
+    answer: list[str] = []
+    place = 0
+    state: Literal["answer", "thought", "kernel"] = "answer"
+    if thinking_opened or (first_thinking and first_thinking[1]):
+        # The prompt opened the thought: everything up to the first closing tag belongs to it, drafts included.
+        state = "thought"
+    start = 0
+    for tag in tags:
+        kernel, closing = tag[2].lower() == "kernel", bool(tag[1])
+        if state == "thought":
+            if not kernel and closing:
+                thoughts.append(text[place : tag.start()])
+                state, place = "answer", tag.end()
+        elif state == "kernel":
+            if kernel and closing:
+                kernels.append(text[start : tag.start()])
+                state = "answer"
+            elif kernel:
+                start = tag.end()
+        elif kernel and not closing:
+            state, start = "kernel", tag.end()
+        elif not kernel and not closing:
+            answer.append(text[place : tag.start()])
+            state, place = "thought", tag.end()
+    if state == "thought":
+        thoughts.append(text[place:])
+    else:
+        answer.append(text[place:])
+    thought = "\n".join(part.strip() for part in thoughts).strip()
+    return _Sections(thought, "".join(answer), tuple(kernels), state == "thought", state == "kernel")
+
+
+def _fences(text: str) -> tuple[list[tuple[str, str]], tuple[str, str] | None]:
+    """Complete fenced blocks as (language, content), and the last one where it is never closed."""
+    complete: list[tuple[str, str]] = []
+    opened: re.Match[str] | None = None
+    for fence in _FENCE.finditer(text):
+        if opened is None:
+            opened = fence
+        elif not fence[1]:
+            complete.append((opened[1].lower(), text[opened.end() + 1 : fence.start()]))
+            opened = None
+    return complete, (opened[1].lower(), text[opened.end() + 1 :]) if opened else None
+
+
+def _inside(kernel: str) -> tuple[str, str]:
+    """(language, code) of a KERNEL block: its fenced block with `ModelNew`, else all its fences, else its bare text."""
+    complete, unclosed = _fences(kernel)
+    if unclosed is not None:
+        complete.append(unclosed)
+    if not complete:
+        return "", kernel
+    models = [fence for fence in complete if _MODEL_NEW.search(fence[1])]
+    chosen = models or complete
+    return chosen[0][0], "\n".join(code for _, code in chosen)
+
+
+def _bare_module(answer: str) -> str:
+    """The reply from its first line of code on, where that much is a Python module with a class `ModelNew`."""
+    match = _FIRST_CODE.search(answer)
+    if match is None or not _MODEL_NEW.search(answer) or len(answer) > MAX_SOURCE_CHARACTERS:
+        return ""
+    code = answer[match.start() :]
+    try:
+        ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    return code
+
+
+def _judged(sections: _Sections, found: tuple[str, str], origin: Origin) -> ParsedReply:
+    language, code = found
+    fault: Fault | None = None
+    message = ""
+    count = count_model_new(code)
+    if len(code) > MAX_SOURCE_CHARACTERS:
+        fault, message = "too_large", f"the source has {len(code)} characters; at most {MAX_SOURCE_CHARACTERS} are read"
+    elif not code.strip() or language not in _LANGUAGES:
+        shown = f" (the block is tagged {language!r})" if language not in _LANGUAGES else ""
+        fault, message = "no_code", f"the block holds no Python source{shown}"
+    elif count == 0:
+        fault, message = "no_model_new", "the source defines no class ModelNew"
+    elif count > 1:
+        fault, message = "duplicate_model_new", f"the source defines ModelNew {count} times; define it once"
+    code = "" if fault else code.strip("\n") + "\n"
+    return ParsedReply(sections.thought, code, origin, language, len(sections.kernels), fault, message)
+
+
+def count_model_new(code: str) -> int:
+    """How many classes `ModelNew` a source defines, at any depth; by its lines where it is not valid Python."""
+    if len(code) > MAX_SOURCE_CHARACTERS:
+        return 0
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return len(_MODEL_NEW.findall(code))
+    return sum(isinstance(node, ast.ClassDef) and node.name == "ModelNew" for node in ast.walk(tree))

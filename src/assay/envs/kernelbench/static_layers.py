@@ -1,0 +1,138 @@
+"""Library layers: kept for their weights they are fine; calling one is what the kernel was to replace."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from assay.envs.kernelbench.findings import Finding, found
+from assay.envs.kernelbench.static_compute import function_name
+from assay.envs.kernelbench.static_names import Source
+from assay.envs.kernelbench.static_tables import HARMLESS_LAYERS
+
+_WALKS = ("children", "modules", "named_children", "named_modules", "values", "items")
+_INSPECTIONS = ("isinstance", "hasattr", "getattr", "len", "enumerate", "zip", "reversed", "list", "tuple")
+
+
+def find_layer_calls(source: Source) -> Iterator[Finding]:
+    """Every way in which reachable code calls a library layer, or hands one to something that does."""
+    attributes = set(_layer_attributes(source))
+    locals_ = set(_layer_locals(source, attributes))
+    for node in source.host_nodes():
+        if isinstance(node, ast.Call):
+            if _is_layer_expression(node.func, source, attributes, locals_):
+                yield found("library_layer", node)
+            elif isinstance(node.func, ast.Attribute) and node.func.attr in ("forward", "__call__", "_conv_forward"):
+                if _is_layer_expression(node.func.value, source, attributes, locals_):
+                    yield found("library_layer", node)
+                elif node.func.attr == "__call__":
+                    yield found("obfuscation", node, "suspect", note="a call spelled out")
+            yield from _passed_on(node, source, attributes, locals_)
+        elif isinstance(node, ast.Attribute) and attributes and node.attr in ("_modules", "get_submodule"):
+            yield found("library_layer", node, note="reaches a layer by its name")
+
+
+def _passed_on(node: ast.Call, source: Source, attributes: set[str], locals_: set[str]) -> Iterator[Finding]:
+    """A layer given to something that may call it: to `map` and its like surely, to a helper only if that calls it."""
+    values = (*node.args, *(keyword.value for keyword in node.keywords))
+    given = [value for value in values if _is_layer_expression(value, source, attributes, locals_)]
+    if not given or function_name(node, source) == "__init__":
+        return
+    helper = source.definitions.get(node.func.id) if isinstance(node.func, ast.Name) else None
+    if helper is None:
+        harmless = isinstance(node.func, ast.Name) and node.func.id in (
+            "isinstance",
+            "hasattr",
+            "getattr",
+            "len",
+            "enumerate",
+        )
+        yield found("library_layer", node, "suspect" if harmless else "cheat", note="a layer passed on")
+    elif any(_calls_a_parameter(function) for function in ast.walk(helper) if isinstance(function, ast.FunctionDef)):
+        yield found("library_layer", node, note="a layer passed to a helper that calls it")
+
+
+def _calls_a_parameter(function: ast.FunctionDef) -> bool:
+    parameters = {a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)}
+    return any(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in parameters
+        for node in ast.walk(function)
+    )
+
+
+def _makes_layer(value: ast.AST, source: Source) -> bool:
+    """Whether an expression builds a library layer, also inside a list or a container."""
+    for node in ast.walk(value):
+        if isinstance(node, ast.Call):
+            parts = (source.dotted(node.func) or "").split(".")
+            is_layer = parts[:2] == ["torch", "nn"] and parts[-1][:1].isupper() and parts[-1] not in HARMLESS_LAYERS
+            if is_layer and parts[-1] not in ("Sequential", "ModuleList", "ModuleDict"):
+                return True
+    return False
+
+
+def _layer_attributes(source: Source) -> Iterator[str]:
+    """Names of attributes (of `self`, say) that hold library layers."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+            if not _makes_layer(node.value, source):
+                continue
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (target.attr for target in targets if isinstance(target, ast.Attribute))
+        elif (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _makes_layer_argument(node, source)
+        ):
+            if node.func.attr in ("add_module", "register_module", "__setattr__") and node.args:
+                name = node.args[0]
+                yield from [name.value] if isinstance(name, ast.Constant) and isinstance(name.value, str) else []
+            elif isinstance(node.func.value, ast.Attribute):
+                yield node.func.value.attr
+
+
+def _makes_layer_argument(node: ast.Call, source: Source) -> bool:
+    return any(_makes_layer(argument, source) for argument in node.args)
+
+
+def _layer_locals(source: Source, attributes: set[str]) -> Iterator[str]:
+    """Names that hold a library layer: assigned one, or drawn from a container of them."""
+    known: set[str] = set()
+    for _ in range(3):
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.Assign):
+                direct = isinstance(node.value, ast.Call) and _is_constructor(node.value, source)
+                if direct or _is_layer_expression(node.value, source, attributes, known):
+                    known |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+            elif isinstance(node, ast.For | ast.comprehension):
+                drawn = _container(node.iter)
+                whole_module = isinstance(drawn, ast.Name) and drawn.id == "self" and bool(attributes)
+                if whole_module or _is_layer_expression(drawn, source, attributes, known):
+                    known |= {name.id for name in ast.walk(node.target) if isinstance(name, ast.Name)}
+    yield from known
+
+
+def _container(iterated: ast.expr) -> ast.expr:
+    """What a loop draws from, without `enumerate`, `zip`, `.children()` and the like around it."""
+    while isinstance(iterated, ast.Call):
+        if isinstance(iterated.func, ast.Attribute) and iterated.func.attr in _WALKS:
+            iterated = iterated.func.value
+        elif iterated.args:
+            iterated = iterated.args[-1]
+        else:
+            break
+    return iterated
+
+
+def _is_constructor(node: ast.Call, source: Source) -> bool:
+    parts = (source.dotted(node.func) or "").split(".")
+    return parts[:2] == ["torch", "nn"] and parts[-1][:1].isupper() and parts[-1] not in HARMLESS_LAYERS
+
+
+def _is_layer_expression(node: ast.expr, source: Source, attributes: set[str], locals_: set[str]) -> bool:
+    """Whether an expression is a library layer: an attribute or name that holds one, an item of one, a new one."""
+    if isinstance(node, ast.Attribute):
+        return node.attr in attributes and source.dotted(node) is None
+    if isinstance(node, ast.Subscript):
+        return _is_layer_expression(node.value, source, attributes, locals_)
+    if isinstance(node, ast.Name):
+        return node.id in locals_
+    return isinstance(node, ast.Call) and _is_constructor(node, source)
