@@ -136,13 +136,12 @@ def find_native_faults(source: Source) -> Iterator[Finding]:
         for match in _LIBRARY.finditer(text):
             yield Finding("library_call", _line(native, text, match), match[0].strip("( "), "cheat")
         for match in _HOST_DANGER.finditer(text):
-            kind = "native_code"
             if _STREAMS.search(match[0]):
                 yield Finding("side_stream", _line(native, text, match), match[0], "cheat")
             elif _THREADS.search(match[0]):
                 yield Finding("threads", _line(native, text, match), match[0], "cheat")
             else:
-                yield Finding(kind, _line(native, text, match), match[0], "cheat")
+                yield Finding("native_code", _line(native, text, match), match[0], "cheat")
     if all(native.resolved for native in sources) and not any("__global__" in native.text for native in sources):
         yield Finding("no_kernel", sources[0].line, "the native source defines no __global__ function", "cheat")
 

@@ -40,8 +40,8 @@ def reference_operations(code: str) -> frozenset[str]:
 
 def find_library_work(source: Source, reference: frozenset[str]) -> Iterator[Finding]:
     """Everything in the reachable host code that computes without a kernel of the candidate's own."""
-    for node, dotted in source.loaded_names():
-        yield from _library_name(node, dotted, source, reference)
+    for name, dotted in source.loaded_names():
+        yield from _library_name(name, dotted, source, reference)
     for node in source.host_nodes():
         if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.MatMult):
             yield found("library_call", node, _while_building(node, source))

@@ -63,7 +63,7 @@ def _calls_a_parameter(function: ast.FunctionDef) -> bool:
 def _makes_layer(value: ast.AST, source: Source) -> bool:
     """Whether an expression builds a library layer, also inside a list or a container."""
     for node in ast.walk(value):
-        if isinstance(node, ast.Call):
+        if isinstance(node, ast.Call) and not _only_a_part(node, source):
             parts = (source.dotted(node.func) or "").split(".")
             is_layer = parts[:2] == ["torch", "nn"] and parts[-1][:1].isupper() and parts[-1] not in HARMLESS_LAYERS
             if is_layer and parts[-1] not in ("Sequential", "ModuleList", "ModuleDict"):
@@ -71,22 +71,53 @@ def _makes_layer(value: ast.AST, source: Source) -> bool:
     return False
 
 
+def _only_a_part(node: ast.Call, source: Source) -> bool:
+    """Whether only something of a new layer is kept, as in `nn.Linear(3, 4).weight`."""
+    parent = source.parents.get(node)
+    return isinstance(parent, ast.Attribute) and not isinstance(source.parents.get(parent), ast.Call)
+
+
 def _layer_attributes(source: Source) -> Iterator[str]:
-    """Names of attributes (of `self`, say) that hold library layers."""
+    """Attributes that hold library layers, each by its name alone and as `Class.name` for those of `self`."""
     for node in ast.walk(source.tree):
+        names: list[str] = []
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
-            if not _makes_layer(node.value, source):
-                continue
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            yield from (target.attr for target in targets if isinstance(target, ast.Attribute))
+            if _makes_layer(node.value, source):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = [target.attr for target in targets if isinstance(target, ast.Attribute)]
         elif (
             isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _makes_layer_argument(node, source)
         ):
             if node.func.attr in ("add_module", "register_module", "__setattr__") and node.args:
                 name = node.args[0]
-                yield from [name.value] if isinstance(name, ast.Constant) and isinstance(name.value, str) else []
+                names = [name.value] if isinstance(name, ast.Constant) and isinstance(name.value, str) else []
             elif isinstance(node.func.value, ast.Attribute):
-                yield node.func.value.attr
+                names = [node.func.value.attr]
+        owner = _class_around(node, source) if names else None
+        for name in names:
+            yield name
+            if owner is not None:
+                yield f"{owner.name}.{name}"
+
+
+def _class_around(node: ast.AST, source: Source) -> ast.ClassDef | None:
+    current = source.parents.get(node)
+    while current is not None and not isinstance(current, ast.ClassDef):
+        current = source.parents.get(current)
+    return current
+
+
+def _holds_layer(node: ast.Attribute, source: Source, attributes: set[str]) -> bool:
+    """Whether an attribute holds a layer: one of `self` by its class, unless that inherits; any other by its name."""
+    owner = _class_around(node, source)
+    of_self = isinstance(node.value, ast.Name) and node.value.id == "self"
+    if (
+        of_self
+        and owner is not None
+        and not any(isinstance(b, ast.Name) and b.id in source.definitions for b in owner.bases)
+    ):
+        return f"{owner.name}.{node.attr}" in attributes
+    return node.attr in attributes
 
 
 def _makes_layer_argument(node: ast.Call, source: Source) -> bool:
@@ -130,7 +161,7 @@ def _is_constructor(node: ast.Call, source: Source) -> bool:
 def _is_layer_expression(node: ast.expr, source: Source, attributes: set[str], locals_: set[str]) -> bool:
     """Whether an expression is a library layer: an attribute or name that holds one, an item of one, a new one."""
     if isinstance(node, ast.Attribute):
-        return node.attr in attributes and source.dotted(node) is None
+        return source.dotted(node) is None and _holds_layer(node, source, attributes)
     if isinstance(node, ast.Subscript):
         return _is_layer_expression(node.value, source, attributes, locals_)
     if isinstance(node, ast.Name):

@@ -179,8 +179,8 @@ def _add_aliases(source: Source) -> bool:
                     pairs += zip(target.elts, node.value.elts, strict=False)
                 else:
                     pairs.append((target, node.value))
-        elif isinstance(node, ast.NamedExpr) or (isinstance(node, ast.AnnAssign) and node.value is not None):
-            pairs.append((node.target, node.value))
+        elif isinstance(node, ast.NamedExpr | ast.AnnAssign):
+            pairs += [(node.target, node.value)] if node.value is not None else []
         elif isinstance(node, ast.arguments):
             positional = [*node.posonlyargs, *node.args]
             for argument, default in zip(reversed(positional), reversed(node.defaults), strict=False):

@@ -62,10 +62,11 @@ def _fallbacks(source: Source) -> Iterator[Finding]:
             for handler in node.handlers:
                 if not in_function and _is_import_guard(node):
                     continue
+                raises = any(isinstance(s, ast.Raise) for s in handler.body)
                 way_around = [s for s in handler.body if _is_way_around(s, in_function)]
-                if way_around:
+                if way_around and not raises:
                     yield found("fallback", way_around[0])
-                elif in_function and not any(isinstance(s, ast.Raise) for s in handler.body):
+                elif in_function and not raises:
                     yield Finding("fallback", handler.lineno, "an exception is swallowed", "suspect")
             if in_function and any(isinstance(inner, ast.Return) for s in node.finalbody for inner in ast.walk(s)):
                 yield found("fallback", node.finalbody[-1], note="returns whatever happened")
