@@ -1,9 +1,9 @@
-"""Runs submissions against references in Triton's interpreter, for tests: one forked process each, errors against float64.
+"""Runs submissions against references in Triton's interpreter, for tests: a forked process each, errors from float64.
 
     python kernel_runner.py < jobs.jsonl     each line {"name", "reference", "submission", "seed"?, "timeout_s"?}
 
-One line of JSON comes back for each job: name, ok, error, worst (largest error over the allowed one) and CPU seconds. This
-is no grader: it trusts what it runs. A stub driver stands in where Triton asks for a GPU to time autotuned kernels.
+One line of JSON comes back for each job: name, ok, error, worst (largest error over the allowed one) and CPU seconds.
+This is no grader: it trusts what it runs. A stub driver stands in where Triton wants a GPU to time autotuned kernels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ class StubDriver:
     """What an autotuner asks a driver for: every configuration is equally fast."""
 
     def get_benchmarker(self):
-        return lambda call, quantiles: [call() and 0.0 or 0.0 for _ in quantiles]
+        def benchmark(call, quantiles):
+            call()
+            return [0.0 for _ in quantiles]
+
+        return benchmark
 
     def get_current_device(self):
         return 0
@@ -88,7 +92,7 @@ def run(job):
         signal.alarm(int(job.get("timeout_s", 60)))
         try:
             result = compare(job["reference"], job["submission"], job.get("seed", 0))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  any failure of a submission is its result
             result = {"ok": False, "error": f"{type(error).__name__}: {error}"}
         os.write(sink, json.dumps(result).encode())
         os._exit(0)

@@ -33,6 +33,7 @@ _HOST_DANGER = re.compile(
     r"py::module_::import|fopen|std::ofstream|std::ifstream|socket)\s*(?:\(|\b)|#\s*include\s*[<\"](?:dlfcn|sys/|unistd)"
 )
 _STREAMS = re.compile(r"cudaStreamCreate|cudaGraph|StreamBeginCapture")
+_TIMING = re.compile(r"\b(?:cudaDeviceSetLimit|cudaStreamSetAttribute|accessPolicyWindow|cudaEventElapsedTime)\b")
 _THREADS = re.compile(r"pthread|std::thread|std::async")
 
 
@@ -135,6 +136,8 @@ def find_native_faults(source: Source) -> Iterator[Finding]:
         text = _COMMENT.sub(lambda match: " " * len(match[0]) if match[0][0] == "/" else match[0], native.text)
         for match in _LIBRARY.finditer(text):
             yield Finding("library_call", _line(native, text, match), match[0].strip("( "), "cheat")
+        for match in _TIMING.finditer(text):
+            yield Finding("timing", _line(native, text, match), match[0], "cheat")
         for match in _HOST_DANGER.finditer(text):
             if _STREAMS.search(match[0]):
                 yield Finding("side_stream", _line(native, text, match), match[0], "cheat")

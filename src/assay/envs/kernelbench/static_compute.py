@@ -85,7 +85,7 @@ def _library_name(node: ast.expr, dotted: str, source: Source, reference: frozen
         yield found("library_layer", node, note="a method of a library layer")
     elif parts[:2] == ["torch", "ops"]:
         yield found("library_call", node, "suspect", note="a registered operator")
-    elif parts[0] == "torch" and (len(parts) == 2 or parts[1] == "Tensor"):
+    elif parts[0] == "torch" and len(parts) > 1 and (len(parts) == 2 or parts[1] == "Tensor"):
         if parts[-1] in HEAVY_FUNCTIONS:
             yield found("library_call", node, _while_building(node, source))
         elif parts[-1] in LIGHT:

@@ -81,11 +81,23 @@ def _names(source: Source, native: bool) -> Iterator[Finding]:
             continue
         if dotted.startswith("torch.utils.cpp_extension") and not native:
             yield found("native_code", node, note="no part of the Triton backend")
+        if "." not in dotted and _is_passed_on(node, source):
+            yield found("obfuscation", source.parents.get(node, node), note="a module passed on as a value")
+            continue
         entry = next((NAMES[prefix] for prefix in _prefixes(dotted) if prefix in NAMES), None)
         if entry is not None:
             yield found(entry[0], node, entry[1])
         elif (top := dotted.partition(".")[0]) in MODULES and top != "builtins":
             yield found(MODULES[top], node, "suspect" if top in SUSPECT_MODULES else "cheat")
+
+
+def _is_passed_on(node: ast.expr, source: Source) -> bool:
+    """Whether a module is handed to a call (other than a plain `hasattr` or `getattr`) or put into a container."""
+    parent = source.parents.get(node)
+    if isinstance(parent, ast.Call):
+        plain = source.dotted(parent.func) in ("builtins.hasattr", "builtins.getattr")
+        return node in parent.args and not plain
+    return isinstance(parent, ast.Dict | ast.List | ast.Tuple | ast.Set | ast.Return | ast.keyword | ast.Starred)
 
 
 def _prefixes(dotted: str) -> Iterator[str]:

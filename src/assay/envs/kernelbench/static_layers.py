@@ -17,6 +17,7 @@ _INSPECTIONS = ("isinstance", "hasattr", "getattr", "len", "enumerate", "zip", "
 def find_layer_calls(source: Source) -> Iterator[Finding]:
     """Every way in which reachable code calls a library layer, or hands one to something that does."""
     attributes = set(_layer_attributes(source))
+    attributes |= set(_regrouped(source, attributes))
     locals_ = set(_layer_locals(source, attributes))
     for node in source.host_nodes():
         if isinstance(node, ast.Call):
@@ -35,7 +36,8 @@ def find_layer_calls(source: Source) -> Iterator[Finding]:
 def _passed_on(node: ast.Call, source: Source, attributes: set[str], locals_: set[str]) -> Iterator[Finding]:
     """A layer given to something that may call it: to `map` and its like surely, to a helper only if that calls it."""
     values = (*node.args, *(keyword.value for keyword in node.keywords))
-    given = [value for value in values if _is_layer_expression(value, source, attributes, locals_)]
+    spread = [part for value in values for part in (value.elts if isinstance(value, ast.List | ast.Tuple) else [value])]
+    given = [value for value in spread if _is_layer_expression(value, source, attributes, locals_)]
     if not given or function_name(node, source) == "__init__":
         return
     helper = source.definitions.get(node.func.id) if isinstance(node.func, ast.Name) else None
@@ -89,8 +91,8 @@ def _layer_attributes(source: Source) -> Iterator[str]:
             isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _makes_layer_argument(node, source)
         ):
             if node.func.attr in ("add_module", "register_module", "__setattr__") and node.args:
-                name = node.args[0]
-                names = [name.value] if isinstance(name, ast.Constant) and isinstance(name.value, str) else []
+                given = node.args[0]
+                names = [given.value] if isinstance(given, ast.Constant) and isinstance(given.value, str) else []
             elif isinstance(node.func.value, ast.Attribute):
                 names = [node.func.value.attr]
         owner = _class_around(node, source) if names else None
@@ -98,6 +100,23 @@ def _layer_attributes(source: Source) -> Iterator[str]:
             yield name
             if owner is not None:
                 yield f"{owner.name}.{name}"
+
+
+def _regrouped(source: Source, attributes: set[str]) -> Iterator[str]:
+    """Attributes that hold layers which other attributes hold as well: `self.layers = [self.first, self.second]`."""
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.Assign):
+            continue
+        whole = (n for n in ast.walk(node.value) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load))
+        if any(
+            _holds_layer(n, source, attributes) and not isinstance(source.parents.get(n), ast.Attribute) for n in whole
+        ):
+            owner = _class_around(node, source)
+            for target in node.targets:
+                if isinstance(target, ast.Attribute):
+                    yield target.attr
+                    if owner is not None:
+                        yield f"{owner.name}.{target.attr}"
 
 
 def _class_around(node: ast.AST, source: Source) -> ast.ClassDef | None:

@@ -14,6 +14,7 @@ from assay.envs.kernelbench.static_names import Source
 from assay.envs.kernelbench.static_replay import launches
 from assay.envs.kernelbench.static_tables import LIGHT
 
+_SIZE_CALLS = ("numel", "size", "stride", "dim", "cdiv", "next_power_of_2", "element_size")
 _HARMLESS_CALLS = ("warn", "warning", "info", "debug", "error", "exception", "print", "format", "str", "repr", "type")
 
 
@@ -166,16 +167,18 @@ def _unused_result(forward: ast.FunctionDef, source: Source) -> Iterator[Finding
     if not calls:
         return
     inputs = {a.arg for a in forward.args.args[1:]}
-    written = {n.id for call in calls for a in _arguments(call) for n in ast.walk(a) if isinstance(n, ast.Name)}
-    written |= {ast.unparse(n) for call in calls for a in _arguments(call) for n in ast.walk(a) if _is_attribute(n)}
     sources = _assignments(forward, source)
+    given = {ast.unparse(n) for call in calls for a in _arguments(call) for n in ast.walk(a) if _is_place(n)}
+    kept = _buffers(source)
+    written = {name for name in given & set(sources) if not all(_is_size(value) for value in sources[name])}
+    written |= {name for name in given if name in inputs or name.partition(".")[2] in kept}
     for node in source.walk(forward):
         if not isinstance(node, ast.Return) or node.value is None:
             continue
         reached = _dependencies(node.value, sources)
         if any(isinstance(inner, ast.Call) and inner in calls for value in reached[1] for inner in ast.walk(value)):
             return
-        if reached[0] & (written - inputs - {"self"}):
+        if reached[0] & (written - inputs):
             return
         computes = any(
             isinstance(n, ast.Attribute) and n.attr in LIGHT for value in reached[1] for n in ast.walk(value)
@@ -189,8 +192,36 @@ def _arguments(call: ast.Call) -> list[ast.expr]:
     return [*call.args, *(keyword.value for keyword in call.keywords)]
 
 
-def _is_attribute(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+def _is_place(node: ast.AST) -> bool:
+    """A name, or an attribute of a name: what can be assigned and given to a launch."""
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name))
+
+
+def _is_size(value: ast.expr) -> bool:
+    """Whether an expression is about sizes only, so that no launch writes to what is named after it."""
+    if isinstance(value, ast.Constant):
+        return True
+    if isinstance(value, ast.Subscript):
+        return _is_size(value.value)
+    if isinstance(value, ast.Call):
+        return isinstance(value.func, ast.Attribute) and value.func.attr in _SIZE_CALLS
+    return isinstance(value, ast.Attribute) and value.attr in ("shape", "dtype", "device", "ndim")
+
+
+def _buffers(source: Source) -> set[str]:
+    """Attributes that the source fills with new tensors, or registers as buffers."""
+    names = set()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            maker = node.value.func.attr if isinstance(node.value.func, ast.Attribute) else ""
+            if maker.startswith(("empty", "zeros", "ones", "full", "new_", "clone")):
+                names |= {target.attr for target in node.targets if isinstance(target, ast.Attribute)}
+        elif (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "register_buffer"
+        ):
+            name = node.args[0] if node.args else None
+            names |= {name.value} if isinstance(name, ast.Constant) and isinstance(name.value, str) else set()
+    return names
 
 
 def _assignments(forward: ast.FunctionDef, source: Source) -> dict[str, list[ast.expr]]:
@@ -208,7 +239,7 @@ def _assignments(forward: ast.FunctionDef, source: Source) -> dict[str, list[ast
             pairs = [(node.func.value, argument) for argument in node.args]
         for target, value in pairs:
             for part in ast.walk(target):
-                if isinstance(part, ast.Name) or _is_attribute(part):
+                if _is_place(part):
                     values.setdefault(ast.unparse(part), []).append(value)
     return values
 
@@ -220,7 +251,7 @@ def _dependencies(value: ast.expr, sources: dict[str, list[ast.expr]]) -> tuple[
     waiting = [value]
     while waiting:
         for node in ast.walk(waiting.pop()):
-            if isinstance(node, ast.Name) or _is_attribute(node):
+            if _is_place(node):
                 name = ast.unparse(node)
                 if name not in names:
                     names.add(name)

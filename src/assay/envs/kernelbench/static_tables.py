@@ -274,6 +274,10 @@ ATTRIBUTES: dict[str, tuple[Kind, Severity]] = {
     **dict.fromkeys(_words("__import__ __build_class__"), ("dynamic_code", "cheat")),
     **dict.fromkeys(_words("__dict__ __getattr__ __setattr__ __delattr__"), ("obfuscation", "suspect")),
     **dict.fromkeys(_words("set_ untyped_storage storage _typed_storage _storage"), ("memory_probe", "suspect")),
+    **dict.fromkeys(
+        _words("write_text write_bytes read_text read_bytes mkdir rmdir unlink symlink_to hardlink_to"),
+        ("file_access", "cheat"),
+    ),
     "as_strided": ("memory_probe", "suspect"),
     "as_strided_": ("memory_probe", "suspect"),
     "share_memory_": ("memory_probe", "cheat"),
