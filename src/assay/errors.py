@@ -59,6 +59,15 @@ class ModelError(AssayError, RuntimeError):
     """A model or tokenizer cannot be loaded or cannot do what the run asks of it."""
 
 
+class ReferenceModelError(AssayError, RuntimeError):
+    """A problem's reference model cannot be evaluated, so there is nothing to compare with; `kind` says how it failed."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        """`error` (it raised), `timeout`, `memory`, or `crash` (its process died)."""
+
+
 class RunDirectoryError(AssayError, RuntimeError):
     """A run directory is damaged, foreign, locked or unwritable. Nothing in it was changed."""
 

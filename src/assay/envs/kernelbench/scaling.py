@@ -118,7 +118,8 @@ def scale(problem: Problem, cap: int, batch_cap: int = BATCH_CAP, rule: Rule = "
     batch_cap = cap if rule == "uniform" else min(batch_cap, cap)
     changes, edits = [], []
     for integer in _integers(ast.parse(problem.code)):
-        new = halved(integer.value, batch_cap if "batch" in integer.name.lower() else cap)
+        batch = "batch" in integer.name.lower()
+        new = halved(integer.value, batch_cap if batch else cap, round_up=batch)
         if new != integer.value:
             changes.append(Change(integer.place, integer.name, integer.line, integer.value, new))
             edits.append((integer, str(new)))
@@ -142,11 +143,11 @@ def ladder(problem: Problem) -> Iterator[ScaledProblem]:
                 yield scaled
 
 
-def halved(value: int, cap: int) -> int:
-    """`value` divided by two, rounding down, until it is at most `cap`."""
+def halved(value: int, cap: int, round_up: bool = False) -> int:
+    """`value` divided by two until it is at most `cap`; `round_up` keeps a batch of several from becoming one."""
     while value > cap:
-        value //= 2
-    return value
+        value = (value + round_up) // 2
+    return max(value, 1)
 
 
 def _integers(tree: ast.Module) -> Iterator[_Integer]:

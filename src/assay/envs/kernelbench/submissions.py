@@ -95,7 +95,9 @@ def _checked(header: Mapping[str, Json], code: str, path: Path) -> Submission:
     unknown = sorted(set(header) - known)
     if unknown or not {"id", "problem"} <= set(header):
         raise DataError(f"the header of {path} needs id and problem, and knows no {unknown}: {sorted(known)}.")
-    listed: dict[str, Json] = {name: tuple(value) if isinstance(value, list) else value for name, value in header.items()}
+    listed: dict[str, Json] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in header.items()
+    }
     submission = Submission(code=code, **listed)
     wrong = sorted(set(submission.expect) - (VERDICTS - {"ok"}))
     if wrong:
