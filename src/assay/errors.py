@@ -60,7 +60,7 @@ class ModelError(AssayError, RuntimeError):
 
 
 class ReferenceModelError(AssayError, RuntimeError):
-    """A problem's reference model cannot be evaluated, so there is nothing to compare with; `kind` says how it failed."""
+    """A problem's reference model cannot be evaluated, so there is nothing to compare with; `kind` says why."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)

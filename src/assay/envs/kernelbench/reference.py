@@ -101,6 +101,7 @@ class ReferenceProcess:
         families: Sequence[Family] = FAMILIES,
         precision: Precision = "float32",
         for_screening: bool = False,
+        perturb_weights: bool = False,
         with_state: bool = False,
     ) -> ReferenceResult:
         """Run a problem's module.
@@ -112,6 +113,8 @@ class ReferenceProcess:
             families: Families of inputs, `given` first.
             precision: Working precision: inputs and weights are rounded to it, float64 starts from those.
             for_screening: Whether to evaluate also with other weights, and the first case once more.
+            perturb_weights: Whether to move every weight at random, so that ones and zeros count as well. A candidate
+                then has to be given the weights by name.
             with_state: Whether to hand back weights and buffers.
 
         Raises:
@@ -125,6 +128,7 @@ class ReferenceProcess:
             "families": list(families),
             "precision": precision,
             "screen": for_screening,
+            "perturb": perturb_weights,
             "state": with_state,
             "memory_mb": self.memory_mb,
             "device": self.device,

@@ -82,10 +82,18 @@ class Reference:
         self.space: dict[str, Any] = {"__name__": "problem"}
         exec(compile(code, "<problem>", "exec"), self.space)
 
-    def model(self, seed: int) -> torch.nn.Module:
-        """The model with weights from a seed, rounded to the working precision."""
+    def model(self, seed: int, perturbed: bool) -> torch.nn.Module:
+        """The model with weights from a seed, rounded to the working precision.
+
+        `perturbed` moves every weight, so that those which start as ones and zeros (of a normalisation, say) count.
+        """
         torch.manual_seed(seed)
         model: torch.nn.Module = self.space["Model"](*self.space["get_init_inputs"]())
+        if perturbed:
+            with torch.no_grad():
+                for weight in model.parameters():
+                    spread = 0.1 * (weight.std() if weight.numel() > 1 else weight.abs().mean()) + 0.05
+                    weight.mul_(1 + 0.25 * (2 * torch.rand_like(weight) - 1)).add_(spread * torch.randn_like(weight))
         return model.to(self.device, self.precision)
 
     def inputs(self, seed: int) -> tuple[Value, ...]:
@@ -114,7 +122,7 @@ def evaluate(request: Json) -> Frame:
     """The answer to one request: a case for each family, and the two comparisons that screening wants."""
     torch.set_num_threads(1)
     reference = Reference(request["code"], request["device"], request["precision"])
-    model = reference.model(request["weight_seed"])
+    model = reference.model(request["weight_seed"], request["perturb"])
     frame = Frame({"parameters": sum(p.numel() for p in model.parameters()), "exact": "float64", "cases": []})
     first: tuple[Value, ...] = ()
     for number, family in enumerate(request["families"]):
@@ -128,7 +136,7 @@ def evaluate(request: Json) -> Frame:
     if request["screen"] and first:
         _add_case(frame, "again", reference, model, first, request["weight_seed"] + 1)
         if frame.header["parameters"]:
-            _add_case(frame, "other_weights", reference, reference.model(request["weight_seed"] + 1), first, 0)
+            _add_case(frame, "other_weights", reference, reference.model(request["weight_seed"] + 1, True), first, 0)
     if request["state"]:
         frame.header["state"] = {name: frame.add(to_value(tensor)) for name, tensor in model.state_dict().items()}
     frame.header["init_inputs"] = frame.add(to_value(reference.space["get_init_inputs"]()))
