@@ -1,0 +1,45 @@
+# /// submission
+# id = "solution/level2_9"
+# problem = "kernelbench 2/9"
+# ///
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def linear_kernel(
+    x_ptr, w_ptr, b_ptr, out_ptr, M, N, K, subtract, multiply,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    cols = tl.program_id(1) * BN + tl.arange(0, BN)
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for start in range(0, K, BK):
+        ks = start + tl.arange(0, BK)
+        x = tl.load(x_ptr + rows[:, None] * K + ks[None, :], mask=(rows[:, None] < M) & (ks[None, :] < K), other=0.0)
+        w = tl.load(w_ptr + cols[None, :] * K + ks[:, None], mask=(cols[None, :] < N) & (ks[:, None] < K), other=0.0)
+        total += tl.dot(x, w, input_precision="ieee")
+    total += tl.load(b_ptr + cols, mask=cols < N, other=0.0)[None, :]
+    total = tl.maximum((total - subtract) * multiply, 0.0)
+    inside = (rows[:, None] < M) & (cols[None, :] < N)
+    tl.store(out_ptr + rows[:, None] * N + cols[None, :], total, mask=inside)
+
+
+class ModelNew(nn.Module):
+    def __init__(self, in_features, out_features, subtract_value, multiply_value):
+        super().__init__()
+        self.linear = nn.Linear(in_features, out_features)
+        self.subtract_value, self.multiply_value = subtract_value, multiply_value
+
+    def forward(self, x):
+        x = x.contiguous()
+        weight = self.linear.weight
+        M, K = x.shape
+        N = weight.shape[0]
+        out = torch.empty((M, N), device=x.device, dtype=x.dtype)
+        linear_kernel[(triton.cdiv(M, 32), triton.cdiv(N, 32))](
+            x, weight, self.linear.bias, out, M, N, K, self.subtract_value, self.multiply_value, BM=32, BN=32, BK=32
+        )
+        return out

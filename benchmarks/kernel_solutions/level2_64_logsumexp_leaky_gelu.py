@@ -1,0 +1,70 @@
+# /// submission
+# id = "solution/level2_64"
+# problem = "kernelbench 2/64"
+# ///
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def gelu(x):
+    return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+
+
+@triton.jit
+def linear_kernel(x_ptr, w_ptr, b_ptr, out_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    cols = tl.program_id(1) * BN + tl.arange(0, BN)
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for start in range(0, K, BK):
+        ks = start + tl.arange(0, BK)
+        x = tl.load(x_ptr + rows[:, None] * K + ks[None, :], mask=(rows[:, None] < M) & (ks[None, :] < K), other=0.0)
+        w = tl.load(w_ptr + cols[None, :] * K + ks[:, None], mask=(cols[None, :] < N) & (ks[:, None] < K), other=0.0)
+        total += tl.dot(x, w, input_precision="ieee")
+    total += tl.load(b_ptr + cols, mask=cols < N, other=0.0)[None, :]
+    tl.store(out_ptr + rows[:, None] * N + cols[None, :], total, mask=(rows[:, None] < M) & (cols[None, :] < N))
+
+
+def linear(layer, x):
+    """The layer's product with the kernel above; only its weights are used."""
+    x = x.contiguous()
+    M, K = x.shape
+    N = layer.weight.shape[0]
+    out = torch.empty((M, N), device=x.device, dtype=x.dtype)
+    grid = (triton.cdiv(M, 32), triton.cdiv(N, 32))
+    linear_kernel[grid](x, layer.weight, layer.bias, out, M, N, K, BM=32, BN=32, BK=32)
+    return out
+
+
+@triton.jit
+def row_kernel(x_ptr, out_ptr, cols, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    highest = -float("inf")
+    total = 0.0
+    for start in range(0, cols, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * cols + c, mask=c < cols, other=0.0)
+        x = tl.where(c < cols, x, -float("inf"))
+        new = tl.maximum(highest, tl.max(x, axis=0))
+        total = total * tl.exp(highest - new) + tl.sum(tl.exp(x - new), axis=0)
+        highest = new
+    y = highest + tl.log(total)
+    y = tl.where(y > 0, y, y * 0.01)
+    y = tl.where(y > 0, y, y * 0.01)
+    y = gelu(gelu(y))
+    tl.store(out_ptr + row, y)
+
+
+class ModelNew(nn.Module):
+    def __init__(self, in_features, out_features, bias=True):
+        super().__init__()
+        self.linear = nn.Linear(in_features, out_features, bias=bias)
+
+    def forward(self, x):
+        x = linear(self.linear, x)
+        rows, cols = x.shape
+        out = torch.empty((rows, 1), device=x.device, dtype=x.dtype)
+        row_kernel[(rows,)](x, out, cols, BLOCK=min(4096, triton.next_power_of_2(cols)))
+        return out
