@@ -65,7 +65,7 @@ class ReferenceModelError(AssayError, RuntimeError):
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
-        """`error` (it raised), `timeout`, `memory`, or `crash` (its process died)."""
+        """`error` (it raised), `timeout`, `memory`, `too_large` (its output), or `crash` (its process died)."""
 
 
 class RunDirectoryError(AssayError, RuntimeError):

@@ -18,8 +18,8 @@ from typing import Literal
 Fault = Literal["unclosed_think", "unclosed_kernel", "no_code", "no_model_new", "duplicate_model_new", "too_large"]
 Origin = Literal["kernel_block", "fence", "bare"]
 
-MAX_SOURCE_CHARACTERS = 200_000
-"""Longer sources are refused unread; the longest honest kernels known have a tenth of this."""
+MAX_SOURCE_CHARACTERS = 100_000
+"""Longer sources are refused unread; honest kernels have a tenth of this."""
 
 _TAG = re.compile(r"<(/?)(think|thinking|thought|kernel)>", re.IGNORECASE)
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+.-]*)[^\n`]*$", re.MULTILINE)

@@ -28,7 +28,7 @@ from typing import Literal, Self
 from assay.envs.kernelbench.arrays import HostTensor, Value
 from assay.envs.kernelbench.families import FAMILIES, Family
 from assay.envs.kernelbench.problems import Problem
-from assay.envs.kernelbench.scaling import Rule, ScaledProblem, ladder
+from assay.envs.kernelbench.scaling import LOWER, Rule, ScaledProblem, ladder
 from assay.envs.kernelbench.screening import Case, Screening, screen
 from assay.envs.kernelbench.wire import Frame, read_frame
 from assay.errors import MissingDependencyError, ReferenceModelError
@@ -36,8 +36,10 @@ from assay.errors import MissingDependencyError, ReferenceModelError
 Precision = Literal["float32", "float16", "bfloat16"]
 
 START_TIMEOUT_S = 180.0
-MAX_DEGENERATE = 3
-"""Sizes at which a problem may prove degenerate before it is taken for degenerate at any."""
+MAX_DEGENERATE = 2
+"""Sizes of each rule at which a problem may prove degenerate before it is taken for degenerate at any."""
+MAX_OUTPUT = 1 << 18
+"""Elements of an output (a million bytes of float32) above which Triton's interpreter is too slow for a grade."""
 
 _WORKER = "assay.envs.kernelbench.reference_worker"
 _CHUNK = 1 << 20
@@ -103,6 +105,7 @@ class ReferenceProcess:
         for_screening: bool = False,
         perturb_weights: bool = False,
         with_state: bool = False,
+        max_output: int | None = None,
     ) -> ReferenceResult:
         """Run a problem's module.
 
@@ -116,6 +119,7 @@ class ReferenceProcess:
             perturb_weights: Whether to move every weight at random, so that ones and zeros count as well. A candidate
                 then has to be given the weights by name.
             with_state: Whether to hand back weights and buffers.
+            max_output: Give up (`too_large`) when the outputs of one call have more elements than this together.
 
         Raises:
             ReferenceModelError: the module fails, takes too long or too much memory; `kind` says which.
@@ -130,6 +134,7 @@ class ReferenceProcess:
             "screen": for_screening,
             "perturb": perturb_weights,
             "state": with_state,
+            "max_output": max_output,
             "memory_mb": self.memory_mb,
             "device": self.device,
         }
@@ -274,36 +279,43 @@ def fit_problem(
     input_seed: int = 0,
     weight_seed: int = 0,
     precision: Precision = "float32",
+    max_output: int = MAX_OUTPUT,
 ) -> FittedProblem:
     """The smallest sizes of the ladder at which the reference runs and the problem is worth a reward.
 
-    Where it runs but is degenerate at the first `MAX_DEGENERATE` sizes that fit, the smallest of them is returned, with
-    the reason. A size that takes too long or too much memory ends its rule: larger ones cannot do better.
+    Where it runs but is degenerate at `MAX_DEGENERATE` sizes of each rule, the smallest of them is returned, with the
+    reason. A size that takes too long, too much memory or gives too large an output ends its rule, unless that lowers
+    the caps.
 
     Raises:
-        ReferenceModelError: the reference runs at no size; the last failure.
+        ReferenceModelError: the reference runs at no size; the first failure.
     """
     failure: ReferenceModelError | None = None
     degenerate: list[FittedProblem] = []
-    exhausted: set[Rule] = set()
+    spent: dict[tuple[Rule, bool], int] = {}
     for scaled in ladder(problem):
-        if scaled.scaling.rule in exhausted:
+        rung = (scaled.scaling.rule, 0 < scaled.scaling.cap <= max(LOWER))
+        if spent.get(rung, 0) >= MAX_DEGENERATE or (rung[1] and degenerate):
             continue
         try:
             result = process.evaluate(
-                scaled.code, input_seed=input_seed, weight_seed=weight_seed, precision=precision, for_screening=True
+                scaled.code,
+                input_seed=input_seed,
+                weight_seed=weight_seed,
+                precision=precision,
+                for_screening=True,
+                max_output=max_output,
             )
         except ReferenceModelError as error:
-            failure = error
-            if error.kind in ("timeout", "memory"):
-                exhausted.add(scaled.scaling.rule)
+            failure = failure or error
+            if error.kind in ("timeout", "memory", "too_large") and not rung[1]:
+                spent[rung] = MAX_DEGENERATE
             continue
         fitted = FittedProblem(scaled, result, screening_of(result))
         if fitted.screening.rewarded:
             return fitted
         degenerate.append(fitted)
-        if len(degenerate) == MAX_DEGENERATE:
-            break
+        spent[rung] = spent.get(rung, 0) + 1
     if degenerate:
         return degenerate[0]
     assert failure is not None, "a ladder has at least one step, which either ran or failed"

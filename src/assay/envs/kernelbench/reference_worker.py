@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import resource
 import sys
@@ -74,6 +75,10 @@ def flat_outputs(output: Any) -> list[HostTensor]:
     return []
 
 
+class TooLargeError(Exception):
+    """The output has more elements than the request allows."""
+
+
 class Reference:
     """A problem's module, run: weights from one seed, inputs from others."""
 
@@ -132,7 +137,7 @@ def evaluate(request: Json) -> Frame:
         if inputs is None:
             continue
         first = first or inputs
-        _add_case(frame, family, reference, model, inputs, request["weight_seed"])
+        _add_case(frame, family, reference, model, inputs, request["weight_seed"], request["max_output"])
     if request["screen"] and first:
         _add_case(frame, "again", reference, model, first, request["weight_seed"] + 1)
         if frame.header["parameters"]:
@@ -144,9 +149,18 @@ def evaluate(request: Json) -> Frame:
 
 
 def _add_case(
-    frame: Frame, name: str, reference: Reference, model: torch.nn.Module, inputs: Sequence[Value], seed: int
+    frame: Frame,
+    name: str,
+    reference: Reference,
+    model: torch.nn.Module,
+    inputs: Sequence[Value],
+    seed: int,
+    limit: int | None = None,
 ) -> None:
     rounded = reference.outputs(model, inputs, reference.precision, seed)
+    size = sum(math.prod(tensor.shape) for tensor in rounded)
+    if limit is not None and size > limit:
+        raise TooLargeError(f"{size} elements in the output, more than {limit}")
     try:
         exact = reference.outputs(model, inputs, torch.float64, seed)
     except RuntimeError:
@@ -170,6 +184,8 @@ def _in_child(request: Json, sink: IO[bytes]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         frame = evaluate(request)
+    except TooLargeError as error:
+        frame = Frame({"error": "too_large", "message": str(error)})
     except MemoryError as error:
         frame = Frame({"error": "memory", "message": str(error) or "out of memory"})
     except Exception as error:  # noqa: BLE001  the boundary: whatever a problem raises is its own failure, named

@@ -2,8 +2,9 @@
 
 Touched are the integers assigned at module level and those inside `get_inputs` and `get_init_inputs`; never the model
 itself. A product or power of integers counts as one integer. Integers of a name with `batch` in it have a lower cap of
-their own (rule `capped`), unless that breaks a problem whose sizes must agree (rule `uniform`, one cap for all). What
-was changed is data (`Scaling`), so that a verdict can say which problem was really solved.
+their own (rule `capped`), unless that breaks a problem whose sizes must agree (`uniform`: one cap for all) or whose
+sizes must keep their ratios (`proportional`: one divisor for all). What was changed is data (`Scaling`), so that a
+verdict can say which problem was really solved.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from typing import Literal
 from assay.envs.kernelbench.problems import Problem
 from assay.types import Json
 
-Rule = Literal["none", "capped", "uniform"]
+Rule = Literal["none", "capped", "proportional", "uniform"]
 
 LADDER = (32, 64, 128, 256, 512, 1024)
 """Caps to try, from the smallest: the first with which the reference runs and the problem is worth solving is used."""
+LOWER = (16, 8)
+"""Caps for problems whose output is too large even at the smallest of `LADDER`."""
+SMALL = 16
+"""Integers up to this stay as they are under rule `proportional`: kernel sizes, strides, numbers of heads."""
 BATCH_CAP = 2
 
 _FUNCTIONS = ("get_inputs", "get_init_inputs")
@@ -93,6 +98,11 @@ class _Integer:
     end_line: int
     end: int
 
+    @property
+    def of_batch(self) -> bool:
+        """Whether its name says that it counts independent samples."""
+        return "batch" in self.name.lower()
+
 
 def unscaled(problem: Problem) -> ScaledProblem:
     """The problem at its published sizes."""
@@ -106,7 +116,8 @@ def scale(problem: Problem, cap: int, batch_cap: int = BATCH_CAP, rule: Rule = "
         problem: A checked problem.
         cap: Largest integer that stays as it is.
         batch_cap: The same for names with `batch` in them; with rule `uniform` it is `cap`.
-        rule: `capped`, `uniform`, or `none` for no change.
+        rule: `capped`; `uniform`; `proportional`, which divides all by the power of two that brings the largest down
+            to `cap`; or `none` for no change.
 
     Raises:
         ValueError: a cap below 1.
@@ -117,9 +128,16 @@ def scale(problem: Problem, cap: int, batch_cap: int = BATCH_CAP, rule: Rule = "
         return unscaled(problem)
     batch_cap = cap if rule == "uniform" else min(batch_cap, cap)
     changes, edits = [], []
-    for integer in _integers(ast.parse(problem.code)):
-        batch = "batch" in integer.name.lower()
-        new = halved(integer.value, batch_cap if batch else cap, round_up=batch)
+    integers = list(_integers(ast.parse(problem.code)))
+    largest = max((i.value for i in integers if not i.of_batch), default=1)
+    divisor = -(-largest // cap)
+    for integer in integers:
+        if rule == "proportional" and not integer.of_batch:
+            new = (
+                integer.value if integer.value <= SMALL else max(1, integer.value // (1 << (divisor - 1).bit_length()))
+            )
+        else:
+            new = halved(integer.value, batch_cap if integer.of_batch else cap, round_up=integer.of_batch)
         if new != integer.value:
             changes.append(Change(integer.place, integer.name, integer.line, integer.value, new))
             edits.append((integer, str(new)))
@@ -129,14 +147,19 @@ def scale(problem: Problem, cap: int, batch_cap: int = BATCH_CAP, rule: Rule = "
 
 
 def ladder(problem: Problem) -> Iterator[ScaledProblem]:
-    """The sizes to try, smallest first: each cap of `LADDER` with a low cap for batches, then each with one for all.
+    """The sizes to try, rule by rule, each from the smallest.
 
     Sizes that differ from none before are left out; a problem without large integers comes once, as published.
     """
     seen = set()
-    rules: tuple[Rule, ...] = ("capped", "uniform")
-    for rule in rules:
-        for cap in LADDER:
+    rules: tuple[tuple[Rule, tuple[int, ...]], ...] = (
+        ("capped", LADDER),
+        ("proportional", LADDER[1:4]),
+        ("uniform", LADDER),
+        ("capped", LOWER),
+    )
+    for rule, caps in rules:
+        for cap in caps:
             scaled = scale(problem, cap, BATCH_CAP, rule)
             if scaled.code not in seen:
                 seen.add(scaled.code)

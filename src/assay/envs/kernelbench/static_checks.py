@@ -71,7 +71,7 @@ def check(code: str, backend: Backend = "triton", reference: str | None = None) 
         operations = reference_operations(reference) if reference is not None else frozenset()
         findings = distinct(_all_findings(source, backend, operations))
     except SyntaxError as error:
-        return StaticReport(fault=f"line {error.lineno}: {error.msg}")
+        return StaticReport(fault=f"line {error.lineno}: {error.msg}" if error.lineno else error.msg)
     except (ValueError, RecursionError, MemoryError) as error:
         return StaticReport(fault=f"the source cannot be parsed ({type(error).__name__}: {error})")
     return StaticReport(findings, _fault(source, code), tuple(source.kernels), _bf16_dot(source))

@@ -117,14 +117,8 @@ def _is_own(receiver: ast.expr, source: Source) -> bool:
         return source.dotted(receiver.func) == "builtins.super"
     if not isinstance(receiver, ast.Name):
         return False
-    if receiver.id in ("self", "cls", "ctx") or receiver.id in source.definitions:
-        return True
-    return any(
-        isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Call)
-        and (source.dotted(node.value.func) or "").startswith("torch.utils.cpp_extension")
-        and any(isinstance(target, ast.Name) and target.id == receiver.id for target in node.targets)
-        for node in ast.walk(source.tree)
+    return (
+        receiver.id in ("self", "cls", "ctx") or receiver.id in source.definitions or receiver.id in source.extensions
     )
 
 

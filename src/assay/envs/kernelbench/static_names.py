@@ -19,6 +19,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 _BUILTINS = frozenset(dir(builtins)) | {"__builtins__", "__file__"}
 _ALIAS_ROUNDS = 4
+_MAX_PARTS = 12
+"""Longer dotted names stand for nothing that a table knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class Source:
     """Functions compiled by Triton."""
     dead: frozenset[ast.AST]
     """Statements that cannot run: under a constant condition, after a return, in `if __name__ == "__main__"`."""
+    extensions: set[str] = field(default_factory=set)
+    """Names that hold what `torch.utils.cpp_extension` compiled and loaded."""
     reachable: list[ast.AST] = field(default_factory=list)
     """Statements at module level and definitions that `ModelNew` or the import can reach, kernels not included."""
 
@@ -60,7 +64,7 @@ class Source:
             root = f"builtins.{node.id}"
         else:
             return None
-        return ".".join([root, *reversed(parts)])
+        return ".".join([root, *reversed(parts)]) if len(parts) + root.count(".") < _MAX_PARTS else None
 
     def inside_kernel(self, node: ast.AST) -> bool:
         """Whether a node is part of a kernel's body (not of its decorators or defaults)."""
@@ -141,10 +145,18 @@ def read_source(tree: ast.Module) -> Source:
     for _ in range(_ALIAS_ROUNDS):
         if not _add_aliases(source):
             break
+    source.extensions.update(_extensions(source))
     source.definitions.update(_definitions(tree.body))
     source.kernels.update(_kernels(source))
     source.reachable.extend(_reachable(source))
     return source
+
+
+def _extensions(source: Source) -> Iterator[str]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            if (source.dotted(node.value.func) or "").startswith("torch.utils.cpp_extension"):
+                yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
 def _import_bindings(tree: ast.Module) -> Iterator[tuple[str, str]]:

@@ -15,6 +15,7 @@ _LOOKUPS = ("get", "setdefault", "pop")
 
 def find_replay(source: Source) -> Iterator[Finding]:
     """Every sign that a call may answer with what an earlier call computed."""
+    keys = {key.id for node in ast.walk(source.tree) if isinstance(key := _key_of(node), ast.Name)}
     for node in source.host_nodes():
         if isinstance(node, ast.FunctionDef) and launches(node, source):
             decorators = [d.func if isinstance(d, ast.Call) else d for d in node.decorator_list]
@@ -26,14 +27,14 @@ def find_replay(source: Source) -> Iterator[Finding]:
         elif isinstance(node, ast.Call):
             is_id = source.dotted(node.func) == "builtins.id"
             if is_id or (isinstance(node.func, ast.Attribute) and node.func.attr == "data_ptr"):
-                severity = _use_of_address(node, source)
+                severity = _use_of_address(node, source, keys)
                 if severity is not None:
                     yield found("replay_cache", node, severity)
         elif isinstance(node, ast.Attribute) and node.attr == "_version":
             yield found("replay_cache", node)
 
 
-def _use_of_address(node: ast.expr, source: Source) -> Severity | None:
+def _use_of_address(node: ast.expr, source: Source, keys: set[str]) -> Severity | None:
     """How bad a use of an address is: as a key or in a comparison a cheat, in alignment arithmetic nothing at all."""
     child: ast.AST = node
     while (parent := source.parents.get(child)) is not None and not isinstance(parent, ast.stmt):
@@ -46,12 +47,8 @@ def _use_of_address(node: ast.expr, source: Source) -> Severity | None:
         if _key_of(parent) is child:
             return "cheat"
         child = parent
-    if isinstance(parent, ast.Assign):
-        keys = {target.id for target in parent.targets if isinstance(target, ast.Name)}
-        for other in ast.walk(source.tree):
-            used = _key_of(other)
-            if isinstance(used, ast.Name) and used.id in keys:
-                return "cheat"
+    if isinstance(parent, ast.Assign) and any(isinstance(t, ast.Name) and t.id in keys for t in parent.targets):
+        return "cheat"
     return "suspect"
 
 
