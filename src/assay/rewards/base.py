@@ -162,6 +162,10 @@ class Caller(Protocol):
         """Drop the stored reply of a request: no verdict could be read from it, and it will be asked again."""
         ...
 
+    async def counters(self) -> dict[str, float]:
+        """Totals since the start (`calls`, `attempts`, `cache_hits`, `refusals`, `usd`, ...) and the present state."""
+        ...
+
     async def close(self) -> None:
         """Give back connections, files and processes; safe to call twice."""
         ...
