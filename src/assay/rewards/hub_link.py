@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import cast
@@ -33,8 +34,8 @@ from assay.types import Json
 
 logger = logging.getLogger(__name__)
 
-WINDOW = 4096
-"""Requests of one process that a hub has under way before it reads no more from it."""
+WINDOW = 2048
+"""Requests of one process that a hub has under way before it takes no more from it."""
 UNSENT_BYTES = 1_000_000
 """What is kept to be sent on one connection before more has to wait."""
 
@@ -76,6 +77,7 @@ class Link(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader(max_frame_bytes)
+        self._inbox: deque[Json] = deque()
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
         self._stalled = False
@@ -96,14 +98,29 @@ class Link(asyncio.Protocol):
         self.gone.set()
         self._writable.set()
         self._unsent.clear()
+        self._inbox.clear()
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
         try:
-            for message in self._reader.feed(data):
-                self.received(message)
+            self._inbox.extend(self._reader.feed(data))
         except FrameError as error:
             self.refuse(error)
+        else:
+            self.take()
+
+    def take(self) -> None:
+        """Act on what has arrived."""
+        try:
+            while self._inbox and self.may_take():
+                self.received(self._inbox.popleft())
+        except FrameError as error:
+            self._inbox.clear()
+            self.refuse(error)
+
+    def may_take(self) -> bool:
+        """Whether another message may be acted on now."""
+        return True
 
     def received(self, message: Json) -> None:
         """Act on a message. Raises FrameError where it makes no sense."""
@@ -122,6 +139,7 @@ class Link(asyncio.Protocol):
         """Called by the event loop."""
         self._stalled = False
         self._writable.set()
+        self.take()
 
     def send(self, data: bytes) -> None:
         """Send a frame, at the end of this turn of the event loop."""
@@ -150,8 +168,9 @@ class Link(asyncio.Protocol):
             self._transport.write(self._unsent[0] if len(self._unsent) == 1 else b"".join(self._unsent))
         self._unsent.clear()
         self._unsent_bytes = 0
-        if not self._stalled:
+        if not self._stalled and not self._writable.is_set():
             self._writable.set()
+            self.take()
 
 
 class FollowerLink(Link):
@@ -199,7 +218,6 @@ class FollowerLink(Link):
             case [int(number), "cancel"]:
                 if (task := self.tasks.pop(number, None)) is not None:
                     task.cancel()
-                    self._steer()
             case _:
                 raise FrameError("a frame asks for nothing that a hub does")
 
@@ -214,15 +232,21 @@ class FollowerLink(Link):
         self._closing = True
         self.send(frame([0, "closing"]))
 
-    def pause_writing(self) -> None:
-        """Called by the event loop: the follower does not read its answers."""
-        super().pause_writing()
-        self._steer()
+    def take(self) -> None:
+        """Act on what has arrived, as far as the window allows, and read on only then."""
+        super().take()
+        pause = bool(self._inbox)
+        if self._transport is None or pause == self._paused or self._transport.is_closing():
+            return
+        self._paused = pause
+        if pause:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
 
-    def resume_writing(self) -> None:
-        """Called by the event loop."""
-        super().resume_writing()
-        self._steer()
+    def may_take(self) -> bool:
+        """Not from a follower that has too much under way, or does not read its answers."""
+        return self._writable.is_set() and len(self.tasks) < WINDOW
 
     async def _call(self, request: Request, remaining: float | None) -> Json:
         deadline = None if remaining is None else self._loop.time() + remaining
@@ -234,14 +258,10 @@ class FollowerLink(Link):
             raise FrameError(f"a frame asks anew under number {number}")
         task = self.tasks[number] = self._loop.create_task(work)
         task.add_done_callback(partial(self._answer, number))
-        if len(self.tasks) >= WINDOW:
-            self._steer()
 
     def _answer(self, number: int, task: asyncio.Task[Json]) -> None:
         if self.tasks.pop(number, None) is None:
             return  # The follower has stopped waiting, or is gone.
-        if self._paused:
-            self._steer()
         if task.cancelled():
             if not self._closing:
                 self.send(frame([number, "error", "the hub's caller was cancelled"]))
@@ -254,17 +274,8 @@ class FollowerLink(Link):
                 message = f"the reply has {len(data)} bytes, but {self.max_frame_bytes} is the most that is passed on"
                 data = frame([number, "ok", encode_outcome(CallFailure("malformed", message))])
             self.send(data)
-
-    def _steer(self) -> None:
-        """Read no more from a follower that has too much under way, or does not read its answers."""
-        pause = self._stalled or len(self.tasks) >= WINDOW
-        if self._transport is None or pause == self._paused or self._transport.is_closing():
-            return
-        self._paused = pause
-        if pause:
-            self._transport.pause_reading()
-        else:
-            self._transport.resume_reading()
+        if self._inbox:
+            self.take()
 
 
 class HubConnection(Link):
