@@ -136,7 +136,7 @@ def rounded(value: Any) -> Any:
 def available_peers(wanted: bool) -> tuple[str, ...]:
     if not wanted:
         return ()
-    if find_spec("openai") is None or find_spec("httpx_aiohttp" if find_spec("httpx2") is None else "aiohttp") is None:
+    if find_spec("openai") is None or find_spec("aiohttp") is None:
         print("No peers and no serial calls: they need `pip install 'assay-rl[bench]'`.", file=sys.stderr)
         return ()
     return PEERS
