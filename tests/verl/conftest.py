@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,10 @@ import pytest
 from assay.integrations.scoring import close_all
 from verl import DataProto
 from verl_data import make_batch, word_tokenizer
+
+
+KEY_ENV, KEY = "ASSAY_TEST_KEY", "sk-assay-test-0123456789"
+"""What the actor finds in its environment: that of the cluster."""
 
 
 @pytest.fixture(autouse=True)
@@ -34,3 +39,22 @@ def tokenizer_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="session")
 def batch(tokenizer: Any) -> Callable[..., DataProto]:
     return partial(make_batch, tokenizer)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """One small Ray cluster for all tests: starting one takes seconds."""
+    import ray
+
+    tests = Path(__file__).parents[1]
+    paths = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
+    # Signs of life and usage reports have no place in a test; workers find the rewards of this folder's neighbours.
+    environment = {"PYTHONPATH": paths, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", KEY_ENV: KEY}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
+        try:
+            yield
+        finally:
+            ray.shutdown()
