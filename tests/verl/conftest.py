@@ -1,4 +1,4 @@
-"""Real verl on a CPU. The ordinary test run leaves this folder out; `make test-verl` runs it in an environment of its own."""
+"""Real verl on a CPU. The ordinary test run leaves this folder out; `make test-verl` runs it in its own environment."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from assay.integrations.scoring import close_all
-from verl import DataProto
 from verl_data import make_batch, word_tokenizer
 
+from assay.integrations.scoring import close_all
+from verl import DataProto
 
 KEY_ENV, KEY = "ASSAY_TEST_KEY", "sk-assay-test-0123456789"
 """What the actor finds in its environment: that of the cluster."""

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from assay.errors import DataError, RewardError
-from assay.integrations.verl import compute_score, compute_score_verl_positional
 from verl.workers.reward_manager import get_reward_manager_cls
 from verl_data import place_and_value
+
+from assay.errors import DataError, RewardError
+from assay.integrations.verl import compute_score, compute_score_verl_positional
 
 SETTINGS: dict[str, Any] = {
     "reward": "host_rewards:ShareOfWords",
@@ -62,7 +63,7 @@ def test_a_failed_sample_takes_the_mean_of_its_group_and_says_so(tokenizer: Any,
 
 def test_a_failed_sample_without_a_known_group_raises(tokenizer: Any, batch: Any) -> None:
     data = batch(["a", "BROKEN"], ["a", "a"], extras=[{}, {}])
-    with pytest.raises(RewardError, match="group_by.*no 'index' to know groups by"):
+    with pytest.raises(RewardError, match=r"group_by.*no 'index' to know groups by"):
         get_reward_manager_cls("batch")(tokenizer, 0, score)(data)
 
 
@@ -109,5 +110,3 @@ def test_prime_is_given_verls_order_and_a_number(tokenizer: Any, batch: Any) -> 
     with pytest.raises(DataError, match="order=verl"):
         score("words", "a b", ["a", "c"], {"index": 0})  # verl's order, not declared: the third is no data source
     assert compute_score_verl_positional.__module__ == "assay.integrations.verl.score"  # can be sent to a process
-
-

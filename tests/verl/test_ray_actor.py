@@ -1,4 +1,4 @@
-"""Workers of a real Ray cluster share one actor: one limit, one payment per distinct call, one budget, through kills."""
+"""Workers of a real Ray cluster share an actor: one limit, one payment per distinct call, one budget, through kills."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 import ray
+from benchmarks.support.judge_behaviour import Behaviour
+from benchmarks.support.judge_server import JudgeServer
+from conftest import KEY, KEY_ENV
+
 from assay.errors import ConfigError, JudgeError
 from assay.integrations.ray_actor import NAMESPACE, RayCaller, actor_name
 from assay.integrations.scoring import scorer
@@ -17,9 +21,6 @@ from assay.integrations.settings import read_settings
 from assay.integrations.verl import compute_score
 from assay.rewards import Request, Sample
 from assay.types import Message
-from benchmarks.support.judge_behaviour import Behaviour
-from benchmarks.support.judge_server import JudgeServer
-from conftest import KEY, KEY_ENV
 
 LIMIT = 6
 
@@ -145,7 +146,7 @@ def test_a_missing_key_is_said_before_anything_is_asked(
     ray_cluster: None, server: JudgeServer, settings: dict[str, Any]
 ) -> None:
     settings["judge"]["api_key_env"] = "ASSAY_NO_SUCH_KEY"
-    with pytest.raises(ConfigError, match="ASSAY_NO_SUCH_KEY is not set.*environment that Ray was started with"):
+    with pytest.raises(ConfigError, match=r"ASSAY_NO_SUCH_KEY is not set.*environment that Ray was started with"):
         compute_score(response="a", **settings)
     assert server.stats()["requests"] == 0
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from assay.errors import ConfigError, RewardError
-from assay.integrations.verl.check import compose
 from omegaconf import OmegaConf
 from verl.trainer.ppo.reward import load_reward_manager
 from verl_data import place_and_value
+
+from assay.errors import ConfigError, RewardError
+from assay.integrations.verl.check import compose
 
 LOCAL = (
     "+reward.custom_reward_function.reward_kwargs.reward=host_rewards:ShareOfWords",
@@ -100,7 +101,7 @@ def test_a_reward_function_that_would_never_be_called_is_refused(tokenizer: Any)
         path = "reward.custom_reward_function.path=elsewhere.py"
         AssayRewardManager(config_of(*SETUPS["manager"], path), tokenizer)
 
-    with pytest.raises(ConfigError, match="elsewhere.py would never be called"):
+    with pytest.raises(ConfigError, match=r"elsewhere\.py would never be called"):
         asyncio.run(make())
 
 
@@ -128,4 +129,3 @@ def end_workers(manager: Any) -> None:
 
     for worker in manager.reward_loop_workers:
         ray.kill(worker)
-

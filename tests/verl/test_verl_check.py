@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+from verl.trainer.ppo.reward import get_custom_reward_fn
+
 from assay.errors import ConfigError
 from assay.integrations.verl.__main__ import main
 from assay.integrations.verl.check import MANAGERS_09, check_config, compose
-from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
-from verl.trainer.ppo.reward import get_custom_reward_fn
 
 ROOT = Path(__file__).parents[2]
 OURS = "pkg://assay.integrations.verl"
@@ -78,9 +79,10 @@ def test_callables_that_verl_would_not_await(tmp_path: Path) -> None:
     path = f"reward.custom_reward_function.path={file}"
     findings = found(path, "reward.custom_reward_function.name=judge")
     assert "takes its coroutine for the reward" in findings["reward.custom_reward_function.name"]
-    assert "cannot be called" in found(path, "reward.custom_reward_function.name=number")[
-        "reward.custom_reward_function.name"
-    ]
+    assert (
+        "cannot be called"
+        in found(path, "reward.custom_reward_function.name=number")["reward.custom_reward_function.name"]
+    )
 
 
 def test_a_missing_key_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
+
 from verl import DataProto
 
 WORDS = ("[PAD]", "[UNK]", "ask", "a", "b", "c", "d", "BROKEN", *(f"w{i}" for i in range(512)))

@@ -1,1 +1,1 @@
-"""Assay's rewards inside other trainers: one adapter per host, and what all of them share. Hosts are imported lazily."""
+"""Assay's rewards inside other trainers: one adapter per host, which alone imports it, and what all of them share."""

@@ -6,8 +6,8 @@
 
 The actor is found by a name that follows from the endpoint and its limits, so whoever has equal settings shares it. It
 outlives the worker that made it, and ends by itself when nobody has called for a while. If it dies, the next call makes
-it anew and every call without an answer is sent again; answers that it had are in its cache on disk. The API key is read
-from the actor's own environment and is in no message.
+it anew and every call without an answer is sent again; answers that it had are in its cache on disk. The API key is
+read from the actor's own environment and is in no message.
 """
 
 from __future__ import annotations
@@ -213,8 +213,9 @@ class RayCaller:
         problem: AssayError | None = self._ray.get(actor.greet.remote(self._id, self._paid))
         if isinstance(problem, ConfigError):
             raise ConfigError(
-                f"The Ray actor {self._name}, which makes the calls of all workers, cannot begin: {problem} The actor has "
-                "the environment that Ray was started with: set the variable before that, or in ray.init(runtime_env=...)."
+                f"The Ray actor {self._name}, which makes the calls of all workers, cannot begin: {problem} The actor "
+                "has the environment that Ray was started with: set the variable before that, or in "
+                "ray.init(runtime_env=...)."
             )
         if problem is not None:
             raise problem

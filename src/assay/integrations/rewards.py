@@ -37,12 +37,16 @@ def find_reward(name: str, options: Mapping[str, Json], judge: JudgeConfig) -> R
             raise ConfigError(f"reward={name} is made already, so options ({', '.join(options)}) would have no effect.")
         return found  # type: ignore[no-any-return]
     if not callable(found):
-        raise ConfigError(f"reward={name} is a {type(found).__name__}, and neither a reward nor something that makes one.")
+        raise ConfigError(
+            f"reward={name} is a {type(found).__name__}, and neither a reward nor something that makes one."
+        )
     arguments = {**options, **({"judge": judge} if _takes_judge(found) and "judge" not in options else {})}
     try:
         inspect.signature(found).bind(**arguments)
     except TypeError as error:
-        raise ConfigError(f"reward={name} with options {dict(options)}: {error}. It is {name}{_signature(found)}.") from None
+        raise ConfigError(
+            f"reward={name} with options {dict(options)}: {error}. It is {name}{_signature(found)}."
+        ) from None
     made = found(**arguments)
     if not _is_reward(made):
         raise ConfigError(
@@ -68,12 +72,14 @@ def _import(place: str) -> ModuleType:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
-            raise ConfigError(f"There is no module {place} here. Install it, or put its folder in PYTHONPATH.") from error
+            raise ConfigError(
+                f"There is no module {place} here. Install it, or put its folder in PYTHONPATH."
+            ) from error
         raise
 
 
 def _load_file(path: Path) -> ModuleType:
-    """The module in a file, loaded once in a process, under a name of its own so that what it defines can be pickled."""
+    """The module in a file, loaded once in a process, under a name of its own."""
     resolved = path.resolve()
     name = f"assay_reward_{path.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}"
     if name in sys.modules:

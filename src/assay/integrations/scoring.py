@@ -33,8 +33,8 @@ paid."""
 _RESERVED = frozenset({"score", "reward", "acc", *FLAGS})
 
 CANNOT_DROP = (
-    "This host takes a reward for every sample of a batch and cannot leave one out. Set engine.on_failure=group_mean where "
-    "its group is known (group_by) and has scores, or engine.on_failure=constant with engine.failure_value."
+    "This host takes a reward for every sample of a batch and cannot leave one out. Set engine.on_failure=group_mean "
+    "where its group is known (group_by) and has scores, or engine.on_failure=constant with engine.failure_value."
 )
 
 
@@ -115,8 +115,8 @@ def sample_of(
     """
     if not isinstance(response, str) or not isinstance(data_source, str | None):
         raise DataError(
-            f"response={_clip(response)} and data source {_clip(data_source)} must be text. Positional arguments are read "
-            "as (response, ground_truth, dataset_name, extra_info); verl's own order (data_source, solution_str, "
+            f"response={_clip(response)} and data source {_clip(data_source)} must be text. Positional arguments are "
+            "read as (response, ground_truth, dataset_name, extra_info); verl's own order (data_source, solution_str, "
             "ground_truth, extra_info) has to be declared: order=verl."
         )
     if not isinstance(extra_info, Mapping | None):

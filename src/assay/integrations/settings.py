@@ -50,7 +50,7 @@ class HostConfig:
     """Who owns limit, cache and budget: one Ray actor for all workers, or each process for itself. `auto` takes the
     actor wherever Ray is running."""
     actor: str = "judge"
-    """Beginning of the Ray actor's name; the rest follows from endpoint and limits, so that equal ones share an actor."""
+    """Beginning of the Ray actor's name; the rest follows from endpoint and limits: equal ones share an actor."""
     judge: JudgeConfig = chz.field(default_factory=JudgeConfig)
     """Whom to ask."""
     engine: EngineConfig = chz.field(default_factory=EngineConfig)
@@ -105,8 +105,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if hasattr(value, "tolist") and hasattr(value, "dtype"):
-        # Object arrays hand their members out as they are; a zero-dimensional array hands out a bare one. Tensors, which
-        # have these too, become numbers or lists likewise.
+        # An object array hands out its members as they are, and one without dimensions a bare one.
         return plain(value.tolist())
     if isinstance(value, Sequence | set | frozenset):
         return [plain(v) for v in value]
@@ -148,8 +147,8 @@ def _unknown(key: str, layer: str, nodes: Mapping[str, type]) -> str:
     near += difflib.get_close_matches(key, known, n=2)
     hint = f" Did you mean {' or '.join(dict.fromkeys(near))}?" if near else f" Settings: {', '.join(known)}."
     return (
-        f"{key} ({layer}): there is no such setting, so it would have no effect.{hint} What the reward itself takes goes "
-        f"under options: options.{key}=..."
+        f"{key} ({layer}): there is no such setting, so it would have no effect.{hint} What the reward itself takes "
+        f"goes under options: options.{key}=..."
     )
 
 

@@ -1,7 +1,7 @@
 """A reward for tasks of verifiers 0.4: `quality = reward("judge", ground_truth="answer")` in the body of a `vf.Task`.
 
-A failed judge raises, which verifiers records as an error of the rollout with its reward left `None`: it is never scored
-against the model. That is what `on_failure=drop` (the default) means here.
+A failed judge raises, which verifiers records as an error of the rollout with its reward left `None`: it is never
+scored against the model. That is what `on_failure=drop` (the default) means here.
 """
 
 from __future__ import annotations

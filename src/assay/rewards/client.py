@@ -104,6 +104,10 @@ class Client:
         call.task.add_done_callback(lambda task: self._hand_out(call, task))
         return await self._wait(call, deadline)
 
+    def add_spent(self, usage: Usage) -> None:
+        """Count towards the budget what was spent elsewhere: by a client before this one, say."""
+        self._budget.spend(usage.usd, usage.prompt_tokens + usage.completion_tokens)
+
     async def forget(self, request: Request) -> None:
         """See `Caller.forget`."""
         if self._writer is not None:

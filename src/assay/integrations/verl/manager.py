@@ -74,8 +74,8 @@ class AssayRewardManager(RewardManagerBase):  # type: ignore[misc]
         """The reward of one rollout (of its last sequence, where it has several), as verl wants it.
 
         Raises:
-            RewardError: it could not be scored, and the failure policy has nothing to stand in for it. verl's V1 trainer
-                leaves the rollout out of its group; V0 ends the step.
+            RewardError: it could not be scored, and the failure policy has nothing to stand in for it. verl's V1
+                trainer leaves the rollout out of its group; V0 ends the step.
         """
         sample, group = await self._read(data)
         row = await self._score(sample, group)
@@ -89,7 +89,7 @@ class AssayRewardManager(RewardManagerBase):  # type: ignore[misc]
         loop = asyncio.get_running_loop()
         response = await loop.run_in_executor(None, self._decode, response_ids[:length])
         truth = fields["reward_model"]
-        # Rollouts leave what their tools and turns gave in fields of their own; rewards look for everything in extra_info.
+        # Rollouts leave what tools and turns gave in fields of their own; rewards look for everything in extra_info.
         extra = {
             **plain(fields.get("extra_info") or {}),
             **plain(dict(fields.get("tool_extra_fields") or {})),

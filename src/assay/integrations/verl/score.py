@@ -1,13 +1,14 @@
 """`compute_score` as verl calls it, in every convention that its managers have had.
 
-    compute_score(response, ground_truth, dataset_name, extra_info)                           one sample, by position
-    compute_score(data_source=, solution_str=, ground_truth=, extra_info=)                    one sample: naive, reward loop
-    compute_score(data_sources=, solution_strs=, ground_truths=, extra_infos=)                a whole batch: batch
-    await acompute_score(data_source=, solution_str=, ground_truth=, extra_info=)             one sample: reward loop
+    compute_score(response, ground_truth, dataset_name, extra_info)                  one sample, by position
+    compute_score(data_source=, solution_str=, ground_truth=, extra_info=)           one sample: naive
+    compute_score(data_sources=, solution_strs=, ground_truths=, extra_infos=)       a whole batch: batch
+    await acompute_score(data_source=, solution_str=, ground_truth=, extra_info=)    one sample: reward loop
 
-All other keywords are settings (`assay.integrations.settings`): verl passes its `reward_kwargs` here. One sample gives a
-dictionary with `score`, a batch a list of them. verl's own positional order, which its `prime` manager uses, cannot be
-told from the one above; it must be declared (`order=verl`), and is then answered with a bare number, as `prime` wants.
+All other keywords are settings (`assay.integrations.settings`): verl passes its `reward_kwargs` here. One sample gives
+a dictionary with `score`, a batch a list of them. verl's own positional order, which its `prime` manager uses, cannot
+be told from the one above; it must be declared (`order=verl`), and is then answered with a bare number, as `prime`
+wants.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ def compute_score(*args: Any, **kwargs: Any) -> Row | list[Row] | float:
 async def acompute_score(*args: Any, **kwargs: Any) -> Row | list[Row]:
     """Score one sample or a batch on verl's own event loop: what its reward loop awaits, sample by sample.
 
-    A plain `async def`, because verl looks at nothing else: it would send an object with an asynchronous `__call__` to a
-    thread and take the coroutine for the reward.
+    A plain `async def`, because verl looks at nothing else: it would send an object with an asynchronous `__call__` to
+    a thread and take the coroutine for the reward.
 
     Raises:
         RewardError: a sample could not be scored. verl's V1 trainer then leaves that rollout out of its group, which is
@@ -85,8 +86,10 @@ async def acompute_score(*args: Any, **kwargs: Any) -> Row | list[Row]:
     return one.row(score, _single_reward(one, score, REWARD_LOOP))
 
 
-def compute_score_verl_positional(data_source: Any, solution_str: Any, ground_truth: Any, extra_info: Any = None) -> float:
-    """`compute_score` in verl's positional order, for its `prime` manager. That manager turns errors into 0.0: avoid it."""
+def compute_score_verl_positional(
+    data_source: Any, solution_str: Any, ground_truth: Any, extra_info: Any = None
+) -> float:
+    """`compute_score` in verl's positional order, for its `prime` manager, which turns errors into 0.0: avoid it."""
     result = compute_score(data_source, solution_str, ground_truth, extra_info, order="verl")
     assert isinstance(result, float)
     return result
@@ -108,7 +111,9 @@ def _sort(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Arguments:
         mixed = [name for name in _SINGLE if name in kwargs]
         if args or mixed:
             listed = ", ".join(mixed) or f"{len(args)} positional arguments"
-            raise DataError(f"compute_score was given a batch ({', '.join(BATCH)}) together with {listed}. Pass one kind.")
+            raise DataError(
+                f"compute_score was given a batch ({', '.join(BATCH)}) together with {listed}. Pass one kind."
+            )
         responses = kwargs.get("solution_strs")
         if responses is None:
             raise DataError("compute_score was given a batch without solution_strs, so there is nothing to score.")
@@ -125,7 +130,9 @@ def _named(args: Sequence[Any], kwargs: Mapping[str, Any], order: str) -> dict[s
     """The fields of a single sample by the specification's names."""
     names = ORDERS.get(order, ORDERS["specification"])  # a wrong order is refused with the other settings
     if len(args) > len(names):
-        raise DataError(f"compute_score takes up to {len(names)} positional arguments ({', '.join(names)}), not {len(args)}.")
+        raise DataError(
+            f"compute_score takes up to {len(names)} positional arguments ({', '.join(names)}), not {len(args)}."
+        )
     fields = dict(zip(names, args, strict=False))
     for name in _SINGLE:
         if name in kwargs:
