@@ -41,6 +41,8 @@ HOMES = {
     "omegaconf": ("assay.integrations",),
     "verifiers": ("assay.integrations",),
     "tinker_cookbook": ("assay.integrations",),
+    "datasets": ("assay.envs", "assay.integrations"),
+    "pyarrow": ("assay.envs",),
 }
 """Optional package -> the only modules that may import it."""
 

@@ -13,10 +13,10 @@ import logging
 import os
 import traceback
 from collections import Counter, deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from assay.errors import JudgeError, RewardError, UnreadableReplyError
 from assay.rewards.base import FATAL, Caller, CallFailure, Outcome, Reply, Request, Reward, Sample, Usage
@@ -29,6 +29,8 @@ from assay.rewards.resources import api_key
 from assay.types import Score
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 CHUNK = 64
 """Samples handed to the engine's loop at once."""
@@ -174,7 +176,7 @@ class RewardEngine:
         assert self._caller is not None
         return await asyncio.wrap_future(thread.submit(self._caller.counters()))
 
-    def _blocking(self, make: Any) -> Any:
+    def _blocking(self, make: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         thread = self._started()
         if thread.is_here:
             raise RewardError(

@@ -13,7 +13,7 @@ _C = TypeVar("_C")
 
 
 class HedgeWatch(Generic[_C]):
-    """Calls `on_late(call)` when a watched call is older than the policy's delay; again later where it returns False."""
+    """Calls `on_late(call)` when a watched call is older than the policy's delay; again later if that returns False."""
 
     def __init__(self, policy: HedgePolicy, on_late: Callable[[_C], bool]) -> None:
         self.policy = policy
