@@ -24,5 +24,5 @@ fi
 
 echo "Installing packages into $venv (minutes the first time)"
 "${pip[@]}" "${torch[@]}"
-"${pip[@]}" install --quiet -c constraints.txt -e '.[torch,chess,wandb,dev]'
+"${pip[@]}" install --quiet -c constraints.txt -e '.[torch,chess,rewards,wandb,dev]'
 touch "$stamp"
