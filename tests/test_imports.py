@@ -36,6 +36,8 @@ HOMES = {
     "trl": ("assay.integrations",),
     "modal": ("assay.sandbox",),
     "wandb": ("assay.training",),
+    "datasets": ("assay.envs", "assay.integrations"),
+    "pyarrow": ("assay.envs",),
 }
 """Optional package -> the only modules that may import it."""
 
