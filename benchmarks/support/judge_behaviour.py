@@ -57,6 +57,8 @@ class Behaviour:
     token_burst: int | None = None
     rate_headers: bool = True
     """Send `x-ratelimit-*` with every reply where a rate is limited."""
+    rate_headers_of: str = "arrival"
+    """When those figures were true: at the request's `arrival`, or when its `reply` left."""
     rate_retry_after: bool = True
     """Send `retry-after` (whole seconds) and `retry-after-ms` with a rate refusal."""
 
@@ -83,6 +85,8 @@ class Behaviour:
             raise ValueError(f"latency={self.latency!r} is not one of {', '.join(LATENCIES)}")
         if self.schedule_by not in ("seconds", "answered"):
             raise ValueError(f"schedule_by={self.schedule_by!r} is neither seconds nor answered")
+        if self.rate_headers_of not in ("arrival", "reply"):
+            raise ValueError(f"rate_headers_of={self.rate_headers_of!r} is neither arrival nor reply")
         unknown = [*(set(self.faults) - set(FAULTS)), *(set(self.script) - set(SCRIPTED))]
         if unknown:
             raise ValueError(f"unknown faults {sorted(unknown)}; there are {', '.join(SCRIPTED)}")
@@ -138,9 +142,7 @@ class Bucket:
 
     def take(self, amount: float, now: float) -> float:
         """Take `amount` and return 0, or take nothing and return the seconds until there is enough."""
-        if self._updated is not None:
-            self.level = min(self.burst, self.level + (now - self._updated) * self.rate)
-        self._updated = now
+        self._fill(now)
         # What is larger than the bucket would wait for ever: a full bucket lets it pass, in debt.
         missing = min(amount, self.burst) - self.level
         if missing > 1e-9:
@@ -148,8 +150,14 @@ class Bucket:
         self.level -= amount
         return 0.0
 
-    def headers(self, noun: str) -> str:
+    def _fill(self, now: float) -> None:
+        if self._updated is not None:
+            self.level = min(self.burst, self.level + (now - self._updated) * self.rate)
+        self._updated = now
+
+    def headers(self, noun: str, now: float) -> str:
         """OpenAI's three headers about `requests` or `tokens`."""
+        self._fill(now)
         full_in = (self.burst - self.level) / self.rate
         return (
             f"x-ratelimit-limit-{noun}: {self.per_minute:.0f}\r\n"

@@ -111,13 +111,14 @@ class Connection(asyncio.Protocol):
         judge.in_flight += 1
         if judge.in_flight > judge.max_in_flight:
             judge.max_in_flight = judge.in_flight
+        headers = judge.rate_headers(now)
         fault = scripted or judge.fault()
         if fault == "ok":
-            self.later(judge.latency(), self.answer, body, head.close)
+            self.later(judge.latency(), self.answer, body, headers, head.close)
         else:
             judge.faulty[fault] += 1
             if fault != "hang":
-                self.later(judge.latency(), self.fail, fault, body, head.close)
+                self.later(judge.latency(), self.fail, fault, body, headers, head.close)
 
     def later(self, delay: float, do: Any, *args: Any) -> None:
         if delay > 0:
@@ -125,10 +126,10 @@ class Connection(asyncio.Protocol):
         else:
             do(*args)
 
-    def answer(self, body: bytes, close: bool) -> None:
+    def answer(self, body: bytes, headers: str, close: bool) -> None:
         self.release()
         self.judge.count_answer(body)
-        self.send(self.judge.reply(body), close)
+        self.send(self.judge.reply(body, headers), close)
 
     def send(self, data: bytes, close: bool) -> None:
         """The end of one request: reply, and go on with the next."""
@@ -139,14 +140,14 @@ class Connection(asyncio.Protocol):
         elif self.received:
             self.next_request()
 
-    def fail(self, fault: str, body: bytes, close: bool) -> None:
+    def fail(self, fault: str, body: bytes, headers: str, close: bool) -> None:
         """Do to an accepted request what FAULTS says."""
         if fault.startswith("http_"):
             status = int(fault.removeprefix("http_"))
             self.release()
             self.send(http_reply(status, error_body("The server had an error.", "server_error")), close)
             return
-        whole = self.judge.reply(body, garbage=fault == "garbage")
+        whole = self.judge.reply(body, headers, garbage=fault == "garbage")
         if fault == "drip":
             self.drip(whole, body, close)
             return

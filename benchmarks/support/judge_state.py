@@ -163,24 +163,26 @@ class Judge:
             if bucket and (wait := bucket.take(amount, now)):
                 after = f"retry-after: {-(-wait // 1):.0f}\r\nretry-after-ms: {wait * 1000:.0f}\r\n"
                 message = f"Rate limit reached for {noun} per minute. Please try again in {wait:.3f}s."
-                headers = (after if self.behaviour.rate_retry_after else "") + self.rate_headers()
+                headers = (after if self.behaviour.rate_retry_after else "") + self.rate_headers(now)
                 return Refusal(noun, 429, error_body(message, noun, "rate_limit_exceeded"), headers)
         return None
 
-    def rate_headers(self) -> str:
+    def rate_headers(self, now: float) -> str:
         """What every reply says about limited rates."""
-        if not self.behaviour.rate_headers:
-            return ""
         requests, tokens = self.requests_left, self.tokens_left
-        return (requests.headers("requests") if requests else "") + (tokens.headers("tokens") if tokens else "")
+        if not (requests or tokens) or not self.behaviour.rate_headers:
+            return ""
+        told = ((requests, "requests"), (tokens, "tokens"))
+        return "".join(bucket.headers(noun, now) for bucket, noun in told if bucket)
 
-    def reply(self, body: bytes, garbage: bool = False) -> bytes:
-        """A good reply, whole."""
+    def reply(self, body: bytes, headers: str, garbage: bool = False) -> bytes:
+        """A good reply, whole. `headers` are the rates at the request's arrival."""
         b = self.behaviour
         start = body.rfind(b'"content"')
         content = CONTENT.match(body, start) if start >= 0 else None
         text = b.replies[zlib.crc32(content.group(1) if content else body) % len(b.replies)]
-        headers = self.rate_headers() if self.requests_left or self.tokens_left else ""
+        if b.rate_headers_of == "reply":
+            headers = self.rate_headers(time.monotonic())
         return http_reply(200, completion_body(b.garbage if garbage else text, model_of(body), len(body) // 4), headers)
 
     def count_answer(self, body: bytes) -> None:
