@@ -44,7 +44,11 @@ class JudgeError(RewardError):
 
 
 class UnreadableReplyError(RewardError):
-    """No verdict can be read from a judge's reply; the judge is asked again."""
+    """No verdict can be read from a judge's replies; those at `places` (all, when none are named) are asked again."""
+
+    def __init__(self, message: str, places: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.places = places
 
 
 class CacheError(AssayError, RuntimeError):

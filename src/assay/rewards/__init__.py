@@ -1,1 +1,26 @@
-"""The reward engine: scores thousands of completions at the limit of whatever judges them. Imports no torch."""
+"""The reward engine: scores thousands of completions at the limit of whatever judges them. Imports no torch.
+
+engine = RewardEngine(reward, JudgeConfig(model="gpt-4o-mini"), EngineConfig(max_in_flight=256))
+scores = await engine.score_many(samples)        # or engine.score_many_sync(samples)
+"""
+
+from assay.rewards.base import Caller, CallFailure, Reply, Request, Reward, Sample, Usage
+from assay.rewards.client import Client
+from assay.rewards.config import EngineConfig, JudgeConfig
+from assay.rewards.engine import RewardEngine
+from assay.rewards.policy import rewards_of
+
+__all__ = [
+    "CallFailure",
+    "Caller",
+    "Client",
+    "EngineConfig",
+    "JudgeConfig",
+    "Reply",
+    "Request",
+    "Reward",
+    "RewardEngine",
+    "Sample",
+    "Usage",
+    "rewards_of",
+]

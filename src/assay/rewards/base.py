@@ -17,6 +17,8 @@ from typing import Literal, Protocol
 
 from assay.types import Json, Message, Score
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -44,17 +46,19 @@ class Request:
     version: str = ""
     replica: int = 0
 
-    def key(self, endpoint: str) -> str:
-        """Content hash (hex, 64 characters) of the request as sent to `endpoint`; equal calls have equal keys."""
-        content = [
-            endpoint,
-            self.model,
-            [[m.role, m.content] for m in self.messages],
-            self.params,
-            self.version,
-            self.replica,
-        ]
-        return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+    def body(self) -> bytes:
+        """The JSON body that is sent, in one canonical form."""
+        messages = [{"role": m.role, "content": m.content} for m in self.messages]
+        return _CANONICAL({"model": self.model, "messages": messages, **self.params}).encode("ascii")
+
+    def key(self, endpoint: str, body: bytes | None = None) -> str:
+        """Content hash (hex, 64 characters) of the request as sent to `endpoint`; equal calls have equal keys.
+
+        Args:
+            body: what `body` returned, where it is at hand.
+        """
+        apart = _CANONICAL([endpoint, self.version, self.replica]).encode("ascii")
+        return hashlib.sha256(apart + (self.body() if body is None else body)).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +71,18 @@ class Usage:
     usd: float = 0.0
 
     def __add__(self, other: Usage) -> Usage:
+        if other is NOTHING or self is NOTHING:
+            return self if other is NOTHING else other
         return Usage(
             self.calls + other.calls,
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
             self.usd + other.usd,
         )
+
+
+NOTHING = Usage()
+"""What a cached or shared reply costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +93,7 @@ class Reply:
     finish_reason: str = "stop"
     model: str = ""
     """The model that answered, as the provider names it."""
-    usage: Usage = Usage()
+    usage: Usage = NOTHING
     cached: bool = False
     attempts: int = 1
     """Requests sent until this one was answered."""
@@ -123,7 +133,7 @@ class CallFailure:
     kind: FailureKind
     message: str
     attempts: int = 0
-    usage: Usage = Usage()
+    usage: Usage = NOTHING
     """What its attempts cost nevertheless."""
 
 

@@ -1,0 +1,324 @@
+"""Asks one judge: cache, then whoever asks the same already, then the judge itself, until it answers.
+
+    call -> cached reply? -> same call under way? -> [budget -> wait for a turn -> send -> read] until answered
+
+The retry loop is here and not in the transport, so that the limit sees every refusal. A reply is handed out after it is
+on disk: what was scored was never paid for in vain. Nobody who stops waiting cancels a call that others wait for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from assay.rewards.base import NOTHING, CallFailure, FailureKind, Outcome, Reply, Request, Usage
+from assay.rewards.cache import StoredReply
+from assay.rewards.chat import PATH, Answer, Refusal, headers_of, read
+from assay.rewards.config import EngineConfig, JudgeConfig
+from assay.rewards.gate import Gate
+from assay.rewards.hedging import HedgeWatch
+from assay.rewards.http import HttpPool, ResponseError, TransportError, route_to
+from assay.rewards.limits import Budget, HedgePolicy, InFlightLimit, backoff_s
+from assay.rewards.resources import api_key, connection_limit, endpoint_of, open_cache
+from assay.rewards.store import CacheWriter
+
+TRANSIENT: frozenset[FailureKind] = frozenset({"rate_limited", "timeout", "connection", "server", "malformed"})
+"""Failures after which the same call is worth another attempt."""
+DOUBTS = 3
+"""Attempts after which a key or model that worked before is believed to be refused for good."""
+TOKENS_PER_BYTE = 1 / 3
+"""A cautious guess, until replies tell."""
+COUNTED = ("calls", "attempts", "answered", "cache_hits", "shared", "refusals", "hedges", "hedges_won", "failures")
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call through its attempts, and those who wait for it."""
+
+    body: bytes
+    key: str
+    tokens: int
+    """What an attempt may use at most, in tokens and money."""
+    usd: float
+    since: float
+    task: asyncio.Task[Outcome] | None = None
+    waiters: set[asyncio.Future[Outcome]] = field(default_factory=set)
+    attempts: int = 0
+    usage: Usage = NOTHING
+    hedge: asyncio.Task[None] | None = None
+    """A second attempt beside the present one."""
+    rescued: Reply | None = None
+    """What the hedge was answered while the present attempt still waited."""
+
+
+class Client:
+    """A `Caller` for one OpenAI-compatible endpoint. Belongs to the event loop of its first call.
+
+    Raises:
+        ConfigError: the API key's variable is not set, or the URL is none.  CacheError: the cache cannot be opened.
+    """
+
+    def __init__(self, judge: JudgeConfig, config: EngineConfig, cache_dir: Path | None = None) -> None:
+        self._config = config
+        self._prices = (
+            judge.usd_per_million_prompt_tokens / 1e6,
+            judge.usd_per_million_completion_tokens / 1e6,
+        )
+        self._key = api_key(judge)
+        self._endpoint = endpoint_of(judge)
+        self._pool = HttpPool(route_to(self._endpoint + PATH, headers_of(self._key)))
+        self._cache = open_cache(config, cache_dir)
+        self._writer = CacheWriter(self._cache) if self._cache is not None else None
+        limit = InFlightLimit(config.start_in_flight, connection_limit(config), config.adaptive)
+        self._gate = Gate(limit, config.requests_per_minute, config.tokens_per_minute)
+        self._watch = HedgeWatch(HedgePolicy(config.hedge_fraction), self._hedge)
+        self._budget = Budget(config.budget_usd, config.budget_tokens)
+        self._freed = asyncio.Event()
+        self._calls: dict[str, _Call] = {}
+        self._random = random.Random()
+        self._tokens_per_byte = TOKENS_PER_BYTE
+        self._counts: Counter[str] = Counter()
+        self._usage = Usage()
+
+    async def call(self, request: Request, deadline: float | None = None) -> Outcome:
+        """See `Caller.call`."""
+        body = request.body()
+        key = request.key(self._endpoint, body)
+        stored = self._cache.get(key) if self._cache is not None else None
+        if stored is not None:
+            self._counts["cache_hits"] += 1
+            return stored.reply()
+        loop = asyncio.get_running_loop()
+        if deadline is not None and loop.time() >= deadline:
+            return CallFailure("deadline", "the batch ran out of time before the judge was asked")
+        call = self._calls.get(key)
+        if call is not None:
+            self._counts["shared"] += 1
+            return replace(await self._wait(call, deadline), usage=NOTHING)
+        call = self._calls[key] = self._new_call(request, body, key)
+        call.task = loop.create_task(self._fetch(call))
+        call.task.add_done_callback(lambda task: self._hand_out(call, task))
+        return await self._wait(call, deadline)
+
+    def add_spent(self, usage: Usage) -> None:
+        """Count towards the budget what was spent elsewhere: by a client before this one, say."""
+        self._budget.spend(usage.usd, usage.prompt_tokens + usage.completion_tokens)
+
+    async def forget(self, request: Request) -> None:
+        """See `Caller.forget`."""
+        if self._writer is not None:
+            self._writer.drop(request.key(self._endpoint))
+
+    async def close(self) -> None:
+        """See `Caller.close`."""
+        tasks = [call.task for call in self._calls.values() if call.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._watch.close()
+        self._pool.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    async def counters(self) -> dict[str, float]:
+        """See `Caller.counters`."""
+        return {
+            **{name: float(self._counts[name]) for name in COUNTED},
+            "prompt_tokens": float(self._usage.prompt_tokens),
+            "completion_tokens": float(self._usage.completion_tokens),
+            "usd": self._usage.usd,
+            "in_flight": float(self._gate.in_flight),
+            "waiting": float(self._gate.waiting),
+            "limit": self._gate.limit.limit,
+            "limit_cuts": float(self._gate.limit.cuts),
+            "cache_write_failures": float(self._cache.write_failures if self._cache is not None else 0),
+        }
+
+    def _new_call(self, request: Request, body: bytes, key: str) -> _Call:
+        """A call that may use its prompt's tokens, as replies so far suggest, and its reply's at the longest."""
+        self._counts["calls"] += 1
+        prompt = len(body) * self._tokens_per_byte
+        longest = request.params.get("max_tokens", request.params.get("max_completion_tokens", 0))
+        completion = longest if isinstance(longest, int) else 0
+        usd = prompt * self._prices[0] + completion * self._prices[1]
+        return _Call(body, key, int(prompt) + completion, usd, asyncio.get_running_loop().time())
+
+    async def _wait(self, call: _Call, deadline: float | None) -> Outcome:
+        """Wait for a call; the last one to stop waiting cancels it."""
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[Outcome] = loop.create_future()
+        call.waiters.add(outcome)
+        timer = loop.call_at(deadline, _expire, outcome) if deadline is not None else None
+        try:
+            return await outcome
+        finally:
+            if timer is not None:
+                timer.cancel()
+            call.waiters.discard(outcome)
+            if not call.waiters and call.task is not None and not call.task.done():
+                call.task.cancel()
+                self._calls.pop(call.key, None)
+
+    def _hand_out(self, call: _Call, task: asyncio.Task[Outcome]) -> None:
+        if self._calls.get(call.key) is call:
+            del self._calls[call.key]
+        for waiter in call.waiters:
+            if waiter.done():
+                continue
+            if task.cancelled():
+                waiter.cancel()
+            elif (error := task.exception()) is not None:
+                waiter.set_exception(error)
+            else:
+                waiter.set_result(task.result())
+
+    async def _fetch(self, call: _Call) -> Outcome:
+        """Ask until there is an answer, no hope of one, or no time left."""
+        loop = asyncio.get_running_loop()
+        give_up = call.since + self._config.call_deadline_s
+        while True:
+            if not await self._reserve(call):
+                return self._failure("budget", f"the budget is spent: {self._budget}", call)
+            try:
+                result = await self._attempt(call)
+            finally:
+                self._budget.release(call.usd, call.tokens)
+                self._freed.set()
+            if isinstance(result, Reply):
+                return result
+            if not self._worth_another(result, call):
+                return self._failure(result.kind, result.message, call)
+            wait_s = backoff_s(call.attempts, self._random.random(), result.wait_s)
+            if loop.time() + wait_s > give_up:
+                gave_up = f"no answer within call_deadline_s={self._config.call_deadline_s:g} s"
+                return self._failure(result.kind, f"{gave_up}; last: {result.message}", call)
+            await asyncio.sleep(wait_s)
+
+    async def _reserve(self, call: _Call) -> bool:
+        """Set aside what the next attempt may cost; wait for calls in flight where only they can free it."""
+        while not self._budget.reserve(call.usd, call.tokens):
+            if self._budget.idle:
+                return False
+            self._freed.clear()
+            await self._freed.wait()
+        return True
+
+    def _worth_another(self, refusal: Refusal, call: _Call) -> bool:
+        """A key that has worked is doubted only when it is refused again and again: gateways have bad moments."""
+        in_doubt = refusal.kind in ("auth", "unknown_model") and self._counts["answered"] > 0
+        return refusal.kind in TRANSIENT or (in_doubt and call.attempts < DOUBTS)
+
+    async def _attempt(self, call: _Call) -> Reply | Refusal:
+        """One attempt; a hedge may be started beside it while it runs, and its answer is as good."""
+        await self._gate.enter(call.tokens, retry=call.attempts > 0)
+        ticket = self._watch.start(call)
+        try:
+            result = await self._send(call)
+            if isinstance(result, Refusal) and call.hedge is not None:
+                await call.hedge
+                return call.rescued or result
+            return result
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if call.rescued is None or task is None or task.uncancel() > 0:
+                raise
+            return call.rescued
+        finally:
+            self._watch.stop(ticket)
+            if call.hedge is not None:
+                call.hedge.cancel()
+                call.hedge = None
+
+    def _hedge(self, call: _Call) -> bool:
+        """A call takes far longer than calls do: send it a second time, unless the judge is short of room."""
+        loop = asyncio.get_running_loop()
+        if not self._gate.limit.calm(loop.time()) or not self._watch.policy.allows():
+            return False
+        call.hedge = loop.create_task(self._run_hedge(call))
+        return True
+
+    async def _run_hedge(self, call: _Call) -> None:
+        """Ask beside an attempt that hangs until there is an answer; it then ends that attempt."""
+        tries = 0
+        while tries == 0 or self._watch.policy.allows():
+            await self._gate.enter(call.tokens, retry=True)
+            self._counts["hedges"] += 1
+            result = await self._send(call)
+            if isinstance(result, Reply):
+                self._counts["hedges_won"] += 1
+                call.rescued, call.hedge = result, None
+                assert call.task is not None
+                call.task.cancel()
+                return
+            tries += 1
+            await asyncio.sleep(backoff_s(tries, self._random.random(), result.wait_s))
+
+    async def _send(self, call: _Call) -> Reply | Refusal:
+        """One request within a place that `Gate` gave, which is given back here."""
+        loop = asyncio.get_running_loop()
+        call.attempts += 1
+        self._counts["attempts"] += 1
+        self._watch.policy.on_call()
+        started, sent = loop.time(), self._gate.sent
+        try:
+            result, headers = await self._exchange(call.body)
+            if isinstance(result, Refusal):
+                self._counts["refusals"] += result.overload
+                self._gate.on_refusal(result, started, sent, headers, self._random.random())
+                return result
+            self._watch.policy.on_latency(loop.time() - started)
+            used = result.prompt_tokens + result.completion_tokens
+            self._gate.on_answer(started, sent, headers, used - call.tokens if used else 0)
+        finally:
+            self._gate.leave()
+        return await self._keep(call, result)
+
+    async def _exchange(self, body: bytes) -> tuple[Answer | Refusal, Mapping[str, str]]:
+        """Send a body and read what comes back; a connection that had gone stale is replaced once, at once."""
+        timeout_s = self._config.attempt_timeout_s
+        for last in (False, True):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    response = await self._pool.post(body)
+            except TimeoutError:
+                return Refusal("timeout", f"no answer within attempt_timeout_s={timeout_s:g} s"), {}
+            except ResponseError as error:
+                return Refusal("malformed", str(error)), {}
+            except TransportError as error:
+                if error.stale and not last:
+                    continue
+                return Refusal("connection", str(error)), {}
+            return read(response), response.headers
+        raise AssertionError("unreachable")
+
+    async def _keep(self, call: _Call, answer: Answer) -> Reply:
+        """Bill an answer, store it, and make it a reply."""
+        tokens = answer.prompt_tokens, answer.completion_tokens
+        usd = tokens[0] * self._prices[0] + tokens[1] * self._prices[1]
+        usage = Usage(1, *tokens, usd)
+        call.usage += usage
+        self._usage += usage
+        self._budget.spend(usd, sum(tokens))
+        self._counts["answered"] += 1
+        if tokens[0]:
+            self._tokens_per_byte = max(0.9 * self._tokens_per_byte, tokens[0] / len(call.body))
+        if self._writer is not None:
+            await self._writer.put(call.key, StoredReply(answer.text, answer.finish_reason, answer.model, *tokens))
+        latency_s = asyncio.get_running_loop().time() - call.since
+        return Reply(
+            answer.text, answer.finish_reason, answer.model, call.usage, attempts=call.attempts, latency_s=latency_s
+        )
+
+    def _failure(self, kind: FailureKind, message: str, call: _Call) -> CallFailure:
+        self._counts["failures"] += 1
+        message = message.replace(self._key, "[API key]") if self._key else message
+        return CallFailure(kind, f"{self._endpoint}: {message}", call.attempts, call.usage)
+
+
+def _expire(outcome: asyncio.Future[Outcome]) -> None:
+    if not outcome.done():
+        outcome.set_result(CallFailure("deadline", "the batch ran out of time while the judge was asked"))

@@ -1,0 +1,52 @@
+"""Says how a batch is getting on: scored, rate, in flight, from the cache, refused, money, time left."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 10.0
+
+_WORDS = {"cache_hits": "cached", "shared": "shared", "refusals": "refused", "hedges": "hedged"}
+
+
+class Progress:
+    """Logs a line every ten seconds while a batch is scored; a batch that is quick says nothing."""
+
+    def __init__(self, name: str, total: int | None, before: Mapping[str, float]) -> None:
+        self._name, self._total, self._before = name, total, before
+        self._started = self._said = time.monotonic()
+        self.scored = 0
+        self.failed = 0
+
+    def on_score(self, ok: bool) -> bool:
+        """Count one sample; true when a line is due."""
+        self.scored += 1
+        self.failed += not ok
+        return time.monotonic() - self._said >= EVERY_S
+
+    def say(self, counters: Mapping[str, float]) -> None:
+        """Log the line."""
+        self._said = time.monotonic()
+        logger.info("%s", self.line(counters, self._said - self._started))
+
+    def line(self, counters: Mapping[str, float], elapsed_s: float) -> str:
+        """The line, after `elapsed_s` of the batch."""
+        rate = self.scored / max(elapsed_s, 1e-9)
+        of = f"/{self._total}" if self._total is not None else ""
+        parts = [f"{self._name}: {self.scored}{of} scored, {rate:.1f}/s"]
+        if "in_flight" in counters:
+            parts.append(f"{counters['in_flight']:.0f} in flight (limit {counters['limit']:.0f})")
+        for key, word in _WORDS.items():
+            if count := counters.get(key, 0.0) - self._before.get(key, 0.0):
+                parts.append(f"{count:.0f} {word}")
+        if self.failed:
+            parts.append(f"{self.failed} failed")
+        if spent := counters.get("usd", 0.0) - self._before.get("usd", 0.0):
+            parts.append(f"${spent:.2f}")
+        if self._total is not None and self.scored:
+            parts.append(f"about {(self._total - self.scored) / rate:.0f} s left")
+        return ", ".join(parts)

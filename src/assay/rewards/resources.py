@@ -1,0 +1,78 @@
+"""What asking a judge takes from the machine: the API key, the cache file, open files for connections."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from assay.errors import ConfigError
+from assay.rewards.cache import ReplyCache, default_cache_path
+from assay.rewards.config import EngineConfig, JudgeConfig
+
+logger = logging.getLogger(__name__)
+
+
+def api_key(judge: JudgeConfig) -> str:
+    """The judge's API key from its environment variable; empty where the endpoint wants none.
+
+    Raises:
+        ConfigError: the variable is not set, or holds something that cannot be a key.
+    """
+    if not judge.api_key_env:
+        return ""
+    key = os.environ.get(judge.api_key_env, "").strip()
+    if not key:
+        raise ConfigError(
+            f"{judge.api_key_env} is not set, so the judge at {judge.base_url} would refuse every call. "
+            f"export {judge.api_key_env}=..., or set judge.api_key_env to the variable that holds the key, or to "
+            "nothing for an endpoint that wants none."
+        )
+    if not key.isascii() or not key.isprintable():
+        raise ConfigError(f"{judge.api_key_env} holds characters that no API key has. Was it copied whole?")
+    return key
+
+
+def endpoint_of(judge: JudgeConfig) -> str:
+    """The endpoint as requests are keyed by it."""
+    return judge.base_url.rstrip("/")
+
+
+def open_cache(config: EngineConfig, cache_dir: Path | None) -> ReplyCache | None:
+    """The reply cache that the settings ask for, or None.
+
+    Raises:
+        CacheError: the file cannot be opened or made.
+    """
+    if not config.cache:
+        return None
+    path = config.cache_path or (cache_dir / "rewards.sqlite" if cache_dir is not None else default_cache_path())
+    return ReplyCache(path, config.cache_max_mb)
+
+
+def connection_limit(config: EngineConfig) -> int:
+    """`max_in_flight`, as far as the process may open connections."""
+    allowed = allow_open_files(config.max_in_flight + 64) - 64
+    if allowed < config.max_in_flight:
+        logger.warning(
+            "max_in_flight=%d needs as many open connections, but this process may open %d files. Using %d; raise the "
+            "limit with `ulimit -n`.",
+            config.max_in_flight,
+            allowed + 64,
+            max(1, allowed),
+        )
+    return max(1, min(allowed, config.max_in_flight))
+
+
+def allow_open_files(wanted: int) -> int:
+    """Raise the process's limit of open files to `wanted` and more where it may; returns the limit."""
+    try:
+        import resource
+    except ImportError:  # no such limit on this platform
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted += 256
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return wanted if soft == resource.RLIM_INFINITY else soft
