@@ -52,8 +52,8 @@ COMMAND_LINES = ("assay.cli", "assay.integrations.verl.__main__")
 """Modules that may print."""
 
 BROAD = {"Exception", "BaseException"}
-BOUNDARIES = {"assay.rollouts.runner"}
-"""Modules where any failure becomes data: the rollout."""
+BOUNDARIES = {"assay.rollouts.runner", "assay.rewards.engine"}
+"""Modules where any failure becomes data: the rollout, and the code of a reward."""
 
 
 def module_of(path: Path) -> str:
