@@ -15,11 +15,7 @@ from verl_data import place_and_value
 from assay.errors import ConfigError, RewardError
 from assay.integrations.verl.check import compose
 
-LOCAL = (
-    "+reward.custom_reward_function.reward_kwargs.reward=host_rewards:ShareOfWords",
-    "+reward.custom_reward_function.reward_kwargs.judge.api_key_env=''",
-    "+reward.custom_reward_function.reward_kwargs.engine.cache=false",
-)
+LOCAL = ("+reward.custom_reward_function.reward_kwargs.reward=host_rewards:ShareOfWords",)
 FUNCTION = (
     "reward.custom_reward_function.path=pkg://assay.integrations.verl",
     "reward.custom_reward_function.name=acompute_score",

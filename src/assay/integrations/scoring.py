@@ -19,7 +19,7 @@ from assay.errors import ConfigError, DataError, RewardError
 from assay.integrations.rewards import find_reward
 from assay.integrations.settings import HostConfig, plain, read_settings
 from assay.rewards import RewardEngine, Sample
-from assay.rewards.base import Caller, Reward
+from assay.rewards.base import Caller, CallFailure, Outcome, Request, Reward
 from assay.rewards.policy import rewards_of
 from assay.types import Json, Message, Score
 
@@ -45,7 +45,8 @@ class Scorer:
         self.config = config
         self.reward = reward if reward is not None else find_reward(config.reward, config.options, config.judge)
         self.parts = _parts(self.reward, config)
-        caller = caller if caller is not None else _shared_caller(config)
+        if caller is None:
+            caller = _shared_caller(config) if getattr(self.reward, "asks_judge", True) else NobodyToAsk()
         self.engine = RewardEngine(self.reward, config.judge, config.engine, caller=caller)
 
     def rewards(self, scores: Sequence[Score], groups: Sequence[Hashable] | None = None) -> list[float | None]:
@@ -90,6 +91,24 @@ class Scorer:
     def close(self) -> None:
         """End the engine."""
         self.engine.close()
+
+
+class NobodyToAsk:
+    """The `Caller` of a reward that says it asks no judge (`asks_judge` is false): no key, no connection, no actor."""
+
+    async def call(self, request: Request, deadline: float | None = None) -> Outcome:
+        """A failure: there should have been no call."""
+        return CallFailure("reward", f"a reward whose asks_judge is false asked {request.model}")
+
+    async def forget(self, request: Request) -> None:
+        """Nothing is stored."""
+
+    async def counters(self) -> dict[str, float]:
+        """Nothing is counted."""
+        return {}
+
+    async def close(self) -> None:
+        """Nothing is open."""
 
 
 def missing(score: Score, host: str) -> RewardError:
