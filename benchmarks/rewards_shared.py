@@ -22,9 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from assay.rewards.hub import SharedCaller
-
 from assay.rewards import Client, EngineConfig, JudgeConfig, RewardEngine
+from assay.rewards.hub import SharedCaller
 from support import machine, peak_rss_mb
 from support.judge_behaviour import Behaviour
 from support.judge_runs import Record, medians

@@ -11,16 +11,16 @@ import pytest
 
 pytest.importorskip("tinker_cookbook", reason="the Tinker cookbook needs an environment of its own")
 
-from tinker_cookbook.completers import TokensWithLogprobs  # noqa: E402
-from tinker_cookbook.renderers import get_renderer  # noqa: E402
-from tinker_cookbook.rl.rollouts import do_group_rollout  # noqa: E402
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: E402
-from transformers import PreTrainedTokenizerFast  # noqa: E402
+from tinker_cookbook.completers import TokensWithLogprobs
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.rl.rollouts import do_group_rollout
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
-from assay.errors import RewardError  # noqa: E402
-from assay.integrations.scoring import close_all  # noqa: E402
-from assay.integrations.tinker_cookbook import ScoredGroup  # noqa: E402
-from assay.types import Message  # noqa: E402
+from assay.errors import RewardError
+from assay.integrations.scoring import close_all
+from assay.integrations.tinker_cookbook import ScoredGroup
+from assay.types import Message
 
 
 @pytest.fixture(autouse=True)
