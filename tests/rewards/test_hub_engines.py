@@ -27,7 +27,8 @@ class Verdict:
 folder, url, first = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 judge = JudgeConfig(base_url=url, model="judge", api_key_env="")
 config = EngineConfig(start_in_flight=8, max_in_flight=16, hedge_fraction=0.0, cache_path=folder / "rewards.sqlite")
-with RewardEngine(Verdict(), judge, config, caller=SharedCaller(folder / "hub", lambda: Client(judge, config))) as engine:
+caller = SharedCaller(folder / "hub", lambda: Client(judge, config))
+with RewardEngine(Verdict(), judge, config, caller=caller) as engine:
     scores = engine.score_many_sync([Sample(f"sample {n}") for n in range(first, first + 60)])
     assert [score.status for score in scores] == ["scored"] * 60
     print(sum(score.usage["calls"] for score in scores))
