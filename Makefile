@@ -1,10 +1,14 @@
 # make demo    train a small chess model on this machine and report what it learned
 # make test    linters, type checker, generated pages, tests
-# The environment is made in .venv on first use; it is renewed when pyproject.toml or constraints.txt change.
+# The environment is made in .venv on first use; it is renewed when pyproject.toml or constraints.txt change. Tests against
+# verl have one of their own in .venv-verl; `make test VERL=0` leaves them out.
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+VERL_VENV := .venv-verl
+VERL_STAMP := $(VERL_VENV)/.installed
+VERL ?= 1
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 WORKERS ?= $(shell echo $$(( $(CORES) < 8 ? $(CORES) : 8 )))
 BENCHMARKS ?= $(sort $(wildcard benchmarks/*.py))
@@ -13,13 +17,17 @@ BENCHMARKS ?= $(sort $(wildcard benchmarks/*.py))
 export OMP_NUM_THREADS ?= 1
 export PYTHON TORCH_INDEX_URL
 
-.PHONY: demo test lint bench docs clean system env
+.PHONY: demo test test-verl lint bench docs clean system env
 
 demo: env system
 	$(BIN)/assay demo
 
-test: lint system
+test: lint system $(if $(filter-out 0,$(VERL)),test-verl)
 	$(BIN)/python -m pytest -q -n $(WORKERS) $(PYTEST_ARGS)
+
+# One process: importing verl takes seconds, and starting Ray takes more.
+test-verl: $(VERL_STAMP)
+	$(VERL_VENV)/bin/python -m pytest -q tests/verl $(VERL_PYTEST_ARGS)
 
 lint: env
 	$(BIN)/ruff check .
@@ -40,7 +48,12 @@ clean:
 env: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt scripts/setup-env.sh scripts/find-python.sh
-	@scripts/setup-env.sh $@
+	@scripts/setup-env.sh $(VENV) constraints.txt -e '.[torch,chess,rewards,trl,wandb,dev]'
+	@touch $@
+
+$(VERL_STAMP): pyproject.toml constraints-verl.txt scripts/setup-verl-env.sh scripts/setup-env.sh scripts/find-python.sh
+	@scripts/setup-verl-env.sh $(VERL_VENV)
+	@touch $@
 
 system:
 	@scripts/system-packages.sh

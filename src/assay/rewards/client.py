@@ -23,7 +23,7 @@ from assay.rewards.gate import Gate
 from assay.rewards.hedging import HedgeWatch
 from assay.rewards.http import HttpPool, ResponseError, TransportError, route_to
 from assay.rewards.limits import Budget, HedgePolicy, InFlightLimit, backoff_s
-from assay.rewards.resources import api_key, connection_limit, open_cache
+from assay.rewards.resources import api_key, connection_limit, endpoint_of, open_cache
 from assay.rewards.store import CacheWriter
 
 TRANSIENT: frozenset[FailureKind] = frozenset({"rate_limited", "timeout", "connection", "server", "malformed"})
@@ -69,7 +69,7 @@ class Client:
             judge.usd_per_million_completion_tokens / 1e6,
         )
         self._key = api_key(judge)
-        self._endpoint = judge.base_url.rstrip("/")
+        self._endpoint = endpoint_of(judge)
         self._pool = HttpPool(route_to(self._endpoint + PATH, headers_of(self._key)))
         self._cache = open_cache(config, cache_dir)
         self._writer = CacheWriter(self._cache) if self._cache is not None else None
@@ -103,6 +103,10 @@ class Client:
         call.task = loop.create_task(self._fetch(call))
         call.task.add_done_callback(lambda task: self._hand_out(call, task))
         return await self._wait(call, deadline)
+
+    def add_spent(self, usage: Usage) -> None:
+        """Count towards the budget what was spent elsewhere: by a client before this one, say."""
+        self._budget.spend(usage.usd, usage.prompt_tokens + usage.completion_tokens)
 
     async def forget(self, request: Request) -> None:
         """See `Caller.forget`."""

@@ -66,6 +66,8 @@ class EngineConfig:
     """Most extra calls, as a share of all, sent beside calls that take far longer than others; 0 never hedges."""
     cache: bool = True
     """Keep replies on disk and never pay for one twice."""
+    offline: bool = False
+    """Answer from the cache alone and never ask the judge; a call that is not there errors its sample. Needs no key."""
     cache_path: Path | None = None
     """Cache file; null takes `rewards.sqlite` in the run's cache folder, or in the user's."""
     cache_max_mb: int = 4096
@@ -135,5 +137,7 @@ def _engine_problems(config: EngineConfig) -> Iterator[str]:
             f"on_failure={config.on_failure} with failure_value={config.failure_value}: a value is given for "
             "on_failure=constant, and only for it."
         )
+    if config.offline and not config.cache:
+        yield "offline=true answers from the cache, and cache=false has none. Set one of them otherwise."
     if config.start_in_flight > config.max_in_flight:
         yield f"start_in_flight={config.start_in_flight} is above max_in_flight={config.max_in_flight}."

@@ -23,6 +23,7 @@ from assay.rewards.base import FATAL, Caller, CallFailure, Outcome, Reply, Reque
 from assay.rewards.client import Client
 from assay.rewards.config import EngineConfig, JudgeConfig
 from assay.rewards.loop_thread import LoopThread
+from assay.rewards.offline import OfflineCaller
 from assay.rewards.policy import SMALL_BATCH, FailureWatch
 from assay.rewards.progress import Progress
 from assay.rewards.resources import api_key
@@ -71,7 +72,7 @@ class RewardEngine:
         self.config = config or EngineConfig()
         self._cache_dir = cache_dir
         self._given_caller = caller
-        if caller is None:
+        if caller is None and not self.config.offline:
             api_key(self.judge)
         self._watch = FailureWatch(self.config.max_failure_rate)
         self._counts: Counter[str] = Counter()
@@ -196,7 +197,10 @@ class RewardEngine:
         return self._thread
 
     async def _make_caller(self) -> Caller:
-        return self._given_caller or Client(self.judge, self.config, self._cache_dir)
+        if self._given_caller is not None:
+            return self._given_caller
+        make = OfflineCaller if self.config.offline else Client
+        return make(self.judge, self.config, self._cache_dir)
 
     async def _score(self, sample: Sample, deadline: float | None) -> Score | JudgeError:
         """The score of one sample; an error where the judge refuses every call."""

@@ -33,6 +33,11 @@ def api_key(judge: JudgeConfig) -> str:
     return key
 
 
+def endpoint_of(judge: JudgeConfig) -> str:
+    """The endpoint as requests are keyed by it."""
+    return judge.base_url.rstrip("/")
+
+
 def open_cache(config: EngineConfig, cache_dir: Path | None) -> ReplyCache | None:
     """The reply cache that the settings ask for, or None.
 

@@ -95,14 +95,14 @@ def read_run(path: Path) -> RunRecords:
         path=path,
         config=config,
         code=read_object(path / "code.json") or {},
-        metrics=list(_lines(path / "metrics.jsonl")),
-        events=list(_lines(path / "events.jsonl")),
+        metrics=list(read_lines(path / "metrics.jsonl")),
+        events=list(read_lines(path / "events.jsonl")),
         first=first,
         last=last,
     )
 
 
-def _lines(path: Path, needle: bytes = b"") -> Iterator[dict[str, Json]]:
+def read_lines(path: Path, needle: bytes = b"") -> Iterator[dict[str, Json]]:
     """The JSON records of a file whose lines hold `needle`; nothing where there is no file."""
     if not path.exists():
         return
@@ -121,7 +121,7 @@ def _lines(path: Path, needle: bytes = b"") -> Iterator[dict[str, Json]]:
 def _evaluations(path: Path) -> tuple[Measurement | None, Measurement | None]:
     first: list[dict[str, Json]] = []
     last: list[dict[str, Json]] = []
-    for record in _lines(path, _EVALUATION):
+    for record in read_lines(path, _EVALUATION):
         if not first or record["step"] == first[0]["step"]:
             first.append(record)
             continue

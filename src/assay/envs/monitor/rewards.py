@@ -124,6 +124,16 @@ class MonitorReward:
         values = {name: getattr(self.config, name) for name in settings(MonitorRewardConfig)}
         self.fingerprint = fingerprint(self.name, [values, share, judge_content(self.judge), _all_questions()])
 
+    @property
+    def parts(self) -> Sequence[str]:
+        """The names of the parts of every score."""
+        return PARTS
+
+    @property
+    def asks_judge(self) -> bool:
+        """Whether there is a monitor, so that hosts need a key and a connection."""
+        return self.config.train_with_monitor
+
     def requests(self, sample: Sample) -> Sequence[Request]:
         """The monitor's calls: none without a monitor, and none for an answer that cannot be read.
 
