@@ -4,9 +4,8 @@ import pytest
 
 from assay.config import from_resolved, load_config, resolved
 from assay.envs.monitor import environment
-from assay.envs.monitor.environment import DEFAULT_K, VARIABLES, configured, monitor_settings
+from assay.envs.monitor.environment import DEFAULT_K, VARIABLES, announce, monitor_settings
 from assay.errors import ConfigError
-from assay.rewards import JudgeConfig
 from assay.schema import settings
 
 SETTINGS = {
@@ -24,7 +23,7 @@ SETTINGS = {
 def clean(monkeypatch):
     for name in (*VARIABLES, "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    environment.announce.cache_clear()
+    announce.cache_clear()
     environment._warn_of_unknown.cache_clear()
 
 
@@ -125,18 +124,12 @@ def test_unknown_monitor_variables_are_warned_about_once(caplog):
     assert "Known: TRAIN_WITH_MONITOR" in messages[0]
 
 
-def test_a_host_is_configured_by_defaults_environment_and_arguments_in_this_order(caplog):
-    environ = {"MONITOR_MODEL_NAME": "m-env", "MONITOR_WRONG_REWARD": "0.5"}
+def test_a_host_announces_the_same_things_once(caplog):
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            found = configured(environ, {"judge.model": "m-arg", "engine.max_in_flight": 99})
-    assert (found.judge.model, found.judge.base_url) == ("m-arg", JudgeConfig().base_url)
-    assert found.reward.monitor_wrong_reward == 0.5 and found.engine.max_in_flight == 99
-    assert [r.getMessage() for r in caplog.records] == ["Taken from the environment: reward.monitor_wrong_reward=0.5."]
-    with pytest.raises(ConfigError, match=r"judge\.modle.*Did you mean judge\.model\?"):
-        configured({}, {"judge.modle": "m"})
-    with pytest.raises(ConfigError, match="there is no such setting"):
-        configured({}, {"colour": "m"})
+            announce(("reward.train_with_monitor=True",))
+            announce(())
+    assert [r.getMessage() for r in caplog.records] == ["Taken from the environment: reward.train_with_monitor=True."]
 
 
 def test_every_setting_that_a_variable_names_exists():
