@@ -144,6 +144,40 @@ def test_an_unreadable_reply_is_shown_but_not_in_full():
     assert len(str(caught.value)) < 400
 
 
+# From plain data
+
+
+def test_a_reward_can_be_made_of_plain_data():
+    reward = JudgeReward(
+        [{"role": "system", "content": "Be strict."}, {"role": "user", "content": "{response}"}],
+        {"type": "json_field", "field": "grade", "low": 0, "high": 5},
+        aggregation="majority",
+    )
+    assert reward.parser == JsonField("grade", 0, 5) and len(reward.template.messages) == 2
+    assert JudgeReward("Good? {response}", "boolean_tag").template.messages[0].role == "user"
+    assert (
+        JudgeReward("Good? {response}", BooleanTag()).fingerprint
+        == JudgeReward(template("Good? {response}"), "boolean_tag").fingerprint
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"template": [{"role": "user"}]}, "neither a text nor a list of messages"),
+        ({"template": [{"role": "judge", "content": "{response}"}]}, "has the role 'judge'"),
+        ({"template": 3}, "neither a text nor"),
+        ({"parser": "regex"}, "none of boolean_tag, number_tag, json_field"),
+        ({"parser": {"type": "number_tag", "least": 1}}, "unexpected keyword argument 'least'"),
+        ({"parser": {"type": "json_field"}}, "missing 1 required"),
+        ({"aggregation": "median"}, "none of mean, majority"),
+    ],
+)
+def test_plain_data_that_describe_nothing_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        JudgeReward(**arguments)
+
+
 # Votes
 
 

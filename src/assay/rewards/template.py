@@ -56,6 +56,24 @@ class JudgeTemplate:
 
         return tuple(Message(message.role, _FIELD.sub(put, message.content)) for message in self.messages)
 
+    @classmethod
+    def of(cls, data: Json) -> JudgeTemplate:
+        """A template from plain data: the text of one user message, or a list of `{role: ..., content: ...}`.
+
+        Raises:
+            ConfigError: it is neither, or shows no response.
+        """
+        messages: Json = [{"role": "user", "content": data}] if isinstance(data, str) else data
+        try:
+            made = tuple(Message(message["role"], str(message["content"])) for message in messages)
+        except (TypeError, KeyError) as error:
+            raise ConfigError(
+                f"The judge's template {data!r} is neither a text nor a list of messages with role and content."
+            ) from error
+        if wrong := [message.role for message in made if message.role not in ("system", "user", "assistant")]:
+            raise ConfigError(f"The judge's template has the role {wrong[0]!r}. Use system, user or assistant.")
+        return cls(made)
+
     @property
     def content(self) -> list[list[str]]:
         """The template as plain data, for fingerprints."""
