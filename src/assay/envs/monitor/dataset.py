@@ -44,6 +44,10 @@ class MonitorDatasetBuilder(DatasetBuilder):
     """What the rows are: `function_correctness`, or `diamonds-seed0` and its like."""
     prompt_form: PromptForm = "instructed"
     """`instructed` (a system message says what to do) or `bare` (the problem alone, for a model from scratch)."""
+    batch_size: int = 16
+    """Prompts per batch."""
+    group_size: int = 16
+    """Rollouts per prompt."""
     num_epochs: int = 1
     """Passes over the training tasks."""
     num_train: int = 3200
