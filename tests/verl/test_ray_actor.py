@@ -107,13 +107,14 @@ def test_calls_without_an_answer_are_sent_again_when_the_actor_dies(
 ) -> None:
     worker, texts = Worker.remote(), [f"w{i}" for i in range(80)]
     scoring = worker.score.remote(settings, texts)
-    wait_for(server, 20)
+    wait_for(server, 30)
     ray.kill(ray.get_actor(shared_name(read_settings(settings)), namespace=NAMESPACE))
     assert len(ray.get(scoring)) == 80
     stats = server.stats()
     assert stats["answered_distinct"] == 80
-    # What had been answered came from the cache; only what was in flight at the kill was asked twice.
-    assert stats["requests"] <= 80 + LIMIT
+    # What had been answered came from the cache: only what was in flight at the kill, or on its way to the disk, was
+    # asked twice, and not all of the thirty.
+    assert stats["requests"] <= 80 + 3 * LIMIT
     ray.kill(worker)
 
 

@@ -110,7 +110,7 @@ def test_reward_workers_fill_the_right_tensor(
 ) -> None:
     from verl.experimental.reward_loop import RewardLoopManager
 
-    config = config_of(*SETUPS[setup], f"actor_rollout_ref.model.path={tokenizer_folder}", "reward.num_workers=2")
+    config = config_of(*SETUPS[setup], f"actor_rollout_ref.model.path={tokenizer_folder}", "reward.num_workers=1")
     responses = ["a b", "", "c", "d d d d", "a d d"]  # odd: verl pads the batch to its workers
     data = batch(responses, ["a", "a", "a", "d", "d"], extras=[{"index": i} for i in range(5)], uids=list("pqrst"))
     manager = RewardLoopManager(config)
