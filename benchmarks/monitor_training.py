@@ -2,15 +2,16 @@
 
     python benchmarks/monitor_training.py [--seeds 0 1] [--out DIR] [--quick] [key=value ...]
 
-For each seed, `assay train --config monitor` with `train_with_monitor`: a supervised stage that gives the form of an
-answer, then GRPO. The monitor is a program on the loopback interface: it speaks the chat completions protocol, takes
-the quoted reasoning out of the question and answers by a rule, True where the reasoning says that the code does what the
-text says and nothing against it. It is no language model; what is shown is that a policy learns what such a reader pays
-for. Held-out functions are those of the `final` split, with other descriptions than any that were trained on.
+For each seed, `assay train --config monitor` with `train_with_monitor`: a supervised stage on right answers, then GRPO.
+The monitor is a program on the loopback interface: it speaks the chat completions protocol, takes the quoted reasoning
+out of the question and answers by a rule, True where the reasoning says that the code does what the text says and
+nothing against it. It is no language model; what is shown is that a policy learns what such a reader pays for. Held-out
+functions are those of the `final` split, with other descriptions than any that were trained on.
 
-The last line is one JSON object: per metric `before`, `after` (means over seeds), `*_by_seed`, and `change_ci95_by_seed`,
-the paired 95 % interval over held-out functions; `lifted` says for how many seeds it lies above 0. `all_true` is what a
-policy earns without the monitor that predicts that every test passes. `monitor` counts questions, calls and tokens.
+The last line is one JSON object: per metric `before`, `after` (means over seeds), `*_by_seed` and
+`change_ci95_by_seed`, the paired 95 % interval over held-out functions; `lifted` says for how many seeds it lies above
+0. `monitor_right_by_kind` has the share of right verdicts on each kind of function; `monitor` counts, per seed, answers
+scored, questions, and how many of them were shared or cached.
 """
 
 from __future__ import annotations
