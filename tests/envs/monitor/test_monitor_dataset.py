@@ -179,6 +179,14 @@ def test_a_failing_monitor_makes_errored_scores_and_never_wrong_ones(cache):
     assert result.score.evidence["failure"] == "unreadable"
 
 
+def test_a_judge_that_refuses_the_key_makes_errored_scores_that_say_so(cache, caplog):
+    with loopback_judge(lambda _: 401) as judge:
+        data = build(cache, **monitored(judge))
+        results = answer(data, [GOOD, GOOD])
+    assert [result.score.status for result in results] == ["errored"] * 2
+    assert "refuses every call" in results[0].score.evidence["error"]
+
+
 def test_a_monitor_without_a_key_is_refused_before_anything_is_built(cache, monkeypatch):
     monitor = {"reward": MonitorRewardConfig(train_with_monitor=True)}
     with pytest.raises(ConfigError) as caught:
