@@ -39,7 +39,7 @@ class Job:
     settings: dict[str, Any] = field(default_factory=dict)
     """Of `EngineConfig`."""
     cache_dir: str | None = None
-    deadline_s: float = 600.0
+    deadline_s: float = 120.0
     """When peers are stopped; what has no score by then is lost."""
 
 

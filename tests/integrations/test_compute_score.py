@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import multiprocessing
 from collections.abc import Iterator
@@ -175,6 +176,22 @@ def test_duplicates_are_asked_once_and_a_second_batch_is_free(server: JudgeServe
     assert server.stats()["answered"] == 10
     assert [row["score"] for row in first] == [row["score"] for row in second]
     assert {row["assay_cached"] for row in second} == {1.0}
+
+
+def test_plain_processes_share_a_hub(server: JudgeServer, tmp_path: Path) -> None:
+    limits = {"adaptive": False, "start_in_flight": 3, "max_in_flight": 3}
+    settings = judged(server, tmp_path, **limits) | {"share": "hub"}
+    responses = [f"w{i}" for i in range(30)]
+    with multiprocessing.get_context("spawn").Pool(3) as pool:
+        batches = pool.starmap(functools.partial(score_batch, settings), [(responses,)] * 3, chunksize=1)
+    assert batches[0] == batches[1] == batches[2]
+    stats = server.stats()
+    assert (stats["answered"], stats["paid_twice"]) == (30, 0)
+    assert stats["max_in_flight"] <= 3
+
+
+def score_batch(settings: dict[str, Any], responses: list[str]) -> list[float]:
+    return [row["score"] for row in compute_score(solution_strs=responses, **settings)]
 
 
 def test_a_judge_that_is_down_is_never_a_score(server: JudgeServer, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_nested_and_dotted_keys_are_the_same() -> None:
         ({"max_concurrent": 60}, r"options\.max_concurrent"),
         ({"engine": {"max_in_flight": "many"}}, r"engine\.max_in_flight='many'.*a whole number"),
         ({"engine": {"on_failure": "constant"}}, "a value is given for on_failure=constant"),
-        ({"share": "hub"}, "one of auto, ray, process"),
+        ({"share": "rya"}, "one of auto, ray, hub, process"),
         ({"judge": "gpt"}, "judge"),
     ],
 )

@@ -137,13 +137,17 @@ def test_a_hub_that_closes_answers_what_is_under_way_and_another_takes_over(tmp_
         async with sharing(tmp_path, 3, delay_s=0.2) as (hub, second, third):
             under_way = [asyncio.create_task(c.call(request(n))) for n in range(10) for c in (second, third)]
             await waiting(third, 20)
-            await hub.close()
+            closing = asyncio.create_task(hub.close())
+            await asyncio.sleep(0.05)
+            late = asyncio.create_task(third.call(request(10)))
+            await closing
             assert not hub.is_hub
             replies = await asyncio.gather(*under_way)
             assert [r.text for r in replies] == [verdict(n) for n in range(10) for _ in range(2)]
-            assert sorted(asked(tmp_path)) == list(range(10)), "the closing hub should have answered"
+            assert (await late).text == verdict(10)
+            assert sorted(asked(tmp_path)) == list(range(11)), "a closing hub answers what it has, and takes no more"
             more = await asyncio.gather(*(c.call(request(n)) for n in range(20) for c in (second, third)))
-            assert sum(r.cached for r in more) >= 20
+            assert sum(r.cached for r in more) >= 22
             assert [second.is_hub, third.is_hub].count(True) == 1
             assert sorted(asked(tmp_path)) == list(range(20))
             assert (await third.counters())["hub_processes"] == 2

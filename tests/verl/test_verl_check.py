@@ -50,26 +50,38 @@ def test_the_specifications_keys_are_ignored_by_this_verl() -> None:
     assert all(message.startswith("error") for message in findings.values())
 
 
+IGNORED = {
+    "reward_model.num_workers=4": ("reward_model.num_workers", "Set reward.num_workers=4."),
+    "reward_model.enable=true": ("reward_model.enable", "Set reward.reward_model.enable=True."),
+    "sandbox_fusion.url=http://s": ("sandbox_fusion.url", "Set reward.sandbox_fusion.url=http://s."),
+    "+reward_model.max_concurrent=60": ("reward_model.max_concurrent", "reward_kwargs.engine.max_in_flight=60."),
+    "+reward.max_rpm=100": ("reward.max_rpm", "only the manager rate_limited reads it"),
+    "+reward.reward_kwargs.k=1": ("reward.reward_kwargs", "Set reward.custom_reward_function.reward_kwargs."),
+    "reward.reward_manager.module.path=m.py": ("reward.reward_manager.module.path", "source=importlib"),
+    "reward.custom_reward_function.name=compute_score": ("reward.custom_reward_function.name", "acompute_score"),
+    "trainer.use_v1=false": ("trainer.use_v1", "ends the run"),
+}
+"""Overrides that verl accepts, where each is found, and what is said of it."""
+
+
+def test_what_verl_would_ignore() -> None:
+    findings = found(*FUNCTION, *LOCAL, *IGNORED)
+    assert findings.keys() == {key for key, _ in IGNORED.values()}
+    for key, message in IGNORED.values():
+        assert message in findings[key]
+
+
 @pytest.mark.parametrize(
     ("override", "key", "message"),
     [
-        ("reward_model.num_workers=4", "reward_model.num_workers", "Set reward.num_workers=4."),
-        ("reward_model.enable=true", "reward_model.enable", "Set reward.reward_model.enable=True."),
-        ("sandbox_fusion.url=http://s", "sandbox_fusion.url", "Set reward.sandbox_fusion.url=http://s."),
-        ("+reward_model.max_concurrent=60", "reward_model.max_concurrent", "reward_kwargs.engine.max_in_flight=60."),
         ("reward.reward_manager.name=prime", "reward.reward_manager.name", "no manager prime"),
         ("reward.reward_manager.name=naiv", "reward.reward_manager.name", "naiv is no manager"),
         ("reward.reward_manager.name=rate_limited", "reward.reward_manager.name", "the reward 0.0"),
-        ("+reward.max_rpm=100", "reward.max_rpm", "only the manager rate_limited reads it"),
-        ("+reward.reward_kwargs.k=1", "reward.reward_kwargs", "Set reward.custom_reward_function.reward_kwargs."),
-        ("reward.reward_manager.module.path=m.py", "reward.reward_manager.module.path", "source=importlib"),
-        ("reward.custom_reward_function.name=compute_score", "reward.custom_reward_function.name", "acompute_score"),
         ("reward.custom_reward_function.name=nothing", "reward.custom_reward_function.path", "has no nothing"),
-        ("trainer.use_v1=false", "trainer.use_v1", "ends the run"),
         (f"{KWARGS}.modle=x", "reward.custom_reward_function.reward_kwargs", "Did you mean judge.model"),
     ],
 )
-def test_what_verl_would_ignore_or_turn_into_zeros(override: str, key: str, message: str) -> None:
+def test_what_verl_would_not_find_or_turn_into_zeros(override: str, key: str, message: str) -> None:
     assert message in found(*FUNCTION, *LOCAL, override)[key]
 
 

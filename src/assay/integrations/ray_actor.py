@@ -13,8 +13,6 @@ read from the actor's own environment and is in no message.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import logging
 import sys
 import time
@@ -23,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from assay.errors import AssayError, ConfigError, MissingDependencyError
-from assay.integrations.settings import HostConfig, flat
+from assay.integrations.settings import HostConfig, shared_name
 from assay.rewards import Client, EngineConfig, JudgeConfig, Usage
 from assay.rewards.base import CallFailure, Outcome, Request
 
@@ -36,26 +34,12 @@ MOST_CALLS = 100_000
 """Calls that the actor takes at once: they wait in its client, where equal ones find each other, and not in Ray."""
 TRIES = 8
 """Actors that may be lost in a row while one call waits."""
-_NOT_THE_CLIENTS = ("on_failure", "failure_value", "max_failure_rate", "batch_deadline_s", "reread_limit")
-"""Settings of an engine that are no matter of whoever makes its calls."""
 
 
 def is_running() -> bool:
     """Whether this process is part of a Ray cluster."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
-
-
-def actor_name(config: HostConfig) -> str:
-    """The actor that calls go to: one for each endpoint, and each set of limits, prices and cache."""
-    settings = {
-        key: value
-        for key, value in flat(config).items()
-        if key.startswith(("judge.base_url", "judge.api_key_env", "judge.usd", "engine."))
-        and key.removeprefix("engine.") not in _NOT_THE_CLIENTS
-    }
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-    return f"{config.actor}-{digest}"
 
 
 class JudgeActor:
@@ -139,7 +123,7 @@ class RayCaller:
             )
         self._ray: Any = ray
         self._config, self._idle_s = config, idle_s
-        self._name = actor_name(config)
+        self._name = shared_name(config)
         self._id = uuid.uuid4().hex
         self._paid = Usage()
         self._connecting = asyncio.Lock()

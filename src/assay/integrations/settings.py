@@ -12,6 +12,8 @@ Keywords may be nested or dotted, and win over the file. The reward `monitor` is
 from __future__ import annotations
 
 import difflib
+import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,6 +31,8 @@ from assay.types import Json
 CONFIG_ENV = "ASSAY_REWARDS_CONFIG"
 """Environment variable that names a YAML file of these settings."""
 _OPTIONS = "options."
+_NOT_THE_CLIENTS = ("on_failure", "failure_value", "max_failure_rate", "batch_deadline_s", "reread_limit")
+"""Settings of an engine that are no matter of whoever makes its calls."""
 
 
 @chz.chz
@@ -48,11 +52,11 @@ class HostConfig:
     group_by: str = "index"
     """Key of `extra_info` whose equal values, within a data source, are the rollouts of one prompt: where the mean of a
     group stands in for a failed score and the host does not say which samples are a group."""
-    share: Literal["auto", "ray", "process"] = "auto"
-    """Who owns limit, cache and budget: one Ray actor for all workers, or each process for itself. `auto` takes the
-    actor wherever Ray is running."""
-    actor: str = "judge"
-    """Beginning of the Ray actor's name; the rest follows from endpoint and limits: equal ones share an actor."""
+    share: Literal["auto", "ray", "hub", "process"] = "auto"
+    """Who makes the calls, and so has limit and budget: one Ray actor for all workers (`ray`), one process of this
+    machine for all (`hub`), or each for itself (`process`). `auto` takes the actor wherever Ray is running."""
+    shared_name: str = "judge"
+    """Beginning of the actor's or the hub's name; the rest follows from endpoint and limits: equal ones are shared."""
     judge: JudgeConfig = chz.field(default_factory=JudgeConfig)
     """Whom to ask."""
     engine: EngineConfig = chz.field(default_factory=EngineConfig)
@@ -105,6 +109,18 @@ def flat(config: HostConfig) -> dict[str, Json]:
             if node_class(setting.annotation) is None:
                 keys[parent + name] = _json(getattr(node, name))
     return keys
+
+
+def shared_name(config: HostConfig) -> str:
+    """The actor or hub that calls go to: one for each endpoint, and each set of limits, prices and cache."""
+    keys = {
+        key: value
+        for key, value in flat(config).items()
+        if key.startswith(("judge.base_url", "judge.api_key_env", "judge.usd", "engine."))
+        and key.removeprefix("engine.") not in _NOT_THE_CLIENTS
+    }
+    digest = hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:12]
+    return f"{config.shared_name}-{digest}"
 
 
 def plain(value: Any) -> Any:

@@ -71,7 +71,7 @@ def read(response: Response) -> Answer | Refusal:
     """What a response says."""
     try:
         data = json.loads(response.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         data = None
     if response.status != 200:
         return _refusal(response, data)
@@ -86,7 +86,8 @@ def read(response: Response) -> Answer | Refusal:
         text = choice["message"].get("refusal") or ""
     if not isinstance(text, str):
         return Refusal("malformed", "a reply whose content is not text", 200)
-    usage = data.get("usage") or {}
+    usage = data.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
     return Answer(
         text,
         str(choice.get("finish_reason") or ""),

@@ -50,10 +50,10 @@ class Gate:
         try:
             await waiter[0]
         except asyncio.CancelledError:
-            if waiter[0].done() and not waiter[0].cancelled():
-                self.leave()  # admitted and cancelled in the same turn of the loop
+            if waiter[0].cancelled():
+                self._pump()  # it may have been the one that the others wait behind
             else:
-                queue.remove(waiter)
+                self.leave()  # admitted and cancelled in the same turn of the loop
             raise
         finally:
             self.waiting -= 1
@@ -133,14 +133,16 @@ class Gate:
         now = loop.time()
         while queue := self._retries or self._fresh:
             future, tokens = queue[0]
+            if future.done():  # cancelled while it waited
+                queue.popleft()
+                continue
             delay = self._delay(now, tokens)
             if delay > 0:
                 self._wake_in(loop, delay)
                 return
             queue.popleft()
-            if not future.done():
-                self._start(now, tokens)
-                future.set_result(None)
+            self._start(now, tokens)
+            future.set_result(None)
 
     def _wake_in(self, loop: asyncio.AbstractEventLoop, delay: float) -> None:
         if self._timer is not None:

@@ -51,6 +51,9 @@ class InFlightLimit:
     _probe: float = 1.0
     _outcomes: deque[bool] = field(default_factory=lambda: deque(maxlen=200))
 
+    def __post_init__(self) -> None:
+        self.limit = max(1.0, min(self.limit, float(self.ceiling)))
+
     def admits(self, in_flight: int) -> bool:
         """Whether one more call may start."""
         return in_flight < max(1, int(self.limit))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 
 logger = logging.getLogger(__name__)
 
@@ -16,11 +17,17 @@ _WORDS = {"cache_hits": "cached", "shared": "shared", "refusals": "refused", "he
 class Progress:
     """Logs a line every ten seconds while a batch is scored; a batch that is quick says nothing."""
 
-    def __init__(self, name: str, total: int | None, before: Mapping[str, float]) -> None:
-        self._name, self._total, self._before = name, total, before
+    def __init__(self, name: str, total: int | None) -> None:
+        self._name, self._total = name, total
+        self._before: Mapping[str, float] = {}
         self._started = self._said = time.monotonic()
         self.scored = 0
         self.failed = 0
+
+    def on_start(self, counters: Future[dict[str, float]]) -> None:
+        """Take the totals at the start of the batch, to be left out of its lines."""
+        if not counters.cancelled() and counters.exception() is None:
+            self._before = counters.result()
 
     def on_score(self, ok: bool) -> bool:
         """Count one sample; true when a line is due."""
