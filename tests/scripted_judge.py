@@ -174,17 +174,22 @@ def scripted_judge(answer: Answer = lambda asked: "1") -> Iterator[ScriptedJudge
     """A judge that answers by `answer` until the block ends."""
     judge = ScriptedJudge(answer)
     loop = judge.loop
-    server = loop.run_until_complete(loop.create_server(lambda: _Connection(judge), "127.0.0.1", 0, backlog=512))
-    judge.port = server.sockets[0].getsockname()[1]
-    thread = threading.Thread(target=loop.run_forever, name="scripted-judge", daemon=True)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    judge.port = listener.getsockname()[1]
+
+    def serve() -> None:
+        server = loop.run_until_complete(loop.create_server(lambda: _Connection(judge), sock=listener))
+        loop.run_forever()
+        server.close()
+        loop.close()
+
+    thread = threading.Thread(target=serve, name="scripted-judge", daemon=True)
     thread.start()
     try:
         yield judge
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
-        server.close()
-        loop.close()
 
 
 def after(delay_s: float, answer: Answer = lambda asked: "1") -> Answer:

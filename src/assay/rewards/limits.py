@@ -54,7 +54,7 @@ class InFlightLimit:
     _outcomes: deque[bool] = field(default_factory=lambda: deque(maxlen=200))
 
     def __post_init__(self) -> None:
-        self.limit = max(1.0, min(self.limit, float(self.ceiling)))
+        self.limit = max(1.0, float(min(self.limit, self.ceiling)))
 
     def admits(self, in_flight: int) -> bool:
         """Whether one more call may start."""
