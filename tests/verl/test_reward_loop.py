@@ -41,11 +41,15 @@ async def run_all(manager: Any, data: Any) -> list[Any]:
     return await asyncio.gather(*singles, return_exceptions=True)
 
 
-def run(setup: str, tokenizer: Any, data: Any, *more: str) -> list[Any]:
+def run_with(overrides: tuple[str, ...], tokenizer: Any, data: Any) -> list[Any]:
     async def made_and_run() -> list[Any]:
-        return await run_all(load_reward_manager(config_of(*SETUPS[setup], *more), tokenizer), data)
+        return await run_all(load_reward_manager(config_of(*overrides), tokenizer), data)
 
     return asyncio.run(made_and_run())
+
+
+def run(setup: str, tokenizer: Any, data: Any, *more: str) -> list[Any]:
+    return run_with((*SETUPS[setup], *more), tokenizer, data)
 
 
 @pytest.mark.parametrize("setup", SETUPS)
@@ -66,6 +70,24 @@ def test_a_failed_sample_raises_and_the_others_are_scored(setup: str, tokenizer:
     assert (good["reward_score"], bad["reward_score"]) == (1.0, 0.0)
     assert isinstance(failed, RewardError)
     assert "leaves this rollout out of its group" in str(failed)
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+def test_a_judge_that_is_down_is_no_reward(setup: str, tokenizer: Any, batch: Any, tmp_path: Path) -> None:
+    with JudgeServer() as server:
+        address = server.base_url
+    kwargs = "+reward.custom_reward_function.reward_kwargs"
+    judge = (
+        f"{kwargs}.reward=host_rewards:EchoedScore",
+        f"{kwargs}.judge.base_url={address}",
+        f"{kwargs}.judge.api_key_env=''",
+        f"{kwargs}.engine.call_deadline_s=0.3",
+        f"{kwargs}.engine.cache_path={tmp_path / 'replies.sqlite'}",
+    )
+    data = batch(["a", "b"], ["a", "a"], extras=[{}, {}])
+    results = run_with((FUNCTION if setup == "acompute_score" else MANAGER) + judge, tokenizer, data)
+    assert [type(result) for result in results] == [RewardError, RewardError]
+    assert all("connection" in str(result) for result in results)
 
 
 def test_the_manager_knows_groups_by_their_uid(tokenizer: Any, batch: Any) -> None:
