@@ -20,7 +20,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from assay.errors import AssayError, ConfigError, MissingDependencyError
+from assay.errors import AssayError, ConfigError, MissingDependencyError, RewardError
 from assay.integrations.settings import HostConfig, shared_name
 from assay.rewards import Client, EngineConfig, JudgeConfig, Usage
 from assay.rewards.base import CallFailure, Outcome, Request
@@ -98,7 +98,7 @@ class JudgeActor:
         ray.actor.exit_actor()
 
 
-class _ActorLostError(Exception):
+class _ActorLostError(RewardError):
     """No actor would stay alive."""
 
 
@@ -134,7 +134,7 @@ class RayCaller:
         """See `Caller.call`. Sent again where the actor dies without an answer."""
         try:
             outcome: Outcome = await self._ask("call", request, deadline=deadline)
-        except (_ActorLostError, AssayError) as error:
+        except AssayError as error:
             return CallFailure("connection", str(error), TRIES)
         self._paid += outcome.usage
         return outcome
