@@ -32,6 +32,10 @@ IDLE_S = 1800.0
 """How long an actor lives after the last call."""
 MOST_CALLS = 100_000
 """Calls that the actor takes at once: they wait in its client, where equal ones find each other, and not in Ray."""
+START_S = 300.0
+"""Longest wait for an actor to begin: Ray places it as soon as it can, which may be never."""
+GRACE_S = 5.0
+"""How long beyond a call's deadline to wait for what the actor says about it."""
 TRIES = 8
 """Actors that may be lost in a row while one call waits."""
 
@@ -133,7 +137,10 @@ class RayCaller:
     async def call(self, request: Request, deadline: float | None = None) -> Outcome:
         """See `Caller.call`. Sent again where the actor dies without an answer."""
         try:
-            outcome: Outcome = await self._ask("call", request, deadline=deadline)
+            async with asyncio.timeout_at(None if deadline is None else deadline + GRACE_S):
+                outcome: Outcome = await self._ask("call", request, deadline=deadline)
+        except TimeoutError:
+            return CallFailure("deadline", f"the Ray actor {self._name} did not answer before the deadline")
         except AssayError as error:
             return CallFailure("connection", str(error), TRIES)
         self._paid += outcome.usage
@@ -194,7 +201,13 @@ class RayCaller:
             max_concurrency=MOST_CALLS,
         )
         actor = made.remote(self._config.judge, self._config.engine, self._idle_s)
-        problem: AssayError | None = self._ray.get(actor.greet.remote(self._id, self._paid))
+        try:
+            problem: AssayError | None = self._ray.get(actor.greet.remote(self._id, self._paid), timeout=START_S)
+        except self._ray.exceptions.GetTimeoutError as error:
+            raise RewardError(
+                f"The Ray actor {self._name}, which makes the calls of all workers, did not begin within {START_S:g} "
+                "s, so nothing was judged. Look at it with `ray list actors`; share=process does without it."
+            ) from error
         if isinstance(problem, ConfigError):
             raise ConfigError(
                 f"The Ray actor {self._name}, which makes the calls of all workers, cannot begin: {problem} The actor "
