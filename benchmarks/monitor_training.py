@@ -41,6 +41,8 @@ SETTINGS = [
     "dataset_builder.judge.model=rule",
     "dataset_builder.judge.api_key_env=",
     "dataset_builder.heldout_split=final",
+    "sft.num_steps=300",
+    "max_batches=60",
     "eval_every=0",
 ]
 QUICK = ["sft.num_steps=30", "max_batches=3", "dataset_builder.num_train=200", "dataset_builder.num_heldout=20"]

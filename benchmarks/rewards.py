@@ -55,7 +55,7 @@ REGIMES = {
 }
 WARM_SAMPLES = 1024
 NAMES = (*REGIMES, "warm_cache")
-GRID = (20, 40, 60, 80, 100, 160)
+GRID = (40, 60, 80, 100, 120, 160)
 PEERS = ("openai_semaphore", "openai_aiohttp")
 SERIAL_SAMPLES = 20
 

@@ -23,7 +23,7 @@ class LoopbackJudge:
 
 
 @contextmanager
-def loopback_judge(answer: Answer, port: int = 0) -> Iterator[LoopbackJudge]:
+def loopback_judge(answer: Answer) -> Iterator[LoopbackJudge]:
     judge = LoopbackJudge("")
 
     class Handler(BaseHTTPRequestHandler):
@@ -54,7 +54,7 @@ def loopback_judge(answer: Answer, port: int = 0) -> Iterator[LoopbackJudge]:
         def log_message(self, *_: object) -> None:
             return
 
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     judge.base_url = f"http://127.0.0.1:{server.server_address[1]}/v1"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)

@@ -1,5 +1,6 @@
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -108,6 +109,24 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path, kind, 
     source = {"parquet": str(tmp_path / "rows.parquet"), "saved": str(tmp_path), "hub": "huggingface"}[kind]
     with pytest.raises(MissingDependencyError, match=rf"read with {package}.*assay-rl\[data\]"):
         read_source(source, "function_correctness")
+
+
+def test_the_hub_is_asked_for_the_published_data(monkeypatch):
+    """Through a stand-in for the `datasets` package: there is no hub here."""
+    asked = []
+
+    def load_dataset(name):
+        asked.append(name)
+        if "seed9" in name:
+            raise ConnectionError("no route")
+        return {"train": [record(1), record(2)], "validation": [record(3)], "train_for_val": [record(4)]}
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    source = read_source("huggingface", "diamonds-seed4")
+    assert asked == ["redwoodresearch/diamonds-seed4"]
+    assert (len(source.train), len(source.heldout)) == (2, 1)
+    with pytest.raises(DataError, match="diamonds-seed9 cannot be had from the hub: no route"):
+        read_source("huggingface", "diamonds-seed9")
 
 
 def test_parquet_files_and_saved_data_sets_are_read(tmp_path):
