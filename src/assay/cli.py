@@ -244,9 +244,9 @@ def _score(args: argparse.Namespace, overrides: list[str]) -> int:
     if args.run is not None:
         if args.reward is not None:
             raise ConfigError("--reward goes with --input. A run has its own; change it with key=value.")
-        from assay.training.rescore import rescore
+        from assay.training.rescore import OUTPUT, rescore
 
-        output = args.output or args.run / "rescored.jsonl"
+        output = args.output or args.run / OUTPUT
         print(json.dumps(rescore(args.run, _config_of(args.run, overrides), output), indent=2))
         return 0
     from assay.integrations.score_file import score_file

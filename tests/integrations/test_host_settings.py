@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from assay.envs.monitor.rewards import MonitorReward
+from assay.envs.monitor.rewards import ClassBalance, MonitorReward
 from assay.errors import ConfigError
 from assay.integrations.rewards import find_reward
 from assay.integrations.settings import CONFIG_ENV, HostConfig, flat, plain, read_settings
@@ -64,6 +65,19 @@ def test_the_monitors_variables_rank_below_what_is_said(monkeypatch: pytest.Monk
     assert isinstance(reward, MonitorReward)
     assert (reward.config.train_with_monitor, reward.config.monitor_correct_reward) == (True, 2.5)
     assert read_settings({"reward": "m:r"}).judge.model == HostConfig().judge.model  # no business of other rewards
+
+
+def test_the_monitors_classes_are_counted_in_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REBALANCE_MONITOR_REWARD", "true")
+    config = read_settings({})
+    with pytest.raises(ConfigError, match=r"options\.train_data"):
+        find_reward(config.reward, config.options, config.judge)
+    rows = [{"text": f"problem {i}", "measurements": [True], "is_correct": i < 10} for i in range(40)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "validation.jsonl").write_text(json.dumps({**rows[0], "text": "held out"}) + "\n")
+    config = read_settings({"options.train_data": str(tmp_path)})
+    reward = find_reward(config.reward, config.options, config.judge)
+    assert isinstance(reward, MonitorReward) and reward.balance == ClassBalance(0.25)
 
 
 def test_values_of_hosts_become_plain_copies() -> None:

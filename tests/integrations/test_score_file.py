@@ -66,6 +66,17 @@ def test_bad_lines_are_named(row: object, said: str, tmp_path: Path, capsys: pyt
     assert said in capsys.readouterr().err
 
 
+def test_nothing_is_overwritten_and_no_policy_ignored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write(tmp_path / "said.jsonl", [{"response": "4"}])
+    before = source.read_text()
+    assert main(["score", f"--input={source}", f"--output={source}", "--reward=judge", "engine.offline=true"]) == 1
+    assert "would overwrite" in capsys.readouterr().err and source.read_text() == before
+    assert main(["score", f"--input={source}", "--reward=judge", "engine.offline=true", "engine.on_failure=raise"]) == 2
+    assert "would have no effect" in capsys.readouterr().err
+    assert main(["score", f"--input={tmp_path / 'nothing'}", "--reward=judge", "engine.offline=true"]) == 1
+    assert "There is no file" in capsys.readouterr().err
+
+
 def test_options_that_would_do_nothing_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["score", "--run", str(tmp_path), "--reward", "judge"]) == 2
     assert "--reward goes with --input" in capsys.readouterr().err

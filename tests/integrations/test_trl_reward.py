@@ -87,6 +87,13 @@ def test_options_of_a_reward_that_is_made_already() -> None:
         reward_func(ShareOfWords(), options={"scale": 2})
 
 
+def test_the_monitors_variables_are_no_matter_of_another_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONITOR_CORRECT_REWARD", "this is read for the reward `monitor` alone")
+    monkeypatch.setenv("MONITOR_CACHE", "neither is this")
+    rewards, _ = call(reward_func(ShareOfWords()), ["a"], ground_truth=["a"])
+    assert rewards == [1.0]
+
+
 def test_the_real_trainer_takes_two_steps(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from datasets import Dataset

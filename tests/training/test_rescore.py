@@ -60,3 +60,7 @@ def test_a_run_of_other_tasks_and_no_run_at_all_are_refused(finished: Path, tmp_
         rescore(finished, chz.replace(tiny(finished), seed=7), tmp_path / "scores.jsonl")
     with pytest.raises(RunDirectoryError, match=r"no traces\.jsonl"):
         rescore(tmp_path, tiny(tmp_path), tmp_path / "scores.jsonl")
+    before = snapshot(finished)
+    with pytest.raises(RunDirectoryError, match="belongs to the run"):
+        rescore(finished, tiny(finished), finished / "traces.jsonl")
+    assert snapshot(finished) == before

@@ -35,6 +35,10 @@ MOST_MESSAGES = 10_000
 """Messages that the actor handles at once; each worker has a few."""
 TRIES = 8
 """Actors that may be lost in a row before the calls that wait are given up."""
+START_S = 300.0
+"""Longest wait for an actor to begin: Ray places it as soon as it can, which may be never."""
+GRACE_S = 5.0
+"""How long beyond a call's deadline to wait for what the actor says about it."""
 GATHER_S = 0.002
 """How long the first call of a message waits for others."""
 
@@ -100,7 +104,10 @@ class RayCaller:
         self._unsent.append(number)
         self._keep_going()
         try:
-            return await answer
+            async with asyncio.timeout_at(None if deadline is None else deadline + GRACE_S):
+                return await answer
+        except TimeoutError:
+            return CallFailure("deadline", f"the Ray actor {self._name} did not answer before the deadline")
         finally:
             if self._calls.pop(number, None) is not None:  # cancelled: nobody waits for it any more
                 self._withdrawn.append(number)
@@ -219,7 +226,13 @@ class RayCaller:
             max_concurrency=MOST_MESSAGES,
         )
         actor = made.remote(self._config.judge, self._config.engine, self._idle_s)
-        problem: AssayError | None = self._ray.get(actor.greet.remote(self._id, self._paid))
+        try:
+            problem: AssayError | None = self._ray.get(actor.greet.remote(self._id, self._paid), timeout=START_S)
+        except self._ray.exceptions.GetTimeoutError as error:
+            raise RewardError(
+                f"The Ray actor {self._name}, which makes the calls of all workers, did not begin within {START_S:g} "
+                "s, so nothing was judged. Look at it with `ray list actors`; share=process does without it."
+            ) from error
         if isinstance(problem, ConfigError):
             raise ConfigError(
                 f"The Ray actor {self._name}, which makes the calls of all workers, cannot begin: {problem} The actor "

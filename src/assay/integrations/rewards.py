@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from assay.envs.monitor.rewards import ClassBalance, MonitorReward, MonitorRewardConfig
+from assay.envs.monitor.rows import read_source
 from assay.errors import ConfigError
 from assay.rewards.base import Reward
 from assay.rewards.config import JudgeConfig
@@ -59,23 +60,51 @@ def find_reward(name: str, options: Mapping[str, Json], judge: JudgeConfig) -> R
     return made  # type: ignore[no-any-return]
 
 
-def monitor(judge: JudgeConfig, share_true: float | None = None, **options: Json) -> Reward:
+def monitor(
+    judge: JudgeConfig,
+    train_data: str | None = None,
+    dataset_name: str = "function_correctness",
+    share_true: float | None = None,
+    **options: Json,
+) -> Reward:
     """The monitor's reward (`assay.envs.monitor`): `options` are the fields of its `MonitorRewardConfig`.
 
-    `share_true` is how often the latent variable is true in the data, for `rebalance_monitor_reward`.
+    With `rebalance_monitor_reward` it must know how often the latent variable is true in the training data.
+
+    Args:
+        train_data: where the data are, to count it in: a path, or `huggingface` (`monitor.rows.read_source`).
+        dataset_name: their name on the hub.
+        share_true: how often it is true, where the data are not at hand.
 
     Raises:
-        ConfigError: impossible options.
+        ConfigError: impossible options.  DataError: the data cannot be read.
     """
     known = settings(MonitorRewardConfig)
     if unknown := options.keys() - known:
         listed = ", ".join(sorted(unknown))
-        raise ConfigError(f"The monitor reward has no options {listed}. It has share_true, {', '.join(known)}.")
+        own = "train_data, dataset_name, share_true"
+        raise ConfigError(f"The monitor reward has no options {listed}. It has {own}, {', '.join(known)}.")
     try:
         config = MonitorRewardConfig(**{name: parse(value, known[name].annotation) for name, value in options.items()})
     except ValueError as error:
         raise ConfigError(f"Options of the monitor reward, {dict(options)}: {error}") from error
-    return MonitorReward(config, judge, ClassBalance(share_true) if share_true is not None else None)
+    return MonitorReward(config, judge, _balance(config, train_data, dataset_name, share_true))
+
+
+def _balance(
+    config: MonitorRewardConfig, train_data: str | None, dataset_name: str, share_true: float | None
+) -> ClassBalance | None:
+    if not config.rebalance_monitor_reward:
+        return None
+    if (train_data is None) == (share_true is None):
+        raise ConfigError(
+            "rebalance_monitor_reward=true needs to know how often the latent variable is true in the training data. "
+            "Set either options.train_data, to count it there, or options.share_true."
+        )
+    if train_data is not None:
+        return ClassBalance.of(row.is_correct for row in read_source(train_data, dataset_name).rows("train"))
+    assert share_true is not None
+    return ClassBalance(share_true)
 
 
 def _find(name: str) -> Any:

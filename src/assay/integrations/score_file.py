@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from assay.errors import DataError
+from assay.errors import ConfigError, DataError
 from assay.integrations.scoring import Scorer, sample_of
 from assay.integrations.settings import HostConfig
 from assay.rewards import Sample
@@ -30,9 +30,20 @@ def score_file(source: Path, target: Path, config: HostConfig) -> Mapping[str, J
         JSON data: `samples`, how many of them were `scored`, `invalid`, `errored` or `cached`, `mean` reward, costs.
 
     Raises:
-        DataError: a line is no JSON object, has no `response`, or has a key that nothing reads.
+        DataError: there is no such file, `target` is the same one, or a line is no JSON object, has no `response`, or
+            has a key that nothing reads.
+        ConfigError: a failure policy, which nothing here would apply.
         JudgeError, RewardError: see `RewardEngine.score_many`. What was scored before is in `target`.
     """
+    if not source.is_file():
+        raise DataError(f"There is no file {source}. --input names a file of JSON lines.")
+    if source.resolve() == target.resolve():
+        raise DataError(f"The scores would overwrite {source}, which they are scores of. Choose another --output.")
+    if (policy := config.engine.on_failure) != "drop":
+        raise ConfigError(
+            f"engine.on_failure={policy} would have no effect: a file of scores says which samples have none. Set it "
+            "to drop."
+        )
     return asyncio.run(_score_file(source, target, Scorer(config)))
 
 

@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 Row = dict[str, float]
 """What a host is told of one sample: `score`, the parts, and how it came about."""
 FLAGS = ("assay_errored", "assay_invalid", "assay_cached")
-"""1 where the reward stands in for a score that is missing; where the model's answer was at fault; where nothing was
-paid."""
+"""1 where the reward stands in for a score that is missing; where the model's answer was at fault; where every reply
+was in the cache."""
 _RESERVED = frozenset({"score", "reward", "acc", *FLAGS})
 
 CANNOT_DROP = (

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from assay.errors import ConfigError, DataError
 from assay.integrations.scoring import Scorer, sample_of, scorer
-from assay.integrations.settings import HostConfig, plain
+from assay.integrations.settings import plain, read_settings
 from assay.rewards import Reward, Sample
 from assay.types import Message, Score
 
@@ -59,7 +59,8 @@ def reward_func(
     elif any(key in settings for key in ("options", "reward")):
         raise ConfigError("options are for a reward that is given by name; this one is made already.")
     else:
-        one = Scorer(_config(settings), reward)
+        # Under a name of its own: variables of the monitor's environment are no matter of another reward.
+        one = Scorer(read_settings({"reward": f"given:{reward.name}", **settings}), reward)
     columns_read = {"ground_truth": ground_truth, "data_source": data_source}
     last: dict[str, float] = {}
 
@@ -75,12 +76,6 @@ def reward_func(
 
     assay_reward.__name__ = assay_reward.__qualname__ = name or one.reward.name
     return assay_reward
-
-
-def _config(settings: Mapping[str, Any]) -> HostConfig:
-    from assay.integrations.settings import read_settings
-
-    return read_settings(settings)
 
 
 def _samples(

@@ -63,7 +63,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What calls consumed: requests that were sent, tokens as the provider counted them, and their price."""
+    """What calls consumed: requests that were answered, tokens as the provider counted them, and their price."""
 
     calls: int = 0
     prompt_tokens: int = 0

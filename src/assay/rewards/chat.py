@@ -108,10 +108,10 @@ def _refusal(response: Response, data: Any) -> Refusal:
     code, kind = str(error.get("code") or ""), str(error.get("type") or "")
     said = _clipped(str(error.get("message") or response.body[:MESSAGE_CHARS].decode("utf-8", "replace")))
     message = f"status {status}: {said}" if said else f"status {status}"
-    if status in (401, 403):
-        return Refusal("auth", message, status)
     if {code, kind} & _QUOTA_CODES or status == 402:
         return Refusal("quota", message, status)
+    if status in (401, 403):
+        return Refusal("auth", message, status)
     if status == 429:
         wait_s = wait_hint(response.headers)
         return Refusal("rate_limited", message, status, overload=True, too_fast=_is_rate(response), wait_s=wait_s)

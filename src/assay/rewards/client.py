@@ -9,6 +9,7 @@ on disk: what was scored was never paid for in vain. Nobody who stops waiting ca
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import random
 from collections import Counter
@@ -29,10 +30,14 @@ from assay.rewards.redaction import Redaction
 from assay.rewards.resources import api_key, check_prices, connection_limit, endpoint_of, open_cache
 from assay.rewards.store import CacheWriter
 
+logger = logging.getLogger(__name__)
+
 TRANSIENT: frozenset[FailureKind] = frozenset({"rate_limited", "timeout", "connection", "server", "malformed"})
 """Failures after which the same call is worth another attempt."""
 DOUBTS = 3
 """Attempts after which a key or model that worked before is believed to be refused for good."""
+QUIET_S = 30.0
+"""A judge that answers nothing for so long while calls are retried is warned about, and again as often."""
 TOKENS_PER_BYTE = 1 / 3
 """A cautious guess, until replies tell."""
 COUNTED = ("calls", "attempts", "answered", "cache_hits", "shared", "refusals", "hedges", "hedges_won", "failures")
@@ -91,7 +96,7 @@ class Client:
         self._freed = asyncio.Event()
         self._calls: dict[str, _Call] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._answered_at = -math.inf
+        self._answered_at = self._warned_at = -math.inf
         self._random = random.Random()
         self._tokens_per_byte = TOKENS_PER_BYTE
         self._counts: Counter[str] = Counter()
@@ -217,7 +222,22 @@ class Client:
             if loop.time() + wait_s > since + self._config.call_deadline_s:
                 gave_up = f"no answer within call_deadline_s={self._config.call_deadline_s:g} s"
                 return self._failure(result.kind, f"{gave_up}; last: {result.message}", call)
+            self._warn_of_silence(call, result.message)
             await asyncio.sleep(wait_s)
+
+    def _warn_of_silence(self, call: _Call, why: str) -> None:
+        """Say why nothing is answered, while a call is tried again: an outage would else look like a hang."""
+        now = asyncio.get_running_loop().time()
+        if now - max(call.began, self._answered_at, self._warned_at) < QUIET_S:
+            return
+        self._warned_at = now
+        logger.warning(
+            "%s has answered nothing for %.0f s; each call is tried again for up to call_deadline_s=%g. Last: %s",
+            self._endpoint,
+            now - max(call.began, self._answered_at),
+            self._config.call_deadline_s,
+            self._redaction.message(why),
+        )
 
     async def _reserve(self, call: _Call) -> bool:
         """Set aside what the next attempt may cost; wait for calls in flight where only they can free it."""

@@ -100,6 +100,8 @@ def _judge_problems(config: JudgeConfig) -> Iterator[str]:
         yield f"base_url={config.base_url!r} must start with http:// or https://."
     elif "@" in urlsplit(config.base_url).netloc:
         yield "base_url holds a user name or a password, which it would carry into logs. Use api_key_env."
+    elif urlsplit(config.base_url).query or urlsplit(config.base_url).fragment:
+        yield f"base_url={config.base_url!r} goes on after the path, where /chat/completions is added. Remove ? and #."
     if not config.model:
         yield "model is empty: name the model that judges."
     for name in ("max_tokens", "votes"):

@@ -189,16 +189,19 @@ class RewardEngine:
         with self._started() as (thread, caller):
             flow = Flow(thread, self._score, window, deadline_s)
             self._flows.add(flow)
+            reporting = None
             if total is None or total >= SMALL_BATCH:
                 thread.submit(caller.counters()).add_done_callback(progress.on_start)
+                reporting = asyncio.create_task(progress.report(lambda: thread.submit(caller.counters())))
         feeding = asyncio.create_task(flow.feed(samples))
         try:
             async with aclosing(flow.results(feeding)) as results:
                 async for index, score in results:
-                    if progress.on_score(score.status != "errored"):
-                        progress.say(await asyncio.wrap_future(thread.submit(caller.counters())))
+                    progress.on_score(score.status != "errored")
                     yield index, score
         finally:
+            if reporting is not None:
+                reporting.cancel()
             feeding.cancel()
             flow.cancel()
             self._flows.discard(flow)
@@ -288,10 +291,12 @@ class RewardEngine:
                 return self._scored(sample, [replies[place] for place in range(len(requests))], usage)
             except UnreadableReplyError as error:
                 unreadable = CallFailure("unreadable", str(error))
-                for place in (set(error.places) & replies.keys()) or set(replies):
+                unread = (set(error.places) & replies.keys()) or set(replies)
+                for place in unread:
                     self._counts["reread"] += 1
                     del replies[place]
-                    await self._caller_.forget(requests[place])
+                if (failure := await self._forget([requests[place] for place in unread])) is not None:
+                    return self._errored(failure, usage)
             except Exception as error:
                 logger.debug("A reward's score() raised.", exc_info=True)
                 return self._errored(_own_fault(error), usage)
@@ -315,6 +320,15 @@ class RewardEngine:
         if len(requests) == 1:
             return [await self._caller_.call(requests[0], deadline)]
         return list(await asyncio.gather(*(self._caller_.call(request, deadline) for request in requests)))
+
+    async def _forget(self, requests: Sequence[Request]) -> CallFailure | None:
+        """Drop stored replies before they are asked for again; a failure where whoever has them cannot be reached."""
+        try:
+            for request in requests:
+                await self._caller_.forget(request)
+        except RewardError as error:
+            return CallFailure("connection", str(error))
+        return None
 
     def _bill(self, sample: Sample, outcomes: Sequence[Outcome]) -> None:
         source = sample.data_source or self.reward.name

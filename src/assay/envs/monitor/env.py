@@ -41,7 +41,8 @@ class Scorer:
             return Counters()
         found = self.engine.counters()
         totals = {name: value for name, value in found.items() if name not in LEVELS}
-        for source, usage in self.engine.usage_by_source.items():
+        # A copy: the engine adds sources to it in its own thread.
+        for source, usage in self.engine.usage_by_source.copy().items():
             totals[f"{source}/calls"] = float(usage.calls)
             totals[f"{source}/tokens"] = float(usage.prompt_tokens + usage.completion_tokens)
             totals[f"{source}/usd"] = usage.usd

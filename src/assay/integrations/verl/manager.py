@@ -21,7 +21,7 @@ from typing import Any
 from assay.errors import ConfigError, MissingDependencyError
 from assay.integrations.scoring import Row, Scorer, missing, sample_of, scorer
 from assay.integrations.settings import plain
-from assay.integrations.verl.score import REWARD_LOOP
+from assay.integrations.verl.score import REWARD_LOOP, served_judge
 from assay.rewards import Sample
 from assay.types import Message, Score
 
@@ -163,10 +163,7 @@ def settings_of(config: Any, router_address: str | None = None) -> dict[str, obj
             "reward.custom_reward_function.reward_kwargs.reward. Remove the path, or use another manager."
         )
     settings: dict[str, object] = dict(custom.get("reward_kwargs") or {})
-    judge = settings.get("judge")
-    if router_address and not (isinstance(judge, Mapping) and "base_url" in judge) and "judge.base_url" not in settings:
-        settings |= {"judge.base_url": f"http://{router_address}/v1", "judge.api_key_env": ""}
-    return settings
+    return settings | served_judge(router_address, settings)
 
 
 def messages_of(raw: object) -> tuple[Message, ...]:

@@ -106,7 +106,7 @@ def _single_reward(one: Scorer, score: Score, host: str) -> float:
 def _sort(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Arguments:
     """Samples and settings of one call."""
     settings = {name: value for name, value in kwargs.items() if name not in _KNOWN}
-    settings |= _served_judge(kwargs.get("reward_router_address"), settings)
+    settings |= served_judge(kwargs.get("reward_router_address"), settings)
     if any(name in kwargs for name in BATCH):
         mixed = [name for name in _SINGLE if name in kwargs]
         if args or mixed:
@@ -145,7 +145,7 @@ def _named(args: Sequence[Any], kwargs: Mapping[str, Any], order: str) -> dict[s
     return fields
 
 
-def _served_judge(address: object, settings: Mapping[str, object]) -> dict[str, object]:
+def served_judge(address: object, settings: Mapping[str, object]) -> dict[str, object]:
     """The reward model that verl serves is the judge, unless the settings name another."""
     if not address or any(str(key) == "judge.base_url" for key in settings):
         return {}
