@@ -10,13 +10,14 @@ functions are those of the `final` split, with other descriptions than any that 
 
 The last line is one JSON object: per metric `before`, `after` (means over seeds), `*_by_seed` and
 `change_ci95_by_seed`, the paired 95 % interval over held-out functions; `lifted` says for how many seeds it lies above
-0. `monitor_right_by_kind` has the share of right verdicts on each kind of function; `monitor` counts, per seed, answers
-scored, questions, and how many of them were shared or cached.
+0. `all_true` predicts that every test passes. `monitor_right_by_kind` has the share of right verdicts on each kind of
+function; `monitor` counts, per seed, answers scored, questions, and how many of them were shared or cached.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import re
@@ -31,6 +32,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from assay.config import load_config
 from assay.training.records import RunRecords, read_run
 from assay.training.stats import paired_difference_ci95
 from support import machine
@@ -135,10 +137,20 @@ def by_kind(runs: Sequence[RunRecords], phase: int) -> dict[str, float]:
     return found
 
 
+def all_true(settings: Sequence[str], cache: Path) -> dict[str, float]:
+    """What the policy that predicts a pass for every test scores on the held-out functions; exact."""
+    off = [*SETTINGS, *settings, "dataset_builder.reward.train_with_monitor=false", "dataset_builder.num_train=1"]
+    config = load_config("monitor", [*off, f"cache_dir={cache}"])
+    data = config.dataset_builder.build(config.build_context())
+    assert data.baseline_policies is not None
+    (values,) = asyncio.run(data.baseline_policies()).values()
+    return {name: fmean(values[name]) for name in ("correctness", "exact")}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--out", type=Path, help="keep the runs here (default: a temporary folder)")
+    parser.add_argument("--out", type=Path, help="keep the runs here; the same command goes on where it stopped")
     parser.add_argument("--quick", action="store_true", help="a few steps, to see that it works")
     args, settings = parser.parse_known_args()
     settings = [*(QUICK if args.quick else []), *settings]
@@ -146,6 +158,7 @@ def main() -> None:
         out = args.out or Path(scratch)
         out.mkdir(parents=True, exist_ok=True)
         runs = [train(out / f"seed_{seed}", seed, settings) for seed in args.seeds]
+        baseline = all_true(settings, out)
     found = {metric: compare(runs, metric) for metric in METRICS}
     for name, row in found.items():
         print(f"{name:14} before {row['before']:.3f}  after {row['after']:.3f}  lifted {row['lifted']}/{len(runs)}")
@@ -153,6 +166,7 @@ def main() -> None:
     asked = {name: fmean(run.total(f"reward_engine/{name}") for run in runs) for name in counts}
     result = {
         **found,
+        "all_true": baseline,
         "monitor_right_by_kind": {"before": by_kind(runs, 0), "after": by_kind(runs, -1)},
         "monitor": asked,
         "errored": sum(run.total("rollout/errored") + run.total("eval/rollout/errored") for run in runs),
