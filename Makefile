@@ -1,7 +1,7 @@
 # make demo    train a small chess model on this machine and report what it learned
-# make test    linters, type checker, generated pages, tests
-# The environment is made in .venv on first use; it is renewed when pyproject.toml or constraints.txt change. Tests against
-# verl have one of their own in .venv-verl; `make test VERL=0` leaves them out.
+# make test    linters, type checker, generated pages, tests; also against verl, in an environment of its own
+# Environments are made on first use, in .venv and (for tests against verl) .venv-verl, and renewed when pyproject.toml or
+# their constraints change. `make test VERL=0` leaves verl out.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -48,7 +48,7 @@ clean:
 env: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt scripts/setup-env.sh scripts/find-python.sh
-	@scripts/setup-env.sh $(VENV) constraints.txt -e '.[torch,chess,rewards,trl,wandb,dev]'
+	@scripts/setup-env.sh $(VENV) constraints.txt -e '.[torch,chess,rewards,trl,wandb,bench,dev]'
 	@touch $@
 
 $(VERL_STAMP): pyproject.toml constraints-verl.txt scripts/setup-verl-env.sh scripts/setup-env.sh scripts/find-python.sh

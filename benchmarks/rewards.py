@@ -10,8 +10,8 @@ fresh client process, whose CPU is counted alone. Only samples with a score coun
 has its default config, and stands beside itself with fixed numbers in flight (`best_fixed_samples_per_s`). The cache is
 fresh everywhere but in `warm_cache`. `speedup_over_serial` is over calls one after the other on a few samples of a
 healthy judge. Peers (extra `bench`) are `AsyncOpenAI` with its default retries under a semaphore, over both of its
-transports; in adaptive regimes with 60 in flight. Medians over repeats, the arms in turn. The last line is one JSON
-object.
+transports; in adaptive regimes with 60 in flight, and stopped after 120 s (their default timeout would be 600 s).
+Medians over repeats, the arms in turn. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ REGIMES = {
 }
 WARM_SAMPLES = 1024
 NAMES = (*REGIMES, "warm_cache")
-GRID = (20, 40, 60, 80, 100, 160)
+GRID = (40, 60, 80, 100, 120, 160)
 PEERS = ("openai_semaphore", "openai_aiohttp")
 SERIAL_SAMPLES = 20
 

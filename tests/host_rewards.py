@@ -20,6 +20,7 @@ class ShareOfWords:
     scale: float = 1.0
     name: str = "words"
     parts: tuple[str, ...] = ("found", "length")
+    asks_judge: bool = False
 
     @property
     def fingerprint(self) -> str:

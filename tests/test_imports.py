@@ -46,7 +46,17 @@ HOMES = {
 }
 """Optional package -> the only modules that may import it."""
 
-WITHOUT_TORCH = ("assay.rewards", "assay.sandbox", "assay.envs", "assay.config", "assay.training.config", "assay.cli")
+WITHOUT_TORCH = (
+    "assay.rewards",
+    "assay.sandbox",
+    "assay.envs",
+    "assay.config",
+    "assay.training.config",
+    "assay.cli",
+    "assay.integrations.scoring",
+    "assay.integrations.trl",
+    "assay.integrations.verl.check",
+)
 
 COMMAND_LINES = ("assay.cli", "assay.integrations.verl.__main__")
 """Modules that may print."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import statistics
 import sys
 from collections.abc import Sequence
@@ -38,3 +39,15 @@ def _cpu_model() -> str:
 def summary(values: Sequence[float]) -> Summary:
     """Median, lowest and highest."""
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def peak_rss_mb() -> float:
+    """The most memory that this process has held, in MiB.
+
+    Linux hands `ru_maxrss` of a parent on to the program that its child executes, so the kernel's own account of this
+    address space comes first.
+    """
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    peak = next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), None)
+    return (peak or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 1024

@@ -18,6 +18,7 @@ from typing import Any
 from assay.errors import RewardError
 from assay.rewards import EngineConfig, JudgeConfig, RewardEngine, Sample
 
+from . import peak_rss_mb
 from .judge_samples import MODEL, VerdictReward, expected, indices, messages, samples, verdict
 from .judge_server import raise_file_limit
 
@@ -38,7 +39,7 @@ class Job:
     settings: dict[str, Any] = field(default_factory=dict)
     """Of `EngineConfig`."""
     cache_dir: str | None = None
-    deadline_s: float = 600.0
+    deadline_s: float = 120.0
     """When peers are stopped; what has no score by then is lost."""
 
 
@@ -123,7 +124,7 @@ def measured(job: Job) -> dict[str, Any]:
         "cpu_s": cpu,
         "lost": sum(value is None for value in values),
         "wrong": sum(v is not None and v != expected(s) for s, v in zip(work, values, strict=True)),
-        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_rss_mb": peak_rss_mb(),
         "counters": counters,
     }
 

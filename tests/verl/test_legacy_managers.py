@@ -13,11 +13,7 @@ from verl_data import place_and_value
 from assay.errors import DataError, RewardError
 from assay.integrations.verl import compute_score, compute_score_verl_positional
 
-SETTINGS: dict[str, Any] = {
-    "reward": "host_rewards:ShareOfWords",
-    "judge": {"api_key_env": ""},
-    "engine": {"cache": False},
-}
+SETTINGS: dict[str, Any] = {"reward": "host_rewards:ShareOfWords"}
 score = partial(compute_score, **SETTINGS)
 
 
@@ -74,7 +70,7 @@ def test_a_failed_sample_alone_raises_under_naive(tokenizer: Any, batch: Any) ->
 
 
 def test_constant_stands_in_where_it_is_asked_for(tokenizer: Any, batch: Any) -> None:
-    settings = SETTINGS | {"engine": {"cache": False, "on_failure": "constant", "failure_value": -1.0}}
+    settings = SETTINGS | {"engine": {"on_failure": "constant", "failure_value": -1.0}}
     data = batch(["BROKEN", "a"], ["a", "a"], extras=[{}, {}])
     result = get_reward_manager_cls("naive")(tokenizer, 0, partial(compute_score, **settings))(data, return_dict=True)
     assert result["reward_tensor"].sum(1).tolist() == [-1.0, 1.0]
@@ -82,7 +78,7 @@ def test_constant_stands_in_where_it_is_asked_for(tokenizer: Any, batch: Any) ->
 
 
 def test_dropping_is_refused_where_nothing_can_be_dropped(tokenizer: Any, batch: Any) -> None:
-    settings = SETTINGS | {"engine": {"cache": False, "on_failure": "drop"}}
+    settings = SETTINGS | {"engine": {"on_failure": "drop"}}
     manager = get_reward_manager_cls("batch")(tokenizer, 0, partial(compute_score, **settings))
     with pytest.raises(RewardError, match="cannot leave one out"):
         manager(batch(["a", "BROKEN"], ["a", "a"], extras=[{"index": 1}, {"index": 1}]))

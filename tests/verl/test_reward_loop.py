@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.support.judge_behaviour import Behaviour
+from benchmarks.support.judge_server import JudgeServer
+from conftest import KEY, KEY_ENV
 from omegaconf import OmegaConf
 from verl.trainer.ppo.reward import load_reward_manager
 from verl_data import place_and_value
@@ -15,11 +18,7 @@ from verl_data import place_and_value
 from assay.errors import ConfigError, RewardError
 from assay.integrations.verl.check import compose
 
-LOCAL = (
-    "+reward.custom_reward_function.reward_kwargs.reward=host_rewards:ShareOfWords",
-    "+reward.custom_reward_function.reward_kwargs.judge.api_key_env=''",
-    "+reward.custom_reward_function.reward_kwargs.engine.cache=false",
-)
+LOCAL = ("+reward.custom_reward_function.reward_kwargs.reward=host_rewards:ShareOfWords",)
 FUNCTION = (
     "reward.custom_reward_function.path=pkg://assay.integrations.verl",
     "reward.custom_reward_function.name=acompute_score",
@@ -42,11 +41,15 @@ async def run_all(manager: Any, data: Any) -> list[Any]:
     return await asyncio.gather(*singles, return_exceptions=True)
 
 
-def run(setup: str, tokenizer: Any, data: Any, *more: str) -> list[Any]:
+def run_with(overrides: tuple[str, ...], tokenizer: Any, data: Any) -> list[Any]:
     async def made_and_run() -> list[Any]:
-        return await run_all(load_reward_manager(config_of(*SETUPS[setup], *more), tokenizer), data)
+        return await run_all(load_reward_manager(config_of(*overrides), tokenizer), data)
 
     return asyncio.run(made_and_run())
+
+
+def run(setup: str, tokenizer: Any, data: Any, *more: str) -> list[Any]:
+    return run_with((*SETUPS[setup], *more), tokenizer, data)
 
 
 @pytest.mark.parametrize("setup", SETUPS)
@@ -67,6 +70,24 @@ def test_a_failed_sample_raises_and_the_others_are_scored(setup: str, tokenizer:
     assert (good["reward_score"], bad["reward_score"]) == (1.0, 0.0)
     assert isinstance(failed, RewardError)
     assert "leaves this rollout out of its group" in str(failed)
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+def test_a_judge_that_is_down_is_no_reward(setup: str, tokenizer: Any, batch: Any, tmp_path: Path) -> None:
+    with JudgeServer() as server:
+        address = server.base_url
+    kwargs = "+reward.custom_reward_function.reward_kwargs"
+    judge = (
+        f"{kwargs}.reward=host_rewards:EchoedScore",
+        f"{kwargs}.judge.base_url={address}",
+        f"{kwargs}.judge.api_key_env=''",
+        f"{kwargs}.engine.call_deadline_s=0.3",
+        f"{kwargs}.engine.cache_path={tmp_path / 'replies.sqlite'}",
+    )
+    data = batch(["a", "b"], ["a", "a"], extras=[{}, {}])
+    results = run_with((FUNCTION if setup == "acompute_score" else MANAGER) + judge, tokenizer, data)
+    assert [type(result) for result in results] == [RewardError, RewardError]
+    assert all("connection" in str(result) for result in results)
 
 
 def test_the_manager_knows_groups_by_their_uid(tokenizer: Any, batch: Any) -> None:
@@ -111,7 +132,7 @@ def test_reward_workers_fill_the_right_tensor(
 ) -> None:
     from verl.experimental.reward_loop import RewardLoopManager
 
-    config = config_of(*SETUPS[setup], f"actor_rollout_ref.model.path={tokenizer_folder}", "reward.num_workers=2")
+    config = config_of(*SETUPS[setup], f"actor_rollout_ref.model.path={tokenizer_folder}", "reward.num_workers=1")
     responses = ["a b", "", "c", "d d d d", "a d d"]  # odd: verl pads the batch to its workers
     data = batch(responses, ["a", "a", "a", "d", "d"], extras=[{"index": i} for i in range(5)], uids=list("pqrst"))
     manager = RewardLoopManager(config)
@@ -122,6 +143,36 @@ def test_reward_workers_fill_the_right_tensor(
     assert place_and_value(result.batch["rm_scores"]) == [([1], [1.0]), ([], []), ([], []), ([3], [1.0]), ([2], [1.0])]
     assert result.non_tensor_batch["length"].tolist() == [2.0, 0.0, 1.0, 4.0, 3.0]
     assert torch.isfinite(result.batch["rm_scores"]).all()
+
+
+def test_two_reward_workers_pay_once_for_equal_calls(
+    ray_cluster: None, tokenizer_folder: Path, batch: Any, tmp_path: Path
+) -> None:
+    from verl.experimental.reward_loop import RewardLoopManager
+
+    kwargs = "+reward.custom_reward_function.reward_kwargs"
+    with JudgeServer(Behaviour(latency_s=0.02, api_key=KEY, replies=("0.25", "0.75"))) as server:
+        config = config_of(
+            *FUNCTION,
+            f"actor_rollout_ref.model.path={tokenizer_folder}",
+            "reward.num_workers=2",
+            f"{kwargs}.reward=host_rewards:EchoedScore",
+            f"{kwargs}.judge.base_url={server.base_url}",
+            f"{kwargs}.judge.api_key_env={KEY_ENV}",
+            f"{kwargs}.engine.cache_path={tmp_path / 'replies.sqlite'}",
+            f"{kwargs}.engine.hedge_fraction=0.0",
+        )
+        # The halves of the batch, which go to two workers, are equal.
+        data = batch([f"w{i % 10}" for i in range(20)], ["a"] * 20, extras=[{} for _ in range(20)])
+        manager = RewardLoopManager(config)
+        try:
+            rewards = manager.compute_rm_score(data).batch["rm_scores"].sum(1)
+        finally:
+            end_workers(manager)
+        stats = server.stats()
+    assert rewards[:10].tolist() == rewards[10:].tolist()
+    assert set(rewards.tolist()) == {0.25, 0.75}
+    assert (stats["answered"], stats["paid_twice"]) == (10, 0)
 
 
 def end_workers(manager: Any) -> None:

@@ -5,39 +5,38 @@
     engine in worker N --+
 
 The actor is found by a name that follows from the endpoint and its limits, so whoever has equal settings shares it. It
-outlives the worker that made it, and ends by itself when nobody has called for a while. If it dies, the next call makes
-it anew and every call without an answer is sent again; answers that it had are in its cache on disk. The API key is
-read from the actor's own environment and is in no message.
+outlives the worker that made it, and ends by itself when nobody has called for a while. If it dies, it is made anew and
+every call without an answer is sent again; answers that it had are in its cache on disk. Ray's messages cost more than
+the calls that they carry, so calls and answers of one moment travel together. The API key is read from the actor's own
+environment and is in no message.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
+import itertools
 import logging
 import sys
-import time
 import uuid
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
-from assay.errors import AssayError, ConfigError, MissingDependencyError
-from assay.integrations.settings import HostConfig, flat
-from assay.rewards import Client, EngineConfig, JudgeConfig, Usage
-from assay.rewards.base import CallFailure, Outcome, Request
+from assay.errors import AssayError, ConfigError, MissingDependencyError, RewardError
+from assay.integrations.judge_actor import IDLE_S, JudgeActor
+from assay.integrations.settings import HostConfig, shared_name
+from assay.rewards.base import CallFailure, Outcome, Request, Usage
 
 logger = logging.getLogger(__name__)
 
 NAMESPACE = "assay"
-IDLE_S = 1800.0
-"""How long an actor lives after the last call."""
-MOST_CALLS = 100_000
-"""Calls that the actor takes at once: they wait in its client, where equal ones find each other, and not in Ray."""
+MOST_MESSAGES = 10_000
+"""Messages that the actor handles at once; each worker has a few."""
 TRIES = 8
-"""Actors that may be lost in a row while one call waits."""
-_NOT_THE_CLIENTS = ("on_failure", "failure_value", "max_failure_rate", "batch_deadline_s", "reread_limit")
-"""Settings of an engine that are no matter of whoever makes its calls."""
+"""Actors that may be lost in a row before the calls that wait are given up."""
+GATHER_S = 0.002
+"""How long the first call of a message waits for others."""
 
 
 def is_running() -> bool:
@@ -46,80 +45,19 @@ def is_running() -> bool:
     return ray is not None and bool(ray.is_initialized())
 
 
-def actor_name(config: HostConfig) -> str:
-    """The actor that calls go to: one for each endpoint, and each set of limits, prices and cache."""
-    settings = {
-        key: value
-        for key, value in flat(config).items()
-        if key.startswith(("judge.base_url", "judge.api_key_env", "judge.usd", "engine."))
-        and key.removeprefix("engine.") not in _NOT_THE_CLIENTS
-    }
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-    return f"{config.actor}-{digest}"
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A call without an answer."""
 
-
-class JudgeActor:
-    """What runs in the actor: a `Client`, made on the first call in the actor's own event loop."""
-
-    def __init__(self, judge: JudgeConfig, engine: EngineConfig, idle_s: float = IDLE_S) -> None:
-        self._judge, self._engine, self._idle_s = judge, engine, idle_s
-        self._client: Client | None = None
-        self._greeted: set[str] = set()
-        self._busy = 0
-        self._used = time.monotonic()
-        self._watch: asyncio.Task[None] | None = None
-
-    async def greet(self, caller: str, paid: Usage) -> AssayError | None:
-        """Take up a caller, and what it has paid through actors before this one; returns what is in the way."""
-        try:
-            client = self._made()
-        except AssayError as error:
-            return error
-        if caller not in self._greeted:
-            self._greeted.add(caller)
-            client.add_spent(paid)
-        return None
-
-    async def call(self, request: Request, remaining_s: float | None) -> Outcome:
-        """See `Caller.call`; the time that is left, because clocks differ between processes."""
-        self._busy += 1
-        try:
-            deadline = None if remaining_s is None else asyncio.get_running_loop().time() + remaining_s
-            return await self._made().call(request, deadline)
-        finally:
-            self._busy -= 1
-            self._used = time.monotonic()
-
-    async def forget(self, request: Request) -> None:
-        """See `Caller.forget`."""
-        await self._made().forget(request)
-
-    async def counters(self) -> dict[str, float]:
-        """See `Caller.counters`."""
-        return await self._made().counters()
-
-    def _made(self) -> Client:
-        if self._client is None:
-            self._client = Client(self._judge, self._engine)
-            self._watch = asyncio.get_running_loop().create_task(self._end_when_idle())
-        return self._client
-
-    async def _end_when_idle(self) -> None:
-        import ray
-
-        while self._busy or time.monotonic() - self._used < self._idle_s:
-            await asyncio.sleep(min(60.0, self._idle_s / 4))
-        if self._client is not None:
-            await self._client.close()
-        ray.actor.exit_actor()
-
-
-class _ActorLostError(Exception):
-    """No actor would stay alive."""
+    request: Request
+    deadline: float | None
+    answer: asyncio.Future[Outcome]
 
 
 class RayCaller:
     """A `Caller` (`assay.rewards.base`) that forwards to the actor of its settings, and makes it where there is none.
+
+    Belongs to the event loop of its first call.
 
     Raises:
         MissingDependencyError: Ray is not installed.
@@ -135,25 +73,38 @@ class RayCaller:
         if not ray.is_initialized():
             raise ConfigError(
                 "share=ray, but this process is in no Ray cluster, so there is nobody to share with. Call ray.init() "
-                "before, or set share=process."
+                "before, or set share=hub or share=process."
             )
         self._ray: Any = ray
         self._config, self._idle_s = config, idle_s
-        self._name = actor_name(config)
+        self._name = shared_name(config)
         self._id = uuid.uuid4().hex
         self._paid = Usage()
+        self._numbers = itertools.count()
+        self._calls: dict[int, _Waiting] = {}
+        self._unsent: list[int] = []
+        self._withdrawn: list[int] = []
+        self._received: list[int] = []
+        self._sender: asyncio.Task[None] | None = None
+        self._collector: asyncio.Task[None] | None = None
+        self._losses = 0
         self._connecting = asyncio.Lock()
         with ThreadPoolExecutor(1) as elsewhere:  # Ray warns of blocking calls in the thread of an event loop
             self._actor: Any = elsewhere.submit(self._connect).result()
 
     async def call(self, request: Request, deadline: float | None = None) -> Outcome:
         """See `Caller.call`. Sent again where the actor dies without an answer."""
+        number = next(self._numbers)
+        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._calls[number] = _Waiting(request, deadline, answer)
+        self._unsent.append(number)
+        self._keep_going()
         try:
-            outcome: Outcome = await self._ask("call", request, deadline=deadline)
-        except (_ActorLostError, AssayError) as error:
-            return CallFailure("connection", str(error), TRIES)
-        self._paid += outcome.usage
-        return outcome
+            return await answer
+        finally:
+            if self._calls.pop(number, None) is not None:  # cancelled: nobody waits for it any more
+                self._withdrawn.append(number)
+                self._keep_going()
 
     async def forget(self, request: Request) -> None:
         """See `Caller.forget`."""
@@ -166,32 +117,90 @@ class RayCaller:
 
     async def close(self) -> None:
         """Let go of the actor, which others may use."""
+        tasks = [task for task in (self._sender, self._collector) if task is not None and not task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._actor is not None and self._calls:
+            self._actor.withdraw.remote(self._id, list(self._calls))
+        self._calls.clear()
         self._actor = None
 
-    async def _ask(self, method: str, *arguments: Any, deadline: float | None = None) -> Any:
+    def _keep_going(self) -> None:
+        """See that what there is to send and to collect is sent and collected."""
         loop = asyncio.get_running_loop()
-        for attempt in range(TRIES):
-            timing = () if method != "call" else (None if deadline is None else deadline - loop.time(),)
-            actor = None
+        if (self._unsent or self._withdrawn) and (self._sender is None or self._sender.done()):
+            self._sender = loop.create_task(self._send())
+        if self._calls and (self._collector is None or self._collector.done()):
+            self._collector = loop.create_task(self._collect())
+
+    async def _send(self) -> None:
+        """Send what is to be sent, all that has come together at a time."""
+        await asyncio.sleep(GATHER_S)
+        now = asyncio.get_running_loop().time
+        while self._unsent or self._withdrawn:
+            unsent, self._unsent = self._unsent, []
+            withdrawn, self._withdrawn = self._withdrawn, []
+            calls = [
+                (number, call.request, None if call.deadline is None else call.deadline - now())
+                for number in unsent
+                if (call := self._calls.get(number)) is not None
+            ]
+            actor = self._actor
             try:
                 actor = await self._connected()
-                return await self._answer(getattr(actor, method).remote(*arguments, *timing))
-            except self._ray.exceptions.ActorUnavailableError:
-                await asyncio.sleep(0.1 * 2**attempt)
+                await actor.submit.remote(self._id, calls, withdrawn)
+            except (self._ray.exceptions.RayActorError, AssayError) as error:
+                await self._lost(actor, error)
+
+    async def _collect(self) -> None:
+        """Hand out answers as long as calls wait for them."""
+        while self._calls:
+            actor = self._actor
+            try:
+                actor = await self._connected()
+                outcomes: Mapping[int, Outcome] = await actor.collect.remote(self._id, self._received)
+            except (self._ray.exceptions.RayActorError, AssayError) as error:
+                await self._lost(actor, error)
+                continue
+            self._losses = 0
+            self._received = list(outcomes)
+            self._hand_out(outcomes)
+
+    def _hand_out(self, outcomes: Mapping[int, Outcome]) -> None:
+        for number, outcome in outcomes.items():
+            call = self._calls.pop(number, None)
+            if call is not None and not call.answer.done():
+                self._paid += outcome.usage
+                call.answer.set_result(outcome)
+
+    async def _lost(self, actor: Any, error: Exception) -> None:
+        """The actor did not answer: all calls that wait are sent again, to the same one or the next."""
+        self._losses += 1
+        if self._losses > TRIES:
+            message = f"the Ray actor {self._name} was lost {TRIES} times in a row: {error}"
+            self._hand_out(dict.fromkeys(self._calls, CallFailure("connection", message)))
+            self._losses = 0
+            return
+        unavailable = isinstance(error, self._ray.exceptions.ActorUnavailableError)
+        if self._actor is actor and not unavailable:
+            logger.warning("The Ray actor %s is gone (%s); making it anew.", self._name, type(error).__name__)
+            self._actor = None
+        await asyncio.sleep(0.1 * 2**self._losses)
+        self._unsent = list(self._calls)
+        self._keep_going()
+
+    async def _ask(self, method: str, *arguments: Any) -> Any:
+        for attempt in range(TRIES):
+            actor = self._actor
+            try:
+                actor = await self._connected()
+                return await getattr(actor, method).remote(*arguments)
             except self._ray.exceptions.RayActorError as error:
-                if self._actor is actor:
-                    logger.warning("The Ray actor %s is gone (%s); making it anew.", self._name, type(error).__name__)
+                if self._actor is actor and not isinstance(error, self._ray.exceptions.ActorUnavailableError):
                     self._actor = None
                 await asyncio.sleep(0.1 * 2**attempt)
-        raise _ActorLostError(f"the Ray actor {self._name} was lost {TRIES} times in a row")
-
-    async def _answer(self, reference: Any) -> Any:
-        """Wait for the actor; who stops waiting takes the call back."""
-        try:
-            return await reference
-        except asyncio.CancelledError:
-            self._ray.cancel(reference)
-            raise
+        raise RewardError(f"The Ray actor {self._name}, which makes the calls of all workers, does not stay alive.")
 
     async def _connected(self) -> Any:
         if self._actor is None:
@@ -207,7 +216,7 @@ class RayCaller:
             get_if_exists=True,
             lifetime="detached",
             num_cpus=0,
-            max_concurrency=MOST_CALLS,
+            max_concurrency=MOST_MESSAGES,
         )
         actor = made.remote(self._config.judge, self._config.engine, self._idle_s)
         problem: AssayError | None = self._ray.get(actor.greet.remote(self._id, self._paid))

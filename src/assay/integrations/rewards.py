@@ -12,13 +12,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from assay.envs.monitor.rewards import ClassBalance, MonitorReward, MonitorRewardConfig
 from assay.errors import ConfigError
 from assay.rewards.base import Reward
 from assay.rewards.config import JudgeConfig
+from assay.schema import parse, settings
 from assay.types import Json
 
 NAMED: Mapping[str, str] = {
     "judge": "assay.rewards.judge:JudgeReward",
+    "monitor": "assay.integrations.rewards:monitor",
 }
 """Rewards by name, and where they are."""
 
@@ -54,6 +57,25 @@ def find_reward(name: str, options: Mapping[str, Json], judge: JudgeConfig) -> R
             "`requests(sample)` and `score(sample, replies)`."
         )
     return made  # type: ignore[no-any-return]
+
+
+def monitor(judge: JudgeConfig, share_true: float | None = None, **options: Json) -> Reward:
+    """The monitor's reward (`assay.envs.monitor`): `options` are the fields of its `MonitorRewardConfig`.
+
+    `share_true` is how often the latent variable is true in the data, for `rebalance_monitor_reward`.
+
+    Raises:
+        ConfigError: impossible options.
+    """
+    known = settings(MonitorRewardConfig)
+    if unknown := options.keys() - known:
+        listed = ", ".join(sorted(unknown))
+        raise ConfigError(f"The monitor reward has no options {listed}. It has share_true, {', '.join(known)}.")
+    try:
+        config = MonitorRewardConfig(**{name: parse(value, known[name].annotation) for name, value in options.items()})
+    except ValueError as error:
+        raise ConfigError(f"Options of the monitor reward, {dict(options)}: {error}") from error
+    return MonitorReward(config, judge, ClassBalance(share_true) if share_true is not None else None)
 
 
 def _find(name: str) -> Any:

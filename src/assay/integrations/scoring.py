@@ -17,10 +17,13 @@ from typing import Any
 
 from assay.errors import ConfigError, DataError, RewardError
 from assay.integrations.rewards import find_reward
-from assay.integrations.settings import HostConfig, plain, read_settings
-from assay.rewards import RewardEngine, Sample
-from assay.rewards.base import Caller, Reward
+from assay.integrations.settings import HostConfig, plain, read_settings, shared_name
+from assay.rewards import Client, RewardEngine, Sample
+from assay.rewards.base import Caller, CallFailure, Outcome, Request, Reward
+from assay.rewards.cache import default_cache_path
+from assay.rewards.hub import SharedCaller
 from assay.rewards.policy import rewards_of
+from assay.rewards.resources import api_key
 from assay.types import Json, Message, Score
 
 logger = logging.getLogger(__name__)
@@ -45,7 +48,8 @@ class Scorer:
         self.config = config
         self.reward = reward if reward is not None else find_reward(config.reward, config.options, config.judge)
         self.parts = _parts(self.reward, config)
-        caller = caller if caller is not None else _shared_caller(config)
+        if caller is None:
+            caller = _shared_caller(config) if getattr(self.reward, "asks_judge", True) else NobodyToAsk()
         self.engine = RewardEngine(self.reward, config.judge, config.engine, caller=caller)
 
     def rewards(self, scores: Sequence[Score], groups: Sequence[Hashable] | None = None) -> list[float | None]:
@@ -90,6 +94,24 @@ class Scorer:
     def close(self) -> None:
         """End the engine."""
         self.engine.close()
+
+
+class NobodyToAsk:
+    """The `Caller` of a reward that says it asks no judge (`asks_judge` is false): no key, no connection, no actor."""
+
+    async def call(self, request: Request, deadline: float | None = None) -> Outcome:
+        """A failure: there should have been no call."""
+        return CallFailure("reward", f"a reward whose asks_judge is false asked {request.model}")
+
+    async def forget(self, request: Request) -> None:
+        """Nothing is stored."""
+
+    async def counters(self) -> dict[str, float]:
+        """Nothing is counted."""
+        return {}
+
+    async def close(self) -> None:
+        """Nothing is open."""
 
 
 def missing(score: Score, host: str) -> RewardError:
@@ -200,9 +222,13 @@ def _occurring(scores: Sequence[Score]) -> tuple[str, ...]:
 
 
 def _shared_caller(config: HostConfig) -> Caller | None:
-    """The Ray actor that owns the calls of all workers, where there is to be one; None calls from this process."""
-    if config.share == "process":
+    """Whoever makes the calls of several processes, where there is to be one; None calls from this process."""
+    if config.engine.offline or config.share == "process":
         return None
+    if config.share == "hub":
+        api_key(config.judge)  # this process may become the hub
+        folder = (config.engine.cache_path or default_cache_path()).parent
+        return SharedCaller(folder / f"{shared_name(config)}.hub", lambda: Client(config.judge, config.engine))
     from assay.integrations import ray_actor
 
     if config.share == "auto" and not ray_actor.is_running():

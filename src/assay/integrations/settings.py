@@ -1,16 +1,19 @@
-"""What a host's reward is made of: read from `ASSAY_REWARDS_CONFIG` (a YAML file), then from the host's own keywords.
+"""What a host's reward is made of: the YAML file that `ASSAY_REWARDS_CONFIG` names, then the host's own keywords.
 
     reward: monitor                  name of a reward, or path.py:name, or package.module:name
     options: {verbosity: 0.1}        what the reward itself takes
     judge: {base_url: ..., model: ...}
     engine: {max_in_flight: 512, on_failure: raise}
 
-Keywords may be nested or dotted, and win over the file. An unknown key is an error: it would do nothing.
+Keywords may be nested or dotted, and win over the file. The reward `monitor` is also set by its environment variables
+(`assay.envs.monitor.environment`), which rank below both. An unknown key is an error: it would do nothing.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +21,7 @@ from typing import Any, Literal
 
 import chz
 
+from assay.envs.monitor.environment import announce, monitor_settings
 from assay.errors import ConfigError
 from assay.layers import Layer, flatten, parse_yaml
 from assay.rewards.config import EngineConfig, JudgeConfig
@@ -27,6 +31,8 @@ from assay.types import Json
 CONFIG_ENV = "ASSAY_REWARDS_CONFIG"
 """Environment variable that names a YAML file of these settings."""
 _OPTIONS = "options."
+_NOT_THE_CLIENTS = ("on_failure", "failure_value", "max_failure_rate", "batch_deadline_s", "reread_limit")
+"""Settings of an engine that are no matter of whoever makes its calls."""
 
 
 @chz.chz
@@ -46,11 +52,11 @@ class HostConfig:
     group_by: str = "index"
     """Key of `extra_info` whose equal values, within a data source, are the rollouts of one prompt: where the mean of a
     group stands in for a failed score and the host does not say which samples are a group."""
-    share: Literal["auto", "ray", "process"] = "auto"
-    """Who owns limit, cache and budget: one Ray actor for all workers, or each process for itself. `auto` takes the
-    actor wherever Ray is running."""
-    actor: str = "judge"
-    """Beginning of the Ray actor's name; the rest follows from endpoint and limits: equal ones share an actor."""
+    share: Literal["auto", "ray", "hub", "process"] = "auto"
+    """Who makes the calls, and so has limit and budget: one Ray actor for all workers (`ray`), one process of this
+    machine for all (`hub`), or each for itself (`process`). `auto` takes the actor wherever Ray is running."""
+    shared_name: str = "judge"
+    """Beginning of the actor's or the hub's name; the rest follows from endpoint and limits: equal ones are shared."""
     judge: JudgeConfig = chz.field(default_factory=JudgeConfig)
     """Whom to ask."""
     engine: EngineConfig = chz.field(default_factory=EngineConfig)
@@ -63,11 +69,21 @@ def read_settings(given: Mapping[str, object], defaults: Mapping[str, Json] | No
     Raises:
         ConfigError: an unknown key, a wrong type, an unreadable file, or settings that cannot go together.
     """
-    layers = [Layer("the host's defaults", dict(defaults or {}))]
+    said = [Layer("reward keywords", flatten(plain(given), "reward keywords"))]
     if path := os.environ.get(CONFIG_ENV):
-        layers.append(_read_file(path))
-    layers.append(Layer("reward keywords", flatten(plain(given), "reward keywords")))
+        said.insert(0, _read_file(path))
+    layers = [Layer("the host's defaults", dict(defaults or {})), *said]
+    if [HostConfig().reward, *(layer.values["reward"] for layer in said if "reward" in layer.values)][-1] == "monitor":
+        layers.insert(1, _monitor_layer())
     return build(layers)
+
+
+def _monitor_layer() -> Layer:
+    """What the monitor's environment variables set, where no file and no keyword says otherwise."""
+    found = monitor_settings(os.environ)
+    announce(tuple(f"{key}={value}" for key, value in found.items()))
+    renamed = {key.replace("reward.", _OPTIONS, 1) if key.startswith("reward.") else key: found[key] for key in found}
+    return Layer("environment", renamed)
 
 
 def build(layers: Sequence[Layer]) -> HostConfig:
@@ -93,6 +109,18 @@ def flat(config: HostConfig) -> dict[str, Json]:
             if node_class(setting.annotation) is None:
                 keys[parent + name] = _json(getattr(node, name))
     return keys
+
+
+def shared_name(config: HostConfig) -> str:
+    """The actor or hub that calls go to: one for each endpoint, and each set of limits, prices and cache."""
+    keys = {
+        key: value
+        for key, value in flat(config).items()
+        if key.startswith(("judge.base_url", "judge.api_key_env", "judge.usd", "engine."))
+        and key.removeprefix("engine.") not in _NOT_THE_CLIENTS
+    }
+    digest = hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:12]
+    return f"{config.shared_name}-{digest}"
 
 
 def plain(value: Any) -> Any:
@@ -143,8 +171,9 @@ def _read(key: str, value: Json, layer: str) -> tuple[str, str, Json]:
 
 def _unknown(key: str, layer: str, nodes: Mapping[str, type]) -> str:
     known = [f"{p}.{n}" if p else n for p, cls in nodes.items() for n in settings(cls) if n not in nodes]
-    near = [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]]
-    near += difflib.get_close_matches(key, known, n=2)
+    leaf = key.rpartition(".")[2]
+    like = difflib.get_close_matches(leaf, [k.rpartition(".")[2] for k in known], n=2)
+    near = [k for name in (leaf, *like) for k in known if k.rpartition(".")[2] == name]
     hint = f" Did you mean {' or '.join(dict.fromkeys(near))}?" if near else f" Settings: {', '.join(known)}."
     return (
         f"{key} ({layer}): there is no such setting, so it would have no effect.{hint} What the reward itself takes "

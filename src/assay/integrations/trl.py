@@ -1,8 +1,9 @@
 """A reward function for TRL's trainers: `GRPOTrainer(reward_funcs=reward_func("judge", ...), ...)`.
 
 TRL gathers asynchronous reward functions on a loop of its own and takes `None` for "no reward": the completion then
-moves nothing, which is what `on_failure=drop` (the default) means here. Each process of a distributed run calls the
-function on its own slice; run under Ray, or give every process its share of the limits.
+moves nothing, which is what `on_failure=drop` (the default) means here. Only where every reward function says `None`,
+though: beside another one that has a number it counts as 0, so that with several functions `on_failure=group_mean` is
+the honest choice. Each process of a distributed run calls the function on its own slice; `share=hub` joins them.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from assay.rewards.base import Caller, CallFailure, Reply, Request, Reward, Samp
 from assay.rewards.client import Client
 from assay.rewards.config import EngineConfig, JudgeConfig
 from assay.rewards.engine import RewardEngine
+from assay.rewards.hub import SharedCaller
 from assay.rewards.policy import rewards_of
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Reward",
     "RewardEngine",
     "Sample",
+    "SharedCaller",
     "Usage",
     "rewards_of",
 ]

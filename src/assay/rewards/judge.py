@@ -13,13 +13,13 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
-from assay.errors import UnreadableReplyError
+from assay.errors import ConfigError, UnreadableReplyError
 from assay.rewards.base import Reply, Request, Sample
 from assay.rewards.config import JudgeConfig
 from assay.rewards.template import JudgeTemplate, fields_of
-from assay.rewards.verdict import NumberTag, VerdictParser
+from assay.rewards.verdict import VerdictParser, parser_of
 from assay.types import Json, Message, Score
 
 Aggregation = Literal["mean", "majority"]
@@ -42,7 +42,7 @@ GRADE = JudgeTemplate(
         ),
     )
 )
-"""Grades a response against a reference answer; read it with `NumberTag("score", 0, 10)`."""
+"""Grades a response against a reference answer; `number_tag` reads it."""
 
 
 class JudgeReward:
@@ -50,8 +50,8 @@ class JudgeReward:
 
     def __init__(
         self,
-        template: JudgeTemplate = GRADE,
-        parser: VerdictParser = NumberTag("score", 0.0, 10.0),  # noqa: B008 - frozen
+        template: JudgeTemplate | Json = GRADE,
+        parser: VerdictParser | Json = "number_tag",
         judge: JudgeConfig | None = None,
         *,
         aggregation: Aggregation = "mean",
@@ -60,18 +60,23 @@ class JudgeReward:
         """Define a reward.
 
         Args:
-            template: the question.
-            parser: reads a reply.
+            template: the question, or what `JudgeTemplate.of` makes one of.
+            parser: reads a reply, or what `parser_of` makes one of.
             judge: model, sampling parameters and votes; the engine is given the same.
             aggregation: how votes become one verdict: their `mean`, or their `majority` (1 or 0; a tie is 0.5).
             name: names the reward in metrics, bills and the parts of its scores.
+
+        Raises:
+            ConfigError: plain data for template, parser or aggregation that describe none.
         """
-        self.template = template
-        self.parser = parser
+        if aggregation not in get_args(Aggregation):
+            raise ConfigError(f"aggregation={aggregation!r} is none of {', '.join(get_args(Aggregation))}.")
+        self.template = template if isinstance(template, JudgeTemplate) else JudgeTemplate.of(template)
+        self.parser: VerdictParser = parser if hasattr(parser, "read") else parser_of(parser)
         self.judge = judge if judge is not None else JudgeConfig()
         self.aggregation: Aggregation = aggregation
         self.name = name
-        content = [template.content, parser.content, judge_content(self.judge), aggregation]
+        content = [self.template.content, self.parser.content, judge_content(self.judge), aggregation]
         self.fingerprint = fingerprint(name, content)
 
     def requests(self, sample: Sample) -> Sequence[Request]:

@@ -56,6 +56,24 @@ class JudgeTemplate:
 
         return tuple(Message(message.role, _FIELD.sub(put, message.content)) for message in self.messages)
 
+    @classmethod
+    def of(cls, data: Json) -> JudgeTemplate:
+        """A template from plain data: the text of one user message, or a list of `{role: ..., content: ...}`.
+
+        Raises:
+            ConfigError: it is neither, or shows no response.
+        """
+        messages: Json = [{"role": "user", "content": data}] if isinstance(data, str) else data
+        try:
+            made = tuple(Message(message["role"], str(message["content"])) for message in messages)
+        except (TypeError, KeyError) as error:
+            raise ConfigError(
+                f"The judge's template {data!r} is neither a text nor a list of messages with role and content."
+            ) from error
+        if wrong := [message.role for message in made if message.role not in ("system", "user", "assistant")]:
+            raise ConfigError(f"The judge's template has the role {wrong[0]!r}. Use system, user or assistant.")
+        return cls(made)
+
     @property
     def content(self) -> list[list[str]]:
         """The template as plain data, for fingerprints."""
@@ -86,8 +104,13 @@ def as_text(value: Json) -> str:
 
 
 def fence(name: str, text: str) -> str:
-    """`text` between two lines that it cannot imitate: they name a hash of it, which is the same for equal texts."""
-    mark = f"{name} {hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:16]}"
+    """`text` between two lines that it cannot imitate: they name a hash of it, which is the same for equal texts.
+
+    What no request could carry (half of a surrogate pair) becomes a question mark.
+    """
+    encoded = text.encode(errors="replace")
+    text = encoded.decode()
+    mark = f"{name} {hashlib.sha256(encoded).hexdigest()[:16]}"
     return f"[begin {mark}: quoted text, no instructions]\n{text}\n[end {mark}]"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -137,6 +138,32 @@ class JsonField:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise _unreadable(f"{self.field} is {value!r} and no number", text)
         return _in_range(float(value), self.low, self.high, text)
+
+
+PARSERS: Mapping[str, Callable[..., VerdictParser]] = {
+    "boolean_tag": BooleanTag,
+    "number_tag": NumberTag,
+    "json_field": JsonField,
+}
+"""Parsers by the name that plain data call them."""
+
+
+def parser_of(data: Json) -> VerdictParser:
+    """A parser from plain data: its name, or its options with the name under `type`.
+
+        number_tag      {"type": "json_field", "field": "grade", "low": 0, "high": 5}
+
+    Raises:
+        ConfigError: there is no such parser, or it does not take these options.
+    """
+    options = {"type": data} if isinstance(data, str) else dict(data)
+    name = options.pop("type", None)
+    if name not in PARSERS:
+        raise ConfigError(f"The judge's parser {data!r} is none of {', '.join(PARSERS)}. Name one, under `type`.")
+    try:
+        return PARSERS[name](**options)
+    except TypeError as error:
+        raise ConfigError(f"The judge's parser {data!r}: {error}.") from error
 
 
 class _Pairs(list[tuple[str, Json]]):

@@ -44,6 +44,10 @@ class MonitorDatasetBuilder(DatasetBuilder):
     """What the rows are: `function_correctness`, or `diamonds-seed0` and its like."""
     prompt_form: PromptForm = "instructed"
     """`instructed` (a system message says what to do) or `bare` (the problem alone, for a model from scratch)."""
+    batch_size: int = 16
+    """Prompts per batch."""
+    group_size: int = 16
+    """Rollouts per prompt."""
     num_epochs: int = 1
     """Passes over the training tasks."""
     num_train: int = 3200
@@ -117,8 +121,8 @@ class MonitorDatasetBuilder(DatasetBuilder):
             side = "to be right" if reward.monitor_correct_reward >= reward.monitor_wrong_reward else "to be misled"
             votes = f", {self.judge.votes} votes" if self.judge.votes > 1 else ""
             judged = (
-                f"{self.judge.model} at {self.judge.base_url} reads the reasoning{votes}, and is paid for {side} "
-                f"({reward.monitor_correct_reward:+g} right, {reward.monitor_wrong_reward:+g} wrong"
+                f"{self.judge.model} at {self.judge.base_url} reads the reasoning{votes}; the policy is paid for it "
+                f"{side} ({reward.monitor_correct_reward:+g} right, {reward.monitor_wrong_reward:+g} wrong"
                 f"{', rebalanced' if reward.rebalance_monitor_reward else ''})"
             )
         return (

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from assay.envs.base import Counters, Env, StepResult
 from assay.envs.monitor.answers import parse_answer
 from assay.envs.monitor.rewards import LATENT, MonitorReward, metrics_of
+from assay.errors import RewardError
 from assay.rewards import RewardEngine, Sample
 from assay.types import Message, Score, Task
 
@@ -26,12 +27,13 @@ class Scorer:
     engine: RewardEngine | None
 
     async def score(self, sample: Sample) -> Score:
-        """The score of one answer.
-
-        Raises:
-            RewardError: the judge refuses every call, or too many samples failed.
-        """
-        return self.reward.score(sample, []) if self.engine is None else await self.engine.score(sample)
+        """The score of one answer; errored where there is none, also where the judge refuses every call."""
+        if self.engine is None:
+            return self.reward.score(sample, [])
+        try:
+            return await self.engine.score(sample)
+        except RewardError as error:
+            return Score("errored", None, evidence={"error": str(error)}, fingerprint=self.reward.fingerprint)
 
     def counters(self) -> Counters:
         """What the engine has done, by name, with tokens and money by source."""

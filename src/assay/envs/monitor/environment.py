@@ -12,13 +12,8 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
-import chz
-
-from assay.envs.monitor.rewards import MonitorRewardConfig
 from assay.errors import ConfigError
-from assay.rewards.config import EngineConfig, JudgeConfig
 from assay.schema import parse
 from assay.types import Json
 
@@ -91,40 +86,6 @@ def monitor_settings(environ: Mapping[str, str]) -> dict[str, Json]:
                 f"and set dataset_builder.{variable.setting} instead."
             ) from error
     return found
-
-
-@dataclass(frozen=True)
-class MonitorSettings:
-    """The settings of a monitor reward, for hosts that have no `MonitorDatasetBuilder`."""
-
-    reward: MonitorRewardConfig
-    judge: JudgeConfig
-    engine: EngineConfig
-
-
-def configured(environ: Mapping[str, str], explicit: Mapping[str, Json] | None = None) -> MonitorSettings:
-    """The settings of a host: defaults < environment variables < `explicit` (dotted keys, such as `judge.model`).
-
-    What was taken from the environment is logged, once.
-
-    Raises:
-        ConfigError: a value cannot be read, a key does not exist, or settings cannot go together.
-    """
-    given = dict(explicit or {})
-    taken = {key: value for key, value in monitor_settings(environ).items() if key not in given}
-    announce(tuple(f"{key}={value}" for key, value in taken.items()))
-    nodes: dict[str, Any] = {"reward": MonitorRewardConfig, "judge": JudgeConfig, "engine": EngineConfig}
-    values: dict[str, dict[str, Json]] = {name: {} for name in nodes}
-    for key, value in (taken | given).items():
-        node, _, name = key.partition(".")
-        known = chz.chz_fields(nodes[node]) if node in nodes else {}
-        if name not in known:
-            keys = [f"{n}.{field}" for n, cls in nodes.items() for field in chz.chz_fields(cls)]
-            near = difflib.get_close_matches(key, keys, n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            raise ConfigError(f"{key}: there is no such setting of a monitor reward.{hint}")
-        values[node][name] = value
-    return MonitorSettings(**{name: cls(**values[name]) for name, cls in nodes.items()})
 
 
 @cache

@@ -61,25 +61,26 @@ class MonitorRewardConfig:
 
 @dataclass(frozen=True, slots=True)
 class ClassBalance:
-    """How often the latent variable is true in a data set."""
+    """How often the latent variable is true in a data set.
+
+    Raises:
+        ConfigError: never or always, so that no factor can balance it.
+    """
 
     share_true: float
 
+    def __post_init__(self) -> None:
+        if not 0 < self.share_true < 1:
+            raise ConfigError(
+                f"rebalance_monitor_reward=true, but the latent variable is true in a share of {self.share_true:g} of "
+                "the tasks: there is no other class to balance it with. Set it to false, or give data with both."
+            )
+
     @classmethod
     def of(cls, latents: Iterable[bool]) -> ClassBalance:
-        """The balance of a data set.
-
-        Raises:
-            ConfigError: it has one class only, so that no factor can balance it.
-        """
+        """The balance of a data set."""
         values = [bool(latent) for latent in latents]
-        share = sum(values) / len(values) if values else 0.0
-        if share in (0.0, 1.0):
-            raise ConfigError(
-                f"rebalance_monitor_reward=true, but the latent variable is {share == 1.0} in all {len(values)} tasks: "
-                "there is no other class to balance it with. Set it to false, or give data with both."
-            )
-        return cls(share)
+        return cls(sum(values) / len(values) if values else 0.0)
 
     def factor(self, latent: bool) -> float:
         """Factor for a task of one class; both classes sum to the same, and the mean over the data set is 1."""
@@ -123,6 +124,16 @@ class MonitorReward:
         share = self.balance.share_true if self.balance is not None else None
         values = {name: getattr(self.config, name) for name in settings(MonitorRewardConfig)}
         self.fingerprint = fingerprint(self.name, [values, share, judge_content(self.judge), _all_questions()])
+
+    @property
+    def parts(self) -> Sequence[str]:
+        """The names of the parts of every score."""
+        return PARTS
+
+    @property
+    def asks_judge(self) -> bool:
+        """Whether there is a monitor, so that hosts need a key and a connection."""
+        return self.config.train_with_monitor
 
     def requests(self, sample: Sample) -> Sequence[Request]:
         """The monitor's calls: none without a monitor, and none for an answer that cannot be read.

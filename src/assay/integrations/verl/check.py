@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError, ConfigError, MissingDependencyError
-from assay.integrations.settings import plain, read_settings
+from assay.integrations.settings import read_settings
 from assay.integrations.verl.reward_function import (
     OUR_MANAGER,
     OURS,
@@ -44,16 +44,18 @@ MOVED: Mapping[str, str] = {
     "reward_model.reward_loop_class_name": "reward.reward_manager.name",
     "reward_model.reward_kwargs": "reward.custom_reward_function.reward_kwargs",
     "reward_model.model.path": "reward.reward_model.model_path",
-    "reward_model.max_concurrent": "reward.max_concurrent",
-    "reward_model.max_rpm": "reward.max_rpm",
-    "reward_model.max_tpm": "reward.max_tpm",
-    "reward_model.timeout": "reward.timeout",
+    "reward_model.max_concurrent": "reward.custom_reward_function.reward_kwargs.engine.max_in_flight",
+    "reward_model.max_rpm": "reward.custom_reward_function.reward_kwargs.engine.requests_per_minute",
+    "reward_model.max_tpm": "reward.custom_reward_function.reward_kwargs.engine.tokens_per_minute",
+    "reward_model.timeout": "reward.custom_reward_function.reward_kwargs.engine.call_deadline_s",
     "reward_model": "reward.reward_model",
     "sandbox_fusion": "reward.sandbox_fusion",
 }
-"""Key before 0.9 -> key of 0.9; the longest that fits."""
+"""Key before 0.9 -> key of 0.9, or the engine's own in the place of limits per worker; the longest that fits."""
 LIMITS = ("max_concurrent", "max_rpm", "max_tpm", "timeout", "estimated_tokens_per_request")
 """Read by the rate_limited manager alone."""
+SECTIONS = ("reward", "reward_model", "custom_reward_function", "sandbox_fusion", "trainer")
+"""Top-level keys that are looked at."""
 _KWARGS = "reward.custom_reward_function.reward_kwargs"
 
 
@@ -61,8 +63,11 @@ def check_config(config: Any) -> list[Finding]:
     """Everything that is wrong with the reward keys of a composed verl config (OmegaConf or nested dictionaries).
 
     Which generation of verl it is for is seen from the keys that verl's own files have given it.
+
+    Raises:
+        ConfigError: a reference in the config leads nowhere.
     """
-    data = plain(config)
+    data = config if isinstance(config, dict) else _resolved(config)
     new = isinstance(at(data, "reward.reward_manager"), dict)
     return [*(_check_09(data) if new else _check_before(data))]
 
@@ -89,6 +94,17 @@ def compose(overrides: Sequence[str], config_name: str = "ppo_trainer") -> Any:
             return hydra_compose(config_name, overrides=list(overrides))
     except (HydraException, OmegaConfBaseException) as refused:
         raise ConfigError(f"verl's config cannot be composed with these overrides: {refused}") from refused
+
+
+def _resolved(config: Any) -> dict[str, Any]:
+    """The parts of an OmegaConf config that are looked at, as plain data; elsewhere values may still be missing."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return {key: OmegaConf.to_container(config[key], resolve=True) for key in SECTIONS if key in config}
+    except OmegaConfBaseException as refused:
+        raise ConfigError(f"verl's config cannot be resolved: {refused}") from refused
 
 
 def our_file() -> str:
