@@ -125,8 +125,12 @@ class Flow:
             self._thread.loop.call_soon(self._start_some)
 
     async def _one(self, index: int, sample: Sample) -> None:
-        self._done.append((index, await self._score(sample, self._deadline)))
-        if len(self._tasks) == 1 and not self._waiting:
+        result = await self._score(sample, self._deadline)
+        self._done.append((index, result))
+        if isinstance(result, JudgeError):  # asked on, the judge would only refuse until the host has heard of it
+            self._cancel()
+            self._tell()
+        elif len(self._tasks) == 1 and not self._waiting:
             self._tell()
         elif not self._telling:
             self._telling = True
