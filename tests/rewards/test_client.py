@@ -375,7 +375,8 @@ def hedged(first: Any, second: Any, **config: Any) -> tuple[Outcome, dict[str, f
         await assert_at_rest(client, pool)
         counters = {name: value - before[name] for name, value in (await client.counters()).items()}
         assert pool.asked.count("late") == counters["attempts"]
-        assert counters["prompt_tokens"] + counters["completion_tokens"] == client._budget.spent_tokens - spent
+        billed = counters["prompt_tokens"] + counters["completion_tokens"]
+        assert client._budget.spent_tokens - spent >= billed, "what was given up counts too"
         assert counters["prompt_tokens"] == outcome.usage.prompt_tokens
         return outcome, counters, pool.asked[WARM:]
 
@@ -508,6 +509,49 @@ def test_a_reply_without_a_bound_is_taken_to_be_as_long_as_the_settings_say() ->
         client, _ = scripted_client(lambda text, nth: "1", judge=judge, budget_tokens=500)
         assert isinstance(await client.call(ask("a", params={})), CallFailure)
         assert isinstance(await client.call(ask("a", params={"max_tokens": 10})), Reply)
+
+    play(main())
+
+
+def test_attempts_that_are_given_up_count_with_their_estimate() -> None:
+    async def main() -> None:
+        client, pool = scripted_client(slow(100.0), attempt_timeout_s=10.0, call_deadline_s=35.0, budget_tokens=10_000)
+        assert isinstance(await client.call(ask("a")), CallFailure)
+        timed_out = client._budget.spent_tokens
+        assert len(pool.asked) > 1 and timed_out > 0
+        await asyncio.gather(calling(client, "b", deadline_s=1.0))
+        await assert_at_rest(client, pool)
+        assert client._budget.spent_tokens == pytest.approx(timed_out * (1 + 1 / (len(pool.asked) - 1)), rel=0.01)
+
+    play(main())
+
+
+def test_refused_attempts_cost_nothing() -> None:
+    async def main() -> None:
+        refusals = lambda text, nth: Said(status=429) if nth < 3 else "1"  # noqa: E731
+        client, _ = scripted_client(refusals, budget_tokens=10_000)
+        assert isinstance(await client.call(ask("a")), Reply)
+        assert client._budget.spent_tokens == 12
+
+    play(main())
+
+
+def test_an_endpoint_that_only_ever_talks_nonsense_is_no_judge() -> None:
+    async def main() -> None:
+        client, pool = scripted_client(lambda text, nth: Said(body="<html>hello</html>"))
+        outcomes = await asyncio.gather(*(client.call(ask(f"{n}")) for n in range(30)))
+        assert {o.kind for o in outcomes if isinstance(o, CallFailure)} == {"not_a_judge"}
+        assert len(pool.asked) <= 60
+        await assert_at_rest(client, pool)
+
+    play(main())
+
+
+def test_a_judge_that_talks_nonsense_now_and_then_is_asked_again() -> None:
+    async def main() -> None:
+        client, _ = scripted_client(lambda text, nth: "1" if text == "0" or nth > 3 else Said(body="<html>"))
+        outcomes = await asyncio.gather(*(client.call(ask(f"{n}")) for n in range(30)))
+        assert all(isinstance(o, Reply) for o in outcomes)
 
     play(main())
 

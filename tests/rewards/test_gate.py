@@ -249,6 +249,21 @@ def test_a_rate_that_is_used_up_is_waited_for_whatever_is_answered() -> None:
     play(main())
 
 
+def test_a_broken_connection_does_not_shorten_the_wait_for_a_rate() -> None:
+    async def main() -> None:
+        at = gate(3)
+        for _ in range(3):
+            await at.enter(1, retry=False)
+        refuse(at, Refusal("rate_limited", "slow down", 429, overload=True, too_fast=True, wait_s=20.0))
+        refuse(at, Refusal("connection", "reset"))
+        answer(at)
+        at.leave()
+        began = clock()
+        assert await enter(at) - began == about(20.0)
+
+    play(main())
+
+
 def test_what_the_provider_asks_to_wait_is_waited() -> None:
     async def main() -> None:
         at = gate(4)

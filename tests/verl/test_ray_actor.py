@@ -15,9 +15,9 @@ from benchmarks.support.judge_server import JudgeServer
 from conftest import KEY, KEY_ENV
 
 from assay.errors import ConfigError, JudgeError
-from assay.integrations.ray_actor import NAMESPACE, RayCaller
+from assay.integrations.ray_actor import NAMESPACE, RayCaller, actor_name
 from assay.integrations.scoring import scorer
-from assay.integrations.settings import read_settings, shared_name
+from assay.integrations.settings import read_settings
 from assay.integrations.verl import compute_score
 from assay.rewards import Request, Sample
 from assay.types import Message
@@ -49,7 +49,7 @@ def settings(server: JudgeServer, tmp_path: Path) -> Iterator[dict[str, Any]]:
 
 
 def end_actor(given: dict[str, Any]) -> None:
-    name = shared_name(read_settings(given))
+    name = actor_name(read_settings(given))
     if name in {found["name"] for found in ray.util.list_named_actors(all_namespaces=True)}:
         ray.kill(ray.get_actor(name, namespace=NAMESPACE))
 
@@ -93,7 +93,7 @@ def test_the_actor_outlives_the_worker_that_made_it(
 ) -> None:
     first, second = Worker.remote(), Worker.remote()
     ray.get(first.score.remote(settings, ["w1"]))
-    actor = ray.get_actor(shared_name(read_settings(settings)), namespace=NAMESPACE)
+    actor = ray.get_actor(actor_name(read_settings(settings)), namespace=NAMESPACE)
     ray.kill(first)
     ray.get(second.score.remote(settings, ["w1", "w2"]))
     counters = ray.get(actor.counters.remote())
@@ -108,7 +108,7 @@ def test_calls_without_an_answer_are_sent_again_when_the_actor_dies(
     worker, texts = Worker.remote(), [f"w{i}" for i in range(80)]
     scoring = worker.score.remote(settings, texts)
     wait_for(server, 30)
-    ray.kill(ray.get_actor(shared_name(read_settings(settings)), namespace=NAMESPACE))
+    ray.kill(ray.get_actor(actor_name(read_settings(settings)), namespace=NAMESPACE))
     assert len(ray.get(scoring)) == 80
     stats = server.stats()
     assert stats["answered_distinct"] == 80
@@ -157,7 +157,7 @@ def test_the_key_is_in_nothing_that_is_sent_or_shown(
 ) -> None:
     config = read_settings(settings)
     caller = RayCaller(config)
-    assert KEY not in repr(config) + repr(vars(caller)) + shared_name(config)
+    assert KEY not in repr(config) + repr(vars(caller)) + actor_name(config)
     server.configure(api_key="another")
     with pytest.raises(JudgeError, match="refuses every call") as caught:
         compute_score(response="a", **settings)
@@ -170,7 +170,7 @@ def test_an_idle_actor_ends_and_comes_back(ray_cluster: None, server: JudgeServe
         texts = []
         for text in ("w1", "w2"):
             texts.append((await caller.call(_request(text))).text)
-            while shared_name(read_settings(settings)) in {
+            while actor_name(read_settings(settings)) in {
                 found["name"] for found in ray.util.list_named_actors(all_namespaces=True)
             }:
                 await asyncio.sleep(0.05)

@@ -23,10 +23,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import chz
+
 from assay.errors import AssayError, ConfigError, MissingDependencyError, RewardError
 from assay.integrations.judge_actor import IDLE_S, JudgeActor
 from assay.integrations.settings import HostConfig, shared_name
 from assay.rewards.base import CallFailure, Outcome, Request, Usage
+from assay.rewards.config import EngineConfig
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +61,18 @@ class _Waiting:
     answer: asyncio.Future[Outcome]
 
 
+def _with_absolute_cache(engine: EngineConfig) -> EngineConfig:
+    """The settings for a process with another working folder."""
+    return engine if engine.cache_path is None else chz.replace(engine, cache_path=engine.cache_path.absolute())
+
+
+def actor_name(config: HostConfig) -> str:
+    """The actor of these settings in this Ray job: the next job has an environment and a budget of its own."""
+    import ray
+
+    return f"{shared_name(config)}-{ray.get_runtime_context().get_job_id()}"
+
+
 class RayCaller:
     """A `Caller` (`assay.rewards.base`) that forwards to the actor of its settings, and makes it where there is none.
 
@@ -81,7 +96,7 @@ class RayCaller:
             )
         self._ray: Any = ray
         self._config, self._idle_s = config, idle_s
-        self._name = shared_name(config)
+        self._name = actor_name(config)
         self._id = uuid.uuid4().hex
         self._paid = Usage()
         self._numbers = itertools.count()
@@ -225,7 +240,7 @@ class RayCaller:
             num_cpus=0,
             max_concurrency=MOST_MESSAGES,
         )
-        actor = made.remote(self._config.judge, self._config.engine, self._idle_s)
+        actor = made.remote(self._config.judge, _with_absolute_cache(self._config.engine), self._idle_s)
         try:
             problem: AssayError | None = self._ray.get(actor.greet.remote(self._id, self._paid), timeout=START_S)
         except self._ray.exceptions.GetTimeoutError as error:

@@ -40,6 +40,8 @@ QUIET_S = 30.0
 """A judge that answers nothing for so long while calls are retried is warned about, and again as often."""
 TOKENS_PER_BYTE = 1 / 3
 """A cautious guess, until replies tell."""
+NEVER_VALID = 20
+"""Replies that are no chat completions, and not one that is, after which the endpoint is believed to be no judge."""
 COUNTED = ("calls", "attempts", "answered", "cache_hits", "shared", "refusals", "hedges", "hedges_won", "failures")
 
 
@@ -254,11 +256,19 @@ class Client:
 
     def _worth_another(self, refusal: Refusal, call: _Call) -> bool:
         """A key that has worked is doubted only when it is refused again and again: gateways have bad moments."""
+        if refusal.kind == "malformed" and self._is_no_judge():
+            return False
         in_doubt = refusal.kind in ("auth", "unknown_model") and self._counts["answered"] > 0
         return refusal.kind in TRANSIENT or (in_doubt and call.attempts < DOUBTS)
 
+    def _is_no_judge(self) -> bool:
+        """Whether the endpoint has only ever given replies that are no chat completions: a wrong path, most likely."""
+        return self._counts["answered"] == 0 and self._counts["malformed"] >= NEVER_VALID
+
     def _kind_of(self, refusal: Refusal, call: _Call) -> FailureKind:
         """Whoever is refused while others are answered is refused for what it asks: by a gateway's filter, say."""
+        if refusal.kind == "malformed" and self._is_no_judge():
+            return "not_a_judge"
         others_answered = self._counts["answered"] > call.answered_before
         return "bad_request" if refusal.kind in ("auth", "unknown_model") and others_answered else refusal.kind
 
@@ -329,12 +339,18 @@ class Client:
             result, headers = await self._exchange(call.body)
             if isinstance(result, Refusal):
                 self._counts["refusals"] += result.overload
+                self._counts["malformed"] += result.kind == "malformed"
+                if result.kind in ("timeout", "malformed"):
+                    self._budget.spend(call.usd, call.tokens)
                 self._gate.on_refusal(result, started, sent, headers, self._random.random())
                 return result
             self._answered_at = loop.time()
             self._watch.policy.on_latency(self._answered_at - started)
             used = result.prompt_tokens + result.completion_tokens
             self._gate.on_answer(started, sent, headers, used - call.tokens if used else 0)
+        except asyncio.CancelledError:  # sent, and answered to nobody: what it may have cost must not be spent again
+            self._budget.spend(call.usd, call.tokens)
+            raise
         finally:
             self._gate.leave()
         return await self._keep(call, result)

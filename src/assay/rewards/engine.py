@@ -342,6 +342,7 @@ class RewardEngine:
         cures = {
             "auth": f"Check the key in {self.judge.api_key_env or 'judge.api_key_env'}.",
             "unknown_model": f"Check judge.model={self.judge.model}.",
+            "not_a_judge": f"Check judge.base_url={self.judge.base_url}: /chat/completions is added to it.",
             "quota": "Add credit to the account, or use another.",
             "budget": "Raise budget_usd or budget_tokens to go on.",
         }

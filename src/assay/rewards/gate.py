@@ -91,10 +91,11 @@ class Gate:
         elif refusal.kind == "timeout":
             self.limit.on_failure(now, started)
         if refusal.overload or refusal.kind == "connection":
-            self._streak += now >= self._paused_until  # those refused together are one refusal
+            paused = now < self._paused_until
+            self._streak += not paused  # those refused together are one refusal
             pause = backoff_s(self._streak, draw, refusal.wait_s)
             self._paused_until = max(self._paused_until, now + pause)
-            self._pause_ends_with_success = not refusal.too_fast
+            self._pause_ends_with_success = not refusal.too_fast and (self._pause_ends_with_success or not paused)
 
     def _heed(self, now: float, started: float, sent: int, headers: Mapping[str, str]) -> None:
         """Learn a quota from the headers of a reply, unless it was given in the settings."""
