@@ -507,8 +507,9 @@ def test_a_reply_without_a_bound_is_taken_to_be_as_long_as_the_settings_say() ->
     async def main() -> None:
         judge = JudgeConfig(base_url="http://judge.test/v1", api_key_env="", max_tokens=500)
         client, _ = scripted_client(lambda text, nth: "1", judge=judge, budget_tokens=500)
-        assert isinstance(await client.call(ask("a", params={})), CallFailure)
         assert isinstance(await client.call(ask("a", params={"max_tokens": 10})), Reply)
+        assert isinstance(await client.call(ask("b", params={})), CallFailure)
+        assert isinstance(await client.call(ask("c", params={"max_tokens": 10})), CallFailure), "spent is spent"
 
     play(main())
 

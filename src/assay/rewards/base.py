@@ -119,9 +119,9 @@ FailureKind = Literal[
     "reward",
 ]
 """Why a call has no reply: refused by a limit; the account's quota is used up; key refused; no such model; the request
-itself is at fault; no answer in time; broken or refused connection; 5xx; a reply that is not what the protocol says; none
-that ever was; a reply from which the reward can read no verdict; the batch ran out of time; the money is spent; offline and not in the
-cache; the reward's own code raised."""
+itself is at fault; no answer in time; broken or refused connection; 5xx; a reply that is not what the protocol says;
+none that ever was; a reply from which the reward can read no verdict; the batch ran out of time; the money is spent;
+offline and not in the cache; the reward's own code raised."""
 
 FATAL: frozenset[FailureKind] = frozenset({"quota", "auth", "unknown_model", "not_a_judge", "budget"})
 """Failures that every further call would share: they stop a batch instead of erroring its samples one by one."""

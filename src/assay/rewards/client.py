@@ -95,6 +95,7 @@ class Client:
         self._gate = Gate(limit, config.requests_per_minute, config.tokens_per_minute)
         self._watch = HedgeWatch(HedgePolicy(config.hedge_fraction), self._hedge)
         self._budget = Budget(config.budget_usd, config.budget_tokens)
+        self._budget_spent = False
         self._freed = asyncio.Event()
         self._calls: dict[str, _Call] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -242,13 +243,18 @@ class Client:
         )
 
     async def _reserve(self, call: _Call) -> bool:
-        """Set aside what the next attempt may cost; wait for calls in flight where only they can free it."""
-        while not self._budget.reserve(call.usd, call.tokens):
+        """Set aside what the next attempt may cost; wait for calls in flight where only they can free it.
+
+        A budget that was too small for one call is spent for all: the batch ends, and what were sent now would be lost.
+        """
+        while not self._budget_spent and not self._budget.reserve(call.usd, call.tokens):
             if self._budget.idle:
-                return False
+                self._budget_spent = True
+                self._freed.set()
+                break
             self._freed.clear()
             await self._freed.wait()
-        return True
+        return not self._budget_spent
 
     def _release(self, call: _Call) -> None:
         self._budget.release(call.usd, call.tokens)
