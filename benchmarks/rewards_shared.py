@@ -5,8 +5,9 @@
 Plain processes score at the same time, beside a loopback judge that takes 1 s and refuses what is above 80 in flight.
 Half of every process's samples are those of all the others too, in an order of its own. `together` they share a hub
 (`assay.rewards.hub`); `apart` each has an engine of its own, with the default config and a cache file shared by all.
-`paid_twice` are answers that the judge gave for a question that it had answered; `fraction_of_limit` counts its
-answers, because shared samples cost it nothing. Medians over repeats. The last line is one JSON object.
+`paid_twice` are answers that the judge gave for a question that it had answered, `abandoned` are calls whose connection
+was closed before their answer. `fraction_of_limit` counts answers, because shared samples cost none. Medians over
+repeats, of `paid_twice` and `lost` the worst. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ def record(rows: Sequence[dict[str, Any]], stats: Record, total: int, seconds: f
         "calls": calls,
         "answered_distinct": stats["answered_distinct"],
         "paid_twice": stats["paid_twice"],
+        "abandoned": stats["abandoned"],
         "refused": sum(stats["refused"].values()),
         "max_in_flight": stats["max_in_flight"],
         "client_cpu_ms_per_call": 1000 * sum(row["cpu_s"] for row in rows) / calls,
@@ -135,11 +137,13 @@ def main() -> None:
             row = rows[-1]
             print(
                 f"{name:9} {row['calls_per_s']:6.1f} calls/s ({row['fraction_of_limit']:.0%} of the limit)  lost "
-                f"{row['lost']}  refused {row['refused']}  paid twice {row['paid_twice']}  in flight up to "
-                f"{row['max_in_flight']}",
+                f"{row['lost']}  refused {row['refused']}  paid twice {row['paid_twice']}  abandoned "
+                f"{row['abandoned']}  in flight up to {row['max_in_flight']}",
                 file=sys.stderr,
             )
-    arms = {name: medians(rows) for name, rows in found.items()}
+    arms = {
+        name: medians(rows) | {"paid_twice": max(row["paid_twice"] for row in rows)} for name, rows in found.items()
+    }
     print(json.dumps({**arms, "processes": args.processes, "repeats": args.repeats, "machine": machine()}))
 
 
