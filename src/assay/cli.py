@@ -72,10 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"{package} is not installed, and this command needs it: {cure}.", 1)
     except KeyboardInterrupt:
         again = shlex.join(["assay", *arguments])
-        print(
-            f"\nInterrupted. A training run goes on where it was when the same command is given: {again}",
-            file=sys.stderr,
-        )
+        print(f"\nInterrupted. The same command goes on from what is done: {again}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output (`| head`) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -249,11 +246,15 @@ def _score(args: argparse.Namespace, overrides: list[str]) -> int:
         output = args.output or args.run / OUTPUT
         print(json.dumps(rescore(args.run, _config_of(args.run, overrides), output), indent=2))
         return 0
+    if args.reward is None:
+        raise ConfigError(
+            "--input needs to know what to score with: --reward judge, monitor, path.py:name or module:name."
+        )
     from assay.integrations.score_file import score_file
     from assay.integrations.settings import read_settings
     from assay.layers import read_overrides
 
-    given = dict(read_overrides(overrides).values) | ({"reward": args.reward} if args.reward is not None else {})
+    given = {**read_overrides(overrides).values, "reward": args.reward}
     output = args.output or args.input.with_suffix(".scores.jsonl")
     print(json.dumps(score_file(args.input, output, read_settings(given)), indent=2))
     return 0

@@ -135,7 +135,7 @@ def test_no_json_breaks_the_reader(body: Any, status: int) -> None:
         (404, error("no such Model here"), "unknown_model", False),
         (404, error("x", "DeploymentNotFound"), "unknown_model", False),
         (400, error("bad model", "model_not_found"), "unknown_model", False),
-        (404, error("no route"), "bad_request", False),
+        (404, error("no route"), "not_a_judge", False),
         (400, error("context too long", "context_length_exceeded"), "bad_request", False),
         (413, b"", "bad_request", False),
         (422, {"detail": [{"msg": "field required"}]}, "bad_request", False),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -50,18 +51,27 @@ def score_file(source: Path, target: Path, config: HostConfig) -> Mapping[str, J
 async def _score_file(source: Path, target: Path, scorer: Scorer) -> Mapping[str, Json]:
     tally = _Tally()
     waiting: dict[int, Score] = {}
+    partial = target.with_name(f"{target.name}.partial")
     try:
-        with target.open("w", encoding="utf-8") as file:
+        with _opened(partial) as file:
             async for index, score in scorer.engine.stream(read_samples(source)):
                 waiting[index] = score
                 while (ready := waiting.pop(tally.samples, None)) is not None:
                     _write(file, tally.samples, ready)
                     tally.add(ready)
+        os.replace(partial, target)
         counters = scorer.engine.counters()
     finally:
         scorer.close()
     cost = {name: counters.get(name, 0.0) for name in ("calls", "prompt_tokens", "completion_tokens", "usd")}
     return {"input": str(source), "output": str(target), **tally.summary(), **cost}
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"Cannot write {path}: {error.strerror}. Choose another --output.") from error
 
 
 def read_samples(source: Path) -> Iterator[Sample]:
@@ -70,10 +80,15 @@ def read_samples(source: Path) -> Iterator[Sample]:
     Raises:
         DataError: see `score_file`.
     """
-    with source.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield _sample(line, f"{source}, line {number}")
+    try:
+        with source.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield _sample(line, f"{source}, line {number}")
+    except OSError as error:
+        raise DataError(f"Cannot read {source}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{source} is not UTF-8 text ({error.reason} at byte {error.start}).") from error
 
 
 def _sample(line: str, where: str) -> Sample:

@@ -117,6 +117,8 @@ def _refusal(response: Response, data: Any) -> Refusal:
         return Refusal("rate_limited", message, status, overload=True, too_fast=_is_rate(response), wait_s=wait_s)
     if code in _MODEL_CODES or (status == 404 and "model" in said.lower()):
         return Refusal("unknown_model", message, status)
+    if status in (404, 405):
+        return Refusal("not_a_judge", message, status)
     if status in (408, 409) or status >= 500:
         return Refusal("server", message, status, overload=status == 503, wait_s=wait_hint(response.headers))
     return Refusal("bad_request", message, status)

@@ -36,7 +36,7 @@ TRANSIENT: frozenset[FailureKind] = frozenset({"rate_limited", "timeout", "conne
 """Failures after which the same call is worth another attempt."""
 DOUBTS = 3
 """Attempts after which a key or model that worked before is believed to be refused for good."""
-QUIET_S = 30.0
+QUIET_S = 10.0
 """A judge that answers nothing for so long while calls are retried is warned about, and again as often."""
 TOKENS_PER_BYTE = 1 / 3
 """A cautious guess, until replies tell."""
@@ -264,7 +264,7 @@ class Client:
         """A key that has worked is doubted only when it is refused again and again: gateways have bad moments."""
         if refusal.kind == "malformed" and self._is_no_judge():
             return False
-        in_doubt = refusal.kind in ("auth", "unknown_model") and self._counts["answered"] > 0
+        in_doubt = refusal.kind in ("auth", "unknown_model", "not_a_judge") and self._counts["answered"] > 0
         return refusal.kind in TRANSIENT or (in_doubt and call.attempts < DOUBTS)
 
     def _is_no_judge(self) -> bool:
@@ -276,7 +276,8 @@ class Client:
         if refusal.kind == "malformed" and self._is_no_judge():
             return "not_a_judge"
         others_answered = self._counts["answered"] > call.answered_before
-        return "bad_request" if refusal.kind in ("auth", "unknown_model") and others_answered else refusal.kind
+        shared = refusal.kind in ("auth", "unknown_model", "not_a_judge")
+        return "bad_request" if shared and others_answered else refusal.kind
 
     async def _attempt(self, call: _Call) -> Reply | Refusal:
         """One attempt; a hedge may be started beside it while it runs, and its answer is as good."""

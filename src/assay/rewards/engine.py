@@ -342,13 +342,14 @@ class RewardEngine:
         cures = {
             "auth": f"Check the key in {self.judge.api_key_env or 'judge.api_key_env'}.",
             "unknown_model": f"Check judge.model={self.judge.model}.",
-            "not_a_judge": f"Check judge.base_url={self.judge.base_url}: /chat/completions is added to it.",
+            "not_a_judge": f"Check judge.base_url={self.judge.base_url}: /chat/completions is added, most end in /v1.",
             "quota": "Add credit to the account, or use another.",
             "budget": "Raise budget_usd or budget_tokens to go on.",
         }
+        what = "No further call is made" if failure.kind == "budget" else "The judge refuses every call"
+        kept = " What was answered is cached and will not be paid for again." if self.config.cache else ""
         return JudgeError(
-            f"The judge refuses every call, so no reward can be computed: {failure.message}. {cures[failure.kind]} "
-            "What was answered is cached and will not be paid for again."
+            f"{what}, so no reward can be computed: {failure.message.rstrip('.')}. {cures[failure.kind]}{kept}"
         )
 
 

@@ -52,7 +52,8 @@ class SharedCaller:
         path: the socket; `<path>.lock` stands beside it, and stays. One for each judge and its settings.
         make: makes the real caller, in the one process that becomes the hub.
         max_frame_bytes: largest request or reply that is passed between processes.
-        drain_s: how long a closing hub waits for the calls of others that are under way.
+        drain_s: how long a closing hub waits for the calls of others that are under way; what is sent and not
+            answered by then is asked, and perhaps paid for, again.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class SharedCaller:
         make: Callable[[], Caller],
         *,
         max_frame_bytes: int = MAX_FRAME_BYTES,
-        drain_s: float = 5.0,
+        drain_s: float = 30.0,
     ) -> None:
         self.path = Path(os.path.realpath(path))
         self._make = make

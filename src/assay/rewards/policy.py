@@ -94,4 +94,5 @@ class FailureWatch:
 def _summary(failed: Sequence[Score], total: int) -> str:
     kinds = Counter(str(score.evidence.get("failure", "unknown")) for score in failed)
     listed = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    return f"{len(failed)} of {total} samples could not be scored ({listed}): {failed[0].evidence.get('message', '')}."
+    first = str(failed[0].evidence.get("message", "")).rstrip(".")
+    return f"{len(failed)} of {total} samples could not be scored ({listed}): {first}."
