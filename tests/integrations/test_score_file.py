@@ -82,3 +82,31 @@ def test_options_that_would_do_nothing_are_refused(tmp_path: Path, capsys: pytes
     assert "--reward goes with --input" in capsys.readouterr().err
     assert main(["score", "--run", str(tmp_path)]) == 1
     assert "holds no run" in capsys.readouterr().err
+
+
+def test_a_failed_attempt_leaves_earlier_scores_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write(tmp_path / "said.jsonl", [{"response": f"answer {i}"} for i in range(40)])
+    with JudgeServer(Behaviour(replies=("<score>7</score>",))) as judge:
+        command = ["score", f"--input={source}", "--reward=judge", "judge.api_key_env=", "engine.cache=false"]
+        assert main([*command, f"judge.base_url={judge.base_url}"]) == 0
+        before = (tmp_path / "said.scores.jsonl").read_bytes()
+        assert main([*command, f"judge.base_url={judge.base_url.removesuffix('/v1')}"]) == 1
+        assert "most end in /v1" in capsys.readouterr().err
+    assert (tmp_path / "said.scores.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [("missing.jsonl", "There is no file"), ("latin.jsonl", "not UTF-8")]
+)
+def test_files_that_cannot_be_read_are_one_line(
+    given: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "latin.jsonl").write_bytes(b'{"response": "caf\xe9"}\n')
+    options = ["engine.offline=true", f"engine.cache_path={tmp_path / 'cache.sqlite'}"]
+    assert main(["score", f"--input={tmp_path / given}", "--reward=judge", *options]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_file_needs_a_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["score", f"--input={tmp_path / 'said.jsonl'}"]) == 2
+    assert "--reward judge" in capsys.readouterr().err
