@@ -15,6 +15,8 @@ BENCHMARKS ?= $(sort $(wildcard benchmarks/*.py))
 
 # One thread per process: small models run slower on more, and tests run side by side.
 export OMP_NUM_THREADS ?= 1
+# Matrix products that do not depend on where operands lie in memory, also where a test imports torch by itself.
+export MKL_CBWR ?= AUTO,STRICT
 export PYTHON TORCH_INDEX_URL
 
 .PHONY: demo test test-verl lint bench docs clean system env
