@@ -95,9 +95,7 @@ def test_a_failed_attempt_leaves_earlier_scores_alone(tmp_path: Path, capsys: py
     assert (tmp_path / "said.scores.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("given", "said"), [("missing.jsonl", "There is no file"), ("latin.jsonl", "not UTF-8")]
-)
+@pytest.mark.parametrize(("given", "said"), [("missing.jsonl", "There is no file"), ("latin.jsonl", "not UTF-8")])
 def test_files_that_cannot_be_read_are_one_line(
     given: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
