@@ -9,6 +9,8 @@ import os
 import pickle
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -716,3 +718,24 @@ def test_a_quick_batch_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with scripted_judge(same) as judge, engine_of(judge) as engine:
         engine.score_many_sync(samples(range(20)))
     assert not caplog.records
+
+
+def test_what_is_not_installed_is_said_where_it_is_needed_and_not_before() -> None:
+    code = """
+import sys
+sys.modules["httptools"] = None
+import assay.cli
+from assay.errors import MissingDependencyError
+from assay.rewards import EngineConfig, JudgeConfig, RewardEngine
+from scripted_judge import Marks
+RewardEngine(Marks(), JudgeConfig(api_key_env=""), EngineConfig(offline=True))
+try:
+    RewardEngine(Marks(), JudgeConfig(api_key_env=""))
+except MissingDependencyError as error:
+    print(error)
+"""
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert "pip install 'assay-rl[rewards]'" in done.stdout, done.stderr

@@ -25,6 +25,7 @@ from assay.rewards.base import FATAL, Caller, CallFailure, Outcome, Reply, Reque
 from assay.rewards.client import Client
 from assay.rewards.config import EngineConfig, JudgeConfig
 from assay.rewards.flow import Flow
+from assay.rewards.http import require_parser
 from assay.rewards.loop_thread import LoopThread
 from assay.rewards.offline import OfflineCaller
 from assay.rewards.policy import SMALL_BATCH, FailureWatch
@@ -59,6 +60,7 @@ class RewardEngine:
 
     Raises:
         ConfigError: the judge's key is not set, or a budget in money has no prices.
+        MissingDependencyError: the `rewards` extra is not installed.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class RewardEngine:
         self._cache_dir = cache_dir
         self._given_caller = caller
         if caller is None and not self.config.offline:
+            require_parser()
             api_key(self.judge)
             check_prices(self.judge, self.config)
         self._watch = FailureWatch(self.config.max_failure_rate)

@@ -19,9 +19,12 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import SplitResult, unquote, urlsplit
 
-import httptools
+from assay.errors import ConfigError, MissingDependencyError
 
-from assay.errors import ConfigError
+try:
+    import httptools
+except ImportError:  # settings and offline scoring do without; `require_parser` says so where it is needed
+    httptools = None  # type: ignore[assignment]
 
 CONNECT_TIMEOUT_S = 20.0
 MAX_RESPONSE_BYTES = 32 * 2**20
@@ -139,10 +142,23 @@ def _head(first: str, headers: Mapping[str, str]) -> bytes:
     return "".join([f"{first}\r\n", *(f"{name}: {value}\r\n" for name, value in headers.items())]).encode("latin-1")
 
 
+def require_parser() -> None:
+    """See that HTTP can be spoken.
+
+    Raises:
+        MissingDependencyError: the parser is not installed.
+    """
+    if httptools is None:
+        raise MissingDependencyError(
+            "httptools is not installed, and no judge can be asked without it. pip install 'assay-rl[rewards]'"
+        )
+
+
 class HttpPool:
     """Connections to one endpoint. All methods belong to the event loop that the first request runs in."""
 
     def __init__(self, route: Route) -> None:
+        require_parser()
         self._route = route
         self._idle: deque[_Connection] = deque()
         self._open: set[_Connection] = set()
