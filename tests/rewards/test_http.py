@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 from assay.errors import ConfigError
 from assay.rewards import http
 from assay.rewards.chat import headers_of
-from assay.rewards.http import HttpPool, ResponseError, Route, TransportError, route_to
+from assay.rewards.http import HttpPool, ResponseError, TransportError
 from assay.rewards.loop_thread import new_event_loop
+from assay.rewards.route import Route, route_to
 
 T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, T]], T]

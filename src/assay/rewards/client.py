@@ -14,20 +14,21 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from assay.rewards.base import NOTHING, CallFailure, FailureKind, Outcome, Reply, Request, Usage
+from assay.rewards.base import CallFailure, FailureKind, Outcome, Reply, Request, Usage
 from assay.rewards.cache import StoredReply
+from assay.rewards.calls import Call
 from assay.rewards.chat import PATH, Answer, Refusal, headers_of, read
 from assay.rewards.config import EngineConfig, JudgeConfig
 from assay.rewards.gate import Gate
 from assay.rewards.hedging import HedgeWatch
-from assay.rewards.http import HttpPool, ResponseError, TransportError, route_to
+from assay.rewards.http import HttpPool, ResponseError, TransportError
 from assay.rewards.limits import Budget, HedgePolicy, InFlightLimit, backoff_s
 from assay.rewards.redaction import Redaction
 from assay.rewards.resources import api_key, check_prices, connection_limit, endpoint_of, open_cache
+from assay.rewards.route import route_to
 from assay.rewards.store import CacheWriter
 
 logger = logging.getLogger(__name__)
@@ -43,30 +44,6 @@ TOKENS_PER_BYTE = 1 / 3
 NEVER_VALID = 20
 """Replies that are no chat completions, and not one that is, after which the endpoint is believed to be no judge."""
 COUNTED = ("calls", "attempts", "answered", "cache_hits", "shared", "refusals", "hedges", "hedges_won", "failures")
-
-
-@dataclass(eq=False)
-class _Call:
-    """One call through its attempts, and those who wait for it."""
-
-    body: bytes
-    key: str
-    tokens: int
-    """What an attempt may use at most, in tokens and money."""
-    usd: float
-    since: float
-    task: asyncio.Task[Outcome] | None = None
-    waiters: dict[asyncio.Future[Outcome], None] = field(default_factory=dict)
-    """In the order in which they came."""
-    attempts: int = 0
-    began: float = 0.0
-    """When the first attempt was sent, and how many calls the judge had answered by then."""
-    answered_before: int = 0
-    usage: Usage = NOTHING
-    hedge: asyncio.Task[None] | None = None
-    """A second attempt beside the present one."""
-    rescued: Reply | None = None
-    """What the hedge was answered while the present attempt still waited."""
 
 
 class Client:
@@ -97,7 +74,7 @@ class Client:
         self._budget = Budget(config.budget_usd, config.budget_tokens)
         self._budget_spent = False
         self._freed = asyncio.Event()
-        self._calls: dict[str, _Call] = {}
+        self._calls: dict[str, Call] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._answered_at = self._warned_at = -math.inf
         self._random = random.Random()
@@ -163,49 +140,31 @@ class Client:
             "cache_write_failures": float(self._cache.write_failures if self._cache is not None else 0),
         }
 
-    def _new_call(self, request: Request, body: bytes, key: str) -> _Call:
+    def _new_call(self, request: Request, body: bytes, key: str) -> Call:
         """A call that may use its prompt's tokens, as replies so far suggest, and its reply's at the longest."""
         self._counts["calls"] += 1
         prompt = len(body) * self._tokens_per_byte
         longest = request.params.get("max_tokens", request.params.get("max_completion_tokens"))
         completion = longest if isinstance(longest, int) else self._max_tokens
         usd = prompt * self._prices[0] + completion * self._prices[1]
-        return _Call(body, key, int(prompt) + completion, usd, asyncio.get_running_loop().time())
+        return Call(body, key, int(prompt) + completion, usd, asyncio.get_running_loop().time())
 
-    async def _wait(self, call: _Call, deadline: float | None) -> Outcome:
+    async def _wait(self, call: Call, deadline: float | None) -> Outcome:
         """Wait for a call; the last one to stop waiting cancels it."""
-        loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[Outcome] = loop.create_future()
-        call.waiters[outcome] = None
-        timer = loop.call_at(deadline, _expire, outcome) if deadline is not None else None
         try:
-            return await outcome
+            return await call.wait(deadline)
         finally:
-            if timer is not None:
-                timer.cancel()
-            del call.waiters[outcome]
             if not call.waiters and call.task is not None and not call.task.done():
                 call.task.cancel()
                 self._calls.pop(call.key, None)
 
-    def _hand_out(self, call: _Call, task: asyncio.Task[Outcome]) -> None:
-        """Give the outcome to everybody who still waits for it; the first of them pays."""
+    def _hand_out(self, call: Call, task: asyncio.Task[Outcome]) -> None:
         self._tasks.discard(task)
         if self._calls.get(call.key) is call:
             del self._calls[call.key]
-        paid = False
-        for waiter in call.waiters:
-            if waiter.done():
-                continue
-            if task.cancelled():
-                waiter.cancel()
-            elif (error := task.exception()) is not None:
-                waiter.set_exception(error)
-            else:
-                waiter.set_result(replace(task.result(), usage=NOTHING) if paid else task.result())
-                paid = True
+        call.hand_out(task)
 
-    async def _fetch(self, call: _Call) -> Outcome:
+    async def _fetch(self, call: Call) -> Outcome:
         """Ask until there is an answer, no hope of one, or no time left."""
         loop = asyncio.get_running_loop()
         while True:
@@ -228,7 +187,7 @@ class Client:
             self._warn_of_silence(call, result.message)
             await asyncio.sleep(wait_s)
 
-    def _warn_of_silence(self, call: _Call, why: str) -> None:
+    def _warn_of_silence(self, call: Call, why: str) -> None:
         """Say why nothing is answered, while a call is tried again: an outage would else look like a hang."""
         now = asyncio.get_running_loop().time()
         if now - max(call.began, self._answered_at, self._warned_at) < QUIET_S:
@@ -242,7 +201,7 @@ class Client:
             self._redaction.message(why),
         )
 
-    async def _reserve(self, call: _Call) -> bool:
+    async def _reserve(self, call: Call) -> bool:
         """Set aside what the next attempt may cost; wait for calls in flight where only they can free it.
 
         A budget that was too small for one call is spent for all: the batch ends, and what were sent now would be lost.
@@ -256,11 +215,11 @@ class Client:
             await self._freed.wait()
         return not self._budget_spent
 
-    def _release(self, call: _Call) -> None:
+    def _release(self, call: Call) -> None:
         self._budget.release(call.usd, call.tokens)
         self._freed.set()
 
-    def _worth_another(self, refusal: Refusal, call: _Call) -> bool:
+    def _worth_another(self, refusal: Refusal, call: Call) -> bool:
         """A key that has worked is doubted only when it is refused again and again: gateways have bad moments."""
         if refusal.kind == "malformed" and self._is_no_judge():
             return False
@@ -271,7 +230,7 @@ class Client:
         """Whether the endpoint has only ever given replies that are no chat completions: a wrong path, most likely."""
         return self._counts["answered"] == 0 and self._counts["malformed"] >= NEVER_VALID
 
-    def _kind_of(self, refusal: Refusal, call: _Call) -> FailureKind:
+    def _kind_of(self, refusal: Refusal, call: Call) -> FailureKind:
         """Whoever is refused while others are answered is refused for what it asks: by a gateway's filter, say."""
         if refusal.kind == "malformed" and self._is_no_judge():
             return "not_a_judge"
@@ -279,7 +238,7 @@ class Client:
         shared = refusal.kind in ("auth", "unknown_model", "not_a_judge")
         return "bad_request" if shared and others_answered else refusal.kind
 
-    async def _attempt(self, call: _Call) -> Reply | Refusal:
+    async def _attempt(self, call: Call) -> Reply | Refusal:
         """One attempt; a hedge may be started beside it while it runs, and its answer is as good."""
         await self._gate.enter(call.tokens, retry=call.attempts > 0)
         ticket = self._watch.start(call)
@@ -300,7 +259,7 @@ class Client:
                 call.hedge.cancel()
                 call.hedge = None
 
-    def _hedge(self, call: _Call) -> bool:
+    def _hedge(self, call: Call) -> bool:
         """A call takes far longer than calls do: send it a second time, unless the judge is short of room."""
         loop = asyncio.get_running_loop()
         if not self._gate.limit.calm(loop.time()) or not self._watch.policy.allows():
@@ -310,7 +269,7 @@ class Client:
         call.hedge.add_done_callback(self._tasks.discard)
         return True
 
-    async def _run_hedge(self, call: _Call) -> None:
+    async def _run_hedge(self, call: Call) -> None:
         """Ask beside an attempt that hangs until there is an answer; it then ends that attempt."""
         tries = 0
         while tries == 0 or self._watch.policy.allows():
@@ -333,7 +292,7 @@ class Client:
             tries += 1
             await asyncio.sleep(backoff_s(tries, self._random.random(), result.wait_s))
 
-    async def _send(self, call: _Call) -> Reply | Refusal:
+    async def _send(self, call: Call) -> Reply | Refusal:
         """One request within a place that `Gate` gave, which is given back here."""
         loop = asyncio.get_running_loop()
         call.attempts += 1
@@ -380,7 +339,7 @@ class Client:
             return read(self._redaction.response(response)), response.headers
         raise AssertionError("unreachable")
 
-    async def _keep(self, call: _Call, answer: Answer) -> Reply:
+    async def _keep(self, call: Call, answer: Answer) -> Reply:
         """Bill an answer, store it, and make it a reply."""
         tokens = answer.prompt_tokens, answer.completion_tokens
         usd = tokens[0] * self._prices[0] + tokens[1] * self._prices[1]
@@ -401,12 +360,7 @@ class Client:
             answer.text, answer.finish_reason, answer.model, call.usage, attempts=call.attempts, latency_s=latency_s
         )
 
-    def _failure(self, kind: FailureKind, message: str, call: _Call) -> CallFailure:
+    def _failure(self, kind: FailureKind, message: str, call: Call) -> CallFailure:
         self._counts["failures"] += 1
         message = self._redaction.message(f"{self._endpoint}: {message}")
         return CallFailure(kind, message, call.attempts, call.usage)
-
-
-def _expire(outcome: asyncio.Future[Outcome]) -> None:
-    if not outcome.done():
-        outcome.set_result(CallFailure("deadline", "the batch ran out of time while the judge was asked"))
