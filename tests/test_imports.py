@@ -42,8 +42,8 @@ HOMES = {
 WITHOUT_TORCH = ("assay.rewards", "assay.sandbox", "assay.envs", "assay.config", "assay.training.config", "assay.cli")
 
 BROAD = {"Exception", "BaseException"}
-BOUNDARIES = {"assay.rollouts.runner"}
-"""Modules where any failure becomes data: the rollout."""
+BOUNDARIES = {"assay.rollouts.runner", "assay.sandbox.child", "assay.sandbox.worker"}
+"""Modules where any failure becomes data: the rollout, the sandboxed job."""
 
 
 def module_of(path: Path) -> str:

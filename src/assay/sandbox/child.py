@@ -92,6 +92,14 @@ def write_report(file: mmap.mmap, report: Any) -> None:
     file[start : start + 4 + len(data)] = struct.pack("<I", len(data)) + data
 
 
+def _traceback(error: BaseException) -> str:
+    """The traceback without the frames of this module."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames, limit=-12))
+
+
 def _run() -> None:
     with open(JOB_FD, "rb") as file:
         job = json.load(file)
@@ -118,7 +126,7 @@ def main() -> NoReturn:
         os.write(2, b"MemoryError\n")
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else EXIT_FAILED
-    except BaseException:  # whatever a candidate raises is its crash
-        os.write(2, traceback.format_exc(limit=-12).encode("utf-8", "replace")[-PRINT_BYTES:])
+    except BaseException as error:  # noqa: BLE001 - whatever a candidate raises is its crash
+        os.write(2, _traceback(error).encode("utf-8", "replace")[-PRINT_BYTES:])
     finally:
         os._exit(status & 0xFF)

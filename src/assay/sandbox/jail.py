@@ -1,9 +1,9 @@
 """The walls around one child, put up by itself before the candidate is run, in an order that never lowers one again.
 
 On entry the process is the first of its own user, process, mount and ipc namespaces, inside the worker's bubblewrap.
-On return it sees an empty /proc and a private small scratch folder, holds only the descriptors of its job, cannot exceed
-its limits, has no capability and can never gain one, and makes only the system calls of its profile. Any step that
-fails raises, and the candidate is not run.
+On return it sees an empty /proc and a private small scratch folder, holds only the descriptors of its job, cannot
+exceed its limits, has no capability and can never gain one, and makes only the system calls of its profile. Any step
+that fails raises, and the candidate is not run.
 """
 
 from __future__ import annotations

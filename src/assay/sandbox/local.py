@@ -28,8 +28,8 @@ from assay.sandbox.process import Blueprint, WorkerDied, WorkerProcess
 log = logging.getLogger(__name__)
 
 UNSAFE_WARNING = (
-    "sandbox=unsafe: untrusted code runs with no walls at all. It can read and change whatever this account can, use the "
-    "network, and outlive its job. Use it only where none of that matters, never for rewards that train a model."
+    "sandbox=unsafe: untrusted code runs with no walls at all. It can read and change whatever this account can, use "
+    "the network, and outlive its job. Use it only where none of that matters, never for rewards that train a model."
 )
 
 

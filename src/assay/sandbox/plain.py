@@ -1,4 +1,4 @@
-"""The simplest harness: the candidate defines `run(inputs: list[bytes], header) -> list[bytes]`, called once a round."""
+"""The simplest harness: a candidate defines `run(inputs: list[bytes], header) -> list[bytes]`, called every round."""
 
 from __future__ import annotations
 

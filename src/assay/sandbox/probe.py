@@ -1,7 +1,8 @@
 """What this machine offers to hold untrusted code, found out by trying it.
 
 A missing feature is never worked around: workers are refused with a message that names what is missing and the cure.
-What only a running worker can tell (nested namespaces, the filter itself), it finds out with a trial child at its start.
+What only a running worker can tell (nested namespaces, the filter itself), it finds out with a trial child when it
+starts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A child that attacks its own walls when a worker starts: a wall that was put up and does not hold stops the worker."""
+"""A child that attacks its own walls when a worker starts. A wall that was put up and does not hold ends the worker."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from assay.sandbox.jail import FIRST_FREE_FD, NOBODY, UP_FD
-from assay.sandbox.wire import REFUSED, STARTED
+from assay.sandbox.wire import STARTED
 
 
 def _fails(attempt: Callable[[], object], *codes: int) -> bool:
+    """Whether an attempt fails, and with one of `codes` where any are given."""
     try:
         attempt()
     except OSError as error:
-        return error.errno in codes
+        return not codes or error.errno in codes
     return False
 
 
@@ -41,7 +42,7 @@ def _standing_walls() -> dict[str, bool]:
         "it is nobody": os.getresuid() == (NOBODY,) * 3 and os.getresgid() == (NOBODY,) * 3,
         "/proc is empty": os.listdir("/proc") == [],
         "the root folder cannot be written": _fails(lambda: os.mkdir("/assay-trial"), errno.EROFS, errno.EACCES),
-        "its own folder is empty and can be written": os.listdir(".") == [] and os.mkdir("x") is None,
+        "its own folder is empty and can be written": os.listdir(".") == [] and not _fails(lambda: os.mkdir("x")),
         "no descriptor of the worker is open": _open_descriptors() == [],
         "sockets are refused": _fails(socket.socket, errno.EPERM),
         "processes are refused": _fails(os.fork, errno.EPERM),
@@ -60,13 +61,9 @@ def _raising_fails() -> bool:
 
 
 def main() -> NoReturn:
-    """Try the walls and say over the child's pipe whether all stand; never returns."""
-    text = REFUSED + b"the trial was cut short"
-    try:
-        fallen = [wall for wall, stands in _standing_walls().items() if not stands]
-        text = REFUSED + f"in a trial job it did not hold that {'; '.join(fallen)}".encode() if fallen else STARTED
-    except BaseException as error:  # a trial that cannot be finished is a trial that failed
-        text = REFUSED + f"trial job: {error}".encode()
-    finally:
-        os.write(UP_FD, text)
-        os._exit(0)
+    """Try the walls and say over the child's pipe whether all stand; does not return."""
+    fallen = [wall for wall, stands in _standing_walls().items() if not stands]
+    if fallen:
+        raise RuntimeError(f"in a trial job it did not hold that {'; '.join(fallen)}")
+    os.write(UP_FD, STARTED)
+    os._exit(0)

@@ -9,6 +9,7 @@ It ends when its parent's socket closes; the kernel then ends everything in its 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import importlib
@@ -62,7 +63,7 @@ class Setting:
     drop_to: int | None
     """User to become for good, where the worker was started as root."""
     scratch: str
-    """Folder of the sandbox's view that each child gets a private copy of; in unsafe mode, where to make such folders."""
+    """Where each child gets its private folder; in unsafe mode, the folder in which such folders are made."""
     executables: tuple[str, ...] = ()
     """What the compile profile may execute; empty means whatever is in view."""
 
@@ -129,6 +130,7 @@ class Worker:
         gc.collect()
         gc.freeze()
         gc.disable()
+        kernel.use_huge_pages()
         with open("/proc/self/statm", encoding="ascii") as file:
             self._shared_bytes = int(file.read().split()[0]) * resource.getpagesize()
         self._say(Kind.READY)
@@ -257,10 +259,8 @@ class Worker:
             job.cause = Cause.KILLED
         elif kind in (Kind.GO, Kind.END):
             job.since = time.monotonic()
-            try:
+            with contextlib.suppress(OSError):  # it closed its pipe or died: its end or its limit will tell
                 os.write(job.down, GO_BYTE if kind == Kind.GO else END_BYTE)
-            except OSError:
-                pass  # it closed its pipe or died: its end or its limit will tell
         return True
 
     def _finish(self, job: _Running, connected: bool) -> None:
@@ -319,7 +319,8 @@ def _enter(
         else:
             jail.enter_unsafe(descriptors, quota, scratch)
         gc.enable()
-    except BaseException as error:  # without its walls a candidate must not run, whatever went wrong
+        main()
+    except BaseException as error:  # noqa: BLE001 - without its walls a candidate must not run, whatever went wrong
         for pipe in (descriptors.up, jail.UP_FD):
             try:
                 os.write(pipe, REFUSED + str(error).encode("utf-8", "replace")[:TEXT_BYTES])
@@ -327,7 +328,6 @@ def _enter(
             except OSError:
                 continue
         os._exit(1)
-    main()
 
 
 def _default_signals() -> None:
@@ -340,10 +340,8 @@ def _default_signals() -> None:
 
 def _kill_session(leader: int) -> None:
     """Without a process namespace: whatever stayed in the child's process group."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def main(setting: str) -> int:
@@ -351,7 +349,7 @@ def main(setting: str) -> int:
     worker = Worker(Setting(**json.loads(setting)))
     try:
         worker.boot()
-    except BaseException as error:  # a worker that cannot boot says why; its parent decides
+    except Exception as error:  # noqa: BLE001 - a worker that cannot boot says why; its parent decides
         worker.report_broken(f"{type(error).__name__}: {error}")
         return 1
     worker.serve()
