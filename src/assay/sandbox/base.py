@@ -13,10 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from assay.errors import ConfigError
-from assay.types import Json
+
+if TYPE_CHECKING:  # every worker imports this module, and need not import NumPy for it
+    from assay.types import Json
 
 Buffer = bytes | bytearray | memoryview
 """Contiguous bytes. `memoryview(array)` passes a NumPy array without a copy; it must not change while the job runs."""

@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 import mmap
 import os
+from typing import TYPE_CHECKING
 
 from assay.errors import ConfigError
 from assay.sandbox import kernel
 from assay.sandbox.base import REPORT_BYTES, STDERR_BYTES, Job
 from assay.sandbox.wire import spans
-from assay.types import Json
+
+if TYPE_CHECKING:
+    from assay.types import Json
 
 STDERR_FILE_BYTES = 4 * STDERR_BYTES
 

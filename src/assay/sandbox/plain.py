@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from assay.sandbox.base import ReadInputs, WriteOutputs
-from assay.types import Json
+if TYPE_CHECKING:
+    from assay.sandbox.base import ReadInputs, WriteOutputs
+    from assay.types import Json
 
 
 def preload() -> None:

@@ -67,6 +67,7 @@ class WorkerProcess:
         self.pid = 0
         """Process id of the worker itself, as this machine sees it."""
         self.alive = True
+        self._closing = False
         self._loop = asyncio.get_running_loop()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
@@ -263,8 +264,9 @@ class WorkerProcess:
 
     async def close(self) -> None:
         """End it and wait until it and all its children are gone. Safe to call twice."""
-        if self._said < 0:
+        if self._closing:
             return
+        self._closing = True
         self._loop.remove_reader(self._socket)
         self._socket.close()
         self.kill()
@@ -276,7 +278,6 @@ class WorkerProcess:
         if self._leader >= 0:
             os.close(self._leader)
         os.close(self._said)
-        self._said = -1
 
 
 async def _verdict(after_round: AfterRound, index: int, outputs: tuple[bytes, ...]) -> bool:
