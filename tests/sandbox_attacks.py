@@ -495,7 +495,7 @@ def share_memory(told):
     return syscall("shmget", 0, 4096, 0o1600) >= 0
 
 
-@reachable
+@denied
 def queue_messages(told):
     return syscall("mq_open", b"assay", os.O_CREAT | os.O_RDWR, 0o600, 0) >= 0
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Literal
 
 Mode = Literal["user", "drop", "nobody"]
@@ -62,6 +63,11 @@ def view(import_roots: Sequence[str], readable: Sequence[str], hidden: Sequence[
     )
 
 
+def unreadable(seen: View) -> list[str]:
+    """What of a view only its owner may read, so that workers, who are nobody where root starts them, could not."""
+    return [path for path in seen.readable if (mode := os.stat(path).st_mode) & 0o005 < (5 if S_ISDIR(mode) else 4)]
+
+
 def _within(path: str, folders: Iterable[str]) -> bool:
     return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
 
@@ -106,7 +112,7 @@ def command(
     for path in seen.readable:
         words += ["--ro-bind", path, path]
     for path in seen.hidden:
-        words += ["--tmpfs", path, "--remount-ro", path] if os.path.isdir(path) else ["--ro-bind", "/dev/null", path]
+        words += ["--tmpfs", path, "--remount-ro", path] if os.path.isdir(path) else ["--dev-bind", "/dev/null", path]
     for path in _DEVICES:
         words += ["--dev-bind", path, path]
     words += ["--symlink", f"{seen.scratch}", "/dev/shm", "--proc", "/proc"]

@@ -101,7 +101,7 @@ def _traceback(error: BaseException) -> str:
 
 
 def _run() -> None:
-    with open(JOB_FD, "rb") as file:
+    with open(JOB_FD, "rb", closefd=False) as file:
         job = json.load(file)
     random.seed(job["seed"])
     exchange = _Exchange(job["inputs"], job["outputs"])
@@ -125,7 +125,7 @@ def main() -> NoReturn:
         status = EXIT_MEMORY
         os.write(2, b"MemoryError\n")
     except SystemExit as leaving:
-        status = leaving.code if isinstance(leaving.code, int) else EXIT_FAILED
+        status = leaving.code if isinstance(leaving.code, int) else EXIT_FAILED * (leaving.code is not None)
     except BaseException as error:  # noqa: BLE001 - whatever a candidate raises is its crash
         os.write(2, _traceback(error).encode("utf-8", "replace")[-PRINT_BYTES:])
     finally:

@@ -57,12 +57,18 @@ def become_first_of_namespaces() -> None:
         ("gid_map", f"{NOBODY} {NOBODY} 1"),
         ("oom_score_adj", "1000"),
     ):
-        descriptor = os.open(f"/proc/self/{name}", os.O_WRONLY)
-        try:
-            os.write(descriptor, text.encode())
-        finally:
-            os.close(descriptor)
+        _write(f"/proc/self/{name}", text)
     kernel.set_dumpable(False)
+
+
+def _write(path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.write(descriptor, text.encode())
+    except OSError as error:
+        raise OSError(error.errno, f"writing {text!r} to {path}: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
 
 
 def cover_folders(scratch: str, tmp_bytes: int) -> None:

@@ -22,6 +22,7 @@ from typing import Literal
 from assay.errors import ConfigError, SandboxError
 from assay.sandbox import bubblewrap
 from assay.sandbox.base import AfterRound, Job, JobResult
+from assay.sandbox.buffers import Buffers
 from assay.sandbox.probe import Features, probe, require
 from assay.sandbox.process import Blueprint, WorkerDied, WorkerProcess
 
@@ -82,6 +83,11 @@ class LocalSandbox:
             self._mode = require(self._features)
         self._scratch = tempfile.mkdtemp(prefix="assay-unsafe-") if self._mode is None else ""
         self._seen = bubblewrap.view(self.config.import_roots, self.config.readable, self.config.hidden)
+        if self._mode in ("drop", "nobody") and (closed := bubblewrap.unreadable(self._seen)):
+            raise SandboxError(
+                f"{', '.join(closed)} can be read by its owner alone, but the workers of root run as nobody: make it "
+                "readable (chmod -R o+rX), or run as the ordinary user who owns it."
+            )
         self.width = self.config.workers or len(os.sched_getaffinity(0))
         self._slots = asyncio.Semaphore(self.width)
         self._idle: dict[str, list[WorkerProcess]] = defaultdict(list)
@@ -120,14 +126,18 @@ class LocalSandbox:
             for retried in (False, True):
                 if self._closed:
                     return JobResult("infra", "the sandbox was closed", retried=retried)
-                last = dataclasses.replace(await self._attempt(job, after_round), retried=retried)
+                buffers = Buffers(job)
+                try:
+                    last = dataclasses.replace(await self._attempt(job, buffers, after_round), retried=retried)
+                finally:
+                    buffers.close()
                 if last.end != "infra":
                     return last
                 log.warning("a job of %s was lost (%s)", job.harness, last.message)
             assert last is not None
             return last
 
-    async def _attempt(self, job: Job, after_round: AfterRound | None) -> JobResult:
+    async def _attempt(self, job: Job, buffers: Buffers, after_round: AfterRound | None) -> JobResult:
         """One attempt; `infra` where it says nothing about the candidate."""
         try:
             worker = await self._worker(job.harness)
@@ -137,7 +147,7 @@ class LocalSandbox:
             return JobResult("infra", str(error))
         settled = False
         try:
-            result = await worker.run(job, after_round)
+            result = await worker.run(job, buffers, after_round)
             settled = True
             self._idle[job.harness].append(worker)
             return result
@@ -147,7 +157,7 @@ class LocalSandbox:
             return JobResult("infra", str(error))
         finally:
             if not settled:  # cancelled, or the caller's own code raised: the child may still run
-                self._recover(job.harness, worker)
+                await asyncio.shield(self._recover(job.harness, worker))
 
     async def _worker(self, harness: str) -> WorkerProcess:
         """A warm worker that nobody else holds."""
@@ -185,7 +195,7 @@ class LocalSandbox:
         self._all.discard(worker)
         await worker.close()
 
-    def _recover(self, harness: str, worker: WorkerProcess) -> None:
+    def _recover(self, harness: str, worker: WorkerProcess) -> asyncio.Task[None]:
         """Take a worker back whose job was abandoned, once its child is dead."""
 
         async def recover() -> None:
@@ -197,6 +207,7 @@ class LocalSandbox:
         task = asyncio.get_running_loop().create_task(recover())
         self._recoveries.add(task)
         task.add_done_callback(self._recoveries.discard)
+        return task
 
     async def close(self) -> None:
         """End every worker; jobs in flight end as `infra`. Safe to call twice."""

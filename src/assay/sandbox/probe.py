@@ -135,18 +135,21 @@ def _working_mode(bwrap: str) -> tuple[Mode | None, str]:
     for mode in modes:
         words = [bwrap, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", *_MODES[mode]]
         words += ["--ro-bind", "/", "/", "--proc", "/proc", "--as-pid-1", "--", "/bin/true"]
-        done = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=TRIAL_S,
-            check=False,
-            user=65534 if mode == "nobody" else None,
-            group=65534 if mode == "nobody" else None,
-            extra_groups=[] if mode == "nobody" else None,
-            cwd="/",
-        )
+        nobody = {"user": 65534, "group": 65534, "extra_groups": []} if mode == "nobody" else {}
+        try:
+            done = subprocess.run(
+                words,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=TRIAL_S,
+                check=False,
+                cwd="/",
+                **nobody,
+            )
+        except OSError as error:
+            said.append(f"{mode}: {error}")
+            continue
         if done.returncode == 0:
             return mode, ""
         said.append(f"{mode}: {done.stderr.strip()[:300] or f'exit status {done.returncode}'}")

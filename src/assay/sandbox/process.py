@@ -62,6 +62,7 @@ class WorkerProcess:
         self._blueprint = blueprint
         self._messages: asyncio.Queue[bytes] = asyncio.Queue()
         self._jobs = 0
+        self._busy = False
         self._leader = -1
         """pidfd of the worker itself, behind bubblewrap."""
         self.pid = 0
@@ -185,19 +186,12 @@ class WorkerProcess:
         except OSError as error:
             raise WorkerDied(f"the worker cannot be reached: {error}") from error
 
-    async def run(self, job: Job, after_round: AfterRound | None) -> JobResult:
+    async def run(self, job: Job, buffers: Buffers, after_round: AfterRound | None) -> JobResult:
         """One attempt at a job.
 
         Raises:
             WorkerDied: the outcome is unknown.
         """
-        buffers = Buffers(job)
-        try:
-            return await self._run(job, buffers, after_round)
-        finally:
-            buffers.close()
-
-    async def _run(self, job: Job, buffers: Buffers, after_round: AfterRound | None) -> JobResult:
         self._jobs += 1
         number = self._jobs
         limits = job.limits
@@ -216,12 +210,14 @@ class WorkerProcess:
             socket.send_fds(self._socket, [order], buffers.descriptors)
         except OSError as error:
             raise WorkerDied(f"the worker cannot be reached: {error}") from error
+        self._busy = True
         turns: list[float] = []
         outputs: list[tuple[bytes, ...]] = []
         stopped = False
         while True:
             message = await self._next(limits.wall_s + OVERDUE_S)
             if message[0] == Kind.DONE:
+                self._busy = False
                 break
             turns.append(ASKED.unpack(message)[2])
             done = len(turns) - 1
@@ -244,16 +240,19 @@ class WorkerProcess:
     async def abandon(self) -> bool:
         """Kill the job in flight, if any, and wait for its end; False if the worker did not survive it."""
         try:
-            self._send(Kind.KILL, self._jobs)
-            while (await self._next(OVERDUE_S))[0] != Kind.DONE:
-                pass
+            if self._busy:
+                self._send(Kind.KILL, self._jobs)
+            while self._busy:
+                self._busy = (await self._next(OVERDUE_S))[0] != Kind.DONE
         except WorkerDied:
             return False
-        return True
+        return self.alive
 
     def kill(self) -> None:
         """End the worker and everything in it, now."""
         self.alive = False
+        if self._process.returncode is not None:
+            return
         try:
             if self._leader >= 0:
                 signal.pidfd_send_signal(self._leader, signal.SIGKILL)
@@ -267,9 +266,10 @@ class WorkerProcess:
         if self._closing:
             return
         self._closing = True
+        self.kill()
         self._loop.remove_reader(self._socket)
         self._socket.close()
-        self.kill()
+        self._messages.put_nowait(b"")  # whoever waits for its next message learns that there is none
         deadline = time.monotonic() + ENDING_S
         while self._process.poll() is None:
             if time.monotonic() > deadline:
@@ -277,6 +277,7 @@ class WorkerProcess:
             await asyncio.sleep(0.002)
         if self._leader >= 0:
             os.close(self._leader)
+            self._leader = -1
         os.close(self._said)
 
 
