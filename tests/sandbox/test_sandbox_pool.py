@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import pytest
 
 from assay.errors import SandboxError
 from assay.sandbox import Job, JobResult, Limits, Round, process
+from assay.sandbox.cgroups import SLACK_BYTES, WorkerGroup
 from assay.sandbox.local import LocalConfig, LocalSandbox
 from sandboxes import FEATURES, Box, needs_walls
 
@@ -351,6 +352,76 @@ def test_the_compile_profile_can_be_held_to_some_programs() -> None:
         assert box.run(replace(job, header=["/bin/sh", "-c", "exit 7"])).outputs == ((b"  7",),)
         refused = box.run(replace(job, header=["/bin/true"]))
         assert (refused.end, "PermissionError" in refused.stderr) == ("crash", True), refused
+
+
+HUNGRY = """
+import os, time
+held = []
+for _ in range(6):
+    if os.fork() == 0:
+        held.append(bytearray(b"x") * (60 << 20))
+        time.sleep(60)
+while True:
+    try:
+        if os.wait()[1]:
+            os._exit(9)
+    except ChildProcessError:
+        os._exit(0)
+"""
+
+
+@pytest.fixture
+def delegated() -> Iterator[str]:
+    """A control group with a memory limit, made for the test."""
+    for line in Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            folder = Path("/sys/fs/cgroup/memory", path.lstrip("/"), f"assay-test-{os.getpid()}")
+            try:
+                folder.mkdir()
+            except OSError:
+                break
+            yield str(folder)
+            folder.rmdir()
+            return
+    pytest.skip("no control group with a memory limit can be made here")
+
+
+def test_a_control_group_bounds_all_processes_of_a_job_together(delegated: str) -> None:
+    job = replace(ECHO, source=HUNGRY, profile="compile", limits=replace(LIMITS, memory_mb=128, wall_s=20))
+    with Box(replace(ONE, cgroup=delegated)) as box:
+        assert box.run(ECHO).outputs == ANSWER
+        workers = box.sandbox.worker_pids()
+        result = box.run(job)
+        assert (result.end, result.retried) in (("crash", False), ("memory", False)), result
+        assert box.run(ECHO).outputs == ANSWER
+        assert box.sandbox.worker_pids() == workers
+        assert len([path for path in Path(delegated).iterdir() if path.is_dir()]) == 1
+    assert not [path for path in Path(delegated).iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize(("files", "limit"), [("memory.max", 1), ("memory.limit_in_bytes", 1)])
+def test_both_versions_of_control_groups_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: str, limit: int
+) -> None:
+    make = Path.mkdir
+
+    def mkdir(self: Path) -> None:  # the kernel fills a new group with files
+        make(self)
+        (self / files).touch()
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    group = WorkerGroup(str(tmp_path), "worker")
+    group.add(123)
+    group.allow(limit)
+    assert (tmp_path / "worker" / "cgroup.procs").read_text() == "123"
+    assert int((tmp_path / "worker" / files).read_text()) == limit + SLACK_BYTES
+
+
+def test_a_folder_that_is_no_control_group_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SandboxError, match="no memory controller"):
+        WorkerGroup(str(tmp_path), "worker")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.timeout(300)

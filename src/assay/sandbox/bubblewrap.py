@@ -26,11 +26,13 @@ ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "LANG": "C.UTF-8",
     "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-"""The whole environment of a worker, besides HOME and TMPDIR. One thread each: a fork of several would hang."""
+"""The whole environment of a worker, besides HOME and TMPDIR. One thread each, since a fork of several would hang; one
+hash seed, so that a job does the same on every worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +92,15 @@ def _parents(paths: Iterable[str]) -> list[str]:
 def command(
     bwrap: str, mode: Mode, seen: View, environment: Mapping[str, str], info_fd: int, program: Sequence[str]
 ) -> list[str]:
-    """The bubblewrap command that runs `program` as the first process of a sealed-off view."""
+    """The bubblewrap command that runs `program` in a sealed-off view."""
     words = [bwrap, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     if mode == "drop":
         words += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         words += ["--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
-    words += ["--as-pid-1", "--die-with-parent", "--new-session", "--hostname", "assay", "--clearenv"]
+    # Bubblewrap's own first process dies with its parent, and everything in the namespace with it. Where root started
+    # it, the worker itself could not be killed so: a parent without capabilities may not signal another user.
+    words += ["--die-with-parent", "--new-session", "--hostname", "assay", "--clearenv"]
     for name, value in {**ENVIRONMENT, "HOME": seen.scratch, "TMPDIR": seen.scratch, **environment}.items():
         words += ["--setenv", name, value]
     for folder in _SYSTEM:

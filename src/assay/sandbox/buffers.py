@@ -29,15 +29,15 @@ class Buffers:
     def __init__(self, job: Job) -> None:
         sizes = [[_view(buffer).nbytes for buffer in item.inputs] for item in job.rounds]
         self._job = job
-        self._inputs, input_bytes = spans(sizes)
+        self._inputs, self._input_bytes = spans(sizes)
         self._outputs, self._report_at = spans([item.outputs for item in job.rounds])
         text = _job_text(job, sizes)
         self._files: list[int] = []
         try:
             self._order = self._make("assay-job", len(text), 0)
             os.pwrite(self._order, text, 0)
-            self._input = self._make("assay-inputs", input_bytes, 0)
-            self._mapping = mmap.mmap(self._input, input_bytes)
+            self._input = self._make("assay-inputs", self._input_bytes, 0)
+            self._mapping = mmap.mmap(self._input, self._input_bytes)
             kernel.seal(self._order, kernel.SEAL_WRITE | kernel.SEAL_SEAL)
             kernel.seal(self._input, kernel.SEAL_FUTURE_WRITE | kernel.SEAL_SEAL)
             self._output = self._make("assay-outputs", self._report_at + REPORT_BYTES, kernel.SEAL_SEAL)
@@ -55,6 +55,11 @@ class Buffers:
     def descriptors(self) -> list[int]:
         """Job, inputs, outputs, stderr."""
         return [self._order, self._input, self._output, self._stderr]
+
+    @property
+    def size(self) -> int:
+        """Bytes of inputs and outputs together."""
+        return self._input_bytes + self._report_at + REPORT_BYTES
 
     def deliver(self, index: int) -> None:
         """Put the inputs of a round where the child will look for them."""

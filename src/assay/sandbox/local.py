@@ -53,6 +53,9 @@ class LocalConfig:
     executables: tuple[str, ...] = ()
     """What jobs of the compile profile may execute (folders and files; needs a kernel with Landlock, 5.13); empty means
     every program in view."""
+    cgroup: str = ""
+    """A cgroup folder (version 1 memory hierarchy, or version 2) that this user may write to. Workers get groups of
+    their own in it, which bound the memory of all processes of a job together; without it each is bounded alone."""
     boot_s: float = 180.0
     """Seconds that a worker may take to import and warm its harness."""
 
@@ -188,6 +191,7 @@ class LocalSandbox:
             executables=self.config.executables,
             boot_s=self.config.boot_s,
             scratch=self._scratch,
+            cgroup=self.config.cgroup,
         )
 
     async def _discard(self, worker: WorkerProcess) -> None:

@@ -134,7 +134,7 @@ def _working_mode(bwrap: str) -> tuple[Mode | None, str]:
     said = []
     for mode in modes:
         words = [bwrap, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", *_MODES[mode]]
-        words += ["--ro-bind", "/", "/", "--proc", "/proc", "--as-pid-1", "--", "/bin/true"]
+        words += ["--ro-bind", "/", "/", "--proc", "/proc", "--", "/bin/true"]
         nobody = {"user": 65534, "group": 65534, "extra_groups": []} if mode == "nobody" else {}
         try:
             done = subprocess.run(

@@ -7,6 +7,7 @@ Ending a worker means killing the first process of its process namespace, with w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 import math
@@ -18,11 +19,13 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from assay.errors import SandboxError
 from assay.sandbox import bubblewrap
 from assay.sandbox.base import AfterRound, Job, JobResult
 from assay.sandbox.buffers import Buffers
+from assay.sandbox.cgroups import WorkerGroup
 from assay.sandbox.results import Ended, result
 from assay.sandbox.wire import ASKED, BARE, ENDED, MESSAGE_BYTES, ORDER, PROFILES, Cause, Kind
 from assay.sandbox.worker import Setting
@@ -53,6 +56,8 @@ class Blueprint:
     boot_s: float
     scratch: str = ""
     """Where children without walls get their folders."""
+    cgroup: str = ""
+    """Control group in which workers get groups of their own; empty for none."""
 
 
 class WorkerProcess:
@@ -63,12 +68,14 @@ class WorkerProcess:
         self._messages: asyncio.Queue[bytes] = asyncio.Queue()
         self._jobs = 0
         self._busy = False
+        self._first = 0
         self._leader = -1
-        """pidfd of the worker itself, behind bubblewrap."""
+        """pidfd of the first process of the worker's namespace, which takes all others with it."""
         self.pid = 0
-        """Process id of the worker itself, as this machine sees it."""
+        """Process id of the worker itself, as this machine sees it; known once it has booted."""
         self.alive = True
         self._closing = False
+        self._group: WorkerGroup | None = None
         self._loop = asyncio.get_running_loop()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
@@ -98,7 +105,7 @@ class WorkerProcess:
         scratch = plan.seen.scratch if strict else plan.scratch
         setting = Setting(control, plan.harness, strict, drop_to, scratch, plan.executables)
         start = _START.format(roots=list(plan.seen.import_roots))
-        program = [sys.executable, "-I", "-B", "-c", start, json.dumps(asdict(setting))]
+        program = [sys.executable, "-s", "-P", "-B", "-c", start, json.dumps(asdict(setting))]
         outer: dict[str, str] = {}
         if plan.mode is not None:
             program = bubblewrap.command(plan.bwrap, plan.mode, plan.seen, plan.environment, info_end, program)
@@ -122,17 +129,15 @@ class WorkerProcess:
     def _find_leader(self, info: int) -> None:
         """Learn which process bubblewrap started; empty where it failed, which the boot then reports."""
         if self._blueprint.mode is None:
-            self.pid = self._process.pid
+            self._first = self._process.pid
         else:
             text = b""
             while part := os.read(info, 4096):
                 text += part
-            self.pid = int(json.loads(text)["child-pid"]) if text else 0
-        if self.pid:
-            try:
-                self._leader = os.pidfd_open(self.pid)
-            except ProcessLookupError:
-                self.pid = 0
+            self._first = int(json.loads(text)["child-pid"]) if text else 0
+        if self._first:
+            with contextlib.suppress(ProcessLookupError):
+                self._leader = os.pidfd_open(self._first)
 
     def _readable(self) -> None:
         try:
@@ -176,6 +181,10 @@ class WorkerProcess:
                 f"A worker for the harness {self._blueprint.harness} cannot run untrusted code safely: {text}. "
                 f"So none is run. If a wall is missing, {_cure()} If the harness failed, see its preload()."
             )
+        self.pid = self._first if self._blueprint.mode is None else _only_child(self._first)
+        if self._blueprint.cgroup:
+            self._group = WorkerGroup(self._blueprint.cgroup, f"assay-{os.getpid()}-{self.pid}")
+            self._group.add(self.pid)
 
     def _last_words(self) -> str:
         return os.pread(self._said, _BOOT_TEXT_BYTES, 0).decode("utf-8", "replace").strip()
@@ -207,6 +216,8 @@ class WorkerProcess:
             PROFILES.index(job.profile),
         )
         try:
+            if self._group is not None:
+                self._group.allow((limits.memory_mb << 20) + buffers.size)
             socket.send_fds(self._socket, [order], buffers.descriptors)
         except OSError as error:
             raise WorkerDied(f"the worker cannot be reached: {error}") from error
@@ -253,13 +264,11 @@ class WorkerProcess:
         self.alive = False
         if self._process.returncode is not None:
             return
-        try:
+        with contextlib.suppress(ProcessLookupError):
             if self._leader >= 0:
                 signal.pidfd_send_signal(self._leader, signal.SIGKILL)
             else:
                 self._process.kill()
-        except ProcessLookupError:
-            pass
 
     async def close(self) -> None:
         """End it and wait until it and all its children are gone. Safe to call twice."""
@@ -279,6 +288,17 @@ class WorkerProcess:
             os.close(self._leader)
             self._leader = -1
         os.close(self._said)
+        if self._group is not None:
+            await asyncio.to_thread(self._group.close)
+
+
+def _only_child(pid: int) -> int:
+    """The process that bubblewrap's first process started; that itself where the kernel does not say."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    except OSError:
+        return pid
+    return int(children[0]) if len(children) == 1 else pid
 
 
 async def _verdict(after_round: AfterRound, index: int, outputs: tuple[bytes, ...]) -> bool:
