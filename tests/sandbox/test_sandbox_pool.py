@@ -206,6 +206,7 @@ asyncio.run(main())
 @pytest.mark.parametrize("sandbox", ["strict", "unsafe"])
 def test_a_killed_parent_leaves_no_process(sandbox: str) -> None:
     source = str(Path(process.__file__).parents[2])
+    folders = set(Path("/tmp").glob("assay-*"))
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", PARENT, sandbox],
         stdout=subprocess.PIPE,
@@ -220,6 +221,7 @@ def test_a_killed_parent_leaves_no_process(sandbox: str) -> None:
         child = int(children.read_text(encoding="ascii").split()[0])
         parent.kill()
     assert wait_until(lambda: gone(worker) and gone(child))
+    assert set(Path("/tmp").glob("assay-*")) <= folders
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's workers read what the user reads")

@@ -119,8 +119,8 @@ class LocalSandbox:
             self._idle[harness].extend(started)
 
     def worker_pids(self) -> list[int]:
-        """Process ids of the living workers, for measurements."""
-        return [worker.pid for worker in self._all if worker.alive]
+        """Process ids of the living workers that have booted, for measurements."""
+        return [worker.pid for worker in self._all if worker.alive and worker.pid]
 
     async def run(self, job: Job, after_round: AfterRound | None = None) -> JobResult:
         """The result of one job; waits for a free slot. See `Sandbox.run`."""

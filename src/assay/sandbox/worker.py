@@ -116,7 +116,8 @@ class Worker:
             os.setgroups([])
             os.setresgid(setting.drop_to, setting.drop_to, setting.drop_to)
             os.setresuid(setting.drop_to, setting.drop_to, setting.drop_to)
-        kernel.die_with_parent()
+        if setting.strict:
+            kernel.die_with_parent()
         kernel.set_dumpable(False)
         kernel.no_new_privileges()
         _default_signals()
@@ -344,15 +345,18 @@ def _kill_session(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-def main(setting: str) -> int:
-    """Run a worker with this setting (JSON) until its parent is gone; returns the exit status."""
-    worker = Worker(Setting(**json.loads(setting)))
+def main(text: str) -> int:
+    """Run a worker with this `Setting` (as JSON) until its parent is gone; returns the exit status."""
+    setting = Setting(**json.loads(text))
+    worker = Worker(setting)
     try:
         worker.boot()
     except Exception as error:  # noqa: BLE001 - a worker that cannot boot says why; its parent decides
         worker.report_broken(f"{type(error).__name__}: {error}")
         return 1
     worker.serve()
+    if not setting.strict:  # the parent may have been killed
+        shutil.rmtree(setting.scratch, ignore_errors=True)
     return 0
 
 
