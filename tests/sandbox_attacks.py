@@ -150,7 +150,7 @@ def read_processes(told):
     return bool(os.listdir("/proc"))
 
 
-@reachable
+@denied
 def read_environment_of_parents(told):
     return b"PATH" in open(f"/proc/{os.getppid()}/environ", "rb").read()
 
