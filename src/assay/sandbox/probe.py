@@ -135,7 +135,7 @@ def _working_mode(bwrap: str) -> tuple[Mode | None, str]:
     for mode in modes:
         words = [bwrap, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", *_MODES[mode]]
         words += ["--ro-bind", "/", "/", "--proc", "/proc", "--", "/bin/true"]
-        nobody = {"user": 65534, "group": 65534, "extra_groups": []} if mode == "nobody" else {}
+        nobody = mode == "nobody"
         try:
             done = subprocess.run(
                 words,
@@ -145,7 +145,9 @@ def _working_mode(bwrap: str) -> tuple[Mode | None, str]:
                 timeout=TRIAL_S,
                 check=False,
                 cwd="/",
-                **nobody,
+                user=65534 if nobody else None,
+                group=65534 if nobody else None,
+                extra_groups=[] if nobody else None,
             )
         except OSError as error:
             said.append(f"{mode}: {error}")
