@@ -72,7 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"{package} is not installed, and this command needs it: {cure}.", 1)
     except KeyboardInterrupt:
         again = shlex.join(["assay", *arguments])
-        print(f"\nInterrupted. The same command goes on from what is done: {again}", file=sys.stderr)
+        print(
+            f"\nInterrupted. What is done is kept; it goes on when the same command is given: {again}",
+            file=sys.stderr,
+        )
         return 130
     except BrokenPipeError:  # the reader of our output (`| head`) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -608,7 +608,13 @@ def test_closing_ends_batches_under_way_with_an_error(host: str) -> None:
         engine.close()
 
 
+def engine_threads() -> set[threading.Thread]:
+    """The loops of this process's engines, those that other tests have left open among them."""
+    return {thread for thread in threading.enumerate() if thread.name == "assay-rewards"}
+
+
 def test_closing_over_and_over_under_use_hangs_nobody() -> None:
+    before = engine_threads()
     with scripted_judge(after(0.002, same)) as judge:
         engine = RewardEngine(Marks(), judge.config(), settings())
         stop = threading.Event()
@@ -634,7 +640,7 @@ def test_closing_over_and_over_under_use_hangs_nobody() -> None:
         assert results == [None] * 4
         assert "scored" in outcomes
         engine.close()
-        assert not [thread for thread in threading.enumerate() if thread.name == "assay-rewards"]
+        assert not engine_threads() - before
 
 
 def test_an_interrupt_stops_the_calls_it_interrupts() -> None:
@@ -658,12 +664,13 @@ def test_an_interrupt_stops_the_calls_it_interrupts() -> None:
 
 def test_an_engine_that_cannot_start_says_why_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_KEY", "sk-0123456789abcdef")
+    before = engine_threads()
     engine = RewardEngine(Marks(), JudgeConfig(api_key_env="SOME_KEY"), settings())
     monkeypatch.delenv("SOME_KEY")
     for _ in range(2):
         with pytest.raises(ConfigError, match="SOME_KEY is not set"):
             engine.score_many_sync(samples([1]))
-    assert not [thread for thread in threading.enumerate() if thread.name == "assay-rewards"]
+    assert not engine_threads() - before
     engine.close()
 
 
