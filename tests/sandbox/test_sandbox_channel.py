@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import textwrap
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -311,9 +312,10 @@ def test_the_clock_stands_still_while_the_caller_thinks(box: Box) -> None:
         await asyncio.sleep(0.4)
         return True
 
-    result = box.run(candidate(ECHO, limits=Limits(wall_s=0.6)), after)
+    started = time.monotonic()
+    result = box.run(candidate(ECHO), after)
     assert result.end == "ok"
-    assert result.wall_s < 0.6
+    assert result.wall_s <= time.monotonic() - started - 0.8
 
 
 def test_an_error_of_the_caller_costs_no_worker(box: Box) -> None:

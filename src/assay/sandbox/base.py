@@ -116,11 +116,11 @@ class JobResult:
     report: Json = None
     """What the harness returned, through the child's hands: untrusted hints, None where absent or damaged."""
     wall_s: float = 0.0
-    """Seconds from the child's start to its end, less those in which it waited for its caller."""
+    """Seconds from the moment its walls stood to its end, less those in which it waited for its caller."""
     cpu_s: float = 0.0
     """CPU seconds, user and system, of the child and those of its children that it waited for."""
     setup_s: float = 0.0
-    """Seconds until the child asked for its first inputs."""
+    """Those of them until the child asked for its first inputs."""
     round_s: tuple[float, ...] = ()
     """Seconds from the delivery of each acknowledged round to its acknowledgement."""
     retried: bool = False

@@ -30,7 +30,7 @@ from assay.sandbox.results import Ended, result
 from assay.sandbox.wire import ASKED, BARE, ENDED, MESSAGE_BYTES, ORDER, PROFILES, Cause, Kind
 from assay.sandbox.worker import Setting
 
-OVERDUE_S = 10.0
+OVERDUE_S = 30.0
 """A worker that says nothing this long after its child's limit is taken for dead."""
 ENDING_S = 10.0
 _BOOT_TEXT_BYTES = 2000

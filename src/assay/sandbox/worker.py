@@ -48,6 +48,8 @@ from assay.sandbox.wire import (
 
 MIB = 1 << 20
 TEXT_BYTES = 4096
+WALLS_S = 20.0
+"""A child whose walls are not up by then is given up."""
 _FDS_OF_AN_ORDER = 4
 
 
@@ -87,8 +89,11 @@ class _Running:
     refusal: bytes = b""
 
     def left_s(self) -> float | None:
-        """Seconds until its limit, None while its clock stands still."""
-        return None if self.since is None else self.wall_s - self.spent_s - (time.monotonic() - self.since)
+        """Seconds until its limit, None while its clock stands still. Putting up walls is not charged to the job."""
+        if self.since is None:
+            return None
+        limit_s = self.wall_s - self.spent_s if self.started else WALLS_S
+        return limit_s - (time.monotonic() - self.since)
 
     def stop_clock(self) -> float:
         """End the child's turn; returns how long it was."""
@@ -219,7 +224,7 @@ class Worker:
             left_s = job.left_s()
             if left_s is not None and left_s <= 0:
                 job.cause = Cause.TIMEOUT if job.started else Cause.WALLS
-                job.refusal = job.refusal or b"the walls were not up before the wall limit of the job"
+                job.refusal = job.refusal or b"they were not up after %d s" % WALLS_S
                 break
             ready = {fd for fd, _ in poller.poll(None if left_s is None else max(1, int(left_s * 1000) + 1))}
             if job.up in ready and not self._hear(job):
@@ -240,6 +245,7 @@ class Worker:
             return False
         if not job.started:
             job.started = byte == STARTED
+            job.since = time.monotonic()
             if byte == REFUSED:
                 job.cause = Cause.WALLS
                 job.refusal = os.read(job.up, TEXT_BYTES)
