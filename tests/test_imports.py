@@ -62,8 +62,8 @@ COMMAND_LINES = ("assay.cli", "assay.integrations.verl.__main__")
 """Modules that may print."""
 
 BROAD = {"Exception", "BaseException"}
-BOUNDARIES = {"assay.rollouts.runner", "assay.rewards.engine"}
-"""Modules where any failure becomes data: the rollout, and the code of a reward."""
+BOUNDARIES = {"assay.rollouts.runner", "assay.rewards.engine", "assay.sandbox.child", "assay.sandbox.worker"}
+"""Modules where any failure becomes data: the rollout, the code of a reward, the sandboxed job."""
 
 
 def module_of(path: Path) -> str:
