@@ -1,25 +1,35 @@
 # make demo    train a small chess model on this machine and report what it learned
-# make test    linters, type checker, generated pages, tests
-# The environment is made in .venv on first use; it is renewed when pyproject.toml or constraints.txt change.
+# make test    linters, type checker, generated pages, tests; also against verl, in an environment of its own
+# Environments are made on first use, in .venv and (for tests against verl) .venv-verl, and renewed when pyproject.toml or
+# their constraints change. `make test VERL=0` leaves verl out.
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+VERL_VENV := .venv-verl
+VERL_STAMP := $(VERL_VENV)/.installed
+VERL ?= 1
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 WORKERS ?= $(shell echo $$(( $(CORES) < 8 ? $(CORES) : 8 )))
 BENCHMARKS ?= $(sort $(wildcard benchmarks/*.py))
 
 # One thread per process: small models run slower on more, and tests run side by side.
 export OMP_NUM_THREADS ?= 1
+# Matrix products that do not depend on where operands lie in memory, also where a test imports torch by itself.
+export MKL_CBWR ?= AUTO,STRICT
 export PYTHON TORCH_INDEX_URL
 
-.PHONY: demo test lint bench docs clean system env
+.PHONY: demo test test-verl lint bench docs clean system env
 
 demo: env system
 	$(BIN)/assay demo
 
-test: lint system
+test: lint system $(if $(filter-out 0,$(VERL)),test-verl)
 	$(BIN)/python -m pytest -q -n $(WORKERS) $(PYTEST_ARGS)
+
+# One process: importing verl takes seconds, and starting Ray takes more.
+test-verl: $(VERL_STAMP)
+	$(VERL_VENV)/bin/python -m pytest -q tests/verl $(VERL_PYTEST_ARGS)
 
 lint: env
 	$(BIN)/ruff check .
@@ -40,7 +50,12 @@ clean:
 env: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt scripts/setup-env.sh scripts/find-python.sh
-	@scripts/setup-env.sh $@
+	@scripts/setup-env.sh $(VENV) constraints.txt -e '.[torch,chess,kernelbench,rewards,trl,wandb,bench,dev]'
+	@touch $@
+
+$(VERL_STAMP): pyproject.toml constraints-verl.txt scripts/setup-verl-env.sh scripts/setup-env.sh scripts/find-python.sh
+	@scripts/setup-verl-env.sh $(VERL_VENV)
+	@touch $@
 
 system:
 	@scripts/system-packages.sh

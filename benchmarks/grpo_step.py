@@ -49,7 +49,8 @@ from assay.rollouts.renderer import PlainRenderer
 from assay.rollouts.runner import prepare, run_groups
 from assay.training.aggregate import aggregate_rollouts
 from assay.types import SamplingParams
-from support import Summary, chess_backend, chess_data, machine, summary, warm_up
+from support import Summary, machine, summary
+from support.chess_policy import chess_backend, chess_data, warm_up
 
 SIZES = ((8, 8), (16, 16))
 """Prompts and completions per prompt of a step."""

@@ -31,7 +31,8 @@ from assay.backends.models import load_pretrained
 from assay.backends.torch_local import TorchBackend
 from assay.rollouts.renderer import PlainRenderer
 from assay.types import SamplingParams
-from support import chess_backend, chess_data, machine, summary, warm_up
+from support import machine, summary
+from support.chess_policy import chess_backend, chess_data, warm_up
 
 PROMPTS, GROUP = 8, 16
 Rows = list[list[int]]

@@ -21,11 +21,12 @@ This page is generated from the config classes by `make docs`; edit the docstrin
 A run is described by one tree of settings. Each setting has a default; presets and YAML files change some of them, and
 `key=value` arguments change some more. Later sources win:
 
-    class defaults  <  --config (may be repeated)  <  key=value
+    class defaults  <  environment variables  <  --config (may be repeated)  <  key=value
 
     assay train --config chess --config my.yaml learning_rate=3e-4 dataset_builder.batch_size=8
 
-`--config` takes the name of a preset or the path of a YAML file. In YAML, keys may be nested or dotted. On the command
+Only the monitor environment reads environment variables, and [its page](monitor.md) lists them. `--config` takes the
+name of a preset or the path of a YAML file. In YAML, keys may be nested or dotted. On the command
 line `--key=value` means the same as `key=value`. `null` (or `none`) clears a setting that may be null. Lists are
 written `a,b`. A setting of type "entries" takes one argument per entry: `loss_fn_config.clip_high_threshold=1.28`;
 `loss_fn_config={}` drops the entries of earlier sources. Relative paths are taken from the working directory.

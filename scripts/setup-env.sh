@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Make the virtual environment with the pinned packages and this project, and write the stamp file named by $1.
+# Make a virtual environment with pinned packages: setup-env.sh FOLDER CONSTRAINTS REQUIREMENT...
 #
 # torch comes first and alone, so that it can come from elsewhere: TORCH_INDEX_URL names a package index to take it from
 # (one with CPU builds saves gigabytes on a machine without a GPU). Everything else uses pip's ordinary configuration.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-stamp=$1
-venv=$(dirname "$stamp")
+venv=$1
+constraints=$2
+shift 2
 python=$(scripts/find-python.sh)
 
 if [[ ! -x $venv/bin/python ]]; then
@@ -16,7 +17,7 @@ if [[ ! -x $venv/bin/python ]]; then
 fi
 pip=("$venv/bin/python" -m pip --disable-pip-version-check)
 
-torch=(install --quiet --no-deps -c constraints.txt ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch)
+torch=(install --quiet --no-deps -c "$constraints" ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch)
 if ! command -v nvidia-smi >/dev/null && "${pip[@]}" "${torch[@]}" --dry-run --report - | grep -q '"nvidia-'; then
     echo "note: pip chose a CUDA build of torch (gigabytes), and no NVIDIA GPU was found here. To avoid it, interrupt and" \
         "give an index with CPU builds: make TORCH_INDEX_URL=..." >&2
@@ -24,5 +25,4 @@ fi
 
 echo "Installing packages into $venv (minutes the first time)"
 "${pip[@]}" "${torch[@]}"
-"${pip[@]}" install --quiet -c constraints.txt -e '.[torch,chess,rewards,wandb,dev]'
-touch "$stamp"
+"${pip[@]}" install --quiet -c "$constraints" "$@"

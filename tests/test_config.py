@@ -211,7 +211,7 @@ def test_unknown_key_names_its_layer_and_the_nearest_spelling(override: str, hin
         ("loss_fn=cross_entropy", "one of importance_sampling, ppo, cispo"),
         ("log_path=", "a path"),
         ("loss_fn_config.clip_high_threshold=x", "a number"),
-        ("dataset_builder=ches", "one of chess. Did you mean chess?"),
+        ("dataset_builder=ches", "one of chess, monitor. Did you mean chess?"),
     ],
 )
 def test_wrong_value_names_key_value_layer_and_type(override: str, expected: str) -> None:

@@ -1,40 +1,31 @@
-"""What several benchmarks share: the machine in words, medians with their spread, and the policy they measure.
+"""What several benchmarks share: the machine in words, and medians with their spread. Imports nothing heavy.
 
 A folder, so that `make bench`, which runs every `benchmarks/*.py`, passes it by.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import platform
+import resource
 import statistics
+import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-
-import torch
-
-from assay.backends.base import AdamParams, LossSpec
-from assay.backends.config import LocalBackend, ScratchModel
-from assay.backends.torch_local import TorchBackend
-from assay.envs.base import BuildContext, EnvData
-from assay.envs.chess.dataset import ChessDatasetBuilder
-from assay.grpo.datum import example_datum
-from assay.grpo.normalise import normalise
-from assay.rollouts.renderer import PlainRenderer
 
 Summary = dict[str, float]
 
 
 def machine(*packages: str) -> dict[str, object]:
-    """Processor, cores, threads used, and versions of Python, torch and `packages`."""
+    """Processor, cores, versions of Python and `packages`; beside torch, its threads and its version too."""
+    torch = sys.modules.get("torch")
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "transformers", *packages)},
+        **({"torch_threads": torch.get_num_threads()} if torch else {}),
+        **{name: version(name) for name in (*(("torch", "transformers") if torch else ()), *packages)},
     }
 
 
@@ -50,30 +41,13 @@ def summary(values: Sequence[float]) -> Summary:
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
-def chess_data(batch_size: int, group_size: int, positions: int, cache_dir: Path) -> EnvData:
-    """The chess preset's data with other sizes."""
-    builder = ChessDatasetBuilder(
-        batch_size=batch_size, group_size=group_size, num_train=positions, num_heldout=1, num_epochs=1000
-    )
-    return builder.build(BuildContext(seed=0, max_turns=1, cache_dir=cache_dir))
+def peak_rss_mb() -> float:
+    """The most memory that this process has held, in MiB.
 
-
-def chess_backend(data: EnvData) -> TorchBackend:
-    """The chess preset's model with random weights: GPT-2, width 128, 3 layers, a tokenizer trained on chess text."""
-    return TorchBackend.create("scratch", 0, LocalBackend(), ScratchModel(), data.tokenizer_corpus, seed=0)
-
-
-def warm_up(backend: TorchBackend, data: EnvData, steps: int) -> None:
-    """Supervised steps, so that completions look like those of a run: short, mostly well formed, sometimes legal."""
-    assert data.sft is not None
-    renderer = PlainRenderer(backend.tokenizer)
-    for step in range(steps):
-        examples = data.sft.batch(step, 32)
-        batch = [example_datum(renderer.start(e.prompt), renderer.completion(e.completion)) for e in examples]
-        rate = 2e-3 * min(1.0, (step + 1) / 30) * (1 - step / steps)
-        asyncio.run(_train(backend, batch, rate))
-
-
-async def _train(backend: TorchBackend, batch: list[object], rate: float) -> None:
-    await backend.forward_backward(normalise(batch), LossSpec("cross_entropy"))  # type: ignore[arg-type]
-    await backend.optim_step(AdamParams(rate))
+    Linux hands `ru_maxrss` of a parent on to the program that its child executes, so the kernel's own account of this
+    address space comes first.
+    """
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    peak = next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), None)
+    return (peak or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 1024

@@ -34,10 +34,15 @@ EXTRAS = {
     "peft": "torch",
     "chess": "chess",
     "wandb": "wandb",
+    "httptools": "rewards",
+    "ray": "verl",
 }
 """Optional package -> the extra of this distribution that installs it."""
 
 _OVERRIDE = re.compile(r"(--)?([A-Za-z_][\w.-]*)=")
+
+_OPTIONS = ("config", "run", "step", "input", "reward", "output")
+"""Options of commands that take a value; `--run=DIR` is one of them and no setting."""
 
 _OVERVIEW = """\
 Reinforcement learning for language models from verifiable rewards.
@@ -46,6 +51,7 @@ Reinforcement learning for language models from verifiable rewards.
   assay train --config chess --dry-run            say what a run would do
   assay train --config chess learning_rate=3e-4   train; the same command resumes after an interruption
   assay eval --run runs/chess                     measure a run's last checkpoint on held-out tasks
+  assay score --run runs/chess                    judge a run's saved rollouts again, with other rewards perhaps
 """
 
 
@@ -67,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         again = shlex.join(["assay", *arguments])
         print(
-            f"\nInterrupted. A training run goes on where it was when the same command is given: {again}",
+            f"\nInterrupted. What is done is kept; it goes on when the same command is given: {again}",
             file=sys.stderr,
         )
         return 130
@@ -101,7 +107,7 @@ def _run(arguments: list[str]) -> int:
 def _is_override(argument: str) -> bool:
     """Whether an argument is `key=value` or `--key=value`, and not an option of a command given with `=`."""
     match = _OVERRIDE.match(argument)
-    return match is not None and not (match[1] and match[2] in ("config", "run", "step"))
+    return match is not None and not (match[1] and match[2] in _OPTIONS)
 
 
 class _StderrHandler(logging.Handler):
@@ -136,6 +142,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     evaluate.add_argument("--step", type=int, metavar="N", help="checkpoint of RL batch N (default: the last one)")
     evaluate.add_argument("--help", "-h", action="help", help="show this message")
+
+    score = _add(commands, "score", "judge completions: those of a run again, or any file of them")
+    what = score.add_mutually_exclusive_group(required=True)
+    what.add_argument("--run", type=Path, metavar="DIR", help="run directory whose saved rollouts are judged again")
+    what.add_argument("--input", type=Path, metavar="FILE", help="JSON lines with `response` and what the reward needs")
+    score.add_argument("--reward", metavar="NAME", help="with --input: a reward's name, path.py:name or module:name")
+    score.add_argument("--output", type=Path, metavar="FILE", help="where scores go (default: beside what is judged)")
+    score.add_argument("--help", "-h", action="help", help="show this message")
 
     config = _add(commands, "config", "print the whole config that a command would use, as JSON")
     _add_config(config)
@@ -210,15 +224,42 @@ async def _plan(config: TrainingConfig) -> str:
 
 
 def _eval(args: argparse.Namespace, overrides: list[str]) -> int:
-    from assay.config import load_config
     from assay.training.measure import measure
 
-    # The run's own config.json is a layer like any other, so a setting of evaluation can be overridden.
-    record = args.run / "config.json"
+    print(json.dumps(measure(args.run, _config_of(args.run, overrides), args.step), indent=2))
+    return 0
+
+
+def _config_of(run: Path, overrides: list[str]) -> TrainingConfig:
+    """The config of a run. Its own config.json is a layer like any other, so that a setting can be overridden."""
+    from assay.config import load_config
+
+    record = run / "config.json"
     if not record.is_file():
-        raise RunDirectoryError(f"{args.run} holds no run: there is no config.json in it. Give the log_path of a run.")
-    config = load_config([str(record)], overrides)
-    print(json.dumps(measure(args.run, config, args.step), indent=2))
+        raise RunDirectoryError(f"{run} holds no run: there is no config.json in it. Give the log_path of a run.")
+    return load_config([str(record)], overrides)
+
+
+def _score(args: argparse.Namespace, overrides: list[str]) -> int:
+    if args.run is not None:
+        if args.reward is not None:
+            raise ConfigError("--reward goes with --input. A run has its own; change it with key=value.")
+        from assay.training.rescore import OUTPUT, rescore
+
+        output = args.output or args.run / OUTPUT
+        print(json.dumps(rescore(args.run, _config_of(args.run, overrides), output), indent=2))
+        return 0
+    if args.reward is None:
+        raise ConfigError(
+            "--input needs to know what to score with: --reward judge, monitor, path.py:name or module:name."
+        )
+    from assay.integrations.score_file import score_file
+    from assay.integrations.settings import read_settings
+    from assay.layers import read_overrides
+
+    given = {**read_overrides(overrides).values, "reward": args.reward}
+    output = args.output or args.input.with_suffix(".scores.jsonl")
+    print(json.dumps(score_file(args.input, output, read_settings(given)), indent=2))
     return 0
 
 
@@ -238,6 +279,7 @@ def _demo(args: argparse.Namespace, overrides: list[str]) -> int:
 _COMMANDS: Mapping[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "train": _train,
     "eval": _eval,
+    "score": _score,
     "config": _config,
     "demo": _demo,
 }

@@ -1,4 +1,4 @@
-"""The config of a run: class defaults < presets and YAML files, in the order given < `key=value` arguments.
+"""The config of a run: class defaults < environment < presets and YAML files, in the order given < `key=value`.
 
 Each key is checked against the config tree as it stands at its layer, so that a misspelt key or a wrong type names the
 layer it came from. A key that holds one of several config classes (`dataset_builder`) takes the name of one, and the
@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
+import os
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ import chz
 
 from assay.envs.base import DatasetBuilder
 from assay.envs.chess.dataset import ChessDatasetBuilder
+from assay.envs.monitor.dataset import MonitorDatasetBuilder
 from assay.errors import ConfigError
 from assay.layers import Layer, flatten, read_overrides, read_source
 from assay.schema import Setting, entry_type, is_null, is_optional, node_class, parse, settings, type_name
@@ -31,9 +33,11 @@ from assay.types import Json
 
 logger = logging.getLogger(__name__)
 
-BUILDERS: Mapping[str, type[DatasetBuilder]] = {"chess": ChessDatasetBuilder}
+BUILDERS: Mapping[str, type[DatasetBuilder]] = {"chess": ChessDatasetBuilder, "monitor": MonitorDatasetBuilder}
 """Short name -> dataset builder; the class's own name works too."""
 
+ENVIRONMENT = "environment"
+"""Name of the layer of settings that come from environment variables."""
 TYPE_KEY = "type"
 """Key that names the class of a node which can be one of several."""
 
@@ -46,11 +50,17 @@ _C = TypeVar("_C")
 def load_config(sources: str | Sequence[str] | None, overrides: Sequence[str] = ()) -> TrainingConfig:
     """Build a config from presets or YAML paths (later wins) and `key=value` overrides (which win over both).
 
+    Environment variables that the chosen dataset builder reads (`DatasetBuilder.environment`) win over defaults alone.
+
     Raises:
         ConfigError: an unknown key, a wrong type, an unreadable or malformed file, or settings that cannot go together.
     """
     names = [sources] if isinstance(sources, str) else list(sources or ())
-    return _build([*map(read_source, names), read_overrides(overrides)])
+    draft = _drafted([*map(read_source, names), read_overrides(overrides)])
+    taken = draft.fill_in(_environment(draft))
+    if taken:
+        logger.info("Taken from the environment: %s.", ", ".join(taken))
+    return draft.construct(TrainingConfig())
 
 
 def resolved(config: TrainingConfig) -> dict[str, Json]:
@@ -60,7 +70,7 @@ def resolved(config: TrainingConfig) -> dict[str, Json]:
 
 def from_resolved(data: Mapping[str, Json], source: str = "config.json") -> TrainingConfig:
     """The config that `resolved` wrote. Settings that `data` lacks (an older version wrote it) take their defaults."""
-    config = _build([Layer(source, flatten(data, source))])
+    config = _drafted([Layer(source, flatten(data, source))]).construct(TrainingConfig())
     missing = flatten(resolved(config), source).keys() - flatten(data, source).keys()
     if missing:
         logger.warning("%s lacks %s; using the defaults.", source, ", ".join(sorted(missing)))
@@ -156,6 +166,12 @@ class _Draft:
                 raise ConfigError(_unknown_key(key, layer.name, list(self.keys())))
             self._put(key, value, setting, layer.name)
 
+    def fill_in(self, layer: Layer) -> list[str]:
+        """Add those settings of a layer that no other has set; returns them as written on the command line."""
+        rest = {key: value for key, value in layer.values.items() if key not in self.values}
+        self.apply(Layer(layer.name, rest))
+        return [f"{key}={shown(value)}" for key, value in rest.items()]
+
     def _put(self, key: str, value: Json, setting: Setting, layer: str) -> None:
         given = f"{key}={shown(value)} ({layer})"
         if node_class(setting.annotation) is not None:
@@ -239,11 +255,20 @@ class _Draft:
         return self.construct(default if type(default) is cls else cls(), key)
 
 
-def _build(layers: Sequence[Layer]) -> TrainingConfig:
+def _drafted(layers: Sequence[Layer]) -> _Draft:
     draft = _Draft()
     for layer in layers:
         draft.apply(layer)
-    return draft.construct(TrainingConfig())
+    return draft
+
+
+def _environment(draft: _Draft) -> Layer:
+    """What environment variables say to the dataset builders that were chosen."""
+    values: dict[str, Json] = {}
+    for key, cls in draft.classes.items():
+        if cls is not None and issubclass(cls, DatasetBuilder):
+            values |= {f"{key}.{name}": value for name, value in cls.environment(os.environ).items()}
+    return Layer(ENVIRONMENT, values)
 
 
 def _chosen(key: str, value: Json, setting: Setting, layer: str) -> type | None:

@@ -35,6 +35,10 @@ class EngineError(AssayError, RuntimeError):
     """A verifier program (such as Stockfish) is missing, died or hung; its answer is unknown, not wrong."""
 
 
+class SandboxError(AssayError, RuntimeError):
+    """Untrusted code cannot be run safely here: the machine lacks a feature, or a harness cannot be loaded."""
+
+
 class RewardError(AssayError, RuntimeError):
     """Rewards cannot be computed honestly: too many samples failed, or the host asked that any failure raise."""
 

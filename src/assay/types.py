@@ -102,6 +102,8 @@ class Score:
     fingerprint: str = ""
 
     def __post_init__(self) -> None:
+        if self.status not in ("scored", "invalid", "errored"):
+            raise ValueError(f"status={self.status!r} of a Score must be scored, invalid or errored")
         if (self.value is None) != (self.status == "errored"):
             raise ValueError(f"a Score has a value unless it is errored: status={self.status}, value={self.value}")
         for name, value in (("value", self.value), *self.parts.items()):

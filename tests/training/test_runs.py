@@ -10,6 +10,7 @@ import pytest
 from toy_run import CONFIG, RL_STEPS, SFT_STEPS, content, in_child, run_toy
 
 from assay.errors import CheckpointError, RunDirectoryError
+from assay.training.resume import config_changes
 from assay.training.runs import RunDirectory
 
 
@@ -132,6 +133,16 @@ def test_settings_that_change_nothing_computed_may_differ(tmp_path):
         first = run.run_id
     with RunDirectory.open(tmp_path / "run", config) as run:
         assert run.run_id == first
+
+
+def test_where_a_judge_is_and_what_it_may_cost_may_differ_and_who_it_is_may_not():
+    def config(model="m", base_url="a", budget=1):
+        judge = {"model": model, "base_url": base_url}
+        return {"dataset_builder": {"judge": judge, "engine": {"budget_usd": budget}}}
+
+    assert config_changes(config(), config(base_url="b", budget=2)) == []
+    assert config_changes(config(), config(model="n")) == ['dataset_builder.judge.model: "m" -> "n"']
+    assert config_changes({"judge": {"base_url": 1}}, {"judge": {"base_url": 2}}) == ["judge.base_url: 1 -> 2"]
 
 
 def test_a_nested_key_is_not_free_to_differ_because_of_its_name(tmp_path):

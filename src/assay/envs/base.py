@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 import chz
 
 from assay.errors import ConfigError
-from assay.types import Message, Score, Task, Trajectory
+from assay.types import Json, Message, Score, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +124,16 @@ class TokenizerCorpus:
     alphabet: str
 
 
+@dataclass(frozen=True)
+class Counters:
+    """What something that serves a run has done since its start (calls, tokens, money), and how it stands now."""
+
+    totals: Mapping[str, float] = field(default_factory=dict)
+    """These only grow; a step's metrics have what it added to them."""
+    levels: Mapping[str, float] = field(default_factory=dict)
+    """These go up and down; a step's metrics have their value at its end."""
+
+
 async def _nothing_to_close() -> None:
     return None
 
@@ -143,6 +153,8 @@ class EnvData:
     """Policies whose held-out metrics are known exactly, without sampling."""
     figure: Callable[[Task, Sequence[str]], str] | None = None
     """An HTML fragment that shows a task and answers to it, for `report.html`."""
+    counters: Callable[[], Counters] | None = None
+    """What the environment's reward engine has done, for the metrics of each step."""
     close: Callable[[], Awaitable[None]] = _nothing_to_close
     """Releases processes and files; safe to call twice."""
 
@@ -163,6 +175,15 @@ class DatasetBuilder:
         for name in ("batch_size", "group_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} of the dataset builder must be at least 1.")
+
+    @classmethod
+    def environment(cls, environ: Mapping[str, str]) -> Mapping[str, Json]:
+        """Settings that environment variables give, by dotted key below the node. They outrank the defaults alone.
+
+        Raises:
+            ConfigError: a variable's value cannot be read.
+        """
+        return {}
 
     def build(self, context: BuildContext) -> EnvData:
         """Make the data sets.

@@ -4,11 +4,14 @@ engine = RewardEngine(reward, JudgeConfig(model="gpt-4o-mini"), EngineConfig(max
 scores = await engine.score_many(samples)        # or engine.score_many_sync(samples)
 """
 
+from assay.errors import JudgeError, RewardError, UnreadableReplyError
 from assay.rewards.base import Caller, CallFailure, Reply, Request, Reward, Sample, Usage
 from assay.rewards.client import Client
 from assay.rewards.config import EngineConfig, JudgeConfig
 from assay.rewards.engine import RewardEngine
+from assay.rewards.hub import SharedCaller
 from assay.rewards.policy import rewards_of
+from assay.types import Message, Score
 
 __all__ = [
     "CallFailure",
@@ -16,11 +19,17 @@ __all__ = [
     "Client",
     "EngineConfig",
     "JudgeConfig",
+    "JudgeError",
+    "Message",
     "Reply",
     "Request",
     "Reward",
     "RewardEngine",
+    "RewardError",
     "Sample",
+    "Score",
+    "SharedCaller",
+    "UnreadableReplyError",
     "Usage",
     "rewards_of",
 ]

@@ -63,7 +63,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What calls consumed: requests that were sent, tokens as the provider counted them, and their price."""
+    """What calls consumed: requests that were answered, tokens as the provider counted them, and their price."""
 
     calls: int = 0
     prompt_tokens: int = 0
@@ -111,6 +111,7 @@ FailureKind = Literal[
     "connection",
     "server",
     "malformed",
+    "not_a_judge",
     "unreadable",
     "deadline",
     "budget",
@@ -118,11 +119,11 @@ FailureKind = Literal[
     "reward",
 ]
 """Why a call has no reply: refused by a limit; the account's quota is used up; key refused; no such model; the request
-itself is at fault; no answer in time; broken or refused connection; 5xx; a reply that is not what the protocol says; a
-reply from which the reward can read no verdict; the batch ran out of time; the money is spent; offline and not in the
-cache; the reward's own code raised."""
+itself is at fault; no answer in time; broken or refused connection; 5xx; a reply that is not what the protocol says;
+none that ever was; a reply from which the reward can read no verdict; the batch ran out of time; the money is spent;
+offline and not in the cache; the reward's own code raised."""
 
-FATAL: frozenset[FailureKind] = frozenset({"quota", "auth", "unknown_model", "budget"})
+FATAL: frozenset[FailureKind] = frozenset({"quota", "auth", "unknown_model", "not_a_judge", "budget"})
 """Failures that every further call would share: they stop a batch instead of erroring its samples one by one."""
 
 

@@ -71,7 +71,7 @@ def read(response: Response) -> Answer | Refusal:
     """What a response says."""
     try:
         data = json.loads(response.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         data = None
     if response.status != 200:
         return _refusal(response, data)
@@ -86,7 +86,8 @@ def read(response: Response) -> Answer | Refusal:
         text = choice["message"].get("refusal") or ""
     if not isinstance(text, str):
         return Refusal("malformed", "a reply whose content is not text", 200)
-    usage = data.get("usage") or {}
+    usage = data.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
     return Answer(
         text,
         str(choice.get("finish_reason") or ""),
@@ -107,15 +108,17 @@ def _refusal(response: Response, data: Any) -> Refusal:
     code, kind = str(error.get("code") or ""), str(error.get("type") or "")
     said = _clipped(str(error.get("message") or response.body[:MESSAGE_CHARS].decode("utf-8", "replace")))
     message = f"status {status}: {said}" if said else f"status {status}"
-    if status in (401, 403):
-        return Refusal("auth", message, status)
     if {code, kind} & _QUOTA_CODES or status == 402:
         return Refusal("quota", message, status)
+    if status in (401, 403):
+        return Refusal("auth", message, status)
     if status == 429:
         wait_s = wait_hint(response.headers)
         return Refusal("rate_limited", message, status, overload=True, too_fast=_is_rate(response), wait_s=wait_s)
     if code in _MODEL_CODES or (status == 404 and "model" in said.lower()):
         return Refusal("unknown_model", message, status)
+    if status in (404, 405):
+        return Refusal("not_a_judge", message, status)
     if status in (408, 409) or status >= 500:
         return Refusal("server", message, status, overload=status == 503, wait_s=wait_hint(response.headers))
     return Refusal("bad_request", message, status)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 import chz
 
@@ -97,6 +98,10 @@ def _refuse(node: object, check: object) -> None:
 def _judge_problems(config: JudgeConfig) -> Iterator[str]:
     if not config.base_url.startswith(("http://", "https://")):
         yield f"base_url={config.base_url!r} must start with http:// or https://."
+    elif "@" in urlsplit(config.base_url).netloc:
+        yield "base_url holds a user name or a password, which it would carry into logs. Use api_key_env."
+    elif urlsplit(config.base_url).query or urlsplit(config.base_url).fragment:
+        yield f"base_url={config.base_url!r} goes on after the path, where /chat/completions is added. Remove ? and #."
     if not config.model:
         yield "model is empty: name the model that judges."
     for name in ("max_tokens", "votes"):

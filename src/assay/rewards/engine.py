@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 import traceback
-from collections import Counter, deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from itertools import islice
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -22,25 +24,27 @@ from assay.errors import JudgeError, RewardError, UnreadableReplyError
 from assay.rewards.base import FATAL, Caller, CallFailure, Outcome, Reply, Request, Reward, Sample, Usage
 from assay.rewards.client import Client
 from assay.rewards.config import EngineConfig, JudgeConfig
+from assay.rewards.flow import Flow
+from assay.rewards.http import require_parser
 from assay.rewards.loop_thread import LoopThread
 from assay.rewards.offline import OfflineCaller
 from assay.rewards.policy import SMALL_BATCH, FailureWatch
 from assay.rewards.progress import Progress
-from assay.rewards.resources import api_key
+from assay.rewards.resources import api_key, check_prices
 from assay.types import Score
 
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-CHUNK = 64
-"""Samples handed to the engine's loop at once."""
-NEWS_EVERY_S = 0.002
-"""Waking another thread costs as much as scoring a sample, so it is done for many at once."""
-STEP = 16
-"""Samples whose calls are prepared before the loop may send them."""
 WINDOW_PER_CALL = 4
 """Samples under way per call that may be in flight: enough that cached and shared ones leave no place empty."""
+SMALLEST_WINDOW = 256
+LAST_WORDS_S = 5.0
+"""How long `close` waits for callers that block on the engine to be told."""
+
+_left_behind: list[object] = []
+"""Loops and callers that a forked child inherited. Not even the garbage collector may touch the parent's files."""
 
 
 class RewardEngine:
@@ -55,7 +59,8 @@ class RewardEngine:
             closes it.
 
     Raises:
-        ConfigError: the judge's key is not set.
+        ConfigError: the judge's key is not set, or a budget in money has no prices.
+        MissingDependencyError: the `rewards` extra is not installed.
     """
 
     def __init__(
@@ -73,14 +78,21 @@ class RewardEngine:
         self._cache_dir = cache_dir
         self._given_caller = caller
         if caller is None and not self.config.offline:
+            require_parser()
             api_key(self.judge)
+            check_prices(self.judge, self.config)
         self._watch = FailureWatch(self.config.max_failure_rate)
         self._counts: Counter[str] = Counter()
         self.usage_by_source: dict[str, Usage] = {}
         """What each `data_source` of the samples has cost since the start."""
-        self._pid = 0
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        """Held while any of the following are changed."""
         self._thread: LoopThread | None = None
+        self._ended: LoopThread | None = None
         self._caller: Caller | None = None
+        self._flows: set[Flow] = set()
+        self._blocked: set[Future[Any]] = set()
 
     async def score_many(self, samples: Sequence[Sample], deadline_s: float | None = None) -> list[Score]:
         """One score per sample, in order.
@@ -95,13 +107,14 @@ class RewardEngine:
         """
         scores: list[Score | None] = [None] * len(samples)
         failed: list[Score] = []
-        async for index, score in self._stream(samples, len(samples), deadline_s):
-            scores[index] = score
-            if score.status == "errored":
-                failed.append(score)
-                self._watch.check_batch(failed, len(samples))
-            if len(samples) < SMALL_BATCH:
-                self._watch.check_one(score)
+        async with aclosing(self._stream(samples, len(samples), deadline_s)) as results:
+            async for index, score in results:
+                scores[index] = score
+                if score.status == "errored":
+                    failed.append(score)
+                    self._watch.check_batch(failed, len(samples))
+                if len(samples) < SMALL_BATCH:
+                    self._watch.check_one(score)
         assert all(score is not None for score in scores)
         return scores  # type: ignore[return-value]
 
@@ -115,31 +128,45 @@ class RewardEngine:
 
     async def stream(
         self, samples: Iterable[Sample] | AsyncIterable[Sample], deadline_s: float | None = None
-    ) -> AsyncIterator[tuple[int, Score]]:
+    ) -> AsyncGenerator[tuple[int, Score], None]:
         """Scores as they come, each with the index of its sample; memory does not grow with their number.
 
         Samples are drawn as places come free. See `score_many` for what it raises; failures are counted over the last
         64 samples.
         """
-        async for index, score in self._stream(samples, None, deadline_s):
-            self._watch.check_one(score)
-            yield index, score
+        async with aclosing(self._stream(samples, None, deadline_s)) as results:
+            async for index, score in results:
+                self._watch.check_one(score)
+                yield index, score
 
     def counters(self) -> dict[str, float]:
         """Totals since the start of the engine (its samples, its caller's calls) and the caller's present state."""
         ours = {name: float(self._counts[name]) for name in ("samples", "scored", "invalid", "errored", "reread")}
-        if self._caller is None:
+        if self._thread is None or self._pid != os.getpid():
             return ours
-        return {**self._blocking(self._caller.counters), **ours}
+        return {**self._blocking(lambda: self._caller_.counters()), **ours}
 
     def close(self) -> None:
-        """Stop: cancel what is under way, write what waits, close connections and the cache. Safe to call twice."""
-        thread, caller = self._thread, self._caller
-        self._thread = self._caller = None
-        if thread is not None and thread.alive and self._pid == os.getpid():
-            if caller is not None:
-                thread.submit(caller.close()).result()
-            thread.close()
+        """Stop: fail batches under way, write what waits, close connections and the cache. Safe to call twice.
+
+        Raises:
+            RewardError: called by the reward, in the very thread that is to end.
+        """
+        if self._pid != os.getpid():
+            return  # a forked child's copy, never used there: what it holds is the parent's
+        if self._thread is not None and self._thread.is_here:
+            raise RewardError("a reward closed its own engine while it was scoring. Close it where it was made.")
+        with self._lock:
+            thread, caller, flows, blocked = self._thread, self._caller, list(self._flows), list(self._blocked)
+            self._thread = self._caller = None
+            self._ended = thread
+        if thread is None or caller is None or not thread.alive:
+            return
+        for flow in flows:
+            flow.fail(RewardError("the engine was closed before this batch was scored. What was answered is cached."))
+        wait(blocked, LAST_WORDS_S)
+        thread.submit(caller.close()).result()
+        thread.close()
 
     def __enter__(self) -> Self:
         return self
@@ -158,43 +185,77 @@ class RewardEngine:
 
     async def _stream(
         self, samples: Iterable[Sample] | AsyncIterable[Sample], total: int | None, deadline_s: float | None
-    ) -> AsyncIterator[tuple[int, Score]]:
-        thread = self._started()
+    ) -> AsyncGenerator[tuple[int, Score], None]:
         deadline_s = self.config.batch_deadline_s if deadline_s is None else deadline_s
-        flow = _Flow(self, thread, thread.loop.time() + deadline_s if deadline_s is not None else None)
-        progress = Progress(self.reward.name, total, {})
+        window = max(SMALLEST_WINDOW, WINDOW_PER_CALL * self.config.max_in_flight)
+        progress = Progress(self.reward.name, total)
+        with self._started() as (thread, caller):
+            flow = Flow(thread, self._score, window, deadline_s)
+            self._flows.add(flow)
+            reporting = None
+            if total is None or total >= SMALL_BATCH:
+                thread.submit(caller.counters()).add_done_callback(progress.on_start)
+                reporting = asyncio.create_task(progress.report(lambda: thread.submit(caller.counters())))
         feeding = asyncio.create_task(flow.feed(samples))
         try:
-            async for index, score in flow.results(feeding):
-                if progress.on_score(score.status != "errored"):
-                    progress.say(await self._counters_from_anywhere(thread))
-                yield index, score
+            async with aclosing(flow.results(feeding)) as results:
+                async for index, score in results:
+                    progress.on_score(score.status != "errored")
+                    yield index, score
         finally:
+            if reporting is not None:
+                reporting.cancel()
             feeding.cancel()
             flow.cancel()
-
-    async def _counters_from_anywhere(self, thread: LoopThread) -> Mapping[str, float]:
-        assert self._caller is not None
-        return await asyncio.wrap_future(thread.submit(self._caller.counters()))
+            self._flows.discard(flow)
 
     def _blocking(self, make: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        thread = self._started()
-        if thread.is_here:
+        """What a coroutine of the engine's loop returns."""
+        if self._thread is not None and self._thread.is_here:
             raise RewardError(
                 "a reward called its own engine's blocking methods, which would wait for itself for ever. Return the "
                 "calls from Reward.requests instead."
             )
-        return thread.submit(make()).result()
+        with self._started() as (thread, _):
+            future = thread.submit(make())
+            self._blocked.add(future)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # interrupted: nobody waits for it any more
+            raise
+        finally:
+            self._blocked.discard(future)
 
-    def _started(self) -> LoopThread:
-        """The loop's thread; started on first use, and anew in a forked child."""
-        if self._thread is None or self._pid != os.getpid():
-            if self._thread is not None and self._given_caller is not None:
-                raise RewardError("this engine was forked with a caller of its own. Make the engine after the fork.")
-            self._pid = os.getpid()
-            self._thread = LoopThread("assay-rewards")
-            self._caller = self._thread.submit(self._make_caller()).result()
-        return self._thread
+    @contextmanager
+    def _started(self) -> Iterator[tuple[LoopThread, Caller]]:
+        """The loop's thread and the caller, which `close` leaves alone meanwhile.
+
+        They are made on first use, and anew in a forked child.
+        """
+        if self._pid != os.getpid():
+            self._start_anew()
+        with self._lock:
+            if self._ended is not None and self._ended.is_here:
+                raise RewardError("the engine was closed before this batch was begun.")
+            if self._thread is None or self._caller is None:
+                thread = LoopThread("assay-rewards")
+                try:
+                    self._caller = thread.submit(self._make_caller()).result()
+                except BaseException:
+                    thread.close()
+                    raise
+                self._thread = thread
+            yield self._thread, self._caller
+
+    def _start_anew(self) -> None:
+        """Forget what is the parent's, in a forked child."""
+        if self._thread is not None and self._given_caller is not None:
+            raise RewardError("this engine was forked with a caller of its own. Make the engine after the fork.")
+        _left_behind.append((self._thread, self._caller, self._flows, self._blocked))
+        self._pid, self._lock = os.getpid(), threading.Lock()
+        self._thread = self._caller = None
+        self._flows, self._blocked = set(), set()
 
     async def _make_caller(self) -> Caller:
         if self._given_caller is not None:
@@ -215,6 +276,8 @@ class RewardEngine:
         replies: dict[int, Reply] = {}
         try:
             requests = list(self.reward.requests(sample))
+            if not all(isinstance(request, Request) for request in requests):
+                raise TypeError(f"requests() returned {requests!r}, which are not all Requests")
         except Exception as error:
             logger.debug("A reward's requests() raised.", exc_info=True)
             return self._errored(_own_fault(error), usage)
@@ -228,28 +291,28 @@ class RewardEngine:
                     return self._stopped(outcome) if outcome.kind in FATAL else self._errored(outcome, usage)
                 replies[place] = outcome
             try:
-                score = self.reward.score(sample, [replies[place] for place in range(len(requests))])
+                return self._scored(sample, [replies[place] for place in range(len(requests))], usage)
             except UnreadableReplyError as error:
                 unreadable = CallFailure("unreadable", str(error))
-                for place in error.places or range(len(requests)):
+                unread = (set(error.places) & replies.keys()) or set(replies)
+                for place in unread:
                     self._counts["reread"] += 1
                     del replies[place]
-                    await self._caller_.forget(requests[place])
-                continue
+                if (failure := await self._forget([requests[place] for place in unread])) is not None:
+                    return self._errored(failure, usage)
             except Exception as error:
                 logger.debug("A reward's score() raised.", exc_info=True)
                 return self._errored(_own_fault(error), usage)
-            cached = bool(requests) and all(reply.cached for reply in replies.values())
-            return Score(
-                score.status,
-                score.value,
-                score.parts,
-                score.evidence,
-                _plain(usage),
-                cached,
-                self.reward.fingerprint,
-            )
         return self._errored(unreadable, usage)
+
+    def _scored(self, sample: Sample, replies: Sequence[Reply], usage: Usage) -> Score:
+        """What the reward says, with what it cost."""
+        score = self.reward.score(sample, replies)
+        if not isinstance(score, Score):
+            raise TypeError(f"score() returned {score!r}, which is no Score")
+        cached = bool(replies) and all(reply.cached for reply in replies)
+        evidence, fingerprint = score.evidence, self.reward.fingerprint
+        return Score(score.status, score.value, score.parts, evidence, _plain(usage), cached, fingerprint)
 
     @property
     def _caller_(self) -> Caller:
@@ -260,6 +323,15 @@ class RewardEngine:
         if len(requests) == 1:
             return [await self._caller_.call(requests[0], deadline)]
         return list(await asyncio.gather(*(self._caller_.call(request, deadline) for request in requests)))
+
+    async def _forget(self, requests: Sequence[Request]) -> CallFailure | None:
+        """Drop stored replies before they are asked for again; a failure where whoever has them cannot be reached."""
+        try:
+            for request in requests:
+                await self._caller_.forget(request)
+        except RewardError as error:
+            return CallFailure("connection", str(error))
+        return None
 
     def _bill(self, sample: Sample, outcomes: Sequence[Outcome]) -> None:
         source = sample.data_source or self.reward.name
@@ -273,117 +345,15 @@ class RewardEngine:
         cures = {
             "auth": f"Check the key in {self.judge.api_key_env or 'judge.api_key_env'}.",
             "unknown_model": f"Check judge.model={self.judge.model}.",
+            "not_a_judge": f"Check judge.base_url={self.judge.base_url}: /chat/completions is added, most end in /v1.",
             "quota": "Add credit to the account, or use another.",
             "budget": "Raise budget_usd or budget_tokens to go on.",
         }
+        what = "No further call is made" if failure.kind == "budget" else "The judge refuses every call"
+        kept = " What was answered is cached and will not be paid for again." if self.config.cache else ""
         return JudgeError(
-            f"The judge refuses every call, so no reward can be computed: {failure.message}. {cures[failure.kind]} "
-            "What was answered is cached and will not be paid for again."
+            f"{what}, so no reward can be computed: {failure.message.rstrip('.')}. {cures[failure.kind]}{kept}"
         )
-
-
-class _Flow:
-    """Samples going from a host's loop to the engine's, and scores coming back."""
-
-    def __init__(self, engine: RewardEngine, thread: LoopThread, deadline: float | None) -> None:
-        self._engine, self._thread, self._deadline = engine, thread, deadline
-        self._window = max(4 * CHUNK, WINDOW_PER_CALL * engine.config.max_in_flight)
-        self._host = asyncio.get_running_loop()
-        self._under_way = 0
-        self._room = asyncio.Event()
-        self._done: deque[tuple[int, Score | JudgeError]] = deque()
-        self._news = asyncio.Event()
-        self._telling = False
-        self._waiting: deque[tuple[int, Sample]] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._cancelled = False
-
-    async def feed(self, samples: Iterable[Sample] | AsyncIterable[Sample]) -> None:
-        """Hand over all samples, as far ahead as the window allows. Runs in the host's loop."""
-        indexed = _chunks(samples)
-        index = 0
-        async for chunk in indexed:
-            while self._under_way >= self._window:
-                self._room.clear()
-                await self._room.wait()
-            self._under_way += len(chunk)
-            numbered = list(enumerate(chunk, index))
-            index += len(chunk)
-            self._thread.loop.call_soon_threadsafe(self._start, numbered)
-
-    async def results(self, feeding: asyncio.Task[None]) -> AsyncIterator[tuple[int, Score]]:
-        """Scores in the order of completion, until all samples were handed over and scored.
-
-        Raises:
-            JudgeError: the judge refuses every call.
-        """
-        feeding.add_done_callback(lambda _: self._news.set())
-        while self._done or self._under_way or not feeding.done():
-            while self._done:
-                index, result = self._done.popleft()
-                self._under_way -= 1
-                self._room.set()
-                if isinstance(result, JudgeError):
-                    raise result
-                yield index, result
-            if self._under_way or not feeding.done():
-                await self._news.wait()
-                self._news.clear()
-        feeding.result()
-
-    def cancel(self) -> None:
-        """Stop scoring whatever is still under way."""
-        if not self._cancelled and self._thread.alive:
-            self._thread.loop.call_soon_threadsafe(self._cancel)
-
-    def _cancel(self) -> None:
-        self._cancelled = True
-        for task in self._tasks:
-            task.cancel()
-
-    def _start(self, samples: Sequence[tuple[int, Sample]]) -> None:
-        """Begin to score some samples. Runs in the engine's loop."""
-        if not self._waiting:
-            self._thread.loop.call_soon(self._start_some)
-        self._waiting.extend(samples)
-
-    def _start_some(self) -> None:
-        """Start a few and let the loop send what they ask, before preparing the next few."""
-        for _ in range(min(STEP, len(self._waiting)) if not self._cancelled else 0):
-            index, sample = self._waiting.popleft()
-            task = self._thread.loop.create_task(self._one(index, sample))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        if self._waiting and not self._cancelled:
-            self._thread.loop.call_soon(self._start_some)
-
-    async def _one(self, index: int, sample: Sample) -> None:
-        result = await self._engine._score(sample, self._deadline)
-        self._done.append((index, result))
-        if len(self._tasks) == 1 and not self._waiting:
-            self._tell()
-        elif not self._telling:
-            self._telling = True
-            self._thread.loop.call_later(NEWS_EVERY_S, self._tell)
-
-    def _tell(self) -> None:
-        """Wake the host, which takes whatever is done by then."""
-        self._telling = False
-        try:
-            self._host.call_soon_threadsafe(self._news.set)
-        except RuntimeError:  # the host's loop was closed under its own batch: nobody waits any more
-            self._cancel()
-
-
-async def _chunks(samples: Iterable[Sample] | AsyncIterable[Sample]) -> AsyncIterator[list[Sample]]:
-    """Samples in lists of at most `CHUNK`; one by one where they arrive over time."""
-    if isinstance(samples, AsyncIterable):
-        async for sample in samples:
-            yield [sample]
-        return
-    iterator = iter(samples)
-    while chunk := list(islice(iterator, CHUNK)):
-        yield chunk
 
 
 def _plain(usage: Usage) -> dict[str, float]:

@@ -50,10 +50,10 @@ class Gate:
         try:
             await waiter[0]
         except asyncio.CancelledError:
-            if waiter[0].done() and not waiter[0].cancelled():
-                self.leave()  # admitted and cancelled in the same turn of the loop
+            if waiter[0].cancelled():
+                self._pump()  # it may have been the one that the others wait behind
             else:
-                queue.remove(waiter)
+                self.leave()  # admitted and cancelled in the same turn of the loop
             raise
         finally:
             self.waiting -= 1
@@ -91,10 +91,11 @@ class Gate:
         elif refusal.kind == "timeout":
             self.limit.on_failure(now, started)
         if refusal.overload or refusal.kind == "connection":
-            self._streak += now >= self._paused_until  # those refused together are one refusal
+            paused = now < self._paused_until
+            self._streak += not paused  # those refused together are one refusal
             pause = backoff_s(self._streak, draw, refusal.wait_s)
             self._paused_until = max(self._paused_until, now + pause)
-            self._pause_ends_with_success = not refusal.too_fast
+            self._pause_ends_with_success = not refusal.too_fast and (self._pause_ends_with_success or not paused)
 
     def _heed(self, now: float, started: float, sent: int, headers: Mapping[str, str]) -> None:
         """Learn a quota from the headers of a reply, unless it was given in the settings."""
@@ -133,14 +134,16 @@ class Gate:
         now = loop.time()
         while queue := self._retries or self._fresh:
             future, tokens = queue[0]
+            if future.done():  # cancelled while it waited
+                queue.popleft()
+                continue
             delay = self._delay(now, tokens)
             if delay > 0:
                 self._wake_in(loop, delay)
                 return
             queue.popleft()
-            if not future.done():
-                self._start(now, tokens)
-                future.set_result(None)
+            self._start(now, tokens)
+            future.set_result(None)
 
     def _wake_in(self, loop: asyncio.AbstractEventLoop, delay: float) -> None:
         if self._timer is not None:

@@ -8,23 +8,25 @@ bodies. Parsing is httptools' (the parser of Node.js); nothing here retries, fol
 from __future__ import annotations
 
 import asyncio
-import base64
+import importlib
 import socket
 import ssl
 import time
-import urllib.request
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
-from urllib.parse import unquote, urlsplit
 
-import httptools
+from assay.errors import MissingDependencyError
+from assay.rewards.route import Route
 
-from assay.errors import ConfigError
+try:
+    httptools: Any = importlib.import_module("httptools")
+except ImportError:  # settings and offline scoring do without; `require_parser` says so where it is needed
+    httptools = None
 
 CONNECT_TIMEOUT_S = 20.0
-MAX_BODY_BYTES = 32 * 2**20
+MAX_RESPONSE_BYTES = 32 * 2**20
 IDLE_S = 25.0
 """A connection idle for longer is not used again: servers and balancers close theirs after 30 s or more."""
 ADDRESS_TTL_S = 60.0
@@ -53,81 +55,30 @@ class Response:
     body: bytes
 
 
-@dataclass(frozen=True)
-class Route:
-    """How requests reach an endpoint: where to connect, whether through a tunnel, and the head of every request."""
-
-    host: str
-    port: int
-    tls: bool
-    server_name: str
-    tunnel: bytes | None
-    """CONNECT request for a proxy in front of a TLS endpoint."""
-    head: bytes
-    """Everything up to the value of Content-Length."""
-
-
-def route_to(url: str, headers: Mapping[str, str], proxies: Mapping[str, str] | None = None) -> Route:
-    """The route for POST requests to `url`. `proxies` (scheme -> URL) defaults to the environment's.
+def require_parser() -> None:
+    """See that HTTP can be spoken.
 
     Raises:
-        ConfigError: not an http(s) URL, or a header that holds a line break.
+        MissingDependencyError: the parser is not installed.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{url!r} is no http:// or https:// URL, so no judge can be reached there.")
-    tls = parts.scheme == "https"
-    port = parts.port or (443 if tls else 80)
-    name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    authority = name if port == (443 if tls else 80) else f"{name}:{port}"
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    proxy = _proxy_for(parts.scheme, parts.hostname, proxies)
-    lines = {"Host": authority, "User-Agent": "assay", "Accept-Encoding": "identity", **headers}
-    if proxy and not tls:
-        path = f"http://{authority}{path}"
-        lines.update(_proxy_authorization(proxy))
-    head = _head(f"POST {path} HTTP/1.1", lines) + b"Content-Length: "
-    if not proxy:
-        return Route(parts.hostname, port, tls, parts.hostname, None, head)
-    at = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    tunnel = None
-    if tls:
-        target = f"{name}:{port}"
-        tunnel = _head(f"CONNECT {target} HTTP/1.1", {"Host": target, **_proxy_authorization(proxy)}) + b"\r\n"
-    return Route(at.hostname or "", at.port or 80, tls, parts.hostname, tunnel, head)
-
-
-def _proxy_for(scheme: str, host: str, proxies: Mapping[str, str] | None) -> str | None:
-    if proxies is not None:
-        return proxies.get(scheme)
-    return None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme)
-
-
-def _proxy_authorization(proxy: str) -> dict[str, str]:
-    parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    if parts.username is None:
-        return {}
-    credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-    return {"Proxy-Authorization": f"Basic {base64.b64encode(credentials.encode()).decode()}"}
-
-
-def _head(first: str, headers: Mapping[str, str]) -> bytes:
-    for name, value in headers.items():
-        if "\r" in value or "\n" in value:
-            raise ConfigError(f"The header {name} holds a line break. Is there a stray newline in the API key?")
-    return "".join([f"{first}\r\n", *(f"{name}: {value}\r\n" for name, value in headers.items())]).encode("latin-1")
+    if httptools is None:
+        raise MissingDependencyError(
+            "httptools is not installed, and no judge can be asked without it. pip install 'assay-rl[rewards]'"
+        )
 
 
 class HttpPool:
     """Connections to one endpoint. All methods belong to the event loop that the first request runs in."""
 
     def __init__(self, route: Route) -> None:
+        require_parser()
         self._route = route
         self._idle: deque[_Connection] = deque()
         self._open: set[_Connection] = set()
         self._connecting = asyncio.Semaphore(CONNECTS_AT_ONCE)
         self._addresses: list[tuple[Any, ...]] = []
         self._resolved_at = float("-inf")
+        self._resolving = asyncio.Lock()
         self._tls = ssl.create_default_context() if route.tls else None
 
     async def post(self, body: bytes) -> Response:
@@ -143,15 +94,16 @@ class HttpPool:
         except TransportError as error:
             connection.abort()
             error.stale = reused and not connection.heard
+            if error.stale:  # those that have been idle for longer are no better
+                self._drop_idle(float("inf"))
             raise
         except BaseException:
             connection.abort()
             raise
         if connection.reusable:
             connection.idle_since = time.monotonic()
+            self._drop_idle(connection.idle_since - IDLE_S)
             self._idle.append(connection)
-            while not self._idle[0].reusable:  # closed by the server while idle
-                self._idle.popleft()
         else:
             connection.abort()
         return response
@@ -170,6 +122,11 @@ class HttpPool:
                 return connection
             connection.abort()
         return None
+
+    def _drop_idle(self, since: float) -> None:
+        """Close the connections at the old end that have been idle since before `since`, or that the server closed."""
+        while self._idle and (self._idle[0].idle_since < since or not self._idle[0].reusable):
+            self._idle.popleft().abort()
 
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
@@ -207,13 +164,15 @@ class HttpPool:
 
     async def _resolve(self, loop: asyncio.AbstractEventLoop) -> list[tuple[Any, ...]]:
         """Addresses of the endpoint, looked up once a minute; the first one moves on with every connection."""
-        if time.monotonic() - self._resolved_at > ADDRESS_TTL_S:
-            try:
-                found = await loop.getaddrinfo(self._route.host, self._route.port, type=socket.SOCK_STREAM)
-            except OSError as error:
-                raise TransportError(f"cannot resolve {self._route.host}: {error.strerror}") from error
-            self._addresses = list(dict.fromkeys(entry[4] for entry in found))
-            self._resolved_at = time.monotonic()
+        async with self._resolving:
+            if time.monotonic() - self._resolved_at > ADDRESS_TTL_S:
+                try:
+                    found = await loop.getaddrinfo(self._route.host, self._route.port, type=socket.SOCK_STREAM)
+                except (OSError, UnicodeError) as error:  # a label that is too long for the DNS is a UnicodeError
+                    reason = getattr(error, "strerror", None) or error
+                    raise TransportError(f"cannot resolve {self._route.host}: {reason}") from error
+                self._addresses = list(dict.fromkeys(entry[4] for entry in found))
+                self._resolved_at = time.monotonic()
         self._addresses.append(self._addresses.pop(0))
         return self._addresses[-1:] + self._addresses[:-1]
 
@@ -223,9 +182,9 @@ class HttpPool:
             if answer.status != 200:
                 raise TransportError(f"the proxy {self._where} refused the connection with status {answer.status}")
             assert self._tls is not None
-            connection.exchanges = 0
             await connection.secure(loop, self._tls, self._route.server_name)
         except OSError as error:
+            connection.abort()
             raise TransportError(f"no TLS through the proxy {self._where}: {error}") from error
         except BaseException:
             connection.abort()
@@ -241,6 +200,7 @@ class _Connection(asyncio.Protocol):
         self._parser: Any = None
         self._waiter: asyncio.Future[Response] | None = None
         self._headers: dict[str, str] = {}
+        self._head_read = False
         self._chunks: list[bytes] = []
         self._size = 0
         self._is_tunnel = False
@@ -252,11 +212,11 @@ class _Connection(asyncio.Protocol):
 
     async def exchange(self, request: bytes, tunnel: bool = False) -> Response:
         """Send one request and wait for its response. `tunnel`: a CONNECT, whose response has no body."""
+        self.heard, self._is_tunnel = False, tunnel
         if self._transport is None or self._transport.is_closing():
             raise TransportError("the connection is closed")
         self._parser = httptools.HttpResponseParser(self)
-        self._headers, self._chunks, self._size = {}, [], 0
-        self.heard, self._is_tunnel = False, tunnel
+        self._headers, self._head_read, self._chunks, self._size = {}, False, [], 0
         self._waiter = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         response = await self._waiter
@@ -264,10 +224,11 @@ class _Connection(asyncio.Protocol):
         return response
 
     async def secure(self, loop: asyncio.AbstractEventLoop, context: ssl.SSLContext, server_name: str) -> None:
-        """Go on in TLS."""
+        """Go on in TLS, as a new connection: what the proxy said of its own reply no longer counts."""
         assert self._transport is not None
         secured = await loop.start_tls(self._transport, self, context, server_hostname=server_name)
         self._transport = cast(asyncio.Transport, secured)
+        self.exchanges, self.reusable = 0, True
 
     def abort(self) -> None:
         """Close at once."""
@@ -284,6 +245,10 @@ class _Connection(asyncio.Protocol):
         self.heard = True
         if self._waiter is None:  # nobody asked: the server is closing with a message, or is out of step
             self.abort()
+            return
+        self._size += len(data)
+        if self._size > MAX_RESPONSE_BYTES:
+            self._fail(ResponseError(f"the response is larger than {MAX_RESPONSE_BYTES >> 20} MB"))
             return
         try:
             self._parser.feed_data(data)
@@ -305,8 +270,14 @@ class _Connection(asyncio.Protocol):
     def _end_of_stream(self) -> None:
         """A response without a length ends with the connection; any other was cut short."""
         lengths = {"content-length", "transfer-encoding"}
-        if self._headers and not lengths & self._headers.keys():
+        if self._head_read and not lengths & self._headers.keys():
             self._done()
+
+    def on_message_begin(self) -> None:
+        """httptools: a response begins; one that nobody asked for leaves the connection out of step."""
+        self._headers, self._head_read = {}, False
+        if self._waiter is None:
+            self.reusable = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """httptools: one header."""
@@ -314,21 +285,20 @@ class _Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """httptools: all headers of a response; a tunnel's ends here."""
+        self._head_read = True
         if self._is_tunnel:
             self._done()
 
     def on_body(self, body: bytes) -> None:
         """httptools: a part of the body."""
-        self._size += len(body)
-        if self._size > MAX_BODY_BYTES:
-            self._fail(ResponseError(f"the response is larger than {MAX_BODY_BYTES >> 20} MB"))
-        else:
-            self._chunks.append(body)
+        self._chunks.append(body)
 
     def on_message_complete(self) -> None:
         """httptools: a whole response; an interim one (1xx) announces the real one."""
         if self._parser.get_status_code() >= 200:
             self._done()
+        else:
+            self._head_read = False
 
     def _done(self) -> None:
         waiter, self._waiter = self._waiter, None

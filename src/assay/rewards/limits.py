@@ -48,8 +48,13 @@ class InFlightLimit:
     _cut_at: float = -math.inf
     _stepped_at: float = -math.inf
     _floor: float = 1.0
+    _held: float = 1.0
+    """Calls that the judge seems to hold, going by how many it refused since the last cut."""
     _probe: float = 1.0
     _outcomes: deque[bool] = field(default_factory=lambda: deque(maxlen=200))
+
+    def __post_init__(self) -> None:
+        self.limit = max(1.0, float(min(self.limit, self.ceiling)))
 
     def admits(self, in_flight: int) -> bool:
         """Whether one more call may start."""
@@ -68,7 +73,7 @@ class InFlightLimit:
         if self.trouble_at is None:
             if started >= self._stepped_at:  # doubles with every round trip
                 self.limit = min(self.limit + 1, float(self.ceiling))
-        elif started >= self._cut_at and now - self._stepped_at >= self._step_s():
+        elif now - self._stepped_at >= self._step_s():
             self._step(now)
 
     def on_refusal(self, now: float, started: float) -> None:
@@ -78,14 +83,16 @@ class InFlightLimit:
         if not self.adaptive:
             return
         if started >= self._cut_at and self.calm(now):
-            self._floor = max(1.0, self.limit * DEEPEST_CUT)
+            self._floor, self._held = max(1.0, self.limit * DEEPEST_CUT), self.limit - 1
             self.trouble_at = self.limit
-            self.limit = max(self._floor, min(self.limit - 1, self.limit * FIRST_CUT))
+            self.limit = max(self._floor, min(self._held, self.limit * FIRST_CUT))
             self._cut_at, self._probe = now, 1.0
             self.cuts += 1
         else:
-            self.limit = max(self._floor, self.limit - 1)
-            self.trouble_at = min(self.trouble_at or self.limit, self.limit + 1)
+            # Calls sent before the cut were refused from the limit of then; later ones from that of now.
+            self._held = max(self._floor, (self._held if started < self._cut_at else self.limit) - 1)
+            self.limit = min(self.limit, self._held)
+            self.trouble_at = min(self.trouble_at or self.limit, self._held + 1)
         self._stepped_at = now
 
     def on_failure(self, now: float, started: float) -> None:

@@ -11,6 +11,9 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
+LAST_WORDS_S = 5.0
+"""How long `close` waits for tasks that it has cancelled."""
+
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """uvloop's where it is installed (half the CPU per call), else asyncio's own."""
@@ -44,8 +47,9 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def close(self) -> None:
-        """Stop the loop and wait for the thread."""
+        """Cancel what still runs, stop the loop and wait for the thread."""
         if self.alive:
+            self.submit(_end_tasks()).result()
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()
             self.loop.close()
@@ -53,3 +57,12 @@ class LoopThread:
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+
+
+async def _end_tasks() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=LAST_WORDS_S)
+    await asyncio.get_running_loop().shutdown_asyncgens()

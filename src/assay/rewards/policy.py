@@ -75,9 +75,12 @@ class FailureWatch:
             RewardError: too many of the last ones were not.
         """
         self._window.append(score)
-        failed = [s for s in self._window if s.value is None]
-        total = len(self._window)
-        if score.value is None and total >= WINDOW // 2 and len(failed) > self._max_rate * total:
+        if score.value is not None:
+            return
+        window = list(self._window)  # hosts in other threads may be adding to it
+        failed = [s for s in window if s.value is None]
+        total = len(window)
+        if total >= WINDOW // 2 and len(failed) > self._max_rate * total:
             self._window.clear()
             raise RewardError(f"{_summary(failed, total)} {self._why(total)}")
 
@@ -91,4 +94,5 @@ class FailureWatch:
 def _summary(failed: Sequence[Score], total: int) -> str:
     kinds = Counter(str(score.evidence.get("failure", "unknown")) for score in failed)
     listed = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    return f"{len(failed)} of {total} samples could not be scored ({listed}): {failed[0].evidence.get('message', '')}."
+    first = str(failed[0].evidence.get("message", "")).rstrip(".")
+    return f"{len(failed)} of {total} samples could not be scored ({listed}): {first}."

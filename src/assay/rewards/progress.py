@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+
+from assay.errors import RewardError
 
 logger = logging.getLogger(__name__)
 
@@ -16,22 +20,33 @@ _WORDS = {"cache_hits": "cached", "shared": "shared", "refusals": "refused", "he
 class Progress:
     """Logs a line every ten seconds while a batch is scored; a batch that is quick says nothing."""
 
-    def __init__(self, name: str, total: int | None, before: Mapping[str, float]) -> None:
-        self._name, self._total, self._before = name, total, before
-        self._started = self._said = time.monotonic()
+    def __init__(self, name: str, total: int | None) -> None:
+        self._name, self._total = name, total
+        self._before: Mapping[str, float] = {}
+        self._started = time.monotonic()
         self.scored = 0
         self.failed = 0
 
-    def on_score(self, ok: bool) -> bool:
-        """Count one sample; true when a line is due."""
+    def on_start(self, counters: Future[dict[str, float]]) -> None:
+        """Take the totals at the start of the batch, to be left out of its lines."""
+        if not counters.cancelled() and counters.exception() is None:
+            self._before = counters.result()
+
+    def on_score(self, ok: bool) -> None:
+        """Count one sample."""
         self.scored += 1
         self.failed += not ok
-        return time.monotonic() - self._said >= EVERY_S
 
-    def say(self, counters: Mapping[str, float]) -> None:
-        """Log the line."""
-        self._said = time.monotonic()
-        logger.info("%s", self.line(counters, self._said - self._started))
+    async def report(self, read: Callable[[], Future[dict[str, float]]]) -> None:
+        """Log a line every ten seconds until cancelled, also while nothing is scored; `read` gives the counters."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            try:
+                counters = await asyncio.wrap_future(read())
+            except RewardError as error:  # a line that cannot be written ends no batch
+                logger.debug("no counters for a line of progress: %s", error)
+                counters = {}
+            logger.info("%s", self.line(counters, time.monotonic() - self._started))
 
     def line(self, counters: Mapping[str, float], elapsed_s: float) -> str:
         """The line, after `elapsed_s` of the batch."""

@@ -33,6 +33,21 @@ def api_key(judge: JudgeConfig) -> str:
     return key
 
 
+def check_prices(judge: JudgeConfig, config: EngineConfig) -> None:
+    """See that a budget in money can be kept.
+
+    Raises:
+        ConfigError: the judge has no prices, so that nothing would ever seem to be spent.
+    """
+    if config.budget_usd is not None and not (
+        judge.usd_per_million_prompt_tokens or judge.usd_per_million_completion_tokens
+    ):
+        raise ConfigError(
+            f"budget_usd={config.budget_usd:g} cannot be kept: what {judge.model} costs is not known. Set "
+            "judge.usd_per_million_prompt_tokens and judge.usd_per_million_completion_tokens, or use budget_tokens."
+        )
+
+
 def endpoint_of(judge: JudgeConfig) -> str:
     """The endpoint as requests are keyed by it."""
     return judge.base_url.rstrip("/")
@@ -74,5 +89,8 @@ def allow_open_files(wanted: int) -> int:
     wanted += 256
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        except (OSError, ValueError):  # macOS has a lower limit than the one it tells
+            soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return wanted if soft == resource.RLIM_INFINITY else soft

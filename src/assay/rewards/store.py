@@ -37,8 +37,10 @@ class CacheWriter:
     def _flush(self) -> None:
         rows, self._rows = self._rows, []
         waiters, self._waiters = self._waiters, []
-        if rows:
-            self._cache.put(rows)
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        try:
+            if rows:
+                self._cache.put(rows)
+        finally:  # a reply that could not be stored is a reply all the same
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)

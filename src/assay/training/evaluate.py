@@ -83,7 +83,8 @@ def check_errored(groups: Sequence[TrajectoryGroup], most: float, where: str) ->
     if len(errored) <= most * len(rollouts):
         return
     scores = [turn.score for trajectory in errored for turn in trajectory.transitions]
-    finding = next((str(score.evidence["error"]) for score in scores if "error" in score.evidence), "see the log")
+    said = (score.evidence.get("error") or score.evidence.get("message") for score in scores)
+    finding = next((str(text) for text in said if text), "see the log")
     raise TrainingError(
         f"{len(errored)} of {len(rollouts)} rollouts of {where} could not be scored (max_errored_fraction={most:g}), "
         f"so their verifier is broken and the others prove little. First finding: {finding.rstrip('.')}. Mend the "

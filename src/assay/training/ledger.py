@@ -22,6 +22,8 @@ from assay.types import Json
 VERSION = 1
 """Format of the ledger; a reader refuses a larger one."""
 Phase = Literal["start", "sft", "rl", "end"]
+MACHINE_METRICS = ("perf/", "reward_engine/")
+"""How the names of metrics begin that depend on the machine, or on what is cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Commit:
     sinks: Mapping[str, int] = field(default_factory=dict)
     """Size in bytes of every sink after this step, by its path relative to the run directory."""
     digest: str = ""
-    """SHA-256 of the step's metrics without the `perf/` ones; equal in a resumed and an uninterrupted run."""
+    """SHA-256 of the step's metrics without the machine-dependent ones; equal in a resumed and an uninterrupted run."""
     done: bool = False
     """Whether the run is complete."""
     version: int = VERSION
@@ -69,9 +71,14 @@ class LedgerContent:
         return bool(self.commits) and self.commits[-1].done
 
 
+def is_machine_metric(name: str) -> bool:
+    """Whether a metric depends on the machine or on what is cached, so that it may differ in a resumed run."""
+    return name.startswith(MACHINE_METRICS)
+
+
 def metrics_digest(step: int, phase: Phase, index: int, metrics: Mapping[str, float]) -> str:
-    """SHA-256 (hex) of a step's metrics without the machine-dependent `perf/` ones."""
-    same = {name: value for name, value in metrics.items() if not name.startswith("perf/")}
+    """SHA-256 (hex) of a step's metrics without the machine-dependent ones."""
+    same = {name: value for name, value in metrics.items() if not is_machine_metric(name)}
     content = {"step": step, "phase": phase, "index": index, "metrics": same}
     return hashlib.sha256(encode_json(content, sort_keys=True)).hexdigest()
 

@@ -89,6 +89,7 @@ class _Step:
 
 async def _finish_step(session: Session, step: _Step, *, checkpoint: bool, durable: bool = True) -> None:
     """Log the step's metrics and commit it."""
+    step.metrics |= session.counters.take()
     step.metrics["perf/wall_s"] = time.monotonic() - step.wall_s
     step.metrics["perf/cpu_s"] = time.process_time() - step.cpu_s
     session.log.log(session.run.next_step, step.phase, step.index, step.metrics, step.histograms)

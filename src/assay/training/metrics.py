@@ -1,8 +1,9 @@
 """One place to say what happened in a step; it reaches every sink of the run.
 
 `metrics.jsonl` has one flat record per call: version, step, phase, index, then the metrics sorted by name. Names that
-begin with `perf/` (times, rates, memory, cache hits) depend on the machine; all others are equal in a resumed run and
-in an uninterrupted one. A metric that is not finite is null there and raises an event.
+begin with `perf/` (times, rates, memory) or `reward_engine/` (calls, tokens, money: less where replies are cached)
+depend on the machine; all others are equal in a resumed run and in an uninterrupted one. A metric that is not finite is
+null there and raises an event.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Literal
 
-from assay.training.ledger import Phase
+from assay.training.ledger import Phase, is_machine_metric
 from assay.training.runs import RunDirectory
 from assay.training.sinks import Histograms, JsonlSink, MetricSink
 from assay.types import Json
@@ -43,7 +44,7 @@ def metrics_record(step: int, phase: Phase, index: int, metrics: Mapping[str, fl
 
 def comparable(record: Mapping[str, Json]) -> dict[str, Json]:
     """A record of `metrics.jsonl` without what depends on the machine: equal where two runs did the same."""
-    return {name: value for name, value in record.items() if not name.startswith("perf/")}
+    return {name: value for name, value in record.items() if not is_machine_metric(name)}
 
 
 class MetricsLogger:

@@ -21,6 +21,8 @@ from assay.training.config import TrainingConfig
 from assay.training.records import read_lines
 from assay.types import Json, Score
 
+OUTPUT = "rescored.jsonl"
+"""Where scores go in a run directory, if nowhere else."""
 AT_ONCE = 512
 """Rollouts that are judged side by side."""
 
@@ -74,7 +76,8 @@ def rescore(run: Path, config: TrainingConfig, output: Path) -> Mapping[str, Jso
         JSON data: `rollouts`, `changed`, `errored`, `cached_turns`, `mean_reward` (`before`, `after`).
 
     Raises:
-        RunDirectoryError: no traces, or tasks that the config's data sets do not have.
+        RunDirectoryError: no traces, tasks that the config's data sets do not have, or an output that is a file of the
+            run's.
     """
     return asyncio.run(_rescore(run, config, output))
 
@@ -83,6 +86,10 @@ async def _rescore(run: Path, config: TrainingConfig, output: Path) -> Mapping[s
     traces = run / "traces.jsonl"
     if not traces.is_file():
         raise RunDirectoryError(f"{run} holds no rollouts: there is no traces.jsonl in it. Give the log_path of a run.")
+    if output.resolve() in {path.resolve() for path in run.iterdir()} and output.name != OUTPUT:
+        raise RunDirectoryError(
+            f"The scores would overwrite {output}, which belongs to the run. Choose another output."
+        )
     tally = Tally()
     data = config.active_builder.build(config.build_context())
     try:

@@ -26,8 +26,12 @@ SINKS = ("metrics.jsonl", "traces.jsonl", "events.jsonl", "tensorboard")
 """Files, and folders of files, that a run appends to; a resume cuts them back to the step it resumes from."""
 REPORT = "report.html"
 """Made as a whole when the run ends; a resume removes it."""
-_FREE_KEYS = re.compile(r"wandb_\w+|resume_from_batch|log_path|cache_dir")
-"""Settings that do not change what the run computes, so a resumed run may change them."""
+_FREE_KEYS = re.compile(
+    r"wandb_\w+|resume_from_batch|log_path|cache_dir"
+    r"|(multiturn_)?dataset_builder\.(engine\.\w+|judge\.(base_url|api_key_env|usd_per_million_\w+))"
+)
+"""Settings that do not change what the run computes, so a resumed run may change them: a judge that has moved is the
+same judge, and a budget that was reached can be raised."""
 _NEWBORN = {"run.lock", "code.json", "code.json.tmp", "config.json.tmp"}
 """What a run killed before `config.json` was in place may leave."""
 _CHECKPOINT = re.compile(r"(start|(sft|rl)_\d{6,})(\.tmp)?")

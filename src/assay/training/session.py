@@ -19,6 +19,7 @@ from assay.grpo.trainer import GRPOTrainer
 from assay.rollouts.renderer import Renderer, make_renderer
 from assay.training.checkpoints import open_checkpoint
 from assay.training.config import TrainingConfig
+from assay.training.counters import StepCounters
 from assay.training.files import Writing
 from assay.training.ledger import read_ledger
 from assay.training.metrics import MetricsLogger
@@ -44,6 +45,7 @@ class Session:
     renderer: Renderer
     log: MetricsLogger
     progress: RunProgress
+    counters: StepCounters
 
     @property
     def max_turns(self) -> int:
@@ -122,7 +124,8 @@ async def open_session(config: TrainingConfig, record: Mapping[str, Json]) -> As
             log = stack.enter_context(MetricsLogger(run, make_sinks(config, run, num_batches(config, data), record)))
             progress = stack.enter_context(RunProgress())
             renderer = make_renderer(config.active_builder.renderer_name, backend.tokenizer)
-            yield Session(config, run, data, backend, trainer, renderer, log, progress)
+            counters = StepCounters(data.counters)
+            yield Session(config, run, data, backend, trainer, renderer, log, progress, counters)
         finally:
             await data.close()
 

@@ -11,6 +11,7 @@ import chess
 import pytest
 
 from assay.envs.chess.stockfish import Analysis, StockfishConfig, StockfishPool
+from assay.envs.chess.uci_engine import UciEngine
 from assay.errors import EngineError
 
 FENS = (
@@ -252,6 +253,22 @@ def test_an_engine_that_changes_under_the_pool_is_refused(tmp_path: Path) -> Non
                 await pool.analyse(FENS[1])
 
     asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_killing_an_engine_is_not_cut_short_by_cancellation(tmp_path: Path) -> None:
+    program = make_engine(tmp_path, "answer")
+
+    async def work() -> None:
+        engine = await UciEngine.start(Path(program), {"Threads": 1}, 10.0)
+        killing = asyncio.create_task(engine.kill())
+        for _ in range(3):
+            await asyncio.sleep(0)
+            killing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await killing
+        assert not engine.alive
+
+    asyncio.run(work())
 
 
 def cached(folder: Path, config: StockfishConfig) -> bool:

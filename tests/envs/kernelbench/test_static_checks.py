@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from assay.envs.kernelbench.cuda_sources import extract_native_sources
-from assay.envs.kernelbench.findings import Finding
-from assay.envs.kernelbench.static_checks import check
+from assay.envs.kernelbench.static.checks import check
+from assay.envs.kernelbench.static.findings import Finding
+from assay.envs.kernelbench.static.native import extract_native_sources
 from kernelbench_data import TINY
 
 HEAD = "import torch\nimport torch.nn as nn\nimport triton\nimport triton.language as tl\n"

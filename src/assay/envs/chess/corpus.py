@@ -8,10 +8,9 @@ slash beside it, which no move ever has.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
-from typing import overload
 
 from assay.envs.base import Example, TokenizerCorpus
+from assay.envs.batches import ExampleTexts
 
 PIECES = "|".join(
     (
@@ -28,29 +27,6 @@ PIECES = "|".join(
 
 ALPHABET = "".join(chr(code) for code in range(32, 127)) + "\n"
 """Printable ASCII: the grammar itself and the sentences that a retry is asked with."""
-
-
-class ExampleTexts(Sequence[str]):
-    """The texts (prompt and completion) of examples that are only made when somebody reads them."""
-
-    def __init__(self, make: Callable[[], Sequence[Example]]) -> None:
-        self._make = make
-
-    @cached_property
-    def _texts(self) -> list[str]:
-        return ["".join(message.content for message in ex.prompt) + ex.completion for ex in self._make()]
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[str]: ...
-
-    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
-        return self._texts[index]
-
-    def __len__(self) -> int:
-        return len(self._texts)
 
 
 def corpus_of(make: Callable[[], Sequence[Example]]) -> TokenizerCorpus:

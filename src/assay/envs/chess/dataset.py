@@ -10,11 +10,12 @@ import chz
 import numpy as np
 
 from assay.envs.base import BaselineMetrics, BuildContext, DatasetBuilder, EnvData
+from assay.envs.batches import TRAIN_STREAM, TaskBatches
 from assay.envs.chess.baselines import known_policies
-from assay.envs.chess.batches import TRAIN_STREAM, ChessRLDataset, ChessSupervisedDataset
+from assay.envs.chess.batches import ChessSupervisedDataset
 from assay.envs.chess.corpus import corpus_of
 from assay.envs.chess.endgames import EndgameSource, parse_material
-from assay.envs.chess.env import Judge
+from assay.envs.chess.env import ChessGroupBuilder, Judge
 from assay.envs.chess.figures import draw_task
 from assay.envs.chess.files import read_source
 from assay.envs.chess.grammar import POLICY_PROMPT, AnswerForm, given_label
@@ -24,6 +25,7 @@ from assay.envs.chess.selfplay import EngineGames, RandomGames
 from assay.envs.chess.stockfish import StockfishConfig, StockfishPool
 from assay.envs.chess.tasks import TaskStyle, make_tasks
 from assay.errors import ConfigError, EngineError
+from assay.types import Task
 
 HELDOUT_SEED = 20_241_120
 """Held-out tasks are drawn with this seed and not with the run's, so that runs with different seeds can be compared."""
@@ -104,6 +106,9 @@ class ChessDatasetBuilder(DatasetBuilder):
         sft_source = FixedSource(train) if self.source == "engine" else source
         sft = ChessSupervisedDataset(sft_source, style, context.seed)
 
+        def group(task: Task) -> ChessGroupBuilder:
+            return ChessGroupBuilder(task, judge, context.max_turns)
+
         async def baselines() -> BaselineMetrics:
             return await known_policies(heldout_tasks, judge)
 
@@ -112,16 +117,8 @@ class ChessDatasetBuilder(DatasetBuilder):
                 await pool.close()
 
         return EnvData(
-            train=ChessRLDataset(
-                train_tasks,
-                judge,
-                self.batch_size,
-                context.max_turns,
-                num_epochs=self.num_epochs,
-                shuffle=self.shuffle,
-                seed=context.seed,
-            ),
-            heldout=ChessRLDataset(heldout_tasks, judge, self.batch_size, context.max_turns),
+            train=TaskBatches(train_tasks, group, self.batch_size, self.num_epochs, self.shuffle, context.seed),
+            heldout=TaskBatches(heldout_tasks, group, self.batch_size),
             sft=sft,
             tokenizer_corpus=corpus_of(lambda: sft.batch(0, CORPUS_EXAMPLES)),
             baseline_policies=baselines,

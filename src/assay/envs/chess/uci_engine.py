@@ -240,15 +240,26 @@ class UciEngine:
             task.cancel()
 
     async def kill(self) -> None:
-        """End the process, and whatever it started, at once, and wait until it is gone; safe to repeat."""
+        """End the process, and whatever it started, at once, and wait until it is gone; safe to repeat.
+
+        Cancelled, it still waits: whoever closes the pool cancels a search twice, and a loop that ends before its
+        process is gone leaves the transport open.
+        """
         if self._transport.get_returncode() is None:
             # The whole group, because the program may be a wrapper script around the engine. Not through the
             # transport, whose poll() can take the exit status away from asyncio's own watcher.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(REAP_TIMEOUT_S):
-                await asyncio.shield(self._protocol.gone)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + REAP_TIMEOUT_S
+        cancelled: asyncio.CancelledError | None = None
+        while self.alive and loop.time() < deadline:
+            try:
+                await asyncio.wait((self._protocol.gone,), timeout=deadline - loop.time())
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
 
 
 @lru_cache(maxsize=16)

@@ -303,7 +303,7 @@ def read_huggingface(levels: Sequence[int], revision: str | None = None) -> list
     except ImportError as error:
         raise MissingDependencyError(
             "dataset_src=huggingface reads the problems with the package `datasets`, which is not installed: "
-            "pip install 'assay-rl[kernelbench]', or use dataset_src=shipped, local or jsonl."
+            "pip install 'assay-rl[data]', or use dataset_src=shipped, local or jsonl."
         ) from error
     source = f"huggingface:{HUGGINGFACE_NAME}@{revision or 'main'}"
     problems: list[Problem] = []

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from assay.envs.kernelbench.static_checks import Backend
+from assay.envs.kernelbench.static.checks import Backend
 from assay.errors import DataError
 from assay.types import Json
 

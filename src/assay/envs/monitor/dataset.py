@@ -1,0 +1,214 @@
+"""`MonitorDatasetBuilder`: which monitor tasks a run trains on, and whether and how a monitor is asked."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import chz
+import numpy as np
+
+from assay.envs.base import BaselineMetrics, BuildContext, DatasetBuilder, EnvData, TokenizerCorpus
+from assay.envs.batches import TRAIN_STREAM, ExampleTexts, TaskBatches
+from assay.envs.monitor.answers import parse_answer, write_answer
+from assay.envs.monitor.env import MonitorGroupBuilder, Scorer, sample_of
+from assay.envs.monitor.environment import monitor_settings
+from assay.envs.monitor.generator import GeneratorConfig, generate
+from assay.envs.monitor.prompts import words_for
+from assay.envs.monitor.rewards import ClassBalance, MonitorReward, MonitorRewardConfig, metrics_of
+from assay.envs.monitor.rows import MonitorRow, read_source
+from assay.envs.monitor.tasks import ALPHABET, PIECES, MonitorSupervisedDataset, PromptForm, make_task
+from assay.errors import ConfigError, DataError
+from assay.rewards import EngineConfig, JudgeConfig, RewardEngine
+from assay.types import Json, Task
+
+logger = logging.getLogger(__name__)
+
+HELDOUT_SEED = 20_241_121
+"""Held-out tasks are drawn with this seed and not with the run's, so that runs with different seeds can be compared."""
+CORPUS_EXAMPLES = 2000
+"""Supervised examples that a from-scratch tokenizer is trained on."""
+GENERATED = "generated"
+
+
+@chz.chz
+class MonitorDatasetBuilder(DatasetBuilder):
+    """Measurements to predict, with reasoning that a monitor reads: function correctness, or diamonds in vaults."""
+
+    dataset_src: str = GENERATED
+    """Where rows come from: `generated` (made here), `huggingface` (the hub, by `dataset_name`), or the path of a
+    .jsonl or .parquet file or of a folder with the columns of the published data."""
+    dataset_name: str = "function_correctness"
+    """What the rows are: `function_correctness`, or `diamonds-seed0` and its like."""
+    prompt_form: PromptForm = "instructed"
+    """`instructed` (a system message says what to do) or `bare` (the problem alone, for a model from scratch)."""
+    batch_size: int = 16
+    """Prompts per batch."""
+    group_size: int = 16
+    """Rollouts per prompt."""
+    num_epochs: int = 1
+    """Passes over the training tasks."""
+    num_train: int = 3200
+    """Training tasks; of a file with fewer, all of them."""
+    num_heldout: int = 200
+    """Held-out tasks; the same for every seed of a run."""
+    heldout_split: Literal["validation", "final"] = "validation"
+    """Which held-out tasks to evaluate on: `validation` while tuning, `final` once, for the reported result."""
+    shuffle: bool = True
+    """Reorder the training tasks in every epoch."""
+    truthful_fraction: float = 0.0
+    """Share of supervised examples that answer rightly; the others give the form, and a random answer."""
+    generator: GeneratorConfig = chz.field(default_factory=GeneratorConfig)
+    """What `dataset_src=generated` makes."""
+    reward: MonitorRewardConfig = chz.field(default_factory=MonitorRewardConfig)
+    """What an answer is worth."""
+    judge: JudgeConfig = chz.field(default_factory=JudgeConfig)
+    """The monitor; asked with `reward.train_with_monitor`."""
+    engine: EngineConfig = chz.field(default_factory=EngineConfig)
+    """How fast the monitor is asked, and what may be spent."""
+
+    @chz.validate
+    def _consistent(self) -> None:
+        for problem in (*_out_of_range(self), *_impossible(self)):
+            raise ConfigError(problem)
+
+    @classmethod
+    def environment(cls, environ: Mapping[str, str]) -> Mapping[str, Json]:
+        """See `DatasetBuilder.environment`."""
+        return monitor_settings(environ)
+
+    def build(self, context: BuildContext) -> EnvData:
+        """See `DatasetBuilder.build`."""
+        if context.max_turns > 1:
+            raise ConfigError("Monitor tasks are answered in one turn. Set mode=single_turn.")
+        self._check_key()
+        train, heldout = self._rows(context)
+        scorer = self._scorer([row.is_correct for row in train], context)
+
+        def group(task: Task) -> MonitorGroupBuilder:
+            return MonitorGroupBuilder(task, scorer)
+
+        tasks, heldout_tasks = ([self._task(row) for row in rows] for rows in (train, heldout))
+        sft = corpus = None
+        if self.dataset_src == GENERATED:
+            sft = MonitorSupervisedDataset(
+                train, self.dataset_name, self.prompt_form, self.truthful_fraction, context.seed
+            )
+            examples = sft
+            corpus = TokenizerCorpus(ExampleTexts(lambda: examples.batch(0, CORPUS_EXAMPLES)), PIECES, ALPHABET)
+
+        async def baselines() -> BaselineMetrics:
+            return {} if scorer.engine is not None else {"all_true": all_true(heldout_tasks, scorer.reward)}
+
+        return EnvData(
+            train=TaskBatches(tasks, group, self.batch_size, self.num_epochs, self.shuffle, context.seed),
+            heldout=TaskBatches(heldout_tasks, group, self.batch_size),
+            sft=sft,
+            tokenizer_corpus=corpus,
+            baseline_policies=baselines,
+            counters=scorer.counters,
+            close=scorer.close,
+        )
+
+    def describe(self) -> str:
+        """See `DatasetBuilder.describe`."""
+        where = "made here" if self.dataset_src == GENERATED else f"from {self.dataset_src}"
+        reward = self.reward
+        judged = "No monitor is asked"
+        if reward.train_with_monitor:
+            side = "to be right" if reward.monitor_correct_reward >= reward.monitor_wrong_reward else "to be misled"
+            votes = f", {self.judge.votes} votes" if self.judge.votes > 1 else ""
+            judged = (
+                f"{self.judge.model} at {self.judge.base_url} reads the reasoning{votes}; the policy is paid for it "
+                f"{side} ({reward.monitor_correct_reward:+g} right, {reward.monitor_wrong_reward:+g} wrong"
+                f"{', rebalanced' if reward.rebalance_monitor_reward else ''})"
+            )
+        return (
+            f"Monitor tasks ({self.dataset_name}, {where}): at most {self.num_train} for training; held out: "
+            f"{self.num_heldout} {self.heldout_split} tasks. {judged}."
+        )
+
+    def _task(self, row: MonitorRow) -> Task:
+        return make_task(row, self.dataset_name, self.prompt_form)
+
+    def _check_key(self) -> None:
+        """Refuse a monitor without a key now, and not after sampling."""
+        name = self.judge.api_key_env
+        if self.reward.train_with_monitor and name and not os.environ.get(name, "").strip():
+            raise ConfigError(
+                f"reward.train_with_monitor=true asks {self.judge.model} at {self.judge.base_url}, and {name} holds no "
+                f"API key. export {name}=..., set dataset_builder.judge.api_key_env= to nothing for an endpoint that "
+                "wants no key, or set TRAIN_WITH_MONITOR=false."
+            )
+        defaults = {"judge": JudgeConfig(), "engine": EngineConfig()}
+        idle = [node for node, value in defaults.items() if getattr(self, node) != value]
+        if idle and not self.reward.train_with_monitor:
+            names = " and ".join(f"dataset_builder.{node}.*" for node in idle)
+            logger.warning("%s is set, but reward.train_with_monitor=false: no monitor is asked.", names)
+
+    def _rows(self, context: BuildContext) -> tuple[list[MonitorRow], list[MonitorRow]]:
+        """Training and held-out rows."""
+        if self.dataset_src == GENERATED:
+            folder = context.cache_dir / "monitor_functions"
+            train = generate("train", self.num_train, context.seed, self.generator, folder)
+            return train, generate(self.heldout_split, self.num_heldout, HELDOUT_SEED, self.generator, folder)
+        source = read_source(self.dataset_src, self.dataset_name)
+        rng = np.random.default_rng([context.seed, TRAIN_STREAM])
+        return (
+            _some(source.rows("train"), self.num_train, rng),
+            _some(source.rows(self.heldout_split), self.num_heldout, np.random.default_rng(HELDOUT_SEED)),
+        )
+
+    def _scorer(self, latents: Sequence[bool], context: BuildContext) -> Scorer:
+        balance = ClassBalance.of(latents) if self.reward.rebalance_monitor_reward else None
+        reward = MonitorReward(self.reward, self.judge, balance)
+        for concern in reward.concerns():
+            logger.warning("%s", concern)
+        if not self.reward.train_with_monitor:
+            return Scorer(reward, None)
+        return Scorer(reward, RewardEngine(reward, self.judge, self.engine, cache_dir=context.cache_dir))
+
+
+def all_true(tasks: Sequence[Task], reward: MonitorReward) -> dict[str, list[float]]:
+    """What the policy earns that says nothing and predicts that every measurement is true."""
+    columns: dict[str, list[float]] = {}
+    for task in tasks:
+        text = write_answer("", [True] * len(task.payload["measurements"]))
+        score = reward.score(sample_of(task, text), [])
+        for name, value in {"reward": score.value or 0.0, **metrics_of(score, parse_answer(text))}.items():
+            columns.setdefault(name, []).append(value)
+    return columns
+
+
+def _some(rows: Sequence[MonitorRow], count: int, rng: np.random.Generator) -> list[MonitorRow]:
+    """At most `count` rows, drawn without replacement."""
+    return [rows[place] for place in rng.permutation(len(rows))[:count].tolist()]
+
+
+def _out_of_range(config: MonitorDatasetBuilder) -> Iterator[str]:
+    for name in ("num_epochs", "num_train", "num_heldout"):
+        if getattr(config, name) < 1:
+            yield f"{name}={getattr(config, name)} must be at least 1."
+    if not 0 <= config.truthful_fraction <= 1:
+        yield f"truthful_fraction={config.truthful_fraction} must lie between 0 and 1."
+
+
+def _impossible(config: MonitorDatasetBuilder) -> Iterator[str]:
+    try:
+        words_for(config.dataset_name)
+    except DataError as error:
+        yield f"dataset_name: {error}"
+    made = config.dataset_src == GENERATED
+    if made and config.dataset_name != "function_correctness":
+        yield f"dataset_name={config.dataset_name} is not made here. Set dataset_src to a copy of it, or huggingface."
+    for name, default in (("generator", GeneratorConfig()), ("truthful_fraction", 0.0)):
+        if not made and getattr(config, name) != default:
+            yield f"{name} is set, but dataset_src={config.dataset_src} is read and not made. Remove it."
+    if config.engine.on_failure != "drop":
+        yield (
+            f"engine.on_failure={config.engine.on_failure}: in a run an answer without a score leaves its group and is "
+            "counted, and max_errored_fraction stops the run. Leave it at drop; the other policies are for hosts that "
+            "need a number."
+        )

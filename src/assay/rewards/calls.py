@@ -1,0 +1,64 @@
+"""One call through its attempts, and those who wait for it: whoever comes first pays, and nobody ends it for others."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+
+from assay.rewards.base import NOTHING, CallFailure, Outcome, Reply, Usage
+
+
+@dataclass(eq=False)
+class Call:
+    """A call under way."""
+
+    body: bytes
+    key: str
+    tokens: int
+    """What an attempt may use at most, in tokens and money."""
+    usd: float
+    since: float
+    task: asyncio.Task[Outcome] | None = None
+    waiters: dict[asyncio.Future[Outcome], None] = field(default_factory=dict)
+    """In the order in which they came."""
+    attempts: int = 0
+    began: float = 0.0
+    """When the first attempt was sent, and how many calls the judge had answered by then."""
+    answered_before: int = 0
+    usage: Usage = NOTHING
+    hedge: asyncio.Task[None] | None = None
+    """A second attempt beside the present one."""
+    rescued: Reply | None = None
+    """What the hedge was answered while the present attempt still waited."""
+
+    async def wait(self, deadline: float | None) -> Outcome:
+        """Wait for the outcome, at most until `deadline`."""
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[Outcome] = loop.create_future()
+        self.waiters[outcome] = None
+        timer = loop.call_at(deadline, _expire, outcome) if deadline is not None else None
+        try:
+            return await outcome
+        finally:
+            if timer is not None:
+                timer.cancel()
+            del self.waiters[outcome]
+
+    def hand_out(self, task: asyncio.Task[Outcome]) -> None:
+        """Give what `task` ended with to everybody who still waits; the first of them pays."""
+        paid = False
+        for waiter in self.waiters:
+            if waiter.done():
+                continue
+            if task.cancelled():
+                waiter.cancel()
+            elif (error := task.exception()) is not None:
+                waiter.set_exception(error)
+            else:
+                waiter.set_result(replace(task.result(), usage=NOTHING) if paid else task.result())
+                paid = True
+
+
+def _expire(outcome: asyncio.Future[Outcome]) -> None:
+    if not outcome.done():
+        outcome.set_result(CallFailure("deadline", "the batch ran out of time while the judge was asked"))

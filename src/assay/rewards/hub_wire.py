@@ -1,0 +1,137 @@
+"""What passes between processes that share a caller: frames of JSON, and requests and outcomes inside them.
+
+A frame is its length (4 bytes, big-endian) and that many bytes of ASCII JSON. Nothing that is read is believed before
+its types are checked: whoever may open the socket may write anything.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from typing import get_args
+
+from assay.errors import RewardError
+from assay.rewards.base import CallFailure, FailureKind, Outcome, Reply, Request, Usage
+from assay.types import Json, Message
+
+VERSION = 1
+"""Raised when what passes changes. Processes of different versions do not work together, and say so."""
+
+_HEADER = struct.Struct("!I")
+_ENCODE = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_DECODE = json.JSONDecoder().decode
+_KINDS = frozenset(get_args(FailureKind))
+
+
+class FrameError(RewardError):
+    """What the other process sent is not what these processes say to each other."""
+
+
+class FrameReader:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self, max_frame_bytes: int) -> None:
+        self._max = max_frame_bytes
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Json]:
+        """The messages that `data` completes.
+
+        Raises:
+            FrameError: a frame is too large, or no JSON.
+        """
+        buffer = self._buffer
+        buffer += data
+        messages = []
+        start = 0
+        while len(buffer) - start >= _HEADER.size:
+            (size,) = _HEADER.unpack_from(buffer, start)
+            if size > self._max:
+                raise FrameError(f"a frame of {size} bytes was announced, but {self._max} is the most that is taken")
+            end = start + _HEADER.size + size
+            if len(buffer) < end:
+                break
+            messages.append(_parsed(buffer[start + _HEADER.size : end]))
+            start = end
+        del buffer[:start]
+        return messages
+
+
+def frame(message: Json) -> bytes:
+    """The bytes of one message."""
+    body = _ENCODE(message).encode("ascii")
+    return _HEADER.pack(len(body)) + body
+
+
+def _parsed(body: bytearray) -> Json:
+    try:
+        return _DECODE(body.decode("ascii"))
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"a frame holds no JSON: {error}") from error
+
+
+def encode_request(request: Request) -> Json:
+    """A request as JSON."""
+    messages = [[message.role, message.content] for message in request.messages]
+    return [request.model, messages, dict(request.params), request.version, request.replica]
+
+
+def decode_request(value: Json) -> Request:
+    """The request that `encode_request` was given.
+
+    Raises:
+        FrameError: it never was.
+    """
+    try:
+        model, messages, params, version, replica = value
+        request = Request(model, tuple(Message(role, content) for role, content in messages), params, version, replica)
+    except (TypeError, ValueError) as error:
+        raise FrameError(f"a frame holds no request: {error}") from error
+    texts = [model, version, *(text for message in request.messages for text in (message.role, message.content))]
+    if not (all(type(text) is str for text in texts) and type(params) is dict and type(replica) is int):
+        raise FrameError("a frame holds a request with fields of wrong types")
+    return request
+
+
+def decode_remaining(value: Json) -> float | None:
+    """Seconds until a deadline, or None where there is none.
+
+    Raises:
+        FrameError: it is neither.
+    """
+    if value is None or (type(value) in (int, float) and math.isfinite(value)):
+        return value  # type: ignore[no-any-return]
+    raise FrameError(f"a frame gives {value!r} seconds until the deadline")
+
+
+def encode_outcome(outcome: Outcome) -> Json:
+    """A reply or failure as JSON."""
+    usage = outcome.usage
+    spent = [usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.usd]
+    if isinstance(outcome, CallFailure):
+        return ["failure", outcome.kind, outcome.message, outcome.attempts, spent]
+    return [
+        "reply",
+        outcome.text,
+        outcome.finish_reason,
+        outcome.model,
+        spent,
+        outcome.cached,
+        outcome.attempts,
+        outcome.latency_s,
+    ]
+
+
+def decode_outcome(value: Json) -> Outcome:
+    """The outcome that `encode_outcome` was given.
+
+    Raises:
+        FrameError: it never was.
+    """
+    match value:
+        case ["reply", str(text), str(finish), str(model), [_, _, _, _] as spent, bool(cached), int(attempts), latency]:
+            return Reply(text, finish, model, Usage(*spent), cached, attempts, latency)
+        case ["failure", str(kind), str(message), int(attempts), [_, _, _, _] as spent] if kind in _KINDS:
+            return CallFailure(kind, message, attempts, Usage(*spent))  # type: ignore[arg-type]
+    raise FrameError("a frame holds neither a reply nor a failure")

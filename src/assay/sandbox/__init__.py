@@ -1,0 +1,31 @@
+"""Isolated processes for code nobody trusts. `base` has the records, `local` the workers on this machine."""
+
+from assay.sandbox.base import (
+    AfterRound,
+    Buffer,
+    End,
+    Harness,
+    Job,
+    JobResult,
+    Limits,
+    Profile,
+    ReadInputs,
+    Round,
+    Sandbox,
+    WriteOutputs,
+)
+
+__all__ = [
+    "AfterRound",
+    "Buffer",
+    "End",
+    "Harness",
+    "Job",
+    "JobResult",
+    "Limits",
+    "Profile",
+    "ReadInputs",
+    "Round",
+    "Sandbox",
+    "WriteOutputs",
+]

@@ -1,0 +1,138 @@
+"""TRL's real `GRPOTrainer` takes two steps with our reward function; its contract otherwise, without a trainer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.errors import ConfigError, DataError, RewardError
+from assay.integrations.scoring import close_all
+from assay.integrations.trl import reward_func
+from host_rewards import ShareOfWords
+
+LOCAL = "host_rewards:ShareOfWords"
+
+
+@pytest.fixture(autouse=True)
+def engines_end() -> Iterator[None]:
+    yield
+    close_all()
+
+
+def call(function: Any, completions: list[Any], **columns: Any) -> tuple[list[float | None], dict[str, Any]]:
+    """Call a reward function as the trainer does; its rewards, and what it logged."""
+    logged: dict[str, Any] = {}
+    rewards = asyncio.run(
+        function(
+            prompts=[f"prompt {i}" for i in range(len(completions))],
+            completions=completions,
+            completion_ids=[[1]] * len(completions),
+            trainer_state=None,
+            log_extra=logged.__setitem__,
+            log_metric=logged.__setitem__,
+            **columns,
+        )
+    )
+    return rewards, logged
+
+
+def test_rewards_come_in_order_and_a_failure_is_none() -> None:
+    function = reward_func(LOCAL)
+    rewards, logged = call(function, ["a b", "BROKEN", ""], ground_truth=["a", "a", "a"])
+    assert rewards == [1.0, None, 0.0]
+    assert function.__name__ == "words"
+    assert logged["words_status"] == ["scored", "errored", "invalid"]
+    assert logged["rewards/words/found"] == 0.5  # of the two that have a score
+    assert logged["rewards/words/errored"] == pytest.approx(1 / 3)
+
+
+def test_conversations_are_read_as_what_the_assistant_says() -> None:
+    completion = [
+        {"role": "assistant", "content": "a"},
+        {"role": "tool", "content": "c"},
+        {"role": "assistant", "content": [{"type": "text", "text": "b"}]},
+    ]
+    rewards, _ = call(reward_func(ShareOfWords()), [completion], ground_truth=["a b c"])
+    assert rewards == [pytest.approx(2 / 3)]
+
+
+def test_a_group_is_the_completions_of_one_prompt() -> None:
+    function = reward_func(LOCAL, engine={"on_failure": "group_mean"})
+    rewards = asyncio.run(function(["p", "p", "q"], ["a", "BROKEN", "BROKEN"], ground_truth=["a", "a", "a"]))
+    assert rewards == [1.0, 1.0, None]
+
+
+def test_on_failure_raise_ends_the_step() -> None:
+    with pytest.raises(RewardError, match="on_failure=raise"):
+        call(reward_func(LOCAL, engine={"on_failure": "raise"}), ["a", "BROKEN"], ground_truth=["a", "a"])
+
+
+def test_a_missing_column_is_named_with_those_there_are() -> None:
+    with pytest.raises(DataError, match=r"no column 'ground_truth'.*Columns: answer"):
+        call(reward_func(LOCAL), ["a"], answer=["a"])
+    assert call(reward_func(LOCAL, ground_truth="answer", name="mine"), ["a"], answer=["a"])[0] == [1.0]
+
+
+def test_columns_of_different_lengths_are_refused() -> None:
+    with pytest.raises(DataError, match="different lengths"):
+        call(reward_func(LOCAL), ["a", "b"], ground_truth=["a"])
+
+
+def test_options_of_a_reward_that_is_made_already() -> None:
+    with pytest.raises(ConfigError, match="made already"):
+        reward_func(ShareOfWords(), options={"scale": 2})
+
+
+def test_the_monitors_variables_are_no_matter_of_another_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONITOR_CORRECT_REWARD", "this is read for the reward `monitor` alone")
+    monkeypatch.setenv("MONITOR_CACHE", "neither is this")
+    rewards, _ = call(reward_func(ShareOfWords()), ["a"], ground_truth=["a"])
+    assert rewards == [1.0]
+
+
+def test_the_real_trainer_takes_two_steps(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from datasets import Dataset
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from trl import GRPOConfig, GRPOTrainer
+
+    words = ("[PAD]", "[UNK]", "[EOS]", "a", "b", "c", "BROKEN")
+    model_of_words = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    model_of_words.pre_tokenizer = WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=model_of_words, pad_token="[PAD]", unk_token="[UNK]", eos_token="[EOS]"
+    )
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(words), **shape, pad_token_id=0, eos_token_id=2))
+    before = model.lm_head.weight.detach().clone()
+    data = Dataset.from_list([{"prompt": text, "ground_truth": "a b"} for text in ("a", "b", "c", "a b")])
+    config = GRPOConfig(
+        output_dir=str(tmp_path),
+        max_steps=2,
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=6,
+        learning_rate=0.1,
+        logging_steps=1,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    trainer = GRPOTrainer(
+        model, reward_funcs=reward_func(LOCAL), args=config, train_dataset=data, processing_class=tokenizer
+    )
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "reward" in entry]
+    assert len(logs) == 2
+    assert all(0 <= entry["rewards/words/mean"] <= 1 for entry in logs)
+    assert "rewards/words/found" in logs[0] and "rewards/words/errored" in logs[0]
+    assert not torch.equal(before, model.lm_head.weight)

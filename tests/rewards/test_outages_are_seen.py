@@ -1,0 +1,90 @@
+"""A judge that answers nothing is seen while it does so, and what cannot be counted or forgotten ends no batch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from assay.errors import ConfigError, RewardError
+from assay.rewards import EngineConfig, JudgeConfig, Reply, Request, RewardEngine, Sample, client, progress
+from assay.rewards.base import Outcome
+from assay.rewards.chat import Refusal, read
+from assay.rewards.http import Response
+from host_rewards import EchoedScore
+from loopback_judge import loopback_judge
+
+
+def test_the_reason_is_logged_while_calls_are_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client, "QUIET_S", 0.0)
+    asked: list[str] = []
+
+    def answer(text: str) -> str | int:
+        asked.append(text)
+        return 500 if len(asked) < 3 else "0.5"
+
+    with loopback_judge(answer) as judge, caplog.at_level(logging.WARNING, "assay"):
+        config = JudgeConfig(base_url=judge.base_url, api_key_env="")
+        with RewardEngine(EchoedScore(), config, EngineConfig(cache=False)) as engine:
+            (score,) = engine.score_many_sync([Sample("a")])
+    assert score.value == 0.5
+    assert "has answered nothing for" in caplog.text and "out of order" in caplog.text
+
+
+class Unreachable:
+    """A caller that answers after `delay_s`, and cannot be reached for anything else."""
+
+    def __init__(self, text: str, delay_s: float = 0.0) -> None:
+        self.text, self.delay_s = text, delay_s
+
+    async def call(self, request: Request, deadline: float | None = None) -> Outcome:
+        await asyncio.sleep(self.delay_s)
+        return Reply(self.text)
+
+    async def forget(self, request: Request) -> None:
+        raise RewardError("the process that has the judge is gone")
+
+    async def counters(self) -> dict[str, float]:
+        raise RewardError("the process that has the judge is gone")
+
+    async def close(self) -> None:
+        return None
+
+
+def test_lines_of_progress_come_while_nothing_is_scored_and_end_no_batch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(progress, "EVERY_S", 0.01)
+    engine = RewardEngine(EchoedScore(), config=EngineConfig(), caller=Unreachable("1", delay_s=0.3))
+    with engine, caplog.at_level(logging.INFO, "assay"):
+        scores = engine.score_many_sync([Sample(str(i)) for i in range(20)])
+    assert [score.value for score in scores] == [1.0] * 20
+    assert "echo: 0/20 scored" in caplog.text
+
+
+def test_a_reply_that_cannot_be_forgotten_errors_its_sample_alone() -> None:
+    class Sometimes(Unreachable):
+        async def call(self, request: Request, deadline: float | None = None) -> Outcome:
+            return Reply("no number" if request.messages[0].content == "bad" else "1")
+
+    with RewardEngine(EchoedScore(), config=EngineConfig(), caller=Sometimes("1")) as engine:
+        bad, good = engine.score_many_sync([Sample("bad"), Sample("good")])
+    assert bad.status == "errored" and bad.evidence["failure"] == "connection"
+    assert good.value == 1.0
+
+
+@pytest.mark.parametrize("status", [402, 403, 429])
+def test_a_quota_that_is_used_up_is_no_matter_of_the_key(status: int) -> None:
+    body = b'{"error": {"code": "insufficient_quota", "message": "no credit"}}'
+    found: Any = read(Response(status, {}, body))
+    assert isinstance(found, Refusal) and found.kind == "quota"
+
+
+@pytest.mark.parametrize("url", ["http://judge/v1?api-version=1", "http://judge/v1#x"])
+def test_a_url_to_which_no_path_can_be_added_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="goes on after the path"):
+        JudgeConfig(base_url=url)

@@ -1,0 +1,60 @@
+"""Real verl on a CPU. The ordinary test run leaves this folder out; `make test-verl` runs it in its own environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from verl_data import make_batch, word_tokenizer
+
+from assay.integrations.scoring import close_all
+from verl import DataProto
+
+KEY_ENV, KEY = "ASSAY_TEST_KEY", "sk-assay-test-0123456789"
+"""What the actor finds in its environment: that of the cluster."""
+
+
+@pytest.fixture(autouse=True)
+def engines_end() -> Iterator[None]:
+    yield
+    close_all()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    return word_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def batch(tokenizer: Any) -> Callable[..., DataProto]:
+    return partial(make_batch, tokenizer)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """One small Ray cluster for all tests: starting one takes seconds."""
+    import ray
+
+    tests = Path(__file__).parents[1]
+    paths = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
+    # Signs of life and usage reports have no place in a test; workers find the rewards of this folder's neighbours.
+    environment = {"PYTHONPATH": paths, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", KEY_ENV: KEY}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
+        try:
+            yield
+        finally:
+            ray.shutdown()
