@@ -117,6 +117,8 @@ def lower(what: int, soft: int, hard: int) -> None:
 
 def enter(descriptors: Descriptors, quota: Quota, scratch: str, program: int, executables: list[str]) -> None:
     """Put up every wall. `program` is the address of the seccomp filter; `executables` bounds what may be executed."""
+    # A process group is not bounded by a process namespace: without one of its own, kill(0) would reach the worker.
+    os.setsid()
     kernel.die_with_parent()
     become_first_of_namespaces()
     cover_folders(scratch, quota.tmp_bytes)

@@ -36,6 +36,7 @@ VERSION = f"1.{STATIC_VERSION}"
 
 HIDDEN = (str(resources.files("assay.envs.kernelbench") / "shipped"),)
 """What candidates must not read although it lies beside the harness."""
+TF32_HINT = '. Note: tl.dot rounds float32 operands to TF32, here as on a GPU, unless given input_precision="ieee"'
 WORKER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """A second thread in a worker would hang its forks."""
 
@@ -199,7 +200,10 @@ class Grader:
         answers = Answers(draw, calls, config.precision)
         job = numerics_job(code, draw, calls, limits, config.max_programs, config.precision)
         result = await self.sandbox.run(job, answers.take)
-        return judge(result, answers, report.kernels, config.policy, evidence)
+        verdict = judge(result, answers, report.kernels, config.policy, evidence)
+        if verdict.kind == "wrong" and report.tf32_dot_possible and config.precision == "float32":
+            return replace(verdict, message=f"{verdict.message}{TF32_HINT}")
+        return verdict
 
     async def _compile(self, draw: Draw, calls: tuple[Call, ...], code: str) -> CompileReport:
         header, inputs = job_inputs(draw, calls[0].case)
