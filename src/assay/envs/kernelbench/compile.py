@@ -78,7 +78,9 @@ def shared_limit(arch: str) -> int:
         ConfigError: an architecture that is not in the table.
     """
     if arch not in SHARED_LIMITS:
-        raise ConfigError(f"arch={arch!r}: shared memory is known for {', '.join(SHARED_LIMITS)} only. Name one of them.")
+        raise ConfigError(
+            f"arch={arch!r}: shared memory is known for {', '.join(SHARED_LIMITS)} only. Name one of them."
+        )
     return SHARED_LIMITS[arch]
 
 
@@ -126,7 +128,9 @@ def triton_report(result: JobResult, limits: Limits) -> CompileReport:
     if (early := ended_early(result, limits)) is not None:
         return early
     if not isinstance(result.report, dict) or not isinstance(result.report.get("kernels"), list):
-        return CompileReport("rejected", "the candidate ended its process before its kernels compiled", (), result.cpu_s)
+        return CompileReport(
+            "rejected", "the candidate ended its process before its kernels compiled", (), result.cpu_s
+        )
     kernels = tuple(_kernel(entry) for entry in result.report["kernels"] if isinstance(entry, dict))
     failure = result.report.get("failure")
     if not isinstance(failure, dict):
@@ -144,7 +148,9 @@ def ended_early(result: JobResult, limits: Limits) -> CompileReport | None:
         case "infra":
             return CompileReport("failed", result.message, (), result.cpu_s)
         case "timeout":
-            message = f"compiling took more than its limit ({limits.wall_s:g} s, {limits.cpu_s:g} s of CPU); make blocks "
+            message = (
+                f"compiling took more than its limit ({limits.wall_s:g} s, {limits.cpu_s:g} s of CPU); make blocks "
+            )
             return CompileReport("timeout", message + "smaller or unroll less", (), result.cpu_s)
         case "memory":
             message = f"compiling took more than {limits.memory_mb} MiB of memory; make blocks smaller or unroll less"
@@ -161,7 +167,10 @@ def _failure(failure: Mapping[str, Json]) -> tuple[Outcome, str]:
         case "kernel":
             return "rejected", f"kernel {str(failure.get('kernel'))[:100]}: {text}"
         case "late":
-            return "ok", f"not every kernel may have been compiled: host code failed on results that no kernel wrote: {text}"
+            return (
+                "ok",
+                f"not every kernel may have been compiled: host code failed on results that no kernel wrote: {text}",
+            )
         case "device":
             return "unsupported", f"host code needs a CUDA device, which this stage only pretends: {text}"
         case _:

@@ -1,1 +1,1 @@
-"""What runs inside sandbox children: modules here import PyTorch or Triton and are never imported by the parent."""
+"""What imports PyTorch or Triton, and so runs only in processes of its own: harnesses and the reference worker."""

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 os.environ.pop("TRITON_INTERPRET", None)  # read when Triton is imported: its interpreter compiles nothing
 
-import torch  # noqa: E402
-import triton  # noqa: E402
-import triton.language as tl  # noqa: E402
+import torch
+import triton
+import triton.language as tl
 
-from assay.envs.kernelbench.inside import ahead_of_time, pretend_cuda  # noqa: E402
-from assay.types import Json  # noqa: E402
+from assay.envs.kernelbench.inside import ahead_of_time, pretend_cuda
+from assay.types import Json
 
 if TYPE_CHECKING:
     from assay.sandbox.base import ReadInputs, WriteOutputs
@@ -37,7 +37,7 @@ _NO_DEVICE = ("torch not compiled with cuda", "no nvidia driver", "cuda driver",
 
 
 @triton.jit
-def _warm_softmax(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def _warm_softmax(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     i = tl.arange(0, BLOCK)
     row = tl.load(x + tl.program_id(0) * n + i, mask=i < n, other=0.0)
     row = tl.exp(row - tl.max(row, 0))
@@ -45,7 +45,7 @@ def _warm_softmax(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-de
 
 
 @triton.jit
-def _warm_dot(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def _warm_dot(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     i = tl.arange(0, BLOCK)
     place = i[:, None] * n + i[None, :]
     total = tl.zeros((BLOCK, BLOCK), tl.float32)
