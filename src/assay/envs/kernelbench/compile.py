@@ -9,11 +9,17 @@ means that the text compiles, not that it computes anything.
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from assay.errors import ConfigError
+from assay.envs.kernelbench import cuda_messages, cuda_text
+from assay.envs.kernelbench.static.native import Extension, extract_extensions
+from assay.envs.kernelbench.toolkit import CudaToolkit, find_toolkit
+from assay.errors import ConfigError, MissingDependencyError
 from assay.sandbox.base import Buffer, Job, JobResult, Limits, Round, Sandbox
 from assay.types import Json
 
@@ -23,6 +29,8 @@ compiler took too long; or a tool or the sandbox failed, which says nothing abou
 
 TRITON_HARNESS = "assay.envs.kernelbench.inside.compile_triton"
 TRITON_LIMITS = Limits(wall_s=30.0, cpu_s=20.0, memory_mb=4096, tmp_mb=64)
+CUDA_HARNESS = "assay.envs.kernelbench.inside.compile_cuda"
+CUDA_LIMITS = Limits(wall_s=60.0, cpu_s=30.0, memory_mb=4096, tmp_mb=64)
 MESSAGE_CHARACTERS = 800
 
 SHARED_LIMITS = {
@@ -185,3 +193,89 @@ def shortened(text: str, most: int = MESSAGE_CHARACTERS) -> str:
         return text
     head = most // 3
     return f"{text[:head].rstrip()}\n...\n{text[len(text) - (most - head - 5) :].lstrip()}"
+
+
+async def compile_cuda(
+    sandbox: Sandbox,
+    code: str,
+    *,
+    arch: str = "sm_90",
+    limits: Limits = CUDA_LIMITS,
+    toolkit: CudaToolkit | None = None,
+) -> CompileReport:
+    """Compile the CUDA sources that a candidate gives to `load_inline`, and check the C++ around them.
+
+    Args:
+        sandbox: Runs the job, in the profile `compile`; it must see the toolkit (`CudaToolkit.readable`).
+        code: The candidate's module. Sources are read from its text; it is not run.
+        arch: The architecture to compile for.
+        limits: Of the whole job.
+        toolkit: The compiler; by default the one that `find_toolkit` finds. Without any the outcome is `failed`.
+
+    Raises:
+        SandboxError: no job can be run here.
+    """
+    shared_limit(arch)
+    try:
+        extensions = extract_extensions(code)
+        toolkit = toolkit or find_toolkit()
+    except SyntaxError as error:
+        return CompileReport("rejected", f"the Python around the CUDA sources does not parse: {error}")
+    except MissingDependencyError as error:
+        return CompileReport("failed", str(error))
+    if unread := [part for extension in extensions for part in extension.unread]:
+        told = f"native sources can be checked only where they are literal text; these are not: {', '.join(unread)}"
+        return CompileReport("unsupported", told)
+    if not any(extension.cuda or extension.cpp for extension in extensions):
+        return CompileReport("rejected", "no CUDA source is given to load_inline, so there is nothing to compile")
+    tools = cuda_text.Tools(toolkit.nvcc, toolkit.host, toolkit.include, arch)
+    result = await _compile_texts(sandbox, extensions, tools, limits, fold=True)
+    report = cuda_report(result, extensions, limits)
+    if report.outcome != "ok" and "default argument" in report.message:
+        again = await _compile_texts(sandbox, extensions, tools, limits, fold=False)
+        report = cuda_report(again, extensions, limits)
+    return report
+
+
+async def _compile_texts(
+    sandbox: Sandbox, extensions: Sequence[Extension], tools: cuda_text.Tools, limits: Limits, fold: bool
+) -> JobResult:
+    steps = [step for extension in extensions for step in cuda_text.steps(extension, tools, fold)]
+    return await sandbox.run(Job("", CUDA_HARNESS, header={"steps": steps}, limits=limits, profile="compile"))
+
+
+def cuda_report(result: JobResult, extensions: Sequence[Extension], limits: Limits) -> CompileReport:
+    """What the end of a CUDA job means."""
+    if (early := ended_early(result, limits)) is not None:
+        return early
+    steps = result.report.get("steps") if isinstance(result.report, dict) else None
+    if not isinstance(steps, list) or not steps:
+        return CompileReport("failed", "the compile job came back without its report", (), result.cpu_s)
+    kernels = tuple(
+        CompiledKernel(usage.name, usage.shared_bytes, usage.registers, usage.spill_bytes)
+        for step in steps
+        for usage in cuda_messages.usages(step["said"])
+    )
+    if steps[-1]["status"] == 0:
+        return CompileReport("ok", "", kernels, result.cpu_s)
+    sources = "\n".join(extension.cuda + extension.cpp for extension in extensions)
+    fault, words = cuda_messages.judge(steps[-1]["said"], sources, known_macros())
+    outcome, head = _CUDA_FAULTS[fault]
+    return CompileReport(outcome, shortened(f"{head}{words}"), kernels, result.cpu_s)
+
+
+_CUDA_FAULTS: dict[cuda_messages.Fault, tuple[Outcome, str]] = {
+    "candidate": ("rejected", ""),
+    "unknown_api": ("unsupported", "uses a part of PyTorch's C++ interface or a library that cannot be checked here: "),
+    "tool": ("failed", "the CUDA compiler itself failed: "),
+    "time": ("timeout", "compiling took more than its limit: "),
+    "crash": ("rejected", f"{CRASHED}: "),
+}
+
+
+@functools.cache
+def known_macros() -> frozenset[str]:
+    """Macros that the light headers define."""
+    folder = Path(__file__).parent / "inside" / "light_torch"
+    texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.h")]
+    return frozenset(name for text in texts for name in re.findall(r"#define (\w+)", text)) | {"TORCH_EXTENSION_NAME"}
