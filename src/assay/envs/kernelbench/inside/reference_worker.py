@@ -20,6 +20,7 @@ from typing import Literal, NoReturn
 
 import torch
 
+from assay.envs.kernelbench.families import FAMILIES
 from assay.envs.kernelbench.inside.reference_model import TooLargeError, evaluate, out_of_memory
 from assay.envs.kernelbench.wire import Frame, write_frame
 from assay.sandbox import kernel
@@ -28,6 +29,18 @@ from assay.types import Json
 _MEBIBYTE = 1 << 20
 _DONE = 90
 """Exit status of a fork that wrote its answer; a problem that leaves by itself gives another."""
+_WARM_UP: Json = {
+    "code": """
+import torch
+class Model(torch.nn.Linear):
+    pass
+get_inputs = lambda: [torch.ones(2, 3)]
+get_init_inputs = lambda: [3, 2]
+""",
+    **{"input_seed": 0, "weight_seed": 0, "families": list(FAMILIES), "precision": "float32", "device": "cpu"},
+    **{"screen": True, "perturb": False, "state": True, "max_output": None},
+}
+"""What PyTorch and NumPy do for the first time takes longer than most problems; done before a fork, it is done once."""
 _LOOK_S = 2.0
 """Seconds between looks at whether the parent still lives, where its end of a pipe may be held by others."""
 _REAP_S = 2.0
@@ -200,7 +213,8 @@ def _leave(*_: object) -> None:
 def main() -> None:
     """Answer requests until standard input ends."""
     torch.set_num_threads(1)
-    torch.zeros(2).add_(1)
+    evaluate(_WARM_UP)
+    kernel.use_huge_pages()
     kernel.adopt_orphans()
     signal.signal(signal.SIGTERM, _leave)
     requests, answers = os.dup(0), os.dup(1)
