@@ -47,6 +47,7 @@ HOMES = {
 """Optional package -> the only modules that may import it."""
 
 RUN_APART = (
+    "assay.envs.kernelbench.inside.reference_model",
     "assay.envs.kernelbench.inside.reference_worker",
     "assay.envs.kernelbench.inside.work",
 )
