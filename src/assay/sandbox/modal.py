@@ -50,7 +50,7 @@ class ModalConfig:
     modal_buffer_containers: int = 0
     """Warm containers kept ready beyond those in use; each saves a job its cold start, and costs GPU time."""
     modal_walls: Literal["auto", "strict"] = "auto"
-    """`strict` wants the sandbox's own walls inside the container, or no job; `auto` takes them where they can stand."""
+    """`strict` wants the sandbox's own walls inside the container, or no job; `auto` takes them where they hold."""
     modal_batch_window: float = 0.15
     """Seconds that a job waits for others to leave with."""
     modal_batch_size: int = 32
@@ -202,8 +202,8 @@ class ModalSandbox:
         task = asyncio.get_running_loop().create_task(self._exchange(harness, batch))
         self._batches.add(task)
 
-        def deserted(_: object) -> None:
-            if all(waiter.done.cancelled() for waiter in batch):
+        def deserted(gone: asyncio.Future[JobResult]) -> None:
+            if gone.cancelled() and all(waiter.done.done() for waiter in batch):
                 task.cancel()
 
         for waiter in batch:
