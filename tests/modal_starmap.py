@@ -75,6 +75,8 @@ class PlayedRemote(ModalRemote):
         attempt = self.attempts[job.source] = self.attempts.get(job.source, -1) + 1
         self.running += 1
         self.most_running = max(self.most_running, self.running)
-        (answer,) = await asyncio.gather(self.play(Call(job, token, attempt, batch)), return_exceptions=True)
-        self.running -= 1
-        return answer
+        try:
+            (answer,) = await asyncio.gather(self.play(Call(job, token, attempt, batch)), return_exceptions=True)
+            return answer
+        finally:
+            self.running -= 1
