@@ -16,6 +16,7 @@ from grpclib import GRPCError, Status
 from grpclib.const import Cardinality, Handler
 from grpclib.server import Server
 from modal_proto import api_pb2
+from modal_proto.api_grpc import ModalClientBase
 
 SERVICE = "/modal.client.ModalClient/"
 
@@ -182,8 +183,56 @@ class Map:
             )
 
 
+class Unnamed:
+    """Has an attribute of every name."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class DeployingModal:
+    """A workspace that takes an app apart as it is deployed: it says yes to everything and keeps what it was sent."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[Any]] = {}
+        made = api_pb2.GenericResult(status=api_pb2.GenericResult.GENERIC_STATUS_SUCCESS)
+        builder = "2025.06"
+        settings = api_pb2.EnvironmentSettings(image_builder_version=builder)
+        self.replies = {
+            "AppCreate": api_pb2.AppCreateResponse(app_id="ap-1"),
+            "ClientHello": api_pb2.ClientHelloResponse(image_builder_version=builder),
+            "EnvironmentGetOrCreate": api_pb2.EnvironmentGetOrCreateResponse(
+                environment_id="en-1", metadata=api_pb2.EnvironmentMetadata(name="main", settings=settings)
+            ),
+            "FunctionPrecreate": api_pb2.FunctionPrecreateResponse(function_id="fu-1"),
+            "ImageGetOrCreate": api_pb2.ImageGetOrCreateResponse(
+                image_id="im-1", result=made, metadata=api_pb2.ImageMetadata(image_builder_version=builder)
+            ),
+            "MountGetOrCreate": api_pb2.MountGetOrCreateResponse(mount_id="mo-1"),
+            "MountPutFile": api_pb2.MountPutFileResponse(exists=True),
+        }
+
+    def __mapping__(self) -> dict[str, Handler]:
+        every: dict[str, Handler] = ModalClientBase.__mapping__(Unnamed())  # type: ignore[arg-type]
+        return {path: handler._replace(func=self.keep(path, handler)) for path, handler in every.items()}
+
+    def keep(self, path: str, handler: Handler) -> Callable[[Any], Awaitable[None]]:
+        name = path.removeprefix(SERVICE)
+
+        async def answer(stream: Any) -> None:
+            self.seen.setdefault(name, []).append(await stream.recv_message())
+            if name == "FunctionCreate":
+                raise GRPCError(Status.FAILED_PRECONDITION, "enough was seen")
+            await stream.send_message(self.replies.get(name) or handler.reply_type())
+
+        return answer
+
+    async def close(self) -> None:
+        """Nothing runs here."""
+
+
 @asynccontextmanager
-async def serving(modal: LoopbackModal) -> AsyncIterator[str]:
+async def serving(modal: LoopbackModal | DeployingModal) -> AsyncIterator[str]:
     """The address of a server for this workspace."""
     server = Server([modal])
     await server.start("127.0.0.1", 0)

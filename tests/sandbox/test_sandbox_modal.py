@@ -280,7 +280,10 @@ def test_a_batch_that_all_have_left_is_given_up() -> None:
     [
         (errors.AuthError("Token missing"), "MODAL_TOKEN_ID"),
         (errors.PermissionDeniedError("not yours"), "MODAL_TOKEN_ID"),
-        (errors.NotFoundError("Lookup failed"), "modal deploy -m assay.sandbox.modal_app --env testing"),
+        (
+            errors.NotFoundError("Lookup failed"),
+            "modal deploy -m assay.sandbox.modal_app --name assay-kernels --env testing",
+        ),
         (errors.VersionError("too old"), "pip install --upgrade modal"),
         (errors.InvalidError("Unknown GPU type"), "modal_gpu_type=A100"),
     ],

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from assay.sandbox import Job, JobResult, Round, modal_remote
 from assay.sandbox.contained import Contained
 from assay.sandbox.modal import ModalConfig, ModalSandbox
 from assay.sandbox.payload import decode_job, encode_answer
-from modal_loopback import Container, LoopbackModal, Output, failure, serving, success
+from modal_loopback import Container, DeployingModal, LoopbackModal, Output, failure, serving, success
 from sandboxes import FEATURES, needs_walls
 
 HARNESS = "assay.sandbox.plain"
@@ -169,7 +170,7 @@ def test_an_app_that_was_not_deployed(monkeypatch: pytest.MonkeyPatch) -> None:
         return honest(payload)
 
     async def body(sandbox: ModalSandbox, modal: LoopbackModal) -> None:
-        with pytest.raises(SandboxError, match=r"ASSAY_MODAL_APP=assay-kernels modal deploy -m assay"):
+        with pytest.raises(SandboxError, match=r"modal deploy -m assay\.sandbox\.modal_app --name assay-kernels"):
             await sandbox.run(JOB)
 
     against(container, body, monkeypatch, deployed="another")
@@ -196,6 +197,47 @@ def test_no_token_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
                 await sandbox.run(JOB)
 
     asyncio.run(main())
+
+
+def test_the_deploy_command_makes_containers_for_one_candidate_each() -> None:
+    modal = DeployingModal()
+    command = [sys.executable, "-m", "modal", "deploy", "-m", "assay.sandbox.modal_app", "--name", "other"]
+
+    async def main() -> str:
+        async with serving(modal) as address:
+            token = {"MODAL_TOKEN_ID": "ak-1", "MODAL_TOKEN_SECRET": "as-1"}
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                env={**os.environ, "MODAL_SERVER_URL": address, **token},
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+            try:
+                return (await process.communicate())[0].decode()
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+
+    said = asyncio.run(main())
+    assert "enough was seen" in said
+    (request,) = modal.seen["FunctionCreate"]
+    deployed = request.function
+    assert (deployed.module_name, deployed.function_name) == (
+        "assay.sandbox.modal_app",
+        f"{modal_remote.CLASS_NAME}.*",
+    )
+    assert (deployed.single_use_containers, deployed.block_network, deployed.untrusted) == (True, True, True)
+    assert deployed.retry_policy.retries == 0
+    assert deployed.startup_timeout_secs > deployed.timeout_secs
+    assert set(deployed.method_definitions) == {"run"}
+    assert [item.name for item in deployed.class_parameter_info.schema] == ["harness", "walls"]
+    lines = [line for item in modal.seen["ImageGetOrCreate"] for line in item.image.dockerfile_commands]
+    assert any(line.startswith("FROM nvidia/cuda:") for line in lines)
+    assert any("torch==" in line and "triton==" in line for line in lines)
+    files = [item.filename for request in modal.seen["MountGetOrCreate"] for item in request.files]
+    assert any(name.endswith("site-packages/assay/sandbox/contained.py") for name in files)
+    assert not [name for name in files if name.startswith("/root/")]
 
 
 @needs_walls

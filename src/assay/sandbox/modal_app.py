@@ -8,7 +8,6 @@ away. It has no network and no access to the workspace.
 """
 
 # Modal reads the annotations of parameters as they stand, so they cannot be postponed here.
-import os
 from pathlib import Path
 
 import assay
@@ -22,24 +21,25 @@ except ImportError as error:
         "The app for Modal needs the package modal, which is not installed. Run `pip install assay-rl[modal]`."
     ) from error
 
-APP_NAME = os.environ.get("ASSAY_MODAL_APP", "assay-kernels")
-"""`ModalConfig.modal_app_name` says the same."""
+APP_NAME = "assay-kernels"
+"""The default of `ModalConfig.modal_app_name`; `modal deploy --name` takes another."""
 START_S = 900
 """Seconds that a container may take to start: to pull its image, to import torch, to start CUDA."""
-BASE_IMAGE = "nvidia/cuda:12.8.1-devel-ubuntu24.04"
+BASE_IMAGE = "nvidia/cuda:13.0.1-devel-ubuntu24.04"
 """Compilers and headers; torch and Triton bring their own CUDA libraries."""
 PINS = ("chz==0.4.0", "numpy==2.4.6", "PyYAML==6.0.3", "rich==15.0.0", "torch==2.13.0", "triton==3.7.1")
 """What candidates are graded with; the pins of constraints.txt."""
-SOURCE = "/opt/assay"
+PYTHON = "3.12"
+SOURCE = f"/usr/local/lib/python{PYTHON}/site-packages/assay"
 """Not under /root, which workers that are nobody cannot read."""
 
 image = (
-    modal.Image.from_registry(BASE_IMAGE, add_python="3.12")
+    modal.Image.from_registry(BASE_IMAGE, add_python=PYTHON)
     .entrypoint([])
     .apt_install("bubblewrap", "gcc", "g++")
     .pip_install(*PINS)
-    .env({"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"})
-    .add_local_dir(Path(assay.__file__).parent, f"{SOURCE}/assay", ignore=["**/__pycache__", "**/*.pyc"])
+    .env({"OMP_NUM_THREADS": "1"})
+    .add_local_dir(Path(assay.__file__).parent, SOURCE, ignore=["**/__pycache__", "**/*.pyc"])
 )
 
 app = modal.App(APP_NAME)

@@ -12,7 +12,7 @@ import asyncio
 import math
 import pickle
 from collections.abc import AsyncGenerator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
 import modal
@@ -123,8 +123,8 @@ def bind(client: modal.Client) -> None:
     Raises:
         SandboxError: it could still do so afterwards.
     """
-    inner = synchronizer._translate_in(client)  # what Modal's own code sees of the client
-    _serialization.Unpickler.find_class = _find_class  # type: ignore[method-assign]
+    inner = cast(Any, synchronizer)._translate_in(client)  # what Modal's own code sees of the client
+    cast(Any, _serialization.Unpickler).find_class = _find_class
     _bound.add(inner)
     try:
         _serialization.deserialize(b"cbuiltins\nlen\n.", inner)
@@ -166,7 +166,7 @@ def _cure(error: BaseException, config: ModalConfig) -> str:
         )
     if isinstance(error, errors.NotFoundError):
         where = f" --env {config.modal_environment}" if config.modal_environment else ""
-        return f"Deploy the app: `ASSAY_MODAL_APP={config.modal_app_name} {DEPLOY}{where}`."
+        return f"Deploy the app: `{DEPLOY} --name {config.modal_app_name}{where}`."
     if isinstance(error, errors.VersionError):
         return "Install a newer modal: `pip install --upgrade modal`."
     return (
