@@ -100,6 +100,30 @@ def test_a_slow_kernel_stalls_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     assert against(container, body, monkeypatch).maps == [8, 1]
 
 
+def test_who_leaves_disturbs_nobody_and_closing_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = asyncio.Event()
+    began: list[str] = []
+
+    async def container(payload: bytes) -> Output:
+        source = decode_job(payload)[0].source
+        began.append(source)
+        await (release if source in "ab" else asyncio.Event()).wait()
+        return honest(payload)
+
+    async def body(sandbox: ModalSandbox, modal: LoopbackModal) -> None:
+        gone, kept, *never = [asyncio.create_task(sandbox.run(job)) for job in JOBS[:4]]
+        while len(began) < 4:
+            await asyncio.sleep(0.01)
+        gone.cancel()
+        release.set()
+        assert (await kept).end == "ok"
+        assert gone.cancelled()
+        await sandbox.close()
+        assert {(await task).message for task in never} == {"the sandbox was closed"}
+
+    against(container, body, monkeypatch)
+
+
 @pytest.mark.parametrize(
     ("status", "end"), [(TIMEOUT, "timeout"), (GONE, "infra"), (FAILED, "infra"), (TERMINATED, "infra")]
 )

@@ -308,8 +308,8 @@ def modal_remote(config: ModalConfig) -> Remote:
         from assay.sandbox.modal_remote import ModalRemote
     except ImportError as error:
         raise MissingDependencyError(
-            "use_modal=true needs the package modal, which is not installed. Run `pip install assay-rl[modal]`, or set "
-            "use_modal=false to grade on this machine."
+            f"Jobs at Modal need the package modal, version 1.6 or newer ({error}). Run `pip install assay-rl[modal]`, "
+            "or grade on this machine (use_modal=false)."
         ) from error
     return ModalRemote(config)
 

@@ -9,6 +9,7 @@ are left as they are. What remains in a container's hands: its own answer, and t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import pickle
 from collections.abc import AsyncGenerator, Sequence
@@ -65,8 +66,10 @@ class ModalRemote:
         try:
             method = await self._method(harness)
             inputs = [(payload,) for payload in payloads]
-            async for answer in method.starmap.aio(inputs, order_outputs=False, return_exceptions=True):
-                yield of_one(answer, self._config) if isinstance(answer, BaseException) else answer
+            stream = method.starmap.aio(inputs, order_outputs=False, return_exceptions=True)
+            async with contextlib.aclosing(stream):
+                async for answer in stream:
+                    yield of_one(answer, self._config) if isinstance(answer, BaseException) else answer
         except (errors.Error, GRPCError, StreamTerminatedError, OSError) as error:
             raise BatchLost(classify(error, self._config)) from error
 
