@@ -34,6 +34,7 @@ from assay.envs.kernelbench.wire import Frame, read_frame
 from assay.errors import MissingDependencyError, ReferenceModelError
 
 Precision = Literal["float32", "float16", "bfloat16"]
+Perturbation = Literal["none", "all", "constant"]
 
 START_TIMEOUT_S = 180.0
 MAX_DEGENERATE = 2
@@ -41,7 +42,7 @@ MAX_DEGENERATE = 2
 MAX_OUTPUT = 1 << 18
 """Elements of an output (a million bytes of float32) above which Triton's interpreter is too slow for a grade."""
 
-_WORKER = "assay.envs.kernelbench.reference_worker"
+_WORKER = "assay.envs.kernelbench.inside.reference_worker"
 _CHUNK = 1 << 20
 
 
@@ -54,6 +55,8 @@ class ReferenceResult:
     """Dtype and shape of each output, as the candidate has to give it."""
     parameters: int
     """How many numbers the model has as weights."""
+    weights: tuple[tuple[str, tuple[int, ...]], ...]
+    """Name and shape of each parameter, in the model's order."""
     precision: Precision
     exact_dtype: str
     """`float64`, or the working precision where the model cannot be run in float64."""
@@ -61,6 +64,8 @@ class ReferenceResult:
     """What `get_init_inputs` returned."""
     state: Mapping[str, HostTensor] = field(default_factory=dict)
     """The model's weights and buffers by name, where they were asked for."""
+    work: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Calls and work of each PyTorch operator in one forward pass (see `inside.work` and `operators`)."""
     other_weights: Case | None = None
     again: Case | None = None
     seconds: float = 0.0
@@ -103,7 +108,7 @@ class ReferenceProcess:
         families: Sequence[Family] = FAMILIES,
         precision: Precision = "float32",
         for_screening: bool = False,
-        perturb_weights: bool = False,
+        perturb_weights: Perturbation = "none",
         with_state: bool = False,
         max_output: int | None = None,
     ) -> ReferenceResult:
@@ -116,8 +121,8 @@ class ReferenceProcess:
             families: Families of inputs, `given` first.
             precision: Working precision: inputs and weights are rounded to it, float64 starts from those.
             for_screening: Whether to evaluate also with other weights, and the first case once more.
-            perturb_weights: Whether to move every weight at random, so that ones and zeros count as well. A candidate
-                then has to be given the weights by name.
+            perturb_weights: Which weights to move at random: `none`, `all`, or `constant`, those whose elements are all
+                equal (ones and zeros, which a kernel might leave out). A candidate has to be given them by name.
             with_state: Whether to hand back weights and buffers.
             max_output: Give up (`too_large`) when the outputs of one call have more elements than this together.
 
@@ -248,10 +253,12 @@ def _result(frame: Frame, precision: Precision, seconds: float) -> ReferenceResu
         cases=tuple(cases.values()),
         outputs=outputs,
         parameters=header["parameters"],
+        weights=tuple((name, tuple(shape)) for name, shape in header["weights"]),
         precision=precision,
         exact_dtype=header["exact"],
         init_inputs=frame.value(header["init_inputs"]),
         state={name: frame.tensor(tensor) for name, tensor in header.get("state", {}).items()},
+        work={name: (calls, work) for name, (calls, work) in header.get("work", {}).items()},
         other_weights=other_weights,
         again=again,
         seconds=seconds,

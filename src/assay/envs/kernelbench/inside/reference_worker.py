@@ -7,6 +7,7 @@ keeps what a problem does to PyTorch's state, or to memory, from the next reques
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -23,6 +24,7 @@ import torch
 
 from assay.envs.kernelbench.arrays import HostTensor, Value
 from assay.envs.kernelbench.families import vary
+from assay.envs.kernelbench.inside.work import WorkTrace
 from assay.envs.kernelbench.wire import Frame, write_frame
 from assay.types import Json
 
@@ -75,6 +77,11 @@ def flat_outputs(output: Any) -> list[HostTensor]:
     return []
 
 
+def is_constant(weight: torch.Tensor) -> bool:
+    """Whether all elements of a parameter are equal."""
+    return weight.numel() > 0 and bool((weight == weight.flatten()[0]).all())
+
+
 class TooLargeError(Exception):
     """The output has more elements than the request allows."""
 
@@ -87,16 +94,19 @@ class Reference:
         self.space: dict[str, Any] = {"__name__": "problem"}
         exec(compile(code, "<problem>", "exec"), self.space)
 
-    def model(self, seed: int, perturbed: bool) -> torch.nn.Module:
+    def model(self, seed: int, perturb: str) -> torch.nn.Module:
         """The model with weights from a seed, rounded to the working precision.
 
-        `perturbed` moves every weight, so that those which start as ones and zeros (of a normalisation, say) count.
+        `perturb` is `none`; `all`, which moves every weight at random; or `constant`, which moves the parameters whose
+        elements are all equal (ones and zeros of a normalisation, say), so that they count as well.
         """
         torch.manual_seed(seed)
         model: torch.nn.Module = self.space["Model"](*self.space["get_init_inputs"]())
-        if perturbed:
+        if perturb != "none":
             with torch.no_grad():
                 for weight in model.parameters():
+                    if perturb == "constant" and not is_constant(weight):
+                        continue
                     spread = 0.1 * (weight.std() if weight.numel() > 1 else weight.abs().mean()) + 0.05
                     weight.mul_(1 + 0.25 * (2 * torch.rand_like(weight) - 1)).add_(spread * torch.randn_like(weight))
         return model.to(self.device, self.precision)
@@ -112,13 +122,30 @@ class Reference:
         self, model: torch.nn.Module, inputs: Sequence[Value], dtype: torch.dtype, seed: int
     ) -> list[HostTensor]:
         """The outputs in some dtype; the model stays as it was."""
+        return flat_outputs(self._run(model, inputs, dtype, seed))
+
+    def work(self, model: torch.nn.Module, inputs: Sequence[Value], seed: int) -> dict[str, tuple[int, int]]:
+        """Calls and work of each operator, from a pass of its own so that no output was computed under a trace."""
+        trace = WorkTrace()
+        self._run(model, inputs, self.precision, seed, trace)
+        return trace.operations
+
+    def _run(
+        self,
+        model: torch.nn.Module,
+        inputs: Sequence[Value],
+        dtype: torch.dtype,
+        seed: int,
+        trace: contextlib.AbstractContextManager[object] | None = None,
+    ) -> Any:
         before = torch.get_default_dtype()
         torch.set_default_dtype(dtype if dtype.itemsize >= 4 else torch.float32)
         try:
             torch.manual_seed(seed)
             arguments = [from_value(value, dtype, self.device) for value in inputs]
-            with torch.no_grad():
-                return flat_outputs(copy.deepcopy(model).to(dtype)(*arguments))
+            instance = copy.deepcopy(model).to(dtype)
+            with torch.no_grad(), trace or contextlib.nullcontext():
+                return instance(*arguments)
         finally:
             torch.set_default_dtype(before)
 
@@ -129,6 +156,7 @@ def evaluate(request: Json) -> Frame:
     reference = Reference(request["code"], request["device"], request["precision"])
     model = reference.model(request["weight_seed"], request["perturb"])
     frame = Frame({"parameters": sum(p.numel() for p in model.parameters()), "exact": "float64", "cases": []})
+    frame.header["weights"] = [[name, list(weight.shape)] for name, weight in model.named_parameters()]
     first: tuple[Value, ...] = ()
     for number, family in enumerate(request["families"]):
         # Each family starts from a fresh draw of its own, so no two show the same numbers in another dress.
@@ -138,10 +166,12 @@ def evaluate(request: Json) -> Frame:
             continue
         first = first or inputs
         _add_case(frame, family, reference, model, inputs, request["weight_seed"], request["max_output"])
+    if first:
+        frame.header["work"] = reference.work(model, first, request["weight_seed"])
     if request["screen"] and first:
         _add_case(frame, "again", reference, model, first, request["weight_seed"] + 1)
         if frame.header["parameters"]:
-            _add_case(frame, "other_weights", reference, reference.model(request["weight_seed"] + 1, True), first, 0)
+            _add_case(frame, "other_weights", reference, reference.model(request["weight_seed"] + 1, "all"), first, 0)
     if request["state"]:
         frame.header["state"] = {name: frame.add(to_value(tensor)) for name, tensor in model.state_dict().items()}
     frame.header["init_inputs"] = frame.add(to_value(reference.space["get_init_inputs"]()))
