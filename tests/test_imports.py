@@ -28,7 +28,7 @@ LAYERS = [
 """Lowest first. The longest matching prefix places a module; rooms of one layer do not import each other."""
 
 HOMES = {
-    "torch": ("assay.backends", "assay.grpo", "assay.envs.kernelbench.reference_worker"),
+    "torch": ("assay.backends", "assay.grpo", "assay.envs.kernelbench.inside"),
     "transformers": ("assay.backends", "assay.grpo"),
     "peft": ("assay.backends", "assay.grpo"),
     "tinker": ("assay.backends.tinker", "assay.server", "assay.integrations.tinker_cookbook"),
@@ -46,7 +46,10 @@ HOMES = {
 }
 """Optional package -> the only modules that may import it."""
 
-RUN_APART = ("assay.envs.kernelbench.reference_worker",)
+RUN_APART = (
+    "assay.envs.kernelbench.inside.reference_worker",
+    "assay.envs.kernelbench.inside.work",
+)
 """Modules that are only ever run in processes of their own."""
 
 WITHOUT_TORCH = (
@@ -70,7 +73,7 @@ BOUNDARIES = {
     "assay.rewards.engine",
     "assay.sandbox.child",
     "assay.sandbox.worker",
-    "assay.envs.kernelbench.reference_worker",
+    "assay.envs.kernelbench.inside.reference_worker",
 }
 """Modules where any failure becomes data: the rollout, a reward's code, the sandboxed job, a problem's reference."""
 

@@ -41,7 +41,7 @@ MAX_DEGENERATE = 2
 MAX_OUTPUT = 1 << 18
 """Elements of an output (a million bytes of float32) above which Triton's interpreter is too slow for a grade."""
 
-_WORKER = "assay.envs.kernelbench.reference_worker"
+_WORKER = "assay.envs.kernelbench.inside.reference_worker"
 _CHUNK = 1 << 20
 
 
@@ -61,6 +61,8 @@ class ReferenceResult:
     """What `get_init_inputs` returned."""
     state: Mapping[str, HostTensor] = field(default_factory=dict)
     """The model's weights and buffers by name, where they were asked for."""
+    work: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Calls and work of each PyTorch operator in one forward pass (see `inside.work` and `operators`)."""
     other_weights: Case | None = None
     again: Case | None = None
     seconds: float = 0.0
@@ -252,6 +254,7 @@ def _result(frame: Frame, precision: Precision, seconds: float) -> ReferenceResu
         exact_dtype=header["exact"],
         init_inputs=frame.value(header["init_inputs"]),
         state={name: frame.tensor(tensor) for name, tensor in header.get("state", {}).items()},
+        work={name: (calls, work) for name, (calls, work) in header.get("work", {}).items()},
         other_weights=other_weights,
         again=again,
         seconds=seconds,

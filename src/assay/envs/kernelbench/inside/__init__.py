@@ -1,1 +1,1 @@
-"""What runs beside PyTorch in processes of their own, the candidate's above all. Nothing else imports these modules."""
+"""What imports PyTorch or Triton, and so runs only in processes of its own: harnesses and the reference worker."""

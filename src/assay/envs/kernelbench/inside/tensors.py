@@ -53,7 +53,7 @@ def output_bytes(value: Any, outputs: Sequence[Json], device: str) -> list[memor
     found = list(_flat(value))
     if len(found) != len(outputs):
         raise WrongOutputError(f"forward returned {len(found)} tensors, the reference returns {len(outputs)}")
-    return [_bytes(tensor, *wanted, device) for tensor, wanted in zip(found, outputs, strict=True)]
+    return [_bytes(tensor, dtype, shape, device) for tensor, (dtype, shape) in zip(found, outputs, strict=True)]
 
 
 def _flat(value: Any) -> list[torch.Tensor]:
@@ -76,7 +76,9 @@ def _bytes(tensor: torch.Tensor, dtype: str, shape: Sequence[int], device: str) 
     if given != dtype:
         raise WrongOutputError(f"the output has dtype {given}, the reference has {dtype}")
     if tensor.layout is not torch.strided or tensor.device.type != device:
-        raise WrongOutputError(f"the output is a {tensor.layout} tensor on {tensor.device}; a dense one on {device} counts")
+        raise WrongOutputError(
+            f"the output is a {tensor.layout} tensor on {tensor.device}; a dense one on {device} counts"
+        )
     dense = _contiguous(_to(_detach(tensor), "cpu"))
     raw = _view(dense, torch.uint16) if dense.dtype == torch.bfloat16 else dense
-    return memoryview(_numpy(raw)).cast("B") if raw.numel() else memoryview(b"")
+    return _numpy(raw).data.cast("B") if raw.numel() else memoryview(b"")

@@ -7,6 +7,7 @@ keeps what a problem does to PyTorch's state, or to memory, from the next reques
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -23,6 +24,7 @@ import torch
 
 from assay.envs.kernelbench.arrays import HostTensor, Value
 from assay.envs.kernelbench.families import vary
+from assay.envs.kernelbench.inside.work import WorkTrace
 from assay.envs.kernelbench.wire import Frame, write_frame
 from assay.types import Json
 
@@ -112,13 +114,30 @@ class Reference:
         self, model: torch.nn.Module, inputs: Sequence[Value], dtype: torch.dtype, seed: int
     ) -> list[HostTensor]:
         """The outputs in some dtype; the model stays as it was."""
+        return flat_outputs(self._run(model, inputs, dtype, seed))
+
+    def work(self, model: torch.nn.Module, inputs: Sequence[Value], seed: int) -> dict[str, tuple[int, int]]:
+        """Calls and work of each operator, from a pass of its own so that no output was computed under a trace."""
+        trace = WorkTrace()
+        self._run(model, inputs, self.precision, seed, trace)
+        return trace.operations
+
+    def _run(
+        self,
+        model: torch.nn.Module,
+        inputs: Sequence[Value],
+        dtype: torch.dtype,
+        seed: int,
+        trace: contextlib.AbstractContextManager[object] | None = None,
+    ) -> Any:
         before = torch.get_default_dtype()
         torch.set_default_dtype(dtype if dtype.itemsize >= 4 else torch.float32)
         try:
             torch.manual_seed(seed)
             arguments = [from_value(value, dtype, self.device) for value in inputs]
-            with torch.no_grad():
-                return flat_outputs(copy.deepcopy(model).to(dtype)(*arguments))
+            instance = copy.deepcopy(model).to(dtype)
+            with torch.no_grad(), trace or contextlib.nullcontext():
+                return instance(*arguments)
         finally:
             torch.set_default_dtype(before)
 
@@ -138,6 +157,8 @@ def evaluate(request: Json) -> Frame:
             continue
         first = first or inputs
         _add_case(frame, family, reference, model, inputs, request["weight_seed"], request["max_output"])
+    if first:
+        frame.header["work"] = reference.work(model, first, request["weight_seed"])
     if request["screen"] and first:
         _add_case(frame, "again", reference, model, first, request["weight_seed"] + 1)
         if frame.header["parameters"]:
