@@ -1,4 +1,4 @@
-"""How fast a problem can be at best on a GPU: what must be moved over its bandwidth, what must be computed over its peak.
+"""How fast a problem can be at best on a GPU: what must be moved over bandwidth, what must be computed over peak.
 
 A time below the floor was not measured right, whatever the reason, so it is withheld rather than rewarded. The floor
 errs downwards: sparsity aside, peaks are the highest that NVIDIA states for the type (for float32 that of TF32, since

@@ -1,8 +1,8 @@
 """Inputs that cannot be worked on before the clock runs, outputs that cannot be worked on after it has stopped.
 
-Inputs go to a child under a mask, and their key comes with the order to run. Before that order is acknowledged the child
-has to give a digest of every output, and the bytes that it hands over later must have that digest. So whatever is
-computed is computed while the parent's clock runs. The mask is no cipher; it costs more to break than a kernel takes.
+Inputs go to a child under a mask, and their key comes with the order to run. Before that order is acknowledged the
+child has to give a digest of every output, and the bytes that it hands over later must have that digest. So whatever
+is computed is computed while the parent's clock runs. The mask is no cipher; it costs more to break than kernels take.
 `assay.envs.kernelbench.inside.sealing` is the child's half.
 """
 

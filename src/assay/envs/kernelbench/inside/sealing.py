@@ -1,4 +1,4 @@
-"""The child's half of `assay.envs.kernelbench.sealing`, in PyTorch, so that a GPU does it at the speed of its memory."""
+"""The child's half of `assay.envs.kernelbench.sealing`, in PyTorch, so that a GPU is as fast at it as its memory."""
 
 from __future__ import annotations
 
