@@ -27,8 +27,8 @@ stopped. `wrong`: an output of a timed call is wrong. `infra` says nothing about
 died."""
 
 FORGED = 3.0
-"""A candidate whose rounds took so many times what its events claim has forged them. Less is no proof (an output that
-has to be made dense costs time outside of the events) and gains nothing: the parent's clock is used then."""
+"""A candidate whose calls must have taken more than so many times what its events claim has forged them. Less is no
+proof (an output that has to be made dense costs time outside of the events), but lowers the bound that is rewarded."""
 SPREADS = 6.0
 """How many spreads above its median the overhead of an honest round may be."""
 _NORMAL = 1.4826
@@ -55,6 +55,11 @@ class Sample:
     round_s: float
 
     @property
+    def beyond_s(self) -> float:
+        """Seconds of the round that its calls do not account for."""
+        return self.round_s - sum(self.claimed_s)
+
+    @property
     def sane(self) -> bool:
         """Whether the claims could be durations of a part of the round."""
         return all(math.isfinite(s) and s >= 0 for s in self.claimed_s)
@@ -71,45 +76,10 @@ class Overhead:
 
 def overhead_of(samples: Sequence[Sample]) -> Overhead:
     """The overhead of some samples of the baseline."""
-    beyond = [sample.round_s - sum(sample.claimed_s) for sample in samples]
+    beyond = [sample.beyond_s for sample in samples]
     middle = median(beyond)
     spread = _NORMAL * median([abs(b - middle) for b in beyond])
     return Overhead(middle, middle + SPREADS * spread)
-
-
-@dataclass(frozen=True, slots=True)
-class ClockAgreement:
-    """How the events of the candidate agree with the parent's clock."""
-
-    overhead_ms: float
-    """Of a round, beyond its calls."""
-    allowance_ms: float
-    """Up to which a round's claims are believed, beyond the usual overhead: the resolution of the parent's clock."""
-    corrected: float
-    """Share of the candidate's samples in which the parent's clock was used, for claiming less than it allows."""
-    ratio: float
-    """The median sample's time by the parent's clock over its claim; 1 where they agree."""
-
-
-def believed_s(sample: Sample, overhead: Overhead) -> float:
-    """Seconds of one call: the mean that the events claim, or what the parent's clock leaves where that is more."""
-    calls = len(sample.claimed_s)
-    return max(sum(sample.claimed_s), sample.round_s - overhead.highest_s) / calls
-
-
-def agreement(samples: Sequence[Sample], overhead: Overhead) -> ClockAgreement:
-    """How a candidate's samples agree with the parent's clock."""
-    ratios = [_ratio(believed_s(s, overhead), sum(s.claimed_s) / len(s.claimed_s)) for s in samples]
-    return ClockAgreement(
-        overhead_ms=1000 * overhead.median_s,
-        allowance_ms=1000 * (overhead.highest_s - overhead.median_s),
-        corrected=sum(r > 1 for r in ratios) / len(ratios),
-        ratio=median(ratios),
-    )
-
-
-def _ratio(over: float, under: float) -> float:
-    return over / under if under > 0 else math.inf if over > 0 else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +118,44 @@ def _rank(count: int, confidence: float) -> int:
 def fewest_samples(confidence: float) -> int:
     """How many samples it takes to bound a median at all."""
     return next(count for count in range(2, 10_000) if _rank(count, confidence))
+
+
+@dataclass(frozen=True, slots=True)
+class ClockAgreement:
+    """How the events of the candidate agree with the parent's clock."""
+
+    overhead_ms: float
+    """Of a round of the baseline, beyond its calls."""
+    corrected: float
+    """Share of the candidate's samples in which the parent's clock was used, for claiming less than it allows."""
+    unexplained_ms: float
+    """How much longer, at most, the candidate's rounds take beyond their calls than the baseline's: a confidence bound.
+    The lower bound of the speedup holds even if the calls took all of it."""
+    forged: bool
+    """Whether that is so much that its events cannot have been honest."""
+
+
+def believed_s(sample: Sample, overhead: Overhead) -> float:
+    """Seconds of one call: the mean that the events claim, or what the parent's clock leaves where that is more."""
+    return max(sum(sample.claimed_s), sample.round_s - overhead.highest_s) / len(sample.claimed_s)
+
+
+def agreement(samples: Sequence[Sample], baseline: Sequence[Sample], confidence: float) -> ClockAgreement:
+    """How a candidate's samples agree with the parent's clock, by what those of the baseline show of that.
+
+    Forging is only called so where it is beyond doubt: almost all of the candidate's rounds take more than twice the
+    longest usual overhead, and that is many times what its events claim.
+    """
+    overhead = overhead_of(baseline)
+    usual = median_interval([s.beyond_s for s in baseline], confidence)
+    here = median_interval([s.beyond_s for s in samples], confidence)
+    claimed = median([sum(s.claimed_s) for s in samples])
+    return ClockAgreement(
+        overhead_ms=1000 * overhead.median_s,
+        corrected=sum(s.beyond_s > overhead.highest_s for s in samples) / len(samples),
+        unexplained_ms=1000 * max(0.0, here.high - usual.low),
+        forged=here.low > max(2 * overhead.highest_s, overhead.highest_s + (FORGED - 1) * claimed),
+    )
 
 
 def speedup_interval(
@@ -207,7 +215,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How fast a candidate is against one baseline. Bounds hold together with the stated confidence."""
+    """How fast a candidate is against one baseline. The bounds hold the speedup with the confidence asked for; the
+    lower one also allows for what the parent's clock cannot rule out."""
 
     speedup: float
     lower: float
@@ -239,26 +248,29 @@ def conclude(measured: Measured, rules: Rules) -> Timing | Finding:
     """What the samples prove."""
     if not all(sample.sane for sample in measured.candidate_samples):
         return Finding("timer", "its events report times that are negative or no numbers")
-    overhead = overhead_of((*measured.alone, *measured.baseline_samples))
-    clock = agreement(measured.candidate_samples, overhead)
-    if clock.ratio >= FORGED:
+    trusted = (*measured.alone, *measured.baseline_samples)
+    overhead = overhead_of(trusted)
+    clock = agreement(measured.candidate_samples, trusted, rules.confidence)
+    if clock.forged:
         claimed = 1000 * median([sum(s.claimed_s) for s in measured.candidate_samples])
         seen = 1000 * median([s.round_s for s in measured.candidate_samples])
         return Finding(
             "timer",
             f"its events claim {claimed:.4g} ms for the calls of a round that took {seen:.4g} ms by the clock outside, "
-            f"of which {clock.overhead_ms:.4g} ms (up to {clock.overhead_ms + clock.allowance_ms:.4g}) are overhead",
+            f"of which {clock.overhead_ms:.4g} ms (at most {1000 * overhead.highest_s:.4g}) are overhead",
         )
     candidate = [believed_s(sample, overhead) for sample in measured.candidate_samples]
     baseline = [_mean(sample) for sample in measured.baseline_samples]
     if min(candidate) <= 0 or min(baseline) <= 0:
         return Finding("infra", "a call took no time at all by this clock, so nothing can be compared")
     speedup = speedup_interval(baseline, candidate, rules.confidence, rules.resolution)
+    unexplained = clock.unexplained_ms / 1000 / len(measured.candidate_samples[0].claimed_s)
+    lower = speedup.low * median(candidate) / (median(candidate) + unexplained)
     gpu = find_gpu(measured.device)
     floor = floor_s(measured.work, gpu) if gpu and measured.work else None
     return Timing(
         speedup=speedup.middle,
-        lower=speedup.low,
+        lower=lower,
         upper=speedup.high,
         baseline=measured.baseline,
         candidate_ms=1000 * median(candidate),

@@ -38,5 +38,5 @@ def digest(tensor: torch.Tensor) -> torch.Tensor:
     elif flat.storage_offset() % WORD:
         flat = flat.clone()
     words = flat.view(torch.int64)
-    odd = torch.arange(1, 2 * words.numel(), 2, dtype=torch.int64, device=words.device)
+    odd = torch.arange(words.numel(), dtype=torch.int64, device=words.device).mul_(2).add_(1)
     return odd.mul_(words).sum()

@@ -15,7 +15,8 @@ import ctypes
 import os
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from assay.sandbox.base import ReadInputs, WriteOutputs
     from assay.types import Json
 
-CPU_FLUSH_BYTES = 1 << 23
 _contiguous, _detach = torch.Tensor.contiguous, torch.Tensor.detach
 
 
@@ -46,7 +46,8 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
     assert blobs is not None, "a job has a first round"
     set_precision_policy(header["tf32"])
     try:
-        bench = Bench(header)
+        clock = CudaClock() if header["device"] == "cuda" else CpuClock()
+        bench = Bench(header, clock)
         model = construct(source, header, blobs)
     except Exception as error:  # noqa: BLE001  whatever a candidate raises is its own fault, and data
         return {"fault": fault("construct", error)}
@@ -68,7 +69,7 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
             return {"fault": fault("forward", error)}
     while read_inputs() is not None:
         write_outputs([])
-    return {"device": bench.name}
+    return {"device": clock.name}
 
 
 def set_precision_policy(tf32: bool) -> None:
@@ -94,22 +95,58 @@ def construct(source: str, header: Json, blobs: Sequence[memoryview]) -> Any:
     return torch.compile(model) if header["compile"] else model
 
 
-class Bench:
-    """The device, its clock, and the calls of one sample."""
+class CpuClock:
+    """Times calls on the processor."""
 
-    def __init__(self, header: Json) -> None:
+    name = "cpu"
+    flush_bytes = 1 << 22
+
+    def synchronize(self) -> None:
+        """Nothing runs behind a call's back."""
+
+    def timed(self, call: Callable[[], Any]) -> tuple[float, Any]:
+        """Seconds of a call, and what it returned."""
+        begin = time.perf_counter()
+        value = call()
+        return time.perf_counter() - begin, value
+
+
+class CudaClock:
+    """Times calls on the current GPU with its events. The first to start CUDA in this process."""
+
+    def __init__(self) -> None:
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        self.name: str = properties.name
+        self.flush_bytes = 2 * properties.L2_cache_size
+        # Gives back lines of the second-level cache that a kernel has set apart for itself. The driver refuses it on
+        # GPUs older than Ampere, which cannot set any apart.
+        self._reset_persisting = ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache
+
+    def synchronize(self) -> None:
+        """Wait for every stream of the device."""
+        torch.cuda.synchronize()
+
+    def timed(self, call: Callable[[], Any]) -> tuple[float, Any]:
+        """Seconds between the events around a call, and what it returned."""
+        self._reset_persisting()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        begin.record()
+        value = call()
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end) / 1000, value
+
+
+class Bench:
+    """The calls of one sample, on a device with its clock."""
+
+    def __init__(self, header: Json, clock: CpuClock | CudaClock) -> None:
         self._header = header
-        self._cuda = header["device"] == "cuda"
+        self._clock = clock
         self._sets: list[list[torch.Tensor]] = []
         self._outputs: list[list[torch.Tensor]] = []
-        if self._cuda:
-            properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-            self.name: str = properties.name
-            size = 2 * properties.L2_cache_size
-            self._reset_persisting = _persisting_reset()
-        else:
-            self.name, size = "cpu", CPU_FLUSH_BYTES
-        self._flush = torch.zeros(size // 4, dtype=torch.int32, device=header["device"])
+        self._flush = torch.zeros(clock.flush_bytes // 4, dtype=torch.int32, device=header["device"])
 
     def prepare(self, blobs: Sequence[memoryview]) -> None:
         """Take the masked inputs of all calls to the device."""
@@ -118,7 +155,7 @@ class Bench:
         tensors = [_masked_words(blob).to(self._header["device"]) for blob in blobs]
         calls = self._header["calls"]
         self._sets = [tensors[call * per_call : (call + 1) * per_call] for call in range(calls)]
-        self._synchronize()
+        self._clock.synchronize()
 
     def run(self, model: Any, first: int, second: int) -> bytes:
         """Unmask, call, digest. Seconds of each call, then digests of the outputs of each call."""
@@ -132,7 +169,8 @@ class Bench:
             for tensors in self._sets:
                 inputs = _inputs(header, tensors)
                 torch.manual_seed(header["weight_seed"])
-                took, value = self._timed(model, inputs)
+                self._flush.add_(1)
+                took, value = self._clock.timed(partial(model, *inputs))
                 seconds.append(took)
                 # Where a candidate keeps its output for the next call, that call must not change this one's.
                 outputs = [_contiguous(_detach(output)) for output in flat_tensors(value)]
@@ -150,30 +188,6 @@ class Bench:
         return [
             data for outputs in self._outputs for data in output_bytes(outputs, header["outputs"], header["device"])
         ]
-
-    def _timed(self, model: Any, inputs: list[Any]) -> tuple[float, Any]:
-        self._flush.add_(1)
-        if not self._cuda:
-            begin = time.perf_counter()
-            value = model(*inputs)
-            return time.perf_counter() - begin, value
-        self._reset_persisting()
-        begin_event, end_event = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        begin_event.record()
-        value = model(*inputs)
-        end_event.record()
-        torch.cuda.synchronize()
-        return begin_event.elapsed_time(end_event) / 1000, value
-
-    def _synchronize(self) -> None:
-        if self._cuda:
-            torch.cuda.synchronize()
-
-
-def _persisting_reset() -> Any:
-    """The driver's call that gives back lines of the second-level cache which a kernel had set apart (Ampere on)."""
-    return ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache
 
 
 def _masked_words(blob: memoryview) -> torch.Tensor:
