@@ -129,7 +129,7 @@ class CudaClock:
     def timed(self, call: Callable[[], Any]) -> tuple[float, Any]:
         """Seconds between the events around a call, and what it returned."""
         self._reset_persisting()
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         begin.record()
         value = call()
