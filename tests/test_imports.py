@@ -50,6 +50,8 @@ HOMES = {
 RUN_APART = (
     "assay.envs.kernelbench.inside.reference_model",
     "assay.envs.kernelbench.inside.reference_worker",
+    "assay.envs.kernelbench.inside.sealing",
+    "assay.envs.kernelbench.inside.timed",
     "assay.envs.kernelbench.inside.work",
 )
 """Modules that are only ever run in processes of their own."""

@@ -33,7 +33,9 @@ _UNKNOWN = re.compile(
 )
 _MACRO = re.compile(r"\b(?:AT|TORCH|C10|PYBIND11|STD_TORCH)_[A-Z0-9_]+\b")
 _DIED = re.compile(r"died due to signal (\d+)|Killed signal|signal terminated program")
-_TOOL = re.compile(r"No space left|cannot execute|Cannot find compiler|command not found|Permission denied|not supported$")
+_TOOL = re.compile(
+    r"No space left|cannot execute|Cannot find compiler|command not found|Permission denied|not supported$"
+)
 _ENTRY = re.compile(
     r"Compiling entry function '([^']+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers([^\n]*)", re.DOTALL
 )
