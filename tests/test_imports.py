@@ -47,6 +47,9 @@ HOMES = {
 """Optional package -> the only modules that may import it."""
 
 RUN_APART = (
+    "assay.envs.kernelbench.inside.ahead_of_time",
+    "assay.envs.kernelbench.inside.compile_triton",
+    "assay.envs.kernelbench.inside.pretend_cuda",
     "assay.envs.kernelbench.inside.reference_worker",
     "assay.envs.kernelbench.inside.work",
 )
@@ -73,9 +76,11 @@ BOUNDARIES = {
     "assay.rewards.engine",
     "assay.sandbox.child",
     "assay.sandbox.worker",
+    "assay.envs.kernelbench.inside.compile_triton",
     "assay.envs.kernelbench.inside.reference_worker",
 }
-"""Modules where any failure becomes data: the rollout, a reward's code, the sandboxed job, a problem's reference."""
+"""Modules where any failure becomes data: the rollout, a reward's code, the sandboxed job, a problem's reference, a
+candidate that is compiled."""
 
 
 def module_of(path: Path) -> str:
