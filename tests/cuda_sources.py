@@ -1,4 +1,4 @@
-"""CUDA sources as models write them for `load_inline`: sound ones by what they show, and a module around any of them."""
+"""CUDA sources as models write them for `load_inline`: sound ones by what they show, and a module around each."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ __global__ void histogram(const int64_t* x, int* counts, int n, int bins) {
 }
 torch::Tensor run(torch::Tensor x, int64_t bins) {
     auto counts = torch::zeros({bins}, torch::dtype(torch::kInt32).device(torch::kCUDA, x.get_device()));
-    histogram<<<64, 256, bins * sizeof(int)>>>(x.data_ptr<int64_t>(), counts.data_ptr<int>(), (int)x.numel(), (int)bins);
+    histogram<<<64, 256, bins * sizeof(int)>>>(x.data_ptr<int64_t>(), counts.data_ptr<int>(), x.numel(), (int)bins);
     return counts;
 }
 """,

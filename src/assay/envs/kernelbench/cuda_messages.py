@@ -21,7 +21,7 @@ _ERROR = re.compile(
     re.MULTILINE,
 )
 _LIBRARY = r"(?:torch|at|c10|caffe2|pybind11|py|ATen)"
-_HEADER = r"(?:torch|ATen|c10|caffe2|pybind11|cutlass|cute|cub|thrust|cuda|nv|nvtx3|THC|cudnn|cublas|cu)[\w/.+-]*"
+_HEADER = r"(?:(?:torch|ATen|c10|caffe2|pybind11|cutlass|cute|cub|thrust|cuda|nvtx3|THC)/|cu\w+\.h|nv\w+\.h)[\w/.+-]*"
 _UNKNOWN = re.compile(
     rf"namespace \"{_LIBRARY}[\w:]*\" has no member|class \"(?:const )?{_LIBRARY}::[^\"]*\" has no member"
     rf"|class template \"{_LIBRARY}::"
@@ -30,6 +30,9 @@ _UNKNOWN = re.compile(
     r"|identifier \"(?:AT|TORCH|C10|PYBIND11|GPU|STD_TORCH)_\w+\" is undefined"
     rf"|fatal error: {_HEADER}: No such file|cannot open source file \"{_HEADER}\""
     rf"|is not a member of '(?:{_LIBRARY})\b|'(?:class |struct |const )*{_LIBRARY}::[\w:<>, ]+' has no member"
+    rf"|name followed by \"::\" must be a class or namespace name\n[^\n]*\b{_LIBRARY}::\w+::"
+    rf"|too (?:many|few) arguments in function call\n(?![^\n]*<<<)[^\n]*\b{_LIBRARY}::\w+\("
+    rf"|no suitable [^\n]* to \"(?:const )?{_LIBRARY}::[^\n]*\n(?![^\n]*<<<)"
     rf"|no matching function for call to '{_LIBRARY}::|'{_LIBRARY}::\w+' has not been declared"
     r"|'(?:AT|TORCH|C10|PYBIND11|GPU)_\w+' was not declared|light_\w+\.h"
 )
