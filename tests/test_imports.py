@@ -76,6 +76,7 @@ BOUNDARIES = {
     "assay.sandbox.child",
     "assay.sandbox.worker",
     "assay.envs.kernelbench.inside.reference_worker",
+    "assay.envs.kernelbench.inside.timed",
 }
 """Modules where any failure becomes data: the rollout, a reward's code, the sandboxed job, a problem's reference."""
 

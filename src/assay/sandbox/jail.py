@@ -125,6 +125,8 @@ def enter(
 ) -> None:
     """Put up every wall. `program` is the address of the seccomp filter; `executables` bounds what may be executed;
     `devices` leaves what drivers need to see."""
+    # A process group is not bounded by a process namespace: without one of its own, kill(0) would reach the worker.
+    os.setsid()
     kernel.die_with_parent()
     become_first_of_namespaces()
     cover_folders(scratch, quota.tmp_bytes, devices)

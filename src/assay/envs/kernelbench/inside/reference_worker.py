@@ -77,6 +77,11 @@ def flat_outputs(output: Any) -> list[HostTensor]:
     return []
 
 
+def is_constant(weight: torch.Tensor) -> bool:
+    """Whether all elements of a parameter are equal."""
+    return weight.numel() > 0 and bool((weight == weight.flatten()[0]).all())
+
+
 class TooLargeError(Exception):
     """The output has more elements than the request allows."""
 
@@ -89,16 +94,19 @@ class Reference:
         self.space: dict[str, Any] = {"__name__": "problem"}
         exec(compile(code, "<problem>", "exec"), self.space)
 
-    def model(self, seed: int, perturbed: bool) -> torch.nn.Module:
+    def model(self, seed: int, perturb: str) -> torch.nn.Module:
         """The model with weights from a seed, rounded to the working precision.
 
-        `perturbed` moves every weight, so that those which start as ones and zeros (of a normalisation, say) count.
+        `perturb` is `none`; `all`, which moves every weight at random; or `constant`, which moves the parameters whose
+        elements are all equal (ones and zeros of a normalisation, say), so that they count as well.
         """
         torch.manual_seed(seed)
         model: torch.nn.Module = self.space["Model"](*self.space["get_init_inputs"]())
-        if perturbed:
+        if perturb != "none":
             with torch.no_grad():
                 for weight in model.parameters():
+                    if perturb == "constant" and not is_constant(weight):
+                        continue
                     spread = 0.1 * (weight.std() if weight.numel() > 1 else weight.abs().mean()) + 0.05
                     weight.mul_(1 + 0.25 * (2 * torch.rand_like(weight) - 1)).add_(spread * torch.randn_like(weight))
         return model.to(self.device, self.precision)
@@ -148,6 +156,7 @@ def evaluate(request: Json) -> Frame:
     reference = Reference(request["code"], request["device"], request["precision"])
     model = reference.model(request["weight_seed"], request["perturb"])
     frame = Frame({"parameters": sum(p.numel() for p in model.parameters()), "exact": "float64", "cases": []})
+    frame.header["weights"] = [[name, list(weight.shape)] for name, weight in model.named_parameters()]
     first: tuple[Value, ...] = ()
     for number, family in enumerate(request["families"]):
         # Each family starts from a fresh draw of its own, so no two show the same numbers in another dress.
@@ -162,7 +171,7 @@ def evaluate(request: Json) -> Frame:
     if request["screen"] and first:
         _add_case(frame, "again", reference, model, first, request["weight_seed"] + 1)
         if frame.header["parameters"]:
-            _add_case(frame, "other_weights", reference, reference.model(request["weight_seed"] + 1, True), first, 0)
+            _add_case(frame, "other_weights", reference, reference.model(request["weight_seed"] + 1, "all"), first, 0)
     if request["state"]:
         frame.header["state"] = {name: frame.add(to_value(tensor)) for name, tensor in model.state_dict().items()}
     frame.header["init_inputs"] = frame.add(to_value(reference.space["get_init_inputs"]()))
