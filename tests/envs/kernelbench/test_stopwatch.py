@@ -12,10 +12,11 @@ from dataclasses import replace
 import chz
 import numpy as np
 import pytest
+from benchmarks.support.timing_cheats import CHEATS, HONEST, REFERENCE, forging
 
 from assay.envs.kernelbench.arrays import Value, host_tensor
 from assay.envs.kernelbench.stopwatch import Stopwatch
-from assay.envs.kernelbench.timed_jobs import HARNESS, TimedProblem, make_job, sample_set
+from assay.envs.kernelbench.timed_jobs import TimedProblem, make_job, sample_set
 from assay.envs.kernelbench.timing import Baseline, Finding, Timing
 from assay.envs.kernelbench.timing_config import TimingConfig
 from assay.envs.kernelbench.tolerance import Tolerance
@@ -38,16 +39,6 @@ CONFIG = TimingConfig(
     buffer_mb=64,
 )
 SHAPE = (16, 24)
-REFERENCE = """
-import torch
-class Model(torch.nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.layer = torch.nn.Linear(width, width)
-    def forward(self, x):
-        return torch.tanh(self.layer(x))
-"""
-HONEST = REFERENCE.replace("class Model(", "class ModelNew(")
 
 
 def drawing(seed: int = 0) -> Callable[[], tuple[Value, ...]]:
@@ -140,110 +131,15 @@ def test_inputs_and_outputs_of_many_kinds(bench: Bench) -> None:
     assert finding.kind == "wrong"
 
 
-def forging(body: str, before: str = "") -> str:
-    """A candidate whose forward has this body; `right(x)` is the right answer, `harness` the module that calls it."""
-    lines = "\n".join(f"        {line}" for line in body.strip().splitlines())
-    return f"""
-import sys, threading, time, torch
-harness = sys.modules["{HARNESS}"]
-calls = 0
-{before.strip()}
-class ModelNew(torch.nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.layer = torch.nn.Linear(width, width)
-    def right(self, x):
-        return torch.tanh(self.layer(x))
-    def forward(self, x):
-        global calls
-        calls += 1
-{lines}
-"""
-
-
-CHEATS: dict[str, tuple[str, set[str]]] = {
-    "a clock that stands still": (
-        forging("time.sleep(0.4)\nreturn self.right(x)", "time.perf_counter = lambda: 1.0"),
-        {"timer"},
-    ),
-    "a clock that runs backwards": (
-        forging("return self.right(x)", "import itertools\ntime.perf_counter = itertools.count(0, -1).__next__"),
-        {"timer"},
-    ),
-    "a harness that claims microseconds": (
-        forging(
-            "time.sleep(0.4)\nreturn self.right(x)",
-            "harness.CpuClock.timed = lambda clock, call: (1e-6, call())",
-        ),
-        {"timer"},
-    ),
-    "no number at all": (
-        forging("return self.right(x)", "harness.CpuClock.timed = lambda clock, call: (float('nan'), call())"),
-        {"timer"},
-    ),
-    "right only in the first calls": (
-        forging("return self.right(x) if calls <= 6 else torch.zeros_like(x)"),
-        {"wrong"},
-    ),
-    "wrong in a single call": (forging("return self.right(x) + (calls == 13)"), {"wrong"}),
-    "the first output for ever": (
-        forging(
-            "self.kept = getattr(self, 'kept', None)\nif self.kept is None: self.kept = self.right(x)\nreturn self.kept"
-        ),
-        {"wrong"},
-    ),
-    "work put off to a thread": (
-        forging(
-            "out = torch.zeros_like(x)\n"
-            "def later():\n"
-            "    time.sleep(0.2)\n"
-            "    out.copy_(self.right(x))\n"
-            "threading.Thread(target=later, daemon=True).start()\n"
-            "return out"
-        ),
-        {"wrong", "deferred"},
-    ),
-    "work put off until the output is fetched": (
-        forging(
-            "seen.append((self, x.clone()))\nreturn torch.zeros_like(x)",
-            "seen = []\n"
-            "written = harness.output_bytes\n"
-            "def late(outputs, *rest):\n"
-            "    model, x = seen.pop(0)\n"
-            "    return written([model.right(x)], *rest)\n"
-            "harness.output_bytes = late",
-        ),
-        {"deferred"},
-    ),
-    "work done before the clock runs": (
-        forging(
-            "return done.pop(0)",
-            "done = []\n"
-            "model = None\n"
-            "prepare = harness.Bench.prepare\n"
-            "def early(bench, blobs):\n"
-            "    prepare(bench, blobs)\n"
-            "    for (words,) in bench._sets:\n"
-            "        x = words.view(torch.float32).reshape(16, 24)\n"
-            "        done.append(torch.tanh(x @ torch.eye(24)))\n"
-            "harness.Bench.prepare = early",
-        ),
-        {"wrong"},
-    ),
-    "a lazy tensor": (
-        forging("class Lazy(torch.Tensor): pass\nreturn self.right(x).as_subclass(Lazy)"),
-        {"wrong"},
-    ),
-    "another shape": (forging("return self.right(x).T"), {"wrong"}),
-    "two outputs": (forging("return self.right(x), x"), {"wrong"}),
-    "an exception": (forging("raise RuntimeError('boom')"), {"crash"}),
-    "leaving with success": (forging("import os\nos._exit(0)"), {"crash"}),
-    "no ModelNew": ("x = 1", {"crash"}),
-}
+@pytest.mark.parametrize("body", ["return self.right(x).T", "return self.right(x), x", "return 'right'"])
+def test_another_form_of_output_is_wrong(bench: Bench, body: str) -> None:
+    finding = bench.time(forging(body))
+    assert isinstance(finding, Finding)
+    assert finding.kind == "wrong"
 
 
 @pytest.mark.parametrize(("source", "kinds"), CHEATS.values(), ids=CHEATS)
-def test_a_cheat_is_caught(bench: Bench, source: str, kinds: set[str]) -> None:
+def test_a_cheat_is_caught(bench: Bench, source: str, kinds: frozenset[str]) -> None:
     finding = bench.time(source)
     assert isinstance(finding, Finding), finding
     assert finding.kind in kinds
@@ -253,7 +149,11 @@ def test_a_cheat_is_caught(bench: Bench, source: str, kinds: set[str]) -> None:
 def test_a_fault_is_explained(bench: Bench) -> None:
     finding = bench.time(forging("raise RuntimeError('boom')"))
     assert isinstance(finding, Finding)
+    assert finding.kind == "crash"
     assert "RuntimeError: boom" in finding.evidence
+    missing = bench.time("x = 1")
+    assert isinstance(missing, Finding)
+    assert "ModelNew" in missing.evidence
 
 
 def test_slow_first_calls_change_no_count(bench: Bench) -> None:

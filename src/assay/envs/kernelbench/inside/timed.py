@@ -45,6 +45,9 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
     blobs = read_inputs()
     assert blobs is not None, "a job has a first round"
     set_precision_policy(header["tf32"])
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = (
+        "1"  # in this process: a pool of its own would outlive the compilation
+    )
     try:
         clock = CudaClock() if header["device"] == "cuda" else CpuClock()
         bench = Bench(header, clock)
