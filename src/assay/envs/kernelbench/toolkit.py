@@ -53,7 +53,7 @@ class CudaToolkit:
     def executables(self) -> tuple[str, ...]:
         """What a sandbox must let jobs execute; for `LocalConfig.executables`."""
         helpers = {os.path.dirname(path) for name in ("cc1plus", "as") if (path := _host_tool(self.host, name))}
-        hosts = {os.path.realpath(path) for name in ("gcc", "g++") if (path := shutil.which(name))}
+        hosts = {os.path.realpath(found) for name in ("gcc", "g++") if (found := shutil.which(name))}
         return (*sorted({self.root, os.path.realpath(self.host), *hosts, *helpers}), *shell_and_loader())
 
 
