@@ -8,6 +8,7 @@ an input, and named by the reference as well, they are the task itself and a che
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 
 from assay.envs.kernelbench.static.findings import Finding, Severity, found
@@ -20,6 +21,7 @@ from assay.envs.kernelbench.static.tables import (
     HEAVY_METHODS,
     LIGHT,
 )
+from assay.envs.kernelbench.static.trees import walk
 
 VIEWS = frozenset(
     {"contiguous", "view", "reshape", "float", "to", "flatten", "T", "mT", "t", "transpose", "permute", "squeeze"}
@@ -29,10 +31,11 @@ VIEWS = frozenset(
 _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
+@functools.lru_cache(maxsize=256)
 def reference_operations(code: str) -> frozenset[str]:
     """Names of the functions and methods that a reference calls, without trailing underscores."""
     called = set()
-    for node in ast.walk(ast.parse(code)):
+    for node in walk(ast.parse(code)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             called.add(node.func.attr.rstrip("_").lower())
     return frozenset(called)

@@ -19,6 +19,7 @@ from assay.envs.kernelbench.static.tables import (
     SETTABLE,
     SUSPECT_MODULES,
 )
+from assay.envs.kernelbench.static.trees import walk
 
 _REFLECTION = frozenset({"builtins.getattr", "builtins.setattr", "builtins.delattr", "builtins.vars", "builtins.dir"})
 _STAR_OK = ("triton", "math", "typing")
@@ -48,7 +49,7 @@ def find_dangers(source: Source, native: bool) -> Iterator[Finding]:
 def _kernel_nodes(source: Source) -> Iterator[ast.AST]:
     for kernel in source.kernels.values():
         for statement in kernel.body:
-            yield from ast.walk(statement)
+            yield from walk(statement)
 
 
 def _import(node: ast.Import | ast.ImportFrom, source: Source, native: bool) -> Iterator[Finding]:
@@ -201,7 +202,7 @@ def _store_to(target: ast.Attribute | ast.Subscript, source: Source) -> Iterator
 def _host_code_in_kernels(source: Source) -> Iterator[Finding]:
     for kernel in source.kernels.values():
         for statement in kernel.body:
-            for node in ast.walk(statement):
+            for node in walk(statement):
                 if not isinstance(node, ast.Name) or source.in_annotation(node):
                     continue
                 dotted = source.dotted(node) or ""

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from assay.envs.kernelbench.static.tables import TRITON_JIT
+from assay.envs.kernelbench.static.trees import children, walk
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -43,6 +44,7 @@ class Source:
     """Names that hold what `torch.utils.cpp_extension` compiled and loaded."""
     reachable: list[ast.AST] = field(default_factory=list)
     """Statements at module level and definitions that `ModelNew` or the import can reach, kernels not included."""
+    _host_nodes: list[ast.AST] = field(default_factory=list)
 
     def dotted(self, node: ast.AST) -> str | None:
         """The dotted name that an expression stands for, such as `torch.nn.functional.relu`; None if it is no name."""
@@ -99,8 +101,9 @@ class Source:
 
     def host_nodes(self) -> Iterator[ast.AST]:
         """Every node of the reachable code that runs on the host."""
-        for root in self.reachable:
-            yield from self.walk(root)
+        if not self._host_nodes:
+            self._host_nodes.extend(node for root in self.reachable for node in self.walk(root))
+        yield from self._host_nodes
 
     def loaded_names(self) -> Iterator[tuple[ast.expr, str]]:
         """Reachable expressions that read a dotted name, as long as it goes, with that name; annotations left out."""
@@ -124,7 +127,7 @@ class Source:
             if isinstance(node, ast.FunctionDef) and node in self.kernels.values():
                 stack += [*node.decorator_list, node.args]
             else:
-                stack += ast.iter_child_nodes(node)
+                stack += children(node)
 
 
 def literal_getattr(node: ast.Call, source: Source) -> str | None:
@@ -138,7 +141,7 @@ def literal_getattr(node: ast.Call, source: Source) -> str | None:
 
 def read_source(tree: ast.Module) -> Source:
     """Everything that the checks need to know about a parsed source."""
-    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    parents = {child: node for node in walk(tree) for child in children(node)}
     imports = dict(_import_bindings(tree))
     bound = frozenset(_bound_names(tree))
     source = Source(tree, parents, imports, bound, {}, {}, frozenset(_dead_statements(tree)))
@@ -153,14 +156,14 @@ def read_source(tree: ast.Module) -> Source:
 
 
 def _extensions(source: Source) -> Iterator[str]:
-    for node in ast.walk(source.tree):
+    for node in walk(source.tree):
         made = isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and source.dotted(node.value.func)
         if isinstance(node, ast.Assign) and (made or "").startswith("torch.utils.cpp_extension"):
             yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
 def _import_bindings(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 top = alias.name.partition(".")[0]
@@ -171,7 +174,7 @@ def _import_bindings(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _bound_names(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.arg):
@@ -183,7 +186,7 @@ def _bound_names(tree: ast.Module) -> Iterator[str]:
 def _add_aliases(source: Source) -> bool:
     """Take in names that are assigned a dotted name (`mm = torch.matmul`); whether there was a new one."""
     new = False
-    for node in ast.walk(source.tree):
+    for node in walk(source.tree):
         pairs: list[tuple[ast.expr, ast.expr]] = []
         if isinstance(node, ast.Assign):
             for target in node.targets:
@@ -228,12 +231,12 @@ def _kernels(source: Source) -> Iterator[tuple[str, ast.FunctionDef]]:
     """Functions decorated with `triton.jit`, at any depth, and those given to it in a call."""
     wrapped = {
         argument.id
-        for node in ast.walk(source.tree)
+        for node in walk(source.tree)
         if isinstance(node, ast.Call) and source.dotted(node.func) in TRITON_JIT
         for argument in node.args
         if isinstance(argument, ast.Name)
     }
-    for node in ast.walk(source.tree):
+    for node in walk(source.tree):
         if not isinstance(node, ast.FunctionDef):
             continue
         decorators = (d.func if isinstance(d, ast.Call) else d for d in node.decorator_list)
@@ -243,7 +246,7 @@ def _kernels(source: Source) -> Iterator[tuple[str, ast.FunctionDef]]:
 
 def _dead_statements(tree: ast.Module) -> Iterator[ast.AST]:
     constants = _constants(tree)
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.If | ast.While):
             value = _truth(node.test, constants)
             if value is False:
@@ -262,7 +265,7 @@ def _dead_statements(tree: ast.Module) -> Iterator[ast.AST]:
 def _constants(tree: ast.Module) -> dict[str, object]:
     """Names that the whole source assigns exactly once, to a literal, at module level."""
     stores: dict[str, int] = {}
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             stores[node.id] = stores.get(node.id, 0) + 1
     values: dict[str, object] = {"__name__": "candidate"}
