@@ -144,7 +144,8 @@ class Answers:
         return sum(self._ordinary(place) for place in range(len(self.calls)))
 
     def _ordinary(self, place: int) -> bool:
-        return not (self.calls[place].skip or self.calls[place].moved)
+        call = self.calls[place]
+        return not (call.skip or call.moved or call.repeats is not None)
 
 
 def judge(
@@ -210,7 +211,8 @@ def _wrong_answer(answers: Answers, traces: Sequence[Mapping[str, Json]]) -> Dec
             names = ", ".join(list(answers.draw.moved_weights)[:4])
             said = f"the output is wrong once the weights {names} have other values than at the start"
             return "wrong", f"{said}: {found.message}", "", seen
-        return "wrong", f"on inputs of the family {call.case.family!r}, {found.message}", "", seen
+        said = f"on inputs of the family {call.case.family!r}, {found.message}"
+        return "wrong", said, "", seen
     for place, call in enumerate(answers.calls):
         if call.repeats is None or place not in answers.outputs:
             continue

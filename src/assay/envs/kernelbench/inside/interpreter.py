@@ -318,14 +318,28 @@ def _guard_accesses(builder: Any) -> None:
 def _refuse_wrong_products(builder: Any) -> None:
     dot = builder.create_dot
 
-    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+    def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, *rest: Any) -> Any:
         if tl.bfloat16 in (a.dtype.scalar, b.dtype.scalar):
             _ledger.refuse(
                 UnsupportedError("tl.dot of bfloat16: the interpreter would compute a wrong product. It needs a GPU.")
             )
-        return dot(self, a, b, *rest)
+        if input_precision == _TF32 and a.data.dtype == np.float32:
+            a, b = (engine.TensorHandle(_rounded_to_tf32(side.data), side.dtype.scalar) for side in (a, b))
+        return dot(self, a, b, d, input_precision, *rest)
 
     builder.create_dot = create_dot
+
+
+_TF32 = engine._ir.INPUT_PRECISION.TF32
+
+
+def _rounded_to_tf32(values: Any) -> Any:
+    """What a tensor core sees of float32 operands unless `input_precision` says otherwise: 10 bits of mantissa."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = ((bits + np.uint32(0x0FFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)).view(
+        np.float32
+    )
+    return np.where(np.isfinite(values), rounded, values)
 
 
 def _int_to_ptr(_self: Any, *_: Any) -> Any:
