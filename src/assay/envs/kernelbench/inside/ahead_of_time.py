@@ -167,7 +167,7 @@ def _tune(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _launch(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
     """Compile a kernel in place of running it; note what kept it from being compiled or launched."""
-    start = os.lseek(2, 0, os.SEEK_CUR)
+    start = _written()
     try:
         kernel = _original_run(self, *args, grid=grid, warmup=True, **kwargs)
         if kernel is not None:
@@ -178,10 +178,25 @@ def _launch(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> An
     except Exception as error:
         if not session.failed:
             session.failed, session.error = self.fn.__name__, error
-            session.diagnostics = os.pread(2, DIAGNOSTIC_BYTES, start).rstrip(b"\0").decode("utf-8", "replace")
+            session.diagnostics = _since(start)
         raise
     session.launches += 1
     return kernel
+
+
+def _written() -> int | None:
+    """How much stands in standard error, where that is a file, as it is in a sandbox."""
+    try:
+        return os.lseek(2, 0, os.SEEK_CUR)
+    except OSError:
+        return None
+
+
+def _since(start: int | None) -> str:
+    """What the native compiler has written to standard error since then."""
+    if start is None:
+        return ""
+    return os.pread(2, DIAGNOSTIC_BYTES, start).rstrip(b"\0").decode("utf-8", "replace")
 
 
 def _note(kernel: Any) -> None:
