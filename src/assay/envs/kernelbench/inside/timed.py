@@ -163,10 +163,8 @@ class Bench:
     def run(self, model: Any, first: int, second: int) -> bytes:
         """Unmask, call, digest. Seconds of each call, then digests of the outputs of each call."""
         header = self._header
-        start = 0
-        for words in (words for tensors in self._sets for words in tensors):
-            sealing.unmask(words, (first, second), start)
-            start += words.numel()
+        for number, words in enumerate(words for tensors in self._sets for words in tensors):
+            sealing.unmask(words, (first, second), number)
         seconds = []
         with torch.no_grad():
             for tensors in self._sets:
