@@ -21,7 +21,7 @@ _PIDFD, _CHILD_SETTID, _CHILD_CLEARTID = 0x00001000, 0x01000000, 0x00200000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 _MS_REMOUNT, _MS_BIND = 32, 4096
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP = 1, 4, 22
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER = 1, 4, 22, 36
 _PR_SET_NO_NEW_PRIVS, _PR_GET_TID_ADDRESS = 38, 40
 _SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -125,6 +125,11 @@ def make_read_only(target: str, flags: int) -> None:
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent dies."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, what="prctl(PR_SET_PDEATHSIG)")
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent dies, so that none is lost sight of."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, what="prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def set_dumpable(dumpable: bool) -> None:

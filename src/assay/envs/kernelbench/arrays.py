@@ -49,6 +49,8 @@ class HostTensor:
     def array(self) -> Array:
         """Its elements; bfloat16 as float32, everything else in its own type. Read-only where nothing was widened."""
         raw = np.frombuffer(self.data, dtype=_NUMPY[self.dtype]).reshape(self.shape)
+        if self.dtype == "bool":
+            return np.not_equal(raw.view(np.uint8), 0)  # a stranger's bytes may be other than 0 and 1
         return _widened(raw) if self.dtype == "bfloat16" else raw
 
 
@@ -66,7 +68,7 @@ def host_tensor(array: npt.ArrayLike, dtype: str) -> HostTensor:
     values = np.asarray(array)
     if dtype == "bfloat16":
         return HostTensor(dtype, values.shape, _narrowed(values.astype(np.float32)).tobytes())
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         return HostTensor(dtype, values.shape, np.ascontiguousarray(values.astype(_NUMPY[dtype])).tobytes())
 
 

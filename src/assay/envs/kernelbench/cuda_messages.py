@@ -14,30 +14,38 @@ from typing import Literal
 Fault = Literal["candidate", "unknown_api", "tool", "time", "crash"]
 
 _ERROR = re.compile(
-    r"^(?P<gnu>[^\s():]+:\d+(?::\d+)?: (?:fatal )?error: .*)$|^(?P<edg>[^\s()]+\(\d+\): (?:catastrophic )?error[^:]*: .*)$"
+    r"^(?P<gnu>[^\s():]+:\d+(?::\d+)?: (?:fatal )?error: .*)$"
+    r"|^(?P<edg>[^\s()]+\(\d+\): (?:catastrophic )?error[^:]*: .*)$"
     r"|^(?P<ptxas>ptxas [^\n]*(?:error|fatal)\s*:.*)$|^(?P<driver>(?:nvcc|g\+\+|gcc|cc1plus)\S* (?:fatal|error)\s*:.*)$"
     r"|^(?P<other>(?:g\+\+|gcc): (?:fatal )?error: .*|ptxas: .*|nvlink error.*)$",
     re.MULTILINE,
 )
 _LIBRARY = r"(?:torch|at|c10|caffe2|pybind11|py|ATen)"
-_HEADER = r"(?:torch|ATen|c10|caffe2|pybind11|cutlass|cute|cub|thrust|cuda|nv|nvtx3|THC|cudnn|cublas|cu)[\w/.+-]*"
+_HEADER = r"(?:(?:torch|ATen|c10|caffe2|pybind11|cutlass|cute|cub|thrust|cuda|nvtx3|THC)/|cu\w+\.h|nv\w+\.h)[\w/.+-]*"
 _UNKNOWN = re.compile(
     rf"namespace \"{_LIBRARY}[\w:]*\" has no member|class \"(?:const )?{_LIBRARY}::[^\"]*\" has no member"
-    rf"|class template \"{_LIBRARY}::|no instance of (?:overloaded |constructor |function )*(?:template )?\"{_LIBRARY}::"
+    rf"|class template \"{_LIBRARY}::"
+    rf"|no instance of (?:overloaded |constructor |function )*(?:template )?\"{_LIBRARY}::"
     rf"|no (?:operator|instance of overloaded) .*\"{_LIBRARY}::Tensor|incomplete type \"{_LIBRARY}::"
     r"|identifier \"(?:AT|TORCH|C10|PYBIND11|GPU|STD_TORCH)_\w+\" is undefined"
     rf"|fatal error: {_HEADER}: No such file|cannot open source file \"{_HEADER}\""
-    rf"|is not a member of ['‘](?:{_LIBRARY})\b|['‘](?:class |struct |const )*{_LIBRARY}::[\w:<>, ]+['’] has no member"
-    rf"|no matching function for call to ['‘]{_LIBRARY}::|['‘]{_LIBRARY}::\w+['’] has not been declared"
-    r"|['‘](?:AT|TORCH|C10|PYBIND11|GPU)_\w+['’] was not declared|light_\w+\.h"
+    rf"|is not a member of '(?:{_LIBRARY})\b|'(?:class |struct |const )*{_LIBRARY}::[\w:<>, ]+' has no member"
+    rf"|name followed by \"::\" must be a class or namespace name\n[^\n]*\b{_LIBRARY}::\w+::"
+    rf"|too (?:many|few) arguments in function call\n(?![^\n]*<<<)[^\n]*\b{_LIBRARY}::\w+\("
+    rf"|no suitable [^\n]* to \"(?:const )?{_LIBRARY}::[^\n]*\n(?![^\n]*<<<)"
+    rf"|no matching function for call to '{_LIBRARY}::|'{_LIBRARY}::\w+' has not been declared"
+    r"|'(?:AT|TORCH|C10|PYBIND11|GPU)_\w+' was not declared|light_\w+\.h"
 )
 _MACRO = re.compile(r"\b(?:AT|TORCH|C10|PYBIND11|STD_TORCH)_[A-Z0-9_]+\b")
 _DIED = re.compile(r"died due to signal (\d+)|Killed signal|signal terminated program")
-_TOOL = re.compile(r"No space left|cannot execute|Cannot find compiler|command not found|Permission denied|not supported$")
+_TOOL = re.compile(r"No space left|cannot execute|Cannot find compiler|command not found|Permission denied")
 _ENTRY = re.compile(
     r"Compiling entry function '([^']+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers([^\n]*)", re.DOTALL
 )
 _SMEM = re.compile(r"(\d+) bytes smem")
+_ATTRIBUTE = re.compile(r"__attribute__\(\((global|device|host|shared|constant|managed)\)\)")
+"""How the compiler shows `__global__` and its like."""
+_BINDING = re.compile(r"functions[(:]")
 SIGNAL_CPU, SIGNAL_KILL = 24, 9
 ERRORS_SHOWN = 3
 LINES_SHOWN = 4
@@ -94,6 +102,8 @@ def judge(said: str, sources: str, known_macros: Iterable[str]) -> tuple[Fault, 
     first = errors[0][0]
     if errors[0]["driver"] or _TOOL.search(first):
         return "tool", first
+    if _BINDING.match(first):
+        return "candidate", f"a name in functions= has no declaration, or its definition differs from it:\n{shown}"
     strange = sorted(set(_MACRO.findall(sources)) - set(known_macros) - _defined(sources))
     if strange and not errors[0]["ptxas"]:
         return "unknown_api", f"{shown}\n({', '.join(strange)} is not known to the light headers)"
@@ -105,10 +115,10 @@ def _block(said: str, error: re.Match[str]) -> str:
     lines = said[error.start() :].split("\n")[:LINES_SHOWN]
     kept = [lines[0]]
     for line in lines[1:]:
-        if not line.strip() or _ERROR.match(line):
+        if not line.strip() or line.startswith("ptxas info") or _ERROR.match(line):
             break
         kept.append(line)
-    return "\n".join(kept)
+    return _ATTRIBUTE.sub(r"__\1__", "\n".join(kept))
 
 
 def _defined(sources: str) -> set[str]:

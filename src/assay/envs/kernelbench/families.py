@@ -78,11 +78,13 @@ def role_of(array: Array) -> Role:
         if flat.size > 2 and bool(np.all(np.diff(flat.astype(np.int64)) >= 0)):
             return "sorted"
         return "distinct" if flat.size > 2 and np.unique(flat).size == flat.size else "index"
+    if _probability_axis(array) is not None:
+        return "probability"
     if flat.size > _MAX_LABELS and np.isfinite(flat.astype(np.float64)).all():
         unique = np.unique(flat.astype(np.float64))
         if 1 < unique.size <= _MAX_LABELS and bool(np.all(unique == np.round(unique))) and not _triangle(array):
             return "labels"
-    return "real" if _probability_axis(array) is None else "probability"
+    return "real"
 
 
 def _probability_axis(array: Array) -> int | None:

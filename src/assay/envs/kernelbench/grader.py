@@ -16,7 +16,7 @@ import secrets
 from dataclasses import dataclass, replace
 from importlib import resources
 
-from assay.envs.kernelbench.compile import CompileReport, compile_cuda, compile_triton
+from assay.envs.kernelbench.compile import TRITON_HARNESS, CompileReport, compile_cuda, compile_triton
 from assay.envs.kernelbench.draws import Draw, DrawBank
 from assay.envs.kernelbench.grader_config import GraderConfig
 from assay.envs.kernelbench.problems import Problem
@@ -24,6 +24,7 @@ from assay.envs.kernelbench.reference import ReferenceProcess, fit_problem
 from assay.envs.kernelbench.scaling import ScaledProblem, unscaled
 from assay.envs.kernelbench.static.checks import VERSION as STATIC_VERSION
 from assay.envs.kernelbench.static.checks import StaticReport, check
+from assay.envs.kernelbench.trials import HARNESS as NUMERICS
 from assay.envs.kernelbench.trials import Answers, Call, job_inputs, judge, numerics_job, plan_calls
 from assay.envs.kernelbench.verdicts import Verdict
 from assay.errors import ReferenceModelError
@@ -84,6 +85,7 @@ class Grader:
         self._random: random.Random = random.Random(seed) if seed is not None else secrets.SystemRandom()
         self._static = static
         self._prepared: dict[str, asyncio.Task[_Prepared]] = {}
+        self._warming: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Grader:
         return self
@@ -93,9 +95,10 @@ class Grader:
 
     async def close(self) -> None:
         """End all processes; grades in flight end as `infra_error`. Safe to call twice."""
-        for task in self._prepared.values():
+        tasks = [*self._prepared.values(), *([self._warming] if self._warming is not None else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._prepared.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._own_sandbox:
             await self.sandbox.close()
         if self._own_reference:
@@ -116,7 +119,7 @@ class Grader:
             return early
         if self.config.backend == "cuda":
             return _of_cuda(await compile_cuda(self.sandbox, code, arch=self.config.arch), _suspicions(report))
-        prepared = await self._prepare(problem)
+        prepared = await self._prepare(problem, self._warm_up())
         draw = await prepared.bank.take() if prepared.bank is not None else None
         if draw is None:
             return Verdict("unsupported", "problem", _refusal(prepared), problem=prepared.scaled.hash)
@@ -136,12 +139,21 @@ class Grader:
             return report, Verdict("cheat", "static", said, first.kind, findings, problem=problem.hash)
         return report, None
 
-    async def _prepare(self, problem: Problem | ScaledProblem) -> _Prepared:
+    def _warm_up(self) -> asyncio.Task[None] | None:
+        """Start the first workers beside the first reference: each imports PyTorch, which takes seconds."""
+        if self._warming is None and isinstance(self.sandbox, LocalSandbox):
+            harnesses = [NUMERICS, *([TRITON_HARNESS] if self.config.compile_check != "off" else [])]
+            self._warming = asyncio.create_task(self.sandbox.start(harnesses, each=1))
+        return self._warming
+
+    async def _prepare(self, problem: Problem | ScaledProblem, warming: asyncio.Task[None] | None) -> _Prepared:
         """The problem with its draws, made once for each problem and size."""
         key = problem.hash if isinstance(problem, ScaledProblem) else f"{self.config.scale}:{problem.hash}"
         task = self._prepared.get(key)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._prepared[key] = asyncio.create_task(self._make_ready(problem))
+        if warming is not None:
+            await asyncio.shield(warming)
         return await asyncio.shield(task)
 
     async def _make_ready(self, problem: Problem | ScaledProblem) -> _Prepared:

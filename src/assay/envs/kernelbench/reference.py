@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
@@ -37,6 +37,8 @@ Precision = Literal["float32", "float16", "bfloat16"]
 Perturbation = Literal["none", "all", "constant"]
 
 START_TIMEOUT_S = 180.0
+GRACE_S = 10.0
+"""Past its deadline by this long, a process that should have ended its evaluation by itself is killed."""
 MAX_DEGENERATE = 2
 """Sizes of each rule at which a problem may prove degenerate before it is taken for degenerate at any."""
 MAX_OUTPUT = 1 << 18
@@ -44,6 +46,8 @@ MAX_OUTPUT = 1 << 18
 
 _WORKER = "assay.envs.kernelbench.inside.reference_worker"
 _CHUNK = 1 << 20
+_KEPT = 64
+_LEAVE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +70,13 @@ class ReferenceResult:
     """The model's weights and buffers by name, where they were asked for."""
     work: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Calls and work of each PyTorch operator in one forward pass (see `inside.work` and `operators`)."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Families whose inputs the problem takes for illegal, and the error that it raised."""
     other_weights: Case | None = None
     again: Case | None = None
     seconds: float = 0.0
+    peak_mb: float = 0.0
+    """Memory that the evaluation held at most beyond what PyTorch had before (resident, in MiB)."""
 
 
 class ReferenceProcess:
@@ -84,7 +92,7 @@ class ReferenceProcess:
         """Nothing is started before the first evaluation.
 
         Args:
-            timeout_s: Wall-clock limit of one evaluation; past it the process is killed and started anew.
+            timeout_s: Wall-clock limit of one evaluation; past it the fork that runs it is killed.
             memory_mb: Address space of one evaluation beyond what PyTorch has taken already (RLIMIT_AS).
             python: An interpreter that has PyTorch and Assay.
             device: PyTorch's name of the device that references run on.
@@ -141,33 +149,38 @@ class ReferenceProcess:
             "state": with_state,
             "max_output": max_output,
             "memory_mb": self.memory_mb,
+            "timeout_s": self.timeout_s,
             "device": self.device,
         }
         with self._lock:
             begin = time.monotonic()
-            frame = self._exchange(json.dumps(request).encode() + b"\n")
+            frame = self._exchange(json.dumps(request).encode())
             return _result(frame, precision, time.monotonic() - begin)
 
     def close(self) -> None:
-        """End the process. A later evaluation starts another."""
+        """End the process. A later evaluation starts another; one under way fails at once with `crash`."""
+        process = self._process
+        if process is not None:
+            process.terminate()
         with self._lock:
             self._kill()
 
     def _exchange(self, request: bytes) -> Frame:
-        process = self._process or self._start()
-        deadline = time.monotonic() + self.timeout_s
-        assert process.stdin is not None and process.stdout is not None, "both ends are pipes"
         try:
-            process.stdin.write(request)
-            process.stdin.flush()
-            size = int.from_bytes(self._read(process, 8, deadline), "little")
-            data = self._read(process, size, deadline)
-        except (TimeoutError, EOFError, BrokenPipeError) as error:
+            process = self._process or self._start()
+            deadline = time.monotonic() + self.timeout_s + GRACE_S
+            _write(process, len(request).to_bytes(8, "little") + request, deadline)
+            size = int.from_bytes(_read(process, 8, deadline), "little")
+            frame = read_frame(_read(process, size, deadline))
+        except TimeoutError as error:
             self._kill()
-            if isinstance(error, TimeoutError):
-                raise ReferenceModelError("timeout", f"the reference took more than {self.timeout_s:g} s.") from error
+            raise ReferenceModelError("timeout", f"the reference took more than {self.timeout_s:g} s.") from error
+        except (EOFError, BrokenPipeError) as error:
+            self._kill()
             raise ReferenceModelError("crash", "the process that runs references died. Try again.") from error
-        frame = read_frame(data)
+        except BaseException:
+            self._kill()  # half an answer may be on its way, which the next request would take for its own
+            raise
         if "error" in frame.header:
             raise ReferenceModelError(frame.header["error"], f"the reference failed: {frame.header['message']}")
         return frame
@@ -179,63 +192,88 @@ class ReferenceProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            bufsize=0,
             env=environment,
             start_new_session=True,
         )
         self._process = process
-        assert process.stderr is not None, "standard error is a pipe"
+        errors: list[bytes] = []
+        drain = threading.Thread(target=_drain, args=(process, errors), daemon=True)
+        drain.start()
         try:
-            self._read(process, len(b"ready\n"), time.monotonic() + START_TIMEOUT_S)
+            _read(process, len(b"ready\n"), time.monotonic() + START_TIMEOUT_S)
         except (TimeoutError, EOFError) as error:
             self._kill()
-            text = process.stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
+            drain.join(GRACE_S)
+            text = b"".join(errors).decode(errors="replace").strip().rpartition("\n")[2]
             if "No module named 'torch'" in text:
                 raise MissingDependencyError(
                     f"references run on PyTorch, which {self.python} does not have: pip install 'assay-rl[torch]'."
                 ) from error
             raise ReferenceModelError("crash", f"the process that runs references did not start: {text}") from error
-        threading.Thread(target=_drain(process), daemon=True).start()
         return process
-
-    @staticmethod
-    def _read(process: subprocess.Popen[bytes], size: int, deadline: float) -> bytes:
-        assert process.stdout is not None, "standard output is a pipe"
-        descriptor = process.stdout.fileno()
-        parts = []
-        while size:
-            ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise TimeoutError
-            part = os.read(descriptor, min(size, _CHUNK))
-            if not part:
-                raise EOFError
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
 
     def _kill(self) -> None:
         process, self._process = self._process, None
         if process is None:
             return
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        # Left alone, it ends all that a reference started, also what has left its process group.
+        _await_end(process, _LEAVE_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
 
 
-def _drain(process: subprocess.Popen[bytes]) -> Callable[[], None]:
-    """Warnings of PyTorch and of problems are dropped, so that the pipe never fills."""
+def _await_end(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait for a process to end, without reaping it: until then its group keeps its number."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    try:
+        select.select([handle], [], [], seconds)
+    finally:
+        os.close(handle)
 
-    def read() -> None:
-        if process.stderr is not None:
-            with process.stderr as pipe:
-                while pipe.read(_CHUNK):
-                    continue
 
-    return read
+def _write(process: subprocess.Popen[bytes], data: bytes, deadline: float) -> None:
+    assert process.stdin is not None, "standard input is a pipe"
+    descriptor = process.stdin.fileno()
+    os.set_blocking(descriptor, False)
+    left = memoryview(data)
+    while left:
+        _, ready, _ = select.select([], [descriptor], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise TimeoutError
+        left = left[os.write(descriptor, left) :]
+
+
+def _read(process: subprocess.Popen[bytes], size: int, deadline: float) -> bytes:
+    assert process.stdout is not None, "standard output is a pipe"
+    descriptor = process.stdout.fileno()
+    parts = []
+    while size:
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise TimeoutError
+        part = os.read(descriptor, min(size, _CHUNK))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _drain(process: subprocess.Popen[bytes], kept: list[bytes]) -> None:
+    """Take what a process writes to standard error, so that the pipe never fills; the beginning is kept."""
+    if process.stderr is not None:
+        with process.stderr as pipe:
+            while part := pipe.read(_CHUNK):
+                if len(kept) < _KEPT:
+                    kept.append(part)
 
 
 def _result(frame: Frame, precision: Precision, seconds: float) -> ReferenceResult:
@@ -259,6 +297,8 @@ def _result(frame: Frame, precision: Precision, seconds: float) -> ReferenceResu
         init_inputs=frame.value(header["init_inputs"]),
         state={name: frame.tensor(tensor) for name, tensor in header.get("state", {}).items()},
         work={name: (calls, work) for name, (calls, work) in header.get("work", {}).items()},
+        refused=header["refused"],
+        peak_mb=header["peak_mb"],
         other_weights=other_weights,
         again=again,
         seconds=seconds,

@@ -18,6 +18,7 @@ from assay.envs.kernelbench.arrays import Array, HostTensor, Value
 from assay.envs.kernelbench.tolerance import (
     MAX_ENVELOPE_SHARE,
     Tolerance,
+    as_reals,
     compare,
     constant_passes,
     rms,
@@ -59,12 +60,18 @@ class Case:
 
     @property
     def noisy(self) -> bool:
-        """Whether the reference's own rounding error is a large part of an output, which then decides nothing."""
-        pairs = ((e, r) for e, r in zip(self.exact, self.rounded, strict=True) if np.issubdtype(e.dtype, np.floating))
-        return any(
-            rms(e.astype(np.float64) - r.astype(np.float64)) > MAX_ENVELOPE_SHARE * rms(e.astype(np.float64))
-            for e, r in pairs
-        )
+        """Whether the reference's own rounding decides too much of an output for that to decide anything.
+
+        That is an error as large as a good part of the signal, or whole numbers that come out otherwise.
+        """
+        return any(_noisy(e, r) for e, r in zip(self.exact, self.rounded, strict=True))
+
+
+def _noisy(exact: Array, rounded: Array) -> bool:
+    if not np.issubdtype(exact.dtype, np.inexact):
+        return not np.array_equal(exact, rounded)
+    truth = as_reals(exact).astype(np.float64)
+    return rms(truth - as_reals(rounded).astype(np.float64)) > MAX_ENVELOPE_SHARE * rms(truth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +150,7 @@ def _reason(
 
 
 def _first(case: Case) -> float:
-    return float(case.exact[0].ravel()[0])
+    return float(as_reals(case.exact[0]).ravel()[0])
 
 
 def _is_constant(case: Case, precision: str) -> bool:
@@ -157,9 +164,9 @@ def _is_constant(case: Case, precision: str) -> bool:
 def _one_constant(cases: Sequence[Case], precision: str) -> bool:
     """Whether the same number would pass in all cases."""
     for index, output in enumerate(cases[0].exact):
-        guess = float(np.median(output.astype(np.float64)))
+        guess = float(np.median(as_reals(output).astype(np.float64)))
         for case in cases:
-            exact = case.exact[index].astype(np.float64)
+            exact = as_reals(case.exact[index]).astype(np.float64)
             tolerance = case.tolerances(precision)[index]
             if float(np.mean(np.abs(exact - guess) <= tolerance.allowed(exact))) < 0.99:
                 return False

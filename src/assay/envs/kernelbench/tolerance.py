@@ -71,6 +71,7 @@ def tolerance_for(exact: Array, rounded: Array, precision: str) -> Tolerance:
         raise ValueError(f"precision {precision!r} is none of {sorted(RELATIVE)}")
     if exact.shape != rounded.shape:
         raise ValueError(f"exact output {exact.shape} and rounded output {rounded.shape} differ in shape")
+    exact, rounded = as_reals(exact), as_reals(rounded)
     if not np.issubdtype(exact.dtype, np.floating):
         return Tolerance(0.0, 0.0)
     truth = exact.astype(np.float64)
@@ -92,6 +93,7 @@ def compare(answer: Array, exact: Array, tolerance: Tolerance) -> Comparison:
         return Comparison(False, np.inf, exact.size, exact.size, f"shape {answer.shape} instead of {exact.shape}")
     if not exact.size:
         return Comparison(True, 0.0, 0, 0)
+    answer, exact = as_reals(answer), as_reals(exact)
     if not np.issubdtype(exact.dtype, np.floating):
         wrong = answer != exact
         return _verdict(wrong, np.where(wrong, np.inf, 0.0), answer, exact)
@@ -104,6 +106,13 @@ def compare(answer: Array, exact: Array, tolerance: Tolerance) -> Comparison:
     same = (truth == given) | (np.isnan(truth) & np.isnan(given))
     ratio = np.where(finite, ratio, np.where(same, 0.0, np.inf))
     return _verdict(ratio > 1.0, ratio, answer, exact)
+
+
+def as_reals(values: Array) -> Array:
+    """Complex numbers as pairs of floats, along a new last axis; anything else as it is."""
+    if not np.issubdtype(values.dtype, np.complexfloating):
+        return values
+    return np.stack((values.real, values.imag), axis=-1)
 
 
 def _verdict(wrong: npt.NDArray[np.bool_], ratio: Exact, answer: Array, exact: Array) -> Comparison:
@@ -121,7 +130,7 @@ def _verdict(wrong: npt.NDArray[np.bool_], ratio: Exact, answer: Array, exact: A
 
 def constant_passes(exact: Array, tolerance: Tolerance, share: float = 0.99) -> bool:
     """Whether one number, everywhere, is near enough for at least `share` of the elements: the signal is swallowed."""
-    values = exact.astype(np.float64).ravel()
+    values = as_reals(exact).astype(np.float64).ravel()
     if not values.size:
         return True
     if not np.isfinite(values).all():

@@ -100,7 +100,7 @@ def find_toolkit(search_path: str | None = None) -> CudaToolkit:
 
 def _candidates(search_path: str | None) -> list[str]:
     """Programs that may be nvcc, best first."""
-    found = [shutil.which("nvcc", path=search_path)]
+    found = [shutil.which("nvcc", path=search_path) or ""]
     if search_path is None:
         homes = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
         homes += [str(home) for path in sys.path for home in sorted(Path(path).glob("nvidia/*")) if path]

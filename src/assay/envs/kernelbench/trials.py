@@ -144,7 +144,8 @@ class Answers:
         return sum(self._ordinary(place) for place in range(len(self.calls)))
 
     def _ordinary(self, place: int) -> bool:
-        return not (self.calls[place].skip or self.calls[place].moved)
+        call = self.calls[place]
+        return not (call.skip or call.moved or call.repeats is not None)
 
 
 def judge(

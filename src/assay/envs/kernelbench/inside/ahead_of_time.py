@@ -22,6 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import compiler as nvidia
 from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.autotuner import Autotuner
+from triton.runtime.cache import FileCacheManager
 from triton.runtime.driver import driver
 from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction
@@ -229,6 +230,22 @@ def _make_cubin(self: Any, source: str, metadata: dict[str, Any], options: Any, 
     return code
 
 
+class OneProcessCache(FileCacheManager):  # type: ignore[misc]
+    """The compiler's files, written straight to their places: nobody else reads them.
+
+    The usual detour over a folder and a rename costs more, and Landlock forbids renaming across folders.
+    """
+
+    def put(self, data: Any, filename: str, binary: bool = True) -> str:
+        """Write a file and return its path; the text of the first stage, which nothing needs, is left empty."""
+        path = str(self._make_path(filename))
+        if filename.endswith(".source"):
+            data = b""
+        with open(path, "wb") as file:
+            file.write(data if isinstance(data, bytes) else str(data).encode())
+        return path
+
+
 def install() -> None:
     """Make Triton compile and never launch, for the rest of this process."""
     driver.set_active(Driver())
@@ -236,5 +253,6 @@ def install() -> None:
     Autotuner.run = _tune
     nvidia.CUDABackend.make_cubin = _make_cubin
     triton.testing.do_bench = triton.testing.do_bench_cudagraph = compile_configuration
+    knobs.cache.manager_class = OneProcessCache
     knobs.compilation.store_binary_only = True
     knobs.compilation.disable_line_info = True

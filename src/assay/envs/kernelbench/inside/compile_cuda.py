@@ -1,4 +1,4 @@
-"""Harness of the compile stage for CUDA: writes the texts it is given, runs compilers on them, hands back what they said.
+"""Harness of the compile stage for CUDA: writes texts to files, runs compilers on them, hands back their words.
 
 No Python of the candidate runs here, and nothing that is compiled is executed or loaded. What the words of a compiler
 mean is decided by the parent (`assay.envs.kernelbench.cuda_messages`).
@@ -56,7 +56,13 @@ def _run(command: list[str], folder: str) -> tuple[int, str]:
     with tempfile.TemporaryFile(dir=folder) as output:
         try:
             done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=folder, check=False
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                env={**os.environ, "LC_ALL": "C"},  # plain quotation marks, whose words the parent looks for
+                check=False,
             )
         except OSError as error:
             return NOT_FOUND, f"{command[0]}: {error.strerror}"

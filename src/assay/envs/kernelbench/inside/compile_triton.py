@@ -1,21 +1,18 @@
 """Harness of the compile stage for Triton: the candidate's model is built and called once, and its kernels compiled.
 
-Two rounds are read: the constructor's arguments, then one set of inputs. Their values do not matter, but shapes, dtypes
-and divisibility do, since kernels are specialised on them. The report names every kernel compiled and the first failure.
-It is the child's word, so it can refuse an honest mistake and cannot vouch for a liar: numerics decides what is right.
+Two rounds are read: the constructor's arguments, then one set of inputs. Their values do not matter, but shapes,
+dtypes and divisibility do, since kernels are specialised on them. The report names the kernels compiled and the first
+failure. It is the child's word: it can refuse an honest mistake and cannot vouch for a liar. Numerics decides.
 """
 
 from __future__ import annotations
 
-import linecache
 import os
 import shutil
-import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 os.environ.pop("TRITON_INTERPRET", None)  # read when Triton is imported: its interpreter compiles nothing
 
@@ -23,20 +20,20 @@ import torch
 import triton
 import triton.language as tl
 
-from assay.envs.kernelbench.inside import ahead_of_time, pretend_cuda
+from assay.envs.kernelbench.inside import ahead_of_time, pretend_cuda, submission
+from assay.envs.kernelbench.inside.tensors import tensors_of
 from assay.types import Json
 
 if TYPE_CHECKING:
     from assay.sandbox.base import ReadInputs, WriteOutputs
 
-NAME = "candidate"
 MAX_KERNELS = 64
 TEXT_CHARACTERS = 8000
 _NO_DEVICE = ("torch not compiled with cuda", "no nvidia driver", "cuda driver", "no cuda gpus", "torch._c' has no")
 """Errors of PyTorch that mean a missing GPU, where pretending one was not enough."""
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _warm_softmax(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     i = tl.arange(0, BLOCK)
     row = tl.load(x + tl.program_id(0) * n + i, mask=i < n, other=0.0)
@@ -44,7 +41,7 @@ def _warm_softmax(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-de
     tl.store(out + tl.program_id(0) * n + i, row / tl.sum(row, 0), mask=i < n)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _warm_dot(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     i = tl.arange(0, BLOCK)
     place = i[:, None] * n + i[None, :]
@@ -93,36 +90,12 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
 
 
 def _forward(source: str, header: Json, rounds: Sequence[Sequence[memoryview]]) -> None:
-    module = _module(source)
-    torch.manual_seed(header.get("weight_seed", 0))
-    model = module.ModelNew(*[_value(entry, rounds[0]) for entry in header["init_inputs"]])
-    if precision := header.get("precision"):
-        model = model.to(getattr(torch, precision))
-    model(*[_value(entry, rounds[1]) for entry in header["inputs"]])
-
-
-def _module(source: str) -> Any:
-    """The candidate as a module with a file of its own, in which Triton looks up the text of kernels."""
-    path = os.path.join(tempfile.gettempdir(), f"{NAME}.py")
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(source)
-    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
-    module = ModuleType(NAME)
-    module.__file__ = path
-    sys.modules[NAME] = module
-    exec(compile(source, path, "exec"), module.__dict__)
-    return module
-
-
-def _value(entry: Json, blobs: Sequence[memoryview]) -> Any:
-    """The value that an entry of the header stands for."""
-    if isinstance(entry, list):
-        return [_value(part, blobs) for part in entry]
-    if not isinstance(entry, dict):
-        return entry
-    dtype, shape = getattr(torch, entry["dtype"]), entry["shape"]
-    blob = blobs[entry["blob"]]
-    return torch.frombuffer(blob, dtype=dtype).clone().reshape(shape) if len(blob) else torch.zeros(shape, dtype=dtype)
+    module = submission.load(source)
+    torch.manual_seed(header["weight_seed"])
+    model = module.ModelNew(*tensors_of(header["init_inputs"], rounds[0], "cpu"))
+    if header.get("precision", "float32") != "float32" and isinstance(model, torch.nn.Module):
+        model = model.to(getattr(torch, header["precision"]))
+    model(*tensors_of(header["inputs"], rounds[1], "cpu"))
 
 
 def _kind(error: BaseException, launches: int) -> str:
@@ -140,8 +113,7 @@ def _told(error: BaseException) -> str:
     while cause is not None and len(parts) < 4:
         parts.append(f"{type(cause).__name__}: {cause}")
         cause = cause.__cause__
-    path = os.path.join(tempfile.gettempdir(), f"{NAME}.py")
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == submission.FILE]
     where = f"line {lines[-1]}: " if lines else ""
     return where + "\ncaused by ".join(parts)
 

@@ -42,7 +42,7 @@ class OnCpu(TorchFunctionMode):
             torch.Tensor.record_stream: lambda *_, **__: None,
             torch.Tensor.is_cuda.__get__: lambda *_: True,  # type: ignore[attr-defined]
             torch.Tensor.is_cpu.__get__: lambda *_: False,  # type: ignore[attr-defined]
-            torch.Tensor.device.__get__: lambda *_: DEVICE,  # type: ignore[attr-defined]
+            torch.Tensor.device.__get__: lambda *_: DEVICE,
         }
 
     def __torch_function__(

@@ -35,8 +35,8 @@ VERSION = 1
 class StaticReport:
     """What the text of a submission shows.
 
-    `kernels` are the names of the Triton kernels, for the launch trace. `tf32_dot_possible` says that a `tl.dot` does not
-    ask for `input_precision="ieee"`, so that a GPU rounds float32 operands to TF32.
+    `kernels` are the names of the Triton kernels, for the launch trace. `tf32_dot_possible` says that a `tl.dot` does
+    not ask for `input_precision="ieee"`, so that a GPU rounds float32 operands to TF32.
     """
 
     findings: tuple[Finding, ...] = ()

@@ -114,7 +114,12 @@ def _extension(line: int, given: dict[str, ast.expr], source: Source) -> Extensi
         if f"{language}_sources" in given
     }
     unread = [
-        *(f"{native.language}_sources (line {native.line})" for part in texts.values() for native in part if not native.resolved),
+        *(
+            f"{native.language}_sources (line {native.line})"
+            for part in texts.values()
+            for native in part
+            if not native.resolved
+        ),
         *(f"files (line {line})" for _ in ("sources",) if "sources" in given),
         *(f"further arguments (line {line})" for _ in (None,) if not texts and "sources" not in given),
     ]
