@@ -141,7 +141,7 @@ PUBLISHED_EMPTY = {23: "tolerance_exceeds_signal", 36: "constant", 80: "zero"}
 @pytest.mark.parametrize("number", PUBLISHED_EMPTY)
 def test_published_problems_that_are_empty(process: ReferenceProcess, number: int) -> None:
     problem = find_problem(load_problems("jsonl", (2,), PUBLISHED), 2, number)
-    result = process.evaluate(scale(problem, 16).code, input_seed=0, weight_seed=0, for_screening=True)
+    result = process.evaluate(scale(problem, 32).code, input_seed=0, weight_seed=0, for_screening=True)
     assert screening_of(result).reason == PUBLISHED_EMPTY[number]
 
 
