@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ LAYERS = [
     ["assay.training.config"],
     ["assay.config"],
     ["assay.training"],
-    ["assay.demo", "assay.server", "assay.integrations"],
+    ["assay.demo", "assay.grading", "assay.server", "assay.integrations"],
     ["assay.cli"],
     ["assay.__main__"],
 ]
@@ -46,12 +47,11 @@ HOMES = {
 }
 """Optional package -> the only modules that may import it."""
 
-RUN_APART = (
-    "assay.envs.kernelbench.inside.reference_model",
-    "assay.envs.kernelbench.inside.reference_worker",
-    "assay.envs.kernelbench.inside.work",
-)
-"""Modules that are only ever run in processes of their own."""
+RUN_APART = "assay.envs.kernelbench.inside"
+"""The package of what is only ever run in processes of its own."""
+
+WITH_MODAL = ("assay.sandbox.modal_app", "assay.sandbox.modal_remote")
+"""Modules that import the package modal at once; whoever loads them says what is missing."""
 
 WITHOUT_TORCH = (
     "assay.rewards",
@@ -74,9 +74,12 @@ BOUNDARIES = {
     "assay.rewards.engine",
     "assay.sandbox.child",
     "assay.sandbox.worker",
+    "assay.envs.kernelbench.inside.compile_triton",
+    "assay.envs.kernelbench.inside.numerics",
     "assay.envs.kernelbench.inside.reference_worker",
+    "assay.envs.kernelbench.inside.timed",
 }
-"""Modules where any failure becomes data: the rollout, a reward's code, the sandboxed job, a problem's reference."""
+"""Modules where any failure becomes data: the rollout, a reward's code, the sandboxed job, a kernel, a reference."""
 
 
 def module_of(path: Path) -> str:
@@ -157,7 +160,8 @@ def test_optional_packages_are_imported_only_at_home() -> None:
 
 @pytest.mark.parametrize("module", [m for m in WITHOUT_TORCH if m in SOURCES])
 def test_imports_without_torch(module: str) -> None:
-    below = [m for m in SOURCES if is_within(m, module) and m not in RUN_APART]
+    apart = {*(m for m in SOURCES if is_within(m, RUN_APART)), *(WITH_MODAL if find_spec("modal") is None else ())}
+    below = [m for m in SOURCES if is_within(m, module) and m not in apart]
     code = (
         f"import importlib, sys\nfor m in {below!r}: importlib.import_module(m)\n"
         "print(*{m.partition('.')[0] for m in sys.modules} & {'torch', 'transformers', 'tokenizers', 'peft'})"

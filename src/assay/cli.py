@@ -36,12 +36,17 @@ EXTRAS = {
     "wandb": "wandb",
     "httptools": "rewards",
     "ray": "verl",
+    "triton": "kernelbench",
+    "modal": "modal",
 }
 """Optional package -> the extra of this distribution that installs it."""
 
+NOT_OK = 3
+"""Exit status of `assay grade` for any verdict but `ok`: 1 and 2 say that nothing was graded."""
+
 _OVERRIDE = re.compile(r"(--)?([A-Za-z_][\w.-]*)=")
 
-_OPTIONS = ("config", "run", "step", "input", "reward", "output")
+_OPTIONS = ("config", "run", "step", "input", "reward", "output", "problem", "kernel", "backend")
 """Options of commands that take a value; `--run=DIR` is one of them and no setting."""
 
 _OVERVIEW = """\
@@ -52,6 +57,7 @@ Reinforcement learning for language models from verifiable rewards.
   assay train --config chess learning_rate=3e-4   train; the same command resumes after an interruption
   assay eval --run runs/chess                     measure a run's last checkpoint on held-out tasks
   assay score --run runs/chess                    judge a run's saved rollouts again, with other rewards perhaps
+  assay grade --problem 1/1 --kernel kernel.py    grade a GPU kernel nobody trusts, in a sandbox
 """
 
 
@@ -150,6 +156,16 @@ def _parser() -> argparse.ArgumentParser:
     score.add_argument("--reward", metavar="NAME", help="with --input: a reward's name, path.py:name or module:name")
     score.add_argument("--output", type=Path, metavar="FILE", help="where scores go (default: beside what is judged)")
     score.add_argument("--help", "-h", action="help", help="show this message")
+
+    grade = _add(commands, "grade", "grade a kernel against a KernelBench problem; exit status 0 for ok, 3 for not")
+    grade.add_argument("--problem", required=True, metavar="FILE|level/id", help="a problem's file, or one by number")
+    grade.add_argument(
+        "--kernel", required=True, metavar="FILE", help="the kernel: a module with ModelNew; - for stdin"
+    )
+    grade.add_argument("--backend", choices=("triton", "cuda"), help="its language (default: triton)")
+    grade.add_argument("--json", action="store_true", help="print the whole verdict as one JSON object")
+    grade.add_argument("--no-cache", action="store_true", help="grade anew, and keep nothing")
+    grade.add_argument("--help", "-h", action="help", help="show this message")
 
     config = _add(commands, "config", "print the whole config that a command would use, as JSON")
     _add_config(config)
@@ -263,6 +279,23 @@ def _score(args: argparse.Namespace, overrides: list[str]) -> int:
     return 0
 
 
+def _grade(args: argparse.Namespace, overrides: list[str]) -> int:
+    from assay.grading import describe, grade_file
+    from assay.layers import read_overrides
+
+    given = dict(read_overrides(overrides).values)
+    if args.backend is not None:
+        given["backend"] = args.backend
+    if args.no_cache:
+        given["cache"] = "false"
+    problem, verdict = grade_file(args.problem, args.kernel, given)
+    if args.json:
+        print(json.dumps({"name": problem.name, "key": problem.key, **verdict.to_json()}))
+    else:
+        print(describe(problem, verdict))
+    return 0 if verdict.ok else NOT_OK
+
+
 def _config(args: argparse.Namespace, overrides: list[str]) -> int:
     from assay.config import load_config, resolved
 
@@ -280,6 +313,7 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "train": _train,
     "eval": _eval,
     "score": _score,
+    "grade": _grade,
     "config": _config,
     "demo": _demo,
 }

@@ -332,7 +332,7 @@ def test_an_error_of_the_caller_costs_no_worker(box: Box) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"rounds": ()}, {"rounds": (Round(),) * 1001}, {"profile": "gpu"}],
+    [{"rounds": ()}, {"rounds": (Round(),) * 1001}, {"profile": "tpu"}],
 )
 def test_impossible_jobs_are_refused(fields: dict[str, object]) -> None:
     with pytest.raises(ConfigError):

@@ -7,8 +7,16 @@ import random
 
 import pytest
 
-from assay.sandbox.seccomp import AUDIT, IOCTL_HARMLESS, PRCTL_HARMLESS, X32_BIT, Instruction, assemble
-from assay.sandbox.syscalls import CHECKED, COMPILERS_ONLY, FORBIDDEN, NUMBERS, allowed
+from assay.sandbox.seccomp import (
+    AUDIT,
+    IOCTL_HARMLESS,
+    PRCTL_HARMLESS,
+    UVM_START_STOP,
+    X32_BIT,
+    Instruction,
+    assemble,
+)
+from assay.sandbox.syscalls import CHECKED, COMPILERS_ONLY, DEVICES_ONLY, FORBIDDEN, NUMBERS, allowed
 
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 ARCHITECTURES = list(NUMBERS)
@@ -29,6 +37,9 @@ def verdict(program: list[Instruction], architecture: int, number: int, *argumen
         if code == 0x20:
             accumulator = words[operand]
             continue
+        if code == 0x54:
+            accumulator &= operand
+            continue
         holds = {
             0x15: accumulator == operand,
             0x35: accumulator >= operand,
@@ -38,16 +49,17 @@ def verdict(program: list[Instruction], architecture: int, number: int, *argumen
         at += yes if holds else no
 
 
+@pytest.mark.parametrize("devices", [False, True])
 @pytest.mark.parametrize("compilers", [False, True])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_call_passes_only_if_its_profile_names_it(architecture: str, compilers: bool) -> None:
-    program = assemble(architecture, compilers)
+def test_a_call_passes_only_if_its_profile_names_it(architecture: str, compilers: bool, devices: bool) -> None:
+    program = assemble(architecture, compilers, devices)
     names = {number: name for name, number in NUMBERS[architecture].items()}
     for number in range(600):
         if names.get(number) in CHECKED:
             continue
         action = verdict(program, AUDIT[architecture], number)
-        if number in allowed(architecture, compilers):
+        if number in allowed(architecture, compilers, devices):
             assert action == ALLOW, names[number]
         else:
             assert action == ERRNO | (errno.ENOSYS if number >= 424 else errno.EPERM), number
@@ -59,7 +71,26 @@ def test_numbers_are_unique_and_profiles_differ_by_processes(architecture: str) 
     assert len(set(numbers.values())) == len(numbers)
     more = allowed(architecture, True) - allowed(architecture, False)
     assert more == {numbers[name] for name in COMPILERS_ONLY if name in numbers}
-    assert not allowed(architecture, True) & {numbers[name] for name in FORBIDDEN}
+    more = allowed(architecture, False, True) - allowed(architecture, False)
+    assert more == {numbers[name] for name in DEVICES_ONLY if name in numbers}
+    assert not allowed(architecture, True, True) & {numbers[name] for name in FORBIDDEN}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_only_drivers_are_asked_and_only_for_devices(architecture: str) -> None:
+    numbers, here = NUMBERS[architecture], AUDIT[architecture]
+    numerics, devices = assemble(architecture, False), assemble(architecture, False, True)
+    alloc_memory, uvm_register = 0xC0384627, 37
+    for request in (alloc_memory, uvm_register, *UVM_START_STOP):
+        assert verdict(devices, here, numbers["ioctl"], 0, request) == ALLOW
+        assert verdict(numerics, here, numbers["ioctl"], 0, request) == ERRNO | errno.ENOTTY
+    for request in (0x5412, 0x5408, 0x4B00, 0xC0384627 | 1 << 32, 0x8933, 0x100):
+        assert verdict(devices, here, numbers["ioctl"], 0, request) == ERRNO | errno.ENOTTY
+    for program in (numerics, devices):
+        assert all(verdict(program, here, numbers["ioctl"], 0, request) == ALLOW for request in IOCTL_HARMLESS)
+        assert all(verdict(program, here, numbers["socket"], family) != ALLOW for family in (0, 2, 10, 16, 17, 40))
+    assert verdict(devices, here, numbers["socket"], 1) == ALLOW
+    assert verdict(numerics, here, numbers["socket"], 1) == ERRNO | errno.EPERM
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -105,13 +136,14 @@ def test_random_arguments_change_nothing_for_other_calls() -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("devices", [False, True])
 @pytest.mark.parametrize("compilers", [False, True])
-def test_the_kernel_would_take_the_program(architecture: str, compilers: bool) -> None:
-    program = assemble(architecture, compilers)
+def test_the_kernel_would_take_the_program(architecture: str, compilers: bool, devices: bool) -> None:
+    program = assemble(architecture, compilers, devices)
     assert len(program) < 4096
     assert program[-1][0] == 0x06
     for place, (code, yes, no, _) in enumerate(program):
         assert 0 <= yes < 256
         assert 0 <= no < 256
-        if code not in (0x06, 0x20):
+        if code not in (0x06, 0x20, 0x54):
             assert place + 1 + max(yes, no) < len(program)

@@ -1,4 +1,5 @@
-"""Isolated processes for code nobody trusts. `base` has the records, `local` the workers on this machine."""
+"""Isolated processes for code nobody trusts. `base` has the records, `local` the workers on this
+machine, `modal` the containers of Modal."""
 
 from assay.sandbox.base import (
     AfterRound,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from assay.errors import ConfigError
 
@@ -23,8 +23,9 @@ if TYPE_CHECKING:  # every worker imports this module, and need not import NumPy
 Buffer = bytes | bytearray | memoryview
 """Contiguous bytes. `memoryview(array)` passes a NumPy array without a copy; it must not change while the job runs."""
 
-Profile = Literal["numerics", "compile"]
-"""`numerics`: no new processes, no exec. `compile`: the same walls, but compilers may be forked and executed."""
+Profile = Literal["numerics", "compile", "gpu", "gpu-compile"]
+"""`numerics`: no new processes, no exec. `compile`: the same walls, but compilers may be forked and executed. `gpu` and
+`gpu-compile`: the same two, with what CUDA needs besides, on the devices of the sandbox."""
 
 End = Literal["ok", "stopped", "crash", "timeout", "memory", "infra"]
 """How a job ended: every round was delivered and acknowledged and the child left with status 0; the caller stopped it
@@ -47,8 +48,9 @@ class Limits:
     cpu_s: float = 10.0
     """CPU seconds of each process of the job; rounded up to whole seconds."""
     memory_mb: int = 2048
-    """MiB on top of what the warm worker shares with the child: of address space for each process, and of memory for
-    the whole job where cgroups are at hand."""
+    """MiB on top of what the warm worker shares with the child: of address space for each process (under the GPU
+    profiles of private writable memory, since CUDA reserves terabytes of addresses), and of memory for the whole job
+    where cgroups are at hand."""
     tmp_mb: int = 64
     """MiB of the private `/tmp`, which is also the longest file that can be written."""
     processes: int = 64
@@ -88,14 +90,17 @@ class Job:
     """Parameters for the harness (shapes, dtypes, a seed of the initial weights). The candidate can read them all."""
     limits: Limits = Limits()
     profile: Profile = "numerics"
+    pause: bool = False
+    """Stop every thread of the child while its caller decides, so that nothing of it runs between two rounds. Processes
+    that it started under a compile profile run on, and so does what a GPU was told to do."""
     seed: int = 0
     """Seeds `random` in the child before the harness runs; children would otherwise share the worker's state."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.rounds) <= MAX_ROUNDS:
             raise ConfigError(f"a Job has 1 to {MAX_ROUNDS} rounds, this one has {len(self.rounds)}.")
-        if self.profile not in ("numerics", "compile"):
-            raise ConfigError(f"Job.profile={self.profile!r} is neither 'numerics' nor 'compile'.")
+        if self.profile not in get_args(Profile):
+            raise ConfigError(f"Job.profile={self.profile!r} is none of {', '.join(get_args(Profile))}.")
 
 
 @dataclass(frozen=True, slots=True)

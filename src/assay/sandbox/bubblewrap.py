@@ -45,11 +45,15 @@ class View:
     """What lies under them and is covered."""
     import_roots: tuple[str, ...]
     """The worker's import path, before that of Python itself."""
+    devices: tuple[str, ...]
+    """Device files, besides the harmless ones."""
     scratch: str
     """Where each child finds its private folder."""
 
 
-def view(import_roots: Sequence[str], readable: Sequence[str], hidden: Sequence[str]) -> View:
+def view(
+    import_roots: Sequence[str], readable: Sequence[str], hidden: Sequence[str], devices: Sequence[str] = ()
+) -> View:
     """What a worker of this interpreter sees: its prefixes, site-packages, Assay, and what the caller adds."""
     package = Path(__file__).resolve().parents[1]
     packages = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
@@ -61,6 +65,7 @@ def view(import_roots: Sequence[str], readable: Sequence[str], hidden: Sequence[
         readable=tuple(path for path in outermost if not _within(path, _SYSTEM)),
         hidden=tuple(os.path.abspath(path) for path in hidden if os.path.exists(path)),
         import_roots=(str(package.parent), *(os.path.abspath(root) for root in import_roots), *packages),
+        devices=tuple(sorted(set(devices) - set(_DEVICES))),
         scratch="/scratch" if any(_within(path, ("/tmp",)) for path in outermost) else "/tmp",
     )
 
@@ -109,7 +114,7 @@ def command(
         elif os.path.isdir(folder):
             words += ["--ro-bind", folder, folder]
     words += ["--perms", "1777", "--tmpfs", "/tmp"]
-    for parent in _parents([*seen.readable, *_ETC, *_DEVICES]):
+    for parent in _parents([*seen.readable, *_ETC, *_DEVICES, *seen.devices]):
         words += ["--perms", "0755", "--dir", parent]  # bubblewrap would make them for its own user alone
     for path in _ETC:
         words += ["--ro-bind-try", path, path]
@@ -117,7 +122,7 @@ def command(
         words += ["--ro-bind", path, path]
     for path in seen.hidden:
         words += ["--tmpfs", path, "--remount-ro", path] if os.path.isdir(path) else ["--dev-bind", "/dev/null", path]
-    for path in _DEVICES:
+    for path in (*_DEVICES, *seen.devices):
         words += ["--dev-bind", path, path]
     words += ["--symlink", f"{seen.scratch}", "/dev/shm", "--proc", "/proc"]
     if seen.scratch != "/tmp":

@@ -1,9 +1,9 @@
 """The walls around one child, put up by itself before the candidate is run, in an order that never lowers one again.
 
 On entry the process is the first of its own user, process, mount and ipc namespaces, inside the worker's bubblewrap.
-On return it sees an empty /proc and a private small scratch folder, holds only the descriptors of its job, cannot
-exceed its limits, has no capability and can never gain one, and makes only the system calls of its profile. Any step
-that fails raises, and the candidate is not run.
+On return it sees an empty /proc (a read-only one where it drives devices) and a private small scratch folder, holds
+only the descriptors of its job, cannot exceed its limits, has no capability and can never gain one, and makes only the
+system calls of its profile. Any step that fails raises, and the candidate is not run.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ class Quota:
     """The limits of one child, in the kernel's units."""
 
     cpu_s: int
-    address_space: int
-    """Bytes, what is shared with the worker included."""
+    memory: int
+    """Bytes of address space, what is shared with the worker included."""
     tmp_bytes: int
     processes: int
     open_files: int
+    sparse: bool = False
+    """Bound private writable memory in place of address space, of which CUDA reserves terabytes that it never uses."""
 
 
 def become_first_of_namespaces() -> None:
@@ -71,12 +73,15 @@ def _write(path: str, text: str) -> None:
         os.close(descriptor)
 
 
-def cover_folders(scratch: str, tmp_bytes: int) -> None:
-    """A private scratch folder; nothing in /proc."""
+def cover_folders(scratch: str, tmp_bytes: int, devices: bool) -> None:
+    """A private scratch folder; nothing in /proc, or for `devices`, whose drivers read there, nothing to write."""
     hardened = kernel.MS_NOSUID | kernel.MS_NODEV
     files = max(64, tmp_bytes // 4096)
     kernel.mount_tmpfs(scratch, hardened, f"size={tmp_bytes},nr_inodes={files},mode=0700")
     os.chdir(scratch)
+    if devices:
+        kernel.make_read_only("/proc", hardened | kernel.MS_NOEXEC)
+        return
     kernel.mount_tmpfs("/proc", hardened | kernel.MS_NOEXEC | kernel.MS_RDONLY, "size=4096,nr_inodes=1,mode=0555")
 
 
@@ -93,7 +98,7 @@ def keep_only(descriptors: Descriptors) -> None:
 def limit(quota: Quota) -> None:
     """Hard limits of this process and its children."""
     for what, value in (
-        (resource.RLIMIT_AS, quota.address_space),
+        (resource.RLIMIT_DATA if quota.sparse else resource.RLIMIT_AS, quota.memory),
         (resource.RLIMIT_FSIZE, quota.tmp_bytes),
         (resource.RLIMIT_NOFILE, quota.open_files),
         (resource.RLIMIT_NPROC, quota.processes),
@@ -115,11 +120,16 @@ def lower(what: int, soft: int, hard: int) -> None:
     resource.setrlimit(what, (soft, hard))
 
 
-def enter(descriptors: Descriptors, quota: Quota, scratch: str, program: int, executables: list[str]) -> None:
-    """Put up every wall. `program` is the address of the seccomp filter; `executables` bounds what may be executed."""
+def enter(
+    descriptors: Descriptors, quota: Quota, scratch: str, program: int, executables: list[str], devices: bool
+) -> None:
+    """Put up every wall. `program` is the address of the seccomp filter; `executables` bounds what may be executed;
+    `devices` leaves what drivers need to see."""
+    # A process group is not bounded by a process namespace: without one of its own, kill(0) would reach the worker.
+    os.setsid()
     kernel.die_with_parent()
     become_first_of_namespaces()
-    cover_folders(scratch, quota.tmp_bytes)
+    cover_folders(scratch, quota.tmp_bytes, devices)
     keep_only(descriptors)
     limit(quota)
     os.umask(0o077)

@@ -19,6 +19,7 @@ NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x00020000, 0x08000000, 0x10000000, 0x2
 _PIDFD, _CHILD_SETTID, _CHILD_CLEARTID = 0x00001000, 0x01000000, 0x00200000
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+_MS_REMOUNT, _MS_BIND = 32, 4096
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER = 1, 4, 22, 36
 _PR_SET_NO_NEW_PRIVS, _PR_GET_TID_ADDRESS = 38, 40
@@ -113,6 +114,12 @@ def mount_tmpfs(target: str, flags: int, options: str) -> None:
     """A fresh tmpfs over `target`."""
     result = _libc.mount(b"tmpfs", os.fsencode(target), b"tmpfs", ctypes.c_ulong(flags), options.encode())
     _checked(result, f"mount tmpfs on {target}")
+
+
+def make_read_only(target: str, flags: int) -> None:
+    """Make the mount at `target` read-only, for this mount namespace alone; `flags` are those that it keeps."""
+    both = ctypes.c_ulong(flags | MS_RDONLY | _MS_REMOUNT | _MS_BIND)
+    _checked(_libc.mount(None, os.fsencode(target), None, both, None), f"remount {target} read-only")
 
 
 def die_with_parent() -> None:

@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import os
 import shutil
+import stat
 import tempfile
 import warnings
 from collections import defaultdict
@@ -46,6 +47,9 @@ class LocalConfig:
     """Folders from which workers may import harnesses, besides Assay and the installed packages."""
     readable: tuple[str, ...] = ()
     """Further folders and files that jobs may read (a CUDA toolkit outside /usr, say)."""
+    devices: tuple[str, ...] = ()
+    """Device files that workers see besides the harmless ones (/dev/nvidia0, /dev/nvidiactl, /dev/nvidia-uvm and so
+    on); only jobs of the GPU profiles can command them."""
     hidden: tuple[str, ...] = ()
     """Folders and files that jobs must not see although they lie in what they may read."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -64,6 +68,12 @@ class LocalConfig:
             raise ConfigError(f"sandbox={self.sandbox!r} is neither 'strict' nor 'unsafe'.")
         if self.workers < 0:
             raise ConfigError(f"workers={self.workers}: give a number of jobs in flight, or 0 for one per core.")
+        for path in self.devices:
+            if not (os.path.isabs(path) and os.path.exists(path) and stat.S_ISCHR(os.stat(path).st_mode)):
+                raise ConfigError(
+                    f"devices: {path} is no character device here, so no job could use it. Check the path and, for a "
+                    "GPU, that its driver is loaded (nvidia-smi)."
+                )
 
 
 class LocalSandbox:
@@ -85,7 +95,9 @@ class LocalSandbox:
             self._features = features or probe()
             self._mode = require(self._features)
         self._scratch = tempfile.mkdtemp(prefix="assay-unsafe-") if self._mode is None else ""
-        self._seen = bubblewrap.view(self.config.import_roots, self.config.readable, self.config.hidden)
+        self._seen = bubblewrap.view(
+            self.config.import_roots, self.config.readable, self.config.hidden, self.config.devices
+        )
         if self._mode in ("drop", "nobody") and (closed := bubblewrap.unreadable(self._seen)):
             raise SandboxError(
                 f"{', '.join(closed)} can be read by its owner alone, but the workers of root run as nobody: make it "

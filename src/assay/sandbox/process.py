@@ -214,6 +214,7 @@ class WorkerProcess:
             limits.processes,
             limits.open_files,
             PROFILES.index(job.profile),
+            job.pause,
         )
         try:
             if self._group is not None:

@@ -2,7 +2,8 @@
 
 A call is let through if the profile names it, and for a few calls only with harmless arguments: `clone` for threads (or
 plain processes, for compilers) but never namespaces, `prctl` for thread names, `ioctl` for terminal and descriptor
-queries, `prlimit64` on oneself. Anything else fails with EPERM, or with ENOSYS where its number is so new that the C
+queries and, where devices are driven, requests to an NVIDIA driver, `socket` for those alone and of the local kind,
+`prlimit64` on oneself. Anything else fails with EPERM, or with ENOSYS where its number is so new that the C
 library expects that answer and falls back. A foreign architecture's calls (32-bit, x32) kill the process.
 """
 
@@ -28,7 +29,14 @@ PRCTL_HARMLESS = (3, 15, 16, 21, 23, 27, 39, 0x53564D41)
 IOCTL_HARMLESS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
 
-_LOAD, _JUMP_EQ, _JUMP_GE, _JUMP_GT, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x25, 0x45, 0x06
+NVIDIA_TYPE = 0x46
+"""`F`, the type byte of requests to /dev/nvidiactl and /dev/nvidia0."""
+UVM_PLAIN = 0xFF
+"""Requests to /dev/nvidia-uvm are small plain numbers (no file of a job knows others that small), but for these two:"""
+UVM_START_STOP = (0x30000001, 0x30000002)
+AF_UNIX = 1
+
+_LOAD, _JUMP_EQ, _JUMP_GE, _JUMP_GT, _JUMP_SET, _AND, _RETURN = 0x20, 0x15, 0x35, 0x25, 0x45, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER, _ARCH, _ARGS = 0, 4, 16
 
@@ -83,8 +91,27 @@ def _clone(compilers: bool) -> list[Instruction]:
     return [*block, *([] if compilers else [(_JUMP_SET, 1, 0, THREAD), _fail(errno.EPERM)]), _PASS]
 
 
-def assemble(architecture: str, compilers: bool) -> list[Instruction]:
-    """The program of a profile. `compilers` also lets processes be made and programs be executed."""
+def _ioctl(devices: bool) -> list[Instruction]:
+    """Harmless queries, and for devices what NVIDIA's drivers are asked."""
+    if not devices:
+        return _one_of(1, IOCTL_HARMLESS, errno.ENOTTY)
+    return [
+        (_LOAD, 0, 0, _argument(1) + 4),
+        (_JUMP_EQ, 1, 0, 0),
+        _fail(errno.ENOTTY),
+        (_LOAD, 0, 0, _argument(1)),
+        (_JUMP_GT, 1, 0, UVM_PLAIN),
+        _PASS,
+        (_AND, 0, 0, 0xFF00),
+        (_JUMP_EQ, 0, 1, NVIDIA_TYPE << 8),
+        _PASS,
+        *_one_of(1, (*IOCTL_HARMLESS, *UVM_START_STOP), errno.ENOTTY),
+    ]
+
+
+def assemble(architecture: str, compilers: bool, devices: bool = False) -> list[Instruction]:
+    """The program of a profile. `compilers` also lets processes be made and programs be executed, `devices` lets CUDA
+    do what it needs."""
     numbers = NUMBERS[architecture]
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCH),
@@ -94,14 +121,15 @@ def assemble(architecture: str, compilers: bool) -> list[Instruction]:
     ]
     if architecture == "x86_64":
         program += [(_JUMP_GE, 0, 1, X32_BIT), (_RETURN, 0, 0, _KILL)]
-    for low, high in _ranges(allowed(architecture, compilers)):
+    for low, high in _ranges(allowed(architecture, compilers, devices)):
         if low == high:
             program += [(_JUMP_EQ, 0, 1, low), _PASS]
         else:
             program += [(_JUMP_GE, 0, 2, low), (_JUMP_GT, 1, 0, high), _PASS]
     program += _when(numbers["clone"], _clone(compilers))
     program += _when(numbers["prctl"], _one_of(0, PRCTL_HARMLESS, errno.EPERM))
-    program += _when(numbers["ioctl"], _one_of(1, IOCTL_HARMLESS, errno.ENOTTY))
+    program += _when(numbers["ioctl"], _ioctl(devices))
+    program += _when(numbers["socket"], _one_of(0, (AF_UNIX,) if devices else (), errno.EPERM))
     program += _when(numbers["prlimit64"], _one_of(0, (0,), errno.EPERM))
     return [*program, (_JUMP_GE, 0, 1, NEWEST_OLD), _fail(errno.ENOSYS), _fail(errno.EPERM)]
 
@@ -113,8 +141,8 @@ class _Program(ctypes.Structure):
 class Filter:
     """A program in memory, made once in the worker and put in force in each child."""
 
-    def __init__(self, architecture: str, compilers: bool) -> None:
-        program = assemble(architecture, compilers)
+    def __init__(self, architecture: str, compilers: bool, devices: bool = False) -> None:
+        program = assemble(architecture, compilers, devices)
         self._code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
         self._program = _Program(len(program), ctypes.addressof(self._code))
 

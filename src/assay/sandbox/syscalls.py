@@ -33,7 +33,10 @@ NUMBERS = {
         get_robust_list=274 utimensat=280 fallocate=285 dup3=292 pipe2=293 preadv=295 pwritev=296 prlimit64=302
         getcpu=309 renameat2=316 getrandom=318 membarrier=324 copy_file_range=326 statx=332 rseq=334 clone3=435
         close_range=436 faccessat2=439 futex_waitv=449 capset=126 landlock_create_ruleset=444 landlock_add_rule=445
-        landlock_restrict_self=446"""),
+        landlock_restrict_self=446 mincore=27 socket=41 accept=43 bind=49 listen=50 getsockname=51 setsockopt=54
+        getsockopt=55 sched_setparam=142 sched_setscheduler=144 mlock=149 munlock=150 sched_setaffinity=203
+        epoll_wait=232 epoll_ctl=233 mbind=237 set_mempolicy=238 get_mempolicy=239 epoll_pwait=281 eventfd=284
+        accept4=288 eventfd2=290 epoll_create1=291 memfd_create=319 mlock2=325"""),
     "aarch64": _table("""
         getxattr=8 lgetxattr=9 fgetxattr=10 listxattr=11 llistxattr=12 flistxattr=13 getcwd=17 dup=23 dup3=24 fcntl=25
         ioctl=29 flock=32 mkdirat=34 unlinkat=35 symlinkat=36 linkat=37 renameat=38 statfs=43 fstatfs=44 truncate=45
@@ -50,15 +53,26 @@ NUMBERS = {
         getgid=176 getegid=177 gettid=178 sysinfo=179 brk=214 munmap=215 mremap=216 clone=220 execve=221 mmap=222
         fadvise64=223 mprotect=226 msync=227 madvise=233 wait4=260 prlimit64=261 renameat2=276 getrandom=278
         membarrier=283 copy_file_range=285 statx=291 rseq=293 clone3=435 close_range=436 faccessat2=439 futex_waitv=449
-        capset=91 landlock_create_ruleset=444 landlock_add_rule=445 landlock_restrict_self=446"""),
+        capset=91 landlock_create_ruleset=444 landlock_add_rule=445 landlock_restrict_self=446
+        eventfd2=19 epoll_create1=20 epoll_ctl=21 epoll_pwait=22 sched_setparam=118
+        sched_setscheduler=119 sched_setaffinity=122 socket=198 bind=200 listen=201 accept=202 getsockname=204
+        setsockopt=208 getsockopt=209 mlock=228 munlock=229 mincore=232 mbind=235 get_mempolicy=236 set_mempolicy=237
+        accept4=242 memfd_create=279 mlock2=284"""),
 }
 """Architecture -> name -> number, from the kernel's headers."""
 
 FORBIDDEN = frozenset({"capset", "clone3", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"})
 """Made by the sandbox before the filter is in force; no job may make them."""
 
-CHECKED = frozenset({"clone", "ioctl", "prctl", "prlimit64"})
+CHECKED = frozenset({"clone", "ioctl", "prctl", "prlimit64", "socket"})
 COMPILERS_ONLY = frozenset({"fork", "vfork", "execve", "setsid", "setpgid"})
+DEVICES_ONLY = frozenset(
+    {"mincore", "accept", "accept4", "bind", "listen", "getsockname", "setsockopt", "getsockopt", "sched_setparam"}
+    | {"sched_setscheduler", "sched_setaffinity", "mlock", "munlock", "mlock2", "mbind", "set_mempolicy"}
+    | {"get_mempolicy", "eventfd", "eventfd2", "epoll_create1", "epoll_ctl", "epoll_wait", "epoll_pwait"}
+    | {"memfd_create"}
+)
+"""What CUDA calls besides, on its way to a context. A socket can be bound and listened on, never connected."""
 
 
 def machine() -> str:
@@ -71,7 +85,8 @@ def number(name: str) -> int:
     return NUMBERS[machine()][name]
 
 
-def allowed(architecture: str, compilers: bool) -> set[int]:
+def allowed(architecture: str, compilers: bool, devices: bool = False) -> set[int]:
     """Numbers of the calls that a profile lets through whatever their arguments are."""
-    denied = FORBIDDEN | CHECKED | (frozenset() if compilers else COMPILERS_ONLY)
+    denied = FORBIDDEN | CHECKED
+    denied |= (frozenset() if compilers else COMPILERS_ONLY) | (frozenset() if devices else DEVICES_ONLY)
     return {value for name, value in NUMBERS[architecture].items() if name not in denied}

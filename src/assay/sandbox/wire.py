@@ -50,8 +50,8 @@ class Cause(IntEnum):
     """A wall could not be put up, so the candidate was never run; text follows."""
 
 
-ORDER = struct.Struct("<Bxxxxxxx Q d I I I I I I")
-"""JOB: kind, job number, wall_s, cpu_s, memory_mb, tmp_mb, processes, open_files, profile."""
+ORDER = struct.Struct("<Bxxxxxxx Q d I I I I I I I")
+"""JOB: kind, job number, wall_s, cpu_s, memory_mb, tmp_mb, processes, open_files, profile, pause."""
 BARE = struct.Struct("<Bxxxxxxx Q")
 """GO, END, KILL, READY and BROKEN: kind, job number (0 where there is none)."""
 ASKED = struct.Struct("<Bxxxxxxx Q d")
@@ -59,7 +59,7 @@ ASKED = struct.Struct("<Bxxxxxxx Q d")
 ENDED = struct.Struct("<BBxxxxxx Q i d d")
 """DONE: kind, cause, job number, wait status, wall_s, cpu_s."""
 
-PROFILES = ("numerics", "compile")
+PROFILES = ("numerics", "compile", "gpu", "gpu-compile")
 """Profiles by the numbers that orders carry."""
 
 EXIT_FAILED = 1

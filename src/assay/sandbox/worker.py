@@ -81,6 +81,8 @@ class _Running:
     down: int
     wall_s: float
     scratch: str
+    pause: bool = False
+    """Whether the child is stopped during its parent's turns."""
     since: float | None = field(default_factory=time.monotonic)
     spent_s: float = 0.0
     """In turns that are over."""
@@ -111,7 +113,7 @@ class Worker:
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self._control = socket.socket(fileno=setting.control)
-        self._filters = [Filter(machine(), compilers=profile == "compile") for profile in PROFILES]
+        self._filters = [Filter(machine(), _compiles(p), _drives_devices(p)) for p in PROFILES]
         self._shared_bytes = 0
 
     def boot(self) -> None:
@@ -171,17 +173,20 @@ class Worker:
         self._say(Kind.BROKEN, text)
 
     def _start(self, message: bytes, descriptors: list[int]) -> _Running:
-        _, number, wall_s, cpu_s, memory_mb, tmp_mb, processes, open_files, profile = ORDER.unpack(message)
+        _, number, wall_s, cpu_s, memory_mb, tmp_mb, processes, open_files, profile, pause = ORDER.unpack(message)
         job, inputs, outputs, stderr = descriptors
         buffers = os.fstat(inputs).st_size + os.fstat(outputs).st_size
         quota = jail.Quota(
             cpu_s=cpu_s,
-            address_space=self._shared_bytes + buffers + memory_mb * MIB,
+            memory=self._shared_bytes + buffers + memory_mb * MIB,
             tmp_bytes=tmp_mb * MIB,
             processes=processes,
             open_files=open_files,
+            sparse=_drives_devices(PROFILES[profile]),
         )
-        return self._fork(number, wall_s, (job, inputs, outputs, stderr), quota, PROFILES[profile], child.main)
+        running = self._fork(number, wall_s, (job, inputs, outputs, stderr), quota, PROFILES[profile], child.main)
+        running.pause = bool(pause)
+        return running
 
     def _fork(
         self,
@@ -251,7 +256,10 @@ class Worker:
                 job.refusal = os.read(job.up, TEXT_BYTES)
             return job.started
         if byte == ASK_BYTE and job.since is not None:
-            self._control.send(ASKED.pack(Kind.ASK, job.number, job.stop_clock()))
+            turn_s = job.stop_clock()
+            if job.pause:
+                signal.pidfd_send_signal(job.pidfd, signal.SIGSTOP)
+            self._control.send(ASKED.pack(Kind.ASK, job.number, turn_s))
         return True
 
     def _obey(self, job: _Running) -> bool:
@@ -268,6 +276,8 @@ class Worker:
             job.since = time.monotonic()
             with contextlib.suppress(OSError):  # it closed its pipe or died: its end or its limit will tell
                 os.write(job.down, GO_BYTE if kind == Kind.GO else END_BYTE)
+                if job.pause:
+                    signal.pidfd_send_signal(job.pidfd, signal.SIGCONT)
         return True
 
     def _finish(self, job: _Running, connected: bool) -> None:
@@ -291,7 +301,7 @@ class Worker:
     def _try_walls(self) -> None:
         """Run the trial child. Raises RuntimeError with the wall that is missing."""
         files = [kernel.sealed_file("trial", 1 << 16, 0) for _ in range(4)]
-        quota = jail.Quota(cpu_s=10, address_space=1 << 40, tmp_bytes=MIB, processes=8, open_files=64)
+        quota = jail.Quota(cpu_s=10, memory=1 << 40, tmp_bytes=MIB, processes=8, open_files=64)
         try:
             job = self._fork(0, 60.0, (files[0], files[1], files[2], files[3]), quota, "numerics", trial.main)
             try:
@@ -321,8 +331,9 @@ def _enter(
     """In the child: walls first, then `main`. Says which wall could not be put up, and never returns."""
     try:
         if setting.strict:
-            executables = list(setting.executables) if profile == "compile" else []
-            jail.enter(descriptors, quota, scratch, filters[PROFILES.index(profile)].address, executables)
+            executables = list(setting.executables) if _compiles(profile) else []
+            program = filters[PROFILES.index(profile)].address
+            jail.enter(descriptors, quota, scratch, program, executables, _drives_devices(profile))
         else:
             jail.enter_unsafe(descriptors, quota, scratch)
         gc.enable()
@@ -335,6 +346,16 @@ def _enter(
             except OSError:
                 continue
         os._exit(1)
+
+
+def _compiles(profile: str) -> bool:
+    """Whether jobs of a profile may start processes."""
+    return profile.endswith("compile")
+
+
+def _drives_devices(profile: str) -> bool:
+    """Whether jobs of a profile may use the devices of the sandbox."""
+    return profile.startswith("gpu")
 
 
 def _default_signals() -> None:

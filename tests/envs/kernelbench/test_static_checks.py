@@ -151,10 +151,11 @@ def test_bases_are_looked_at() -> None:
     assert ("inherits_reference", "cheat") in kinds(through)
 
 
-def test_bfloat16_products_are_reported_for_the_interpreter() -> None:
-    dot = source().replace("tl.maximum(x, 0.0)", "tl.dot(x.to(tl.bfloat16), x.to(tl.bfloat16))")
-    assert check(dot).bf16_dot_possible
-    assert not check(source()).bf16_dot_possible
+def test_products_that_a_gpu_rounds_to_tf32_are_reported() -> None:
+    dot = source().replace("tl.maximum(x, 0.0)", "tl.dot(x, x)")
+    assert check(dot).tf32_dot_possible
+    assert not check(dot.replace("tl.dot(x, x)", 'tl.dot(x, x, input_precision="ieee")')).tf32_dot_possible
+    assert not check(source()).tf32_dot_possible
 
 
 @pytest.mark.parametrize(

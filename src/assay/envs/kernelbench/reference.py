@@ -34,6 +34,7 @@ from assay.envs.kernelbench.wire import Frame, read_frame
 from assay.errors import MissingDependencyError, ReferenceModelError
 
 Precision = Literal["float32", "float16", "bfloat16"]
+Perturbation = Literal["none", "all", "constant"]
 
 START_TIMEOUT_S = 180.0
 GRACE_S = 10.0
@@ -58,6 +59,8 @@ class ReferenceResult:
     """Dtype and shape of each output, as the candidate has to give it."""
     parameters: int
     """How many numbers the model has as weights."""
+    weights: tuple[tuple[str, tuple[int, ...]], ...]
+    """Name and shape of each parameter, in the model's order."""
     precision: Precision
     exact_dtype: str
     """`float64`, or the working precision where the model cannot be run in float64."""
@@ -113,7 +116,7 @@ class ReferenceProcess:
         families: Sequence[Family] = FAMILIES,
         precision: Precision = "float32",
         for_screening: bool = False,
-        perturb_weights: bool = False,
+        perturb_weights: Perturbation = "none",
         with_state: bool = False,
         max_output: int | None = None,
     ) -> ReferenceResult:
@@ -126,8 +129,8 @@ class ReferenceProcess:
             families: Families of inputs, `given` first.
             precision: Working precision: inputs and weights are rounded to it, float64 starts from those.
             for_screening: Whether to evaluate also with other weights, and the first case once more.
-            perturb_weights: Whether to move every weight at random, so that ones and zeros count as well. A candidate
-                then has to be given the weights by name.
+            perturb_weights: Which weights to move at random: `none`, `all`, or `constant`, those whose elements are all
+                equal (ones and zeros, which a kernel might leave out). A candidate has to be given them by name.
             with_state: Whether to hand back weights and buffers.
             max_output: Give up (`too_large`) when the outputs of one call have more elements than this together.
 
@@ -288,6 +291,7 @@ def _result(frame: Frame, precision: Precision, seconds: float) -> ReferenceResu
         cases=tuple(cases.values()),
         outputs=outputs,
         parameters=header["parameters"],
+        weights=tuple((name, tuple(shape)) for name, shape in header["weights"]),
         precision=precision,
         exact_dtype=header["exact"],
         init_inputs=frame.value(header["init_inputs"]),

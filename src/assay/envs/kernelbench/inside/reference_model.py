@@ -92,6 +92,11 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
+def is_constant(weight: torch.Tensor) -> bool:
+    """Whether all elements of a parameter are equal."""
+    return weight.numel() > 0 and bool((weight == weight.flatten()[0]).all())
+
+
 class Reference:
     """A problem's module, run: weights from one seed, inputs from others."""
 
@@ -105,16 +110,19 @@ class Reference:
         _seed(0, device)
         self.init_inputs: Any = self.space["get_init_inputs"]()
 
-    def model(self, seed: int, perturbed: bool) -> torch.nn.Module:
+    def model(self, seed: int, perturb: str) -> torch.nn.Module:
         """The model with weights from a seed, rounded to the working precision.
 
-        `perturbed` moves every weight, so that those which start as ones and zeros (of a normalisation, say) count.
+        `perturb` is `none`; `all`, which moves every weight at random; or `constant`, which moves the parameters whose
+        elements are all equal (ones and zeros of a normalisation, say), so that they count as well.
         """
         _seed(seed, self.device)
         model: torch.nn.Module = self.space["Model"](*copy.deepcopy(self.init_inputs))
-        if perturbed:
+        if perturb != "none":
             with torch.no_grad():
                 for weight in model.parameters():
+                    if perturb == "constant" and not is_constant(weight):
+                        continue
                     spread = 0.1 * (weight.std() if weight.numel() > 1 else weight.abs().mean()) + 0.05
                     weight.mul_(1 + 0.25 * (2 * torch.rand_like(weight) - 1)).add_(spread * torch.randn_like(weight))
         return model.to(self.device, self.precision)
@@ -171,6 +179,7 @@ def evaluate(request: Json) -> Frame:
     model = reference.model(request["weight_seed"], request["perturb"])
     parameters = sum(p.numel() for p in model.parameters())
     frame = Frame({"parameters": parameters, "exact": "float64", "cases": [], "refused": {}})
+    frame.header["weights"] = [[name, list(weight.shape)] for name, weight in model.named_parameters()]
     first: tuple[Value, ...] | None = None
     for number, family in enumerate(request["families"]):
         # Each family starts from a fresh draw of its own, so no two show the same numbers in another dress.
@@ -191,7 +200,7 @@ def evaluate(request: Json) -> Frame:
         if request["screen"]:
             _add_case(frame, "again", reference, model, first, request["weight_seed"] + 1)
         if request["screen"] and parameters:
-            _add_case(frame, "other_weights", reference, reference.model(request["weight_seed"] + 1, True), first, 0)
+            _add_case(frame, "other_weights", reference, reference.model(request["weight_seed"] + 1, "all"), first, 0)
     if request["state"]:
         frame.header["state"] = {name: frame.add(to_value(tensor)) for name, tensor in model.state_dict().items()}
     frame.header["init_inputs"] = frame.add(to_value(reference.init_inputs))

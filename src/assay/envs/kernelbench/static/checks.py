@@ -35,14 +35,14 @@ VERSION = 1
 class StaticReport:
     """What the text of a submission shows.
 
-    `kernels` are the names of the Triton kernels, for the launch trace. `bf16_dot_possible` says that a kernel has a
-    `tl.dot` and the source names bfloat16, of which Triton's interpreter computes wrong values without saying so.
+    `kernels` are the names of the Triton kernels, for the launch trace. `tf32_dot_possible` says that a `tl.dot` does
+    not ask for `input_precision="ieee"`, so that a GPU rounds float32 operands to TF32.
     """
 
     findings: tuple[Finding, ...] = ()
     fault: str | None = None
     kernels: tuple[str, ...] = ()
-    bf16_dot_possible: bool = False
+    tf32_dot_possible: bool = False
 
     @property
     def cheats(self) -> tuple[Finding, ...]:
@@ -74,7 +74,7 @@ def check(code: str, backend: Backend = "triton", reference: str | None = None) 
         return StaticReport(fault=f"line {error.lineno}: {error.msg}" if error.lineno else error.msg)
     except (ValueError, RecursionError, MemoryError) as error:
         return StaticReport(fault=f"the source cannot be parsed ({type(error).__name__}: {error})")
-    return StaticReport(findings, _fault(source, code), tuple(source.kernels), _bf16_dot(source))
+    return StaticReport(findings, _fault(source, code), tuple(source.kernels), _tf32_dot(source))
 
 
 def _all_findings(source: Source, backend: Backend, operations: frozenset[str]) -> list[Finding]:
@@ -99,10 +99,15 @@ def _fault(source: Source, code: str) -> str | None:
     return None
 
 
-def _bf16_dot(source: Source) -> bool:
-    dots = any(
-        isinstance(node, ast.Attribute) and node.attr in ("dot", "dot_scaled")
+def _tf32_dot(source: Source) -> bool:
+    dots = (
+        node
         for kernel in source.kernels.values()
         for node in ast.walk(kernel)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "dot"
     )
-    return dots and any(isinstance(n, ast.Attribute) and n.attr == "bfloat16" for n in ast.walk(source.tree))
+    return any(not any(k.arg == "input_precision" and _is_ieee(k.value) for k in dot.keywords) for dot in dots)
+
+
+def _is_ieee(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value == "ieee"

@@ -17,6 +17,7 @@ from assay.envs.kernelbench.static.findings import Finding
 from assay.envs.kernelbench.static.names import Source, read_source
 
 _LOADERS = ("load_inline", "load")
+_LANGUAGES: tuple[Literal["cpp", "cuda"], ...] = ("cpp", "cuda")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
 _LIBRARY = re.compile(
     r"\b(?:at::(?:native::|_ops::)?|torch::(?:nn::functional::)?)"
@@ -47,6 +48,21 @@ class NativeSource:
     resolved: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """One call of `load_inline`: its texts joined as PyTorch joins them."""
+
+    line: int
+    cpp: str
+    cuda: str
+    functions: tuple[str, ...] = ()
+    """Names of the functions to bind."""
+    flags: tuple[str, ...] = ()
+    """`extra_cuda_cflags`."""
+    unread: tuple[str, ...] = ()
+    """What of it cannot be read without running it; empty where everything could."""
+
+
 def extract_native_sources(code: str) -> tuple[NativeSource, ...]:
     """CUDA and C++ sources of a Python source, in the order in which they stand.
 
@@ -58,6 +74,16 @@ def extract_native_sources(code: str) -> tuple[NativeSource, ...]:
 
 def native_sources(source: Source) -> Iterator[NativeSource]:
     """The same for a parsed source."""
+    for line, given in _loader_calls(source):
+        for language in _LANGUAGES:
+            if (value := given.get(f"{language}_sources")) is not None:
+                yield from _texts(value, language, source)
+        if "sources" in given:
+            yield NativeSource("cuda", line, "", resolved=False)
+
+
+def _loader_calls(source: Source) -> Iterator[tuple[int, dict[str, ast.expr]]]:
+    """Line and named arguments of every call that builds an extension."""
     for node in ast.walk(source.tree):
         if not isinstance(node, ast.Call):
             continue
@@ -66,14 +92,61 @@ def native_sources(source: Source) -> Iterator[NativeSource]:
         if name not in _LOADERS and not dotted.startswith("torch.utils.cpp_extension.load"):
             continue
         given = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
-        for place, argument in zip(("name", "cpp_sources", "cuda_sources"), node.args, strict=False):
+        for place, argument in zip(("name", "cpp_sources", "cuda_sources", "functions"), node.args, strict=False):
             given.setdefault(place, argument)
-        languages: tuple[Literal["cpp", "cuda"], ...] = ("cpp", "cuda")
-        for language in languages:
-            if (value := given.get(f"{language}_sources")) is not None:
-                yield from _texts(value, language, source)
-        if "sources" in given:
-            yield NativeSource("cuda", node.lineno, "", resolved=False)
+        yield node.lineno, given
+
+
+def extract_extensions(code: str) -> tuple[Extension, ...]:
+    """The extensions that a Python source builds, in the order in which they stand.
+
+    Raises:
+        SyntaxError: `code` is not valid Python.
+    """
+    source = read_source(ast.parse(code))
+    return tuple(_extension(line, given, source) for line, given in _loader_calls(source))
+
+
+def _extension(line: int, given: dict[str, ast.expr], source: Source) -> Extension:
+    texts: dict[str, list[NativeSource]] = {
+        language: list(_texts(given[f"{language}_sources"], language, source))
+        for language in _LANGUAGES
+        if f"{language}_sources" in given
+    }
+    unread = [
+        *(
+            f"{native.language}_sources (line {native.line})"
+            for part in texts.values()
+            for native in part
+            if not native.resolved
+        ),
+        *(f"files (line {line})" for _ in ("sources",) if "sources" in given),
+        *(f"further arguments (line {line})" for _ in (None,) if not texts and "sources" not in given),
+    ]
+    joined = {language: "\n".join(native.text for native in part) for language, part in texts.items()}
+    return Extension(
+        line,
+        joined.get("cpp", ""),
+        joined.get("cuda", ""),
+        _words(given.get("functions"), source),
+        _words(given.get("extra_cuda_cflags"), source),
+        tuple(unread),
+    )
+
+
+def _words(value: ast.expr | None, source: Source) -> tuple[str, ...]:
+    """A string, a list of strings or the keys of a dictionary; what cannot be read is left out."""
+    if isinstance(value, ast.Name):
+        bound = _assigned(value.id, source)
+        value = bound[0] if len(bound) == 1 else None
+    if isinstance(value, ast.List | ast.Tuple):
+        parts: list[ast.expr | None] = list(value.elts)
+    elif isinstance(value, ast.Dict):
+        parts = list(value.keys)
+    else:
+        parts = [value]
+    texts = [_text(part, source, 0) for part in parts if part is not None]
+    return tuple(text for text in texts if text is not None)
 
 
 def _texts(value: ast.expr, language: Literal["cuda", "cpp"], source: Source) -> Iterator[NativeSource]:

@@ -1,0 +1,298 @@
+"""The grader: a candidate's text in, a typed verdict out.
+
+    async with Grader(GraderConfig()) as grader:
+        verdict = await grader.grade(problem, code)
+
+Stages: parse -> static checks -> numerics -> compile check (-> timing, on a GPU). Numerics come before the compiler
+because most candidates fail there and it costs less; `compile_check=all` asks the compiler first. A `Grader` belongs to
+one event loop. It draws secret inputs, runs candidates in a sandbox, and decides everything itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from dataclasses import dataclass, replace
+from importlib import resources
+
+from assay.envs.kernelbench.compile import TRITON_HARNESS, CompileReport, compile_cuda, compile_triton
+from assay.envs.kernelbench.draws import Draw, DrawBank
+from assay.envs.kernelbench.grader_config import GraderConfig
+from assay.envs.kernelbench.problems import Problem
+from assay.envs.kernelbench.reference import ReferenceProcess, fit_problem
+from assay.envs.kernelbench.scaling import ScaledProblem, unscaled
+from assay.envs.kernelbench.static.checks import VERSION as STATIC_VERSION
+from assay.envs.kernelbench.static.checks import StaticReport, check
+from assay.envs.kernelbench.trials import HARNESS as NUMERICS
+from assay.envs.kernelbench.trials import Answers, Call, job_inputs, judge, numerics_job, plan_calls
+from assay.envs.kernelbench.verdicts import Verdict
+from assay.errors import ReferenceModelError
+from assay.sandbox.base import Limits, Sandbox
+from assay.sandbox.local import LocalConfig, LocalSandbox
+from assay.types import Json
+
+VERSION = f"1.{STATIC_VERSION}"
+"""Raised with every change that may change a verdict."""
+
+HIDDEN = (str(resources.files("assay.envs.kernelbench") / "shipped"),)
+"""What candidates must not read although it lies beside the harness."""
+TF32_HINT = '. Note: tl.dot rounds float32 operands to TF32, here as on a GPU, unless given input_precision="ieee"'
+WORKER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""A second thread in a worker would hang its forks."""
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """A problem at the sizes it is graded at, or why it cannot be graded."""
+
+    scaled: ScaledProblem
+    bank: DrawBank | None
+    refusal: str = ""
+
+
+class Grader:
+    """Grades candidates, any number at a time; what runs at once is bounded by the sandbox.
+
+    Raises:
+        SandboxError: this machine cannot isolate untrusted code; the message says what to do.
+    """
+
+    def __init__(
+        self,
+        config: GraderConfig | None = None,
+        *,
+        sandbox: Sandbox | None = None,
+        reference: ReferenceProcess | None = None,
+        seed: int | None = None,
+        static: bool = True,
+    ) -> None:
+        """Nothing is started before the first grade.
+
+        Args:
+            config: Settings.
+            sandbox: Where candidates run; a local one by default. Whoever passes one closes it.
+            reference: The process that runs references; likewise.
+            seed: Makes inputs and the order of calls repeatable, for examining a verdict. Never for training.
+            static: False leaves the static checks out, so that everything reaches the sandbox. For testing it.
+        """
+        self.config = config or GraderConfig()
+        self._own_sandbox = sandbox is None
+        self._own_reference = reference is None
+        self.sandbox: Sandbox = sandbox or local_sandbox(self.config)
+        self._reference = reference or ReferenceProcess()
+        self._seed = seed
+        self._random: random.Random = random.Random(seed) if seed is not None else secrets.SystemRandom()
+        self._static = static
+        self._prepared: dict[str, asyncio.Task[_Prepared]] = {}
+        self._warming: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Grader:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End all processes; grades in flight end as `infra_error`. Safe to call twice."""
+        tasks = [*self._prepared.values(), *([self._warming] if self._warming is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._own_sandbox:
+            await self.sandbox.close()
+        if self._own_reference:
+            await asyncio.to_thread(self._reference.close)
+
+    async def grade(self, problem: Problem | ScaledProblem, code: str) -> Verdict:
+        """The verdict on one candidate. Never raises for anything that a candidate is or does.
+
+        Args:
+            problem: A problem, graded at the sizes that `config.scale` says, or at sizes of the caller's choice.
+            code: The candidate's module.
+
+        Raises:
+            SandboxError, MissingDependencyError: no candidate at all can be graded here.
+        """
+        report, early = self._examine(problem, code)
+        if early is not None:
+            return early
+        if self.config.backend == "cuda":
+            return _of_cuda(await compile_cuda(self.sandbox, code, arch=self.config.arch), _suspicions(report))
+        prepared = await self._prepare(problem, self._warm_up())
+        draw = await prepared.bank.take() if prepared.bank is not None else None
+        if draw is None:
+            return Verdict("unsupported", "problem", _refusal(prepared), problem=prepared.scaled.hash)
+        verdict = await self._try(prepared, draw, code, report)
+        return replace(verdict, problem=prepared.scaled.hash)
+
+    def _examine(self, problem: Problem | ScaledProblem, code: str) -> tuple[StaticReport, Verdict | None]:
+        """Everything that the text alone decides."""
+        reference = problem.code
+        report = check(code, self.config.backend, reference)
+        if report.fault is not None:
+            return report, Verdict("compile_error", "parse", report.fault, problem=problem.hash)
+        if report.cheats and self._static:
+            first = report.cheats[0]
+            said = f"line {first.line}: {first.evidence}" if first.line else first.evidence
+            findings = {"findings": [finding.to_json() for finding in report.findings]}
+            return report, Verdict("cheat", "static", said, first.kind, findings, problem=problem.hash)
+        return report, None
+
+    def _warm_up(self) -> asyncio.Task[None] | None:
+        """Start the first workers beside the first reference: each imports PyTorch, which takes seconds."""
+        if self._warming is None and isinstance(self.sandbox, LocalSandbox):
+            harnesses = [NUMERICS, *([TRITON_HARNESS] if self.config.compile_check != "off" else [])]
+            self._warming = asyncio.create_task(self.sandbox.start(harnesses, each=1))
+        return self._warming
+
+    async def _prepare(self, problem: Problem | ScaledProblem, warming: asyncio.Task[None] | None) -> _Prepared:
+        """The problem with its draws, made once for each problem and size."""
+        key = problem.hash if isinstance(problem, ScaledProblem) else f"{self.config.scale}:{problem.hash}"
+        task = self._prepared.get(key)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = self._prepared[key] = asyncio.create_task(self._make_ready(problem))
+        if warming is not None:
+            await asyncio.shield(warming)
+        return await asyncio.shield(task)
+
+    async def _make_ready(self, problem: Problem | ScaledProblem) -> _Prepared:
+        config = self.config
+        screening = None
+        try:
+            if isinstance(problem, ScaledProblem):
+                scaled = problem
+            elif config.scale == "none":
+                scaled = unscaled(problem)
+            else:
+                seed = self._random.getrandbits(48)
+                fitted = await asyncio.to_thread(
+                    fit_problem, problem, self._reference, input_seed=seed, precision=config.precision
+                )
+                scaled, screening = fitted.scaled, fitted.screening
+            bank = DrawBank(
+                scaled,
+                self._reference,
+                config.precision,
+                draws=config.draws,
+                uses=config.uses_per_draw,
+                seed=self._seed,
+                screening=screening,
+            )
+            await bank.ready()
+            return _Prepared(scaled, bank)
+        except ReferenceModelError as error:
+            source = problem if isinstance(problem, ScaledProblem) else unscaled(problem)
+            return _Prepared(source, None, f"the problem's own reference does not run here: {error}")
+
+    async def _try(self, prepared: _Prepared, draw: Draw, code: str, report: StaticReport) -> Verdict:
+        config = self.config
+        calls = plan_calls(draw, config.num_correct_trials, self._random, _constant_families(prepared))
+        evidence = _suspicions(report) | {"scaling": prepared.scaled.scaling.to_json()}
+        compiled: CompileReport | None = None
+        if config.compile_check == "all":
+            compiled = await self._compile(draw, calls, code)
+            if (refused := _of_compiler(compiled, evidence)) is not None:
+                return refused
+        verdict = await self._numerics(draw, calls, code, report, evidence)
+        if verdict.ok and config.compile_check == "right":
+            compiled = await self._compile(draw, calls, code)
+            if (refused := _of_compiler(compiled, evidence)) is not None:
+                return replace(refused, tests_passed=verdict.tests_passed, tests_total=verdict.tests_total)
+        if compiled is None:
+            return verdict
+        cpu_s = verdict.cpu_s + compiled.cpu_s
+        return replace(verdict, compiled=compiled.outcome == "ok", cpu_s=cpu_s, evidence=_with(verdict, compiled))
+
+    async def _numerics(
+        self, draw: Draw, calls: tuple[Call, ...], code: str, report: StaticReport, evidence: dict[str, Json]
+    ) -> Verdict:
+        config = self.config
+        limits = Limits(wall_s=config.wall_s, cpu_s=config.cpu_s, memory_mb=config.memory_mb)
+        answers = Answers(draw, calls, config.precision)
+        job = numerics_job(code, draw, calls, limits, config.max_programs, config.precision)
+        result = await self.sandbox.run(job, answers.take)
+        verdict = judge(result, answers, report.kernels, config.policy, evidence)
+        if verdict.kind == "wrong" and report.tf32_dot_possible and config.precision == "float32":
+            return replace(verdict, message=f"{verdict.message}{TF32_HINT}")
+        return verdict
+
+    async def _compile(self, draw: Draw, calls: tuple[Call, ...], code: str) -> CompileReport:
+        header, inputs = job_inputs(draw, calls[0].case)
+        return await compile_triton(
+            self.sandbox,
+            code,
+            header={**header, "precision": self.config.precision},
+            inputs=inputs,
+            arch=self.config.arch,
+        )
+
+
+def local_sandbox(config: GraderConfig) -> LocalSandbox:
+    """The sandbox on this machine in which candidates are graded.
+
+    Raises:
+        SandboxError: the machine cannot isolate untrusted code.
+    """
+    return LocalSandbox(
+        LocalConfig(
+            sandbox=config.sandbox,
+            workers=config.workers,
+            environment=WORKER_ENVIRONMENT,
+            hidden=HIDDEN,
+        )
+    )
+
+
+def _refusal(prepared: _Prepared) -> str:
+    if prepared.refusal:
+        return prepared.refusal
+    assert prepared.bank is not None and prepared.bank.screening is not None, "a bank without draws was screened"
+    screening = prepared.bank.screening
+    return (
+        f"the problem is not worth a reward at this size ({screening.reason}: {screening.detail}); a kernel that does "
+        "nothing of the kind would pass. Leave it out, or grade it at larger sizes."
+    )
+
+
+def _constant_families(prepared: _Prepared) -> tuple[str, ...]:
+    bank = prepared.bank
+    return bank.screening.constant_families if bank is not None and bank.screening is not None else ()
+
+
+def _suspicions(report: StaticReport) -> dict[str, Json]:
+    return {"suspects": [finding.to_json() for finding in report.suspects]} if report.suspects else {}
+
+
+def _with(verdict: Verdict, compiled: CompileReport) -> dict[str, Json]:
+    kernels = [
+        {"name": k.name, "shared_bytes": k.shared_bytes, "registers": k.registers, "spill_bytes": k.spill_bytes}
+        for k in compiled.kernels
+    ]
+    said: dict[str, Json] = {"outcome": compiled.outcome, "kernels": kernels}
+    if compiled.message:
+        said["message"] = compiled.message
+    return {**verdict.evidence, "compiler": said}
+
+
+def _of_compiler(report: CompileReport, evidence: dict[str, Json]) -> Verdict | None:
+    """The verdict of a compiler that refused; None where it did not, or does not know what it was given."""
+    match report.outcome:
+        case "rejected":
+            return Verdict("compile_error", "compile", report.message, "", evidence, compiled=False, cpu_s=report.cpu_s)
+        case "timeout":
+            return Verdict("timeout", "compile", report.message, "", evidence, compiled=False, cpu_s=report.cpu_s)
+        case "failed":
+            return Verdict("infra_error", "compile", report.message, "", evidence, cpu_s=report.cpu_s)
+        case "ok" | "unsupported":
+            return None
+
+
+def _of_cuda(report: CompileReport, evidence: dict[str, Json]) -> Verdict:
+    refused = _of_compiler(report, evidence)
+    if refused is not None:
+        return refused
+    if report.outcome == "unsupported":
+        return Verdict("unsupported", "compile", report.message, "", evidence, cpu_s=report.cpu_s)
+    said = "the sources compile; whether they are right was not seen, because there is no GPU here"
+    return Verdict("compiled_not_run", "compile", said, "", evidence, compiled=True, cpu_s=report.cpu_s)

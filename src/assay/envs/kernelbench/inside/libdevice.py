@@ -1,0 +1,74 @@
+"""CUDA's libdevice in NumPy, as far as kernels use it: symbol -> function of arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Function = Callable[..., Any]
+
+
+def _each(function: Callable[[float], float]) -> Function:
+    return np.vectorize(function, otypes=[np.float64])
+
+
+def _half_away(x: Any) -> Any:
+    return np.trunc(x + np.copysign(0.5, x))
+
+
+_FLOAT: dict[str, Function] = {
+    **{name: getattr(np, name) for name in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "cbrt")},
+    **{
+        name: getattr(np, name)
+        for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "floor", "ceil", "trunc", "rint")
+    },
+    **{name: getattr(np, name) for name in ("fabs", "fmod", "hypot", "copysign", "nextafter", "ldexp")},
+    "acos": np.arccos,
+    "asin": np.arcsin,
+    "atan": np.arctan,
+    "acosh": np.arccosh,
+    "asinh": np.arcsinh,
+    "atanh": np.arctanh,
+    "atan2": np.arctan2,
+    "pow": np.power,
+    "powi": np.power,
+    "fma": lambda x, y, z: x * y + z,
+    "fdim": lambda x, y: np.maximum(x - y, 0),
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "rcbrt": lambda x: 1 / np.cbrt(x),
+    "exp10": lambda x: np.power(10.0, x),
+    "round": _half_away,
+    "nearbyint": np.rint,
+    "remainder": lambda x, y: x - y * np.rint(x / y),
+    "sinpi": lambda x: np.sin(np.pi * x),
+    "cospi": lambda x: np.cos(np.pi * x),
+    "erf": _each(math.erf),
+    "erfc": _each(math.erfc),
+    "lgamma": _each(math.lgamma),
+    "tgamma": _each(math.gamma),
+    "normcdf": _each(lambda x: 0.5 * math.erfc(-x / math.sqrt(2))),
+}
+
+LIBRARY: dict[str, Function] = {
+    **{f"__nv_{name}": function for name, function in _FLOAT.items()},
+    **{f"__nv_{name}f": function for name, function in _FLOAT.items()},
+    "__nv_abs": np.abs,
+    "__nv_llabs": np.abs,
+    "__nv_isnanf": np.isnan,
+    "__nv_isnand": np.isnan,
+    "__nv_isinff": np.isinf,
+    "__nv_isinfd": np.isinf,
+    "__nv_finitef": np.isfinite,
+    "__nv_isfinited": np.isfinite,
+    "__nv_signbitf": np.signbit,
+    "__nv_signbitd": np.signbit,
+    "__nv_saturatef": lambda x: np.clip(x, 0, 1),
+    "__nv_llrintf": np.rint,
+    "__nv_llrint": np.rint,
+    "__nv_llroundf": _half_away,
+    "__nv_llround": _half_away,
+}
+"""The functions that are there. Whatever is missing is refused, not guessed."""

@@ -1,0 +1,2 @@
+#pragma once
+#include "../light_torch.h"

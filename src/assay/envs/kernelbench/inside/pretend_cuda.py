@@ -1,0 +1,189 @@
+"""Lets host code that names a CUDA device run on CPU tensors, so that an honest kernel does not fail on a formality.
+
+    x.cuda(), device="cuda", assert x.is_cuda, torch.cuda.current_stream(), torch.cuda.get_device_properties(0)
+
+This is convenience and no wall: it changes what a candidate sees of PyTorch, and the candidate can change it back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+DEVICE = torch.device("cuda", 0)
+MULTIPROCESSORS = 132
+REGISTERS = 65536
+CLOCK_KHZ = 1_980_000
+
+_UNINITIALISED = frozenset(
+    {torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty, torch.Tensor.new_empty_strided}
+)
+
+
+class OnCpu(TorchFunctionMode):
+    """While active, CUDA devices mean the CPU, and tensors say that they are on a CUDA device.
+
+    `zeroed` fills what `torch.empty` returns, for callers who run no kernel that would.
+    """
+
+    def __init__(self, zeroed: bool = False) -> None:
+        super().__init__()
+        self._zeroed = zeroed
+        self._special: dict[Any, Callable[..., Any]] = {
+            torch.Tensor.cuda: lambda tensor, *_, **__: tensor,
+            torch.Tensor.pin_memory: lambda tensor, *_, **__: tensor,
+            torch.Tensor.is_pinned: lambda *_, **__: True,
+            torch.Tensor.get_device: lambda *_, **__: 0,
+            torch.Tensor.record_stream: lambda *_, **__: None,
+            torch.Tensor.is_cuda.__get__: lambda *_: True,  # type: ignore[attr-defined]
+            torch.Tensor.is_cpu.__get__: lambda *_: False,  # type: ignore[attr-defined]
+            torch.Tensor.device.__get__: lambda *_: DEVICE,
+        }
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if (instead := self._special.get(func)) is not None:
+            return instead(*args, **given)
+        if "device" in given:
+            given["device"] = _cpu(given["device"])
+        if "pin_memory" in given:
+            given["pin_memory"] = False
+        result = func(*(_cpu(argument) for argument in args), **given)
+        return result.zero_() if self._zeroed and func in _UNINITIALISED else result
+
+
+def _cpu(value: Any) -> Any:
+    """The CPU where a value names a CUDA device, and the value itself otherwise."""
+    if isinstance(value, torch.device):
+        return torch.device("cpu") if value.type == "cuda" else value
+    if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
+        return "cpu"
+    return value
+
+
+class Stream:
+    """A stream in which nothing waits."""
+
+    cuda_stream = 0
+    stream_id = 0
+    device = DEVICE
+    device_index = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def query(self) -> bool:
+        """Whether its work is done."""
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """Nothing to wait for."""
+
+    def wait_event(self, event: Any) -> None:
+        """Nothing to wait for."""
+
+    def record_event(self, event: Any = None) -> Event:
+        """An event that has happened."""
+        return event or Event()
+
+
+class Event:
+    """An event that has happened."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def record(self, *_: Any) -> None:
+        """It has happened already."""
+
+    def wait(self, *_: Any) -> None:
+        """Nothing to wait for."""
+
+    def query(self) -> bool:
+        """Whether it has happened."""
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def elapsed_time(self, other: Any) -> float:
+        """A constant: nothing is timed here."""
+        return 1.0
+
+
+@contextlib.contextmanager
+def _nothing(*_: Any, **__: Any) -> Iterator[None]:
+    yield
+
+
+def device_properties(shared_limit: int, capability: int) -> SimpleNamespace:
+    """What `torch.cuda.get_device_properties` says of the device that is pretended."""
+    return SimpleNamespace(
+        name=f"sm_{capability} (pretended)",
+        major=capability // 10,
+        minor=capability % 10,
+        total_memory=80 << 30,
+        multi_processor_count=MULTIPROCESSORS,
+        warp_size=32,
+        max_threads_per_multi_processor=2048,
+        max_threads_per_block=1024,
+        regs_per_multiprocessor=REGISTERS,
+        shared_memory_per_block=48 << 10,
+        shared_memory_per_block_optin=shared_limit,
+        shared_memory_per_multiprocessor=shared_limit + 1024,
+        L2_cache_size=50 << 20,
+        clock_rate=CLOCK_KHZ,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+        gcnArchName="",
+    )
+
+
+def install(shared_limit: int, capability: int) -> None:
+    """Replace what `torch.cuda` says and does, for the rest of this process."""
+    properties = device_properties(shared_limit, capability)
+    stream = Stream()
+    names: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "is_bf16_supported": lambda *_, **__: True,
+        "init": lambda: None,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": lambda *_: None,
+        "synchronize": lambda *_, **__: None,
+        "empty_cache": lambda: None,
+        "current_stream": lambda *_: stream,
+        "default_stream": lambda *_: stream,
+        "set_stream": lambda *_: None,
+        "stream": _nothing,
+        "device": _nothing,
+        "device_of": _nothing,
+        "Stream": Stream,
+        "Event": Event,
+        "get_device_properties": lambda *_: properties,
+        "get_device_name": lambda *_: properties.name,
+        "get_device_capability": lambda *_: (properties.major, properties.minor),
+        "get_arch_list": lambda: [f"sm_{capability}"],
+        "mem_get_info": lambda *_: (properties.total_memory, properties.total_memory),
+        **{f"{which}memory_{what}": lambda *_: 0 for which in ("", "max_") for what in ("allocated", "reserved")},
+        "reset_peak_memory_stats": lambda *_: None,
+    }
+    for name, value in names.items():
+        setattr(torch.cuda, name, value)

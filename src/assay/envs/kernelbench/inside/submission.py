@@ -1,0 +1,37 @@
+"""A submission as a module: executed once in the candidate's process, with its lines where Triton looks for them."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import traceback
+from types import ModuleType
+
+from assay.types import Json
+
+FILE = "submission.py"
+MESSAGE_CHARACTERS = 2000
+
+
+def load(source: str) -> ModuleType:
+    """Execute a submission's text and return its module."""
+    linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
+    module = ModuleType("submission")
+    module.__file__ = FILE
+    sys.modules["submission"] = module  # dataclasses and pickle look a class's module up there
+    exec(compile(source, FILE, "exec"), module.__dict__)
+    return module
+
+
+def fault(stage: str, error: BaseException, kind: str = "error") -> dict[str, Json]:
+    """What went wrong, as plain data: stage, kind, the error's own words, and the line of the submission."""
+    root = error.__cause__ if type(error).__name__ == "InterpreterError" and error.__cause__ is not None else error
+    frames = [*traceback.extract_tb(error.__traceback__), *traceback.extract_tb(root.__traceback__)]
+    line = next((frame.lineno for frame in reversed(frames) if frame.filename.endswith(FILE)), None)
+    return {
+        "stage": stage,
+        "kind": kind,
+        "type": type(root).__name__,
+        "message": str(root)[:MESSAGE_CHARACTERS],
+        "line": line,
+    }

@@ -1,0 +1,78 @@
+"""What the grader says of a candidate: one of nine kinds, the stage that decided, and the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Literal, get_args
+
+from assay.types import Json
+
+VerdictKind = Literal[
+    "ok", "wrong", "cheat", "compile_error", "crash", "timeout", "compiled_not_run", "unsupported", "infra_error"
+]
+"""ok: right, and by its own kernel. wrong: an output is not the reference's. cheat: right or not, its kernel did not do
+the work (see `cheat`). compile_error: no Python, no ModelNew, or refused by a compiler. crash: raised, died, or ran out
+of its memory. timeout: killed at its limit. compiled_not_run: legal CUDA, on a machine without a GPU. unsupported: this
+machine, or the grader, cannot judge it. infra_error: the grader itself failed, which says nothing about the candidate.
+"""
+
+Stage = Literal["problem", "parse", "static", "compile", "numerics", "timing"]
+
+KINDS: tuple[VerdictKind, ...] = get_args(VerdictKind)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The verdict on one candidate. Plain data: `to_json` and `from_json` are inverse."""
+
+    kind: VerdictKind
+    stage: Stage
+    """Which stage decided; the last one for `ok`."""
+    message: str = ""
+    """For the author of the kernel: what is wrong, where, and what was expected."""
+    cheat: str = ""
+    """Which cheat, for kind `cheat`."""
+    evidence: Mapping[str, Json] = field(default_factory=dict)
+    """What the verdict rests on: findings, comparisons, traces, sizes, screening."""
+    tests_passed: int = 0
+    """Calls of forward with the right outputs, until the first wrong one."""
+    tests_total: int = 0
+    compiled: bool | None = None
+    """Whether a compiler for a GPU took it; None where none was asked."""
+    timing: Mapping[str, Json] | None = None
+    """Speedup and its interval, where it was timed."""
+    problem: str = ""
+    """SHA-256 of the problem's module as it was run."""
+    cached: bool = False
+    cpu_s: float = 0.0
+    """CPU seconds of the candidate's processes."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the candidate is right, by its own kernel."""
+        return self.kind == "ok"
+
+    @property
+    def errored(self) -> bool:
+        """Whether the grader failed, so that there is nothing to reward and nothing to punish."""
+        return self.kind == "infra_error"
+
+    def to_json(self) -> dict[str, Json]:
+        """Plain data."""
+        return {item.name: _plain(getattr(self, item.name)) for item in fields(self)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Verdict:
+        """Inverse of `to_json`.
+
+        Raises:
+            ValueError, TypeError: `data` is something else.
+        """
+        if data.get("kind") not in KINDS:
+            raise ValueError(f"no verdict: kind {data.get('kind')!r}")
+        return cls(**data)
+
+
+def _plain(value: Json) -> Json:
+    return dict(value) if isinstance(value, Mapping) else value
