@@ -108,11 +108,13 @@ def _is_composite(func: Any) -> bool:
 
 
 def _measured(measure: Measure, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
-    try:
-        return measure(args, kwargs, result)
-    except _UNMEASURABLE:
-        # Arguments that are not where the measure looks for them, as in a variant of the operator.
-        return _elements(args, kwargs, result)
+    """The measure's answer, or elements where a variant of an operator has its arguments elsewhere, or nothing."""
+    for attempt in (measure, _elements):
+        try:
+            return attempt(args, kwargs, result)
+        except _UNMEASURABLE:
+            continue
+    return 0
 
 
 def _measure_of(name: str, schema: Any) -> Measure | None:
@@ -191,8 +193,8 @@ def _attention(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> i
 
 def _recurrent(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
     """Each weight once for each sample and step (a layer's input has the features last)."""
-    tensors = [p for a in args[1:] for p in (a if isinstance(a, _LISTS) else (a,)) if isinstance(p, _TENSOR)]
-    weights = sum(t.numel() for t in tensors if t.dim() == 2)
+    given = args[1] if isinstance(args[1], _LISTS) else args[1:3]
+    weights = sum(t.numel() for t in given if isinstance(t, _TENSOR) and t.dim() == 2)
     return int(args[0].numel() // args[0].shape[-1] * weights) or _elements(args, kwargs, result)
 
 
