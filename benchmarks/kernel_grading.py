@@ -2,10 +2,10 @@
 
     python benchmarks/kernel_grading.py [--evals 200] [--skip-exploits] [--verbose]
 
-Attacks are graded as in training; those that aim at the sandbox once more without the static checks, each followed by an
-honest kernel that must still be `ok`. `contained`: an attack got a verdict that its file accepts, no `infra_error`, and
-left nothing behind. Speed is that of a trivial Triton kernel (an addition of 256 elements, five checked calls and the
-three special ones), isolation included, beside a fresh interpreter that makes five plain calls with no isolation at all.
+Attacks are graded as in training; those that aim at the sandbox once more without the static checks, each followed by
+an honest kernel that must still be `ok`. `contained`: an attack got a verdict that its file accepts, no `infra_error`,
+and left nothing behind. Speed is that of a trivial Triton kernel (an addition of 256 elements; five checked calls, one
+repeated, one without launches), isolation included, beside a fresh interpreter that makes five plain calls without any.
 The last line of output is a JSON object.
 """
 

@@ -3,10 +3,10 @@
     python benchmarks/kernel_soak.py [--jobs 2000] [--kills 0.02] [--seed 0]
 
 Every candidate is a text of its own (no verdict is shared or cached) of a kind whose verdict is known: right, wrong,
-crashing, leaving, looping, eating memory, forking, printing without end, refused by its text. After a share of the
+crashing, leaving, looping, eating memory, forking, printing without end, reaching out of bounds. After a share of the
 verdicts a random worker is killed with SIGKILL, whatever it is doing. A candidate that lost two workers in a row is an
-`infra_error`, which is counted apart and is never a reward. Growth is measured from the moment a tenth is done. The last
-line is one JSON object.
+`infra_error`, which is counted apart and is never a reward. Growth is measured from the moment a tenth is done. The
+last line is one JSON object.
 """
 
 from __future__ import annotations
