@@ -119,8 +119,11 @@ class Grader:
             return early
         if self.config.backend == "cuda":
             return _of_cuda(await compile_cuda(self.sandbox, code, arch=self.config.arch), _suspicions(report))
-        prepared = await self._prepare(problem, self._warm_up())
-        draw = await prepared.bank.take() if prepared.bank is not None else None
+        try:
+            prepared = await self._prepare(problem, self._warm_up())
+            draw = await prepared.bank.take() if prepared.bank is not None else None
+        except ReferenceModelError as error:
+            return Verdict("infra_error", "problem", f"no inputs could be drawn: {error}", problem=problem.hash)
         if draw is None:
             return Verdict("unsupported", "problem", _refusal(prepared), problem=prepared.scaled.hash)
         verdict = await self._try(prepared, draw, code, report)
@@ -182,6 +185,8 @@ class Grader:
             await bank.ready()
             return _Prepared(scaled, bank)
         except ReferenceModelError as error:
+            if error.kind == "crash":  # of the process, which says nothing about the problem
+                raise
             source = problem if isinstance(problem, ScaledProblem) else unscaled(problem)
             return _Prepared(source, None, f"the problem's own reference does not run here: {error}")
 
