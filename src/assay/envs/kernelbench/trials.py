@@ -29,6 +29,10 @@ POISONS = (float("nan"), 17408.0, -331.5, 0.625)
 MAX_SHARE_OF_WORK = 0.8
 """A candidate for which PyTorch does this much of the work that it does for the reference has written no kernel."""
 
+_MOST = 1 << 62
+"""Counts that a child reports are cut here: it may write numbers of thousands of digits."""
+_MOST_CHARACTERS = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -231,16 +235,18 @@ def _weights_set(traces: Sequence[Mapping[str, Json]], place: int) -> bool:
 
 def _faulted(fault: Mapping[str, Json]) -> Decision:
     """What the harness saw go wrong. Untrusted, but no candidate gains by any of it."""
-    message = str(fault.get("message", ""))
-    line = fault.get("line")
-    where = f" (line {line})" if isinstance(line, int) else ""
-    named = {"fault": {key: fault.get(key) for key in ("stage", "kind", "type", "line")}}
+    message = _text(fault.get("message"))
+    line = fault.get("line") if isinstance(fault.get("line"), int) and 0 < fault["line"] < _MOST else None
+    where = f" (line {line})" if line is not None else ""
+    named: dict[str, Json] = {
+        "fault": {key: _text(fault.get(key)) for key in ("stage", "kind", "type")} | {"line": line}
+    }
     if fault.get("kind") == "unsupported":
         return "unsupported", message, "", named
     if fault.get("kind") == "wrong_output":
         return "wrong", message, "", named
     doing = "constructing ModelNew" if fault.get("stage") == "construct" else "forward"
-    return "crash", f"{fault.get('type')} while {doing}{where}: {message}", "", named
+    return "crash", f"{_text(fault.get('type')) or 'an error'} while {doing}{where}: {message}", "", named
 
 
 def _cheated(
@@ -259,9 +265,9 @@ def _cheated(
     return _library_work(answers.draw.work, traces, policy)
 
 
-def _launches(traces: Sequence[Mapping[str, Json]], place: int) -> dict[str, Json]:
+def _launches(traces: Sequence[Mapping[str, Json]], place: int) -> dict[str, int]:
     found = traces[place].get("launches") if place < len(traces) else None
-    return found if isinstance(found, dict) else {}
+    return _counts(found) if isinstance(found, dict) else {}
 
 
 def _library_work(
@@ -293,11 +299,12 @@ def _work(trace: Mapping[str, Json]) -> dict[str, int]:
     found = trace.get("work")
     if not isinstance(found, dict):
         return {}
-    return {
-        str(name): pair[1]
-        for name, pair in found.items()
-        if isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], int) and pair[1] > 0
-    }
+    return _counts({name: pair[1] for name, pair in found.items() if isinstance(pair, list) and len(pair) == 2})
+
+
+def _counts(found: Mapping[str, Json]) -> dict[str, int]:
+    """Name -> count, of whatever is one; the largest number stands for larger ones."""
+    return {_text(name): min(n, _MOST) for name, n in found.items() if isinstance(n, int) and n > 0}
 
 
 def _summary(answers: Answers, traces: Sequence[Mapping[str, Json]]) -> dict[str, Json]:
@@ -317,6 +324,13 @@ def _finite(value: float) -> float:
     return min(round(float(value), 6), 1e300) if value == value else 1e300
 
 
+def _text(value: Json) -> str:
+    """Text from a child, fit to be printed and stored: no terminal's commands, nothing that UTF-8 lacks."""
+    if not isinstance(value, str):
+        return ""
+    return "".join(c if c in "\n\t" or c.isprintable() else "\ufffd" for c in value[:_MOST_CHARACTERS])
+
+
 def _last_lines(text: str, lines: int = 6, characters: int = 800) -> str:
-    kept = [line for line in text.strip().splitlines() if line.strip()]
+    kept = [line for line in _text(text).strip().splitlines() if line.strip()]
     return "\n".join(kept[-lines:])[-characters:]

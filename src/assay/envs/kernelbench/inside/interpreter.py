@@ -1,6 +1,6 @@
 """Triton's interpreter made fit for grading: it counts launches, keeps a budget, and checks every access to memory.
 
-What the interpreter gets silently wrong (products of bfloat16) is refused instead of graded, what it lacks and a GPU
+What the interpreter gets silently wrong is mended (`bfloat16`) or refused instead of graded, what it lacks and a GPU
 has (libdevice, a driver to ask while tuning) is supplied, and launches can be left out, to see whether they mattered.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import linecache
+import math
+import operator
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,11 +23,16 @@ import torch
 import triton
 import triton.language as tl
 from torch.utils._python_dispatch import _disable_current_modes
+from triton.backends.nvidia.compiler import CUDAOptions
 from triton.runtime import interpreter as engine
 from triton.runtime.driver import driver
 
+from assay.envs.kernelbench.inside import bfloat16
+from assay.envs.kernelbench.inside.bounds import Ranges
 from assay.envs.kernelbench.inside.libdevice import LIBRARY
 
+_OPTIONS = frozenset(CUDAOptions.__dataclass_fields__)
+"""What a launch may say to the compiler besides the arguments of its kernel."""
 MAX_PROGRAMS = 4096
 """Instances of kernels in one call of forward. Each costs about a millisecond, whatever its block size."""
 
@@ -55,7 +62,7 @@ class Ledger:
             UnsupportedError: the budget is spent.
         """
         self.launches[name] += 1
-        self.programs += int(np.prod(grid, dtype=np.int64))
+        self.programs += math.prod(grid)
         if self.programs > self.max_programs:
             self.refuse(
                 UnsupportedError(
@@ -74,45 +81,8 @@ class Ledger:
         return {"launches": dict(self.launches), "programs": self.programs}
 
 
-class _Ranges:
-    """Address ranges of the tensors that a launch may touch."""
-
-    def __init__(self) -> None:
-        self.starts = np.zeros(0, dtype=np.uint64)
-        self.ends = np.zeros(0, dtype=np.uint64)
-
-    def set(self, ranges: set[tuple[int, int]]) -> None:
-        ordered = sorted(ranges)
-        self.starts = np.array([start for start, _ in ordered], dtype=np.uint64)
-        self.ends = np.array([end for _, end in ordered], dtype=np.uint64)
-
-    def check(self, pointers: Any, mask: Any, size: int, what: str) -> None:
-        touched = pointers[np.broadcast_to(mask, pointers.shape)] if mask is not None else pointers
-        if not touched.size:
-            return
-        if not self.starts.size:
-            _ledger.refuse(OutOfBoundsError(f"a {what} although the kernel was given no tensor"))
-        low, high = touched.min(), touched.max()
-        place = int(np.searchsorted(self.starts, low, side="right")) - 1
-        if place >= 0 and high + np.uint64(size) <= self.ends[place]:
-            return
-        places = np.searchsorted(self.starts, touched, side="right").astype(np.int64) - 1
-        outside = (places < 0) | (touched + np.uint64(size) > self.ends[np.maximum(places, 0)])
-        if np.any(outside):
-            address = touched[np.argmax(outside)]
-            nearest = max(int(np.searchsorted(self.starts, address, side="right")) - 1, 0)
-            beyond = int(address) - int(self.ends[nearest])
-            where = f"{beyond + size} bytes past the end" if beyond >= -size else "before the start"
-            _ledger.refuse(
-                OutOfBoundsError(
-                    f"a {what} of {size} bytes {where} of a tensor that the kernel was given "
-                    f"({np.count_nonzero(outside)} of {touched.size} addresses). Mask it."
-                )
-            )
-
-
 _ledger = Ledger()
-_ranges = _Ranges()
+_ranges = Ranges()
 
 
 @contextlib.contextmanager
@@ -144,7 +114,7 @@ def _launch(executor: Any, *args: Any, **kwargs: Any) -> None:
     function, names = executor.fn, executor.arg_names
     bound = _bind(function, names, args, kwargs)
     grid = executor.grid(bound) if callable(executor.grid) else executor.grid
-    extents = tuple(int(extent) for extent in ((grid,) if isinstance(grid, int) else grid))
+    extents = _extents(function.__name__, grid)
     _ledger.count(function.__name__, extents)
     if _ledger.skip:
         return
@@ -169,8 +139,29 @@ def _launch(executor: Any, *args: Any, **kwargs: Any) -> None:
             raise
 
 
+def _extents(name: str, grid: Any) -> tuple[int, ...]:
+    """The extents of a grid, as far as a GPU takes them.
+
+    Raises:
+        TypeError, ValueError: it does not.
+    """
+    try:
+        extents = tuple(operator.index(extent) for extent in grid)
+    except TypeError as error:
+        raise TypeError(f"the grid of {name}() must be a tuple of whole numbers, not {grid!r:.80}") from error
+    if not 1 <= len(extents) <= 3:
+        raise ValueError(f"the grid of {name}() has {len(extents)} dimensions; there are 1 to 3")
+    if min(extents) < 0:
+        raise ValueError(f"the grid of {name}() has a negative extent: {extents}")
+    return extents
+
+
 def _bind(function: Any, names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Name -> argument, defaults included; options of the compiler (`num_warps`, say) are left out."""
+    """Name -> argument, defaults included; options of the compiler (`num_warps`, say) are left out.
+
+    Raises:
+        TypeError: an argument is missing, unknown, or there twice.
+    """
     if len(args) > len(names):
         raise TypeError(f"{function.__name__}() takes {len(names)} arguments but {len(args)} were given")
     bound = dict(zip(names, args, strict=False))
@@ -179,7 +170,11 @@ def _bind(function: Any, names: Sequence[str], args: Sequence[Any], kwargs: dict
     defaults = function.__defaults__ or ()
     for name, default in zip(names[len(names) - len(defaults) :], defaults, strict=True):
         bound.setdefault(name, default)
-    bound.update({name: value for name, value in kwargs.items() if name in names})
+    for name, value in kwargs.items():
+        if name in names:
+            bound[name] = value
+        elif name not in _OPTIONS:
+            raise TypeError(f"{function.__name__}() has no argument {name!r}, nor has the compiler such an option")
     missing = [name for name in names if name not in bound]
     if missing:
         raise TypeError(f"{function.__name__}() is missing the arguments {', '.join(missing)}")
@@ -199,8 +194,10 @@ def _missing_feature(cause: BaseException | None) -> str:
     text = str(cause)
     if isinstance(cause, NotImplementedError):
         return f"the interpreter does not have it: {text}"
+    if isinstance(cause, ValueError) and text == "Unsupported data type":
+        return "the interpreter does not have this atomic operation for this type"
     if isinstance(cause, AttributeError) and "InterpreterBuilder" in text:
-        return f"the interpreter cannot compute this ({text}); bfloat16 arithmetic and inline assembler need a GPU"
+        return f"the interpreter cannot compute this ({text}); inline assembler, say, needs a GPU"
     return ""
 
 
@@ -239,6 +236,7 @@ def install() -> None:
     engine._get_np_dtype = _numpy_dtype
     engine.FunctionRewriter._get_jit_fn_file_line = _first_line
     _keep_language_patched()
+    bfloat16.install(builder)
     _guard_accesses(builder)
     _refuse_wrong_products(builder)
     builder.create_extern_elementwise = _extern_elementwise
@@ -288,25 +286,34 @@ def _keep_language_patched() -> None:
     engine._patch_lang = lambda fn: _NothingToRestore()
 
 
+def _check(pointers: Any, mask: Any, size: int, what: str) -> None:
+    fault = _ranges.fault(pointers, mask, size, what)
+    if fault:
+        _ledger.refuse(OutOfBoundsError(fault))
+
+
 def _guard_accesses(builder: Any) -> None:
     load, store = builder.create_masked_load, builder.create_masked_store
     rmw, cas = builder.create_atomic_rmw, builder.create_atomic_cas
 
-    def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
-        _ranges.check(ptrs.data, mask.data, engine._get_np_dtype(ptrs.get_element_ty()).itemsize, "load")
-        return load(self, ptrs, mask, *rest)
+    # Triton itself calls these with keywords where a tensor descriptor is read.
+    def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        _check(ptrs.data, mask.data, engine._get_np_dtype(ptrs.get_element_ty()).itemsize, "load")
+        return load(self, ptrs, mask, *rest, **named)
 
-    def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+    def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         mask = mask if mask is not None else engine.TensorHandle(np.ones_like(ptrs.data, dtype=bool), tl.int1)
-        _ranges.check(ptrs.data, mask.data, value.data.dtype.itemsize, "store")
-        return store(self, ptrs, value, mask, *rest)
+        _check(ptrs.data, mask.data, value.data.dtype.itemsize, "store")
+        return store(self, ptrs, value, mask, *rest, **named)
 
     def create_atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
-        _ranges.check(ptr.data, mask.data, val.data.dtype.itemsize, "atomic operation")
+        if val.dtype.scalar == tl.bfloat16:
+            _ledger.refuse(UnsupportedError("atomic operations on bfloat16: the interpreter would compute wrong sums."))
+        _check(ptr.data, mask.data, val.data.dtype.itemsize, "atomic operation")
         return rmw(self, op, ptr, val, mask, *rest)
 
     def create_atomic_cas(self: Any, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
-        _ranges.check(ptr.data, None, val.data.dtype.itemsize, "atomic operation")
+        _check(ptr.data, None, val.data.dtype.itemsize, "atomic operation")
         return cas(self, ptr, cmp, val, *rest)
 
     builder.create_masked_load = create_masked_load
