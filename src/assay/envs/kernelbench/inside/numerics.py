@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from assay.envs.kernelbench.inside import interpreter
 from assay.envs.kernelbench.inside.submission import fault, load
 from assay.envs.kernelbench.inside.tensors import WrongOutputError, output_bytes, tensors_of
-from assay.envs.kernelbench.inside.work import WorkTrace
+from assay.envs.kernelbench.inside.work import HostReads, WorkTrace
 
 if TYPE_CHECKING:
     from assay.sandbox.base import ReadInputs, WriteOutputs
@@ -69,7 +69,7 @@ def preload() -> None:
     interpreter.install()
     for _ in range(WARM_UP_CALLS):
         model = load(_WARM_UP).ModelNew()
-        with torch.no_grad(), interpreter.recording(interpreter.Ledger()), Poison(0.0), WorkTrace():
+        with torch.no_grad(), interpreter.recording(interpreter.Ledger()), Poison(0.0), WorkTrace(), HostReads():
             model(torch.zeros(4))
 
 
@@ -110,9 +110,9 @@ def _call(model: Any, header: Json, blobs: Sequence[memoryview]) -> tuple[dict[s
         entry["weights"] = set_weights(model, header["parameters"], control["weights"], blobs)
     inputs = tensors_of(header["inputs"], blobs, "cpu")
     torch.default_generator.manual_seed(header["weight_seed"])
-    trace = WorkTrace()
+    trace, reads = WorkTrace(), HostReads()
     try:
-        with torch.no_grad(), interpreter.recording(ledger), Poison(control["poison"]), trace:
+        with torch.no_grad(), interpreter.recording(ledger), Poison(control["poison"]), trace, reads:
             value = model(*inputs)
         if ledger.refusal is not None:
             raise ledger.refusal
@@ -123,7 +123,8 @@ def _call(model: Any, header: Json, blobs: Sequence[memoryview]) -> tuple[dict[s
         return entry | {"fault": fault("forward", error, "wrong_output")}, None
     except Exception as error:  # noqa: BLE001  as above
         return entry | {"fault": fault("forward", ledger.refusal or error)}, None
-    return entry | ledger.to_json() | {"work": trace.operations}, outputs
+    seen: dict[str, Json] = {"work": trace.operations, "moved": trace.moved, "host_bytes": reads.bytes}
+    return entry | ledger.to_json() | seen, outputs
 
 
 def set_weights(model: Any, names: Sequence[Json], weights: dict[str, Json], blobs: Sequence[memoryview]) -> bool:
