@@ -60,7 +60,7 @@ def install(builder: Any) -> None:
 
 
 def _is_bfloat16(handle: Any) -> bool:
-    return handle.data.dtype == _BITS and handle.dtype.scalar == tl.bfloat16
+    return bool(handle.data.dtype == _BITS and handle.dtype.scalar == tl.bfloat16)
 
 
 def _wide(bits: Any) -> Any:

@@ -118,25 +118,26 @@ def _launch(executor: Any, *args: Any, **kwargs: Any) -> None:
     _ledger.count(function.__name__, extents)
     if _ledger.skip:
         return
-    with _disable_current_modes():
-        for hook in executor.pre_run_hooks:
-            hook(*args, **{name: value for name, value in kwargs.items() if name in names})
+    # Hooks and kernels are the candidate's Python, so only what is done around them is kept from the modes that watch.
+    for hook in executor.pre_run_hooks:
+        hook(*args, **{name: value for name, value in kwargs.items() if name in names})
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
         _ranges.set(set(_tensor_ranges(bound.values())))
         values = {
             name: value if name in executor.constexprs else engine._implicit_cvt(value) for name, value in bound.items()
         }
-        try:
-            _run_programs(function, values, (*extents, 1, 1)[:3])
-        except (UnsupportedError, OutOfBoundsError):
-            raise
-        except Exception as error:
-            cause = error.__cause__ if isinstance(error, engine.InterpreterError) else error
-            if isinstance(cause, UnsupportedError | OutOfBoundsError):
-                raise cause from None
-            missing = _missing_feature(cause)
-            if missing:
-                _ledger.refuse(UnsupportedError(missing))
-            raise
+    try:
+        _run_programs(function, values, (*extents, 1, 1)[:3])
+    except (UnsupportedError, OutOfBoundsError):
+        raise
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error, engine.InterpreterError) else error
+        if isinstance(cause, UnsupportedError | OutOfBoundsError):
+            raise cause from None
+        missing = _missing_feature(cause)
+        if missing:
+            _ledger.refuse(UnsupportedError(missing))
+        raise
 
 
 def _extents(name: str, grid: Any) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from assay.envs.kernelbench.inside import interpreter
 from assay.envs.kernelbench.inside.submission import fault, load
 from assay.envs.kernelbench.inside.tensors import WrongOutputError, output_bytes, tensors_of
-from assay.envs.kernelbench.inside.work import WorkTrace
+from assay.envs.kernelbench.inside.work import HostReads, WorkTrace
 
 if TYPE_CHECKING:
     from assay.sandbox.base import ReadInputs, WriteOutputs
@@ -70,7 +70,7 @@ def preload() -> None:
     interpreter.install()
     for _ in range(WARM_UP_CALLS):
         model = load(_WARM_UP).ModelNew()
-        with torch.no_grad(), interpreter.recording(interpreter.Ledger()), Poison(0.0), WorkTrace():
+        with torch.no_grad(), interpreter.recording(interpreter.Ledger()), Poison(0.0), WorkTrace(), HostReads():
             model(torch.zeros(4))
 
 
@@ -111,9 +111,9 @@ def _call(model: Any, header: Json, blobs: Sequence[memoryview]) -> tuple[dict[s
         entry["weights"] = set_weights(model, header["parameters"], control["weights"], blobs)
     inputs = tensors_of(header["inputs"], blobs, "cpu")
     torch.default_generator.manual_seed(header["weight_seed"])
-    trace = WorkTrace()
+    trace, reads = WorkTrace(), HostReads()
     try:
-        with torch.no_grad(), interpreter.recording(ledger), Poison(control["poison"]), trace:
+        with torch.no_grad(), interpreter.recording(ledger), Poison(control["poison"]), trace, reads:
             value = model(*inputs)
         if ledger.refusal is not None:
             raise ledger.refusal
@@ -122,7 +122,8 @@ def _call(model: Any, header: Json, blobs: Sequence[memoryview]) -> tuple[dict[s
         if control["skip"]:  # host code that ran on what no kernel had written; bytes that are never right
             return entry | ledger.to_json(), [_all_ones(dtype, shape) for dtype, shape in header["outputs"]]
         return entry | {"fault": _fault_of(error, ledger)}, None
-    return entry | ledger.to_json() | {"work": trace.operations}, outputs
+    seen: dict[str, Json] = {"work": trace.operations, "moved": trace.moved, "host_bytes": reads.bytes}
+    return entry | ledger.to_json() | seen, outputs
 
 
 def _fault_of(error: Exception, ledger: interpreter.Ledger) -> Json:
