@@ -11,6 +11,7 @@ one event loop. It draws secret inputs, runs candidates in a sandbox, and decide
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import secrets
 from dataclasses import dataclass, replace
@@ -24,10 +25,11 @@ from assay.envs.kernelbench.reference import ReferenceProcess, fit_problem
 from assay.envs.kernelbench.scaling import ScaledProblem, unscaled
 from assay.envs.kernelbench.static.checks import VERSION as STATIC_VERSION
 from assay.envs.kernelbench.static.checks import StaticReport, check
+from assay.envs.kernelbench.toolkit import find_toolkit, triton_executables
 from assay.envs.kernelbench.trials import HARNESS as NUMERICS
 from assay.envs.kernelbench.trials import Answers, Call, job_inputs, judge, numerics_job, plan_calls
 from assay.envs.kernelbench.verdicts import Verdict
-from assay.errors import ReferenceModelError
+from assay.errors import MissingDependencyError, ReferenceModelError
 from assay.sandbox.base import Limits, Sandbox
 from assay.sandbox.local import LocalConfig, LocalSandbox
 from assay.types import Json
@@ -118,7 +120,8 @@ class Grader:
         if early is not None:
             return early
         if self.config.backend == "cuda":
-            return _of_cuda(await compile_cuda(self.sandbox, code, arch=self.config.arch), _suspicions(report))
+            compiled = await compile_cuda(self.sandbox, code, arch=self.config.arch)
+            return replace(_of_cuda(compiled, _suspicions(report)), problem=problem.hash)
         try:
             prepared = await self._prepare(problem, self._warm_up())
             draw = await prepared.bank.take() if prepared.bank is not None else None
@@ -239,12 +242,20 @@ def local_sandbox(config: GraderConfig) -> LocalSandbox:
     Raises:
         SandboxError: the machine cannot isolate untrusted code.
     """
+    readable: tuple[str, ...] = ()
+    executables = triton_executables()
+    if config.backend == "cuda":
+        with contextlib.suppress(MissingDependencyError):  # the compile stage says what is missing
+            toolkit = find_toolkit()
+            readable, executables = toolkit.readable, toolkit.executables
     return LocalSandbox(
         LocalConfig(
             sandbox=config.sandbox,
             workers=config.workers,
             environment=WORKER_ENVIRONMENT,
+            readable=readable,
             hidden=HIDDEN,
+            executables=executables,
         )
     )
 

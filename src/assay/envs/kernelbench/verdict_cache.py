@@ -6,6 +6,7 @@ timeouts, which a loaded machine makes of slow kernels.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -30,10 +31,10 @@ def default_path() -> Path:
     return default_cache_path().with_name("kernels.sqlite")
 
 
-def cache_key(problem_hash: str, code: str, config: GraderConfig, grader_version: str) -> str:
-    """SHA-256 (hex) of what determines a verdict."""
+def cache_key(problem: str, code: str, config: GraderConfig, grader_version: str) -> str:
+    """SHA-256 (hex) of what determines a verdict. `problem` names the problem by its hash."""
     parts = [
-        problem_hash,
+        problem,
         hashlib.sha256(code.encode("utf-8", "surrogatepass")).hexdigest(),
         {name: getattr(config, name) for name in VERDICT_FIELDS},
         grader_version,
@@ -43,6 +44,7 @@ def cache_key(problem_hash: str, code: str, config: GraderConfig, grader_version
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
+@functools.cache
 def _installed(package: str) -> str:
     try:
         return version(package)
