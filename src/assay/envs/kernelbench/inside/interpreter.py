@@ -12,6 +12,7 @@ import linecache
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
@@ -25,6 +26,7 @@ from triton.runtime import interpreter as engine
 from triton.runtime.driver import driver
 
 from assay.envs.kernelbench.inside.libdevice import LIBRARY
+from assay.envs.kernelbench.inside.pretend_cuda import DEVICE, driver_properties
 
 MAX_PROGRAMS = 4096
 """Instances of kernels in one call of forward. Each costs about a millisecond, whatever its block size."""
@@ -208,6 +210,8 @@ def _missing_feature(cause: BaseException | None) -> str:
 class StubDriver:
     """What an autotuner asks a driver for: the first configuration is the fastest, and nothing need be run."""
 
+    utils = SimpleNamespace(get_device_properties=driver_properties)
+
     def get_benchmarker(self) -> Callable[..., list[float]]:
         """A benchmark that measures nothing."""
         return lambda call, quantiles: [0.0 for _ in quantiles]
@@ -225,8 +229,8 @@ class StubDriver:
         return triton.backends.compiler.GPUTarget("cuda", 90, 32)
 
     def get_active_torch_device(self) -> torch.device:
-        """Where tensors are."""
-        return torch.device("cpu")
+        """Where tensors are pretended to be."""
+        return DEVICE
 
 
 def install() -> None:
@@ -293,18 +297,18 @@ def _guard_accesses(builder: Any) -> None:
     load, store = builder.create_masked_load, builder.create_masked_store
     rmw, cas = builder.create_atomic_rmw, builder.create_atomic_cas
 
-    def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
+    def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         _ranges.check(ptrs.data, mask.data, engine._get_np_dtype(ptrs.get_element_ty()).itemsize, "load")
-        return load(self, ptrs, mask, *rest)
+        return load(self, ptrs, mask, *rest, **named)
 
-    def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+    def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         mask = mask if mask is not None else engine.TensorHandle(np.ones_like(ptrs.data, dtype=bool), tl.int1)
         _ranges.check(ptrs.data, mask.data, value.data.dtype.itemsize, "store")
-        return store(self, ptrs, value, mask, *rest)
+        return store(self, ptrs, value, mask, *rest, **named)
 
-    def create_atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
+    def create_atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         _ranges.check(ptr.data, mask.data, val.data.dtype.itemsize, "atomic operation")
-        return rmw(self, op, ptr, val, mask, *rest)
+        return rmw(self, op, ptr, val, mask, *rest, **named)
 
     def create_atomic_cas(self: Any, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
         _ranges.check(ptr.data, None, val.data.dtype.itemsize, "atomic operation")
