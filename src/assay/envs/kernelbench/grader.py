@@ -209,6 +209,12 @@ class Grader:
                 return replace(refused, tests_passed=verdict.tests_passed, tests_total=verdict.tests_total)
         if compiled is None:
             return verdict
+        if verdict.ok and (missing := _not_compiled(verdict, compiled)):
+            said = (
+                f"{', '.join(missing)} ran in the interpreter, but was not launched where a GPU is pretended: forward must "
+                "launch the same kernels wherever it runs"
+            )
+            return replace(verdict, kind="compile_error", stage="compile", message=said, compiled=False)
         cpu_s = verdict.cpu_s + compiled.cpu_s
         return replace(verdict, compiled=compiled.outcome == "ok", cpu_s=cpu_s, evidence=_with(verdict, compiled))
 
@@ -278,6 +284,14 @@ def _constant_families(prepared: _Prepared) -> tuple[str, ...]:
 
 def _suspicions(report: StaticReport) -> dict[str, Json]:
     return {"suspects": [finding.to_json() for finding in report.suspects]} if report.suspects else {}
+
+
+def _not_compiled(verdict: Verdict, compiled: CompileReport) -> list[str]:
+    """Kernels whose results were found right, and that the compiler was never given; none where it could not go on."""
+    if compiled.outcome != "ok" or (compiled.message and compiled.kernels):
+        return []
+    launched = verdict.evidence.get("launches")
+    return sorted(set(launched) - {k.name for k in compiled.kernels}) if isinstance(launched, dict) else []
 
 
 def _with(verdict: Verdict, compiled: CompileReport) -> dict[str, Json]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from assay.envs.kernelbench.inside import interpreter
+from assay.envs.kernelbench.inside import interpreter, pretend_cuda
 from assay.envs.kernelbench.inside.submission import fault, load
 from assay.envs.kernelbench.inside.tensors import WrongOutputError, output_bytes, tensors_of
 from assay.envs.kernelbench.inside.work import HostReads, WorkTrace
@@ -68,10 +68,12 @@ def preload() -> None:
     """Import PyTorch and Triton, and run one kernel: what a first call sets up, every child then shares."""
     torch.set_num_threads(1)
     interpreter.install()
+    pretend_cuda.install(pretend_cuda.SHARED_LIMIT, pretend_cuda.CAPABILITY)
     for _ in range(WARM_UP_CALLS):
-        model = load(_WARM_UP).ModelNew()
-        with torch.no_grad(), interpreter.recording(interpreter.Ledger()), Poison(0.0), WorkTrace(), HostReads():
-            model(torch.zeros(4))
+        with pretend_cuda.OnCpu():
+            model = load(_WARM_UP).ModelNew()
+            with torch.no_grad(), interpreter.recording(interpreter.Ledger()), Poison(0.0), WorkTrace(), HostReads():
+                model(torch.zeros(4))
 
 
 def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: WriteOutputs) -> Json:
@@ -94,11 +96,12 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
 
 
 def _construct(source: str, header: Json, blobs: Sequence[memoryview]) -> Any:
-    module = load(source)
-    torch.default_generator.manual_seed(header["weight_seed"])
-    model = module.ModelNew(*tensors_of(header["init_inputs"], blobs, "cpu"))
-    if header["precision"] != "float32" and isinstance(model, torch.nn.Module):
-        model = model.to(getattr(torch, header["precision"]))
+    with pretend_cuda.OnCpu():
+        module = load(source)
+        torch.default_generator.manual_seed(header["weight_seed"])
+        model = module.ModelNew(*tensors_of(header["init_inputs"], blobs, "cpu"))
+        if header["precision"] != "float32" and isinstance(model, torch.nn.Module):
+            model = model.to(getattr(torch, header["precision"]))
     return model
 
 
@@ -113,7 +116,7 @@ def _call(model: Any, header: Json, blobs: Sequence[memoryview]) -> tuple[dict[s
     torch.default_generator.manual_seed(header["weight_seed"])
     trace, reads = WorkTrace(), HostReads()
     try:
-        with torch.no_grad(), interpreter.recording(ledger), Poison(control["poison"]), trace, reads:
+        with torch.no_grad(), interpreter.recording(ledger), Poison(control["poison"]), trace, pretend_cuda.OnCpu(), reads:
             value = model(*inputs)
         if ledger.refusal is not None:
             raise ledger.refusal
