@@ -116,9 +116,15 @@ def _call(model: Any, header: Json, blobs: Sequence[memoryview]) -> tuple[dict[s
     torch.default_generator.manual_seed(header["weight_seed"])
     trace, reads = WorkTrace(), HostReads()
     try:
-        with interpreter.recording(ledger), torch.no_grad(), Poison(control["poison"]):
-            with trace, pretend_cuda.OnCpu(), reads:
-                value = model(*inputs)
+        with (
+            interpreter.recording(ledger),
+            torch.no_grad(),
+            Poison(control["poison"]),
+            trace,
+            pretend_cuda.OnCpu(),
+            reads,
+        ):
+            value = model(*inputs)
         if ledger.refusal is not None:
             raise ledger.refusal
         outputs = output_bytes(value, header["outputs"], "cpu")
