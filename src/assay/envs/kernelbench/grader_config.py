@@ -6,12 +6,24 @@ from typing import Literal, get_args
 
 import chz
 
+from assay.envs.kernelbench.compile import shared_limit
 from assay.envs.kernelbench.reference import Precision
 from assay.envs.kernelbench.static.checks import Backend
 from assay.errors import ConfigError
 
 CompileCheck = Literal["right", "all", "off"]
 Policy = Literal["strict", "partial"]
+Scale = Literal["fit", "none"]
+Walls = Literal["strict", "unsafe"]
+
+_CHOICES = {
+    "backend": Backend,
+    "precision": Precision,
+    "policy": Policy,
+    "scale": Scale,
+    "compile_check": CompileCheck,
+    "sandbox": Walls,
+}
 
 
 @chz.chz
@@ -24,7 +36,7 @@ class GraderConfig:
     """Working precision of inputs, weights and outputs: float32, float16 or bfloat16."""
     num_correct_trials: int = 5
     """Calls of forward that must be right, over inputs of all families, besides the calls that look for cheats."""
-    scale: Literal["fit", "none"] = "fit"
+    scale: Scale = "fit"
     """Sizes of a problem: `fit` takes the smallest at which it is worth solving, `none` those it was published with."""
     policy: Policy = "strict"
     """`strict` refuses any heavy PyTorch operator that the reference uses; `partial` lets it stand beside kernels."""
@@ -40,7 +52,7 @@ class GraderConfig:
     """CPU limit of one candidate."""
     memory_mb: int = 2048
     """Memory limit of one candidate, in MiB."""
-    sandbox: Literal["strict", "unsafe"] = "strict"
+    sandbox: Walls = "strict"
     """`unsafe` runs candidates without walls, where a machine cannot give any; never for rewards that train a model."""
     workers: int = 0
     """Candidates that run at a time; 0 for one per core."""
@@ -65,8 +77,7 @@ class GraderConfig:
                 raise ConfigError(f"grader.{name}={getattr(self, name)} must be a positive number of seconds.")
         if self.workers < 0:
             raise ConfigError(f"grader.workers={self.workers}: give a number of candidates, or 0 for one per core.")
-        for name, known in (("backend", Backend), ("precision", Precision), ("policy", Policy)):
+        for name, known in _CHOICES.items():
             if getattr(self, name) not in get_args(known):
                 raise ConfigError(f"grader.{name}={getattr(self, name)!r} is none of {', '.join(get_args(known))}.")
-        if self.compile_check not in get_args(CompileCheck):
-            raise ConfigError(f"grader.compile_check={self.compile_check!r} is none of {get_args(CompileCheck)}.")
+        shared_limit(self.arch)
