@@ -19,7 +19,6 @@ import logging
 import os
 import platform
 import random
-import resource
 import signal
 import time
 from collections import Counter
@@ -28,6 +27,7 @@ from pathlib import Path
 
 from assay.sandbox import Job, JobResult, Limits, Round
 from assay.sandbox.local import LocalConfig, LocalSandbox
+from support.processes import descendants, descriptors, resident_mb
 
 LIMITS = Limits(wall_s=30, cpu_s=30, memory_mb=256, tmp_mb=8, processes=32, open_files=64)
 LARGE = 4 << 20
@@ -79,27 +79,6 @@ def note(tally: Tally, number: int, kind: str, asked: Job, result: JobResult) ->
     if result.end == "ok":
         expected = bytes(asked.rounds[0].inputs[0]) if kind in HONEST else bytes(8)
         tally.mixed_up += result.outputs != ((expected,),)
-
-
-def resident_mb() -> float:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * resource.getpagesize() / 2**20
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def descendants() -> list[int]:
-    """Living processes that this one started, at any depth."""
-    found, todo = [], [os.getpid()]
-    while todo:
-        for task in Path(f"/proc/{todo.pop()}/task").glob("*/children"):
-            with contextlib.suppress(OSError):
-                children = [int(pid) for pid in task.read_text(encoding="ascii").split()]
-                found += children
-                todo += children
-    return found
 
 
 async def soak(jobs: int, workers: int, share_of_kills: float, seed: int) -> dict[str, object]:

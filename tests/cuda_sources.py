@@ -327,11 +327,11 @@ __global__ void big(float* x) {
 }
 torch::Tensor run(torch::Tensor x) {
     const int bytes = 160 * 1024;
-    C10_CUDA_CHECK_OK(cudaFuncSetAttribute(big, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    (void)(cudaFuncSetAttribute(big, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     big<<<1, 1024, bytes>>>(x.data_ptr<float>());
     return x;
 }
-""".replace("C10_CUDA_CHECK_OK", "(void)")
+"""
     ),
     "float4 and constant memory": Cuda(
         HEAD

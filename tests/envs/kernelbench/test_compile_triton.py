@@ -109,15 +109,15 @@ def refusals(compiled: Compile, submissions: list[tuple[Submission, str]]) -> di
 def test_honest_kernels_compile(compiled: Compile) -> None:
     problems = shipped()
     honest = read_submissions(HONEST)
-    chosen = [s for place, s in enumerate(honest) if place % 5 == 0 or any(word in s.id for word in AWKWARD)]
-    assert len(chosen) > 12
+    chosen = [s for place, s in enumerate(honest) if place % 15 == 0 or any(word in s.id for word in AWKWARD)]
+    assert len(chosen) > 10
     assert refusals(compiled, [(s, problems[s.problem].code) for s in chosen]) == {}
 
 
 @needs_published
 def test_solutions_of_published_problems_compile(compiled: Compile) -> None:
     problems = {f"kernelbench {problem.key}": problem for problem in read_jsonl(PUBLISHED)}
-    chosen = read_submissions(SOLUTIONS)[::10]
+    chosen = read_submissions(SOLUTIONS)[::20]
     cases = [(s, scale(problems[s.problem], s.cap, s.batch_cap).code) for s in chosen]
     assert refusals(compiled, cases) == {}
 
@@ -264,7 +264,7 @@ HOST = {
     "trips over what no kernel wrote": (
         module().replace("return out", "return out[int(out[0, 0]) - 1000]"),
         "ok",
-        "late",
+        "host code failed",
     ),
     "launches nothing": (module(launch="out = x + 1"), "ok", "no Triton kernel"),
 }

@@ -286,8 +286,11 @@ MATMUL = {"mm": (1, 1000), "add": (1, 20)}
         (MATMUL, {"add": [1, 20]}, "strict", "ok"),
         (MATMUL, {"mm": [1, 10], "add": [1, 10]}, "partial", "cheat"),
         (MATMUL, {"add": [1, 900]}, "partial", "cheat"),
-        ({"mul": (1, 20)}, {"mm": [1, 10]}, "strict", "ok"),
-        ({}, {"mm": [1, 10]}, "strict", "ok"),
+        ({"mul": (1, 20)}, {"mm": [1, 1]}, "strict", "ok"),
+        ({"mul": (1, 20)}, {"mm": [1, 5]}, "strict", "cheat"),
+        ({"mul": (1, 20)}, {"mm": [1, 5]}, "partial", "ok"),
+        ({"mul": (1, 20)}, {"mm": [1, 10]}, "partial", "cheat"),
+        ({}, {"mm": [1, 10]}, "strict", "cheat"),
         (MATMUL, {"view": [9, 0]}, "strict", "ok"),
     ],
 )

@@ -82,7 +82,7 @@ def role_of(array: Array) -> Role:
         return "probability"
     if flat.size > _MAX_LABELS and np.isfinite(flat.astype(np.float64)).all():
         unique = np.unique(flat.astype(np.float64))
-        if 1 < unique.size <= _MAX_LABELS and bool(np.all(unique == np.round(unique))) and not _triangle(array):
+        if 1 < unique.size <= _MAX_LABELS and bool(np.all(unique == np.round(unique))) and _triangle(array) is None:
             return "labels"
     return "real"
 

@@ -122,8 +122,11 @@ class Grader:
         if self.config.backend == "cuda":
             compiled = await compile_cuda(self.sandbox, code, arch=self.config.arch)
             return replace(_of_cuda(compiled, _suspicions(report)), problem=problem.hash)
-        prepared = await self._prepare(problem, self._warm_up())
-        draw = await prepared.bank.take() if prepared.bank is not None else None
+        try:
+            prepared = await self._prepare(problem, self._warm_up())
+            draw = await prepared.bank.take() if prepared.bank is not None else None
+        except ReferenceModelError as error:
+            return Verdict("infra_error", "problem", f"no inputs could be drawn: {error}", problem=problem.hash)
         if draw is None:
             return Verdict("unsupported", "problem", _refusal(prepared), problem=prepared.scaled.hash)
         verdict = await self._try(prepared, draw, code, report)
@@ -185,6 +188,8 @@ class Grader:
             await bank.ready()
             return _Prepared(scaled, bank)
         except ReferenceModelError as error:
+            if error.kind == "crash":  # of the process, which says nothing about the problem
+                raise
             source = problem if isinstance(problem, ScaledProblem) else unscaled(problem)
             return _Prepared(source, None, f"the problem's own reference does not run here: {error}")
 
@@ -204,6 +209,12 @@ class Grader:
                 return replace(refused, tests_passed=verdict.tests_passed, tests_total=verdict.tests_total)
         if compiled is None:
             return verdict
+        if verdict.ok and (missing := _not_compiled(verdict, compiled)):
+            said = (
+                f"{', '.join(missing)} ran in the interpreter, but was not launched where a GPU is pretended: forward "
+                "must launch the same kernels wherever it runs"
+            )
+            return replace(verdict, kind="compile_error", stage="compile", message=said, compiled=False)
         cpu_s = verdict.cpu_s + compiled.cpu_s
         return replace(verdict, compiled=compiled.outcome == "ok", cpu_s=cpu_s, evidence=_with(verdict, compiled))
 
@@ -273,6 +284,14 @@ def _constant_families(prepared: _Prepared) -> tuple[str, ...]:
 
 def _suspicions(report: StaticReport) -> dict[str, Json]:
     return {"suspects": [finding.to_json() for finding in report.suspects]} if report.suspects else {}
+
+
+def _not_compiled(verdict: Verdict, compiled: CompileReport) -> list[str]:
+    """Kernels whose results were found right, and that the compiler was never given; none where it could not go on."""
+    if compiled.outcome != "ok" or (compiled.message and compiled.kernels):
+        return []
+    launched = verdict.evidence.get("launches")
+    return sorted(set(launched) - {k.name for k in compiled.kernels}) if isinstance(launched, dict) else []
 
 
 def _with(verdict: Verdict, compiled: CompileReport) -> dict[str, Json]:

@@ -175,7 +175,7 @@ class ReferenceProcess:
         except TimeoutError as error:
             self._kill()
             raise ReferenceModelError("timeout", f"the reference took more than {self.timeout_s:g} s.") from error
-        except (EOFError, BrokenPipeError) as error:
+        except (EOFError, BrokenPipeError, ValueError) as error:  # ValueError: what came is no frame
             self._kill()
             raise ReferenceModelError("crash", "the process that runs references died. Try again.") from error
         except BaseException:
@@ -330,9 +330,9 @@ def fit_problem(
 ) -> FittedProblem:
     """The smallest sizes of the ladder at which the reference runs and the problem is worth a reward.
 
-    Where it runs but is degenerate at `MAX_DEGENERATE` sizes of each rule, the smallest of them is returned, with the
-    reason. A size that takes too long, too much memory or gives too large an output ends its rule, unless that lowers
-    the caps.
+    Where it runs but is degenerate at `MAX_DEGENERATE` sizes of each rule that keeps it running, the smallest of them
+    is returned, with the reason. A size that takes too long, too much memory or gives too large an output ends its
+    rule, unless that lowers the caps.
 
     Raises:
         ReferenceModelError: the reference runs at no size; the first failure.
@@ -342,7 +342,8 @@ def fit_problem(
     spent: dict[tuple[Rule, bool], int] = {}
     for scaled in ladder(problem):
         rung = (scaled.scaling.rule, 0 < scaled.scaling.cap <= max(LOWER))
-        if spent.get(rung, 0) >= MAX_DEGENERATE or (rung[1] and degenerate):
+        # Lower caps and other shapes are for what does not run; what is degenerate needs larger sizes, or none help.
+        if spent.get(rung, 0) >= MAX_DEGENERATE or (degenerate and (rung[1] or rung[0] == "uniform")):
             continue
         try:
             result = process.evaluate(

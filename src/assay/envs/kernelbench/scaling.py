@@ -23,7 +23,7 @@ Rule = Literal["none", "capped", "proportional", "uniform"]
 LADDER = (32, 64, 128, 256, 512, 1024)
 """Caps to try, from the smallest: the first with which the reference runs and the problem is worth solving is used."""
 LOWER = (16, 8)
-"""Caps for problems whose output is too large even at the smallest of `LADDER`."""
+"""Caps for problems that are too large even at the smallest of `LADDER`."""
 SMALL = 16
 """Integers up to this stay as they are under rule `proportional`: kernel sizes, strides, numbers of heads."""
 BATCH_CAP = 2
@@ -147,16 +147,17 @@ def scale(problem: Problem, cap: int, batch_cap: int = BATCH_CAP, rule: Rule = "
 
 
 def ladder(problem: Problem) -> Iterator[ScaledProblem]:
-    """The sizes to try, rule by rule, each from the smallest.
+    """The sizes to try, rule by rule, each from the smallest; those of `LOWER` from the largest.
 
     Sizes that differ from none before are left out; a problem without large integers comes once, as published.
     """
     seen = set()
     rules: tuple[tuple[Rule, tuple[int, ...]], ...] = (
         ("capped", LADDER),
+        ("capped", LOWER),
         ("proportional", LADDER[1:4]),
         ("uniform", LADDER),
-        ("capped", LOWER),
+        ("proportional", LOWER),
     )
     for rule, caps in rules:
         for cap in caps:

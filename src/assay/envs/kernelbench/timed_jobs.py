@@ -63,13 +63,8 @@ class SampleSet:
 def sample_set(problem: TimedProblem, calls: int, draw: random.Random) -> SampleSet:
     """Fresh inputs under a fresh mask."""
     key = (draw.getrandbits(64), draw.getrandbits(64))
-    blobs: list[bytes] = []
-    start = 0
-    for _ in range(calls):
-        for data in form_of(problem.draw()).blobs:
-            blobs.append(mask(data, key, start))
-            start += len(blobs[-1]) // WORD
-    return SampleSet(key, tuple(blobs))
+    plain = [data for _ in range(calls) for data in form_of(problem.draw()).blobs]
+    return SampleSet(key, tuple(mask(data, key, number) for number, data in enumerate(plain)))
 
 
 def form_of(values: Sequence[Value]) -> Frame:

@@ -27,7 +27,7 @@ class TimingConfig:
     """Samples of the baseline before the candidate is started, to see later whether that slows it."""
     round_ms: float = 5.0
     """Calls in a sample are as many as make it last so long, that the parent's clock may see more than its noise."""
-    max_calls: int = 16
+    max_calls: int = 64
     """Calls in a sample at most; each has inputs of its own."""
     confidence: float = 0.95
     """With which the interval holds the speedup."""
@@ -39,7 +39,7 @@ class TimingConfig:
     """The speedup is withheld where the baseline is slower by this share once the candidate is there."""
     tf32: bool = False
     """Let float32 products be rounded to TF32, in candidate and baseline alike."""
-    buffer_mb: int = 4096
+    buffer_mb: int = 8192
     """MiB of inputs and outputs that one comparison may hold; large inputs mean fewer calls in a sample."""
     wall_s: float = 300.0
     """Seconds in which each of the two may be at work, its start and compilation included."""

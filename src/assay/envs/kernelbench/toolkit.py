@@ -52,8 +52,8 @@ class CudaToolkit:
     @property
     def executables(self) -> tuple[str, ...]:
         """What a sandbox must let jobs execute; for `LocalConfig.executables`."""
-        helpers = {os.path.dirname(path) for name in ("cc1plus", "as") if (path := _host_tool(self.host, name))}
-        hosts = {os.path.realpath(found) for name in ("gcc", "g++") if (found := shutil.which(name))}
+        helpers = {os.path.dirname(tool) for name in ("cc1plus", "as") if (tool := _host_tool(self.host, name))}
+        hosts = {os.path.realpath(path) for name in ("gcc", "g++") if (path := shutil.which(name))}
         return (*sorted({self.root, os.path.realpath(self.host), *hosts, *helpers}), *shell_and_loader())
 
 

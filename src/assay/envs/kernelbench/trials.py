@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from assay.envs.kernelbench.arrays import HostTensor, size_in_bytes
 from assay.envs.kernelbench.draws import Draw
-from assay.envs.kernelbench.operators import is_heavy, kind_of
+from assay.envs.kernelbench.operators import Kind, is_heavy, kind_of
 from assay.envs.kernelbench.screening import Case
 from assay.envs.kernelbench.tolerance import Comparison, compare
 from assay.envs.kernelbench.verdicts import Verdict, VerdictKind
@@ -26,8 +26,14 @@ HARNESS = "assay.envs.kernelbench.inside.numerics"
 
 POISONS = (float("nan"), 17408.0, -331.5, 0.625)
 """What memory that nobody has written is filled with."""
-MAX_SHARE_OF_WORK = 0.8
+MAX_SHARE_OF_WORK = 0.5
 """A candidate for which PyTorch does this much of the work that it does for the reference has written no kernel."""
+MAX_HEAVY_SHARE = 0.1
+"""The same for one heavy operator of a kind that the reference does without."""
+MAX_HOST_SHARE = 0.5
+"""A candidate that reads this much of its inputs into Python or NumPy may do there what no trace of PyTorch shows."""
+_MATRIX: frozenset[Kind] = frozenset({"product", "convolution", "attention", "recurrent", "fft", "linalg"})
+"""Kinds that stand in for each other: any of them can be made to multiply matrices."""
 
 _MOST = 1 << 62
 """Counts that a child reports are cut here: it may write numbers of thousands of digits."""
@@ -262,7 +268,29 @@ def _cheated(
         if not launches.keys() & set(kernels):
             said = "no kernel of its own was launched in a call that gave the right output"
             return "cheat", said, "no_launch", {"call": place, "family": call.case.family}
+    for place, call in enumerate(answers.calls):
+        read, whole = _count(traces, place, "host_bytes"), _input_bytes(call.case)
+        if whole and read >= MAX_HOST_SHARE * whole:
+            said = f"forward read {read} bytes of tensors into Python or NumPy, of {whole} bytes of inputs"
+            return "cheat", f"{said}: work that is done there is no kernel's", "library_work", {"call": place}
     return _library_work(answers.draw.work, traces, policy)
+
+
+def _count(traces: Sequence[Mapping[str, Json]], place: int, name: str) -> int:
+    found = traces[place].get(name) if place < len(traces) else None
+    return found if isinstance(found, int) else 0
+
+
+def _input_bytes(case: Case) -> int:
+    """Bytes of the tensors that forward is given."""
+    waiting, total = list(case.inputs), 0
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, HostTensor):
+            total += len(value.data)
+        elif isinstance(value, tuple):
+            waiting += value
+    return total
 
 
 def _launches(traces: Sequence[Mapping[str, Json]], place: int) -> dict[str, int]:
@@ -276,10 +304,17 @@ def _library_work(
     """Whether PyTorch did the candidate's work."""
     needed = sum(work for _, work in reference.values())
     theirs = {name for name, (_, work) in reference.items() if work}
-    for trace in traces:
+    only_moves = all(kind_of(name) == "index" for name in theirs)
+    for place, trace in enumerate(traces):
         done = _work(trace)
+        if only_moves and (moved := _count(traces, place, "moved")):
+            done["moves"] = moved
         share = sum(done.values()) / needed if needed else 0.0
-        heavy = sorted(name for name in done if is_heavy(name) and _same_kind(name, theirs))
+        heavy = sorted(
+            name
+            for name, work in done.items()
+            if is_heavy(name) and (_same_kind(name, theirs) or work > MAX_HEAVY_SHARE * needed)
+        )
         seen: dict[str, Json] = {"operators": dict(sorted(done.items())), "share": round(share, 4)}
         if share >= MAX_SHARE_OF_WORK or (done and theirs and theirs <= done.keys()):
             said = f"PyTorch did the work ({', '.join(sorted(done))}), the kernels only what was left"
@@ -291,7 +326,8 @@ def _library_work(
 
 
 def _same_kind(name: str, others: set[str]) -> bool:
-    return any(kind_of(name) == kind_of(other) for other in others)
+    kind, kinds = kind_of(name), {kind_of(other) for other in others}
+    return kind in kinds or (kind in _MATRIX and bool(kinds & _MATRIX))
 
 
 def _work(trace: Mapping[str, Json]) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Verdicts on disk, by everything that determines them: problem, candidate, settings, versions.
 
-Kept are verdicts that say something of the candidate. Failures of the grader are not, nor are timeouts, which a loaded
-machine makes of slow kernels.
+Kept are verdicts that say something of the candidate. Failures of the grader and refused problems are not, nor are
+timeouts, which a loaded machine makes of slow kernels.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class VerdictCache:
 
     def put(self, key: str, verdict: Verdict) -> None:
         """Keep a verdict, if it is of a kind that is kept."""
-        if verdict.kind not in NOT_KEPT:
+        if verdict.kind not in NOT_KEPT and verdict.stage != "problem":
             self._replies.put([(key, StoredReply(json.dumps(verdict.to_json())))])
 
     def close(self) -> None:

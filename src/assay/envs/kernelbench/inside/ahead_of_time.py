@@ -27,7 +27,7 @@ from triton.runtime.driver import driver
 from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction
 
-from assay.envs.kernelbench.inside.pretend_cuda import CLOCK_KHZ, MULTIPROCESSORS, REGISTERS
+from assay.envs.kernelbench.inside.pretend_cuda import driver_properties
 from assay.types import Json
 
 MAX_THREADS = 1024
@@ -79,15 +79,7 @@ class Utilities:
 
     def get_device_properties(self, _: int) -> dict[str, int]:
         """Limits of the device that is compiled for."""
-        return {
-            "max_shared_mem": session.shared_limit,
-            "max_num_regs": REGISTERS,
-            "multiprocessor_count": MULTIPROCESSORS,
-            "warpSize": 32,
-            "sm_clock_rate": CLOCK_KHZ,
-            "mem_clock_rate": 2_619_000,
-            "mem_bus_width": 5120,
-        }
+        return driver_properties(shared_limit=session.shared_limit)
 
     def load_binary(self, name: str, cubin: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
         """Module, function, registers, spills (in words), most threads; nothing is loaded."""
@@ -167,7 +159,7 @@ def _tune(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _launch(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
     """Compile a kernel in place of running it; note what kept it from being compiled or launched."""
-    start = os.lseek(2, 0, os.SEEK_CUR)
+    start = _written()
     try:
         kernel = _original_run(self, *args, grid=grid, warmup=True, **kwargs)
         if kernel is not None:
@@ -178,10 +170,25 @@ def _launch(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> An
     except Exception as error:
         if not session.failed:
             session.failed, session.error = self.fn.__name__, error
-            session.diagnostics = os.pread(2, DIAGNOSTIC_BYTES, start).rstrip(b"\0").decode("utf-8", "replace")
+            session.diagnostics = _since(start)
         raise
     session.launches += 1
     return kernel
+
+
+def _written() -> int | None:
+    """How much stands in standard error, where that is a file, as it is in a sandbox."""
+    try:
+        return os.lseek(2, 0, os.SEEK_CUR)
+    except OSError:
+        return None
+
+
+def _since(start: int | None) -> str:
+    """What the native compiler has written to standard error since then."""
+    if start is None:
+        return ""
+    return os.pread(2, DIAGNOSTIC_BYTES, start).rstrip(b"\0").decode("utf-8", "replace")
 
 
 def _note(kernel: Any) -> None:

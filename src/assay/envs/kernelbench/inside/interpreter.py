@@ -14,6 +14,7 @@ import operator
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
@@ -30,6 +31,7 @@ from triton.runtime.driver import driver
 from assay.envs.kernelbench.inside import bfloat16
 from assay.envs.kernelbench.inside.bounds import Ranges
 from assay.envs.kernelbench.inside.libdevice import LIBRARY
+from assay.envs.kernelbench.inside.pretend_cuda import DEVICE, driver_properties
 
 _OPTIONS = frozenset(CUDAOptions.__dataclass_fields__)
 """What a launch may say to the compiler besides the arguments of its kernel."""
@@ -118,25 +120,26 @@ def _launch(executor: Any, *args: Any, **kwargs: Any) -> None:
     _ledger.count(function.__name__, extents)
     if _ledger.skip:
         return
-    with _disable_current_modes():
-        for hook in executor.pre_run_hooks:
-            hook(*args, **{name: value for name, value in kwargs.items() if name in names})
+    # Hooks and kernels are the candidate's Python, so only what is done around them is kept from the modes that watch.
+    for hook in executor.pre_run_hooks:
+        hook(*args, **{name: value for name, value in kwargs.items() if name in names})
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
         _ranges.set(set(_tensor_ranges(bound.values())))
         values = {
             name: value if name in executor.constexprs else engine._implicit_cvt(value) for name, value in bound.items()
         }
-        try:
-            _run_programs(function, values, (*extents, 1, 1)[:3])
-        except (UnsupportedError, OutOfBoundsError):
-            raise
-        except Exception as error:
-            cause = error.__cause__ if isinstance(error, engine.InterpreterError) else error
-            if isinstance(cause, UnsupportedError | OutOfBoundsError):
-                raise cause from None
-            missing = _missing_feature(cause)
-            if missing:
-                _ledger.refuse(UnsupportedError(missing))
-            raise
+    try:
+        _run_programs(function, values, (*extents, 1, 1)[:3])
+    except (UnsupportedError, OutOfBoundsError):
+        raise
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error, engine.InterpreterError) else error
+        if isinstance(cause, UnsupportedError | OutOfBoundsError):
+            raise cause from None
+        missing = _missing_feature(cause)
+        if missing:
+            _ledger.refuse(UnsupportedError(missing))
+        raise
 
 
 def _extents(name: str, grid: Any) -> tuple[int, ...]:
@@ -204,6 +207,8 @@ def _missing_feature(cause: BaseException | None) -> str:
 class StubDriver:
     """What an autotuner asks a driver for: the first configuration is the fastest, and nothing need be run."""
 
+    utils = SimpleNamespace(get_device_properties=driver_properties)
+
     def get_benchmarker(self) -> Callable[..., list[float]]:
         """A benchmark that measures nothing."""
         return lambda call, quantiles: [0.0 for _ in quantiles]
@@ -221,8 +226,8 @@ class StubDriver:
         return triton.backends.compiler.GPUTarget("cuda", 90, 32)
 
     def get_active_torch_device(self) -> torch.device:
-        """Where tensors are."""
-        return torch.device("cpu")
+        """Where tensors are pretended to be."""
+        return DEVICE
 
 
 def install() -> None:
@@ -306,11 +311,11 @@ def _guard_accesses(builder: Any) -> None:
         _check(ptrs.data, mask.data, value.data.dtype.itemsize, "store")
         return store(self, ptrs, value, mask, *rest, **named)
 
-    def create_atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
+    def create_atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         if val.dtype.scalar == tl.bfloat16:
             _ledger.refuse(UnsupportedError("atomic operations on bfloat16: the interpreter would compute wrong sums."))
         _check(ptr.data, mask.data, val.data.dtype.itemsize, "atomic operation")
-        return rmw(self, op, ptr, val, mask, *rest)
+        return rmw(self, op, ptr, val, mask, *rest, **named)
 
     def create_atomic_cas(self: Any, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
         _check(ptr.data, None, val.data.dtype.itemsize, "atomic operation")

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from assay.envs.kernelbench.inside import interpreter
+from assay.envs.kernelbench.inside import interpreter, pretend_cuda
 from assay.envs.kernelbench.inside.submission import fault, load
 from assay.envs.kernelbench.inside.tensors import WrongOutputError, output_bytes, tensors_of
-from assay.envs.kernelbench.inside.work import WorkTrace
+from assay.envs.kernelbench.inside.work import HostReads, WorkTrace
 
 if TYPE_CHECKING:
     from assay.sandbox.base import ReadInputs, WriteOutputs
@@ -68,10 +68,12 @@ def preload() -> None:
     """Import PyTorch and Triton, and run one kernel: what a first call sets up, every child then shares."""
     torch.set_num_threads(1)
     interpreter.install()
+    pretend_cuda.install(pretend_cuda.SHARED_LIMIT, pretend_cuda.CAPABILITY)
     for _ in range(WARM_UP_CALLS):
-        model = load(_WARM_UP).ModelNew()
-        with torch.no_grad(), interpreter.recording(interpreter.Ledger()), Poison(0.0), WorkTrace():
-            model(torch.zeros(4))
+        with pretend_cuda.OnCpu():
+            model = load(_WARM_UP).ModelNew()
+            with torch.no_grad(), interpreter.recording(interpreter.Ledger()), Poison(0.0), WorkTrace(), HostReads():
+                model(torch.zeros(4))
 
 
 def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: WriteOutputs) -> Json:
@@ -94,11 +96,12 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
 
 
 def _construct(source: str, header: Json, blobs: Sequence[memoryview]) -> Any:
-    module = load(source)
-    torch.default_generator.manual_seed(header["weight_seed"])
-    model = module.ModelNew(*tensors_of(header["init_inputs"], blobs, "cpu"))
-    if header["precision"] != "float32" and isinstance(model, torch.nn.Module):
-        model = model.to(getattr(torch, header["precision"]))
+    with pretend_cuda.OnCpu():
+        module = load(source)
+        torch.default_generator.manual_seed(header["weight_seed"])
+        model = module.ModelNew(*tensors_of(header["init_inputs"], blobs, "cpu"))
+        if header["precision"] != "float32" and isinstance(model, torch.nn.Module):
+            model = model.to(getattr(torch, header["precision"]))
     return model
 
 
@@ -111,9 +114,16 @@ def _call(model: Any, header: Json, blobs: Sequence[memoryview]) -> tuple[dict[s
         entry["weights"] = set_weights(model, header["parameters"], control["weights"], blobs)
     inputs = tensors_of(header["inputs"], blobs, "cpu")
     torch.default_generator.manual_seed(header["weight_seed"])
-    trace = WorkTrace()
+    trace, reads = WorkTrace(), HostReads()
     try:
-        with torch.no_grad(), interpreter.recording(ledger), Poison(control["poison"]), trace:
+        with (
+            interpreter.recording(ledger),
+            torch.no_grad(),
+            Poison(control["poison"]),
+            trace,
+            pretend_cuda.OnCpu(),
+            reads,
+        ):
             value = model(*inputs)
         if ledger.refusal is not None:
             raise ledger.refusal
@@ -122,7 +132,8 @@ def _call(model: Any, header: Json, blobs: Sequence[memoryview]) -> tuple[dict[s
         if control["skip"]:  # host code that ran on what no kernel had written; bytes that are never right
             return entry | ledger.to_json(), [_all_ones(dtype, shape) for dtype, shape in header["outputs"]]
         return entry | {"fault": _fault_of(error, ledger)}, None
-    return entry | ledger.to_json() | {"work": trace.operations}, outputs
+    seen: dict[str, Json] = {"work": trace.operations, "moved": trace.moved, "host_bytes": reads.bytes}
+    return entry | ledger.to_json() | seen, outputs
 
 
 def _fault_of(error: Exception, ledger: interpreter.Ledger) -> Json:

@@ -124,7 +124,8 @@ class Worker:
             end_descendants()
             if ended == "alone":
                 sys.exit("the parent is gone")
-            if ended == "late" or os.waitstatus_to_exitcode(status) != _DONE:
+            empty = os.fstat(sink).st_size == 0
+            if ended == "late" or empty or os.waitstatus_to_exitcode(status) != _DONE:
                 _replace(sink, _failure(ended, os.waitstatus_to_exitcode(status), request["timeout_s"]))
             self._send(sink)
         finally:

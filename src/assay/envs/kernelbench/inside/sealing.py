@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from assay.envs.kernelbench.sealing import FIRST, SECOND, STEP, WORD, padded
+from assay.envs.kernelbench.sealing import BLOCK, FIRST, SECOND, STEP, WORD, numbered, padded
 
 
 def _signed(value: int) -> int:
@@ -22,11 +22,22 @@ def _mixed(z: torch.Tensor) -> torch.Tensor:
     return z.bitwise_xor_(_shifted(z, 31))
 
 
-def unmask(words: torch.Tensor, key: tuple[int, int], start: int) -> None:
-    """Take the mask off, in place."""
-    z = torch.arange(start, start + words.numel(), dtype=torch.int64, device=words.device)
+def keystream(key: tuple[int, int], start: int, count: int, device: torch.device) -> torch.Tensor:
+    """`count` words of the mask, from word number `start`."""
+    z = torch.arange(start, start + count, dtype=torch.int64, device=device)
     _mixed(z.mul_(_signed(STEP)).add_(_signed(key[0])))
-    words.bitwise_xor_(_mixed(z.add_(_signed(key[1]))))
+    return _mixed(z.add_(_signed(key[1])))
+
+
+def unmask(words: torch.Tensor, key: tuple[int, int], number: int) -> None:
+    """Take the mask of buffer `number` off, in place."""
+    first, second = keystream(key, 0, BLOCK, words.device), keystream(key, BLOCK, BLOCK, words.device)
+    factors = keystream(key, numbered(number), -(-words.numel() // BLOCK), words.device)
+    whole = words.numel() // BLOCK
+    words[: whole * BLOCK].view(whole, BLOCK).bitwise_xor_(factors[:whole, None] * second + first)
+    rest = words[whole * BLOCK :]
+    if rest.numel():
+        rest.bitwise_xor_((second * factors[-1] + first)[: rest.numel()])
 
 
 def digest(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
     setup       build the model and warm nothing; then, sample by sample, all of them alike:
     prepare     the inputs of K calls go to the device, under a mask
-    run         their key comes; unmask, then K times: clear the cache, wait, call, wait; then digests of all outputs
+    run         their key comes; K times: unmask, clear the cache, wait, call, wait; then digests of all outputs
     fetch       the outputs go back
 
 CUDA starts in the child. What the child's events say may be forged: the parent holds its own clock against them.
@@ -161,15 +161,13 @@ class Bench:
         self._clock.synchronize()
 
     def run(self, model: Any, first: int, second: int) -> bytes:
-        """Unmask, call, digest. Seconds of each call, then digests of the outputs of each call."""
+        """Unmask and call, set by set. Seconds of each call, then digests of the outputs of each call."""
         header = self._header
-        start = 0
-        for words in (words for tensors in self._sets for words in tensors):
-            sealing.unmask(words, (first, second), start)
-            start += words.numel()
-        seconds = []
+        seconds: list[float] = []
         with torch.no_grad():
             for tensors in self._sets:
+                for place, words in enumerate(tensors):
+                    sealing.unmask(words, (first, second), len(seconds) * len(tensors) + place)
                 inputs = _inputs(header, tensors)
                 torch.manual_seed(header["weight_seed"])
                 self._flush.add_(1)

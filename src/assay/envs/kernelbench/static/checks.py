@@ -24,6 +24,7 @@ from assay.envs.kernelbench.static.names import Source, read_source
 from assay.envs.kernelbench.static.native import find_native_faults
 from assay.envs.kernelbench.static.replay import find_replay
 from assay.envs.kernelbench.static.structure import find_structure
+from assay.envs.kernelbench.static.trees import walk
 
 Backend = Literal["triton", "cuda"]
 
@@ -103,7 +104,7 @@ def _tf32_dot(source: Source) -> bool:
     dots = (
         node
         for kernel in source.kernels.values()
-        for node in ast.walk(kernel)
+        for node in walk(kernel)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "dot"
     )
     return any(not any(k.arg == "input_precision" and _is_ieee(k.value) for k in dot.keywords) for dot in dots)

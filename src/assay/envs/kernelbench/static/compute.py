@@ -8,8 +8,10 @@ an input, and named by the reference as well, they are the task itself and a che
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 
+from assay.envs.kernelbench.operators import is_heavy, normal_name
 from assay.envs.kernelbench.static.findings import Finding, Severity, found
 from assay.envs.kernelbench.static.names import Source, literal_getattr
 from assay.envs.kernelbench.static.tables import (
@@ -20,6 +22,7 @@ from assay.envs.kernelbench.static.tables import (
     HEAVY_METHODS,
     LIGHT,
 )
+from assay.envs.kernelbench.static.trees import walk
 
 VIEWS = frozenset(
     {"contiguous", "view", "reshape", "float", "to", "flatten", "T", "mT", "t", "transpose", "permute", "squeeze"}
@@ -29,10 +32,11 @@ VIEWS = frozenset(
 _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
+@functools.lru_cache(maxsize=256)
 def reference_operations(code: str) -> frozenset[str]:
     """Names of the functions and methods that a reference calls, without trailing underscores."""
     called = set()
-    for node in ast.walk(ast.parse(code)):
+    for node in walk(ast.parse(code)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             called.add(node.func.attr.rstrip("_").lower())
     return frozenset(called)
@@ -86,7 +90,7 @@ def _library_name(node: ast.expr, dotted: str, source: Source, reference: frozen
     elif parts[:2] == ["torch", "ops"]:
         yield found("library_call", node, "suspect", note="a registered operator")
     elif parts[0] == "torch" and len(parts) > 1 and (len(parts) == 2 or parts[1] == "Tensor"):
-        if parts[-1] in HEAVY_FUNCTIONS:
+        if parts[-1] in HEAVY_FUNCTIONS or is_heavy(normal_name(parts[-1])):
             yield found("library_call", node, _while_building(node, source))
         elif parts[-1] in LIGHT:
             call = source.parents.get(node)

@@ -9,6 +9,7 @@ from assay.envs.kernelbench.static.compute import function_name
 from assay.envs.kernelbench.static.findings import Finding, found
 from assay.envs.kernelbench.static.names import Source
 from assay.envs.kernelbench.static.tables import HARMLESS_LAYERS
+from assay.envs.kernelbench.static.trees import walk
 
 _WALKS = ("children", "modules", "named_children", "named_modules", "values", "items")
 _INSPECTIONS = ("isinstance", "hasattr", "getattr", "len", "enumerate", "zip", "reversed", "list", "tuple")
@@ -50,7 +51,7 @@ def _passed_on(node: ast.Call, source: Source, attributes: set[str], locals_: se
             "enumerate",
         )
         yield found("library_layer", node, "suspect" if harmless else "cheat", note="a layer passed on")
-    elif any(_calls_a_parameter(function) for function in ast.walk(helper) if isinstance(function, ast.FunctionDef)):
+    elif any(_calls_a_parameter(function) for function in walk(helper) if isinstance(function, ast.FunctionDef)):
         yield found("library_layer", node, note="a layer passed to a helper that calls it")
 
 
@@ -58,13 +59,13 @@ def _calls_a_parameter(function: ast.FunctionDef) -> bool:
     parameters = {a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)}
     return any(
         isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in parameters
-        for node in ast.walk(function)
+        for node in walk(function)
     )
 
 
 def _makes_layer(value: ast.AST, source: Source) -> bool:
     """Whether an expression builds a library layer, also inside a list or a container."""
-    for node in ast.walk(value):
+    for node in walk(value):
         if isinstance(node, ast.Call) and not _only_a_part(node, source):
             parts = (source.dotted(node.func) or "").split(".")
             is_layer = parts[:2] == ["torch", "nn"] and parts[-1][:1].isupper() and parts[-1] not in HARMLESS_LAYERS
@@ -81,7 +82,7 @@ def _only_a_part(node: ast.Call, source: Source) -> bool:
 
 def _layer_attributes(source: Source) -> Iterator[str]:
     """Attributes that hold library layers, each by its name alone and as `Class.name` for those of `self`."""
-    for node in ast.walk(source.tree):
+    for node in walk(source.tree):
         names: list[str] = []
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
             if _makes_layer(node.value, source):
@@ -104,10 +105,10 @@ def _layer_attributes(source: Source) -> Iterator[str]:
 
 def _regrouped(source: Source, attributes: set[str]) -> Iterator[str]:
     """Attributes that hold layers which other attributes hold as well: `self.layers = [self.first, self.second]`."""
-    for node in ast.walk(source.tree):
+    for node in walk(source.tree):
         if not isinstance(node, ast.Assign):
             continue
-        whole = (n for n in ast.walk(node.value) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load))
+        whole = (n for n in walk(node.value) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load))
         if any(
             _holds_layer(n, source, attributes) and not isinstance(source.parents.get(n), ast.Attribute) for n in whole
         ):
@@ -147,7 +148,7 @@ def _layer_locals(source: Source, attributes: set[str]) -> Iterator[str]:
     """Names that hold a library layer: assigned one, or drawn from a container of them."""
     known: set[str] = set()
     for _ in range(3):
-        for node in ast.walk(source.tree):
+        for node in walk(source.tree):
             if isinstance(node, ast.Assign):
                 direct = isinstance(node.value, ast.Call) and _is_constructor(node.value, source)
                 if direct or _is_layer_expression(node.value, source, attributes, known):
@@ -156,7 +157,7 @@ def _layer_locals(source: Source, attributes: set[str]) -> Iterator[str]:
                 drawn = _container(node.iter)
                 whole_module = isinstance(drawn, ast.Name) and drawn.id == "self" and bool(attributes)
                 if whole_module or _is_layer_expression(drawn, source, attributes, known):
-                    known |= {name.id for name in ast.walk(node.target) if isinstance(name, ast.Name)}
+                    known |= {name.id for name in walk(node.target) if isinstance(name, ast.Name)}
     yield from known
 
 

@@ -13,12 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from assay.envs.kernelbench.static.tables import TRITON_JIT
+from assay.envs.kernelbench.static.trees import children, walk
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 _BUILTINS = frozenset(dir(builtins)) | {"__builtins__", "__file__"}
 _ALIAS_ROUNDS = 4
+_NOT_MAIN = object()
+"""The module's own name, of which no more is known than that it is not `__main__`."""
 _MAX_PARTS = 12
 """Longer dotted names stand for nothing that a table knows."""
 
@@ -43,6 +46,7 @@ class Source:
     """Names that hold what `torch.utils.cpp_extension` compiled and loaded."""
     reachable: list[ast.AST] = field(default_factory=list)
     """Statements at module level and definitions that `ModelNew` or the import can reach, kernels not included."""
+    _host_nodes: list[ast.AST] = field(default_factory=list)
 
     def dotted(self, node: ast.AST) -> str | None:
         """The dotted name that an expression stands for, such as `torch.nn.functional.relu`; None if it is no name."""
@@ -99,8 +103,9 @@ class Source:
 
     def host_nodes(self) -> Iterator[ast.AST]:
         """Every node of the reachable code that runs on the host."""
-        for root in self.reachable:
-            yield from self.walk(root)
+        if not self._host_nodes:
+            self._host_nodes.extend(node for root in self.reachable for node in self.walk(root))
+        yield from self._host_nodes
 
     def loaded_names(self) -> Iterator[tuple[ast.expr, str]]:
         """Reachable expressions that read a dotted name, as long as it goes, with that name; annotations left out."""
@@ -124,7 +129,7 @@ class Source:
             if isinstance(node, ast.FunctionDef) and node in self.kernels.values():
                 stack += [*node.decorator_list, node.args]
             else:
-                stack += ast.iter_child_nodes(node)
+                stack += children(node)
 
 
 def literal_getattr(node: ast.Call, source: Source) -> str | None:
@@ -138,7 +143,7 @@ def literal_getattr(node: ast.Call, source: Source) -> str | None:
 
 def read_source(tree: ast.Module) -> Source:
     """Everything that the checks need to know about a parsed source."""
-    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    parents = {child: node for node in walk(tree) for child in children(node)}
     imports = dict(_import_bindings(tree))
     bound = frozenset(_bound_names(tree))
     source = Source(tree, parents, imports, bound, {}, {}, frozenset(_dead_statements(tree)))
@@ -153,14 +158,14 @@ def read_source(tree: ast.Module) -> Source:
 
 
 def _extensions(source: Source) -> Iterator[str]:
-    for node in ast.walk(source.tree):
+    for node in walk(source.tree):
         made = isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and source.dotted(node.value.func)
         if isinstance(node, ast.Assign) and (made or "").startswith("torch.utils.cpp_extension"):
             yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
 def _import_bindings(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 top = alias.name.partition(".")[0]
@@ -171,7 +176,7 @@ def _import_bindings(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _bound_names(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.arg):
@@ -183,7 +188,7 @@ def _bound_names(tree: ast.Module) -> Iterator[str]:
 def _add_aliases(source: Source) -> bool:
     """Take in names that are assigned a dotted name (`mm = torch.matmul`); whether there was a new one."""
     new = False
-    for node in ast.walk(source.tree):
+    for node in walk(source.tree):
         pairs: list[tuple[ast.expr, ast.expr]] = []
         if isinstance(node, ast.Assign):
             for target in node.targets:
@@ -228,12 +233,12 @@ def _kernels(source: Source) -> Iterator[tuple[str, ast.FunctionDef]]:
     """Functions decorated with `triton.jit`, at any depth, and those given to it in a call."""
     wrapped = {
         argument.id
-        for node in ast.walk(source.tree)
+        for node in walk(source.tree)
         if isinstance(node, ast.Call) and source.dotted(node.func) in TRITON_JIT
         for argument in node.args
         if isinstance(argument, ast.Name)
     }
-    for node in ast.walk(source.tree):
+    for node in walk(source.tree):
         if not isinstance(node, ast.FunctionDef):
             continue
         decorators = (d.func if isinstance(d, ast.Call) else d for d in node.decorator_list)
@@ -243,7 +248,7 @@ def _kernels(source: Source) -> Iterator[tuple[str, ast.FunctionDef]]:
 
 def _dead_statements(tree: ast.Module) -> Iterator[ast.AST]:
     constants = _constants(tree)
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.If | ast.While):
             value = _truth(node.test, constants)
             if value is False:
@@ -260,12 +265,12 @@ def _dead_statements(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _constants(tree: ast.Module) -> dict[str, object]:
-    """Names that the whole source assigns exactly once, to a literal, at module level."""
+    """Names that the whole source binds exactly once, by assigning a literal at module level."""
     stores: dict[str, int] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            stores[node.id] = stores.get(node.id, 0) + 1
-    values: dict[str, object] = {"__name__": "candidate"}
+    for node in walk(tree):
+        for name in _bindings(node):
+            stores[name] = stores.get(name, 0) + 1
+    values: dict[str, object] = {} if "__name__" in stores else {"__name__": _NOT_MAIN}
     for node in tree.body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.value, ast.Constant):
             target = node.targets[0]
@@ -274,17 +279,38 @@ def _constants(tree: ast.Module) -> dict[str, object]:
     return values
 
 
+_NAMED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler | ast.MatchAs | ast.MatchStar
+
+
+def _bindings(node: ast.AST) -> Iterator[str]:
+    """Names that a node itself binds, in whatever scope."""
+    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        yield node.id
+    elif isinstance(node, _NAMED):
+        yield node.name or ""
+    elif isinstance(node, ast.MatchMapping):
+        yield node.rest or ""
+    elif isinstance(node, ast.arg):
+        yield node.arg
+    elif isinstance(node, ast.alias):
+        yield node.asname or node.name.partition(".")[0]
+    elif isinstance(node, ast.Global | ast.Nonlocal):
+        yield from node.names
+
+
 def _truth(test: ast.expr, constants: dict[str, object]) -> bool | None:
     """The value of a condition that is plainly constant; None where it may be either."""
     if isinstance(test, ast.Constant):
         return bool(test.value)
     if isinstance(test, ast.Name) and test.id in constants:
-        return bool(constants[test.id])
+        return bool(constants[test.id])  # a module's name is never empty
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         value = _truth(test.operand, constants)
         return None if value is None else not value
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq | ast.NotEq):
         sides = [_constant(side, constants) for side in (test.left, test.comparators[0])]
+        if _NOT_MAIN in sides:
+            return isinstance(test.ops[0], ast.NotEq) if "__main__" in sides else None
         if None not in sides:
             return (sides[0] == sides[1]) is isinstance(test.ops[0], ast.Eq)
     if isinstance(test, ast.BoolOp):
@@ -308,6 +334,7 @@ def _reachable(source: Source) -> Iterator[ast.AST]:
     waiting += [source.definitions["ModelNew"]] if "ModelNew" in source.definitions else []
     # A decorator of unknown effect may call what it decorates, or keep it somewhere for a later call.
     waiting += [d for d in source.definitions.values() if d.decorator_list and not _is_kernel(source, d)]
+    waiting += _named_in_kernels(source)
     seen: set[ast.AST] = set()
     while waiting:
         root = waiting.pop()
@@ -318,6 +345,14 @@ def _reachable(source: Source) -> Iterator[ast.AST]:
         for node in source.walk(root):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in source.definitions:
                 waiting.append(source.definitions[node.id])
+
+
+def _named_in_kernels(source: Source) -> Iterator[ast.AST]:
+    """Definitions that kernels name: the interpreter, which runs kernels as Python, would call the host's functions."""
+    for kernel in source.kernels.values():
+        for node in walk(kernel):
+            if isinstance(node, ast.Name) and node.id in source.definitions:
+                yield source.definitions[node.id]
 
 
 def _is_kernel(source: Source, node: ast.AST) -> bool:

@@ -15,6 +15,7 @@ from typing import Literal
 
 from assay.envs.kernelbench.static.findings import Finding
 from assay.envs.kernelbench.static.names import Source, read_source
+from assay.envs.kernelbench.static.trees import walk
 
 _LOADERS = ("load_inline", "load")
 _LANGUAGES: tuple[Literal["cpp", "cuda"], ...] = ("cpp", "cuda")
@@ -84,7 +85,7 @@ def native_sources(source: Source) -> Iterator[NativeSource]:
 
 def _loader_calls(source: Source) -> Iterator[tuple[int, dict[str, ast.expr]]]:
     """Line and named arguments of every call that builds an extension."""
-    for node in ast.walk(source.tree):
+    for node in walk(source.tree):
         if not isinstance(node, ast.Call):
             continue
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -166,7 +167,7 @@ def _texts(value: ast.expr, language: Literal["cuda", "cpp"], source: Source) ->
 def _assigned(name: str, source: Source) -> list[ast.expr]:
     return [
         node.value
-        for node in ast.walk(source.tree)
+        for node in walk(source.tree)
         if isinstance(node, ast.Assign)
         for target in node.targets
         if isinstance(target, ast.Name) and target.id == name

@@ -9,13 +9,14 @@ from assay.envs.kernelbench.static.compute import VIEWS
 from assay.envs.kernelbench.static.findings import Finding, Severity, found
 from assay.envs.kernelbench.static.names import Source
 from assay.envs.kernelbench.static.tables import CACHES
+from assay.envs.kernelbench.static.trees import walk
 
 _LOOKUPS = ("get", "setdefault", "pop")
 
 
 def find_replay(source: Source) -> Iterator[Finding]:
     """Every sign that a call may answer with what an earlier call computed."""
-    keys = {key.id for node in ast.walk(source.tree) if isinstance(key := _key_of(node), ast.Name)}
+    keys = {key.id for node in walk(source.tree) if isinstance(key := _key_of(node), ast.Name)}
     for node in source.host_nodes():
         if isinstance(node, ast.FunctionDef) and launches(node, source):
             decorators = [d.func if isinstance(d, ast.Call) else d for d in node.decorator_list]

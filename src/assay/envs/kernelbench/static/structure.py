@@ -13,6 +13,7 @@ from assay.envs.kernelbench.static.findings import Finding, found
 from assay.envs.kernelbench.static.names import Source
 from assay.envs.kernelbench.static.replay import launches
 from assay.envs.kernelbench.static.tables import LIGHT
+from assay.envs.kernelbench.static.trees import walk
 
 _SIZE_CALLS = ("numel", "size", "stride", "dim", "cdiv", "next_power_of_2", "element_size")
 _HARMLESS_CALLS = ("warn", "warning", "info", "debug", "error", "exception", "print", "format", "str", "repr", "type")
@@ -69,7 +70,7 @@ def _fallbacks(source: Source) -> Iterator[Finding]:
                     yield found("fallback", way_around[0])
                 elif in_function and not raises:
                     yield Finding("fallback", handler.lineno, "an exception is swallowed", "suspect")
-            if in_function and any(isinstance(inner, ast.Return) for s in node.finalbody for inner in ast.walk(s)):
+            if in_function and any(isinstance(inner, ast.Return) for s in node.finalbody for inner in walk(s)):
                 yield found("fallback", node.finalbody[-1], note="returns whatever happened")
 
 
@@ -98,10 +99,10 @@ def _is_import_guard(node: ast.Try | ast.TryStar) -> bool:
 
 def _is_way_around(statement: ast.stmt, in_function: bool) -> bool:
     """Whether a statement of a handler does the work some other way, or defines what will."""
-    for node in ast.walk(statement):
+    for node in walk(statement):
         if isinstance(node, ast.Raise):
             return False
-    for node in ast.walk(statement):
+    for node in walk(statement):
         if isinstance(node, ast.Return) and not (node.value is None or isinstance(node.value, ast.Constant)):
             return True
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda):
@@ -138,9 +139,9 @@ def _kernel_names(source: Source) -> set[str]:
     """Names under which a kernel can be launched: its own, and those of what it was put into."""
     names = set(source.kernels)
     for _ in range(3):
-        for node in ast.walk(source.tree):
+        for node in walk(source.tree):
             if isinstance(node, ast.Assign) and node in source.tree.body:
-                mentions = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+                mentions = {n.id for n in walk(node.value) if isinstance(n, ast.Name)}
                 if mentions & names:
                     names |= {t.id for t in node.targets if isinstance(t, ast.Name)}
     return names
@@ -168,7 +169,7 @@ def _unused_result(forward: ast.FunctionDef, source: Source) -> Iterator[Finding
         return
     inputs = {a.arg for a in forward.args.args[1:]}
     sources = _assignments(forward, source)
-    given = {ast.unparse(n) for call in calls for a in _arguments(call) for n in ast.walk(a) if _is_place(n)}
+    given = {ast.unparse(n) for call in calls for a in _arguments(call) for n in walk(a) if _is_place(n)}
     kept = _buffers(source)
     written = {name for name in given & set(sources) if not all(_is_size(value) for value in sources[name])}
     written |= {name for name in given if name in inputs or name.partition(".")[2] in kept}
@@ -176,13 +177,11 @@ def _unused_result(forward: ast.FunctionDef, source: Source) -> Iterator[Finding
         if not isinstance(node, ast.Return) or node.value is None:
             continue
         reached = _dependencies(node.value, sources)
-        if any(isinstance(inner, ast.Call) and inner in calls for value in reached[1] for inner in ast.walk(value)):
+        if any(isinstance(inner, ast.Call) and inner in calls for value in reached[1] for inner in walk(value)):
             return
         if reached[0] & (written - inputs):
             return
-        computes = any(
-            isinstance(n, ast.Attribute) and n.attr in LIGHT for value in reached[1] for n in ast.walk(value)
-        )
+        computes = any(isinstance(n, ast.Attribute) and n.attr in LIGHT for value in reached[1] for n in walk(value))
         if reached[0] & written & inputs and not computes:
             return
     yield Finding("decoy_kernel", forward.lineno, "no result of a launch is returned by forward", "cheat")
@@ -211,7 +210,7 @@ def _is_size(value: ast.expr) -> bool:
 def _buffers(source: Source) -> set[str]:
     """Attributes that the source fills with new tensors, or registers as buffers."""
     names = set()
-    for node in ast.walk(source.tree):
+    for node in walk(source.tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             maker = node.value.func.attr if isinstance(node.value.func, ast.Attribute) else ""
             if maker.startswith(("empty", "zeros", "ones", "full", "new_", "clone")):
@@ -238,7 +237,7 @@ def _assignments(forward: ast.FunctionDef, source: Source) -> dict[str, list[ast
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             pairs = [(node.func.value, argument) for argument in node.args]
         for target, value in pairs:
-            for part in ast.walk(target):
+            for part in walk(target):
                 if _is_place(part):
                     values.setdefault(ast.unparse(part), []).append(value)
     return values
@@ -250,7 +249,7 @@ def _dependencies(value: ast.expr, sources: dict[str, list[ast.expr]]) -> tuple[
     expressions = [value]
     waiting = [value]
     while waiting:
-        for node in ast.walk(waiting.pop()):
+        for node in walk(waiting.pop()):
             if _is_place(node):
                 name = ast.unparse(node)
                 if name not in names:
