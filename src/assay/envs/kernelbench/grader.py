@@ -32,7 +32,7 @@ from assay.sandbox.base import Limits, Sandbox
 from assay.sandbox.local import LocalConfig, LocalSandbox
 from assay.types import Json
 
-VERSION = f"1.{STATIC_VERSION}"
+VERSION = f"2.{STATIC_VERSION}"
 """Raised with every change that may change a verdict."""
 
 HIDDEN = (str(resources.files("assay.envs.kernelbench") / "shipped"),)

@@ -115,7 +115,14 @@ def _call(model: Any, header: Json, blobs: Sequence[memoryview]) -> tuple[dict[s
     torch.default_generator.manual_seed(header["weight_seed"])
     trace, reads = WorkTrace(), HostReads()
     try:
-        with torch.no_grad(), interpreter.recording(ledger), Poison(control["poison"]), trace, pretend_cuda.OnCpu(), reads:
+        with (
+            torch.no_grad(),
+            interpreter.recording(ledger),
+            Poison(control["poison"]),
+            trace,
+            pretend_cuda.OnCpu(),
+            reads,
+        ):
             value = model(*inputs)
         if ledger.refusal is not None:
             raise ledger.refusal

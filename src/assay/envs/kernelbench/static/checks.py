@@ -27,7 +27,7 @@ from assay.envs.kernelbench.static.structure import find_structure
 
 Backend = Literal["triton", "cuda"]
 
-VERSION = 1
+VERSION = 2
 """Raised whenever a check changes what it finds; part of the grader's version."""
 
 

@@ -23,9 +23,17 @@ from assay.envs.kernelbench.static.tables import (
 
 _REFLECTION = frozenset({"builtins.getattr", "builtins.setattr", "builtins.delattr", "builtins.vars", "builtins.dir"})
 _STAR_OK = ("triton", "triton.language", "math", "typing")
-_BORROWED = frozenset("torch numpy np os sys builtins subprocess threading ctypes inspect importlib gc weakref io".split())
+_BORROWED = frozenset(
+    "torch numpy np os sys builtins subprocess threading ctypes inspect importlib gc weakref io".split()
+)
 """Modules that others import for themselves, and that no honest source takes from them."""
-_PRIVATE_OK = ("torch._assert",)
+_PRIVATE_OK = (
+    "torch._assert",
+    "torch.nn.init._calculate_",
+    "torch.nn.modules.utils.",
+    "torch.utils._triton.has_triton",
+)
+"""Private names that authors use for what they say."""
 _TELLTALE_VARIABLES = ("TRITON", "LD_", "PYTHON", "TORCHINDUCTOR", "TORCH_EXTENSIONS", "CUDA_LAUNCH", "NVIDIA")
 
 

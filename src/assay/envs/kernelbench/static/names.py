@@ -276,13 +276,14 @@ def _constants(tree: ast.Module) -> dict[str, object]:
     return values
 
 
+_Named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler | ast.MatchAs | ast.MatchStar
+
+
 def _bindings(node: ast.AST) -> Iterator[str]:
     """Names that a node itself binds, in whatever scope."""
     if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
         yield node.id
-    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler):
-        yield node.name or ""
-    elif isinstance(node, ast.MatchAs | ast.MatchStar):
+    elif isinstance(node, _Named):
         yield node.name or ""
     elif isinstance(node, ast.MatchMapping):
         yield node.rest or ""
@@ -344,7 +345,7 @@ def _reachable(source: Source) -> Iterator[ast.AST]:
 
 
 def _named_in_kernels(source: Source) -> Iterator[ast.AST]:
-    """Definitions that kernels name: the interpreter, which runs kernels as Python, would call functions of the host."""
+    """Definitions that kernels name: the interpreter, which runs kernels as Python, would call host functions."""
     for kernel in source.kernels.values():
         for node in ast.walk(kernel):
             if isinstance(node, ast.Name) and node.id in source.definitions:
