@@ -61,10 +61,13 @@ class Ledger:
         """Take a launch into the account.
 
         Raises:
-            UnsupportedError: the budget is spent.
+            ValueError: no GPU has such a grid.
+            UnsupportedError: the budget is spent. A launch counts as one program at least.
         """
+        if not 1 <= len(grid) <= 3 or min(grid) < 0:
+            raise ValueError(f"a grid has 1 to 3 sizes, none of them negative; this one is {grid}")
         self.launches[name] += 1
-        self.programs += math.prod(grid)
+        self.programs += max(1, math.prod(grid))
         if self.programs > self.max_programs:
             self.refuse(
                 UnsupportedError(
@@ -204,14 +207,19 @@ def _missing_feature(cause: BaseException | None) -> str:
     return ""
 
 
+def measure_nothing(*_: Any, quantiles: Any = None, **__: Any) -> Any:
+    """A benchmark that runs nothing: everything is equally fast."""
+    return 0.0 if quantiles is None else [0.0 for _ in quantiles]
+
+
 class StubDriver:
     """What an autotuner asks a driver for: the first configuration is the fastest, and nothing need be run."""
 
     utils = SimpleNamespace(get_device_properties=driver_properties)
 
     def get_benchmarker(self) -> Callable[..., list[float]]:
-        """A benchmark that measures nothing."""
-        return lambda call, quantiles: [0.0 for _ in quantiles]
+        """What an autotuner times configurations with."""
+        return measure_nothing
 
     def get_current_device(self) -> int:
         """The only device."""
@@ -225,6 +233,10 @@ class StubDriver:
         """The GPU that candidates may take this machine for."""
         return triton.backends.compiler.GPUTarget("cuda", 90, 32)
 
+    def get_device_interface(self) -> Any:
+        """PyTorch's module for the device."""
+        return torch.cuda
+
     def get_active_torch_device(self) -> torch.device:
         """Where tensors are pretended to be."""
         return DEVICE
@@ -233,6 +245,7 @@ class StubDriver:
 def install() -> None:
     """Put all of it into Triton, once per process."""
     driver.set_active(StubDriver())
+    triton.testing.do_bench = triton.testing.do_bench_cudagraph = measure_nothing
     np.seterr(all="ignore")  # a GPU does not warn, either
     engine.GridExecutor.__call__ = _launch
     builder = engine.InterpreterBuilder

@@ -75,6 +75,8 @@ def _function(node: ast.AST, source: Source) -> ast.FunctionDef | ast.AsyncFunct
 
 
 def _library_name(node: ast.expr, dotted: str, source: Source, reference: frozenset[str]) -> Iterator[Finding]:
+    if dotted.startswith("torch.nn.modules.utils."):
+        return
     if dotted in HARMLESS_FUNCTIONAL:
         yield found("library_call", node, "suspect")
         return

@@ -29,7 +29,13 @@ _BORROWED = frozenset(
     | {"gc", "weakref", "io"}
 )
 """Modules that others import for themselves, and that no honest source takes from them."""
-_PRIVATE_OK = ("torch._assert",)
+_PRIVATE_OK = (
+    "torch._assert",
+    "torch.nn.init._calculate_",
+    "torch.nn.modules.utils.",
+    "torch.utils._triton.has_triton",
+)
+"""Private names that authors use for what they say."""
 _TELLTALE_VARIABLES = ("TRITON", "LD_", "PYTHON", "TORCHINDUCTOR", "TORCH_EXTENSIONS", "CUDA_LAUNCH", "NVIDIA")
 
 
