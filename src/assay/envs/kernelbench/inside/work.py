@@ -6,7 +6,7 @@
 
 Work is multiply-adds for products, convolutions, attention and recurrent layers, and for anything else the elements of
 its largest input or output. Views, allocations, copies and casts are calls without work. Operators are seen where they
-reach ATen, so `nn.Linear` counts as the `addmm` that it is; bodies of custom operators are looked into. `HostReads` counts
+reach ATen, so `nn.Linear` counts as the `addmm` that it is, and in the bodies of custom operators. `HostReads` counts
 what leaves PyTorch for Python or NumPy. In a process with hostile code a trace is a hint, no proof: that code can step
 around it.
 """
@@ -173,7 +173,7 @@ def _elements(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> in
 
 
 def _results(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
-    """Elements fetched or put: the most of indices, of what is put, and of the result unless that is the table itself."""
+    """Elements fetched or put: the most of indices, what is put, and the result unless that is the table itself."""
     if isinstance(result, _LISTS):
         return _elements((), {}, result)
     given = _elements(args[1:], kwargs, None)
