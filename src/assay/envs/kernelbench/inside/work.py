@@ -119,7 +119,7 @@ def _body_of(name: str) -> Callable[..., Any] | None:
     made = OPDEFS.get(name) if "::" in name and not name.startswith(("prims::", "rngprims::")) else None
     if made is None:
         return None
-    bodies = made._backend_fns
+    bodies: dict[str | None, Callable[..., Any]] = made._backend_fns
     return bodies.get("cpu") or bodies.get(None)
 
 

@@ -24,8 +24,10 @@ from assay.envs.kernelbench.static.tables import (
 _REFLECTION = frozenset({"builtins.getattr", "builtins.setattr", "builtins.delattr", "builtins.vars", "builtins.dir"})
 _STAR_OK = ("triton", "triton.language", "math", "typing")
 _BORROWED = frozenset(
-    ("torch", "numpy", "np", "os", "sys", "builtins", "subprocess", "threading", "ctypes", "inspect", "importlib")
-    + ("gc", "weakref", "io")
+    (
+        *("torch", "numpy", "np", "os", "sys", "builtins", "subprocess", "threading", "ctypes", "inspect"),
+        *("importlib", "gc", "weakref", "io"),
+    )
 )
 """Modules that others import for themselves, and that no honest source takes from them."""
 _PRIVATE_OK = (
