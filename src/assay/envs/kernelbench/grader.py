@@ -211,8 +211,8 @@ class Grader:
             return verdict
         if verdict.ok and (missing := _not_compiled(verdict, compiled)):
             said = (
-                f"{', '.join(missing)} ran in the interpreter, but was not launched where a GPU is pretended: forward "
-                "must launch the same kernels wherever it runs"
+                f"{', '.join(missing)} ran in the interpreter, but was not launched when it was to be compiled: "
+                "forward must launch the same kernels wherever it runs"
             )
             return replace(verdict, kind="compile_error", stage="compile", message=said, compiled=False)
         cpu_s = verdict.cpu_s + compiled.cpu_s

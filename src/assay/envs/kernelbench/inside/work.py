@@ -6,9 +6,9 @@
 
 Work is multiply-adds for products, convolutions, attention and recurrent layers, and for anything else the elements of
 its largest input or output. Views, allocations, copies and casts are calls without work. Operators are seen where they
-reach ATen, so `nn.Linear` counts as the `addmm` that it is; bodies of custom operators are looked into. `HostReads`
-counts what leaves PyTorch for Python or NumPy. In a process with hostile code a trace is a hint, no proof: that code
-can step around it.
+reach ATen, so `nn.Linear` counts as the `addmm` that it is, and in the bodies of custom operators. `HostReads` counts
+what leaves PyTorch for Python or NumPy. In a process with hostile code a trace is a hint, no proof: that code can step
+around it.
 """
 
 from __future__ import annotations
@@ -119,9 +119,8 @@ def _body_of(name: str) -> Callable[..., Any] | None:
     made = OPDEFS.get(name) if "::" in name and not name.startswith(("prims::", "rngprims::")) else None
     if made is None:
         return None
-    bodies = made._backend_fns
-    body: Callable[..., Any] | None = bodies.get("cpu") or bodies.get(None)
-    return body
+    bodies: dict[str | None, Callable[..., Any]] = made._backend_fns
+    return bodies.get("cpu") or bodies.get(None)
 
 
 def _is_composite(func: Any) -> bool:
