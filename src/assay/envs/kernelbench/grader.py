@@ -27,14 +27,14 @@ from assay.envs.kernelbench.reference import ReferenceProcess, fit_problem
 from assay.envs.kernelbench.scaling import ScaledProblem, unscaled
 from assay.envs.kernelbench.static.checks import VERSION as STATIC_VERSION
 from assay.envs.kernelbench.static.checks import StaticReport, check
-from assay.envs.kernelbench.stopwatch import Stopwatch
 from assay.envs.kernelbench.timed_jobs import HARNESS as TIMED
-from assay.envs.kernelbench.timing_stage import Turns, timed, timed_problem
+from assay.envs.kernelbench.timing_stage import Turns, stopwatch_for, timed, timed_problem
 from assay.envs.kernelbench.trials import HARNESS as NUMERICS
 from assay.envs.kernelbench.trials import Answers, Call, job_inputs, judge, numerics_job, plan_calls
 from assay.envs.kernelbench.verdicts import Verdict
 from assay.errors import ReferenceModelError
 from assay.sandbox.base import Limits, Sandbox
+from assay.sandbox.in_step import RunsGroups
 from assay.sandbox.local import LocalSandbox
 from assay.types import Json
 
@@ -83,9 +83,8 @@ class Grader:
         self._own_reference = reference is None
         self.sandbox: Sandbox = sandbox or place_of(self.config)
         self._reference = reference or ReferenceProcess(device=self.config.reference_device)
-        timing = self.config.measure_performance
-        self._stopwatch = Stopwatch(self.sandbox, self.config.timing) if timing else None
-        self._turns = Turns()
+        self._stopwatch = stopwatch_for(self.config, self.sandbox) if self.config.measure_performance else None
+        self._turns = Turns(one_device=not isinstance(self.sandbox, RunsGroups))
         self._seed = seed
         self._random: random.Random = random.Random(seed) if seed is not None else secrets.SystemRandom()
         self._static = static

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import chz
 import numpy as np
 
 from assay.envs.kernelbench.arrays import HostTensor, Value, size_in_bytes
@@ -27,6 +28,8 @@ from assay.envs.kernelbench.timed_jobs import TimedProblem
 from assay.envs.kernelbench.timing import Finding, FindingKind
 from assay.envs.kernelbench.verdicts import Verdict, VerdictKind
 from assay.errors import ConfigError
+from assay.sandbox.base import Sandbox
+from assay.sandbox.in_step import RunsGroups
 from assay.types import Json
 
 KINDS: dict[FindingKind, VerdictKind] = {
@@ -40,13 +43,18 @@ KINDS: dict[FindingKind, VerdictKind] = {
 }
 """What a finding makes of a verdict that was `ok`."""
 
+MAX_REMOTE_MB = 1024
+"""Of inputs and outputs that one comparison may send to a container elsewhere, in place of a larger `buffer_mb`."""
+
 GetBits = Callable[[int], int]
 
 
 class Turns:
-    """Who may use a device: any number of jobs that only have to be right, or one that is timed."""
+    """Who may use a device: any number of jobs that only have to be right, or one that is timed. Everybody at once
+    where each job has a device of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, one_device: bool = True) -> None:
+        self._one = one_device
         self._condition = asyncio.Condition()
         self._shared = 0
         self._alone = False
@@ -55,6 +63,9 @@ class Turns:
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[None]:
         """Wait until nobody is timed or waits for it."""
+        if not self._one:
+            yield
+            return
         async with self._condition:
             await self._condition.wait_for(lambda: not self._alone and not self._waiting)
             self._shared += 1
@@ -68,6 +79,9 @@ class Turns:
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
         """Wait until nobody else is there."""
+        if not self._one:
+            yield
+            return
         async with self._condition:
             self._waiting += 1
             try:
@@ -82,6 +96,14 @@ class Turns:
             async with self._condition:
                 self._alone = False
                 self._condition.notify_all()
+
+
+def stopwatch_for(config: GraderConfig, sandbox: Sandbox) -> Stopwatch:
+    """The stopwatch that times candidates in a sandbox."""
+    timing = config.timing
+    if isinstance(sandbox, RunsGroups):
+        timing = chz.replace(timing, buffer_mb=min(timing.buffer_mb, MAX_REMOTE_MB))
+    return Stopwatch(sandbox, timing)
 
 
 def timed_problem(
