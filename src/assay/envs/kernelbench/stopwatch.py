@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Sequence
-from functools import partial
 
 from assay.envs.kernelbench.timed_jobs import (
     ROUNDS,
@@ -110,10 +109,9 @@ class Stopwatch:
         warm_ups = config.warm_ups + self._draw.randrange(config.warm_ups + 1)
         alone = await asyncio.to_thread(self._sets, problem, calls, config.alone)
         shared = await asyncio.to_thread(self._sets, problem, calls, warm_ups + config.samples)
-        make = partial(asyncio.to_thread, make_job)
         jobs = (
-            await make(problem.code, problem, baseline, calls, [*alone, *shared], config),
-            await make(source, problem, None, calls, shared, config),
+            await asyncio.to_thread(make_job, problem.code, problem, baseline, calls, [*alone, *shared], config),
+            await asyncio.to_thread(make_job, source, problem, None, calls, shared, config),
         )
         order = turns(len(alone), secret_order(len(shared), self._draw))
         reference, candidate = await run_in_step(self._sandbox, Group(jobs, order))
