@@ -19,13 +19,20 @@ export OMP_NUM_THREADS ?= 1
 export MKL_CBWR ?= AUTO,STRICT
 export PYTHON TORCH_INDEX_URL
 
-.PHONY: demo test test-verl lint bench docs clean system env
+.PHONY: demo test checks test-verl lint bench docs clean system env envs
 
 demo: env system
 	$(BIN)/assay demo
 
-test: lint system $(if $(filter-out 0,$(VERL)),test-verl)
+# Environments first, side by side, then everything that runs on one core, then the tests on all.
+test: system
+	@$(MAKE) --no-print-directory -j2 envs
+	@$(MAKE) --no-print-directory -j2 --output-sync=target checks
 	$(BIN)/python -m pytest -q -n $(WORKERS) $(PYTEST_ARGS)
+
+envs: $(STAMP) $(if $(filter-out 0,$(VERL)),$(VERL_STAMP))
+
+checks: lint $(if $(filter-out 0,$(VERL)),test-verl)
 
 # One process: importing verl takes seconds, and starting Ray takes more.
 test-verl: $(VERL_STAMP)

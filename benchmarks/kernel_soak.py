@@ -49,7 +49,7 @@ KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "eats": (variant("        kept = [torch.ones(1 << 22) for _ in range(10000)]\n"), ("crash",)),
     "forks": (variant("        while True: os.fork()\n", "import os\n"), ("crash",)),
     "floods": (variant("        for _ in range(2000): print('flood' * 20)\n"), ("ok",)),
-    "outside": (KERNEL.replace("i < n\n", "i < n + 7\n"), ("crash",)),
+    "outside": (KERNEL.replace("tl.store(out_ptr + i,", "tl.store(out_ptr + i + 7,"), ("crash",)),
     "replays": (variant("        print(x.sum())\n") + "import pickle\npickle.loads(b'')\n", ("crash",)),
 }
 WEIGHTS = {"right": 10, "wrong": 5, "loops": 1}

@@ -13,11 +13,18 @@ import pytest
 
 from assay.config import BUILDERS, TYPE_KEY, nodes
 from assay.envs.base import DatasetBuilder
+from assay.envs.kernelbench.grader_config import GraderConfig
+from assay.envs.kernelbench.timing_config import TimingConfig
+from assay.grading import ProblemSource
+from assay.sandbox.modal import ModalConfig
 from assay.schema import settings
 
 SRC = Path(__file__).parents[1] / "src" / "assay"
 
-FIELDS = sorted({(cls, name) for _, cls in nodes() for name in settings(cls)}, key=lambda f: (f[0].__name__, f[1]))
+STANDALONE = (GraderConfig, ProblemSource, TimingConfig, ModalConfig)
+"""Settings of commands and parts that are used without a run, and so are no node of its config."""
+CLASSES = sorted({*(cls for _, cls in nodes()), *STANDALONE}, key=lambda cls: cls.__name__)
+FIELDS = [(cls, name) for cls in CLASSES for name in sorted(settings(cls))]
 IDS = [f"{cls.__name__}.{name}" for cls, name in FIELDS]
 
 
@@ -72,7 +79,7 @@ def test_setting_is_documented(cls: type, name: str) -> None:
     assert doc.endswith("."), f"{cls.__name__}.{name} needs a sentence in a string literal right under it, not {doc!r}"
 
 
-@pytest.mark.parametrize("cls", sorted({cls for _, cls in nodes()}, key=lambda c: c.__name__))
+@pytest.mark.parametrize("cls", CLASSES)
 def test_config_class_is_documented(cls: type) -> None:
     assert cls.__doc__
 
@@ -92,4 +99,4 @@ def test_no_setting_hides_the_key_that_names_a_class() -> None:
 
 
 def test_config_classes_are_frozen() -> None:
-    assert all(chz.is_chz(cls) for _, cls in nodes())
+    assert all(chz.is_chz(cls) for cls in CLASSES)

@@ -140,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--dry-run", action="store_true", help="check the config, build the data and print the plan only"
     )
-    train.add_argument("--help", "-h", action=_TrainHelp, help="show this message, with every setting")
+    train.add_argument("--help", "-h", action=_SettingsHelp, help="show this message, with every setting")
 
     evaluate = _add(commands, "eval", "measure a checkpoint of a run on held-out tasks")
     evaluate.add_argument(
@@ -165,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     grade.add_argument("--backend", choices=("triton", "cuda"), help="its language (default: triton)")
     grade.add_argument("--json", action="store_true", help="print the whole verdict as one JSON object")
     grade.add_argument("--no-cache", action="store_true", help="grade anew, and keep nothing")
-    grade.add_argument("--help", "-h", action="help", help="show this message")
+    grade.add_argument("--help", "-h", action=_SettingsHelp, help="show this message, with every setting")
 
     config = _add(commands, "config", "print the whole config that a command would use, as JSON")
     _add_config(config)
@@ -198,8 +198,8 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
     )
 
 
-class _TrainHelp(argparse.Action):
-    """`assay train --help`: the options and then every setting, which only then need loading."""
+class _SettingsHelp(argparse.Action):
+    """`assay train --help` and the like: the options and then every setting, which only then need loading."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
         super().__init__(option_strings, dest=argparse.SUPPRESS, nargs=0, help=help)
@@ -208,7 +208,12 @@ class _TrainHelp(argparse.Action):
         """Print and leave."""
         from assay.config import listing
 
-        parser.epilog = listing(width=min(120, shutil.get_terminal_size().columns))
+        nodes = None
+        if parser.prog.endswith(" grade"):
+            from assay.grading import NODES
+
+            nodes = NODES
+        parser.epilog = listing(min(120, shutil.get_terminal_size().columns), nodes)
         parser.print_help()
         parser.exit()
 

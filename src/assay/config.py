@@ -16,7 +16,7 @@ import inspect
 import logging
 import os
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -105,10 +105,13 @@ def _nodes(key: str, cls: type) -> Iterator[tuple[str, type]]:
                 yield from _nodes(f"{key}.{name}" if key else name, variant)
 
 
-def listing(width: int) -> str:
-    """Every setting with its default, type and meaning, for a terminal of `width` columns."""
+def listing(width: int, of: Iterable[tuple[str, type]] | None = None) -> str:
+    """Every setting with its default, type and meaning, for a terminal of `width` columns.
+
+    `of` are (dotted key, config class) pairs; those of a run by default.
+    """
     parts = ["settings (key=default), in dot notation on the command line, nested or dotted in YAML:"]
-    for key, cls in nodes():
+    for key, cls in nodes() if of is None else of:
         heading = f"{key}={cls.__name__}" if key else cls.__name__
         parts.append(f"\n{heading}: {inspect.getdoc(cls)}")
         for name, setting in settings(cls).items():

@@ -40,6 +40,10 @@ class ProblemSource:
             raise ConfigError(f"dataset_src={self.dataset_src!r} is none of {', '.join(get_args(DatasetSource))}.")
 
 
+NODES: tuple[tuple[str, type], ...] = (("", GraderConfig), ("", ProblemSource))
+"""Where the settings of `assay grade` stand: dotted key, config class."""
+
+
 def grade_file(problem: str, kernel: str, given: Mapping[str, Json]) -> tuple[Problem, Verdict]:
     """Grade one kernel.
 

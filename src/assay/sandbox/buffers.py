@@ -80,11 +80,15 @@ class Buffers:
         return data.decode("utf-8", "replace").replace("\0", "")
 
     def report(self) -> Json:
-        """What the child left as its report; None if that is not JSON."""
+        """What the child left as its report; None if that is not JSON. Text in it can be encoded."""
         data = _read(self._output, REPORT_BYTES, self._report_at)
         length = int.from_bytes(data[:4], "little")
         try:
-            return json.loads(data[4 : 4 + length]) if 0 < length <= REPORT_BYTES - 4 else None
+            found = json.loads(data[4 : 4 + length]) if 0 < length <= REPORT_BYTES - 4 else None
+            if b"\\ud" in data.lower():
+                # Half of a surrogate pair is legal in JSON, and would break whoever prints or stores it.
+                found = json.loads(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))
+            return found
         except (ValueError, RecursionError):
             return None
 

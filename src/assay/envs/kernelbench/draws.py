@@ -23,8 +23,11 @@ from assay.envs.kernelbench.families import FAMILIES
 from assay.envs.kernelbench.reference import Precision, ReferenceProcess, ReferenceResult, screening_of
 from assay.envs.kernelbench.scaling import ScaledProblem
 from assay.envs.kernelbench.screening import Case, Screening
+from assay.errors import ReferenceModelError
 
 _SEED_BITS = 48
+ATTEMPTS = 4
+"""Draws made before a problem is given up in which no inputs can tell right from wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,15 @@ class DrawBank:
         )
 
     def _make(self) -> Draw:
+        for _ in range(ATTEMPTS):
+            draw = self._attempt()
+            if draw.cases:
+                return draw
+        raise ReferenceModelError(
+            "noise", f"in {ATTEMPTS} draws the reference gave nothing but rounding error or values that are not finite."
+        )
+
+    def _attempt(self) -> Draw:
         input_seed, weight_seed = self._random.getrandbits(_SEED_BITS), self._random.getrandbits(31)
         run = self._process.evaluate
         code, precision = self.scaled.code, self.precision

@@ -38,7 +38,7 @@ from assay.sandbox.in_step import RunsGroups
 from assay.sandbox.local import LocalSandbox
 from assay.types import Json
 
-VERSION = f"1.{STATIC_VERSION}"
+VERSION = f"2.{STATIC_VERSION}"
 """Raised with every change that may change a verdict."""
 
 TF32_HINT = '. Note: tl.dot rounds float32 operands to TF32, here as on a GPU, unless given input_precision="ieee"'
@@ -122,9 +122,13 @@ class Grader:
         if early is not None:
             return early
         if self.config.backend == "cuda" and self.config.device == "cpu":
-            return _of_cuda(await compile_cuda(self.sandbox, code, arch=self.config.arch), _suspicions(report))
-        prepared = await self._prepare(problem, self._warm_up())
-        draw = await prepared.bank.take() if prepared.bank is not None else None
+            compiled = await compile_cuda(self.sandbox, code, arch=self.config.arch)
+            return replace(_of_cuda(compiled, _suspicions(report)), problem=problem.hash)
+        try:
+            prepared = await self._prepare(problem, self._warm_up())
+            draw = await prepared.bank.take() if prepared.bank is not None else None
+        except ReferenceModelError as error:
+            return Verdict("infra_error", "problem", f"no inputs could be drawn: {error}", problem=problem.hash)
         if draw is None:
             return Verdict("unsupported", "problem", _refusal(prepared), problem=prepared.scaled.hash)
         verdict = await self._try(prepared, draw, code, report)
@@ -189,6 +193,8 @@ class Grader:
             await bank.ready()
             return _Prepared(scaled, bank)
         except ReferenceModelError as error:
+            if error.kind == "crash":  # of the process, which says nothing about the problem
+                raise
             source = problem if isinstance(problem, ScaledProblem) else unscaled(problem)
             return _Prepared(source, None, f"the problem's own reference does not run here: {error}")
 
@@ -224,6 +230,12 @@ class Grader:
                 return replace(refused, tests_passed=verdict.tests_passed, tests_total=verdict.tests_total)
         if compiled is None:
             return verdict
+        if verdict.ok and (missing := _not_compiled(verdict, compiled)):
+            said = (
+                f"{', '.join(missing)} ran in the interpreter, but was not launched where a GPU is pretended: forward "
+                "must launch the same kernels wherever it runs"
+            )
+            return replace(verdict, kind="compile_error", stage="compile", message=said, compiled=False)
         cpu_s = verdict.cpu_s + compiled.cpu_s
         return replace(verdict, compiled=compiled.outcome == "ok", cpu_s=cpu_s, evidence=_with(verdict, compiled))
 
@@ -289,6 +301,14 @@ def _constant_families(prepared: _Prepared) -> tuple[str, ...]:
 
 def _suspicions(report: StaticReport) -> dict[str, Json]:
     return {"suspects": [finding.to_json() for finding in report.suspects]} if report.suspects else {}
+
+
+def _not_compiled(verdict: Verdict, compiled: CompileReport) -> list[str]:
+    """Kernels whose results were found right, and that the compiler was never given; none where it could not go on."""
+    if compiled.outcome != "ok" or (compiled.message and compiled.kernels):
+        return []
+    launched = verdict.evidence.get("launches")
+    return sorted(set(launched) - {k.name for k in compiled.kernels}) if isinstance(launched, dict) else []
 
 
 def _with(verdict: Verdict, compiled: CompileReport) -> dict[str, Json]:

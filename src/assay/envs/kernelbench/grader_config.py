@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 import chz
 
+from assay.envs.kernelbench.compile import shared_limit
 from assay.envs.kernelbench.devices import nvidia_devices
 from assay.envs.kernelbench.reference import Precision
 from assay.envs.kernelbench.static.checks import Backend
@@ -18,6 +19,20 @@ CompileCheck = Literal["right", "all", "off"]
 Policy = Literal["strict", "partial"]
 Device = Literal["cpu", "cuda"]
 RunOn = Literal["local", "modal"]
+Scale = Literal["fit", "none"]
+Walls = Literal["strict", "unsafe"]
+
+_CHOICES = {
+    "backend": Backend,
+    "precision": Precision,
+    "policy": Policy,
+    "scale": Scale,
+    "compile_check": CompileCheck,
+    "sandbox": Walls,
+    "device": Device,
+    "run_on": RunOn,
+    "reference_device": Device,
+}
 
 
 @chz.chz
@@ -30,7 +45,7 @@ class GraderConfig:
     """Working precision of inputs, weights and outputs: float32, float16 or bfloat16."""
     num_correct_trials: int = 5
     """Calls of forward that must be right, over inputs of all families, besides the calls that look for cheats."""
-    scale: Literal["fit", "none"] = "fit"
+    scale: Scale = "fit"
     """Sizes of a problem: `fit` takes the smallest at which it is worth solving, `none` those it was published with."""
     policy: Policy = "strict"
     """`strict` refuses any heavy PyTorch operator that the reference uses; `partial` lets it stand beside kernels."""
@@ -65,7 +80,7 @@ class GraderConfig:
     """GPU, time limit and app of run_on=modal. Only the GPU and the time limit may change a verdict."""
     reference_device: Device = "cpu"
     """Where this machine runs references, in float64: `cuda` for sizes that a processor is too slow for."""
-    sandbox: Literal["strict", "unsafe"] = "strict"
+    sandbox: Walls = "strict"
     """`unsafe` runs candidates without walls, where a machine cannot give any; never for rewards that train a model."""
     workers: int = 0
     """Candidates that run at a time; 0 for one per core."""
@@ -98,15 +113,10 @@ class GraderConfig:
                 raise ConfigError(f"grader.{name}={getattr(self, name)} must be a positive number of seconds.")
         if self.workers < 0:
             raise ConfigError(f"grader.workers={self.workers}: give a number of candidates, or 0 for one per core.")
-        known_values = {
-            **{"backend": Backend, "precision": Precision, "policy": Policy, "device": Device, "run_on": RunOn},
-            **{"reference_device": Device},
-        }
-        for name, known in known_values.items():
+        for name, known in _CHOICES.items():
             if getattr(self, name) not in get_args(known):
                 raise ConfigError(f"grader.{name}={getattr(self, name)!r} is none of {', '.join(get_args(known))}.")
-        if self.compile_check not in get_args(CompileCheck):
-            raise ConfigError(f"grader.compile_check={self.compile_check!r} is none of {get_args(CompileCheck)}.")
+        shared_limit(self.arch)
 
     @chz.validate
     def _at_hand(self) -> None:

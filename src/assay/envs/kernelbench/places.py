@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -9,7 +10,7 @@ from importlib import resources
 
 from assay.envs.kernelbench.devices import nvidia_devices
 from assay.envs.kernelbench.grader_config import GraderConfig
-from assay.envs.kernelbench.toolkit import find_toolkit
+from assay.envs.kernelbench.toolkit import find_toolkit, triton_executables
 from assay.errors import MissingDependencyError
 from assay.sandbox.base import Sandbox
 from assay.sandbox.local import LocalConfig, LocalSandbox
@@ -17,7 +18,7 @@ from assay.sandbox.modal import ModalSandbox
 
 HIDDEN = (str(resources.files("assay.envs.kernelbench") / "shipped"),)
 """What candidates must not read although it lies beside the harness."""
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+WORKER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """A second thread in a worker would hang its forks."""
 PCI = ("/sys/devices", "/sys/bus/pci")
 """Where CUDA looks for the place of its GPUs."""
@@ -49,6 +50,7 @@ def local_sandbox(config: GraderConfig) -> LocalSandbox:
             hidden=HIDDEN,
             devices=devices,
             readable=(*_toolkit_files(config), *(PCI if devices else ())),
+            executables=_executables(config),
         )
     )
 
@@ -65,13 +67,24 @@ def _toolkit_files(config: GraderConfig) -> tuple[str, ...]:
         return ()  # the compile stage says so, candidate by candidate, in the same words
 
 
+def _executables(config: GraderConfig) -> tuple[str, ...]:
+    """What compile jobs may execute. Everything in view where kernels are built for a device or models compiled for a
+    baseline: that takes compilers, linkers and ninja from wherever this machine has them."""
+    if config.device == "cuda" or config.measure_performance:
+        return ()
+    if config.backend == "cuda":
+        with contextlib.suppress(MissingDependencyError):  # the compile stage says what is missing
+            return find_toolkit().executables
+    return triton_executables()
+
+
 def worker_environment(config: GraderConfig) -> dict[str, str]:
     """Variables of the workers.
 
     Raises:
         MissingDependencyError: extensions are to be built, and there is no CUDA compiler or no ninja.
     """
-    found = dict(ONE_THREAD)
+    found = dict(WORKER_ENVIRONMENT)
     if config.measure_performance and config.timing.device == "cpu":
         found["TRITON_INTERPRET"] = "1"  # read when Triton is imported; it has nothing else to run on
     if config.backend == "cuda" and config.device == "cuda":

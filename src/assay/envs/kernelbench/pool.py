@@ -99,7 +99,9 @@ class GradingPool:
 
     async def grade(self, problem: Problem | ScaledProblem, code: str) -> Verdict:
         """The verdict on one candidate, from the cache, from a grade under way, or graded now. See `Grader.grade`."""
-        key = cache_key(problem.hash, code, self.config, VERSION)
+        # At sizes of the caller's choice it is another task than at those that the grader chooses.
+        name = problem.hash if isinstance(problem, Problem) else f"as it is: {problem.hash}"
+        key = cache_key(name, code, self.config, VERSION)
         kept = self._cache.get(key) if self._cache is not None else None
         if kept is not None:
             self._counts["cached"] += 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from assay.envs.kernelbench.arrays import HostTensor, size_in_bytes
 from assay.envs.kernelbench.draws import Draw
-from assay.envs.kernelbench.operators import is_heavy, kind_of
+from assay.envs.kernelbench.operators import Kind, is_heavy, kind_of
 from assay.envs.kernelbench.screening import Case
 from assay.envs.kernelbench.tolerance import Comparison, compare
 from assay.envs.kernelbench.verdicts import Verdict, VerdictKind
@@ -26,8 +26,18 @@ HARNESS = "assay.envs.kernelbench.inside.numerics"
 
 POISONS = (float("nan"), 17408.0, -331.5, 0.625)
 """What memory that nobody has written is filled with."""
-MAX_SHARE_OF_WORK = 0.8
+MAX_SHARE_OF_WORK = 0.5
 """A candidate for which PyTorch does this much of the work that it does for the reference has written no kernel."""
+MAX_HEAVY_SHARE = 0.1
+"""The same for one heavy operator of a kind that the reference does without."""
+MAX_HOST_SHARE = 0.5
+"""A candidate that reads this much of its inputs into Python or NumPy may do there what no trace of PyTorch shows."""
+_MATRIX: frozenset[Kind] = frozenset({"product", "convolution", "attention", "recurrent", "fft", "linalg"})
+"""Kinds that stand in for each other: any of them can be made to multiply matrices."""
+
+_MOST = 1 << 62
+"""Counts that a child reports are cut here: it may write numbers of thousands of digits."""
+_MOST_CHARACTERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,16 +241,18 @@ def _weights_set(traces: Sequence[Mapping[str, Json]], place: int) -> bool:
 
 def _faulted(fault: Mapping[str, Json]) -> Decision:
     """What the harness saw go wrong. Untrusted, but no candidate gains by any of it."""
-    message = str(fault.get("message", ""))
-    line = fault.get("line")
-    where = f" (line {line})" if isinstance(line, int) else ""
-    named = {"fault": {key: fault.get(key) for key in ("stage", "kind", "type", "line")}}
+    message = _text(fault.get("message"))
+    line = fault.get("line") if isinstance(fault.get("line"), int) and 0 < fault["line"] < _MOST else None
+    where = f" (line {line})" if line is not None else ""
+    named: dict[str, Json] = {
+        "fault": {key: _text(fault.get(key)) for key in ("stage", "kind", "type")} | {"line": line}
+    }
     if fault.get("kind") == "unsupported":
         return "unsupported", message, "", named
     if fault.get("kind") == "wrong_output":
         return "wrong", message, "", named
     doing = "constructing ModelNew" if fault.get("stage") == "construct" else "forward"
-    return "crash", f"{fault.get('type')} while {doing}{where}: {message}", "", named
+    return "crash", f"{_text(fault.get('type')) or 'an error'} while {doing}{where}: {message}", "", named
 
 
 def _cheated(
@@ -256,12 +268,34 @@ def _cheated(
         if not launches.keys() & set(kernels):
             said = "no kernel of its own was launched in a call that gave the right output"
             return "cheat", said, "no_launch", {"call": place, "family": call.case.family}
+    for place, call in enumerate(answers.calls):
+        read, whole = _count(traces, place, "host_bytes"), _input_bytes(call.case)
+        if whole and read >= MAX_HOST_SHARE * whole:
+            said = f"forward read {read} bytes of tensors into Python or NumPy, of {whole} bytes of inputs"
+            return "cheat", f"{said}: work that is done there is no kernel's", "library_work", {"call": place}
     return _library_work(answers.draw.work, traces, policy)
 
 
-def _launches(traces: Sequence[Mapping[str, Json]], place: int) -> dict[str, Json]:
+def _count(traces: Sequence[Mapping[str, Json]], place: int, name: str) -> int:
+    found = traces[place].get(name) if place < len(traces) else None
+    return found if isinstance(found, int) else 0
+
+
+def _input_bytes(case: Case) -> int:
+    """Bytes of the tensors that forward is given."""
+    waiting, total = list(case.inputs), 0
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, HostTensor):
+            total += len(value.data)
+        elif isinstance(value, tuple):
+            waiting += value
+    return total
+
+
+def _launches(traces: Sequence[Mapping[str, Json]], place: int) -> dict[str, int]:
     found = traces[place].get("launches") if place < len(traces) else None
-    return found if isinstance(found, dict) else {}
+    return _counts(found) if isinstance(found, dict) else {}
 
 
 def _library_work(
@@ -270,10 +304,17 @@ def _library_work(
     """Whether PyTorch did the candidate's work."""
     needed = sum(work for _, work in reference.values())
     theirs = {name for name, (_, work) in reference.items() if work}
-    for trace in traces:
+    only_moves = all(kind_of(name) == "index" for name in theirs)
+    for place, trace in enumerate(traces):
         done = _work(trace)
+        if only_moves and (moved := _count(traces, place, "moved")):
+            done["moves"] = moved
         share = sum(done.values()) / needed if needed else 0.0
-        heavy = sorted(name for name in done if is_heavy(name) and _same_kind(name, theirs))
+        heavy = sorted(
+            name
+            for name, work in done.items()
+            if is_heavy(name) and (_same_kind(name, theirs) or work > MAX_HEAVY_SHARE * needed)
+        )
         seen: dict[str, Json] = {"operators": dict(sorted(done.items())), "share": round(share, 4)}
         if share >= MAX_SHARE_OF_WORK or (done and theirs and theirs <= done.keys()):
             said = f"PyTorch did the work ({', '.join(sorted(done))}), the kernels only what was left"
@@ -285,7 +326,8 @@ def _library_work(
 
 
 def _same_kind(name: str, others: set[str]) -> bool:
-    return any(kind_of(name) == kind_of(other) for other in others)
+    kind, kinds = kind_of(name), {kind_of(other) for other in others}
+    return kind in kinds or (kind in _MATRIX and bool(kinds & _MATRIX))
 
 
 def _work(trace: Mapping[str, Json]) -> dict[str, int]:
@@ -293,11 +335,12 @@ def _work(trace: Mapping[str, Json]) -> dict[str, int]:
     found = trace.get("work")
     if not isinstance(found, dict):
         return {}
-    return {
-        str(name): pair[1]
-        for name, pair in found.items()
-        if isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], int) and pair[1] > 0
-    }
+    return _counts({name: pair[1] for name, pair in found.items() if isinstance(pair, list) and len(pair) == 2})
+
+
+def _counts(found: Mapping[str, Json]) -> dict[str, int]:
+    """Name -> count, of whatever is one; the largest number stands for larger ones."""
+    return {_text(name): min(n, _MOST) for name, n in found.items() if isinstance(n, int) and n > 0}
 
 
 def _summary(answers: Answers, traces: Sequence[Mapping[str, Json]]) -> dict[str, Json]:
@@ -317,6 +360,13 @@ def _finite(value: float) -> float:
     return min(round(float(value), 6), 1e300) if value == value else 1e300
 
 
+def _text(value: Json) -> str:
+    """Text from a child, fit to be printed and stored: no terminal's commands, nothing that UTF-8 lacks."""
+    if not isinstance(value, str):
+        return ""
+    return "".join(c if c in "\n\t" or c.isprintable() else "\ufffd" for c in value[:_MOST_CHARACTERS])
+
+
 def _last_lines(text: str, lines: int = 6, characters: int = 800) -> str:
-    kept = [line for line in text.strip().splitlines() if line.strip()]
+    kept = [line for line in _text(text).strip().splitlines() if line.strip()]
     return "\n".join(kept[-lines:])[-characters:]

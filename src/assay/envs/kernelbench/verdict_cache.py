@@ -1,11 +1,12 @@
 """Verdicts on disk, by everything that determines them: problem, candidate, settings, versions.
 
-Kept are verdicts that say something of the candidate. Failures of the grader are not, nor are timeouts, which a loaded
-machine makes of slow kernels.
+Kept are verdicts that say something of the candidate. Failures of the grader and refused problems are not, nor are
+timeouts, which a loaded machine makes of slow kernels.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -36,10 +37,10 @@ def default_path() -> Path:
     return default_cache_path().with_name("kernels.sqlite")
 
 
-def cache_key(problem_hash: str, code: str, config: GraderConfig, grader_version: str) -> str:
-    """SHA-256 (hex) of what determines a verdict."""
+def cache_key(problem: str, code: str, config: GraderConfig, grader_version: str) -> str:
+    """SHA-256 (hex) of what determines a verdict. `problem` names the problem by its hash."""
     parts = [
-        problem_hash,
+        problem,
         hashlib.sha256(code.encode("utf-8", "surrogatepass")).hexdigest(),
         settings_of(config),
         grader_version,
@@ -63,6 +64,7 @@ def settings_of(config: GraderConfig) -> dict[str, Json]:
     return found
 
 
+@functools.cache
 def _installed(package: str) -> str:
     try:
         return version(package)
@@ -94,7 +96,7 @@ class VerdictCache:
 
     def put(self, key: str, verdict: Verdict) -> None:
         """Keep a verdict, if it is of a kind that is kept."""
-        if verdict.kind not in NOT_KEPT:
+        if verdict.kind not in NOT_KEPT and verdict.stage != "problem":
             self._replies.put([(key, StoredReply(json.dumps(verdict.to_json())))])
 
     def close(self) -> None:

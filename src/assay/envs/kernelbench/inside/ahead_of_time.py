@@ -27,7 +27,7 @@ from triton.runtime.driver import driver
 from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction
 
-from assay.envs.kernelbench.inside.pretend_cuda import CLOCK_KHZ, MULTIPROCESSORS, REGISTERS
+from assay.envs.kernelbench.inside.pretend_cuda import driver_properties
 from assay.types import Json
 
 MAX_THREADS = 1024
@@ -79,15 +79,7 @@ class Utilities:
 
     def get_device_properties(self, _: int) -> dict[str, int]:
         """Limits of the device that is compiled for."""
-        return {
-            "max_shared_mem": session.shared_limit,
-            "max_num_regs": REGISTERS,
-            "multiprocessor_count": MULTIPROCESSORS,
-            "warpSize": 32,
-            "sm_clock_rate": CLOCK_KHZ,
-            "mem_clock_rate": 2_619_000,
-            "mem_bus_width": 5120,
-        }
+        return driver_properties(shared_limit=session.shared_limit)
 
     def load_binary(self, name: str, cubin: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
         """Module, function, registers, spills (in words), most threads; nothing is loaded."""

@@ -1,6 +1,6 @@
 """Triton's interpreter made fit for grading: it counts launches, keeps a budget, and checks every access to memory.
 
-What the interpreter gets silently wrong (products of bfloat16) is refused instead of graded, what it lacks and a GPU
+What the interpreter gets silently wrong is mended (`bfloat16`) or refused instead of graded, what it lacks and a GPU
 has (libdevice, a driver to ask while tuning) is supplied, and launches can be left out, to see whether they mattered.
 """
 
@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import linecache
+import math
+import operator
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
@@ -21,11 +24,17 @@ import torch
 import triton
 import triton.language as tl
 from torch.utils._python_dispatch import _disable_current_modes
+from triton.backends.nvidia.compiler import CUDAOptions
 from triton.runtime import interpreter as engine
 from triton.runtime.driver import driver
 
+from assay.envs.kernelbench.inside import bfloat16
+from assay.envs.kernelbench.inside.bounds import Ranges
 from assay.envs.kernelbench.inside.libdevice import LIBRARY
+from assay.envs.kernelbench.inside.pretend_cuda import DEVICE, driver_properties
 
+_OPTIONS = frozenset(CUDAOptions.__dataclass_fields__)
+"""What a launch may say to the compiler besides the arguments of its kernel."""
 MAX_PROGRAMS = 4096
 """Instances of kernels in one call of forward. Each costs about a millisecond, whatever its block size."""
 
@@ -52,10 +61,13 @@ class Ledger:
         """Take a launch into the account.
 
         Raises:
-            UnsupportedError: the budget is spent.
+            ValueError: no GPU has such a grid.
+            UnsupportedError: the budget is spent. A launch counts as one program at least.
         """
+        if not 1 <= len(grid) <= 3 or min(grid) < 0:
+            raise ValueError(f"a grid has 1 to 3 sizes, none of them negative; this one is {grid}")
         self.launches[name] += 1
-        self.programs += int(np.prod(grid, dtype=np.int64))
+        self.programs += max(1, math.prod(grid))
         if self.programs > self.max_programs:
             self.refuse(
                 UnsupportedError(
@@ -74,45 +86,8 @@ class Ledger:
         return {"launches": dict(self.launches), "programs": self.programs}
 
 
-class _Ranges:
-    """Address ranges of the tensors that a launch may touch."""
-
-    def __init__(self) -> None:
-        self.starts = np.zeros(0, dtype=np.uint64)
-        self.ends = np.zeros(0, dtype=np.uint64)
-
-    def set(self, ranges: set[tuple[int, int]]) -> None:
-        ordered = sorted(ranges)
-        self.starts = np.array([start for start, _ in ordered], dtype=np.uint64)
-        self.ends = np.array([end for _, end in ordered], dtype=np.uint64)
-
-    def check(self, pointers: Any, mask: Any, size: int, what: str) -> None:
-        touched = pointers[np.broadcast_to(mask, pointers.shape)] if mask is not None else pointers
-        if not touched.size:
-            return
-        if not self.starts.size:
-            _ledger.refuse(OutOfBoundsError(f"a {what} although the kernel was given no tensor"))
-        low, high = touched.min(), touched.max()
-        place = int(np.searchsorted(self.starts, low, side="right")) - 1
-        if place >= 0 and high + np.uint64(size) <= self.ends[place]:
-            return
-        places = np.searchsorted(self.starts, touched, side="right").astype(np.int64) - 1
-        outside = (places < 0) | (touched + np.uint64(size) > self.ends[np.maximum(places, 0)])
-        if np.any(outside):
-            address = touched[np.argmax(outside)]
-            nearest = max(int(np.searchsorted(self.starts, address, side="right")) - 1, 0)
-            beyond = int(address) - int(self.ends[nearest])
-            where = f"{beyond + size} bytes past the end" if beyond >= -size else "before the start"
-            _ledger.refuse(
-                OutOfBoundsError(
-                    f"a {what} of {size} bytes {where} of a tensor that the kernel was given "
-                    f"({np.count_nonzero(outside)} of {touched.size} addresses). Mask it."
-                )
-            )
-
-
 _ledger = Ledger()
-_ranges = _Ranges()
+_ranges = Ranges()
 
 
 @contextlib.contextmanager
@@ -144,33 +119,55 @@ def _launch(executor: Any, *args: Any, **kwargs: Any) -> None:
     function, names = executor.fn, executor.arg_names
     bound = _bind(function, names, args, kwargs)
     grid = executor.grid(bound) if callable(executor.grid) else executor.grid
-    extents = tuple(int(extent) for extent in ((grid,) if isinstance(grid, int) else grid))
+    extents = _extents(function.__name__, grid)
     _ledger.count(function.__name__, extents)
     if _ledger.skip:
         return
-    with _disable_current_modes():
-        for hook in executor.pre_run_hooks:
-            hook(*args, **{name: value for name, value in kwargs.items() if name in names})
+    # Hooks and kernels are the candidate's Python, so only what is done around them is kept from the modes that watch.
+    for hook in executor.pre_run_hooks:
+        hook(*args, **{name: value for name, value in kwargs.items() if name in names})
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
         _ranges.set(set(_tensor_ranges(bound.values())))
         values = {
             name: value if name in executor.constexprs else engine._implicit_cvt(value) for name, value in bound.items()
         }
-        try:
-            _run_programs(function, values, (*extents, 1, 1)[:3])
-        except (UnsupportedError, OutOfBoundsError):
-            raise
-        except Exception as error:
-            cause = error.__cause__ if isinstance(error, engine.InterpreterError) else error
-            if isinstance(cause, UnsupportedError | OutOfBoundsError):
-                raise cause from None
-            missing = _missing_feature(cause)
-            if missing:
-                _ledger.refuse(UnsupportedError(missing))
-            raise
+    try:
+        _run_programs(function, values, (*extents, 1, 1)[:3])
+    except (UnsupportedError, OutOfBoundsError):
+        raise
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error, engine.InterpreterError) else error
+        if isinstance(cause, UnsupportedError | OutOfBoundsError):
+            raise cause from None
+        missing = _missing_feature(cause)
+        if missing:
+            _ledger.refuse(UnsupportedError(missing))
+        raise
+
+
+def _extents(name: str, grid: Any) -> tuple[int, ...]:
+    """The extents of a grid, as far as a GPU takes them.
+
+    Raises:
+        TypeError, ValueError: it does not.
+    """
+    try:
+        extents = tuple(operator.index(extent) for extent in grid)
+    except TypeError as error:
+        raise TypeError(f"the grid of {name}() must be a tuple of whole numbers, not {grid!r:.80}") from error
+    if not 1 <= len(extents) <= 3:
+        raise ValueError(f"the grid of {name}() has {len(extents)} dimensions; there are 1 to 3")
+    if min(extents) < 0:
+        raise ValueError(f"the grid of {name}() has a negative extent: {extents}")
+    return extents
 
 
 def _bind(function: Any, names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Name -> argument, defaults included; options of the compiler (`num_warps`, say) are left out."""
+    """Name -> argument, defaults included; options of the compiler (`num_warps`, say) are left out.
+
+    Raises:
+        TypeError: an argument is missing, unknown, or there twice.
+    """
     if len(args) > len(names):
         raise TypeError(f"{function.__name__}() takes {len(names)} arguments but {len(args)} were given")
     bound = dict(zip(names, args, strict=False))
@@ -179,7 +176,11 @@ def _bind(function: Any, names: Sequence[str], args: Sequence[Any], kwargs: dict
     defaults = function.__defaults__ or ()
     for name, default in zip(names[len(names) - len(defaults) :], defaults, strict=True):
         bound.setdefault(name, default)
-    bound.update({name: value for name, value in kwargs.items() if name in names})
+    for name, value in kwargs.items():
+        if name in names:
+            bound[name] = value
+        elif name not in _OPTIONS:
+            raise TypeError(f"{function.__name__}() has no argument {name!r}, nor has the compiler such an option")
     missing = [name for name in names if name not in bound]
     if missing:
         raise TypeError(f"{function.__name__}() is missing the arguments {', '.join(missing)}")
@@ -199,17 +200,26 @@ def _missing_feature(cause: BaseException | None) -> str:
     text = str(cause)
     if isinstance(cause, NotImplementedError):
         return f"the interpreter does not have it: {text}"
+    if isinstance(cause, ValueError) and text == "Unsupported data type":
+        return "the interpreter does not have this atomic operation for this type"
     if isinstance(cause, AttributeError) and "InterpreterBuilder" in text:
-        return f"the interpreter cannot compute this ({text}); bfloat16 arithmetic and inline assembler need a GPU"
+        return f"the interpreter cannot compute this ({text}); inline assembler, say, needs a GPU"
     return ""
+
+
+def measure_nothing(*_: Any, quantiles: Any = None, **__: Any) -> Any:
+    """A benchmark that runs nothing: everything is equally fast."""
+    return 0.0 if quantiles is None else [0.0 for _ in quantiles]
 
 
 class StubDriver:
     """What an autotuner asks a driver for: the first configuration is the fastest, and nothing need be run."""
 
+    utils = SimpleNamespace(get_device_properties=driver_properties)
+
     def get_benchmarker(self) -> Callable[..., list[float]]:
-        """A benchmark that measures nothing."""
-        return lambda call, quantiles: [0.0 for _ in quantiles]
+        """What an autotuner times configurations with."""
+        return measure_nothing
 
     def get_current_device(self) -> int:
         """The only device."""
@@ -223,14 +233,19 @@ class StubDriver:
         """The GPU that candidates may take this machine for."""
         return triton.backends.compiler.GPUTarget("cuda", 90, 32)
 
+    def get_device_interface(self) -> Any:
+        """PyTorch's module for the device."""
+        return torch.cuda
+
     def get_active_torch_device(self) -> torch.device:
-        """Where tensors are."""
-        return torch.device("cpu")
+        """Where tensors are pretended to be."""
+        return DEVICE
 
 
 def install() -> None:
     """Put all of it into Triton, once per process."""
     driver.set_active(StubDriver())
+    triton.testing.do_bench = triton.testing.do_bench_cudagraph = measure_nothing
     np.seterr(all="ignore")  # a GPU does not warn, either
     engine.GridExecutor.__call__ = _launch
     builder = engine.InterpreterBuilder
@@ -239,6 +254,7 @@ def install() -> None:
     engine._get_np_dtype = _numpy_dtype
     engine.FunctionRewriter._get_jit_fn_file_line = _first_line
     _keep_language_patched()
+    bfloat16.install(builder)
     _guard_accesses(builder)
     _refuse_wrong_products(builder)
     builder.create_extern_elementwise = _extern_elementwise
@@ -288,25 +304,34 @@ def _keep_language_patched() -> None:
     engine._patch_lang = lambda fn: _NothingToRestore()
 
 
+def _check(pointers: Any, mask: Any, size: int, what: str) -> None:
+    fault = _ranges.fault(pointers, mask, size, what)
+    if fault:
+        _ledger.refuse(OutOfBoundsError(fault))
+
+
 def _guard_accesses(builder: Any) -> None:
     load, store = builder.create_masked_load, builder.create_masked_store
     rmw, cas = builder.create_atomic_rmw, builder.create_atomic_cas
 
-    def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
-        _ranges.check(ptrs.data, mask.data, engine._get_np_dtype(ptrs.get_element_ty()).itemsize, "load")
-        return load(self, ptrs, mask, *rest)
+    # Triton itself calls these with keywords where a tensor descriptor is read.
+    def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        _check(ptrs.data, mask.data, engine._get_np_dtype(ptrs.get_element_ty()).itemsize, "load")
+        return load(self, ptrs, mask, *rest, **named)
 
-    def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+    def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         mask = mask if mask is not None else engine.TensorHandle(np.ones_like(ptrs.data, dtype=bool), tl.int1)
-        _ranges.check(ptrs.data, mask.data, value.data.dtype.itemsize, "store")
-        return store(self, ptrs, value, mask, *rest)
+        _check(ptrs.data, mask.data, value.data.dtype.itemsize, "store")
+        return store(self, ptrs, value, mask, *rest, **named)
 
-    def create_atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
-        _ranges.check(ptr.data, mask.data, val.data.dtype.itemsize, "atomic operation")
-        return rmw(self, op, ptr, val, mask, *rest)
+    def create_atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        if val.dtype.scalar == tl.bfloat16:
+            _ledger.refuse(UnsupportedError("atomic operations on bfloat16: the interpreter would compute wrong sums."))
+        _check(ptr.data, mask.data, val.data.dtype.itemsize, "atomic operation")
+        return rmw(self, op, ptr, val, mask, *rest, **named)
 
     def create_atomic_cas(self: Any, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
-        _ranges.check(ptr.data, None, val.data.dtype.itemsize, "atomic operation")
+        _check(ptr.data, None, val.data.dtype.itemsize, "atomic operation")
         return cas(self, ptr, cmp, val, *rest)
 
     builder.create_masked_load = create_masked_load

@@ -11,8 +11,28 @@ import numpy as np
 Function = Callable[..., Any]
 
 
-def _each(function: Callable[[float], float]) -> Function:
-    return np.vectorize(function, otypes=[np.float64])
+def _each(function: Callable[..., float]) -> Function:
+    """A function of numbers as one of arrays. Outside its domain C has NaN where Python raises."""
+
+    def total(*args: float) -> float:
+        try:
+            return function(*args)
+        except ValueError:
+            return math.nan
+
+    return np.vectorize(total, otypes=[np.float64])
+
+
+def _lgamma(x: float) -> float:
+    return math.inf if math.isinf(x) or (x <= 0 and x == math.floor(x)) or x > _LGAMMA_MOST else math.lgamma(x)
+
+
+def _tgamma(x: float) -> float:
+    return math.copysign(math.inf, x) if x == 0 else math.inf if x > _TGAMMA_MOST else math.gamma(x)
+
+
+_LGAMMA_MOST, _TGAMMA_MOST = 2.5e305, 171.62
+"""Beyond these the result exceeds a float64."""
 
 
 def _half_away(x: Any) -> Any:
@@ -42,13 +62,13 @@ _FLOAT: dict[str, Function] = {
     "exp10": lambda x: np.power(10.0, x),
     "round": _half_away,
     "nearbyint": np.rint,
-    "remainder": lambda x, y: x - y * np.rint(x / y),
+    "remainder": _each(math.remainder),
     "sinpi": lambda x: np.sin(np.pi * x),
     "cospi": lambda x: np.cos(np.pi * x),
     "erf": _each(math.erf),
     "erfc": _each(math.erfc),
-    "lgamma": _each(math.lgamma),
-    "tgamma": _each(math.gamma),
+    "lgamma": _each(_lgamma),
+    "tgamma": _each(_tgamma),
     "normcdf": _each(lambda x: 0.5 * math.erfc(-x / math.sqrt(2))),
 }
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from assay.envs.kernelbench.inside import interpreter
+from assay.envs.kernelbench.inside import interpreter, pretend_cuda
 from assay.envs.kernelbench.inside.rounds import FaultKind, Poison, run_rounds
 from assay.envs.kernelbench.inside.submission import load
-from assay.envs.kernelbench.inside.work import WorkTrace
+from assay.envs.kernelbench.inside.work import HostReads, WorkTrace
 
 if TYPE_CHECKING:
     from assay.sandbox.base import ReadInputs, WriteOutputs
@@ -57,6 +57,10 @@ class Interpreted:
         with interpreter.recording(ledger):
             yield ledger
 
+    def acting(self) -> pretend_cuda.OnCpu:
+        """Let code that asks for a GPU find one."""
+        return pretend_cuda.OnCpu()
+
     def settle(self) -> None:
         """A launch is over when it returns."""
 
@@ -69,10 +73,12 @@ def preload() -> None:
     """Import PyTorch and Triton, and run one kernel: what a first call sets up, every child then shares."""
     torch.set_num_threads(1)
     interpreter.install()
+    pretend_cuda.install(pretend_cuda.SHARED_LIMIT, pretend_cuda.CAPABILITY)
     for _ in range(WARM_UP_CALLS):
-        model = load(_WARM_UP).ModelNew()
-        with torch.no_grad(), interpreter.recording(interpreter.Ledger()), Poison(0.0), WorkTrace():
-            model(torch.zeros(4))
+        with pretend_cuda.OnCpu():
+            model = load(_WARM_UP).ModelNew()
+            with torch.no_grad(), interpreter.recording(interpreter.Ledger()), Poison(0.0), WorkTrace(), HostReads():
+                model(torch.zeros(4))
 
 
 def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: WriteOutputs) -> Json:

@@ -48,6 +48,10 @@ class OnGpu:
         with launches.recording(launches.Launches(control["skip"], control["poison"])) as account:
             yield account
 
+    def acting(self) -> contextlib.nullcontext[None]:
+        """There is a GPU: nothing to pretend."""
+        return contextlib.nullcontext()
+
     def settle(self) -> None:
         """Wait for every stream. A launch of our own first: PyTorch asks CUDA after each whether the one before it was
         refused (too many threads, say), which waiting alone does not tell."""

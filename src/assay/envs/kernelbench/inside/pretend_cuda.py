@@ -132,6 +132,24 @@ def _nothing(*_: Any, **__: Any) -> Iterator[None]:
     yield
 
 
+SHARED_LIMIT = 232_448
+CAPABILITY = 90
+"""Of the GPU that is pretended where nothing is compiled: an H100."""
+
+
+def driver_properties(_: int = 0, shared_limit: int = SHARED_LIMIT) -> dict[str, int]:
+    """What Triton's driver says of the device that is pretended."""
+    return {
+        "max_shared_mem": shared_limit,
+        "max_num_regs": REGISTERS,
+        "multiprocessor_count": MULTIPROCESSORS,
+        "warpSize": 32,
+        "sm_clock_rate": CLOCK_KHZ,
+        "mem_clock_rate": 2_619_000,
+        "mem_bus_width": 5120,
+    }
+
+
 def device_properties(shared_limit: int, capability: int) -> SimpleNamespace:
     """What `torch.cuda.get_device_properties` says of the device that is pretended."""
     return SimpleNamespace(

@@ -9,6 +9,7 @@ interpreter and a GPU is a `Machine`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -18,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from assay.envs.kernelbench.inside.submission import fault, load
 from assay.envs.kernelbench.inside.tensors import WrongOutputError, output_bytes, tensors_of
-from assay.envs.kernelbench.inside.work import WorkTrace
+from assay.envs.kernelbench.inside.work import HostReads, WorkTrace
 
 if TYPE_CHECKING:
     from assay.sandbox.base import ReadInputs, WriteOutputs
@@ -52,6 +53,10 @@ class Machine(Protocol):
 
     def recording(self, header: Json, control: Json) -> AbstractContextManager[Ledger]:
         """Account for the launches of one call, or leave them out, as the control record says."""
+        ...
+
+    def acting(self) -> AbstractContextManager[object]:
+        """What code of the candidate's has to run in."""
         ...
 
     def settle(self) -> None:
@@ -110,11 +115,12 @@ def run_rounds(
 
 def _construct(source: str, header: Json, blobs: Sequence[memoryview], machine: Machine) -> Any:
     """The model, with weights from the seed as the reference has them: drawn on the host, then taken to the device."""
-    module = load(source)
-    machine.seed(header["weight_seed"])
-    model = module.ModelNew(*tensors_of(header["init_inputs"], blobs, "cpu"))
-    if isinstance(model, torch.nn.Module) and (header["precision"] != "float32" or machine.device != "cpu"):
-        model = model.to(machine.device, getattr(torch, header["precision"]))
+    with machine.acting():
+        module = load(source)
+        machine.seed(header["weight_seed"])
+        model = module.ModelNew(*tensors_of(header["init_inputs"], blobs, "cpu"))
+        if isinstance(model, torch.nn.Module) and (header["precision"] != "float32" or machine.device != "cpu"):
+            model = model.to(machine.device, getattr(torch, header["precision"]))
     machine.settle()
     return model
 
@@ -134,26 +140,33 @@ def _call(
         entry["weights"] = set_weights(model, header["parameters"], control["weights"], blobs)
     inputs = tensors_of(header["inputs"], blobs, machine.device)
     machine.seed(header["weight_seed"])
-    trace = WorkTrace()
-    refusal: Exception | None = None
-    try:
-        with torch.no_grad(), machine.recording(header, control) as ledger:
-            try:
-                with Poison(control["poison"]), trace:
-                    value = model(*inputs)
-            finally:
-                refusal = ledger.refusal
-        machine.settle()
-        if refusal is not None:
-            raise refusal
-        outputs = output_bytes(value, header["outputs"], machine.device)
-    except WrongOutputError as error:
-        return entry | {"fault": fault("forward", error, "wrong_output")}, None
-    except Exception as error:  # noqa: BLE001  as above
-        kind = machine.kind_of(error)
-        told = error if kind == "unsupported" else refusal or error
-        return entry | {"fault": fault("forward", told, kind)}, None
-    return entry | ledger.to_json() | {"work": trace.operations}, outputs
+    trace, reads = WorkTrace(), HostReads()
+    with machine.recording(header, control) as ledger:
+        try:
+            with torch.no_grad(), Poison(control["poison"]), trace, machine.acting(), reads:
+                value = model(*inputs)
+            machine.settle()
+            if ledger.refusal is not None:
+                raise ledger.refusal
+            outputs = output_bytes(value, header["outputs"], machine.device)
+        except Exception as error:  # noqa: BLE001  as above
+            if control["skip"]:  # host code that ran on what no kernel had written; bytes that are never right
+                return entry | ledger.to_json(), [_all_ones(dtype, shape) for dtype, shape in header["outputs"]]
+            return entry | {"fault": _fault_of(error, ledger.refusal, machine)}, None
+    seen: dict[str, Json] = {"work": trace.operations, "moved": trace.moved, "host_bytes": reads.bytes}
+    return entry | ledger.to_json() | seen, outputs
+
+
+def _fault_of(error: Exception, refusal: Exception | None, machine: Machine) -> Json:
+    if isinstance(error, WrongOutputError):
+        return fault("forward", error, "wrong_output")
+    kind = machine.kind_of(error)
+    return fault("forward", error if kind == "unsupported" else refusal or error, kind)
+
+
+def _all_ones(dtype: str, shape: Sequence[int]) -> memoryview:
+    """An output of NaN, or of minus ones."""
+    return memoryview(b"\xff" * (math.prod(shape) * getattr(torch, dtype).itemsize))
 
 
 def set_weights(model: Any, names: Sequence[Json], weights: dict[str, Json], blobs: Sequence[memoryview]) -> bool:

@@ -62,7 +62,7 @@ def _flat(value: Any) -> list[torch.Tensor]:
         return [value]
     if kind is list or kind is tuple:
         return [tensor for part in value for tensor in _flat(part)]
-    if kind is dict:
+    if kind is dict and all(type(name) is str for name in value):  # comparing other names would run their code
         return [tensor for name in sorted(value) for tensor in _flat(value[name])]
     if kind in (bool, int, float):
         return [torch.tensor(value)]
@@ -79,6 +79,6 @@ def _bytes(tensor: torch.Tensor, dtype: str, shape: Sequence[int], device: str) 
         raise WrongOutputError(
             f"the output is a {tensor.layout} tensor on {tensor.device}; a dense one on {device} counts"
         )
-    dense = _contiguous(_to(_detach(tensor), "cpu"))
+    dense = torch.resolve_neg(torch.resolve_conj(_contiguous(_to(_detach(tensor), "cpu"))))
     raw = _view(dense, torch.uint16) if dense.dtype == torch.bfloat16 else dense
     return _numpy(raw).data.cast("B") if raw.numel() else memoryview(b"")

@@ -6,8 +6,9 @@
 
 Work is multiply-adds for products, convolutions, attention and recurrent layers, and for anything else the elements of
 its largest input or output. Views, allocations, copies and casts are calls without work. Operators are seen where they
-reach ATen, so `nn.Linear` counts as the `addmm` that it is. In a process with hostile code a trace is a hint, no proof:
-that code can step around it.
+reach ATen, so `nn.Linear` counts as the `addmm` that it is; bodies of custom operators are looked into. `HostReads`
+counts what leaves PyTorch for Python or NumPy. In a process with hostile code a trace is a hint, no proof: that code
+can step around it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._library.custom_ops import OPDEFS
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from assay.envs.kernelbench.operators import kind_of, normal_name
@@ -28,6 +31,8 @@ _OUTER = ("outer", "ger", "addr", "kron")
 MAX_OPERATORS = 4096
 """Operators told apart; further ones count as `OTHER`. PyTorch has fewer, code that defines operators may not."""
 OTHER = "other"
+_MOVES = frozenset({"cat", "stack", "copy", "flip", "roll", "repeat", "repeat_interleave", "_chunk_cat"})
+"""Operators without work that put together what a gathering kernel would."""
 
 _UNMEASURABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
@@ -42,6 +47,8 @@ class WorkTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Nothing is counted yet. A trace may be entered again, and then goes on counting."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._counts: dict[Any, _Count] = {}
+        self.moved = 0
+        """Elements that operators without work put into other places; copies of a whole tensor not included."""
 
     @property
     def operations(self) -> dict[str, tuple[int, int]]:
@@ -75,8 +82,13 @@ class WorkTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Run under the trace again, or the operators that this one is made of would not be seen.
             with self:
                 return func.decompose(*args, **kwargs)
+        if count.body is not None:
+            with self:
+                return count.body(*args, **kwargs)
         result = func(*args, **kwargs)
         count.calls += 1
+        if count.moves:
+            self.moved += _elements((), {}, result)
         if count.measure is not None:
             count.work += _measured(count.measure, args, kwargs, result)
         return result
@@ -85,7 +97,7 @@ class WorkTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         schema = getattr(func, "_schema", None)
         name = normal_name(schema.name if schema is not None else str(func))
         if len(self._counts) < MAX_OPERATORS:
-            self._counts[func] = count = _Count(name, _measure_of(name, schema), _is_composite(func))
+            self._counts[func] = count = _Count(name, _measure_of(name, schema), _is_composite(func), _body_of(name))
             return count
         return self._counts.setdefault(OTHER, _Count(OTHER, _elements, False))
 
@@ -93,10 +105,23 @@ class WorkTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class _Count:
     """What an operator did so far, and how its work is measured (None where it does none)."""
 
-    __slots__ = ("calls", "composite", "measure", "name", "work")
+    __slots__ = ("body", "calls", "composite", "measure", "moves", "name", "work")
 
-    def __init__(self, name: str, measure: Measure | None, composite: bool) -> None:
+    def __init__(
+        self, name: str, measure: Measure | None, composite: bool, body: Callable[..., Any] | None = None
+    ) -> None:
         self.name, self.measure, self.composite, self.calls, self.work = name, measure, composite, 0, 0
+        self.body, self.moves = body, name in _MOVES
+
+
+def _body_of(name: str) -> Callable[..., Any] | None:
+    """The function behind an operator that `torch.library.custom_op` made; a mode is not active in it by itself."""
+    made = OPDEFS.get(name) if "::" in name and not name.startswith(("prims::", "rngprims::")) else None
+    if made is None:
+        return None
+    bodies = made._backend_fns
+    body: Callable[..., Any] | None = bodies.get("cpu") or bodies.get(None)
+    return body
 
 
 def _is_composite(func: Any) -> bool:
@@ -140,7 +165,7 @@ def _elements(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> in
     largest = 0
     for value in (result, *args, *kwargs.values()):
         if isinstance(value, _TENSOR):
-            size = value.numel()
+            size = value.numel() * (1 + value.dtype.is_complex)
         elif isinstance(value, _LISTS):
             size = sum(part.numel() for part in value if isinstance(part, _TENSOR))
         else:
@@ -151,12 +176,11 @@ def _elements(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> in
 
 
 def _results(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
-    """Elements fetched or put: those of the result, or of what is put where the result is the table itself."""
+    """Elements fetched or put: the most of indices, what is put, and the result unless that is the table itself."""
     if isinstance(result, _LISTS):
         return _elements((), {}, result)
-    if result is args[0]:
-        return max((a.numel() for a in args[1:] if isinstance(a, _TENSOR)), default=int(result.numel()))
-    return int(result.numel())
+    given = _elements(args[1:], kwargs, None)
+    return given or int(result.numel()) if result is args[0] else max(given, int(result.numel()))
 
 
 def _product(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
@@ -199,5 +223,32 @@ def _recurrent(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> i
 
 
 def _factorisation(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
-    """Elements times the last dimension: the order of a factorisation of square matrices."""
-    return int(args[0].numel() * args[0].shape[-1])
+    """Elements times the last dimension, of the largest matrix: the order of factorising or solving square ones."""
+    return max(int(a.numel() * a.shape[-1]) for a in args if isinstance(a, _TENSOR))
+
+
+_READS = frozenset(
+    {
+        *(torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.item, torch.Tensor.__array__, torch.Tensor.__repr__),
+        *(torch.Tensor.__float__, torch.Tensor.__int__, torch.Tensor.__index__, torch.Tensor.__complex__),
+        *(torch.Tensor.__bool__, torch.Tensor.__format__, torch.Tensor.__dlpack__, torch.Tensor.untyped_storage),
+        *(torch.Tensor.storage, torch.Tensor._typed_storage),
+    }
+)
+
+
+class HostReads(TorchFunctionMode):
+    """Counts the bytes of tensors that are read as Python numbers, text or NumPy arrays within it."""
+
+    def __init__(self) -> None:
+        """Nothing is counted yet."""
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run one function and count what it reads."""
+        if func in _READS and args and isinstance(args[0], _TENSOR):
+            self.bytes += args[0].numel() * args[0].element_size()
+        return func(*args, **(kwargs or {}))

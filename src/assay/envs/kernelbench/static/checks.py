@@ -28,7 +28,7 @@ from assay.envs.kernelbench.static.trees import walk
 
 Backend = Literal["triton", "cuda"]
 
-VERSION = 1
+VERSION = 2
 """Raised whenever a check changes what it finds; part of the grader's version."""
 
 

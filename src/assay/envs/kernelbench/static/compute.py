@@ -11,6 +11,7 @@ import ast
 import functools
 from collections.abc import Iterator
 
+from assay.envs.kernelbench.operators import is_heavy, normal_name
 from assay.envs.kernelbench.static.findings import Finding, Severity, found
 from assay.envs.kernelbench.static.names import Source, literal_getattr
 from assay.envs.kernelbench.static.tables import (
@@ -74,6 +75,8 @@ def _function(node: ast.AST, source: Source) -> ast.FunctionDef | ast.AsyncFunct
 
 
 def _library_name(node: ast.expr, dotted: str, source: Source, reference: frozenset[str]) -> Iterator[Finding]:
+    if dotted.startswith("torch.nn.modules.utils."):
+        return
     if dotted in HARMLESS_FUNCTIONAL:
         yield found("library_call", node, "suspect")
         return
@@ -89,7 +92,7 @@ def _library_name(node: ast.expr, dotted: str, source: Source, reference: frozen
     elif parts[:2] == ["torch", "ops"]:
         yield found("library_call", node, "suspect", note="a registered operator")
     elif parts[0] == "torch" and len(parts) > 1 and (len(parts) == 2 or parts[1] == "Tensor"):
-        if parts[-1] in HEAVY_FUNCTIONS:
+        if parts[-1] in HEAVY_FUNCTIONS or is_heavy(normal_name(parts[-1])):
             yield found("library_call", node, _while_building(node, source))
         elif parts[-1] in LIGHT:
             call = source.parents.get(node)

@@ -13,6 +13,7 @@ from assay.envs.kernelbench.static.names import Source, literal_getattr
 from assay.envs.kernelbench.static.tables import (
     ALLOWED_MODULES,
     ATTRIBUTES,
+    COMPUTE_PREFIXES,
     MODULES,
     NAMES,
     NUMPY_HARMLESS,
@@ -22,7 +23,19 @@ from assay.envs.kernelbench.static.tables import (
 from assay.envs.kernelbench.static.trees import walk
 
 _REFLECTION = frozenset({"builtins.getattr", "builtins.setattr", "builtins.delattr", "builtins.vars", "builtins.dir"})
-_STAR_OK = ("triton", "math", "typing")
+_STAR_OK = ("triton", "triton.language", "math", "typing")
+_BORROWED = frozenset(
+    {"torch", "numpy", "np", "os", "sys", "builtins", "subprocess", "threading", "ctypes", "inspect", "importlib"}
+    | {"gc", "weakref", "io"}
+)
+"""Modules that others import for themselves, and that no honest source takes from them."""
+_PRIVATE_OK = (
+    "torch._assert",
+    "torch.nn.init._calculate_",
+    "torch.nn.modules.utils.",
+    "torch.utils._triton.has_triton",
+)
+"""Private names that authors use for what they say."""
 _TELLTALE_VARIABLES = ("TRITON", "LD_", "PYTHON", "TORCHINDUCTOR", "TORCH_EXTENSIONS", "CUDA_LAUNCH", "NVIDIA")
 
 
@@ -60,7 +73,7 @@ def _import(node: ast.Import | ast.ImportFrom, source: Source, native: bool) -> 
             yield found("imports_reference", node, note="a submission is one module; there is nothing beside it")
             return
         modules = [node.module or ""]
-        if node.names[0].name == "*" and modules[0].partition(".")[0] not in _STAR_OK:
+        if node.names[0].name == "*" and modules[0] not in _STAR_OK:
             yield found("obfuscation", node, note="a star import hides what is used")
     else:
         modules = [alias.name for alias in node.names]
@@ -85,11 +98,23 @@ def _names(source: Source, native: bool) -> Iterator[Finding]:
         if "." not in dotted and _is_passed_on(node, source):
             yield found("obfuscation", source.parents.get(node, node), note="a module passed on as a value")
             continue
+        if (note := _behind_the_scenes(dotted)) and not dotted.startswith(tuple(COMPUTE_PREFIXES)):
+            yield found("introspection", node, note=note)
         entry = next((NAMES[prefix] for prefix in _prefixes(dotted) if prefix in NAMES), None)
         if entry is not None:
             yield found(entry[0], node, entry[1])
         elif (top := dotted.partition(".")[0]) in MODULES and top != "builtins":
             yield found(MODULES[top], node, "suspect" if top in SUSPECT_MODULES else "cheat")
+
+
+def _behind_the_scenes(dotted: str) -> str:
+    """What is odd about a name of PyTorch's or Triton's: it is private, or another module that they import."""
+    top, *parts = dotted.split(".")
+    if top not in ("torch", "triton") or dotted.startswith(_PRIVATE_OK):
+        return ""
+    if any(part.startswith("_") and not part.startswith("__") for part in parts):
+        return f"a private name of {top}"
+    return "a module reached through another" if _BORROWED.intersection(parts) else ""
 
 
 def _is_passed_on(node: ast.expr, source: Source) -> bool:
@@ -199,10 +224,17 @@ def _store_to(target: ast.Attribute | ast.Subscript, source: Source) -> Iterator
         yield found("monkeypatch", target)
 
 
+def _is_of_the_interpreter(attribute: str) -> bool:
+    """Whether an attribute belongs to what stands behind a tensor, compiled or interpreted, not to the language."""
+    return attribute == "handle" or (attribute.startswith("_") and attribute != "__name__")
+
+
 def _host_code_in_kernels(source: Source) -> Iterator[Finding]:
     for kernel in source.kernels.values():
         for statement in kernel.body:
             for node in walk(statement):
+                if isinstance(node, ast.Attribute) and _is_of_the_interpreter(node.attr):
+                    yield found("host_code_in_kernel", node)
                 if not isinstance(node, ast.Name) or source.in_annotation(node):
                     continue
                 dotted = source.dotted(node) or ""

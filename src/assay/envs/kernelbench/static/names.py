@@ -20,6 +20,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 _BUILTINS = frozenset(dir(builtins)) | {"__builtins__", "__file__"}
 _ALIAS_ROUNDS = 4
+_NOT_MAIN = object()
+"""The module's own name, of which no more is known than that it is not `__main__`."""
 _MAX_PARTS = 12
 """Longer dotted names stand for nothing that a table knows."""
 
@@ -263,12 +265,12 @@ def _dead_statements(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _constants(tree: ast.Module) -> dict[str, object]:
-    """Names that the whole source assigns exactly once, to a literal, at module level."""
+    """Names that the whole source binds exactly once, by assigning a literal at module level."""
     stores: dict[str, int] = {}
     for node in walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            stores[node.id] = stores.get(node.id, 0) + 1
-    values: dict[str, object] = {"__name__": "candidate"}
+        for name in _bindings(node):
+            stores[name] = stores.get(name, 0) + 1
+    values: dict[str, object] = {} if "__name__" in stores else {"__name__": _NOT_MAIN}
     for node in tree.body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.value, ast.Constant):
             target = node.targets[0]
@@ -277,17 +279,38 @@ def _constants(tree: ast.Module) -> dict[str, object]:
     return values
 
 
+_NAMED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler | ast.MatchAs | ast.MatchStar
+
+
+def _bindings(node: ast.AST) -> Iterator[str]:
+    """Names that a node itself binds, in whatever scope."""
+    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        yield node.id
+    elif isinstance(node, _NAMED):
+        yield node.name or ""
+    elif isinstance(node, ast.MatchMapping):
+        yield node.rest or ""
+    elif isinstance(node, ast.arg):
+        yield node.arg
+    elif isinstance(node, ast.alias):
+        yield node.asname or node.name.partition(".")[0]
+    elif isinstance(node, ast.Global | ast.Nonlocal):
+        yield from node.names
+
+
 def _truth(test: ast.expr, constants: dict[str, object]) -> bool | None:
     """The value of a condition that is plainly constant; None where it may be either."""
     if isinstance(test, ast.Constant):
         return bool(test.value)
     if isinstance(test, ast.Name) and test.id in constants:
-        return bool(constants[test.id])
+        return bool(constants[test.id])  # a module's name is never empty
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         value = _truth(test.operand, constants)
         return None if value is None else not value
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq | ast.NotEq):
         sides = [_constant(side, constants) for side in (test.left, test.comparators[0])]
+        if _NOT_MAIN in sides:
+            return isinstance(test.ops[0], ast.NotEq) if "__main__" in sides else None
         if None not in sides:
             return (sides[0] == sides[1]) is isinstance(test.ops[0], ast.Eq)
     if isinstance(test, ast.BoolOp):
@@ -311,6 +334,7 @@ def _reachable(source: Source) -> Iterator[ast.AST]:
     waiting += [source.definitions["ModelNew"]] if "ModelNew" in source.definitions else []
     # A decorator of unknown effect may call what it decorates, or keep it somewhere for a later call.
     waiting += [d for d in source.definitions.values() if d.decorator_list and not _is_kernel(source, d)]
+    waiting += _named_in_kernels(source)
     seen: set[ast.AST] = set()
     while waiting:
         root = waiting.pop()
@@ -321,6 +345,14 @@ def _reachable(source: Source) -> Iterator[ast.AST]:
         for node in source.walk(root):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in source.definitions:
                 waiting.append(source.definitions[node.id])
+
+
+def _named_in_kernels(source: Source) -> Iterator[ast.AST]:
+    """Definitions that kernels name: the interpreter, which runs kernels as Python, would call the host's functions."""
+    for kernel in source.kernels.values():
+        for node in walk(kernel):
+            if isinstance(node, ast.Name) and node.id in source.definitions:
+                yield source.definitions[node.id]
 
 
 def _is_kernel(source: Source, node: ast.AST) -> bool:

@@ -1,0 +1,52 @@
+"""Which addresses a kernel may touch: those of the tensors that it was given."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+
+class Ranges:
+    """Address ranges of the tensors that a launch may touch."""
+
+    def __init__(self) -> None:
+        self.starts = np.zeros(0, dtype=np.uint64)
+        self.ends = np.zeros(0, dtype=np.uint64)
+
+    def set(self, ranges: set[tuple[int, int]]) -> None:
+        """Replace them: first address and the one after the last, of each tensor's storage."""
+        ordered = sorted(ranges)
+        self.starts = np.array([start for start, _ in ordered], dtype=np.uint64)
+        self.ends = np.array([end for _, end in ordered], dtype=np.uint64)
+
+    def fault(self, pointers: Any, mask: Any, size: int, what: str) -> str:
+        """What is wrong with an access of `size` bytes at each of some addresses; empty where nothing is."""
+        touched = pointers[np.broadcast_to(mask, pointers.shape)] if mask is not None else pointers
+        if not touched.size:
+            return ""
+        if not self.starts.size:
+            return f"a {what} although the kernel was given no tensor"
+        low, high, width = touched.min(), touched.max(), np.uint64(size)
+        place = int(np.searchsorted(self.starts, low, side="right")) - 1
+        # Sums of addresses wrap around, so that the last of them would lie before every end; differences do not.
+        if place >= 0 and high <= self.ends[place] and self.ends[place] - high >= width:
+            return ""
+        places = np.searchsorted(self.starts, touched, side="right").astype(np.int64) - 1
+        ends = self.ends[np.maximum(places, 0)]
+        outside = (places < 0) | (touched > ends) | (ends - touched < width)
+        if not np.any(outside):
+            return ""
+        return (
+            f"a {what} of {size} bytes {self._beside(int(touched[np.argmax(outside)]), size)} of a tensor that the "
+            f"kernel was given ({np.count_nonzero(outside)} of {touched.size} addresses). Mask it."
+        )
+
+    def _beside(self, address: int, size: int) -> str:
+        """Where an access is that is outside, as seen from the nearest tensor."""
+        after = int(np.searchsorted(self.starts, np.uint64(address), side="right"))
+        beyond = address + size - int(self.ends[after - 1]) if after else math.inf
+        if after < len(self.starts) and int(self.starts[after]) - address < beyond:
+            return f"{int(self.starts[after]) - address} bytes before the start"
+        return f"{beyond} bytes past the end"
