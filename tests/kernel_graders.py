@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from assay.envs.kernelbench.arrays import HostTensor, Value, host_tensor, size_in_bytes
-from assay.envs.kernelbench.grader import HIDDEN, WORKER_ENVIRONMENT, Grader
+from assay.envs.kernelbench.grader import Grader
 from assay.envs.kernelbench.grader_config import GraderConfig
+from assay.envs.kernelbench.places import HIDDEN, WORKER_ENVIRONMENT
 from assay.envs.kernelbench.problems import Problem
 from assay.envs.kernelbench.reference import ReferenceProcess
 from assay.envs.kernelbench.trials import HARNESS

@@ -75,8 +75,9 @@ BOUNDARIES = {
     "assay.sandbox.child",
     "assay.sandbox.worker",
     "assay.envs.kernelbench.inside.compile_triton",
-    "assay.envs.kernelbench.inside.numerics",
+    "assay.envs.kernelbench.inside.numerics_gpu",
     "assay.envs.kernelbench.inside.reference_worker",
+    "assay.envs.kernelbench.inside.rounds",
     "assay.envs.kernelbench.inside.timed",
 }
 """Modules where any failure becomes data: the rollout, a reward's code, the sandboxed job, a kernel, a reference."""

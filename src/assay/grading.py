@@ -16,7 +16,7 @@ from assay.envs.kernelbench.pool import grade_many
 from assay.envs.kernelbench.problems import DatasetSource, Problem, find_problem, load_problems, read_problem_file
 from assay.envs.kernelbench.verdicts import Verdict
 from assay.errors import ConfigError, DataError
-from assay.schema import parse, settings, type_name
+from assay.schema import Setting, node_class, parse, settings, type_name
 from assay.types import Json
 
 MAX_KERNEL_BYTES = 20_000_000
@@ -50,7 +50,8 @@ def grade_file(problem: str, kernel: str, given: Mapping[str, Json]) -> tuple[Pr
     Args:
         problem: A problem's file, or `level/id` in the source that `given` names.
         kernel: The kernel's file; `-` for standard input.
-        given: Settings of `GraderConfig` and `ProblemSource`, as text.
+        given: Settings of `GraderConfig` (those of its nodes as `modal.NAME`, `timing.NAME`) and of `ProblemSource`, as
+            text.
 
     Raises:
         ConfigError: a setting that does not exist or cannot be.  DataError: a file that cannot be read, or no problem.
@@ -67,19 +68,27 @@ def read_grading(given: Mapping[str, Json]) -> tuple[GraderConfig, ProblemSource
     Raises:
         ConfigError: unknown, or not of its type.
     """
-    values: dict[type, dict[str, Json]] = {GraderConfig: {}, ProblemSource: {}}
-    known = {name: (node, setting) for node in values for name, setting in settings(node).items()}
+    values: dict[tuple[type, str], dict[str, Json]] = {(GraderConfig, ""): {}, (ProblemSource, ""): {}}
+    known: dict[str, tuple[tuple[type, str], Setting]] = {}
+    for node in (GraderConfig, ProblemSource):
+        for name, setting in settings(node).items():
+            if (inner := node_class(setting.annotation)) is None:
+                known[name] = (node, ""), setting
+                continue
+            values[inner, name] = {}
+            known |= {f"{name}.{leaf}": ((inner, name), found) for leaf, found in settings(inner).items()}
     for key, value in given.items():
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"Settings: {', '.join(known)}."
             raise ConfigError(f"{key}: there is no such setting of `assay grade`, so it would have no effect. {hint}")
-        node, setting = known[key]
+        place, setting = known[key]
         try:
-            values[node][key] = parse(value, setting.annotation)
+            values[place][setting.name] = parse(value, setting.annotation)
         except ValueError as error:
             raise ConfigError(f"{key}={value!r}: expected {type_name(setting.annotation)}.") from error
-    return GraderConfig(**values[GraderConfig]), ProblemSource(**values[ProblemSource])
+    nodes = {name: node(**found) for (node, name), found in values.items() if name}
+    return GraderConfig(**values[GraderConfig, ""], **nodes), ProblemSource(**values[ProblemSource, ""])
 
 
 def read_problem(name: str, source: ProblemSource) -> Problem:
@@ -128,5 +137,14 @@ def describe(problem: Problem, verdict: Verdict) -> str:
     scaling = verdict.evidence.get("scaling")
     if isinstance(scaling, Mapping) and scaling.get("changes"):
         facts.append(f"sizes scaled down (cap {scaling['cap']})")
+    if verdict.timing is not None:
+        facts.append(_speed(verdict.timing))
     facts.append("from the cache" if verdict.cached else f"{verdict.cpu_s:.2f} CPU seconds")
     return "\n".join([*lines, "  " + "; ".join(facts)])
+
+
+def _speed(timing: Mapping[str, Json]) -> str:
+    """A timing in words."""
+    bounds = f"{timing['lower']:.3g} to {timing['upper']:.3g}"
+    times = f"{timing['candidate_ms']:.4g} ms against {timing['baseline_ms']:.4g} ms"
+    return f"{timing['speedup']:.3g} times as fast as {timing['baseline']} ({bounds}; {times} on {timing['device']})"

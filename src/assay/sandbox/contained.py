@@ -1,4 +1,4 @@
-"""One job in a container that is used once: what runs on the far side of a remote sandbox.
+"""One job, or a few in step, in a container that is used once: what runs on the far side of a remote sandbox.
 
 The container is a wall of its own; inside it a job goes through the same `LocalSandbox` as on any machine, behind its
 walls where they stand. They are tried out at the start, and every answer says what held the candidate. A process that
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from assay.errors import SandboxError
-from assay.sandbox.base import JobResult
+from assay.sandbox.base import Job, JobResult
+from assay.sandbox.in_step import Group, run_in_step
 from assay.sandbox.local import LocalConfig, LocalSandbox
-from assay.sandbox.payload import decode_job, encode_answer
+from assay.sandbox.payload import decode_group, decode_job, encode_answer, encode_answers, is_group
 from assay.sandbox.probe import Features, probe, require
 
 Walls = Literal["auto", "strict"]
@@ -79,7 +80,7 @@ class Contained:
         self._thread.submit(self._start).result()
 
     def answer(self, payload: bytes) -> bytes:
-        """Run the job in a payload.
+        """Run the job in a payload, or the jobs in step.
 
         Raises:
             DataError: this is no job.
@@ -99,13 +100,13 @@ class Contained:
             choice = choose(self._walls, features, has_gpu())
             self._words = choice.words
             known = features if choice.sandbox == "strict" else None
-            self._sandbox = LocalSandbox(LocalConfig(sandbox=choice.sandbox, workers=1), known)
+            self._sandbox = LocalSandbox(LocalConfig(sandbox=choice.sandbox, workers=2), known)  # two in step
             self._runner.run(self._sandbox.start([self._harness], each=1))
         except SandboxError as error:
             self._broken = str(error)
 
     def _answer(self, payload: bytes) -> bytes:
-        job, token = decode_job(payload)
+        job, token = decode_group(payload) if is_group(payload) else decode_job(payload)
         if self._used:
             return self._excuse(token, "this container has already run a candidate and runs no other")
         if job.harness != self._harness:
@@ -114,10 +115,14 @@ class Contained:
             return self._excuse(token, self._broken or "it was never started", refused=bool(self._broken))
         self._used = True
         try:
-            result = self._runner.run(self._sandbox.run(job))
+            return self._runner.run(self._run(self._sandbox, job, token))
         except SandboxError as error:
             return self._excuse(token, str(error), refused=True)
-        return encode_answer(result, token, self._words)
+
+    async def _run(self, sandbox: LocalSandbox, job: Job | Group, token: str) -> bytes:
+        if isinstance(job, Group):
+            return encode_answers(await run_in_step(sandbox, job), token, self._words)
+        return encode_answer(await sandbox.run(job), token, self._words)
 
     def _close(self, sandbox: LocalSandbox) -> None:
         self._runner.run(sandbox.close())

@@ -7,6 +7,7 @@ Jobs that come within a short window leave together, as one unordered starmap; e
 container is done, so a slow kernel keeps nobody waiting. Nothing is awaited under a lock. What is lost on the way is
 tried again alone, and in the end `infra`; only an input that ran out of its time is `timeout`. All rounds of a job go
 out at once, so `after_round` is called afterwards, on the outputs that came: it decides what counts, not what runs.
+Jobs in step (`run_in_step`) go to one container together and take turns there.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ import chz
 
 from assay.errors import ConfigError, DataError, MissingDependencyError, SandboxError
 from assay.sandbox.base import AfterRound, Job, JobResult
-from assay.sandbox.payload import Answer, encode_job, open_answer
+from assay.sandbox.in_step import Group
+from assay.sandbox.payload import Answer, encode_group, encode_job, open_answer
+
+Results = JobResult | tuple[JobResult, ...]
+"""Of a job, or of jobs in step."""
 
 log = logging.getLogger(__name__)
 
@@ -109,9 +114,9 @@ class Remote(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Waiter:
-    job: Job
+    job: Job | Group
     token: str
-    done: asyncio.Future[JobResult]
+    done: asyncio.Future[Results]
 
 
 class ModalSandbox:
@@ -145,18 +150,30 @@ class ModalSandbox:
         Raises:
             SandboxError: Modal or the app refuses every job; the message says what to do.
         """
-        limits = dataclasses.replace(job.limits, wall_s=min(job.limits.wall_s, self.config.modal_timeout))
-        job = dataclasses.replace(job, limits=limits)
-        result = JobResult("infra", "the sandbox was closed")
+        (result,) = _each(await self._run(_within(job, self.config.modal_timeout)), 1)
+        return await tell(result, job, after_round)
+
+    async def run_in_step(self, group: Group) -> tuple[JobResult, ...]:
+        """The results of jobs that take turns in one container; see `assay.sandbox.in_step`. They share its time.
+
+        Raises:
+            SandboxError: Modal or the app refuses every job; the message says what to do.
+        """
+        share = self.config.modal_timeout / len(group.jobs)
+        within = Group(tuple(_within(job, share) for job in group.jobs), group.order)
+        return _each(await self._run(within), len(group.jobs))
+
+    async def _run(self, job: Job | Group) -> Results:
+        result: Results = JobResult("infra", "the sandbox was closed")
         for attempt in range(1 + self.config.modal_retries):
             async with self._slots:
                 if self._closed:
                     break
-                result = dataclasses.replace(await self._attempt(job, alone=attempt > 0), retried=attempt > 0)
-            if result.end != "infra":
+                result = _retried(await self._attempt(job, alone=attempt > 0), attempt > 0)
+            if (lost := _lost(result)) is None:
                 break
-            log.warning("a job of %s was lost at Modal (%s)", job.harness, result.message)
-        return await tell(result, job, after_round)
+            log.warning("a job of %s was lost at Modal (%s)", job.harness, lost.message)
+        return result
 
     async def close(self) -> None:
         """Drop the jobs in flight, which end as `infra`. Safe to call twice."""
@@ -173,7 +190,7 @@ class ModalSandbox:
         await asyncio.gather(*batches, return_exceptions=True)
         await self._remote.close()
 
-    async def _attempt(self, job: Job, alone: bool) -> JobResult:
+    async def _attempt(self, job: Job | Group, alone: bool) -> Results:
         """One attempt; alone where an earlier one was lost, so that what happens now is certainly its own."""
         waiter = _Waiter(job, secrets.token_hex(16), asyncio.get_running_loop().create_future())
         if alone:
@@ -202,7 +219,7 @@ class ModalSandbox:
         task = asyncio.get_running_loop().create_task(self._exchange(harness, batch))
         self._batches.add(task)
 
-        def deserted(gone: asyncio.Future[JobResult]) -> None:
+        def deserted(gone: asyncio.Future[Results]) -> None:
             if gone.cancelled() and all(waiter.done.done() for waiter in batch):
                 task.cancel()
 
@@ -219,7 +236,7 @@ class ModalSandbox:
     async def _exchange(self, harness: str, batch: list[_Waiter]) -> None:
         """Send a batch, and give each waiter its answer as it comes."""
         open_ = {waiter.token: waiter for waiter in batch}
-        payloads = [encode_job(waiter.job, waiter.token) for waiter in batch]
+        payloads = [_encoded(waiter.job, waiter.token) for waiter in batch]
         lost: list[Lost] = []
         try:
             async with asyncio.timeout(self.config.modal_queue_timeout):
@@ -250,16 +267,43 @@ class ModalSandbox:
         _give([waiter], self._read(answer, waiter.job))
         return None
 
-    def _read(self, answer: Answer, job: Job) -> JobResult | SandboxError:
+    def _read(self, answer: Answer, job: Job | Group) -> Results | SandboxError:
+        result: Results
         try:
-            result = answer.result(job)
+            result = answer.results(job) if isinstance(job, Group) else answer.result(job)
         except DataError as error:
             return JobResult("infra", str(error))
-        if answer.refused and job.harness not in self._proven:
-            return SandboxError(f"No job of {job.harness} can be run in Modal's containers: {result.message}")
-        if result.end != "infra":
+        lost = _lost(result)
+        if answer.refused and lost is not None and job.harness not in self._proven:
+            return SandboxError(f"No job of {job.harness} can be run in Modal's containers: {lost.message}")
+        if lost is None:
             self._proven.add(job.harness)
         return result
+
+
+def _within(job: Job, wall_s: float) -> Job:
+    """A job that may take no longer than that."""
+    return dataclasses.replace(job, limits=dataclasses.replace(job.limits, wall_s=min(job.limits.wall_s, wall_s)))
+
+
+def _encoded(job: Job | Group, token: str) -> bytes:
+    return encode_group(job, token) if isinstance(job, Group) else encode_job(job, token)
+
+
+def _each(result: Results, count: int) -> tuple[JobResult, ...]:
+    """A result for each job; what became of a whole container became of each."""
+    return (result,) * count if isinstance(result, JobResult) else result
+
+
+def _lost(result: Results) -> JobResult | None:
+    """The result that says that the sandbox failed."""
+    return next((item for item in _each(result, 1) if item.end == "infra"), None)
+
+
+def _retried(result: Results, retried: bool) -> Results:
+    if isinstance(result, JobResult):
+        return dataclasses.replace(result, retried=retried)
+    return tuple(dataclasses.replace(item, retried=retried) for item in result)
 
 
 def settle(unanswered: int, lost: Sequence[Lost]) -> Lost:
@@ -314,12 +358,12 @@ def modal_remote(config: ModalConfig) -> Remote:
     return ModalRemote(config)
 
 
-def _give(waiters: Iterable[_Waiter], answer: JobResult | BaseException) -> None:
+def _give(waiters: Iterable[_Waiter], answer: Results | BaseException) -> None:
     """Answer those who still wait."""
     for waiter in waiters:
         if waiter.done.done():
             continue
-        if isinstance(answer, JobResult):
-            waiter.done.set_result(answer)
-        else:
+        if isinstance(answer, BaseException):
             waiter.done.set_exception(answer)
+        else:
+            waiter.done.set_result(answer)

@@ -36,7 +36,7 @@ SOURCE = f"/usr/local/lib/python{PYTHON}/site-packages/assay"
 image = (
     modal.Image.from_registry(BASE_IMAGE, add_python=PYTHON)
     .entrypoint([])
-    .apt_install("bubblewrap", "gcc", "g++")
+    .apt_install("bubblewrap", "gcc", "g++", "ninja-build")
     .pip_install(*PINS)
     .env({"OMP_NUM_THREADS": "1"})
     .add_local_dir(Path(assay.__file__).parent, SOURCE, ignore=["**/__pycache__", "**/*.pyc"])

@@ -13,16 +13,20 @@ import json
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 from assay.errors import AssayError, DataError
 from assay.sandbox.base import REPORT_BYTES, STDERR_BYTES, Buffer, End, Job, JobResult, Limits, Round
+from assay.sandbox.in_step import Group
 from assay.types import Json
 
 _HEAD = struct.Struct("<8sI")
 """Kind of payload with its version, and the length of the JSON that follows; the buffers come after it."""
 _JOB, _ANSWER = b"assayJ01", b"assayA01"
+_GROUP, _ANSWERS = b"assayG01", b"assayB01"
+"""Jobs in step, and their answers: JSON with the lengths of the payloads that follow it."""
 
 _ENDS: tuple[End, ...] = ("ok", "crash", "timeout", "memory", "infra")
 """What a container can say; only a caller stops a job, and the caller is here."""
@@ -79,6 +83,47 @@ def decode_job(payload: bytes) -> tuple[Job, str]:
         ) from None
 
 
+def encode_group(group: Group, token: str) -> bytes:
+    """What a container needs to run jobs in step."""
+    parts = [encode_job(job, token) for job in group.jobs]
+    return _pack(_GROUP, {"token": token, "order": list(group.order), "sizes": [len(part) for part in parts]}, parts)
+
+
+def is_group(payload: bytes) -> bool:
+    """Whether a payload asks for jobs in step."""
+    return payload.startswith(_GROUP)
+
+
+def decode_group(payload: bytes) -> tuple[Group, str]:
+    """Jobs in step and their token. They pause: nothing of one runs in the other's turn.
+
+    Raises:
+        DataError: this is no such payload.
+    """
+    header, body = _unpack(_GROUP, payload)
+    try:
+        jobs = tuple(replace(decode_job(bytes(part))[0], pause=True) for part in _parts(header, body))
+        return Group(jobs, tuple(header["order"])), str(header["token"])
+    except (KeyError, TypeError, ValueError, AssayError) as error:
+        raise DataError(f"Jobs in step cannot be read: {error}") from None
+
+
+def encode_answers(results: Sequence[JobResult], token: str, walls: str) -> bytes:
+    """What goes back for jobs in step."""
+    parts = [encode_answer(result, token, walls) for result in results]
+    return _pack(_ANSWERS, {"token": token, "refused": False, "sizes": [len(part) for part in parts]}, parts)
+
+
+def _parts(header: dict[str, Any], body: memoryview) -> list[memoryview]:
+    sizes = header.get("sizes")
+    if not isinstance(sizes, list) or any(type(size) is not int or size < 0 for size in sizes):
+        raise DataError("A payload of several parts does not say how long they are.")
+    if sum(sizes) != len(body):
+        raise DataError(f"Parts of {sum(sizes)} bytes were announced, and {len(body)} came.")
+    ends = list(accumulate(sizes))
+    return [body[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
 def encode_answer(result: JobResult, token: str, walls: str, refused: bool = False) -> bytes:
     """What goes back. `walls` says what held the candidate; `refused`: no job of this harness can run here."""
     header = {
@@ -108,16 +153,34 @@ class Answer:
     refused: bool
     header: dict[str, Any]
     body: memoryview
+    several: bool = False
+    """Whether it has the answers of jobs in step."""
 
-    def result(self, job: Job) -> JobResult:
-        """The result, if it has the form that results of this job have.
+    def results(self, group: Group) -> tuple[JobResult, ...]:
+        """The results of jobs in step, if they have the form that results of these jobs have.
+
+        Raises:
+            DataError: they have not, or one answer came for all (a container that could run none of them).
+        """
+        if not self.several:
+            return (self.result(group.jobs[0]),) * len(group.jobs)
+        parts = _parts(self.header, self.body)
+        if len(parts) != len(group.jobs):
+            raise DataError(f"{len(parts)} answers came for {len(group.jobs)} jobs in step.")
+        answers = [open_answer(bytes(part)) for part in parts]
+        return tuple(a.result(job, in_step=True) for a, job in zip(answers, group.jobs, strict=True))
+
+    def result(self, job: Job, in_step: bool = False) -> JobResult:
+        """The result, if it has the form that results of this job have; `stopped` is one only for jobs in step.
 
         Raises:
             DataError: it has not; the message says where.
         """
         header = self.header
+        if self.several:
+            raise DataError("Several answers came for one job.")
         end, rounds = header.get("end"), header.get("rounds")
-        if end not in _ENDS:
+        if end not in _ENDS and not (in_step and end == "stopped"):
             raise DataError(f"An answer ends in {_shown(end)}, which is none of {', '.join(_ENDS)}.")
         if type(rounds) is not int or not 0 <= rounds <= len(job.rounds) or (end == "ok" and rounds < len(job.rounds)):
             raise DataError(f"An answer ({end}) has {_shown(rounds)} rounds of {len(job.rounds)}.")
@@ -160,11 +223,12 @@ def open_answer(payload: object) -> Answer:
     """
     if not isinstance(payload, bytes):
         raise DataError(f"A container answered with a {type(payload).__name__} where bytes were due.")
-    header, body = _unpack(_ANSWER, payload, _ANSWER_JSON_BYTES)
+    several = payload.startswith(_ANSWERS)
+    header, body = _unpack(_ANSWERS if several else _ANSWER, payload, _ANSWER_JSON_BYTES)
     token, refused = header.get("token"), header.get("refused")
     if not isinstance(token, str) or not isinstance(refused, bool):
         raise DataError("An answer does not say whose it is.")
-    return Answer(token, refused, header, body)
+    return Answer(token, refused, header, body, several)
 
 
 def _pack(kind: bytes, header: Json, buffers: Sequence[Buffer]) -> bytes:

@@ -13,8 +13,9 @@ import chz
 import pytest
 
 from assay.envs.kernelbench import compile as compile_stage
-from assay.envs.kernelbench.grader import Grader, local_sandbox
+from assay.envs.kernelbench.grader import Grader
 from assay.envs.kernelbench.grader_config import GraderConfig
+from assay.envs.kernelbench.places import local_sandbox
 from assay.envs.kernelbench.problems import Problem, make_problem
 from assay.envs.kernelbench.submissions import read_submission
 from assay.envs.kernelbench.toolkit import find_toolkit

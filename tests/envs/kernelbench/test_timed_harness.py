@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from assay.envs.kernelbench.inside import timed
+from assay.envs.kernelbench.inside.precision import set_precision_policy
 from assay.envs.kernelbench.inside.tensors import WrongOutputError
-from assay.envs.kernelbench.inside.timed import CudaClock, flat_tensors, set_precision_policy
+from assay.envs.kernelbench.inside.timed import CudaClock, flat_tensors
 
 
 def test_a_worker_starts_no_device_and_no_thread() -> None:

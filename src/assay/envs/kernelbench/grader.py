@@ -4,44 +4,44 @@
         verdict = await grader.grade(problem, code)
 
 Stages: parse -> static checks -> numerics -> compile check (-> timing, on a GPU). Numerics come before the compiler
-because most candidates fail there and it costs less; `compile_check=all` asks the compiler first. A `Grader` belongs to
-one event loop. It draws secret inputs, runs candidates in a sandbox, and decides everything itself.
+because most candidates fail there and it costs less; `compile_check=all` asks the compiler first. On a GPU kernels are
+compiled in earnest, so that check is left out. A `Grader` belongs to one event loop. It draws secret inputs, runs
+candidates in a sandbox, and decides everything itself.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import secrets
 from dataclasses import dataclass, replace
-from importlib import resources
+from functools import partial
 
+from assay.envs.kernelbench import device_trials
 from assay.envs.kernelbench.compile import TRITON_HARNESS, CompileReport, compile_cuda, compile_triton
 from assay.envs.kernelbench.draws import Draw, DrawBank
 from assay.envs.kernelbench.grader_config import GraderConfig
+from assay.envs.kernelbench.places import place_of
 from assay.envs.kernelbench.problems import Problem
 from assay.envs.kernelbench.reference import ReferenceProcess, fit_problem
 from assay.envs.kernelbench.scaling import ScaledProblem, unscaled
 from assay.envs.kernelbench.static.checks import VERSION as STATIC_VERSION
 from assay.envs.kernelbench.static.checks import StaticReport, check
-from assay.envs.kernelbench.toolkit import find_toolkit, triton_executables
+from assay.envs.kernelbench.timed_jobs import HARNESS as TIMED
+from assay.envs.kernelbench.timing_stage import Turns, stopwatch_for, timed, timed_problem
 from assay.envs.kernelbench.trials import HARNESS as NUMERICS
 from assay.envs.kernelbench.trials import Answers, Call, job_inputs, judge, numerics_job, plan_calls
 from assay.envs.kernelbench.verdicts import Verdict
-from assay.errors import MissingDependencyError, ReferenceModelError
+from assay.errors import ReferenceModelError
 from assay.sandbox.base import Limits, Sandbox
-from assay.sandbox.local import LocalConfig, LocalSandbox
+from assay.sandbox.in_step import RunsGroups
+from assay.sandbox.local import LocalSandbox
 from assay.types import Json
 
 VERSION = f"2.{STATIC_VERSION}"
 """Raised with every change that may change a verdict."""
 
-HIDDEN = (str(resources.files("assay.envs.kernelbench") / "shipped"),)
-"""What candidates must not read although it lies beside the harness."""
 TF32_HINT = '. Note: tl.dot rounds float32 operands to TF32, here as on a GPU, unless given input_precision="ieee"'
-WORKER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""A second thread in a worker would hang its forks."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class Grader:
 
         Args:
             config: Settings.
-            sandbox: Where candidates run; a local one by default. Whoever passes one closes it.
+            sandbox: Where candidates run; by default what `config.run_on` says. Whoever passes one closes it.
             reference: The process that runs references; likewise.
             seed: Makes inputs and the order of calls repeatable, for examining a verdict. Never for training.
             static: False leaves the static checks out, so that everything reaches the sandbox. For testing it.
@@ -81,8 +81,10 @@ class Grader:
         self.config = config or GraderConfig()
         self._own_sandbox = sandbox is None
         self._own_reference = reference is None
-        self.sandbox: Sandbox = sandbox or local_sandbox(self.config)
-        self._reference = reference or ReferenceProcess()
+        self.sandbox: Sandbox = sandbox or place_of(self.config)
+        self._reference = reference or ReferenceProcess(device=self.config.reference_device)
+        self._stopwatch = stopwatch_for(self.config, self.sandbox) if self.config.measure_performance else None
+        self._turns = Turns(one_device=not isinstance(self.sandbox, RunsGroups))
         self._seed = seed
         self._random: random.Random = random.Random(seed) if seed is not None else secrets.SystemRandom()
         self._static = static
@@ -119,7 +121,7 @@ class Grader:
         report, early = self._examine(problem, code)
         if early is not None:
             return early
-        if self.config.backend == "cuda":
+        if self.config.backend == "cuda" and self.config.device == "cpu":
             compiled = await compile_cuda(self.sandbox, code, arch=self.config.arch)
             return replace(_of_cuda(compiled, _suspicions(report)), problem=problem.hash)
         try:
@@ -148,7 +150,10 @@ class Grader:
     def _warm_up(self) -> asyncio.Task[None] | None:
         """Start the first workers beside the first reference: each imports PyTorch, which takes seconds."""
         if self._warming is None and isinstance(self.sandbox, LocalSandbox):
-            harnesses = [NUMERICS, *([TRITON_HARNESS] if self.config.compile_check != "off" else [])]
+            on_gpu = self.config.device == "cuda"
+            harnesses = [device_trials.HARNESS if on_gpu else NUMERICS]
+            harnesses += [TRITON_HARNESS] if self.config.compile_check != "off" and not on_gpu else []
+            harnesses += 2 * [TIMED] if self._stopwatch is not None else []
             self._warming = asyncio.create_task(self.sandbox.start(harnesses, each=1))
         return self._warming
 
@@ -197,6 +202,22 @@ class Grader:
         config = self.config
         calls = plan_calls(draw, config.num_correct_trials, self._random, _constant_families(prepared))
         evidence = _suspicions(report) | {"scaling": prepared.scaled.scaling.to_json()}
+        verdict = await self._right(draw, calls, code, report, evidence)
+        if verdict.ok and self._stopwatch is not None:
+            bits = self._random.getrandbits
+            problem = timed_problem(prepared.scaled, draw, config.precision, self._reference, bits)
+            async with self._turns.alone():
+                verdict = await timed(verdict, code, problem, self._stopwatch, config)
+        return verdict
+
+    async def _right(
+        self, draw: Draw, calls: tuple[Call, ...], code: str, report: StaticReport, evidence: dict[str, Json]
+    ) -> Verdict:
+        """The verdict of numerics and compiler."""
+        config = self.config
+        if config.device == "cuda":
+            async with self._turns.shared():
+                return await self._on_gpu(draw, calls, code, report, evidence)
         compiled: CompileReport | None = None
         if config.compile_check == "all":
             compiled = await self._compile(draw, calls, code)
@@ -231,6 +252,26 @@ class Grader:
             return replace(verdict, message=f"{verdict.message}{TF32_HINT}")
         return verdict
 
+    async def _on_gpu(
+        self, draw: Draw, calls: tuple[Call, ...], code: str, report: StaticReport, evidence: dict[str, Json]
+    ) -> Verdict:
+        config = self.config
+        answers = Answers(draw, calls, config.precision)
+        plain = numerics_job(code, draw, calls, Limits(), config.max_programs, config.precision)
+        result = await self.sandbox.run(
+            device_trials.on_device(plain, config), partial(device_trials.after_start, answers)
+        )
+        if (lost := device_trials.not_started(result)) is not None:
+            return lost
+        result = device_trials.without_start(result)
+        kernels = (device_trials.NATIVE,) if config.backend == "cuda" else report.kernels
+        verdict = judge(result, answers, kernels, config.policy, evidence)
+        if verdict.kind == "crash" and (words := device_trials.refused_by_compiler(result)) is not None:
+            return replace(verdict, kind="compile_error", stage="compile", message=words, compiled=False)
+        if verdict.kind == "wrong" and report.tf32_dot_possible and config.precision == "float32":
+            return replace(verdict, message=f"{verdict.message}{TF32_HINT}")
+        return replace(verdict, compiled=True) if verdict.ok else verdict
+
     async def _compile(self, draw: Draw, calls: tuple[Call, ...], code: str) -> CompileReport:
         header, inputs = job_inputs(draw, calls[0].case)
         return await compile_triton(
@@ -240,30 +281,6 @@ class Grader:
             inputs=inputs,
             arch=self.config.arch,
         )
-
-
-def local_sandbox(config: GraderConfig) -> LocalSandbox:
-    """The sandbox on this machine in which candidates are graded.
-
-    Raises:
-        SandboxError: the machine cannot isolate untrusted code.
-    """
-    readable: tuple[str, ...] = ()
-    executables = triton_executables()
-    if config.backend == "cuda":
-        with contextlib.suppress(MissingDependencyError):  # the compile stage says what is missing
-            toolkit = find_toolkit()
-            readable, executables = toolkit.readable, toolkit.executables
-    return LocalSandbox(
-        LocalConfig(
-            sandbox=config.sandbox,
-            workers=config.workers,
-            environment=WORKER_ENVIRONMENT,
-            readable=readable,
-            hidden=HIDDEN,
-            executables=executables,
-        )
-    )
 
 
 def _refusal(prepared: _Prepared) -> str:

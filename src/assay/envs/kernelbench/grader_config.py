@@ -7,12 +7,18 @@ from typing import Literal, get_args
 import chz
 
 from assay.envs.kernelbench.compile import shared_limit
+from assay.envs.kernelbench.devices import nvidia_devices
 from assay.envs.kernelbench.reference import Precision
 from assay.envs.kernelbench.static.checks import Backend
+from assay.envs.kernelbench.timing import Baseline
+from assay.envs.kernelbench.timing_config import TimingConfig
 from assay.errors import ConfigError
+from assay.sandbox.modal import ModalConfig
 
 CompileCheck = Literal["right", "all", "off"]
 Policy = Literal["strict", "partial"]
+Device = Literal["cpu", "cuda"]
+RunOn = Literal["local", "modal"]
 Scale = Literal["fit", "none"]
 Walls = Literal["strict", "unsafe"]
 
@@ -23,6 +29,9 @@ _CHOICES = {
     "scale": Scale,
     "compile_check": CompileCheck,
     "sandbox": Walls,
+    "device": Device,
+    "run_on": RunOn,
+    "reference_device": Device,
 }
 
 
@@ -52,6 +61,25 @@ class GraderConfig:
     """CPU limit of one candidate."""
     memory_mb: int = 2048
     """Memory limit of one candidate, in MiB."""
+    device: Device = "cpu"
+    """Where kernels run: `cpu`, in Triton's interpreter, or `cuda`, on a GPU."""
+    run_on: RunOn = "local"
+    """Whose device that is: this machine's (`local`), or that of a container at Modal (`modal`; see the node modal)."""
+    setup_s: float = 300.0
+    """Seconds, of wall clock and of CPU, that a candidate on a GPU may take besides, to start CUDA and to compile."""
+    device_memory_mb: int = 16384
+    """Memory on the host that a candidate on a GPU may use, in MiB, in place of `memory_mb`."""
+    measure_performance: bool = False
+    """Time right candidates against the reference; needs device=cuda."""
+    baselines: tuple[Baseline, ...] = ("eager",)
+    """What they are timed against: the reference as it is (`eager`), under `torch.compile` (`compile`), or both. The
+    speedup over the first is the verdict's."""
+    timing: TimingConfig = chz.field(default_factory=TimingConfig)
+    """How they are timed."""
+    modal: ModalConfig = chz.field(default_factory=ModalConfig)
+    """GPU, time limit and app of run_on=modal. Only the GPU and the time limit may change a verdict."""
+    reference_device: Device = "cpu"
+    """Where this machine runs references, in float64: `cuda` for sizes that a processor is too slow for."""
     sandbox: Walls = "strict"
     """`unsafe` runs candidates without walls, where a machine cannot give any; never for rewards that train a model."""
     workers: int = 0
@@ -69,10 +97,18 @@ class GraderConfig:
 
     @chz.validate
     def _sensible(self) -> None:
-        for name in ("num_correct_trials", "max_programs", "memory_mb", "draws", "uses_per_draw", "cache_mb"):
+        for name in (
+            "num_correct_trials",
+            "max_programs",
+            "memory_mb",
+            "device_memory_mb",
+            "draws",
+            "uses_per_draw",
+            "cache_mb",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"grader.{name}={getattr(self, name)} must be at least 1.")
-        for name in ("wall_s", "cpu_s"):
+        for name in ("wall_s", "cpu_s", "setup_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"grader.{name}={getattr(self, name)} must be a positive number of seconds.")
         if self.workers < 0:
@@ -81,3 +117,43 @@ class GraderConfig:
             if getattr(self, name) not in get_args(known):
                 raise ConfigError(f"grader.{name}={getattr(self, name)!r} is none of {', '.join(get_args(known))}.")
         shared_limit(self.arch)
+
+    @chz.validate
+    def _at_hand(self) -> None:
+        wanted = [name for name in ("device", "reference_device") if getattr(self, name) == "cuda"]
+        if self.run_on == "modal":
+            wanted = [name for name in wanted if name != "device"]
+        if wanted and not nvidia_devices():
+            raise ConfigError(
+                f"grader.{wanted[0]}=cuda: this machine has no device file /dev/nvidia*, so nothing could run on a GPU "
+                "here. Load its driver (nvidia-smi makes the files), grade at Modal (run_on=modal), or on the "
+                "processor (device=cpu)."
+            )
+        if self.run_on == "modal" and self.backend == "cuda" and self.device == "cpu":
+            raise ConfigError(
+                "grader.backend=cuda with run_on=modal and device=cpu would compile CUDA sources in a container with a "
+                "GPU and not run them. Set device=cuda."
+            )
+
+    @chz.validate
+    def _timed(self) -> None:
+        unknown = [name for name in self.baselines if name not in get_args(Baseline)]
+        if unknown or not self.baselines or len(set(self.baselines)) < len(self.baselines):
+            raise ConfigError(
+                f"grader.baselines={self.baselines}: give one or both of {', '.join(get_args(Baseline))}."
+            )
+        if not self.measure_performance:
+            return
+        if self.device != self.timing.device:
+            raise ConfigError(
+                f"grader.measure_performance=true with device={self.device} and timing.device={self.timing.device}: "
+                "speed is measured on a GPU (device=cuda). timing.device=cpu beside device=cpu times the interpreter, "
+                "which is good for trying out the protocol and nothing else."
+            )
+        if self.scale == "fit" and self.device == "cuda":
+            raise ConfigError(
+                "grader.measure_performance=true with scale=fit would time problems at the smallest sizes that tell "
+                "right from wrong, where a launch takes longer than the work. Set scale=none."
+            )
+        if 0 < self.workers < 2:
+            raise ConfigError("grader.measure_performance=true runs two jobs in step: give workers=2 or more, or 0.")

@@ -5,7 +5,8 @@
 
 The baseline is the reference in a child of its own, run by the same harness. It is timed alone first, then the
 candidate joins, and both get the same fresh inputs sample by sample. Whoever is not at work is stopped. Every output of
-every call, warm-up or not, is compared with the baseline's. One comparison runs at a time.
+every call, warm-up or not, is compared with the baseline's. One comparison runs at a time, unless the sandbox takes
+each to a device of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import Sequence
 
 from assay.envs.kernelbench.timed_jobs import (
     ROUNDS,
@@ -31,63 +33,18 @@ from assay.envs.kernelbench.timed_jobs import (
 from assay.envs.kernelbench.timing import Baseline, Finding, Measured, Timing, conclude, plan_calls, secret_order
 from assay.envs.kernelbench.timing_config import TimingConfig
 from assay.errors import ConfigError
-from assay.sandbox import Job, JobResult, Sandbox
+from assay.sandbox import JobResult, Sandbox
+from assay.sandbox.in_step import Group, RunsGroups, run_in_step
 
 PILOT_SAMPLES = 5
 
 
-class _EndedError(Exception):
-    """A job ended before its time."""
+class _BaselineError(Exception):
+    """The baseline's job did not come to its end."""
 
-    def __init__(self, lane: _Lane, result: JobResult) -> None:
+    def __init__(self, result: JobResult) -> None:
         super().__init__(result.message)
-        self.lane, self.result = lane, result
-
-
-class _Lane:
-    """One of the jobs in step: it moves when it is told to, and is stopped otherwise."""
-
-    def __init__(self, sandbox: Sandbox, job: Job) -> None:
-        self.outputs: list[tuple[bytes, ...]] = []
-        self._arrivals: asyncio.Queue[None] = asyncio.Queue()
-        self._permits: asyncio.Queue[bool] = asyncio.Queue()
-        self._task = asyncio.create_task(sandbox.run(job, self._after_round))
-
-    async def _after_round(self, index: int, outputs: tuple[bytes, ...]) -> bool:
-        if index != len(self.outputs):
-            return False  # a second attempt, after its worker died: the other job has gone on meanwhile
-        self.outputs.append(outputs)
-        self._arrivals.put_nowait(None)
-        return await self._permits.get()
-
-    async def arrive(self) -> None:
-        """Wait until the round under way is done. Raises _EndedError where the job is."""
-        arrival = asyncio.ensure_future(self._arrivals.get())
-        try:
-            await asyncio.wait({arrival, self._task}, return_when=asyncio.FIRST_COMPLETED)
-            if not arrival.done():
-                raise _EndedError(self, self._task.result())
-        finally:
-            arrival.cancel()
-
-    async def step(self) -> None:
-        """Let it do one round."""
-        self._permits.put_nowait(True)
-        await self.arrive()
-
-    async def finish(self) -> JobResult:
-        """Let it do its last round. Raises _EndedError where that does not end it well."""
-        self._permits.put_nowait(True)
-        result = await self._task
-        if result.end != "ok":
-            raise _EndedError(self, result)
-        return result
-
-    async def stop(self) -> None:
-        """End it, wherever it is."""
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        self.result = result
 
 
 class Stopwatch:
@@ -102,7 +59,8 @@ class Stopwatch:
         self.config = config
         self._sandbox = sandbox
         self._draw = draw or random.SystemRandom()
-        self._turn = asyncio.Lock()
+        # Each comparison at Modal has a container, with a GPU, of its own.
+        self._turn = contextlib.nullcontext() if isinstance(sandbox, RunsGroups) else asyncio.Lock()
         self._call_s: dict[tuple[str, str, Baseline], float] = {}
 
     async def time(self, source: str, problem: TimedProblem, baseline: Baseline = "eager") -> Timing | Finding:
@@ -116,13 +74,13 @@ class Stopwatch:
             try:
                 calls = await self._calls(problem, baseline)
                 return await self._compare(source, problem, baseline, calls)
-            except _EndedError as error:
+            except _BaselineError as error:
                 return Finding("infra", f"the baseline failed: {explain(error.result)}")
 
     async def _calls(self, problem: TimedProblem, baseline: Baseline) -> int:
         """Calls in a sample, from a first look at how long the baseline takes; the look is remembered."""
         config = self.config
-        form = form_of(problem.draw())
+        form = form_of(await asyncio.to_thread(problem.draw))
         key = (problem.code, repr(form.header), baseline)
         if key not in self._call_s:
             self._call_s[key] = await self._pilot(problem, baseline)
@@ -139,52 +97,40 @@ class Stopwatch:
 
     async def _pilot(self, problem: TimedProblem, baseline: Baseline) -> float:
         """Seconds of the shortest of a few calls of the baseline."""
-        sets = self._sets(problem, 1, PILOT_SAMPLES)
-        lane = _Lane(self._sandbox, make_job(problem.code, problem, baseline, 1, sets, self.config))
-        try:
-            await lane.arrive()
-            for _ in range(ROUNDS * len(sets)):
-                await lane.step()
-            result = await lane.finish()
-        finally:
-            await lane.stop()
-        return min(sample.claimed_s[0] for sample in samples_of(lane.outputs, result.round_s, 1))
+        sets = await asyncio.to_thread(self._sets, problem, 1, PILOT_SAMPLES)
+        job = await asyncio.to_thread(make_job, problem.code, problem, baseline, 1, sets, self.config)
+        (result,) = await run_in_step(self._sandbox, Group((job,), (0,) * len(job.rounds)))
+        if result.end != "ok":
+            raise _BaselineError(result)
+        return min(sample.claimed_s[0] for sample in samples_of(result.outputs, result.round_s, 1))
 
     async def _compare(self, source: str, problem: TimedProblem, baseline: Baseline, calls: int) -> Timing | Finding:
         config = self.config
         warm_ups = config.warm_ups + self._draw.randrange(config.warm_ups + 1)
-        alone = self._sets(problem, calls, config.alone)
-        shared = self._sets(problem, calls, warm_ups + config.samples)
-        reference = _Lane(self._sandbox, make_job(problem.code, problem, baseline, calls, [*alone, *shared], config))
-        lanes = [reference]
-        try:
-            await reference.arrive()
-            for _ in range(ROUNDS * len(alone)):
-                await reference.step()
-            candidate = _Lane(self._sandbox, make_job(source, problem, None, calls, shared, config))
-            lanes.append(candidate)
-            await candidate.arrive()
-            for leads in secret_order(len(shared), self._draw):
-                await _one_sample(reference, candidate, leads)
-            candidate_result, reference_result = await candidate.finish(), await reference.finish()
-        except _EndedError as error:
-            if error.lane is reference:
-                raise
-            return death(error.result)
-        finally:
-            await asyncio.gather(*(lane.stop() for lane in lanes))
-        theirs = reference.outputs[1 + ROUNDS * len(alone) :]
-        fault = await asyncio.to_thread(recheck, problem, calls, candidate.outputs[1:], theirs)
+        alone = await asyncio.to_thread(self._sets, problem, calls, config.alone)
+        shared = await asyncio.to_thread(self._sets, problem, calls, warm_ups + config.samples)
+        jobs = (
+            await asyncio.to_thread(make_job, problem.code, problem, baseline, calls, [*alone, *shared], config),
+            await asyncio.to_thread(make_job, source, problem, None, calls, shared, config),
+        )
+        order = turns(len(alone), secret_order(len(shared), self._draw))
+        reference, candidate = await run_in_step(self._sandbox, Group(jobs, order))
+        if candidate.end not in ("ok", "stopped"):
+            return death(candidate)
+        if reference.end != "ok" or candidate.end != "ok":
+            raise _BaselineError(reference)
+        theirs = reference.outputs[1 + ROUNDS * len(alone) : -1]
+        fault = await asyncio.to_thread(recheck, problem, calls, candidate.outputs[1:-1], theirs)
         if fault is not None:
             return fault
-        samples = samples_of(reference.outputs, reference_result.round_s, calls)
+        samples = samples_of(reference.outputs, reference.round_s, calls)
         return conclude(
             Measured(
                 baseline=baseline,
-                device=device_of(reference_result),
+                device=device_of(reference),
                 alone=samples[len(alone) // 4 : len(alone)],  # the first of them warm it up
                 baseline_samples=samples[len(alone) + warm_ups :],
-                candidate_samples=samples_of(candidate.outputs, candidate_result.round_s, calls)[warm_ups:],
+                candidate_samples=samples_of(candidate.outputs, candidate.round_s, calls)[warm_ups:],
                 work=problem.work,
             ),
             config.rules,
@@ -194,9 +140,13 @@ class Stopwatch:
         return [sample_set(problem, calls, self._draw) for _ in range(count)]
 
 
-async def _one_sample(reference: _Lane, candidate: _Lane, candidate_leads: bool) -> None:
-    """One sample of each, step by step, so that the two timed rounds follow on each other."""
-    order = (candidate, reference) if candidate_leads else (reference, candidate)
-    for _ in range(ROUNDS):
-        for lane in order:
-            await lane.step()
+def turns(alone: int, candidate_leads: Sequence[bool]) -> tuple[int, ...]:
+    """Whose turn it is, the baseline's (0) or the candidate's (1), round by round.
+
+    The baseline is built and does `alone` samples, then the candidate is built. Then both do one sample at a time, step
+    by step, so that the two timed rounds follow on each other; who leads differs by sample. Their ends come last.
+    """
+    order = [0, *([0] * (ROUNDS * alone)), 1]
+    for leads in candidate_leads:
+        order += ROUNDS * ([1, 0] if leads else [0, 1])
+    return (*order, 1, 0)

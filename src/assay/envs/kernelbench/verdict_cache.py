@@ -13,17 +13,23 @@ import os
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import chz
+
+from assay.envs.kernelbench.devices import gpu_models
 from assay.envs.kernelbench.grader_config import GraderConfig
 from assay.envs.kernelbench.verdicts import Verdict
 from assay.errors import CacheError
 from assay.rewards.cache import ReplyCache, StoredReply, default_cache_path
+from assay.types import Json
 
 NOT_KEPT = frozenset({"infra_error", "timeout"})
 VERDICT_FIELDS = (
     *("backend", "precision", "num_correct_trials", "scale", "policy", "compile_check", "arch", "max_programs"),
-    *("wall_s", "cpu_s", "memory_mb"),
+    *("wall_s", "cpu_s", "memory_mb", "device", "measure_performance"),
 )
-"""Settings that may change a verdict."""
+"""Settings that may change any verdict."""
+DEVICE_FIELDS = ("run_on", "setup_s", "device_memory_mb", "reference_device")
+"""Further ones that may change a verdict on a GPU."""
 
 
 def default_path() -> Path:
@@ -36,12 +42,26 @@ def cache_key(problem: str, code: str, config: GraderConfig, grader_version: str
     parts = [
         problem,
         hashlib.sha256(code.encode("utf-8", "surrogatepass")).hexdigest(),
-        {name: getattr(config, name) for name in VERDICT_FIELDS},
+        settings_of(config),
         grader_version,
         _installed("torch"),
         _installed("triton"),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def settings_of(config: GraderConfig) -> dict[str, Json]:
+    """Every setting that a verdict depends on, and which GPU it was given on."""
+    found: dict[str, Json] = {name: getattr(config, name) for name in VERDICT_FIELDS}
+    if config.device == "cuda":
+        found |= {name: getattr(config, name) for name in DEVICE_FIELDS}
+        found["gpus"] = list(gpu_models()) if config.run_on == "local" else [config.modal.modal_gpu_type]
+    if config.run_on == "modal":
+        found["modal_timeout"] = config.modal.modal_timeout
+    if config.measure_performance:
+        found["baselines"] = list(config.baselines)
+        found["timing"] = {name: getattr(config.timing, name) for name in chz.chz_fields(config.timing)}
+    return found
 
 
 @functools.cache

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from assay.envs.kernelbench.inside import sealing
+from assay.envs.kernelbench.inside.precision import set_precision_policy
 from assay.envs.kernelbench.inside.submission import fault, load
 from assay.envs.kernelbench.inside.tensors import WrongOutputError, output_bytes, tensors_of
 
@@ -73,19 +74,6 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
     while read_inputs() is not None:
         write_outputs([])
     return {"device": clock.name}
-
-
-def set_precision_policy(tf32: bool) -> None:
-    """Whether float32 products may be rounded to TF32: one policy for PyTorch and Triton, candidate and baseline."""
-    name = "tf32" if tf32 else "ieee"
-    os.environ["TRITON_F32_DEFAULT"] = name
-    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
-        torch.backends.cuda.matmul.fp32_precision = name
-        torch.backends.cudnn.conv.fp32_precision = name  # type: ignore[attr-defined]
-        torch.backends.cudnn.rnn.fp32_precision = name  # type: ignore[attr-defined]
-    else:
-        torch.backends.cuda.matmul.allow_tf32 = tf32
-        torch.backends.cudnn.allow_tf32 = tf32
 
 
 def construct(source: str, header: Json, blobs: Sequence[memoryview]) -> Any:
