@@ -29,6 +29,7 @@ import psutil
 from assay.envs.kernelbench.grader import Grader
 from assay.envs.kernelbench.grader_config import GraderConfig
 from assay.envs.kernelbench.problems import Problem, load_problems, make_problem
+from assay.envs.kernelbench.scaling import unscaled
 from assay.envs.kernelbench.submissions import Submission, read_submissions
 from assay.envs.kernelbench.verdicts import Verdict
 from assay.sandbox.local import LocalSandbox
@@ -129,7 +130,7 @@ def cpu_seconds(sandbox: LocalSandbox) -> float:
 
 async def measure(config: GraderConfig, evals: int, repeats: int) -> Speed:
     """Grade so many different texts of the addition, all warm; the median of the repeats."""
-    problem = make_problem(1, 1, "Addition", ADDITION, "benchmark")
+    problem = unscaled(make_problem(1, 1, "Addition", ADDITION, "benchmark"))
     async with Grader(config) as grader:
         assert isinstance(grader.sandbox, LocalSandbox)
         width = grader.sandbox.width

@@ -18,13 +18,13 @@ from typing import Any, cast
 import chz
 import pytest
 
-from assay.envs.kernelbench import verdict_cache
+from assay.envs.kernelbench import grader_config, verdict_cache
 from assay.envs.kernelbench.grader import VERSION, Grader
 from assay.envs.kernelbench.grader_config import GraderConfig
 from assay.envs.kernelbench.pool import AHEAD, GradingPool, GradingProgress, grade_many
 from assay.envs.kernelbench.problems import Problem, make_problem
 from assay.envs.kernelbench.scaling import scale, unscaled
-from assay.envs.kernelbench.verdict_cache import NOT_KEPT, VERDICT_FIELDS, VerdictCache, cache_key
+from assay.envs.kernelbench.verdict_cache import DEVICE_FIELDS, NOT_KEPT, VERDICT_FIELDS, VerdictCache, cache_key
 from assay.envs.kernelbench.verdicts import KINDS, Verdict
 from assay.errors import AssayError, CacheError, SandboxError
 from assay.schema import settings
@@ -37,6 +37,8 @@ OTHER = make_problem(1, 2, "other", TINY + "\n# another\n", "test")
 
 class StubGrader:
     """A grader whose verdicts a test decides: the kind is the candidate's text. `gate` holds all grades back."""
+
+    as_configured = True
 
     def __init__(self, width: int = 2) -> None:
         self.sandbox = SimpleNamespace(width=width)
@@ -177,10 +179,15 @@ def other_value(name: str, value: Any) -> Any:
 
 
 def test_the_key_has_everything_that_decides_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grader_config, "nvidia_devices", lambda: ("/dev/nvidia0",))
     base = GraderConfig()
+    gpu = chz.replace(base, device="cuda", scale="none")
     keys = {"": cache_key(PROBLEM.hash, "code", base, "1")}
+    keys["device"] = cache_key(PROBLEM.hash, "code", gpu, "1")
+    timed = chz.replace(gpu, measure_performance=True)
+    keys["measure_performance"] = cache_key(PROBLEM.hash, "code", timed, "1")
     assert cache_key(PROBLEM.hash, "code", GraderConfig(), "1") == keys[""]
-    for name in VERDICT_FIELDS:
+    for name in set(VERDICT_FIELDS) - keys.keys():
         changed = chz.replace(base, **{name: other_value(name, getattr(base, name))})
         keys[name] = cache_key(PROBLEM.hash, "code", changed, "1")
     keys["problem"] = cache_key(OTHER.hash, "code", base, "1")
@@ -193,14 +200,15 @@ def test_the_key_has_everything_that_decides_a_verdict(monkeypatch: pytest.Monke
     assert len(set(keys.values())) == len(keys)
 
 
-def test_every_setting_above_the_sandbox_is_in_the_key() -> None:
-    names = list(settings(GraderConfig))
-    assert tuple(names[: names.index("sandbox")]) == VERDICT_FIELDS
+def test_every_setting_is_in_the_key_or_known_to_decide_nothing() -> None:
+    nothing = {"workers", "draws", "uses_per_draw", "cache", "cache_path", "cache_mb"}
+    apart = {"baselines", "timing", "modal"}
+    assert set(settings(GraderConfig)) == {*VERDICT_FIELDS, *DEVICE_FIELDS} | nothing | apart
 
 
 def test_settings_that_decide_nothing_share_the_cache(tmp_path: Path) -> None:
     config = cached(tmp_path)
-    for name, value in (("workers", 3), ("draws", 9), ("cache_mb", 1), ("sandbox", "unsafe")):
+    for name, value in (("workers", 3), ("draws", 9), ("cache_mb", 1)):
         changed = chz.replace(config, **{name: value})
         assert cache_key("p", "c", changed, "1") == cache_key("p", "c", config, "1")
 
@@ -246,7 +254,7 @@ def test_a_damaged_file_is_moved_aside(tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_opened_says_how_to_do_without(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CacheError, match="cache=false"):
-        GradingPool(cached(tmp_path / "file"), cast(Grader, SimpleNamespace()))
+        GradingPool(cached(tmp_path / "file"), cast(Grader, SimpleNamespace(as_configured=True)))
 
 
 def test_a_cache_keeps_what_a_verdict_says(tmp_path: Path) -> None:

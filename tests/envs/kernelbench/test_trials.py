@@ -158,7 +158,7 @@ def test_an_honest_candidate(moved: bool) -> None:
     verdict = Candidate(moved).judged()
     assert verdict.ok and (verdict.message, verdict.cheat) == ("", "")
     assert (verdict.tests_passed, verdict.tests_total) == (3, 3)
-    assert verdict.evidence["weights_moved"] is moved
+    assert verdict.evidence["weights_moved"] is (True if moved else None)
     assert verdict.evidence["launches"] == {"kernel": 2} and verdict.evidence["operators"] == {}
     assert 0 <= verdict.evidence["worst"] <= 1
 
@@ -284,7 +284,8 @@ MATMUL = {"mm": (1, 1000), "add": (1, 20)}
         (MATMUL, {"bmm": [1, 500]}, "strict", "cheat"),
         (MATMUL, {"bmm": [1, 500]}, "partial", "ok"),
         (MATMUL, {"add": [1, 20]}, "strict", "ok"),
-        (MATMUL, {"mm": [1, 10], "add": [1, 10]}, "partial", "cheat"),
+        (MATMUL, {"mm": [1, 300], "add": [1, 10]}, "partial", "cheat"),
+        (MATMUL, {"mm": [1, 10], "add": [1, 10]}, "partial", "ok"),
         (MATMUL, {"add": [1, 900]}, "partial", "cheat"),
         ({"mul": (1, 20)}, {"mm": [1, 1]}, "strict", "ok"),
         ({"mul": (1, 20)}, {"mm": [1, 5]}, "strict", "cheat"),
@@ -304,15 +305,15 @@ def test_work_that_pytorch_did(reference: Any, done: Any, policy: str, kind: str
         assert verdict.cheat == "library_work" and verdict.evidence["operators"] == {n: w for n, (_, w) in done.items()}
 
 
-@pytest.mark.parametrize(("said", "kind"), [(True, "wrong"), (False, "ok"), (None, "ok"), (1, "ok"), ("yes", "ok")])
-def test_an_answer_under_other_weights(said: Json, kind: str) -> None:
+@pytest.mark.parametrize("said", [True, False, None, 1, "yes"])
+def test_an_answer_under_other_weights(said: Json) -> None:
     candidate = Candidate(moved=True)
     candidate.outputs[-1] = zeros(candidate.calls[-1])
     candidate.report["rounds"][-1]["weights"] = said
     verdict = candidate.judged()
-    assert verdict.kind == kind
-    if kind == "wrong":
-        assert "weights scale have other values" in verdict.message
+    assert verdict.kind == "wrong"
+    wanted = "weights scale have other values" if said is True else "keep all of the reference's parameters"
+    assert wanted in verdict.message
 
 
 def test_what_was_answered_before_a_worker_died_is_forgotten() -> None:

@@ -19,6 +19,7 @@ from typing import Literal
 from assay.envs.kernelbench import cuda_messages, cuda_text
 from assay.envs.kernelbench.static.native import Extension, extract_extensions
 from assay.envs.kernelbench.toolkit import CudaToolkit, find_toolkit
+from assay.envs.kernelbench.verdicts import plain_text
 from assay.errors import ConfigError, MissingDependencyError
 from assay.sandbox.base import Buffer, Job, JobResult, Limits, Round, Sandbox
 from assay.types import Json
@@ -183,12 +184,12 @@ def _kernel(entry: Mapping[str, Json]) -> CompiledKernel:
         name: value if isinstance(value := entry.get(name), int) else None
         for name in ("shared_bytes", "registers", "spill_bytes", "threads")
     }
-    return CompiledKernel(str(entry.get("name"))[:200], **counts)
+    return CompiledKernel(plain_text(entry.get("name"))[:200], **counts)
 
 
 def shortened(text: str, most: int = MESSAGE_CHARACTERS) -> str:
     """A message cut in its middle: compilers say where at the beginning and what at the end."""
-    text = text.strip()
+    text = "\n".join(plain_text(line) for line in text.strip().splitlines())
     if len(text) <= most:
         return text
     head = most // 3

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,7 +23,7 @@ from assay.envs.kernelbench.compile import TRITON_HARNESS, CompileReport, compil
 from assay.envs.kernelbench.draws import Draw, DrawBank
 from assay.envs.kernelbench.grader_config import GraderConfig
 from assay.envs.kernelbench.places import place_of
-from assay.envs.kernelbench.problems import Problem
+from assay.envs.kernelbench.problems import SHIPPED, Problem
 from assay.envs.kernelbench.reference import ReferenceProcess, fit_problem
 from assay.envs.kernelbench.scaling import ScaledProblem, unscaled
 from assay.envs.kernelbench.static.checks import VERSION as STATIC_VERSION
@@ -90,6 +91,11 @@ class Grader:
         self._static = static
         self._prepared: dict[str, asyncio.Task[_Prepared]] = {}
         self._warming: asyncio.Task[None] | None = None
+
+    @property
+    def as_configured(self) -> bool:
+        """Whether its verdicts are those that its settings promise: all checks, and inputs that nobody can know."""
+        return self._static and self._seed is None
 
     async def __aenter__(self) -> Grader:
         return self
@@ -173,7 +179,7 @@ class Grader:
         try:
             if isinstance(problem, ScaledProblem):
                 scaled = problem
-            elif config.scale == "none":
+            elif config.scale == "none" or problem.source == SHIPPED:
                 scaled = unscaled(problem)
             else:
                 seed = self._random.getrandbits(48)
@@ -231,11 +237,7 @@ class Grader:
         if compiled is None:
             return verdict
         if verdict.ok and (missing := _not_compiled(verdict, compiled)):
-            said = (
-                f"{', '.join(missing)} ran in the interpreter, but was not launched when it was to be compiled: "
-                "forward must launch the same kernels wherever it runs"
-            )
-            return replace(verdict, kind="compile_error", stage="compile", message=said, compiled=False)
+            return _uncompiled(verdict, compiled, missing)
         cpu_s = verdict.cpu_s + compiled.cpu_s
         return replace(verdict, compiled=compiled.outcome == "ok", cpu_s=cpu_s, evidence=_with(verdict, compiled))
 
@@ -304,11 +306,22 @@ def _suspicions(report: StaticReport) -> dict[str, Json]:
 
 
 def _not_compiled(verdict: Verdict, compiled: CompileReport) -> list[str]:
-    """Kernels whose results were found right, and that the compiler was never given; none where it could not go on."""
-    if compiled.outcome != "ok" or (compiled.message and compiled.kernels):
-        return []
+    """Kernels whose results were found right, and that the compiler was never given."""
     launched = verdict.evidence.get("launches")
     return sorted(set(launched) - {k.name for k in compiled.kernels}) if isinstance(launched, dict) else []
+
+
+def _uncompiled(verdict: Verdict, compiled: CompileReport, missing: Sequence[str]) -> Verdict:
+    """A right candidate whose kernels did not all reach the compiler: nobody knows whether a GPU would take them."""
+    names = ", ".join(missing)
+    if compiled.outcome == "ok" and not compiled.message:
+        said = (
+            f"{names} ran in the interpreter, but was not launched when it was to be compiled: forward must launch the "
+            "same kernels wherever it runs"
+        )
+        return replace(verdict, kind="compile_error", stage="compile", message=said, compiled=False)
+    said = f"{names} could not be given to the compiler, so it is not known to be legal: {compiled.message}"
+    return replace(verdict, kind="unsupported", stage="compile", message=said, compiled=None)
 
 
 def _with(verdict: Verdict, compiled: CompileReport) -> dict[str, Json]:

@@ -35,9 +35,13 @@ _CHOICES = {
 }
 
 
+MAX_TRIALS = 64
+"""The report of a candidate has room for so many calls."""
+
+
 @chz.chz
 class GraderConfig:
-    """How candidates are graded. What stands above `sandbox` may change a verdict, and is part of its cache key."""
+    """How candidates are graded. `verdict_cache` says which settings are part of the key of a kept verdict."""
 
     backend: Backend = "triton"
     """Language of the kernels: `triton`, or `cuda` for sources given to `load_inline`."""
@@ -108,6 +112,8 @@ class GraderConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"grader.{name}={getattr(self, name)} must be at least 1.")
+        if self.num_correct_trials > MAX_TRIALS:
+            raise ConfigError(f"grader.num_correct_trials={self.num_correct_trials} is above {MAX_TRIALS}.")
         for name in ("wall_s", "cpu_s", "setup_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"grader.{name}={getattr(self, name)} must be a positive number of seconds.")

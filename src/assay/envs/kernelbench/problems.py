@@ -25,6 +25,8 @@ from assay.types import Json
 DatasetSource = Literal["shipped", "huggingface", "local", "jsonl"]
 """Where problems come from: inside Assay, the published data set, a checkout of KernelBench, a file of JSON lines."""
 
+SHIPPED = "shipped"
+"""`Problem.source` of the problems that come with Assay, which are small as they are."""
 HUGGINGFACE_NAME = "ScalingIntelligence/KernelBench"
 ROOT_VARIABLE = "KERNELBENCH_ROOT"
 MAX_CODE_CHARACTERS = 1_000_000
@@ -204,7 +206,7 @@ def read_shipped(levels: Sequence[int] = (1, 2, 3)) -> list[Problem]:
         for file in folder.iterdir():
             if match := _FILE_NAME.fullmatch(file.name):
                 stem = file.name.removesuffix(".py")
-                found.append(make_problem(level, int(match[1]), stem, file.read_text(encoding="utf-8"), "shipped"))
+                found.append(make_problem(level, int(match[1]), stem, file.read_text(encoding="utf-8"), SHIPPED))
     return found
 
 

@@ -25,7 +25,7 @@ from assay.types import Json
 NOT_KEPT = frozenset({"infra_error", "timeout"})
 VERDICT_FIELDS = (
     *("backend", "precision", "num_correct_trials", "scale", "policy", "compile_check", "arch", "max_programs"),
-    *("wall_s", "cpu_s", "memory_mb", "device", "measure_performance"),
+    *("wall_s", "cpu_s", "memory_mb", "device", "measure_performance", "sandbox"),
 )
 """Settings that may change any verdict."""
 DEVICE_FIELDS = ("run_on", "setup_s", "device_memory_mb", "reference_device")

@@ -19,6 +19,9 @@ machine, or the grader, cannot judge it. infra_error: the grader itself failed, 
 
 Stage = Literal["problem", "parse", "static", "compile", "numerics", "timing"]
 
+MOST_CHARACTERS = 4096
+"""Longer texts of a candidate are cut."""
+
 KINDS: tuple[VerdictKind, ...] = get_args(VerdictKind)
 
 
@@ -72,6 +75,13 @@ class Verdict:
         if data.get("kind") not in KINDS:
             raise ValueError(f"no verdict: kind {data.get('kind')!r}")
         return cls(**data)
+
+
+def plain_text(value: Json) -> str:
+    """Text from a child, fit to be printed and stored: no terminal's commands, nothing that UTF-8 lacks."""
+    if not isinstance(value, str):
+        return ""
+    return "".join(c if c in "\n\t" or c.isprintable() else "\ufffd" for c in value[:MOST_CHARACTERS])
 
 
 def _plain(value: Json) -> Json:

@@ -8,6 +8,7 @@ GPU. What the driver would check at load time (shared memory, threads) and at la
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 import subprocess
@@ -208,7 +209,7 @@ def _bound(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _check_grid(grid: Any) -> None:
-    sizes = tuple(grid)
+    sizes = tuple(size if isinstance(size, float) else operator.index(size) for size in grid)
     if not 1 <= len(sizes) <= len(MAX_GRID):
         raise ValueError(f"a grid has 1 to 3 dimensions, this one is {sizes}")
     for axis, (size, most) in enumerate(zip(sizes, MAX_GRID, strict=False)):

@@ -232,6 +232,7 @@ _READS = frozenset(
         *(torch.Tensor.__float__, torch.Tensor.__int__, torch.Tensor.__index__, torch.Tensor.__complex__),
         *(torch.Tensor.__bool__, torch.Tensor.__format__, torch.Tensor.__dlpack__, torch.Tensor.untyped_storage),
         *(torch.Tensor.storage, torch.Tensor._typed_storage),
+        *(torch.Tensor.apply_, torch.Tensor.map_, torch.Tensor.map2_),
     }
 )
 

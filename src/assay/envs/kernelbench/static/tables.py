@@ -289,6 +289,7 @@ ATTRIBUTES: dict[str, tuple[Kind, Severity]] = {
         _words("write_text write_bytes read_text read_bytes mkdir rmdir unlink symlink_to hardlink_to"),
         ("file_access", "cheat"),
     ),
+    **dict.fromkeys(_words("apply_ map_ map2_"), ("library_call", "cheat")),
     "as_strided": ("memory_probe", "suspect"),
     "as_strided_": ("memory_probe", "suspect"),
     "share_memory_": ("memory_probe", "cheat"),
