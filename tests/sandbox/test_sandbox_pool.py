@@ -202,7 +202,7 @@ def test_a_worker_that_dies_while_it_is_warmed_is_a_sandbox_error(tmp_path: Path
     preload = f"import os, pathlib; pathlib.Path({str(mark)!r}).exists() or os._exit(3)"
 
     async def body(sandbox: LocalSandbox) -> None:
-        with pytest.raises(SandboxError, match="No worker for dying can be started.*died at its start"):
+        with pytest.raises(SandboxError, match=r"No worker for dying can be started.*died at its start"):
             await sandbox.start(["dying"], each=1)
         mark.touch()
         await sandbox.start(["dying"], each=1)

@@ -124,8 +124,8 @@ class LocalSandbox:
         """Warm workers beforehand: `each` (default: all) per harness, one after the other.
 
         Raises:
-            SandboxError: a harness cannot be loaded, the walls do not stand, a worker died at its start, or this sandbox
-                is closed. A later attempt may succeed.
+            SandboxError: a harness cannot be loaded, the walls do not stand, a worker died at its start (later it may
+                not), or this sandbox is closed.
         """
         for harness in harnesses:
             started: list[WorkerProcess] = []

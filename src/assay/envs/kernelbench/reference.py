@@ -27,7 +27,7 @@ from typing import Literal, Self
 
 from assay.envs.kernelbench.arrays import HostTensor, Value
 from assay.envs.kernelbench.families import FAMILIES, Family
-from assay.envs.kernelbench.problems import Problem
+from assay.envs.kernelbench.problems import Problem, find_fault
 from assay.envs.kernelbench.scaling import LOWER, Rule, ScaledProblem, ladder
 from assay.envs.kernelbench.screening import Case, Screening, screen
 from assay.envs.kernelbench.wire import Frame, read_frame
@@ -351,8 +351,10 @@ def fit_problem(
 
     Raises:
         ReferenceModelError: the reference runs at no size; the first failure, or the first for which a machine under
-            load may be to blame (`timeout`, `memory`). `crash`, of the process, is raised at once.
+            load may be to blame (`timeout`, `memory`). `crash`, which blames no size, is raised at once.
     """
+    if (fault := find_fault(problem.code)) is not None:
+        raise ReferenceModelError("error", f"the problem's module {fault}.")
     failure: ReferenceModelError | None = None
     degenerate: list[FittedProblem] = []
     spent: dict[tuple[Rule, bool], int] = {}
@@ -371,7 +373,7 @@ def fit_problem(
                 max_output=max_output,
             )
         except ReferenceModelError as error:
-            if error.kind == "crash":  # says nothing about the size, and after a close so would all others
+            if error.kind == "crash":  # the process is gone: after `close`, for the other sizes too
                 raise
             if failure is None or (may_pass(error) and not may_pass(failure)):
                 failure = error
