@@ -122,12 +122,7 @@ class Grader:
         Raises:
             SandboxError, MissingDependencyError: no candidate at all can be graded here.
         """
-        if self._closed:
-            return _closed(problem)
-        if len(code) > THREAD_CHARACTERS:
-            report, early = await asyncio.to_thread(self._examine, problem, code)
-        else:
-            report, early = self._examine(problem, code)
+        report, early = await self._examined(problem, code)
         if early is not None:
             return early
         if self._closed:  # meanwhile
@@ -146,6 +141,13 @@ class Grader:
             return Verdict("unsupported", "problem", _refusal(prepared), problem=prepared.scaled.hash)
         verdict = await self._try(prepared, draw, code, report)
         return replace(verdict, problem=prepared.scaled.hash)
+
+    async def _examined(self, problem: Problem | ScaledProblem, code: str) -> tuple[StaticReport, Verdict | None]:
+        if self._closed:
+            return StaticReport(), _closed(problem)
+        if len(code) > THREAD_CHARACTERS:
+            return await asyncio.to_thread(self._examine, problem, code)
+        return self._examine(problem, code)
 
     def _examine(self, problem: Problem | ScaledProblem, code: str) -> tuple[StaticReport, Verdict | None]:
         """Everything that the text alone decides."""

@@ -74,7 +74,7 @@ class Source:
         """Whether a node is part of a kernel's body (not of its decorators or defaults)."""
         child = node
         while (parent := self.parents.get(child)) is not None:
-            if _is_kernel(self, parent) and child in parent.body:
+            if isinstance(parent, ast.FunctionDef) and _is_kernel(self, parent) and child in parent.body:
                 return True
             child = parent
         return False
