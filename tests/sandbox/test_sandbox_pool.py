@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from assay.errors import SandboxError
-from assay.sandbox import Job, JobResult, Limits, Round, process
+from assay.sandbox import Job, JobResult, Limits, Round, kernel, process
 from assay.sandbox.cgroups import SLACK_BYTES, WorkerGroup
 from assay.sandbox.local import LocalConfig, LocalSandbox
 from sandboxes import FEATURES, Box, needs_walls
@@ -176,6 +176,80 @@ def test_closing_ends_jobs_in_flight() -> None:
         return await task
 
     assert asyncio.run(main()).end == "infra"
+
+
+def test_closing_while_the_first_worker_boots_ends_its_job() -> None:
+    before = descriptors()
+
+    async def main() -> JobResult:
+        sandbox = LocalSandbox(ONE, FEATURES)
+        task = asyncio.create_task(sandbox.run(ECHO))
+        while not sandbox._all:
+            await asyncio.sleep(0)
+        await sandbox.close()
+        with pytest.raises(SandboxError, match="closed"):
+            await sandbox.start([ECHO.harness], each=1)
+        assert not sandbox._all
+        return await task
+
+    result = asyncio.run(main())
+    assert (result.end, "closed" in result.message) == ("infra", True), result
+    assert descriptors() == before
+
+
+def test_a_worker_that_dies_while_it_is_warmed_is_a_sandbox_error(tmp_path: Path) -> None:
+    mark = tmp_path / "second"
+    preload = f"import os, pathlib; pathlib.Path({str(mark)!r}).exists() or os._exit(3)"
+
+    async def body(sandbox: LocalSandbox) -> None:
+        with pytest.raises(SandboxError, match=r"No worker for dying can be started.*died at its start"):
+            await sandbox.start(["dying"], each=1)
+        mark.touch()
+        await sandbox.start(["dying"], each=1)
+        assert len(sandbox.worker_pids()) == 1
+
+    config = harness(tmp_path, "dying", preload, "return 7")
+    with_sandbox(body, config)
+
+
+def test_no_memory_for_the_buffers_of_a_job_is_our_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    async def body(sandbox: LocalSandbox) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(kernel, "sealed_file", refuse)
+            result = await sandbox.run(ECHO)
+        assert (result.end, result.retried) == ("infra", True) and "Too many open files" in result.message, result
+        assert (await sandbox.run(ECHO)).outputs == ANSWER
+
+    with_sandbox(body)
+
+
+@pytest.mark.parametrize("answer", ['{"child-pid":', "{}"])
+def test_half_an_answer_of_bubblewrap_leaks_nothing(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    before = descriptors()
+    started: list[subprocess.Popen[bytes]] = []
+    spawn = process.WorkerProcess._spawn
+
+    def half(self: process.WorkerProcess, control: int, info_end: int) -> subprocess.Popen[bytes]:
+        aside, its_end = os.pipe()
+        try:
+            started.append(spawn(self, control, its_end))
+        finally:
+            os.close(its_end)
+            os.close(aside)
+        os.write(info_end, answer.encode())
+        return started[-1]
+
+    async def body(sandbox: LocalSandbox) -> None:
+        monkeypatch.setattr(process.WorkerProcess, "_spawn", half)
+        with pytest.raises(SandboxError, match="could not be started"):
+            await sandbox.run(ECHO)
+
+    with_sandbox(body)
+    assert [one.returncode for one in started] == [-signal.SIGKILL]
+    assert descriptors() == before
 
 
 def test_jobs_leak_no_descriptor() -> None:

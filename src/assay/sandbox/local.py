@@ -124,11 +124,18 @@ class LocalSandbox:
         """Warm workers beforehand: `each` (default: all) per harness, one after the other.
 
         Raises:
-            SandboxError: a harness cannot be loaded, or the walls do not stand.
+            SandboxError: a harness cannot be loaded, the walls do not stand, a worker died at its start (later it may
+                not), or this sandbox is closed.
         """
         for harness in harnesses:
-            started = [await self._worker(harness) for _ in range(each or self.width)]
-            self._idle[harness].extend(started)
+            started: list[WorkerProcess] = []
+            try:
+                for _ in range(each or self.width):
+                    started.append(await self._worker(harness))
+            except WorkerDied as error:
+                raise SandboxError(f"No worker for {harness} can be started: {error}") from error
+            finally:
+                self._idle[harness].extend(started)
 
     def worker_pids(self) -> list[int]:
         """Process ids of the living workers that have booted, for measurements."""
@@ -141,22 +148,33 @@ class LocalSandbox:
             for retried in (False, True):
                 if self._closed:
                     return JobResult("infra", "the sandbox was closed", retried=retried)
-                buffers = Buffers(job)
-                try:
-                    last = dataclasses.replace(await self._attempt(job, buffers, after_round), retried=retried)
-                finally:
-                    buffers.close()
+                last = dataclasses.replace(await self._try(job, after_round), retried=retried)
                 if last.end != "infra":
                     return last
                 log.warning("a job of %s was lost (%s)", job.harness, last.message)
             assert last is not None
             return last
 
+    async def _try(self, job: Job, after_round: AfterRound | None) -> JobResult:
+        """One attempt with memory of its own; `infra` where the machine has none to give."""
+        try:
+            buffers = Buffers(job)
+        except OSError as error:
+            return JobResult("infra", f"no memory for the job's inputs and outputs could be had: {error}")
+        try:
+            return await self._attempt(job, buffers, after_round)
+        finally:
+            buffers.close()
+
     async def _attempt(self, job: Job, buffers: Buffers, after_round: AfterRound | None) -> JobResult:
         """One attempt; `infra` where it says nothing about the candidate."""
         try:
             worker = await self._worker(job.harness)
-        except WorkerDied as error:
+        except (WorkerDied, SandboxError) as error:
+            if self._closed:
+                return JobResult("infra", "the sandbox was closed while a worker was starting")
+            if isinstance(error, SandboxError):
+                raise
             if job.harness not in self._proven:
                 raise SandboxError(f"No worker for {job.harness} can be started: {error}") from error
             return JobResult("infra", str(error))
@@ -175,7 +193,14 @@ class LocalSandbox:
                 await asyncio.shield(self._recover(job.harness, worker))
 
     async def _worker(self, harness: str) -> WorkerProcess:
-        """A warm worker that nobody else holds."""
+        """A warm worker that nobody else holds.
+
+        Raises:
+            SandboxError: it says itself that it cannot run jobs.
+            WorkerDied: it died or stalled at its start, or the sandbox is closed.
+        """
+        if self._closed:
+            raise WorkerDied("the sandbox was closed")
         while self._idle[harness]:
             worker = self._idle[harness].pop()
             if worker.alive:

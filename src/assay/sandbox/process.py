@@ -77,26 +77,29 @@ class WorkerProcess:
         self._closing = False
         self._group: WorkerGroup | None = None
         self._loop = asyncio.get_running_loop()
+        with contextlib.ExitStack() as kept, contextlib.ExitStack() as passing:
+            try:
+                self._open(kept, passing)
+            except (OSError, ValueError, KeyError) as error:  # the latter two: half of bubblewrap's answer
+                self.alive = False
+                raise WorkerDied(f"a worker could not be started: {error!r}") from error
+            kept.pop_all()
+        self._loop.add_reader(self._socket, self._readable)
+
+    def _open(self, kept: contextlib.ExitStack, passing: contextlib.ExitStack) -> None:
+        """Start the process. What has to be undone if that fails goes on `kept`, the worker's ends on `passing`."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        kept.enter_context(self._socket)
+        passing.enter_context(theirs)
         self._socket.setblocking(False)
         self._said = os.memfd_create("assay-worker-said", os.MFD_CLOEXEC)
+        kept.callback(os.close, self._said)
         info, info_end = os.pipe2(os.O_CLOEXEC)
-        try:
+        passing.callback(os.close, info)
+        with os.fdopen(info_end, "wb"):
             self._process = self._spawn(theirs.fileno(), info_end)
-            os.close(info_end)
-            info_end = -1
-            self._find_leader(info)
-        except OSError as error:
-            self.alive = False
-            self._socket.close()
-            os.close(self._said)
-            raise WorkerDied(f"a worker could not be started: {error}") from error
-        finally:
-            theirs.close()
-            os.close(info)
-            if info_end >= 0:
-                os.close(info_end)
-        self._loop.add_reader(self._socket, self._readable)
+        kept.callback(_end, self._process)
+        self._find_leader(info)
 
     def _spawn(self, control: int, info_end: int) -> subprocess.Popen[bytes]:
         plan = self._blueprint
@@ -187,6 +190,8 @@ class WorkerProcess:
             self._group.add(self.pid)
 
     def _last_words(self) -> str:
+        if self._said < 0:  # closed while it was starting
+            return ""
         return os.pread(self._said, _BOOT_TEXT_BYTES, 0).decode("utf-8", "replace").strip()
 
     def _send(self, kind: Kind, number: int) -> None:
@@ -289,8 +294,15 @@ class WorkerProcess:
             os.close(self._leader)
             self._leader = -1
         os.close(self._said)
+        self._said = -1
         if self._group is not None:
             await asyncio.to_thread(self._group.close)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that never became a worker; what bubblewrap started dies with it."""
+    process.kill()
+    process.wait()
 
 
 def _only_child(pid: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,15 @@ from assay.envs.kernelbench import compile as compile_stage
 from assay.envs.kernelbench.grader import Grader
 from assay.envs.kernelbench.grader_config import GraderConfig
 from assay.envs.kernelbench.places import local_sandbox
+from assay.envs.kernelbench.preparations import MAX_PREPARED, Preparations, Prepared
 from assay.envs.kernelbench.problems import Problem, make_problem
+from assay.envs.kernelbench.reference import fit_problem
+from assay.envs.kernelbench.scaling import unscaled
+from assay.envs.kernelbench.static.checks import check
 from assay.envs.kernelbench.submissions import read_submission
 from assay.envs.kernelbench.toolkit import find_toolkit
 from assay.envs.kernelbench.verdicts import KINDS, Verdict
-from assay.errors import MissingDependencyError, SandboxError
+from assay.errors import MissingDependencyError, ReferenceModelError, SandboxError
 from assay.sandbox import AfterRound, Job, JobResult
 from assay.sandbox import local as local_module
 from assay.sandbox.local import LocalSandbox
@@ -567,3 +572,142 @@ def test_the_problem_type_is_what_a_caller_has(bench: Bench) -> None:
     assert isinstance(SMALL, Problem)
     fitted = bench.grade(SMALL, candidate(), chz.replace(QUICK, scale="fit"))
     assert fitted.ok and fitted.evidence["scaling"]["cap"] >= 0
+
+
+class Refusing:
+    """A reference process of which every evaluation fails in one way."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.calls = kind, 0
+
+    def evaluate(self, code: str, **options: Any) -> Any:
+        self.calls += 1
+        raise ReferenceModelError(self.kind, "refused")
+
+    def close(self) -> None:
+        raise AssertionError("whoever passes one closes it")
+
+
+@pytest.mark.parametrize(("kind", "tries"), [("timeout", 2), ("memory", 2), ("error", 1)])
+def test_a_refusal_that_may_pass_is_not_kept(bench: Bench, kind: str, tries: int) -> None:
+    reference = Refusing(kind)
+
+    async def main() -> list[Verdict]:
+        async with Grader(QUICK, sandbox=bench.sandbox, reference=reference) as grader:  # type: ignore[arg-type]
+            return [await grader.grade(SMALL, candidate()) for _ in range(2)]
+
+    assert [verdict.kind for verdict in bench.wait(main())] == ["unsupported"] * 2
+    assert reference.calls == tries
+
+
+def test_fitting_ends_with_the_process_and_blames_a_load_first() -> None:
+    gone = Refusing("crash")
+    with pytest.raises(ReferenceModelError) as caught:
+        fit_problem(SMALL, gone)  # type: ignore[arg-type]
+    assert (caught.value.kind, gone.calls) == ("crash", 1)
+
+    class Mixed(Refusing):
+        def evaluate(self, code: str, **options: Any) -> Any:
+            self.kind = "error" if self.calls == 0 else "timeout"
+            super().evaluate(code, **options)
+
+    large = make_problem(1, 5, "large", TINY, "test")
+    with pytest.raises(ReferenceModelError) as caught:
+        fit_problem(large, Mixed(""))  # type: ignore[arg-type]
+    assert caught.value.kind == "timeout"
+
+
+def test_the_problems_kept_are_those_graded_last() -> None:
+    async def main() -> None:
+        kept, made, hold = Preparations(), [], asyncio.Event()
+
+        async def make(key: str, wait: bool = False) -> Prepared:
+            made.append(key)
+            if wait:
+                await hold.wait()
+            return Prepared(unscaled(SMALL), None)
+
+        busy = kept.task("busy", lambda: make("busy", True))
+        for number in range(MAX_PREPARED + 1):
+            await kept.task(str(number), lambda key=str(number): make(key))  # type: ignore[misc]
+            await kept.task("0", lambda: make("0"))
+        assert made == ["busy", *(str(number) for number in range(MAX_PREPARED + 1))]
+        assert len(kept.tasks()) == MAX_PREPARED and busy in kept.tasks()
+        await kept.task("1", lambda: make("1"))
+        assert made[-1] == "1", "the one graded longest ago was dropped"
+        hold.set()
+        await busy
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_closing_while_a_problem_is_made_ready(bench: Bench) -> None:
+    reached, go = threading.Event(), threading.Event()
+    entered: list[str] = []
+
+    class Slow(Refusing):
+        def evaluate(self, code: str, **options: Any) -> Any:
+            entered.append(code)
+            reached.set()
+            go.wait(60)
+            super().evaluate(code, **options)
+
+    reference = Slow("crash")
+
+    async def main() -> list[Verdict]:
+        grader = Grader(QUICK, reference=reference)  # type: ignore[arg-type]
+        grades = [asyncio.create_task(grader.grade(SMALL, candidate())) for _ in range(3)]
+        assert await asyncio.to_thread(reached.wait, 60)
+        grades[0].cancel()
+        await asyncio.sleep(0)
+        await grader.close()
+        ended = await asyncio.gather(*grades, return_exceptions=True)
+        go.set()
+        assert isinstance(ended[0], asyncio.CancelledError), "cancelled by its caller, not by the close"
+        later = [await grader.grade(problem, candidate()) for problem in (SMALL, PAIR)]
+        assert isinstance(grader.sandbox, LocalSandbox) and grader.sandbox.worker_pids() == []
+        return [*(one for one in ended if isinstance(one, Verdict)), *later]
+
+    verdicts = bench.wait(asyncio.wait_for(main(), 60))
+    assert [verdict.kind for verdict in verdicts] == ["infra_error"] * 4, verdicts
+    assert all("closed" in verdict.message for verdict in verdicts) and entered == [SMALL.code]
+
+
+def test_a_worker_that_dies_while_it_is_warmed_costs_no_grade(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    boot, boots = local_module.WorkerProcess.boot, []
+
+    async def dying(self: local_module.WorkerProcess) -> None:
+        boots.append(self)
+        if len(boots) == 1:
+            raise local_module.WorkerDied("it died at its start")
+        await boot(self)
+
+    monkeypatch.setattr(local_module.WorkerProcess, "boot", dying)
+
+    async def main() -> list[Verdict]:
+        async with Grader(chz.replace(QUICK, workers=1), reference=bench.reference) as grader:
+            return [await grader.grade(SMALL, candidate()) for _ in range(2)]
+
+    assert [verdict.kind for verdict in bench.wait(main())] == ["ok", "ok"]
+    assert len(boots) == 2
+
+
+def test_a_long_source_is_examined_beside_the_event_loop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+    examine = Grader._examine
+
+    def watched(self: Grader, problem: Any, code: str) -> Any:
+        threads.append(threading.current_thread())
+        return examine(self, problem, code)
+
+    monkeypatch.setattr(Grader, "_examine", watched)
+    for code in ("x = 1", "x = 1\n" * 1000):
+        assert bench.grade(SMALL, code).kind == "compile_error"
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]
+
+
+def test_a_fault_in_the_problem_is_not_the_candidates(bench: Bench) -> None:
+    broken = Problem(1, 6, "broken", "def (", "test")
+    assert check(candidate(), "triton", broken.code).fault is None
+    verdict = bench.grade(broken, candidate(), chz.replace(QUICK, scale="fit"))
+    assert verdict.kind == "unsupported" and "not valid Python" in verdict.message, verdict

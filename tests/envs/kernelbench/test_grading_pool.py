@@ -173,7 +173,7 @@ def test_a_kept_verdict_is_found_by_other_processes(tmp_path: Path) -> None:
 def other_value(name: str, value: Any) -> Any:
     choices = {
         "backend": "cuda", "precision": "float16", "scale": "none", "policy": "partial", "compile_check": "all",
-        "arch": "sm_80",
+        "arch": "sm_80", "sandbox": "unsafe",
     }  # fmt: skip
     return choices.get(name) or value + 1
 

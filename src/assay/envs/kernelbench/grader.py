@@ -12,10 +12,11 @@ candidates in a sandbox, and decides everything itself.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from assay.envs.kernelbench import device_trials
@@ -23,8 +24,9 @@ from assay.envs.kernelbench.compile import TRITON_HARNESS, CompileReport, compil
 from assay.envs.kernelbench.draws import Draw, DrawBank
 from assay.envs.kernelbench.grader_config import GraderConfig
 from assay.envs.kernelbench.places import place_of
+from assay.envs.kernelbench.preparations import Closed, Preparations, Prepared, shared
 from assay.envs.kernelbench.problems import SHIPPED, Problem
-from assay.envs.kernelbench.reference import ReferenceProcess, fit_problem
+from assay.envs.kernelbench.reference import ReferenceProcess, fit_problem, may_pass
 from assay.envs.kernelbench.scaling import ScaledProblem, unscaled
 from assay.envs.kernelbench.static.checks import VERSION as STATIC_VERSION
 from assay.envs.kernelbench.static.checks import StaticReport, check
@@ -33,25 +35,21 @@ from assay.envs.kernelbench.timing_stage import Turns, stopwatch_for, timed, tim
 from assay.envs.kernelbench.trials import HARNESS as NUMERICS
 from assay.envs.kernelbench.trials import Answers, Call, job_inputs, judge, numerics_job, plan_calls
 from assay.envs.kernelbench.verdicts import Verdict
-from assay.errors import ReferenceModelError
+from assay.errors import ReferenceModelError, SandboxError
 from assay.sandbox.base import Limits, Sandbox
 from assay.sandbox.in_step import RunsGroups
 from assay.sandbox.local import LocalSandbox
 from assay.types import Json
 
+log = logging.getLogger(__name__)
+
 VERSION = f"2.{STATIC_VERSION}"
 """Raised with every change that may change a verdict."""
 
+THREAD_CHARACTERS = 4096
+"""Sources longer than this are examined in a thread: the worst of them take the static checks seconds."""
+
 TF32_HINT = '. Note: tl.dot rounds float32 operands to TF32, here as on a GPU, unless given input_precision="ieee"'
-
-
-@dataclass(slots=True)
-class _Prepared:
-    """A problem at the sizes it is graded at, or why it cannot be graded."""
-
-    scaled: ScaledProblem
-    bank: DrawBank | None
-    refusal: str = ""
 
 
 class Grader:
@@ -89,8 +87,9 @@ class Grader:
         self._seed = seed
         self._random: random.Random = random.Random(seed) if seed is not None else secrets.SystemRandom()
         self._static = static
-        self._prepared: dict[str, asyncio.Task[_Prepared]] = {}
+        self._preparations = Preparations()
         self._warming: asyncio.Task[None] | None = None
+        self._closed = False
 
     @property
     def as_configured(self) -> bool:
@@ -104,8 +103,12 @@ class Grader:
         await self.close()
 
     async def close(self) -> None:
-        """End all processes; grades in flight end as `infra_error`. Safe to call twice."""
-        tasks = [*self._prepared.values(), *([self._warming] if self._warming is not None else [])]
+        """End all processes for good; grades in flight and later ones end as `infra_error`. Safe to call twice.
+
+        A candidate that runs already in a sandbox of the caller's may still get its verdict.
+        """
+        self._closed = True
+        tasks = [*self._preparations.tasks(), *([self._warming] if self._warming is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -124,21 +127,32 @@ class Grader:
         Raises:
             SandboxError, MissingDependencyError: no candidate at all can be graded here.
         """
-        report, early = self._examine(problem, code)
+        report, early = await self._examined(problem, code)
         if early is not None:
             return early
+        if self._closed:  # meanwhile
+            return _closed(problem)
         if self.config.backend == "cuda" and self.config.device == "cpu":
             compiled = await compile_cuda(self.sandbox, code, arch=self.config.arch)
             return replace(_of_cuda(compiled, _suspicions(report)), problem=problem.hash)
         try:
             prepared = await self._prepare(problem, self._warm_up())
             draw = await prepared.bank.take() if prepared.bank is not None else None
+        except Closed:
+            return _closed(problem)
         except ReferenceModelError as error:
             return Verdict("infra_error", "problem", f"no inputs could be drawn: {error}", problem=problem.hash)
         if draw is None:
             return Verdict("unsupported", "problem", _refusal(prepared), problem=prepared.scaled.hash)
         verdict = await self._try(prepared, draw, code, report)
         return replace(verdict, problem=prepared.scaled.hash)
+
+    async def _examined(self, problem: Problem | ScaledProblem, code: str) -> tuple[StaticReport, Verdict | None]:
+        if self._closed:
+            return StaticReport(), _closed(problem)
+        if len(code) > THREAD_CHARACTERS:
+            return await asyncio.to_thread(self._examine, problem, code)
+        return self._examine(problem, code)
 
     def _examine(self, problem: Problem | ScaledProblem, code: str) -> tuple[StaticReport, Verdict | None]:
         """Everything that the text alone decides."""
@@ -160,20 +174,26 @@ class Grader:
             harnesses = [device_trials.HARNESS if on_gpu else NUMERICS]
             harnesses += [TRITON_HARNESS] if self.config.compile_check != "off" and not on_gpu else []
             harnesses += 2 * [TIMED] if self._stopwatch is not None else []
-            self._warming = asyncio.create_task(self.sandbox.start(harnesses, each=1))
+            self._warming = asyncio.create_task(self._warm(self.sandbox, harnesses))
         return self._warming
 
-    async def _prepare(self, problem: Problem | ScaledProblem, warming: asyncio.Task[None] | None) -> _Prepared:
+    async def _warm(self, sandbox: LocalSandbox, harnesses: Sequence[str]) -> None:
+        """Warm workers. A failure is the business of the first job, which boots a worker and reports it."""
+        try:
+            await sandbox.start(harnesses, each=1)
+        except SandboxError as error:
+            log.warning("no workers could be warmed, which is tried again with the next grade: %s", error)
+            self._warming = None
+
+    async def _prepare(self, problem: Problem | ScaledProblem, warming: asyncio.Task[None] | None) -> Prepared:
         """The problem with its draws, made once for each problem and size."""
         key = problem.hash if isinstance(problem, ScaledProblem) else f"{self.config.scale}:{problem.hash}"
-        task = self._prepared.get(key)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = self._prepared[key] = asyncio.create_task(self._make_ready(problem))
+        task = self._preparations.task(key, lambda: self._make_ready(problem))
         if warming is not None:
-            await asyncio.shield(warming)
-        return await asyncio.shield(task)
+            await shared(warming)
+        return await shared(task)
 
-    async def _make_ready(self, problem: Problem | ScaledProblem) -> _Prepared:
+    async def _make_ready(self, problem: Problem | ScaledProblem) -> Prepared:
         config = self.config
         screening = None
         try:
@@ -197,14 +217,15 @@ class Grader:
                 screening=screening,
             )
             await bank.ready()
-            return _Prepared(scaled, bank)
+            return Prepared(scaled, bank)
         except ReferenceModelError as error:
             if error.kind == "crash":  # of the process, which says nothing about the problem
                 raise
             source = problem if isinstance(problem, ScaledProblem) else unscaled(problem)
-            return _Prepared(source, None, f"the problem's own reference does not run here: {error}")
+            refusal = f"the problem's own reference does not run here: {error}"
+            return Prepared(source, None, refusal, lasting=not may_pass(error))
 
-    async def _try(self, prepared: _Prepared, draw: Draw, code: str, report: StaticReport) -> Verdict:
+    async def _try(self, prepared: Prepared, draw: Draw, code: str, report: StaticReport) -> Verdict:
         config = self.config
         calls = plan_calls(draw, config.num_correct_trials, self._random, _constant_families(prepared))
         evidence = _suspicions(report) | {"scaling": prepared.scaled.scaling.to_json()}
@@ -212,8 +233,12 @@ class Grader:
         if verdict.ok and self._stopwatch is not None:
             bits = self._random.getrandbits
             problem = timed_problem(prepared.scaled, draw, config.precision, self._reference, bits)
-            async with self._turns.alone():
-                verdict = await timed(verdict, code, problem, self._stopwatch, config)
+            try:
+                async with self._turns.alone():
+                    verdict = await timed(verdict, code, problem, self._stopwatch, config)
+            except ReferenceModelError as error:
+                said = f"right, but no inputs could be drawn to time it with: {error}"
+                return replace(verdict, kind="infra_error", stage="timing", message=said)
         return verdict
 
     async def _right(
@@ -285,7 +310,12 @@ class Grader:
         )
 
 
-def _refusal(prepared: _Prepared) -> str:
+def _closed(problem: Problem | ScaledProblem) -> Verdict:
+    said = "the grader was closed before the candidate was graded: make another Grader"
+    return Verdict("infra_error", "problem", said, problem=problem.hash)
+
+
+def _refusal(prepared: Prepared) -> str:
     if prepared.refusal:
         return prepared.refusal
     assert prepared.bank is not None and prepared.bank.screening is not None, "a bank without draws was screened"
@@ -296,7 +326,7 @@ def _refusal(prepared: _Prepared) -> str:
     )
 
 
-def _constant_families(prepared: _Prepared) -> tuple[str, ...]:
+def _constant_families(prepared: Prepared) -> tuple[str, ...]:
     bank = prepared.bank
     return bank.screening.constant_families if bank is not None and bank.screening is not None else ()
 

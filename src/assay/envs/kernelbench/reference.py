@@ -27,7 +27,7 @@ from typing import Literal, Self
 
 from assay.envs.kernelbench.arrays import HostTensor, Value
 from assay.envs.kernelbench.families import FAMILIES, Family
-from assay.envs.kernelbench.problems import Problem
+from assay.envs.kernelbench.problems import Problem, find_fault
 from assay.envs.kernelbench.scaling import LOWER, Rule, ScaledProblem, ladder
 from assay.envs.kernelbench.screening import Case, Screening, screen
 from assay.envs.kernelbench.wire import Frame, read_frame
@@ -48,6 +48,8 @@ _WORKER = "assay.envs.kernelbench.inside.reference_worker"
 _CHUNK = 1 << 20
 _KEPT = 64
 _LEAVE_S = 5.0
+_PASSING = ("timeout", "memory")
+_CLOSED = "the process that runs references was closed, and starts no more: make another ReferenceProcess."
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ class ReferenceProcess:
         self.timeout_s, self.memory_mb, self.python, self.device = timeout_s, memory_mb, python, device
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
+        self._closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -135,7 +138,8 @@ class ReferenceProcess:
             max_output: Give up (`too_large`) when the outputs of one call have more elements than this together.
 
         Raises:
-            ReferenceModelError: the module fails, takes too long or too much memory; `kind` says which.
+            ReferenceModelError: the module fails, takes too long or too much memory; `kind` says which. After `close`
+                it is always `crash`.
             MissingDependencyError: the interpreter has no PyTorch.
         """
         request = {
@@ -158,7 +162,8 @@ class ReferenceProcess:
             return _result(frame, precision, time.monotonic() - begin)
 
     def close(self) -> None:
-        """End the process. A later evaluation starts another; one under way fails at once with `crash`."""
+        """End the process for good: evaluations under way, in line and later fail at once with `crash`."""
+        self._closed = True  # before the process is looked for, so that none is started unseen: see `_start`
         process = self._process
         if process is not None:
             process.terminate()
@@ -166,6 +171,8 @@ class ReferenceProcess:
             self._kill()
 
     def _exchange(self, request: bytes) -> Frame:
+        if self._closed:
+            raise ReferenceModelError("crash", _CLOSED)
         try:
             process = self._process or self._start()
             deadline = time.monotonic() + self.timeout_s + GRACE_S
@@ -177,7 +184,8 @@ class ReferenceProcess:
             raise ReferenceModelError("timeout", f"the reference took more than {self.timeout_s:g} s.") from error
         except (EOFError, BrokenPipeError, ValueError) as error:  # ValueError: what came is no frame
             self._kill()
-            raise ReferenceModelError("crash", "the process that runs references died. Try again.") from error
+            said = _CLOSED if self._closed else "the process that runs references died. Try again."
+            raise ReferenceModelError("crash", said) from error
         except BaseException:
             self._kill()  # half an answer may be on its way, which the next request would take for its own
             raise
@@ -197,6 +205,8 @@ class ReferenceProcess:
             start_new_session=True,
         )
         self._process = process
+        if self._closed:  # meanwhile, by a thread that saw no process to end
+            process.terminate()
         errors: list[bytes] = []
         drain = threading.Thread(target=_drain, args=(process, errors), daemon=True)
         drain.start()
@@ -310,6 +320,11 @@ def screening_of(result: ReferenceResult) -> Screening:
     return screen(result.cases, result.other_weights, result.again, result.precision)
 
 
+def may_pass(error: ReferenceModelError) -> bool:
+    """Whether a machine under load may be to blame for a failure, so that a later attempt can succeed."""
+    return error.kind in _PASSING
+
+
 @dataclass(frozen=True, slots=True)
 class FittedProblem:
     """A problem at sizes at which its reference runs here, with what screening says of it at those sizes."""
@@ -335,8 +350,11 @@ def fit_problem(
     rule, unless that lowers the caps.
 
     Raises:
-        ReferenceModelError: the reference runs at no size; the first failure.
+        ReferenceModelError: the reference runs at no size; the first failure, or the first for which a machine under
+            load may be to blame (`timeout`, `memory`). `crash`, which blames no size, is raised at once.
     """
+    if (fault := find_fault(problem.code)) is not None:
+        raise ReferenceModelError("error", f"the problem's module {fault}.")
     failure: ReferenceModelError | None = None
     degenerate: list[FittedProblem] = []
     spent: dict[tuple[Rule, bool], int] = {}
@@ -355,7 +373,10 @@ def fit_problem(
                 max_output=max_output,
             )
         except ReferenceModelError as error:
-            failure = failure or error
+            if error.kind == "crash":  # the process is gone: after `close`, for the other sizes too
+                raise
+            if failure is None or (may_pass(error) and not may_pass(failure)):
+                failure = error
             if error.kind in ("timeout", "memory", "too_large") and not rung[1]:
                 spent[rung] = MAX_DEGENERATE
             continue

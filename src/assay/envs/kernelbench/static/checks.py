@@ -64,18 +64,26 @@ def check(code: str, backend: Backend = "triton", reference: str | None = None) 
         backend: `triton` wants a kernel compiled by Triton; `cuda` one given to `load_inline`.
         reference: The problem's module; the operations it calls are the task, and calling one on an input is a cheat.
     """
+    operations = _operations(reference)
     if len(code) > MAX_SOURCE_CHARACTERS:
         return StaticReport(fault=f"the source has {len(code)} characters; at most {MAX_SOURCE_CHARACTERS} are read")
     try:
         tree = ast.parse(code)
         source = read_source(tree)
-        operations = reference_operations(reference) if reference is not None else frozenset()
         findings = distinct(_all_findings(source, backend, operations))
     except SyntaxError as error:
         return StaticReport(fault=f"line {error.lineno}: {error.msg}" if error.lineno else error.msg)
     except (ValueError, RecursionError, MemoryError) as error:
         return StaticReport(fault=f"the source cannot be parsed ({type(error).__name__}: {error})")
     return StaticReport(findings, _fault(source, code), tuple(source.kernels), _tf32_dot(source))
+
+
+def _operations(reference: str | None) -> frozenset[str]:
+    """What the problem calls; nothing where its text cannot be read, which is no fault of the candidate's."""
+    try:
+        return reference_operations(reference) if reference is not None else frozenset()
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return frozenset()
 
 
 def _all_findings(source: Source, backend: Backend, operations: frozenset[str]) -> list[Finding]:

@@ -74,7 +74,7 @@ class Source:
         """Whether a node is part of a kernel's body (not of its decorators or defaults)."""
         child = node
         while (parent := self.parents.get(child)) is not None:
-            if isinstance(parent, ast.FunctionDef) and child in parent.body and parent in self.kernels.values():
+            if isinstance(parent, ast.FunctionDef) and _is_kernel(self, parent) and child in parent.body:
                 return True
             child = parent
         return False
@@ -126,7 +126,7 @@ class Source:
             if node in self.dead:
                 continue
             yield node
-            if isinstance(node, ast.FunctionDef) and node in self.kernels.values():
+            if isinstance(node, ast.FunctionDef) and _is_kernel(self, node):
                 stack += [*node.decorator_list, node.args]
             else:
                 stack += children(node)
@@ -356,7 +356,7 @@ def _named_in_kernels(source: Source) -> Iterator[ast.AST]:
 
 
 def _is_kernel(source: Source, node: ast.AST) -> bool:
-    return isinstance(node, ast.FunctionDef) and node in source.kernels.values()
+    return isinstance(node, ast.FunctionDef) and source.kernels.get(node.name) is node
 
 
 def _plain_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
