@@ -139,8 +139,8 @@ def _kernel_names(source: Source) -> set[str]:
     """Names under which a kernel can be launched: its own, and those of what it was put into."""
     names = set(source.kernels)
     for _ in range(3):
-        for node in walk(source.tree):
-            if isinstance(node, ast.Assign) and node in source.tree.body:
+        for node in source.tree.body:
+            if isinstance(node, ast.Assign):
                 mentions = {n.id for n in walk(node.value) if isinstance(n, ast.Name)}
                 if mentions & names:
                     names |= {t.id for t in node.targets if isinstance(t, ast.Name)}
