@@ -158,7 +158,7 @@ class DrawBank:
             if usable(other.cases[0]):
                 moved = other.cases[0]
                 moved_weights = {name: other.state[name] for name in sorted(constant)}
-        cases = tuple(case for case in result.cases if usable(case))
+        cases = tuple(case for case in result.cases if usable(case) and _has_form(case, result.outputs))
         work = result.work
         return Draw(input_seed, weight_seed, init, cases, result.outputs, result.weights, work, moved, moved_weights)
 
@@ -166,6 +166,11 @@ class DrawBank:
 def usable(case: Case) -> bool:
     """Whether a case can tell right from wrong."""
     return case.finite and not case.noisy
+
+
+def _has_form(case: Case, outputs: tuple[tuple[str, tuple[int, ...]], ...]) -> bool:
+    """Whether the outputs of a case have the shapes of the first one's; where data decide them, others may not."""
+    return [output.shape for output in case.exact] == [shape for _, shape in outputs]
 
 
 def is_constant(tensor: HostTensor) -> bool:

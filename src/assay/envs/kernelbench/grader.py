@@ -283,7 +283,7 @@ class Grader:
         self, draw: Draw, calls: tuple[Call, ...], code: str, report: StaticReport, evidence: dict[str, Json]
     ) -> Verdict:
         config = self.config
-        answers = Answers(draw, calls, config.precision)
+        answers = Answers(draw, calls, config.precision, exact=False)
         plain = numerics_job(code, draw, calls, Limits(), config.max_programs, config.precision)
         result = await self.sandbox.run(
             device_trials.on_device(plain, config), partial(device_trials.after_start, answers)
