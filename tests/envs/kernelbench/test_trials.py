@@ -73,6 +73,8 @@ def test_the_plan(trials: int, seed: int, families: list[str], constant: set[str
     [skip] = [c for c in calls if c.skip]
     assert skip.case.family not in constant or set(families) <= constant
     assert skip.poison == skip.poison and skip is not calls[0]
+    before = calls[calls.index(skip) - 1]
+    assert skip.case is not before.case or len(set(families) - constant or set(families)) == 1
     assert [place for place, c in enumerate(calls) if c.moved] == ([len(calls) - 1] if moved else [])
     assert all(any(same(c.poison, poison) for poison in POISONS) for c in calls)
 

@@ -76,7 +76,11 @@ def plan_calls(draw: Draw, trials: int, rng: random.Random, constant_families: S
     calls.append(Call(calls[again].case, other, repeats=again))
     telling = [case for case in draw.cases if case.family not in constant_families and not shows_answer(case)]
     telling = telling or list(draw.cases)
-    calls.insert(rng.randint(again + 1, len(calls)), Call(rng.choice(telling), rng.choice(POISONS[1:]), skip=True))
+    places = range(again + 1, len(calls) + 1)
+    # A kernel that writes into a buffer of its own leaves there what it answered last.
+    fresh = [(place, case) for place in places for case in telling if case is not calls[place - 1].case]
+    place, case = rng.choice(fresh) if fresh else (len(calls), rng.choice(telling))
+    calls.insert(place, Call(case, rng.choice(POISONS[1:]), skip=True))
     if draw.moved is not None:
         calls.append(Call(draw.moved, rng.choice(POISONS), moved=True))
     return tuple(calls)
