@@ -188,12 +188,12 @@ def _kernel(entry: Mapping[str, Json]) -> CompiledKernel:
 
 
 def shortened(text: str, most: int = MESSAGE_CHARACTERS) -> str:
-    """A message cut in its middle: compilers say where at the beginning and what at the end."""
-    text = "\n".join(plain_text(line) for line in text.strip().splitlines())
-    if len(text) <= most:
-        return text
-    head = most // 3
-    return f"{text[:head].rstrip()}\n...\n{text[len(text) - (most - head - 5) :].lstrip()}"
+    """A message cut in its middle, fit to be printed: compilers say where at the beginning and what at the end."""
+    text = text.strip()
+    if len(text) > most:
+        head = most // 3
+        text = f"{text[:head].rstrip()}\n...\n{text[len(text) - (most - head - 5) :].lstrip()}"
+    return plain_text(text)
 
 
 async def compile_cuda(

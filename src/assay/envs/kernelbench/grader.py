@@ -344,7 +344,7 @@ def _not_compiled(verdict: Verdict, compiled: CompileReport) -> list[str]:
 def _uncompiled(verdict: Verdict, compiled: CompileReport, missing: Sequence[str]) -> Verdict:
     """A right candidate whose kernels did not all reach the compiler: nobody knows whether a GPU would take them."""
     names = ", ".join(missing)
-    if compiled.outcome == "ok" and not compiled.message:
+    if compiled.outcome == "ok" and not (compiled.message and compiled.kernels):
         said = (
             f"{names} ran in the interpreter, but was not launched when it was to be compiled: forward must launch the "
             "same kernels wherever it runs"
