@@ -14,6 +14,7 @@ import pytest
 
 from assay.envs.kernelbench.arrays import host_tensor
 from assay.envs.kernelbench.inside.libdevice import LIBRARY
+from assay.envs.kernelbench.trials import POISONS
 from kernel_graders import Bench, Ran
 
 HEAD = """
@@ -361,10 +362,13 @@ class ModelNew(nn.Module):
 """
 
 
-@pytest.mark.parametrize("poison", [float("nan"), 0.625, -331.5])
-def test_fresh_memory_is_filled(bench: Bench, poison: float) -> None:
+WHOLE = (97, 45, 40, 0)
+"""What whole numbers are filled with, for each of `POISONS`: no two the same."""
+
+
+@pytest.mark.parametrize(("poison", "whole"), list(zip(POISONS, WHOLE, strict=True)))
+def test_fresh_memory_is_filled(bench: Bench, poison: float, whole: int) -> None:
     ran = bench.run(HEAD + EMPTIES, X, outputs=[("float32", (40,))], controls=[{"poison": poison}])
-    whole = 97.0 if math.isnan(poison) else min(int(abs(poison)), 97)
     expected = np.full((10, 4), poison, np.float32)
     expected[8] = whole
     assert np.array_equal(ok(ran).reshape(10, 4), expected, equal_nan=True)

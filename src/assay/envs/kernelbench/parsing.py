@@ -187,4 +187,9 @@ def count_model_new(code: str) -> int:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return len(_MODEL_NEW.findall(code))
-    return sum(isinstance(node, ast.ClassDef) and node.name == "ModelNew" for node in ast.walk(tree))
+    return sum(is_model_new(node) for node in ast.walk(tree))
+
+
+def is_model_new(node: ast.AST) -> bool:
+    """Whether a node of a syntax tree defines a class `ModelNew`."""
+    return isinstance(node, ast.ClassDef) and node.name == "ModelNew"

@@ -6,15 +6,14 @@ See `assay.envs.kernelbench.inside.rounds` for what the rounds are; `numerics_gp
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 
 from assay.envs.kernelbench.inside import interpreter, pretend_cuda
-from assay.envs.kernelbench.inside.rounds import FaultKind, Poison, run_rounds
-from assay.envs.kernelbench.inside.submission import load
-from assay.envs.kernelbench.inside.work import HostReads, WorkTrace
+from assay.envs.kernelbench.inside.rounds import FaultKind, run_rounds
 
 if TYPE_CHECKING:
     from assay.sandbox.base import ReadInputs, WriteOutputs
@@ -39,6 +38,12 @@ class ModelNew(torch.nn.Module):
         kernel[(1,)](x, y, 4, BLOCK=4)
         return y
 """
+
+
+_WARM_UP_HEADER: Json = {
+    **{"weight_seed": 0, "precision": "float32", "max_programs": 1, "init_inputs": [], "parameters": []},
+    **{"inputs": [{"dtype": "float32", "shape": [4], "blob": 0}], "outputs": [["float32", [4]]]},
+}
 
 
 class Interpreted:
@@ -74,11 +79,12 @@ def preload() -> None:
     torch.set_num_threads(1)
     interpreter.install()
     pretend_cuda.install(pretend_cuda.SHARED_LIMIT, pretend_cuda.CAPABILITY)
+    control = json.dumps({"skip": False, "poison": 0.0, "weights": {}}).encode()
     for _ in range(WARM_UP_CALLS):
-        with pretend_cuda.OnCpu():
-            model = load(_WARM_UP).ModelNew()
-            with torch.no_grad(), interpreter.recording(interpreter.Ledger()), Poison(0.0), WorkTrace(), HostReads():
-                model(torch.zeros(4))
+        rounds = iter(([], [memoryview(bytearray(16)), memoryview(control)], None))
+        report = execute(_WARM_UP, _WARM_UP_HEADER, rounds.__next__, lambda outputs: None)
+        if "fault" in report:
+            raise RuntimeError(f"the interpreter cannot run a kernel of ours: {report['fault']}")
 
 
 def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: WriteOutputs) -> Json:

@@ -85,11 +85,11 @@ class Poison(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def poison(tensor: torch.Tensor, value: float) -> None:
-    """Fill a tensor with a value, or with what its type has in place of it."""
+    """Fill a tensor with a value, or with a whole number of its own where the type has none such."""
     if tensor.is_floating_point() or tensor.is_complex():
         tensor.fill_(value)
     elif tensor.dtype is not torch.bool:
-        tensor.fill_(min(int(abs(value)) if value == value else 97, 97))
+        tensor.fill_(97 if math.isnan(value) else int(abs(value)) % 97)
 
 
 def run_rounds(

@@ -15,7 +15,7 @@ import ast
 from dataclasses import dataclass
 from typing import Literal
 
-from assay.envs.kernelbench.parsing import MAX_SOURCE_CHARACTERS, count_model_new
+from assay.envs.kernelbench.parsing import MAX_SOURCE_CHARACTERS, is_model_new
 from assay.envs.kernelbench.static.compute import find_library_work, reference_operations
 from assay.envs.kernelbench.static.danger import find_dangers
 from assay.envs.kernelbench.static.findings import Finding, distinct
@@ -75,7 +75,7 @@ def check(code: str, backend: Backend = "triton", reference: str | None = None) 
         return StaticReport(fault=f"line {error.lineno}: {error.msg}" if error.lineno else error.msg)
     except (ValueError, RecursionError, MemoryError) as error:
         return StaticReport(fault=f"the source cannot be parsed ({type(error).__name__}: {error})")
-    return StaticReport(findings, _fault(source, code), tuple(source.kernels), _tf32_dot(source))
+    return StaticReport(findings, _fault(source), tuple(source.kernels), _tf32_dot(source))
 
 
 def _operations(reference: str | None) -> frozenset[str]:
@@ -100,10 +100,10 @@ def _all_findings(source: Source, backend: Backend, operations: frozenset[str]) 
     return findings
 
 
-def _fault(source: Source, code: str) -> str | None:
+def _fault(source: Source) -> str | None:
     if not isinstance(source.definitions.get("ModelNew"), ast.ClassDef):
         return "no class ModelNew is defined at module level"
-    if count_model_new(code) > 1:
+    if sum(map(is_model_new, walk(source.tree))) > 1:
         return "ModelNew is defined more than once"
     return None
 
