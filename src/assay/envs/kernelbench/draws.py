@@ -16,8 +16,6 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from assay.envs.kernelbench.arrays import HostTensor, Value
 from assay.envs.kernelbench.families import FAMILIES
 from assay.envs.kernelbench.reference import Precision, ReferenceProcess, ReferenceResult, screening_of
@@ -140,12 +138,11 @@ class DrawBank:
         input_seed, weight_seed = self._random.getrandbits(_SEED_BITS), self._random.getrandbits(31)
         run = self._process.evaluate
         code, precision = self.scaled.code, self.precision
-        result = run(code, input_seed=input_seed, weight_seed=weight_seed, precision=precision, with_state=True)
+        result = run(code, input_seed=input_seed, weight_seed=weight_seed, precision=precision)
         init = result.init_inputs if isinstance(result.init_inputs, tuple) else (result.init_inputs,)
-        constant = {name for name, _ in result.weights if name in result.state and is_constant(result.state[name])}
         moved: Case | None = None
         moved_weights: dict[str, HostTensor] = {}
-        if constant:
+        if result.constant:
             other = run(
                 code,
                 input_seed=input_seed + len(FAMILIES),
@@ -157,7 +154,7 @@ class DrawBank:
             )
             if usable(other.cases[0]):
                 moved = other.cases[0]
-                moved_weights = {name: other.state[name] for name in sorted(constant)}
+                moved_weights = {name: other.state[name] for name in result.constant}
         cases = tuple(case for case in result.cases if usable(case) and _has_form(case, result.outputs))
         work = result.work
         return Draw(input_seed, weight_seed, init, cases, result.outputs, result.weights, work, moved, moved_weights)
@@ -171,9 +168,3 @@ def usable(case: Case) -> bool:
 def _has_form(case: Case, outputs: tuple[tuple[str, tuple[int, ...]], ...]) -> bool:
     """Whether the outputs of a case have the shapes of the first one's; where data decide them, others may not."""
     return [output.shape for output in case.exact] == [shape for _, shape in outputs]
-
-
-def is_constant(tensor: HostTensor) -> bool:
-    """Whether all elements of a tensor are equal."""
-    array = tensor.array()
-    return bool(array.size and np.all(array == array.ravel()[0]))

@@ -63,6 +63,8 @@ class ReferenceResult:
     """How many numbers the model has as weights."""
     weights: tuple[tuple[str, tuple[int, ...]], ...]
     """Name and shape of each parameter, in the model's order."""
+    constant: tuple[str, ...]
+    """Names of those whose elements are all equal."""
     precision: Precision
     exact_dtype: str
     """`float64`, or the working precision where the model cannot be run in float64."""
@@ -302,6 +304,7 @@ def _result(frame: Frame, precision: Precision, seconds: float) -> ReferenceResu
         outputs=outputs,
         parameters=header["parameters"],
         weights=tuple((name, tuple(shape)) for name, shape in header["weights"]),
+        constant=tuple(header["constant"]),
         precision=precision,
         exact_dtype=header["exact"],
         init_inputs=frame.value(header["init_inputs"]),

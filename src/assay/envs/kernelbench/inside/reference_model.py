@@ -179,7 +179,9 @@ def evaluate(request: Json) -> Frame:
     model = reference.model(request["weight_seed"], request["perturb"])
     parameters = sum(p.numel() for p in model.parameters())
     frame = Frame({"parameters": parameters, "exact": "float64", "cases": [], "refused": {}})
-    frame.header["weights"] = [[name, list(weight.shape)] for name, weight in model.named_parameters()]
+    weights = list(model.named_parameters())
+    frame.header["weights"] = [[name, list(weight.shape)] for name, weight in weights]
+    frame.header["constant"] = [name for name, weight in weights if is_constant(weight)]
     first: tuple[Value, ...] | None = None
     for number, family in enumerate(request["families"]):
         # Each family starts from a fresh draw of its own, so no two show the same numbers in another dress.
