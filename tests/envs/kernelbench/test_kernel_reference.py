@@ -316,7 +316,8 @@ def test_closing_or_killing_it_at_work_ends_everything(monkeypatch: pytest.Monke
 
 
 INTERRUPTED = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell started in the background
 from assay.envs.kernelbench.reference import ReferenceProcess
 process = ReferenceProcess(timeout_s=600)
 process.evaluate(sys.argv[1], input_seed=1, weight_seed=0, families=("given",))
