@@ -29,10 +29,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from assay.demo import CONTROL, GRPO, METRICS, RESULT
-from assay.training.comparison import Policy, measured_policy
-from assay.training.records import read_run
-from assay.training.stats import Interval, mean_ci95
+from assay.cli.demo import CONTROL, GRPO, METRICS, RESULT
+from assay.training.metrics.intervals import Interval, mean_ci95
+from assay.training.report.comparison import Policy, measured_policy
+from assay.training.run.reader import read_run
 
 POSITIONS = 500
 FINAL = ["dataset_builder.heldout_split=final", f"dataset_builder.num_heldout={POSITIONS}"]

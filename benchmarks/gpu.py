@@ -38,7 +38,7 @@ from transformers import GenerationConfig
 
 from assay.backends.base import AdamParams, LossSpec
 from assay.backends.config import LocalBackend
-from assay.backends.torch_local import TorchBackend
+from assay.backends.local.backend import TorchBackend
 from assay.types import Completion, Datum, SamplingParams
 from support import Summary, machine
 from support.accelerator import (

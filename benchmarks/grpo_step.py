@@ -37,17 +37,17 @@ from typing import Any
 import torch
 
 from assay.backends.config import LocalBackend
-from assay.backends.models import load_pretrained
-from assay.backends.torch_local import TorchBackend
+from assay.backends.local.backend import TorchBackend
+from assay.backends.local.models import load_pretrained
 from assay.envs.base import EnvData
 from assay.envs.chess.env import ChessEnv
 from assay.envs.chess.grammar import parse_policy
 from assay.envs.chess.rewards import PolicyTruth, PolicyWeights, score_policy
 from assay.grpo.config import GRPOConfig
 from assay.grpo.trainer import GRPOTrainer
-from assay.rollouts.renderer import PlainRenderer
+from assay.rollouts.renderers.base import PlainRenderer
 from assay.rollouts.runner import prepare, run_groups
-from assay.training.aggregate import aggregate_rollouts
+from assay.training.metrics.aggregate import aggregate_rollouts
 from assay.types import SamplingParams
 from support import Summary, machine, summary
 from support.chess_policy import chess_backend, chess_data, warm_up

@@ -3,9 +3,9 @@
     python benchmarks/health.py [--seeds N] [--sources made_up toy chess] [--chess-batches N] [--quick]
 
 Two sources of series, both on seeds that no threshold was chosen on: made-up runs with realistic noise
-(`tests/health_series.py`), and real training runs (`benchmarks/support/health_runs.py`): tiny ones that collapse or are
-sabotaged, chess with a learning rate 20 times too high, and tiny and chess runs that learn. Every step of a series goes
-through a `HealthMonitor` with default settings. The last line is one JSON object:
+(`tests/support/health_series.py`), and real training runs (`benchmarks/support/health_runs.py`): tiny ones that
+collapse or are sabotaged, chess with a learning rate 20 times too high, and tiny and chess runs that learn. Every step
+of a series goes through a `HealthMonitor` with default settings. The last line is one JSON object:
 
 - `kinds`: the ways to go wrong. `caught`: by kind and source, series in which a rule of that kind spoke after the
   onset; an alarm of another kind's rule does not count. `kinds_caught`: kinds all of whose series were caught, of
@@ -43,9 +43,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from assay.grpo.health import HealthMonitor
-from assay.grpo.health_config import HealthConfig
-from assay.grpo.health_rules import Finding
+from assay.grpo.health.config import HealthConfig
+from assay.grpo.health.monitor import HealthMonitor
+from assay.grpo.health.rules import Finding
 from support import machine
 from support.health_runs import FAULTS, chess_run, failing_run, health_series, healthy_run
 

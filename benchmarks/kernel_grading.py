@@ -26,12 +26,12 @@ from pathlib import Path
 
 import psutil
 
-from assay.envs.kernelbench.grader import Grader
-from assay.envs.kernelbench.grader_config import GraderConfig
-from assay.envs.kernelbench.problems import Problem, load_problems, make_problem
-from assay.envs.kernelbench.scaling import unscaled
-from assay.envs.kernelbench.submissions import Submission, read_submissions
-from assay.envs.kernelbench.verdicts import Verdict
+from assay.kernels.catalogue import Submission, read_submissions
+from assay.kernels.config import GraderConfig
+from assay.kernels.grader import Grader
+from assay.kernels.problems.scaling import unscaled
+from assay.kernels.problems.sources import Problem, load_problems, make_problem
+from assay.kernels.verdicts import Verdict
 from assay.sandbox.local import LocalSandbox
 
 ROOT = Path(__file__).parents[1]

@@ -22,11 +22,11 @@ import signal
 import time
 from collections import Counter
 
-from assay.envs.kernelbench.grader import Grader
-from assay.envs.kernelbench.grader_config import GraderConfig
-from assay.envs.kernelbench.pool import GradingPool
-from assay.envs.kernelbench.problems import make_problem
-from assay.envs.kernelbench.scaling import unscaled
+from assay.kernels.config import GraderConfig
+from assay.kernels.grader import Grader
+from assay.kernels.pool import GradingPool
+from assay.kernels.problems.scaling import unscaled
+from assay.kernels.problems.sources import make_problem
 from assay.sandbox.local import LocalSandbox
 from kernel_grading import ADDITION, KERNEL
 from support.processes import descendants, descriptors, resident_mb

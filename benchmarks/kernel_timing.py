@@ -27,13 +27,13 @@ from glob import glob
 
 import numpy as np
 
-from assay.envs.kernelbench.arrays import Value, host_tensor
-from assay.envs.kernelbench.roofline import Work
-from assay.envs.kernelbench.stopwatch import Stopwatch
-from assay.envs.kernelbench.timed_jobs import TimedProblem
-from assay.envs.kernelbench.timing import Baseline, Finding, Timing, secret_order, speedup_interval
-from assay.envs.kernelbench.timing_config import TimingConfig
-from assay.envs.kernelbench.tolerance import Tolerance
+from assay.kernels.arrays import Value, host_tensor
+from assay.kernels.numerics.tolerance import Tolerance
+from assay.kernels.timing.config import TimingConfig
+from assay.kernels.timing.jobs import TimedProblem
+from assay.kernels.timing.roofline import Work
+from assay.kernels.timing.statistics import Baseline, Finding, Timing, secret_order, speedup_interval
+from assay.kernels.timing.stopwatch import Stopwatch
 from assay.sandbox.local import LocalConfig, LocalSandbox
 from support.timing_cheats import CHEATS, HONEST, REFERENCE
 

@@ -25,15 +25,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from assay.envs.kernelbench.problems import Problem, load_problems
-from assay.envs.kernelbench.reference import (
+from assay.errors import ReferenceModelError
+from assay.kernels.numerics.reference import (
     FittedProblem,
     ReferenceProcess,
     ReferenceResult,
     fit_problem,
 )
-from assay.envs.kernelbench.tolerance import RELATIVE, rms
-from assay.errors import ReferenceModelError
+from assay.kernels.numerics.tolerance import RELATIVE, rms
+from assay.kernels.problems.sources import Problem, load_problems
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "kernelbench.jsonl"
 Row = dict[str, Any]

@@ -15,10 +15,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from assay.envs.kernelbench.grader_config import GraderConfig
-from assay.envs.kernelbench.pool import GradingPool
-from assay.envs.kernelbench.problems import read_jsonl
-from assay.envs.kernelbench.submissions import read_submissions
+from assay.kernels.catalogue import read_submissions
+from assay.kernels.config import GraderConfig
+from assay.kernels.pool import GradingPool
+from assay.kernels.problems.sources import read_jsonl
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = ROOT.parent / "shared" / "data" / "kernelbench.jsonl"

@@ -27,8 +27,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from assay.training.records import HeldoutTask, RunRecords, read_run
-from assay.training.stats import paired_difference_ci95
+from assay.training.metrics.intervals import paired_difference_ci95
+from assay.training.run.reader import HeldoutTask, RunRecords, read_run
 from support import machine
 
 METRICS = {"P": ("reward", "legal", "best", "keeps_win"), "A": ("reward", "exact")}
@@ -47,10 +47,10 @@ LITERAL = [
 
 def _literal(arguments: Sequence[str]) -> int:
     """`assay ...` with the KL penalty on the mean log-ratio of each sequence, as the ancestor computed it."""
-    from assay.backends import torch_local
     from assay.backends.base import LossSpec
-    from assay.backends.losses import Streams, policy_loss, sequence_mean
-    from assay.cli import main as assay
+    from assay.backends.local import backend
+    from assay.backends.local.losses import Streams, policy_loss, sequence_mean
+    from assay.cli.main import main as assay
 
     def token_losses(spec: LossSpec, logprobs: Any, entropies: Any, data: Streams) -> dict[str, Any]:
         terms = {"policy": policy_loss(spec, logprobs, data)}
@@ -59,7 +59,7 @@ def _literal(arguments: Sequence[str]) -> int:
             terms["kl"] = data.weights * spec.kl.coef * mean.square() / 2
         return terms
 
-    torch_local.token_losses = token_losses  # type: ignore[assignment]
+    backend.token_losses = token_losses  # type: ignore[assignment]
     return assay(list(arguments))
 
 

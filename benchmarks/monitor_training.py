@@ -32,9 +32,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from assay.config import load_config
-from assay.training.records import RunRecords, read_run
-from assay.training.stats import paired_difference_ci95
+from assay.config.loader import load_config
+from assay.training.metrics.intervals import paired_difference_ci95
+from assay.training.run.reader import RunRecords, read_run
 from support import machine
 
 METRICS = ("reward", "format", "correctness", "exact", "monitor_right")

@@ -31,10 +31,10 @@ from pathlib import Path
 import yaml
 
 # Loaded before the first fork, so that every training process has them.
-import assay.backends.torch_local
+import assay.backends.local.backend
 import assay.training.loop  # noqa: F401
-from assay import cli
-from assay.training.metrics import comparable
+from assay.cli import main as cli
+from assay.training.metrics.logger import comparable
 
 CONFIG = {
     "model_name": "scratch",

@@ -4,10 +4,10 @@
 
 Plain processes score at the same time, beside a loopback judge that takes 1 s and refuses what is above 80 in flight.
 Half of every process's samples are those of all the others too, in an order of its own. `together` they share a hub
-(`assay.rewards.hub`); `apart` each has an engine of its own, with the default config and a cache file shared by all.
-`paid_twice` are answers that the judge gave for a question that it had answered, `abandoned` are calls whose connection
-was closed before their answer. `fraction_of_limit` counts answers, because shared samples cost none. Medians over
-repeats, of `paid_twice` and `lost` the worst. The last line is one JSON object.
+(`assay.rewards.shared.hub`); `apart` each has an engine of its own, with the default config and a cache file shared by
+all. `paid_twice` are answers that the judge gave for a question that it had answered, `abandoned` are calls whose
+connection was closed before their answer. `fraction_of_limit` counts answers, because shared samples cost none. Medians
+over repeats, of `paid_twice` and `lost` the worst. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from assay.rewards import Client, EngineConfig, JudgeConfig, RewardEngine
-from assay.rewards.hub import SharedCaller
+from assay.rewards.shared.hub import SharedCaller
 from support import machine, peak_rss_mb
 from support.judge_behaviour import Behaviour
 from support.judge_runs import Record, medians

@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from assay.training.records import read_run
+from assay.training.run.reader import read_run
 from support import machine
 
 POINTS = 5

@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from assay.backends.models import load_pretrained
-from assay.backends.torch_local import TorchBackend
-from assay.rollouts.renderer import PlainRenderer
+from assay.backends.local.backend import TorchBackend
+from assay.backends.local.models import load_pretrained
+from assay.rollouts.renderers.base import PlainRenderer
 from assay.types import SamplingParams
 from support import machine, summary
 from support.chess_policy import chess_backend, chess_data, warm_up

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import chess
 
-from assay.envs.chess.stockfish import MoveValue, StockfishConfig, StockfishPool
+from assay.envs.chess.engine.stockfish import MoveValue, StockfishConfig, StockfishPool
 
 SEED = 0
 MEMORY_LOOKUPS = 20_000

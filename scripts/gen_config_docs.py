@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from assay.config import nodes, shown, type_words
+from assay.config.loader import nodes, shown, type_words
+from assay.config.schema import Setting, node_class, settings
 from assay.presets import presets
-from assay.schema import Setting, node_class, settings
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "config.md"
 

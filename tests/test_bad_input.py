@@ -20,12 +20,12 @@ import pytest
 import torch
 import yaml
 
-from assay import cli
-from assay import config as config_module
-from assay.config import load_config, resolved
+from assay.cli import main as cli
+from assay.config import loader as config_module
+from assay.config.loader import load_config, resolved
 from assay.training.config import TrainingConfig
-from tiny_run import SFT_STEPS, assert_same_run, kill, run, snapshot, steps, tiny
-from toy_env import ToyBuilder
+from support.tiny_run import SFT_STEPS, assert_same_run, kill, run, snapshot, steps, tiny
+from support.toy_env import ToyBuilder
 
 POLICY = "dataset_builder.task=policy"
 ARBITER = "dataset_builder.task=arbiter"

@@ -14,24 +14,28 @@ import pytest
 SRC = Path(__file__).parents[1] / "src"
 
 LAYERS = [
-    ["assay.errors", "assay.types", "assay.schema", "assay.presets"],
-    ["assay.rewards", "assay.sandbox", "assay.retrieval", "assay.backends.base", "assay.layers"],
+    ["assay.errors", "assay.types", "assay.presets"],
+    ["assay.config.schema", "assay.config.sources", "assay.config.__init__"],
+    ["assay.storage", "assay.backends.base"],
+    ["assay.sandbox", "assay.retrieval"],
+    ["assay.rewards"],
+    ["assay.kernels"],
     ["assay.envs", "assay.backends.config"],
     ["assay.rollouts", "assay.backends"],
     ["assay.grpo"],
     ["assay.training.config"],
     ["assay.config"],
     ["assay.training"],
-    ["assay.demo", "assay.grading", "assay.server", "assay.integrations"],
+    ["assay.server", "assay.integrations"],
     ["assay.cli"],
     ["assay.__main__"],
 ]
 """Lowest first. The longest matching prefix places a module; rooms of one layer do not import each other."""
 
 HOMES = {
-    "torch": ("assay.backends", "assay.grpo", "assay.envs.kernelbench.inside"),
-    "transformers": ("assay.backends", "assay.grpo"),
-    "peft": ("assay.backends", "assay.grpo"),
+    "torch": ("assay.backends.local", "assay.grpo", "assay.kernels.inside"),
+    "transformers": ("assay.backends.local", "assay.grpo"),
+    "peft": ("assay.backends.local", "assay.grpo"),
     "tinker": ("assay.backends.tinker", "assay.server", "assay.integrations.tinker_cookbook"),
     "verl": ("assay.integrations",),
     "trl": ("assay.integrations",),
@@ -42,43 +46,44 @@ HOMES = {
     "omegaconf": ("assay.integrations",),
     "verifiers": ("assay.integrations",),
     "tinker_cookbook": ("assay.integrations",),
-    "datasets": ("assay.envs", "assay.integrations"),
-    "pyarrow": ("assay.envs",),
+    "datasets": ("assay.kernels", "assay.envs", "assay.integrations"),
+    "pyarrow": ("assay.envs", "assay.kernels"),
 }
 """Optional package -> the only modules that may import it."""
 
-RUN_APART = "assay.envs.kernelbench.inside"
+RUN_APART = "assay.kernels.inside"
 """The package of what is only ever run in processes of its own."""
 
-WITH_MODAL = ("assay.sandbox.modal_app", "assay.sandbox.modal_remote")
+WITH_MODAL = ("assay.sandbox.modal.app", "assay.sandbox.modal.service")
 """Modules that import the package modal at once; whoever loads them says what is missing."""
 
 WITHOUT_TORCH = (
     "assay.rewards",
     "assay.sandbox",
+    "assay.kernels",
     "assay.envs",
-    "assay.config",
+    "assay.config.loader",
     "assay.training.config",
-    "assay.cli",
-    "assay.integrations.scoring",
+    "assay.cli.main",
+    "assay.integrations.common.scoring",
     "assay.integrations.trl",
     "assay.integrations.verl.check",
 )
 
-COMMAND_LINES = ("assay.cli", "assay.integrations.verl.__main__")
+COMMAND_LINES = ("assay.cli.main", "assay.integrations.verl.__main__")
 """Modules that may print."""
 
 BROAD = {"Exception", "BaseException"}
 BOUNDARIES = {
     "assay.rollouts.runner",
     "assay.rewards.engine",
-    "assay.sandbox.child",
-    "assay.sandbox.worker",
-    "assay.envs.kernelbench.inside.compile_triton",
-    "assay.envs.kernelbench.inside.numerics_gpu",
-    "assay.envs.kernelbench.inside.reference_worker",
-    "assay.envs.kernelbench.inside.rounds",
-    "assay.envs.kernelbench.inside.timed",
+    "assay.sandbox.inside.child",
+    "assay.sandbox.inside.worker",
+    "assay.kernels.inside.compile_triton",
+    "assay.kernels.inside.numerics_gpu",
+    "assay.kernels.inside.reference_worker",
+    "assay.kernels.inside.rounds",
+    "assay.kernels.inside.timed",
 }
 """Modules where any failure becomes data: the rollout, a reward's code, the sandboxed job, a kernel, a reference."""
 
@@ -87,7 +92,7 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
 
 
-DATA = SRC / "assay/envs/kernelbench/shipped"
+DATA = SRC / "assay/kernels/problems/shipped"
 """Problems in the KernelBench format: data that happens to be Python, never imported."""
 
 SOURCES = {
@@ -129,12 +134,12 @@ def illegal_import(importer: str, imported: str) -> bool:
 
 def test_the_rules_tell_up_from_down() -> None:
     assert not illegal_import("assay.training.loop", "assay.grpo.trainer")
-    assert not illegal_import("assay.backends.torch_local", "assay.backends.base")
+    assert not illegal_import("assay.backends.local.backend", "assay.backends.base")
     assert not illegal_import("assay.training.loop", "assay.training.config")
     assert illegal_import("assay.envs.base", "assay.rollouts.runner")
-    assert illegal_import("assay.rewards.engine", "assay.sandbox.base")
+    assert illegal_import("assay.rewards.engine", "assay.kernels.grader")
     assert illegal_import("assay.grpo.trainer", "assay.training.loop")
-    assert illegal_import("assay.training.config", "assay.config")
+    assert illegal_import("assay.training.config", "assay.config.loader")
 
 
 def test_imports_only_point_down() -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from assay.backends.base import AdamParams, LossSpec
 from assay.backends.config import LocalBackend, ScratchModel
-from assay.backends.torch_local import TorchBackend
+from assay.backends.local.backend import TorchBackend
 from assay.envs.base import BuildContext, EnvData
 from assay.envs.chess.dataset import ChessDatasetBuilder
 from assay.grpo.datum import example_datum
 from assay.grpo.normalise import normalise
-from assay.rollouts.renderer import PlainRenderer
+from assay.rollouts.renderers.base import PlainRenderer
 
 
 def chess_data(batch_size: int, group_size: int, positions: int, cache_dir: Path) -> EnvData:

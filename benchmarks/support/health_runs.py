@@ -1,8 +1,8 @@
 """Real training runs for `benchmarks/health.py`: tiny ones that truly go wrong, tiny and chess ones that do not.
 
-The task of the tiny runs is that of `tests/toy_env.py`, with rewards that can be led astray. A fault that comes from
-outside (a broken verifier, a NaN, a sampler at another temperature) begins at a known RL step; a collapse begins where
-the optimisation takes it.
+The task of the tiny runs is that of `tests/support/toy_env.py`, with rewards that can be led astray. A fault that comes
+from outside (a broken verifier, a NaN, a sampler at another temperature) begins at a known RL step; a collapse begins
+where the optimisation takes it.
 
 The monitor inside the runs only warns, so that every collapse takes its course; the benchmark's own judges the metrics.
 """
@@ -26,22 +26,21 @@ import chz
 import torch
 
 from assay.backends.config import LocalBackend
-from assay.backends.torch_local import TorchBackend
-from assay.config import load_config, resolved
+from assay.backends.local.backend import TorchBackend
+from assay.config.loader import load_config, resolved
 from assay.envs.base import BuildContext, EnvData, StepResult
 from assay.grpo.config import AlgorithmConfig
-from assay.grpo.health_config import DEFAULT_ACTIONS, HealthConfig
+from assay.grpo.health.config import DEFAULT_ACTIONS, HealthConfig
 from assay.training.config import SFTConfig, TrainingConfig
 from assay.training.loop import train
 from assay.types import Score
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "..", "tests"))
 
-import health_series as health_series
-from health_series import Step
-from scripted import ScriptedGroup
-from tiny_run import tiny
-from toy_env import ToyBuilder, ToyDataset
+from support.health_series import Step
+from support.scripted import ScriptedGroup
+from support.tiny_run import tiny
+from support.toy_env import ToyBuilder, ToyDataset
 
 ONSET = 40
 """RL step at which a fault from outside begins."""

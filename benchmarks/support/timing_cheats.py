@@ -1,11 +1,11 @@
-"""Candidates that cheat the clock, as source for `assay.envs.kernelbench.stopwatch`: plain PyTorch, for any device.
+"""Candidates that cheat the clock, as source for `assay.kernels.timing.stopwatch`: plain PyTorch, for any device.
 
 The reference is `REFERENCE`: tanh of a linear layer. `forging` makes a candidate whose forward has a given body.
 """
 
 from __future__ import annotations
 
-HARNESS = "assay.envs.kernelbench.inside.timed"
+HARNESS = "assay.kernels.inside.timed"
 REFERENCE = """
 import torch
 class Model(torch.nn.Module):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from assay.grpo.buffer import RolloutBuffer
     from assay.grpo.config import GRPOConfig
-    from assay.grpo.health_config import HealthConfig
-    from assay.grpo.step_data import Rollout, RolloutGroup, StepData
+    from assay.grpo.health.config import HealthConfig
+    from assay.grpo.standalone.step_data import Rollout, RolloutGroup, StepData
     from assay.grpo.trainer import GRPOTrainer
 
 __all__ = ["GRPOConfig", "GRPOTrainer", "HealthConfig", "Rollout", "RolloutBuffer", "RolloutGroup", "StepData"]
@@ -17,11 +17,11 @@ __all__ = ["GRPOConfig", "GRPOTrainer", "HealthConfig", "Rollout", "RolloutBuffe
 _HOMES = {
     "GRPOConfig": "assay.grpo.config",
     "GRPOTrainer": "assay.grpo.trainer",
-    "HealthConfig": "assay.grpo.health_config",
-    "Rollout": "assay.grpo.step_data",
+    "HealthConfig": "assay.grpo.health.config",
+    "Rollout": "assay.grpo.standalone.step_data",
     "RolloutBuffer": "assay.grpo.buffer",
-    "RolloutGroup": "assay.grpo.step_data",
-    "StepData": "assay.grpo.step_data",
+    "RolloutGroup": "assay.grpo.standalone.step_data",
+    "StepData": "assay.grpo.standalone.step_data",
 }
 
 

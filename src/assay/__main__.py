@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from assay.cli import main
+from assay.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -89,7 +89,7 @@ class NonFiniteGradientError(TrainingError):
 
 
 class HealthError(TrainingError):
-    """The health of a run asks for more than a warning; `findings` says why (`assay.grpo.health_rules.Finding`).
+    """The health of a run asks for more than a warning; `findings` says why (`assay.grpo.health.rules.Finding`).
 
     The step that raised it was done; `metrics` are what it measured, where a trainer was used by itself.
     """

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from assay.grpo.advantages import group_advantages, has_constant_rewards, is_constant, turn_returns
 from assay.types import TrajectoryGroup
-from scripted import group, trajectory
+from support.scripted import group, trajectory
 
 REWARDS = st.floats(-100, 100, allow_nan=False).map(lambda x: round(x, 3))
 ROLLOUTS = st.lists(st.lists(REWARDS, min_size=1, max_size=3) | st.just([None]), min_size=1, max_size=6)

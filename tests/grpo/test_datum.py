@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from assay.grpo.datum import example_datum, trained_tokens, trajectory_data
 from assay.types import Completion, Datum, Score, Trajectory, Transition
-from scripted import task, trajectory
+from support.scripted import task, trajectory
 
 TOKENS = st.lists(st.integers(0, 50), min_size=1, max_size=5)
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from assay import GRPOConfig, GRPOTrainer, HealthConfig, RolloutGroup, StepData
-from assay.backends import torch_local
+from assay.backends.local import backend
+from assay.config.schema import settings
 from assay.errors import TrainingError
-from assay.grpo.health import HealthMonitor
-from assay.schema import settings
-from backends.conftest import tiny_model
-from own_rollouts import changed, made_up, snapshot
-from scripted import group, tiny_backend
+from assay.grpo.health.monitor import HealthMonitor
+from support.own_rollouts import changed, made_up, snapshot
+from support.scripted import group, tiny_backend
+from support.tiny_models import tiny_model
 
 IGNORED = dict.fromkeys(("mismatch", "kl_runaway", "kl_tail", "clip_fraction"), "ignore")
 BASE: dict[str, Any] = {
@@ -104,7 +104,7 @@ def outcome(config: GRPOConfig) -> dict[str, Any]:
     model = tiny_model("gpt_neox")
     calls = {"layer": 0, "forward": 0}
     layer = model.base_model.layers[0]
-    original, losses = layer.forward, torch_local.token_losses
+    original, losses = layer.forward, backend.token_losses
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         calls["layer"] += 1
@@ -118,7 +118,7 @@ def outcome(config: GRPOConfig) -> dict[str, Any]:
     trainer = GRPOTrainer(model, changed(tiny_model("gpt_neox")), config)
     found: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_local, "token_losses", token_losses)
+        patch.setattr(backend, "token_losses", token_losses)
         logged: list[str] = []
         patch.setattr("assay.grpo.trainer.logger.info", lambda text, *args: logged.append(text % args))
         try:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from assay.backends.base import KLEstimator, KLTerm
-from assay.backends.losses import kl_estimate, kl_penalty
+from assay.backends.local.losses import kl_estimate, kl_penalty
 from assay.grpo.config import GRPOConfig, canonical_estimator
 from assay.grpo.kl import adapt, add_penalty, discounted_sum, estimates
 from assay.types import Datum, FloatArray

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.backends import forward
-from assay.backends.torch_local import TorchBackend
+from assay.backends.local import forward
+from assay.backends.local.backend import TorchBackend
 from assay.envs.base import StepResult
 from assay.grpo.config import GRPOConfig
 from assay.grpo.recipes import ALGORITHMS, RECIPES, Algorithm
 from assay.types import Datum, Score, TrajectoryGroup
-from off_policy import KL, LENGTH, World, a_backend, models, rollouts, update
-from scripted import ScriptedGroup, play, scored, share_of_a, task, tiny_backend
+from support.off_policy import KL, LENGTH, World, a_backend, models, rollouts, update
+from support.scripted import ScriptedGroup, play, scored, share_of_a, task, tiny_backend
 
 TERMS: dict[str, Any] = {**KL, "kl_estimator": "k3", "kl_unbiased": True, "entropy_coef": 0.1}
 IN_REWARD: dict[str, Any] = {**KL, "kl_estimator": "k1", "kl_placement": "reward", "kl_discount_factor": 0.5}

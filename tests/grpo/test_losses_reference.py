@@ -19,12 +19,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.backends import forward
+from assay.backends.local import forward
 from assay.grpo.config import GRPOConfig
 from assay.grpo.trainer import GRPOTrainer
 from assay.types import Completion, Score, Trajectory, TrajectoryGroup, Transition
-from off_policy import KL, LENGTH, a_backend, distributions, models, rollouts, update
-from scripted import task
+from support.off_policy import KL, LENGTH, a_backend, distributions, models, rollouts, update
+from support.scripted import task
 
 # What each name stands for, from the papers.
 

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from assay.backends.base import AdamParams
-from assay.backends.torch_local import TorchBackend
+from assay.backends.local.backend import TorchBackend
 from assay.grpo.buffer import BufferedGroup, RolloutBuffer
 from assay.grpo.config import GRPOConfig
 from assay.grpo.group_data import flat, group_data, with_data
 from assay.grpo.normalise import normalise
 from assay.grpo.trainer import GRPOTrainer
 from assay.types import Datum, TrajectoryGroup
-from off_policy import Recorder, World, a_backend, models, rollouts
+from support.off_policy import Recorder, World, a_backend, models, rollouts
 
 SETTINGS: dict[str, Any] = {"learning_rate": 0.01, "kl_coef": 0.1, "loss_fn": "grpo", "entropy_coef": 0.01}
 

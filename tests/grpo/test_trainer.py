@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from assay.backends.base import AdamParams, LossSpec
-from assay.backends.torch_local import TorchBackend
+from assay.backends.local.backend import TorchBackend
 from assay.envs.base import StepResult
 from assay.grpo.config import GRPOConfig
 from assay.grpo.group_data import flat, group_data
 from assay.grpo.normalise import normalise
 from assay.grpo.trainer import GRPOTrainer
 from assay.types import Datum, Score, TrajectoryGroup
-from scripted import ScriptedGroup, group, play, scored, share_of_a, task, tiny_backend
+from support.scripted import ScriptedGroup, group, play, scored, share_of_a, task, tiny_backend
 
 SETTINGS = GRPOConfig(loss_fn="importance_sampling", learning_rate=1e-2, kl_coef=0.0, weight_decay=0.0)
 PROMPTS = ["abc", "ab abc 123", "c", "3 2 1", "b"]

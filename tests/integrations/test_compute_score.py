@@ -17,11 +17,11 @@ from benchmarks.support.judge_behaviour import Behaviour
 from benchmarks.support.judge_server import JudgeServer
 
 from assay.errors import ConfigError, DataError, RewardError
-from assay.integrations import scoring
+from assay.integrations.common import scoring
 from assay.integrations.verl import acompute_score, compute_score
 from assay.integrations.verl.score import _sort
 
-LOCAL = {"reward": "host_rewards:ShareOfWords"}
+LOCAL = {"reward": "support.host_rewards:ShareOfWords"}
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def server() -> Iterator[JudgeServer]:
 
 def judged(server: JudgeServer, folder: Path, **engine: Any) -> dict[str, Any]:
     return {
-        "reward": "host_rewards:EchoedScore",
+        "reward": "support.host_rewards:EchoedScore",
         "judge": {"base_url": server.base_url, "api_key_env": ""},
         "engine": {"cache_path": str(folder / "replies.sqlite"), "hedge_fraction": 0.0, **engine},
     }

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from assay.errors import RewardError
-from assay.integrations.scoring import close_all
+from assay.integrations.common.scoring import close_all
 from assay.integrations.tinker_cookbook import ScoredGroup
 from assay.types import Message
 
@@ -57,7 +57,7 @@ def group(tokenizer: Any, size: int) -> ScoredGroup:
         group_size=size,
         ground_truth="a b",
         data_source="letters",
-        settings={"reward": "host_rewards:ShareOfWords"},
+        settings={"reward": "support.host_rewards:ShareOfWords"},
     )
 
 

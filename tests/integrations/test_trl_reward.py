@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from assay.errors import ConfigError, DataError, RewardError
-from assay.integrations.scoring import close_all
+from assay.integrations.common.scoring import close_all
 from assay.integrations.trl import reward_func
-from host_rewards import ShareOfWords
+from support.host_rewards import ShareOfWords
 
-LOCAL = "host_rewards:ShareOfWords"
+LOCAL = "support.host_rewards:ShareOfWords"
 
 
 @pytest.fixture(autouse=True)

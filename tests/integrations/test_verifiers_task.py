@@ -11,7 +11,7 @@ import pytest
 vf = pytest.importorskip("verifiers.v1", reason="verifiers needs an environment of its own")
 
 from assay.errors import DataError  # noqa: E402
-from assay.integrations.scoring import close_all  # noqa: E402
+from assay.integrations.common.scoring import close_all  # noqa: E402
 from assay.integrations.verifiers import reward  # noqa: E402
 
 
@@ -26,11 +26,11 @@ class Question(vf.TaskData):
 
 
 class WordTask(vf.Task[Question, vf.State, vf.TaskConfig]):
-    words = reward("host_rewards:ShareOfWords", name="words", weight=2.0)
+    words = reward("support.host_rewards:ShareOfWords", name="words", weight=2.0)
 
 
 class OtherTask(vf.Task[Question, vf.State, vf.TaskConfig]):
-    words = reward("host_rewards:ShareOfWords", ground_truth="solution")
+    words = reward("support.host_rewards:ShareOfWords", ground_truth="solution")
 
 
 def scored(task: Any, reply: str) -> Any:

@@ -12,7 +12,7 @@ def found(function: dict[str, Any], model: dict[str, Any], **more: Any) -> dict[
     return {finding.key: str(finding) for finding in check_config(config)}
 
 
-OURS = {"path": our_file(), "name": "compute_score", "reward_kwargs": {"reward": "host_rewards:ShareOfWords"}}
+OURS = {"path": our_file(), "name": "compute_score", "reward_kwargs": {"reward": "support.host_rewards:ShareOfWords"}}
 
 
 def test_the_specifications_setup_is_right_for_them() -> None:

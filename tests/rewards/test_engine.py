@@ -36,7 +36,7 @@ from assay.rewards import engine as engine_module
 from assay.rewards import progress as progress_module
 from assay.rewards.base import Outcome
 from assay.types import Score
-from scripted_judge import Asked, Marks, Said, ScriptedJudge, after, ask, samples, scripted_judge, settings
+from support.scripted_judge import Asked, Marks, Said, ScriptedJudge, after, ask, samples, scripted_judge, settings
 
 SOON_S = 20.0
 """Longest that a test waits for what must happen; nothing depends on how long it takes."""
@@ -731,10 +731,10 @@ def test_what_is_not_installed_is_said_where_it_is_needed_and_not_before() -> No
     code = """
 import sys
 sys.modules["httptools"] = None
-import assay.cli
+import assay.cli.main
 from assay.errors import MissingDependencyError
 from assay.rewards import EngineConfig, JudgeConfig, RewardEngine
-from scripted_judge import Marks
+from support.scripted_judge import Marks
 RewardEngine(Marks(), JudgeConfig(api_key_env=""), EngineConfig(offline=True))
 try:
     RewardEngine(Marks(), JudgeConfig(api_key_env=""))

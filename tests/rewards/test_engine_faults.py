@@ -22,7 +22,7 @@ from benchmarks.support.judge_server import JudgeServer
 from assay.errors import ConfigError, JudgeError, RewardError
 from assay.rewards import EngineConfig, JudgeConfig, RewardEngine
 from assay.types import Score
-from scripted_judge import Marks, samples
+from support.scripted_judge import Marks, samples
 
 KEY = "sk-test-0123456789abcdef"
 
@@ -192,7 +192,7 @@ CLIENT = """
 import os, sys
 from pathlib import Path
 from assay.rewards import EngineConfig, JudgeConfig, RewardEngine
-from scripted_judge import Marks, samples
+from support.scripted_judge import Marks, samples
 import asyncio
 
 async def main():

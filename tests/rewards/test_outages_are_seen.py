@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from assay.errors import ConfigError, RewardError
-from assay.rewards import EngineConfig, JudgeConfig, Reply, Request, RewardEngine, Sample, client, progress
+from assay.rewards import EngineConfig, JudgeConfig, Reply, Request, RewardEngine, Sample, progress
 from assay.rewards.base import Outcome
-from assay.rewards.chat import Refusal, read
-from assay.rewards.http import Response
-from host_rewards import EchoedScore
-from loopback_judge import loopback_judge
+from assay.rewards.client import client
+from assay.rewards.client.chat import Refusal, read
+from assay.rewards.client.http import Response
+from support.host_rewards import EchoedScore
+from support.loopback_judge import loopback_judge
 
 
 def test_the_reason_is_logged_while_calls_are_tried_again(

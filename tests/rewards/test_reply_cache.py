@@ -14,7 +14,7 @@ from assay.errors import CacheError
 from assay.rewards import cache as cache_module
 from assay.rewards.base import Reply, Usage
 from assay.rewards.cache import ReplyCache, StoredReply, default_cache_path
-from stored_replies import key, output, program, reply, rows
+from support.stored_replies import key, output, program, reply, rows
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from assay.errors import CacheError
 from assay.rewards import cache as cache_module
 from assay.rewards import cache_file
 from assay.rewards.cache import ReplyCache
-from stored_replies import key, output, program, reply, rows
+from support.stored_replies import key, output, program, reply, rows
 
 STORED = 300
 

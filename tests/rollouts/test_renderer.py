@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from assay.backends.models import train_tokenizer
+from assay.backends.local.models import train_tokenizer
 from assay.envs.base import TokenizerCorpus
 from assay.errors import ConfigError
-from assay.rollouts.renderer import ChatRenderer, PlainRenderer, make_renderer
+from assay.rollouts.renderers.base import ChatRenderer, PlainRenderer, make_renderer
 from assay.types import Message
-from scripted import CORPUS, tiny_backend
+from support.scripted import CORPUS, tiny_backend
 
 QWEN_TEMPLATE = """\
 {%- if messages[0].role != 'system' %}{{- '<|im_start|>system\\nbe brief<|im_end|>\\n' }}{%- endif %}

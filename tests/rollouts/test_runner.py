@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from assay.backends.config import LocalBackend, ScratchModel
-from assay.backends.torch_local import TorchBackend
+from assay.backends.local.backend import TorchBackend
 from assay.envs.base import BuildContext, Env, StepResult, TokenizerCorpus
 from assay.envs.chess.corpus import ALPHABET, PIECES
 from assay.envs.chess.dataset import ChessDatasetBuilder
 from assay.errors import ModelError
-from assay.rollouts.renderer import PlainRenderer
+from assay.rollouts.renderers.base import PlainRenderer
 from assay.rollouts.runner import prepare, run_groups
 from assay.types import Completion, Message, SamplingParams, Score, Trajectory, TrajectoryGroup
-from scripted import RankedGroup, ScriptedGroup, play, scored, share_of_a, task, tiny_backend
+from support.scripted import RankedGroup, ScriptedGroup, play, scored, share_of_a, task, tiny_backend
 
 PROMPTS = ["abc", "ab abc 123", "c"]
 

@@ -14,7 +14,7 @@ from assay.errors import ConfigError
 from assay.sandbox import Job, JobResult, Limits, Round
 from assay.sandbox.base import Profile
 from assay.sandbox.local import LocalConfig
-from sandboxes import Box, needs_walls
+from support.sandboxes import Box, needs_walls
 
 LIMITS = Limits(wall_s=20, cpu_s=10, memory_mb=256, tmp_mb=8, processes=16, open_files=64)
 STAND_INS = tuple(path for path in ("/dev/tty", "/dev/ptmx") if os.path.exists(path))

@@ -10,7 +10,7 @@ import pytest
 
 from assay.sandbox import Job, JobResult, Limits, Round
 from assay.sandbox.local import LocalConfig
-from sandboxes import Box, needs_walls
+from support.sandboxes import Box, needs_walls
 
 pytestmark = needs_walls
 LIMITS = Limits(wall_s=20, cpu_s=20, memory_mb=256, tmp_mb=8, processes=16, open_files=64)

@@ -18,10 +18,12 @@ from typing import Any
 import pytest
 
 from assay.errors import SandboxError
-from assay.sandbox import Job, JobResult, Limits, Round, kernel, process
-from assay.sandbox.cgroups import SLACK_BYTES, WorkerGroup
+from assay.sandbox import Job, JobResult, Limits, Round
+from assay.sandbox.host import worker_process
+from assay.sandbox.host.cgroups import SLACK_BYTES, WorkerGroup
+from assay.sandbox.inside import linux
 from assay.sandbox.local import LocalConfig, LocalSandbox
-from sandboxes import FEATURES, Box, needs_walls
+from support.sandboxes import FEATURES, Box, needs_walls
 
 pytestmark = needs_walls
 ONE = LocalConfig(workers=1)
@@ -107,7 +109,7 @@ def test_a_worker_that_died_idle_is_replaced() -> None:
 
 
 def test_a_worker_that_stalls_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "OVERDUE_S", 2.0)
+    monkeypatch.setattr(worker_process, "OVERDUE_S", 2.0)
 
     async def body(sandbox: LocalSandbox) -> None:
         await sandbox.run(ECHO)
@@ -218,7 +220,7 @@ def test_no_memory_for_the_buffers_of_a_job_is_our_failure(monkeypatch: pytest.M
 
     async def body(sandbox: LocalSandbox) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(kernel, "sealed_file", refuse)
+            patch.setattr(linux, "sealed_file", refuse)
             result = await sandbox.run(ECHO)
         assert (result.end, result.retried) == ("infra", True) and "Too many open files" in result.message, result
         assert (await sandbox.run(ECHO)).outputs == ANSWER
@@ -230,9 +232,9 @@ def test_no_memory_for_the_buffers_of_a_job_is_our_failure(monkeypatch: pytest.M
 def test_half_an_answer_of_bubblewrap_leaks_nothing(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
     before = descriptors()
     started: list[subprocess.Popen[bytes]] = []
-    spawn = process.WorkerProcess._spawn
+    spawn = worker_process.WorkerProcess._spawn
 
-    def half(self: process.WorkerProcess, control: int, info_end: int) -> subprocess.Popen[bytes]:
+    def half(self: worker_process.WorkerProcess, control: int, info_end: int) -> subprocess.Popen[bytes]:
         aside, its_end = os.pipe()
         try:
             started.append(spawn(self, control, its_end))
@@ -243,7 +245,7 @@ def test_half_an_answer_of_bubblewrap_leaks_nothing(monkeypatch: pytest.MonkeyPa
         return started[-1]
 
     async def body(sandbox: LocalSandbox) -> None:
-        monkeypatch.setattr(process.WorkerProcess, "_spawn", half)
+        monkeypatch.setattr(worker_process.WorkerProcess, "_spawn", half)
         with pytest.raises(SandboxError, match="could not be started"):
             await sandbox.run(ECHO)
 
@@ -279,7 +281,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("sandbox", ["strict", "unsafe"])
 def test_a_killed_parent_leaves_no_process(sandbox: str) -> None:
-    source = str(Path(process.__file__).parents[2])
+    source = str(Path(worker_process.__file__).parents[3])
     folders = set(Path("/tmp").glob("assay-*"))
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", PARENT, sandbox],
@@ -318,10 +320,10 @@ def harness(folder: Path, name: str, preload: str, execute: str = "return None")
     [
         ("raise LookupError('no such card')", "LookupError: no such card"),
         ("import threading, time; threading.Thread(target=time.sleep, args=(60,)).start()", "left 2 threads"),
-        ("from assay.sandbox import jail; jail.cover_folders = lambda *_: None", "/proc is empty"),
-        ("from assay.sandbox import kernel; kernel.filter_syscalls = lambda *_: None", "sockets are refused"),
-        ("from assay.sandbox import kernel; kernel.close_from = lambda *_: None", "no descriptor of the worker"),
-        ("from assay.sandbox import jail; jail.NAMESPACES = 0", "denied"),
+        ("from assay.sandbox.inside import jail; jail.cover_folders = lambda *_: None", "/proc is empty"),
+        ("from assay.sandbox.inside import linux; linux.filter_syscalls = lambda *_: None", "sockets are refused"),
+        ("from assay.sandbox.inside import linux; linux.close_from = lambda *_: None", "no descriptor of the worker"),
+        ("from assay.sandbox.inside import jail; jail.NAMESPACES = 0", "denied"),
         ("import os; os._exit(3)", "died"),
     ],
     ids=["raises", "threads", "folders", "filter", "descriptors", "namespaces", "dies"],
@@ -544,7 +546,7 @@ USER = """
 import asyncio, json, os
 from assay.sandbox import Job, Round
 from assay.sandbox.local import LocalConfig, LocalSandbox
-from assay.sandbox.probe import Features, probe
+from assay.sandbox.host.probe import Features, probe
 
 NOSY = '''
 import os
@@ -577,7 +579,7 @@ NOBODY: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": []}
 def python_for_everybody() -> str:
     """A Python that any user may run, with the sources of Assay readable too; skips the test where there is none."""
     for program in (sys.executable, "/usr/bin/python3"):
-        source = Path(process.__file__).parents[2]
+        source = Path(worker_process.__file__).parents[3]
         check = f"import sys; sys.path.insert(0, {str(source)!r}); import assay.sandbox.local"
         try:
             if (
@@ -594,7 +596,7 @@ def python_for_everybody() -> str:
 @pytest.mark.parametrize("mode", ["user", "nobody"])
 def test_it_works_for_ordinary_users_and_for_root_without_mounts(mode: str) -> None:
     program = python_for_everybody()
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(process.__file__).parents[2])}
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(worker_process.__file__).parents[3])}
     words = [program, "-c", USER]
     if mode == "nobody":
         assert FEATURES is not None

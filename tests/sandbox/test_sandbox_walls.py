@@ -14,8 +14,8 @@ import pytest
 
 from assay.sandbox import Job, Round
 from assay.sandbox.local import LocalConfig, LocalSandbox
-from sandbox_attacks import DENIED, FAILED, REACHABLE, SUCCEEDED, Attack, job
-from sandboxes import Box, needs_walls
+from support.sandbox_attacks import DENIED, FAILED, REACHABLE, SUCCEEDED, Attack, job
+from support.sandboxes import Box, needs_walls
 
 pytestmark = needs_walls
 VARIABLE = "ASSAY_TEST_SECRET"

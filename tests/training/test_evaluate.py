@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from assay.errors import TrainingError
-from assay.rollouts.renderer import PlainRenderer
+from assay.rollouts.renderers.base import PlainRenderer
 from assay.rollouts.seeds import derive
 from assay.training.evaluate import Evaluation, check_errored, evaluate, per_task_means
-from assay.training.stats import mean_ci95
+from assay.training.metrics.intervals import mean_ci95
 from assay.types import SamplingParams, Score, TrajectoryGroup
-from scripted import ScriptedGroup, group, play, scored, task, tiny_backend, trajectory
+from support.scripted import ScriptedGroup, group, play, scored, task, tiny_backend, trajectory
 
 TASKS = ["abc", "c 12", "3"]
 

@@ -16,11 +16,11 @@ from test_sinks import scalars
 
 from assay.backends.config import ScratchModel
 from assay.envs.chess.dataset import ChessDatasetBuilder
-from assay.envs.chess.stockfish import StockfishConfig
+from assay.envs.chess.engine.stockfish import StockfishConfig
 from assay.errors import ConfigError, ModelError, RunDirectoryError, TrainingError
 from assay.grpo.config import AlgorithmConfig
 from assay.training.config import SFTConfig, TrainingConfig
-from tiny_run import (
+from support.tiny_run import (
     RL_BATCHES,
     SFT_STEPS,
     assert_same_run,
@@ -34,7 +34,7 @@ from tiny_run import (
     steps,
     tiny,
 )
-from toy_env import ToyBuilder
+from support.toy_env import ToyBuilder
 
 NO_SFT = SFTConfig(num_steps=0)
 
@@ -143,7 +143,7 @@ def test_equal_configs_give_equal_runs_and_another_seed_another(reference: Path,
 
 # Killed and resumed
 
-LOOP, LEDGER, TORCH = "assay.training.loop", "assay.training.ledger", "assay.backends.torch_local"
+LOOP, LEDGER, TORCH = "assay.training.loop", "assay.training.run.ledger", "assay.backends.local.backend"
 TRAINER = "assay.grpo.trainer"
 
 
@@ -155,10 +155,10 @@ TRAINER = "assay.grpo.trainer"
         pytest.param([(LOOP, "evaluate", 1), (LOOP, "evaluate", 3)], id="evaluation"),
         pytest.param([("torch", "save", 3), ("torch", "save", 2)], id="half a checkpoint"),
         pytest.param(
-            [(LEDGER, "Ledger.append", 4), ("assay.training.runs", "RunDirectory._append_index", 3)],
+            [(LEDGER, "Ledger.append", 4), ("assay.training.run.directory", "RunDirectory._append_index", 3)],
             id="checkpoint beside the ledger",
         ),
-        pytest.param([("assay.training.runs", "RunDirectory.finish", 1)], id="before the end"),
+        pytest.param([("assay.training.run.directory", "RunDirectory.finish", 1)], id="before the end"),
     ],
 )
 def test_a_killed_run_ends_as_one_left_alone(

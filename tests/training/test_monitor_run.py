@@ -5,12 +5,12 @@ import threading
 import pytest
 import torch
 
-from assay.config import load_config, resolved
+from assay.cli.eval import measure
+from assay.config.loader import load_config, resolved
 from assay.errors import TrainingError
 from assay.training.loop import train
-from assay.training.measure import measure
-from loopback_judge import loopback_judge
-from tiny_run import assert_same_run, read_lines
+from support.loopback_judge import loopback_judge
+from support.tiny_run import assert_same_run, read_lines
 
 TINY = [
     "sft.num_steps=6",

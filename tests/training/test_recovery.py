@@ -11,18 +11,29 @@ import chz
 import pytest
 import torch
 
-from assay.backends import torch_local
+from assay.backends.local import backend
 from assay.envs.base import BuildContext, EnvData, StepResult
 from assay.errors import ConfigError, HealthError
 from assay.grpo.buffer import RolloutBuffer
 from assay.grpo.config import AlgorithmConfig
-from assay.grpo.health_config import HealthConfig
+from assay.grpo.health.config import HealthConfig
 from assay.training.config import SFTConfig, TrainingConfig
-from scripted import scored
-from tiny_run import RL_BATCHES, assert_same_run, final_weights, kill, metric, outcome, read_lines, run, steps, tiny
-from toy_env import ToyBuilder, ToyDataset
+from support.scripted import scored
+from support.tiny_run import (
+    RL_BATCHES,
+    assert_same_run,
+    final_weights,
+    kill,
+    metric,
+    outcome,
+    read_lines,
+    run,
+    steps,
+    tiny,
+)
+from support.toy_env import ToyBuilder, ToyDataset
 
-LOOP, TRAINER, TORCH = "assay.training.loop", "assay.grpo.trainer", "assay.backends.torch_local"
+LOOP, TRAINER, TORCH = "assay.training.loop", "assay.grpo.trainer", "assay.backends.local.backend"
 SFT = SFTConfig(num_steps=2, batch_size=4, lr_warmup_steps=0)
 LR = 5e-3
 
@@ -216,7 +227,7 @@ def test_rollbacks_restore_the_last_healthy_policy_at_a_lower_rate_and_then_stop
 
 def poison(monkeypatch: pytest.MonkeyPatch, calls: set[int]) -> None:
     """Losses that are NaN in these forward passes of the policy-gradient loss, counted from 1."""
-    original, count = torch_local.token_losses, 0
+    original, count = backend.token_losses, 0
 
     def token_losses(spec: Any, *args: Any) -> Any:
         nonlocal count
@@ -225,7 +236,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, calls: set[int]) -> None:
         broken = spec.name != "cross_entropy" and count in calls
         return {n: v * float("nan") for n, v in terms.items()} if broken else terms
 
-    monkeypatch.setattr(torch_local, "token_losses", token_losses)
+    monkeypatch.setattr(backend, "token_losses", token_losses)
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_and_leaves_the_weights(

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from verl_data import make_batch, word_tokenizer
 
-from assay.integrations.scoring import close_all
+from assay.integrations.common.scoring import close_all
+from support.verl_data import make_batch, word_tokenizer
 from verl import DataProto
 
 KEY_ENV, KEY = "ASSAY_TEST_KEY", "sk-assay-test-0123456789"

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from verl.workers.reward_manager import get_reward_manager_cls
-from verl_data import place_and_value
 
 from assay.errors import DataError, RewardError
 from assay.integrations.verl import compute_score, compute_score_verl_positional
+from support.verl_data import place_and_value
 
-SETTINGS: dict[str, Any] = {"reward": "host_rewards:ShareOfWords"}
+SETTINGS: dict[str, Any] = {"reward": "support.host_rewards:ShareOfWords"}
 score = partial(compute_score, **SETTINGS)
 
 

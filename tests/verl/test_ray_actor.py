@@ -15,9 +15,9 @@ from benchmarks.support.judge_server import JudgeServer
 from conftest import KEY, KEY_ENV
 
 from assay.errors import ConfigError, JudgeError
-from assay.integrations.ray_actor import NAMESPACE, RayCaller, actor_name
-from assay.integrations.scoring import scorer
-from assay.integrations.settings import read_settings
+from assay.integrations.common.ray_actor import NAMESPACE, RayCaller, actor_name
+from assay.integrations.common.scoring import scorer
+from assay.integrations.common.settings import read_settings
 from assay.integrations.verl import compute_score
 from assay.rewards import Request, Sample
 from assay.types import Message
@@ -34,7 +34,7 @@ def server() -> Iterator[JudgeServer]:
 @pytest.fixture
 def settings(server: JudgeServer, tmp_path: Path) -> Iterator[dict[str, Any]]:
     given = {
-        "reward": "host_rewards:EchoedScore",
+        "reward": "support.host_rewards:EchoedScore",
         "judge": {"base_url": server.base_url, "api_key_env": KEY_ENV},
         "engine": {
             "adaptive": False,

@@ -13,12 +13,12 @@ from benchmarks.support.judge_server import JudgeServer
 from conftest import KEY, KEY_ENV
 from omegaconf import OmegaConf
 from verl.trainer.ppo.reward import load_reward_manager
-from verl_data import place_and_value
 
 from assay.errors import ConfigError, RewardError
 from assay.integrations.verl.check import compose
+from support.verl_data import place_and_value
 
-LOCAL = ("+reward.custom_reward_function.reward_kwargs.reward=host_rewards:ShareOfWords",)
+LOCAL = ("+reward.custom_reward_function.reward_kwargs.reward=support.host_rewards:ShareOfWords",)
 FUNCTION = (
     "reward.custom_reward_function.path=pkg://assay.integrations.verl",
     "reward.custom_reward_function.name=acompute_score",
@@ -78,7 +78,7 @@ def test_a_judge_that_is_down_is_no_reward(setup: str, tokenizer: Any, batch: An
         address = server.base_url
     kwargs = "+reward.custom_reward_function.reward_kwargs"
     judge = (
-        f"{kwargs}.reward=host_rewards:EchoedScore",
+        f"{kwargs}.reward=support.host_rewards:EchoedScore",
         f"{kwargs}.judge.base_url={address}",
         f"{kwargs}.judge.api_key_env=''",
         f"{kwargs}.engine.call_deadline_s=0.3",
@@ -156,7 +156,7 @@ def test_two_reward_workers_pay_once_for_equal_calls(
             *FUNCTION,
             f"actor_rollout_ref.model.path={tokenizer_folder}",
             "reward.num_workers=2",
-            f"{kwargs}.reward=host_rewards:EchoedScore",
+            f"{kwargs}.reward=support.host_rewards:EchoedScore",
             f"{kwargs}.judge.base_url={server.base_url}",
             f"{kwargs}.judge.api_key_env={KEY_ENV}",
             f"{kwargs}.engine.cache_path={tmp_path / 'replies.sqlite'}",

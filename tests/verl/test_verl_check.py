@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 OURS = "pkg://assay.integrations.verl"
 FUNCTION = [f"reward.custom_reward_function.path={OURS}", "reward.custom_reward_function.name=acompute_score"]
 KWARGS = "+reward.custom_reward_function.reward_kwargs"
-LOCAL = [f"{KWARGS}.reward=host_rewards:ShareOfWords"]
+LOCAL = [f"{KWARGS}.reward=support.host_rewards:ShareOfWords"]
 MANAGER = [
     "reward.reward_manager.source=importlib",
     f"reward.reward_manager.module.path={OURS}.manager",
@@ -100,7 +100,7 @@ def test_callables_that_verl_would_not_await(tmp_path: Path) -> None:
 def test_a_missing_key_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ASSAY_SOME_KEY", raising=False)
     findings = found(
-        *FUNCTION, f"{KWARGS}.reward=host_rewards:EchoedScore", f"{KWARGS}.judge.api_key_env=ASSAY_SOME_KEY"
+        *FUNCTION, f"{KWARGS}.reward=support.host_rewards:EchoedScore", f"{KWARGS}.judge.api_key_env=ASSAY_SOME_KEY"
     )
     assert findings["reward.custom_reward_function.reward_kwargs"].startswith("warning: ")
 

@@ -13,10 +13,10 @@ import chz
 
 from assay.backends.base import KLEstimator, KLTerm, LossSpec
 from assay.backends.config import LocalBackend, loss_settings
+from assay.config.schema import mistyped
 from assay.errors import ConfigError
-from assay.grpo.health_config import HealthConfig
+from assay.grpo.health.config import HealthConfig
 from assay.grpo.recipes import Aggregation, Algorithm, Baseline, Recipe, resolve
-from assay.schema import mistyped
 
 KL_ALIASES: Mapping[str, KLEstimator] = {"kl1": "k1", "kl2": "k3", "kl3": "k2"}
 """The specification's names: `kl1` simple, `kl2` exponential, `kl3` quadratic. Schulman counts them differently."""

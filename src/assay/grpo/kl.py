@@ -26,7 +26,7 @@ def estimates(estimator: KLEstimator, logprobs: FloatArray, reference: FloatArra
     # torch comes with whoever trains; a run's settings are checked without it.
     import torch
 
-    from assay.backends.losses import kl_estimate
+    from assay.backends.local.losses import kl_estimate
 
     difference = torch.from_numpy(logprobs.astype(np.float64) - reference.astype(np.float64))
     found: FloatArray = kl_estimate(estimator, difference).numpy()

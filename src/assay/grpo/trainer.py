@@ -23,16 +23,16 @@ from typing import Any, TypeVar
 
 from assay.backends.base import AdamParams, Backend
 from assay.errors import CheckpointError, HealthError, NonFiniteGradientError, TrainingError
-from assay.grpo.admission import admit, with_reference
+from assay.grpo.admit import admit, with_reference
 from assay.grpo.buffer import BufferedGroup, RolloutBuffer
 from assay.grpo.config import GRPOConfig
 from assay.grpo.group_data import flat, without_reference
-from assay.grpo.health import HealthMonitor
-from assay.grpo.health_rules import Finding
+from assay.grpo.health.monitor import HealthMonitor
+from assay.grpo.health.rules import Finding
 from assay.grpo.kl import adapt, add_penalty
 from assay.grpo.normalise import normalise
-from assay.grpo.statistics import Pass, pass_metrics, rewards_by_task, rollout_metrics
-from assay.grpo.step_data import RolloutGroup, StepData, knows_behaviour, trajectory_groups
+from assay.grpo.standalone.step_data import RolloutGroup, StepData, knows_behaviour, trajectory_groups
+from assay.grpo.step_metrics import Pass, pass_metrics, rewards_by_task, rollout_metrics
 from assay.grpo.trainer_state import TrainerState, read_state, write_state
 from assay.types import TrajectoryGroup
 
@@ -71,7 +71,7 @@ class GRPOTrainer:
             ModelError: the models do not fit together, or nothing of the model is trained.
         """
         # torch is imported by whoever trains a model of this process, not by who drives a hosted one.
-        from assay.grpo.own_model import own_backend
+        from assay.grpo.standalone.model import own_backend
 
         config = config or GRPOConfig()
         self._begin(own_backend(model, ref_model, config), config)

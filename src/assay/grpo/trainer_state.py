@@ -9,7 +9,7 @@ from typing import Any
 
 from assay.errors import CheckpointError
 from assay.grpo.buffer import RolloutBuffer
-from assay.grpo.health import HealthMonitor
+from assay.grpo.health.monitor import HealthMonitor
 from assay.types import Json
 
 VERSION = 1

@@ -12,16 +12,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from assay.config.schema import parse, settings
 from assay.envs.monitor.rewards import ClassBalance, MonitorReward, MonitorRewardConfig
 from assay.envs.monitor.rows import read_source
 from assay.errors import ConfigError
 from assay.rewards.base import Reward
 from assay.rewards.config import JudgeConfig
-from assay.schema import parse, settings
 from assay.types import Json
 
 NAMED: Mapping[str, str] = {
-    "judge": "assay.rewards.judge:JudgeReward",
+    "judge": "assay.rewards.judge.reward:JudgeReward",
     "monitor": "assay.integrations.rewards:monitor",
 }
 """Rewards by name, and where they are."""

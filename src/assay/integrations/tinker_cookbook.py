@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.errors import MissingDependencyError
-from assay.integrations.scoring import FLAGS, sample_of, scorer
+from assay.integrations.common.scoring import FLAGS, sample_of, scorer
 from assay.rewards import Sample
 from assay.types import Json, Message
 
@@ -53,7 +53,8 @@ class OneTurnEnv(Env):  # type: ignore[misc]
 class ScoredGroup(EnvGroupBuilder):  # type: ignore[misc]
     """`group_size` answers to one prompt, scored together.
 
-    `settings` are those of `assay.integrations.settings`, as plain data: `{"reward": "judge", "judge.model": ...}`.
+    `settings` are those of `assay.integrations.common.settings`, as plain data:
+    `{"reward": "judge", "judge.model": ...}`.
     """
 
     renderer: Renderer

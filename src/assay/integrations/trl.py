@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from assay.errors import ConfigError, DataError
-from assay.integrations.scoring import Scorer, sample_of, scorer
-from assay.integrations.settings import plain, read_settings
+from assay.integrations.common.scoring import Scorer, sample_of, scorer
+from assay.integrations.common.settings import plain, read_settings
 from assay.rewards import Reward, Sample
 from assay.types import Message, Score
 
@@ -45,11 +45,11 @@ def reward_func(
     """A reward function, named as TRL logs it.
 
     Args:
-        reward: a reward, or where to find one (`assay.integrations.settings`).
+        reward: a reward, or where to find one (`assay.integrations.common.settings`).
         ground_truth: column of the data set that holds it; None where the reward wants none.
         data_source: column that says where a sample is from; None leaves it empty.
         name: name in TRL's logs; the reward's own by default.
-        settings: see `assay.integrations.settings`, nested or dotted: `judge={"model": ...}, engine={...}`.
+        settings: see `assay.integrations.common.settings`, nested or dotted: `judge={"model": ...}, engine={...}`.
 
     Raises:
         ConfigError: impossible settings, or no API key.

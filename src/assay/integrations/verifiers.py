@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from assay.errors import DataError, MissingDependencyError
-from assay.integrations.scoring import Scorer, missing, sample_of, scorer
+from assay.integrations.common.scoring import Scorer, missing, sample_of, scorer
 from assay.types import Message
 
 try:
@@ -35,12 +35,12 @@ def reward(
     """A `@vf.reward` method to assign in a `vf.Task`.
 
     Args:
-        reward: where to find the reward (`assay.integrations.settings`).
+        reward: where to find the reward (`assay.integrations.common.settings`).
         ground_truth: field of the task's data that holds it; None where the reward wants none.
         name: key of the reward on the trace; the reward's own name by default.
         weight: verifiers' weight of this reward.
         whole_trace: score the transcript instead of the last reply.
-        settings: see `assay.integrations.settings`.
+        settings: see `assay.integrations.common.settings`.
     """
     given = {"reward": reward, **settings}
 

@@ -6,11 +6,11 @@ scores = await engine.score_many(samples)        # or engine.score_many_sync(sam
 
 from assay.errors import JudgeError, RewardError, UnreadableReplyError
 from assay.rewards.base import Caller, CallFailure, Reply, Request, Reward, Sample, Usage
-from assay.rewards.client import Client
+from assay.rewards.client.client import Client
 from assay.rewards.config import EngineConfig, JudgeConfig
 from assay.rewards.engine import RewardEngine
-from assay.rewards.hub import SharedCaller
-from assay.rewards.policy import rewards_of
+from assay.rewards.failures import rewards_of
+from assay.rewards.shared.hub import SharedCaller
 from assay.types import Message, Score
 
 __all__ = [

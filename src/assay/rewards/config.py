@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 import chz
 
+from assay.config.schema import mistyped
 from assay.errors import ConfigError
-from assay.schema import mistyped
 
 FailurePolicy = Literal["drop", "raise", "constant", "group_mean"]
 

@@ -22,15 +22,15 @@ from typing import Any, Self, TypeVar
 
 from assay.errors import JudgeError, RewardError, UnreadableReplyError
 from assay.rewards.base import FATAL, Caller, CallFailure, Outcome, Reply, Request, Reward, Sample, Usage
-from assay.rewards.client import Client
+from assay.rewards.client.client import Client
+from assay.rewards.client.http import require_parser
+from assay.rewards.client.offline import OfflineCaller
+from assay.rewards.client.resources import api_key, check_prices
 from assay.rewards.config import EngineConfig, JudgeConfig
-from assay.rewards.flow import Flow
-from assay.rewards.http import require_parser
+from assay.rewards.failures import SMALL_BATCH, FailureWatch
+from assay.rewards.handoff import Flow
 from assay.rewards.loop_thread import LoopThread
-from assay.rewards.offline import OfflineCaller
-from assay.rewards.policy import SMALL_BATCH, FailureWatch
 from assay.rewards.progress import Progress
-from assay.rewards.resources import api_key, check_prices
 from assay.types import Score
 
 logger = logging.getLogger(__name__)

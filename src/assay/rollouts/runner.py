@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from assay.backends.base import Backend
 from assay.envs.base import Env, EnvGroupBuilder, GroupScorer, StepResult
-from assay.rollouts.renderer import Renderer
+from assay.rollouts.renderers.base import Renderer
 from assay.rollouts.seeds import derive
 from assay.types import (
     Completion,

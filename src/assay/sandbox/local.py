@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from assay.errors import ConfigError, SandboxError
-from assay.sandbox import bubblewrap
 from assay.sandbox.base import AfterRound, Job, JobResult
-from assay.sandbox.buffers import Buffers
-from assay.sandbox.probe import Features, probe, require
-from assay.sandbox.process import Blueprint, WorkerDied, WorkerProcess
+from assay.sandbox.host import bubblewrap
+from assay.sandbox.host.buffers import Buffers
+from assay.sandbox.host.probe import Features, probe, require
+from assay.sandbox.host.worker_process import Blueprint, WorkerDied, WorkerProcess
 
 log = logging.getLogger(__name__)
 

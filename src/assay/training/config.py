@@ -13,13 +13,13 @@ from typing import Literal
 import chz
 
 from assay.backends.config import LocalBackend, ScratchModel
+from assay.config.schema import settings
 from assay.envs.base import BuildContext, DatasetBuilder
 from assay.envs.chess.dataset import ChessDatasetBuilder
 from assay.errors import ConfigError
 from assay.grpo.config import AlgorithmConfig, GRPOConfig
 from assay.grpo.recipes import RECIPES, Algorithm
-from assay.rollouts.renderer import RENDERERS
-from assay.schema import settings
+from assay.rollouts.renderers.base import RENDERERS
 
 
 @chz.chz

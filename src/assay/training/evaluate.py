@@ -13,11 +13,11 @@ import numpy as np
 from assay.backends.base import Backend
 from assay.envs.base import EnvGroupBuilder
 from assay.errors import TrainingError
-from assay.rollouts.renderer import Renderer
+from assay.rollouts.renderers.base import Renderer
 from assay.rollouts.runner import prepare, run_groups
 from assay.rollouts.seeds import derive
-from assay.training.aggregate import aggregate_rollouts
-from assay.training.stats import mean_ci95
+from assay.training.metrics.aggregate import aggregate_rollouts
+from assay.training.metrics.intervals import mean_ci95
 from assay.types import SamplingParams, TrajectoryGroup
 
 CHUNK = 100

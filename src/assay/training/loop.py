@@ -20,20 +20,20 @@ from assay.envs.base import EnvGroupBuilder
 from assay.grpo.advantages import has_constant_rewards
 from assay.grpo.datum import example_datum
 from assay.grpo.normalise import normalise
-from assay.grpo.statistics import rewards_by_task
+from assay.grpo.step_metrics import rewards_by_task
 from assay.grpo.trainer import StepReport
 from assay.rollouts.runner import PreparedGroup, prepare, run_groups
 from assay.rollouts.seeds import derive
-from assay.training.aggregate import aggregate_rollouts
 from assay.training.config import TrainingConfig
 from assay.training.evaluate import Evaluation, check_errored, evaluate
-from assay.training.ledger import Phase
+from assay.training.metrics.aggregate import aggregate_rollouts
+from assay.training.metrics.traces import trace_records
 from assay.training.plan import describe
 from assay.training.recovery import act_on_alarms
-from assay.training.report import write_report
+from assay.training.report.report import write_report
+from assay.training.run.ledger import Phase
 from assay.training.schedule import rl_learning_rate, sft_learning_rate
 from assay.training.session import Session, adam, is_complete, open_session
-from assay.training.traces import trace_records
 from assay.types import Json, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def train(config: TrainingConfig, record: Mapping[str, Json]) -> None:
 
     Args:
         config: the run.
-        record: the same as JSON data (`assay.config.resolved`), kept in the run directory.
+        record: the same as JSON data (`assay.config.loader.resolved`), kept in the run directory.
 
     Raises:
         AssayError: the run cannot start or go on; everything committed is intact.

@@ -6,7 +6,7 @@ import logging
 
 from assay.errors import HealthError
 from assay.grpo.trainer import StepReport
-from assay.training.ledger import Commit
+from assay.training.run.ledger import Commit
 from assay.training.session import Session
 
 logger = logging.getLogger(__name__)

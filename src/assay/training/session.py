@@ -16,17 +16,17 @@ from assay.backends.base import AdamParams, Backend
 from assay.envs.base import EnvData, EnvGroupBuilder, iter_builders
 from assay.errors import ConfigError
 from assay.grpo.trainer import GRPOTrainer
-from assay.rollouts.renderer import Renderer, make_renderer
-from assay.training.checkpoints import open_checkpoint
+from assay.rollouts.renderers.base import Renderer, make_renderer
+from assay.storage.files import Writing
 from assay.training.config import TrainingConfig
-from assay.training.counters import StepCounters
-from assay.training.files import Writing
-from assay.training.ledger import read_ledger
-from assay.training.metrics import MetricsLogger
-from assay.training.progress import RunProgress
-from assay.training.resume import check_config
-from assay.training.runs import RunDirectory
-from assay.training.sinks import ConsoleSink, MetricSink, TensorBoardSink, WandbSink
+from assay.training.metrics.counters import StepCounters
+from assay.training.metrics.logger import MetricsLogger
+from assay.training.metrics.progress import RunProgress
+from assay.training.metrics.sinks import ConsoleSink, MetricSink, TensorBoardSink, WandbSink
+from assay.training.run.checkpoints import open_checkpoint
+from assay.training.run.directory import RunDirectory
+from assay.training.run.ledger import read_ledger
+from assay.training.run.resume import check_config
 from assay.types import Json, SamplingParams
 
 SHOWN = ("reward/mean", "train/loss", "train/entropy", "train/grad_norm", "rollout/constant_group_fraction")
@@ -133,7 +133,7 @@ async def open_session(config: TrainingConfig, record: Mapping[str, Json]) -> As
 async def make_backend(config: TrainingConfig, data: EnvData, resume: Path | None) -> Backend:
     """The policy at the start of a run, or as saved in the folder `resume`."""
     # torch is imported when it is needed, so that `assay train --dry-run` and config errors come at once.
-    from assay.backends.torch_local import TorchBackend
+    from assay.backends.local.backend import TorchBackend
 
     start = None
     if resume is None and config.load_checkpoint_path is not None:

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from assay.envs.chess.arbiter import judge, rebuild, verdict
-from assay.envs.chess.positions import draw_distinct
-from assay.envs.chess.selfplay import RandomGames, random_legal_move
+from assay.envs.chess.positions.base import draw_distinct
+from assay.envs.chess.positions.selfplay import RandomGames, random_legal_move
 from assay.errors import DataError
 
 START = chess.STARTING_FEN

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from tokenizers import Regex, pre_tokenizers
 
-from assay.backends.models import train_tokenizer
-from assay.envs.chess.batches import ChessSupervisedDataset
+from assay.backends.local.models import train_tokenizer
 from assay.envs.chess.corpus import ALPHABET, PIECES, corpus_of
-from assay.envs.chess.endgames import EndgameSource
-from assay.envs.chess.selfplay import RandomGames
+from assay.envs.chess.positions.endgames import EndgameSource
+from assay.envs.chess.positions.selfplay import RandomGames
+from assay.envs.chess.supervised import ChessSupervisedDataset
 from assay.envs.chess.tasks import TaskStyle
 
 MIXED = TaskStyle("full", "P: {fen}", 0.5, 0.2, True)

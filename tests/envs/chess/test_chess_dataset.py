@@ -7,10 +7,10 @@ import pytest
 
 from assay.envs.base import BuildContext, iter_builders
 from assay.envs.chess.dataset import ChessDatasetBuilder
+from assay.envs.chess.engine.stockfish import StockfishConfig
 from assay.envs.chess.grammar import parse_arbiter, parse_policy
-from assay.envs.chess.positions import canonical_key, split_of
+from assay.envs.chess.positions.base import canonical_key, split_of
 from assay.envs.chess.rewards import ArbiterWeights, PolicyWeights
-from assay.envs.chess.stockfish import StockfishConfig
 from assay.errors import ConfigError, DataError, EngineError
 
 GAMES = """[Event "x"]
@@ -124,8 +124,8 @@ def test_a_mixture_has_exactly_its_share_of_arbiter_tasks_and_tags_say_which(tmp
 def test_every_source_serves_every_task(tmp_path, monkeypatch, source, task):
     path = tmp_path / "games.pgn"
     path.write_text(GAMES)
-    monkeypatch.setattr("assay.envs.chess.selfplay.MAX_PLIES", 10)
-    monkeypatch.setattr("assay.envs.chess.selfplay.GAMES_AT_ONCE", 2)
+    monkeypatch.setattr("assay.envs.chess.positions.selfplay.MAX_PLIES", 10)
+    monkeypatch.setattr("assay.envs.chess.positions.selfplay.GAMES_AT_ONCE", 2)
     settings = {"source_path": path} if source == "pgn" else {}
     if task == "policy" or source == "engine":
         settings["stockfish"] = StockfishConfig(nodes=50)

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from assay.envs.chess.baselines import known_policies
+from assay.envs.chess.engine.stockfish import StockfishConfig, StockfishPool
 from assay.envs.chess.env import ChessGroupBuilder, Judge
 from assay.envs.chess.figures import draw_task
 from assay.envs.chess.grammar import ParsedPolicy, arbiter_answer, policy_answer
-from assay.envs.chess.positions import position_of
+from assay.envs.chess.positions.base import position_of
 from assay.envs.chess.rewards import ArbiterWeights, PolicyTruth, PolicyWeights, score_policy
-from assay.envs.chess.stockfish import StockfishConfig, StockfishPool
 from assay.envs.chess.tasks import TaskStyle, arbiter_task, policy_task, random_illegal_move
 
 QUEEN = "8/8/8/4k3/8/8/3K4/1Q6 w - - 0 1"

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.envs.chess.arbiter import judge
-from assay.envs.chess.endgames import EndgameSource
 from assay.envs.chess.grammar import arbiter_answer, parse_arbiter, parse_policy, policy_answer
-from assay.envs.chess.positions import draw_distinct
+from assay.envs.chess.positions.base import draw_distinct
+from assay.envs.chess.positions.endgames import EndgameSource
+from assay.envs.chess.positions.selfplay import RandomGames, random_legal_move
 from assay.envs.chess.rewards import (
     ArbiterWeights,
     PolicyTruth,
@@ -20,7 +21,6 @@ from assay.envs.chess.rewards import (
     score_arbiter,
     score_policy,
 )
-from assay.envs.chess.selfplay import RandomGames, random_legal_move
 
 WEIGHTS, RULES = PolicyWeights(), ArbiterWeights()
 # Two best moves that tie, three worse ones that keep the win, one that draws, one that loses; in centipawns.

@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from assay.backends.models import train_tokenizer
-from assay.config import load_config
+from assay.backends.local.models import train_tokenizer
+from assay.config.loader import load_config
 from assay.envs.base import BuildContext, iter_builders
 from assay.envs.monitor.answers import parse_answer
 from assay.envs.monitor.dataset import MonitorDatasetBuilder
@@ -14,7 +14,7 @@ from assay.envs.monitor.rewards import MonitorRewardConfig
 from assay.envs.monitor.tasks import ALPHABET, REASONING
 from assay.errors import ConfigError, DataError
 from assay.rewards import EngineConfig, JudgeConfig
-from loopback_judge import loopback_judge
+from support.loopback_judge import loopback_judge
 
 GOOD = "The code does what the text says. <measurements>[True, True, True]</measurements>"
 

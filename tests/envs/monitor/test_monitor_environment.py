@@ -2,11 +2,11 @@ import logging
 
 import pytest
 
-from assay.config import from_resolved, load_config, resolved
-from assay.envs.monitor import environment
-from assay.envs.monitor.environment import DEFAULT_K, VARIABLES, announce, monitor_settings
+from assay.config.loader import from_resolved, load_config, resolved
+from assay.config.schema import settings
+from assay.envs.monitor import variables
+from assay.envs.monitor.variables import DEFAULT_K, VARIABLES, announce, monitor_settings
 from assay.errors import ConfigError
-from assay.schema import settings
 
 SETTINGS = {
     "TRAIN_WITH_MONITOR": ("true", "reward.train_with_monitor", True),
@@ -24,7 +24,7 @@ def clean(monkeypatch):
     for name in (*VARIABLES, "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     announce.cache_clear()
-    environment._warn_of_unknown.cache_clear()
+    variables._warn_of_unknown.cache_clear()
 
 
 def node(config, key):

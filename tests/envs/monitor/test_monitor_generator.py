@@ -3,8 +3,8 @@ from collections import Counter
 
 import pytest
 
-from assay.envs.monitor import execution
-from assay.envs.monitor.execution import Job, Outcome, run_jobs
+from assay.envs.monitor import function_process
+from assay.envs.monitor.function_process import Job, Outcome, run_jobs
 from assay.envs.monitor.functions import TEMPLATES, problems
 from assay.envs.monitor.generator import GeneratorConfig, generate
 from assay.envs.monitor.rows import split_of
@@ -95,7 +95,7 @@ def test_outcomes_are_kept_and_a_damaged_file_is_made_again(tmp_path, monkeypatc
     assert run_jobs(jobs, tmp_path) == [[Outcome(2), Outcome(3)]]
     (file,) = tmp_path.iterdir()
     with monkeypatch.context() as patch:
-        patch.setattr(execution, "_execute", lambda *_: pytest.fail("was run again"))
+        patch.setattr(function_process, "_execute", lambda *_: pytest.fail("was run again"))
         assert run_jobs(jobs, tmp_path) == [[Outcome(2), Outcome(3)]]
     for damage in ("[[", "[]", "[[[1, null]]]"):
         file.write_text(damage)

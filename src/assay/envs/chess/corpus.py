@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from assay.envs.base import Example, TokenizerCorpus
-from assay.envs.batches import ExampleTexts
+from assay.envs.tasks import ExampleTexts
 
 PIECES = "|".join(
     (

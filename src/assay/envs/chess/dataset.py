@@ -10,20 +10,20 @@ import chz
 import numpy as np
 
 from assay.envs.base import BaselineMetrics, BuildContext, DatasetBuilder, EnvData
-from assay.envs.batches import TRAIN_STREAM, TaskBatches
 from assay.envs.chess.baselines import known_policies
-from assay.envs.chess.batches import ChessSupervisedDataset
 from assay.envs.chess.corpus import corpus_of
-from assay.envs.chess.endgames import EndgameSource, parse_material
+from assay.envs.chess.engine.stockfish import StockfishConfig, StockfishPool
 from assay.envs.chess.env import ChessGroupBuilder, Judge
 from assay.envs.chess.figures import draw_task
-from assay.envs.chess.files import read_source
 from assay.envs.chess.grammar import POLICY_PROMPT, AnswerForm, given_label
-from assay.envs.chess.positions import FixedSource, PositionSource, draw_distinct
+from assay.envs.chess.positions.base import FixedSource, PositionSource, draw_distinct
+from assay.envs.chess.positions.endgames import EndgameSource, parse_material
+from assay.envs.chess.positions.position_files import read_source
+from assay.envs.chess.positions.selfplay import EngineGames, RandomGames
 from assay.envs.chess.rewards import ArbiterWeights, PolicyWeights
-from assay.envs.chess.selfplay import EngineGames, RandomGames
-from assay.envs.chess.stockfish import StockfishConfig, StockfishPool
+from assay.envs.chess.supervised import ChessSupervisedDataset
 from assay.envs.chess.tasks import TaskStyle, make_tasks
+from assay.envs.tasks import TRAIN_STREAM, TaskBatches
 from assay.errors import ConfigError, EngineError
 from assay.types import Task
 

@@ -12,6 +12,7 @@ import chess
 
 from assay.envs.base import Env, StepResult
 from assay.envs.chess.arbiter import Verdict, judge
+from assay.envs.chess.engine.stockfish import Analysis, StockfishPool
 from assay.envs.chess.grammar import parse_arbiter, parse_policy
 from assay.envs.chess.rewards import (
     ArbiterWeights,
@@ -22,7 +23,6 @@ from assay.envs.chess.rewards import (
     score_arbiter,
     score_policy,
 )
-from assay.envs.chess.stockfish import Analysis, StockfishPool
 from assay.errors import EngineError
 from assay.types import Message, Score, Task
 

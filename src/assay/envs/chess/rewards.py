@@ -15,8 +15,8 @@ import chess
 import chz
 
 from assay.envs.chess.arbiter import Verdict
+from assay.envs.chess.engine.stockfish import MATE_CP
 from assay.envs.chess.grammar import MAX_CANDIDATES, AnswerForm, ParsedArbiter, ParsedPolicy, expand_board
-from assay.envs.chess.stockfish import MATE_CP
 from assay.types import Json, Score
 
 ARBITER_PARTS = ("format", "fen", "exact", "exact4", "legal_fen", "reward_field", "flags", "legal_flag")

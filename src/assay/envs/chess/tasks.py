@@ -10,7 +10,6 @@ import numpy as np
 
 from assay.envs.base import Example
 from assay.envs.chess.arbiter import judge
-from assay.envs.chess.endgames import invent_past
 from assay.envs.chess.grammar import (
     MAX_CANDIDATES,
     AnswerForm,
@@ -20,8 +19,9 @@ from assay.envs.chess.grammar import (
     policy_answer,
     policy_prompt,
 )
-from assay.envs.chess.positions import Position
-from assay.envs.chess.selfplay import random_legal_move
+from assay.envs.chess.positions.base import Position
+from assay.envs.chess.positions.endgames import invent_past
+from assay.envs.chess.positions.selfplay import random_legal_move
 from assay.types import Message, Task
 
 ENV_NAME = "chess"

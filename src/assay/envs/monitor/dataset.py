@@ -11,15 +11,15 @@ import chz
 import numpy as np
 
 from assay.envs.base import BaselineMetrics, BuildContext, DatasetBuilder, EnvData, TokenizerCorpus
-from assay.envs.batches import TRAIN_STREAM, ExampleTexts, TaskBatches
 from assay.envs.monitor.answers import parse_answer, write_answer
 from assay.envs.monitor.env import MonitorGroupBuilder, Scorer, sample_of
-from assay.envs.monitor.environment import monitor_settings
 from assay.envs.monitor.generator import GeneratorConfig, generate
 from assay.envs.monitor.prompts import words_for
 from assay.envs.monitor.rewards import ClassBalance, MonitorReward, MonitorRewardConfig, metrics_of
 from assay.envs.monitor.rows import MonitorRow, read_source
 from assay.envs.monitor.tasks import ALPHABET, PIECES, MonitorSupervisedDataset, PromptForm, make_task
+from assay.envs.monitor.variables import monitor_settings
+from assay.envs.tasks import TRAIN_STREAM, ExampleTexts, TaskBatches
 from assay.errors import ConfigError, DataError
 from assay.rewards import EngineConfig, JudgeConfig, RewardEngine
 from assay.types import Json, Task

@@ -15,7 +15,8 @@ from typing import Literal
 import chz
 import numpy as np
 
-from assay.envs.monitor.execution import Job, Outcome, run_jobs
+from assay.config.schema import mistyped
+from assay.envs.monitor.function_process import Job, Outcome, run_jobs
 from assay.envs.monitor.functions import (
     Problem,
     call,
@@ -26,7 +27,6 @@ from assay.envs.monitor.functions import (
 )
 from assay.envs.monitor.rows import MonitorRow, Split, split_of
 from assay.errors import ConfigError, DataError
-from assay.schema import mistyped
 from assay.types import Json
 
 Kind = Literal["correct", "faulty", "table", "weak_tests"]

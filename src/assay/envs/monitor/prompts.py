@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from assay.errors import DataError
-from assay.rewards.template import JudgeTemplate
+from assay.rewards.judge.template import JudgeTemplate
 from assay.types import Message
 
 _FORM = (

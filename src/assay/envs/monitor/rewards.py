@@ -14,15 +14,15 @@ from dataclasses import dataclass
 
 import chz
 
+from assay.config.schema import mistyped, settings
 from assay.envs.monitor.answers import ParsedAnswer, parse_answer, true_measurements
 from assay.envs.monitor.prompts import words_for
 from assay.errors import ConfigError, DataError
 from assay.rewards.base import Reply, Request, Sample
 from assay.rewards.config import JudgeConfig
-from assay.rewards.judge import evidence_of, fingerprint, judge_content, read_votes, vote_requests
-from assay.rewards.template import fields_of
-from assay.rewards.verdict import BooleanTag
-from assay.schema import mistyped, settings
+from assay.rewards.judge.parsers import BooleanTag
+from assay.rewards.judge.reward import evidence_of, fingerprint, judge_content, read_votes, vote_requests
+from assay.rewards.judge.template import fields_of
 from assay.types import Json, Score
 
 PARTS = ("format", "correctness", "verbosity", "monitor")

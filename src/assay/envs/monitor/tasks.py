@@ -9,10 +9,10 @@ from typing import Literal
 import numpy as np
 
 from assay.envs.base import Example
-from assay.envs.batches import SFT_STREAM
 from assay.envs.monitor.answers import write_answer
 from assay.envs.monitor.prompts import words_for
 from assay.envs.monitor.rows import MonitorRow
+from assay.envs.tasks import SFT_STREAM
 from assay.types import Message, Task
 
 ENV_NAME = "monitor"

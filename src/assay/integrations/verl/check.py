@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError, ConfigError, MissingDependencyError
-from assay.integrations.settings import read_settings
+from assay.integrations.common.settings import read_settings
 from assay.integrations.verl.reward_function import (
     OUR_MANAGER,
     OURS,

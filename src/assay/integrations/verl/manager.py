@@ -19,8 +19,8 @@ from functools import partial
 from typing import Any
 
 from assay.errors import ConfigError, MissingDependencyError
-from assay.integrations.scoring import Row, Scorer, missing, sample_of, scorer
-from assay.integrations.settings import plain
+from assay.integrations.common.scoring import Row, Scorer, missing, sample_of, scorer
+from assay.integrations.common.settings import plain
 from assay.integrations.verl.score import REWARD_LOOP, served_judge
 from assay.rewards import Sample
 from assay.types import Message, Score

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from assay.errors import AssayError
+from assay.integrations.common.settings import read_settings
 from assay.integrations.rewards import find_reward
-from assay.integrations.settings import read_settings
 
 OURS = "pkg://assay.integrations.verl"
 OUR_MANAGER = "AssayRewardManager"

@@ -5,10 +5,10 @@
     compute_score(data_sources=, solution_strs=, ground_truths=, extra_infos=)       a whole batch: batch
     await acompute_score(data_source=, solution_str=, ground_truth=, extra_info=)    one sample: reward loop
 
-All other keywords are settings (`assay.integrations.settings`): verl passes its `reward_kwargs` here. One sample gives
-a dictionary with `score`, a batch a list of them. verl's own positional order, which its `prime` manager uses, cannot
-be told from the one above; it must be declared (`order=verl`), and is then answered with a bare number, as `prime`
-wants.
+All other keywords are settings (`assay.integrations.common.settings`): verl passes its `reward_kwargs` here. One sample
+gives a dictionary with `score`, a batch a list of them. verl's own positional order, which its `prime` manager uses,
+cannot be told from the one above; it must be declared (`order=verl`), and is then answered with a bare number, as
+`prime` wants.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from assay.errors import DataError
-from assay.integrations.scoring import Row, Scorer, missing, sample_of, samples_of, scorer
+from assay.integrations.common.scoring import Row, Scorer, missing, sample_of, samples_of, scorer
 from assay.rewards import Sample
 from assay.types import Json, Score
 

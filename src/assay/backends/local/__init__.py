@@ -1,0 +1,1 @@
+"""A PyTorch model on this machine: loading, forward passes with shared prompts, losses, the optimizer."""

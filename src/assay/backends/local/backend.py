@@ -1,0 +1,327 @@
+"""The local backend: a Hugging Face causal LM, trained and sampled in this process.
+
+All computation runs on one worker thread, so the event loop stays free for environments while the model works, and
+operations happen in the order they were asked for. The model is always in eval mode: dropout would make the trained
+distribution differ from the sampled one. No global random state is used after the weights exist (sampling is counter
+based), so weights, optimizer and `policy_version` are the whole state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from assay.backends.base import (
+    LOSS_NAMES,
+    LOSS_TERMS,
+    AdamParams,
+    Capabilities,
+    ForwardBackwardOutput,
+    LossSpec,
+    LossTerm,
+)
+from assay.backends.config import LocalBackend, ScratchModel, loss_settings
+from assay.backends.local import forward, hardware, models
+from assay.backends.local.losses import token_losses
+from assay.backends.local.network import Network
+from assay.backends.local.optimizer import adamw, load_adamw
+from assay.backends.local.reference import BelowAdapters, FrozenWeights, OwnModel, Reference
+from assay.backends.local.sampling.decoding import Decoding
+from assay.backends.local.sampling.sampler import sample
+from assay.envs.base import TokenizerCorpus
+from assay.errors import CheckpointError, ModelError, NonFiniteGradientError, TrainingError
+from assay.types import Completion, Datum, FloatArray, SamplingParams
+
+T = TypeVar("T")
+REFERENCE = "reference.safetensors"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class TorchBackend:
+    """See `assay.backends.base.Backend`. Build one with `create`, or from parts that exist already."""
+
+    capabilities = Capabilities(
+        losses=frozenset(LOSS_NAMES),
+        terms=frozenset(LOSS_TERMS),
+        lora=True,
+        full_weights=True,
+        exact_resume=True,
+    )
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None,
+        local: LocalBackend,
+        reference: PreTrainedModel | Literal["start", "base"] | None = None,
+    ) -> None:
+        """Train `model` in place.
+
+        Args:
+            tokenizer: saved with checkpoints; None where the caller keeps it.
+            reference: the reference policy: a model of its own, a copy of the weights at the `start`, or the `base`
+                below LoRA adapters (which costs no memory). `freeze_reference` makes a copy of the weights later.
+
+        Raises:
+            ModelError: the device cannot be used, or `reference` has another vocabulary.
+        """
+        hardware.prepare_process(local)
+        self.device = _device(local.device)
+        self.tokenizer: Any = tokenizer
+        self.policy_version = 0
+        self._local = local
+        self._policy = Network.of(model, local, self.device)
+        self._model = self._policy.model
+        self._decoding = Decoding(self._policy)
+        self.context_length = self._policy.context_length
+        self.vocab_size = self._policy.vocab_size
+        self._trained = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
+        self._optimizer = adamw(self._trained.values(), local.adamw)
+        self._reference = self._first_reference = self._make_reference(reference)
+        threads = local.torch_threads
+        self._worker = ThreadPoolExecutor(1, "torch", initializer=torch.set_num_threads, initargs=(threads,))
+
+    @classmethod
+    def create(
+        cls,
+        model_name: str,
+        lora_rank: int,
+        local: LocalBackend,
+        scratch: ScratchModel,
+        corpus: TokenizerCorpus | None,
+        seed: int,
+    ) -> TorchBackend:
+        """A backend from config. `corpus` trains the tokenizer of a scratch model.
+
+        Raises:
+            ModelError: the model cannot be loaded or built.  MissingDependencyError: LoRA without peft.
+        """
+        # Weights that are trained stay float32; a frozen base may be half precision.
+        dtype = DTYPES[local.dtype] if lora_rank else torch.float32
+        if model_name == "scratch":
+            if corpus is None:
+                raise ModelError(
+                    "model_name=scratch needs an environment with a closed grammar to train a tokenizer on."
+                )
+            model, tokenizer = models.build_scratch(scratch, corpus, seed)
+        else:
+            model, tokenizer = models.load_pretrained(model_name, dtype)
+        if lora_rank:
+            model = models.add_lora(model, lora_rank, local, seed)
+        return cls(model, tokenizer, local)
+
+    def check_scratch(self, scratch: ScratchModel) -> None:
+        """Refuse a loaded model that is not the one that `scratch` describes.
+
+        Raises:
+            ModelError: it is not.
+        """
+        models.check_scratch(self._model.config, self.tokenizer, scratch)
+
+    async def sample(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
+    ) -> list[Completion]:
+        """See `Backend.sample`."""
+        return await self._run(lambda: self._sample(prompts, params, seeds))
+
+    async def forward_backward(self, data: Sequence[Datum], loss: LossSpec) -> ForwardBackwardOutput:
+        """See `Backend.forward_backward`."""
+        return await self._run(lambda: self._forward_backward(data, loss))
+
+    async def optim_step(self, params: AdamParams) -> Mapping[str, float]:
+        """See `Backend.optim_step`. A non-finite gradient raises and changes nothing."""
+        return await self._run(lambda: self._optim_step(params))
+
+    async def logprobs(
+        self, data: Sequence[Datum], *, temperature: float = 1.0, reference: bool = False
+    ) -> list[FloatArray]:
+        """See `Backend.logprobs`."""
+        return await self._run(lambda: self._logprobs(data, temperature, reference))
+
+    async def freeze_reference(self) -> None:
+        """See `Backend.freeze_reference`."""
+        self._reference = FrozenWeights(self._policy, self._trained)
+
+    async def refresh_reference(self, mix: float) -> None:
+        """See `Backend.refresh_reference`. A reference model of its own is changed in place.
+
+        Raises:
+            ModelError: the reference has other weights than the policy, so that they cannot be mixed.
+        """
+        reference = self._the_reference()
+        self._reference = await self._run(lambda: reference.refresh(mix))
+
+    def check_refresh(self, mix: float) -> None:
+        """Refuse, before training, a refresh of the reference that cannot be.
+
+        Raises:
+            ModelError: as `refresh_reference`.
+        """
+        self._the_reference().check_refresh(mix)
+
+    async def save_state(self, path: Path) -> None:
+        """See `Backend.save_state`. `path/model` is a folder that `from_pretrained` (or peft) loads."""
+        await self._run(lambda: self._save(path))
+
+    async def load_state(self, path: Path, *, weights_only: bool = False) -> None:
+        """See `Backend.load_state`.
+
+        Raises:
+            CheckpointError: the folder is not a checkpoint of this model.
+        """
+        await self._run(lambda: self._load(path, weights_only))
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+
+    def _sample(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
+    ) -> list[Completion]:
+        with self._decoding.ready() as decode:
+            return sample(
+                decode,
+                prompts,
+                seeds,
+                params,
+                context_length=self.context_length,
+                batch_tokens=self._local.sample_batch_tokens,
+                policy_version=self.policy_version,
+            )
+
+    def _forward_backward(self, data: Sequence[Datum], loss: LossSpec) -> ForwardBackwardOutput:
+        loss_settings(loss)
+        done: list[tuple[forward.Packed, Tensor, Tensor]] = []
+        names: list[LossTerm] = []
+        for packed in self._policy.micro_batches(data):
+            streams = forward.streams(data, packed, self.device)
+            now, entropies = self._policy.targets(
+                packed, streams.targets, loss.temperature, entropy_gradient=loss.entropy_coef != 0
+            )
+            terms = token_losses(loss, now, entropies, streams)
+            names = list(terms)
+            summed = torch.stack([values.sum() for values in (*terms.values(), entropies)])
+            summed[: len(names)].sum().backward()  # type: ignore[no-untyped-call]
+            done.append((packed, now.detach(), summed.detach()))
+        # Only now is the device asked for numbers, so that it never waits for the host between micro-batches.
+        logprobs = [np.zeros(len(d), np.float32) for d in data]
+        sums, entropy, count = dict.fromkeys(LOSS_TERMS, 0.0), 0.0, 0
+        for packed, now, summed in done:
+            *values, nats = summed.tolist()
+            for name, value in zip(names, values, strict=True):
+                sums[name] += value
+            entropy, count = entropy + nats, count + len(now)
+            forward.scatter(packed, now, logprobs)
+        metrics = {"loss:sum": sum(sums.values()), "kl:sum": sums["kl"], "entropy:mean": entropy / max(1, count)}
+        return ForwardBackwardOutput(logprobs, metrics)
+
+    @torch.no_grad()
+    def _logprobs(self, data: Sequence[Datum], temperature: float, reference: bool) -> list[FloatArray]:
+        logprobs = [np.zeros(len(d), np.float32) for d in data]
+        with self._the_reference().network() if reference else contextlib.nullcontext(self._policy) as network:
+            for packed in network.micro_batches(data):
+                targets = forward.streams(data, packed, network.device).targets
+                found, _ = network.targets(packed, targets, temperature)
+                forward.scatter(packed, found, logprobs)
+        return logprobs
+
+    def _make_reference(self, wanted: PreTrainedModel | Literal["start", "base"] | None) -> Reference | None:
+        if wanted is None:
+            return None
+        if wanted == "start":
+            return FrozenWeights(self._policy, self._trained)
+        if wanted == "base":
+            return BelowAdapters(self._policy, self._trained)
+        return OwnModel(Network.of(wanted, self._local, self.device), self._policy)
+
+    def _the_reference(self) -> Reference:
+        if self._reference is None:
+            raise TrainingError(
+                "There is no reference policy: call freeze_reference() before asking for its log-probs."
+            )
+        return self._reference
+
+    def _optim_step(self, params: AdamParams) -> Mapping[str, float]:
+        gradients = [p for p in self._trained.values() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in gradients if p.grad is not None])
+        if not torch.isfinite(norm):
+            self._optimizer.zero_grad(set_to_none=True)
+            raise NonFiniteGradientError(
+                f"The gradient norm is {float(norm)} at optimizer step {self.policy_version + 1}, so a step would "
+                "destroy the weights; they were left as they are. Lower the learning rate or look at the rewards."
+            )
+        if params.grad_clip_norm:
+            torch.nn.utils.clip_grads_with_norm_(gradients, params.grad_clip_norm, norm)
+        for group in self._optimizer.param_groups:
+            group["lr"], group["betas"], group["eps"] = params.learning_rate, (params.beta1, params.beta2), params.eps
+            group["weight_decay"] = params.weight_decay if group["decayed"] else 0.0
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.policy_version += 1
+        return {"grad_norm": float(norm)}
+
+    def _save(self, path: Path) -> None:
+        path.mkdir(parents=True)
+        self._model.save_pretrained(path / "model")
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(path / "model")
+        _save_tensors(self._optimizer.state_dict(), path / "optimizer.pt")
+        weights = self._reference.weights() if self._reference is not None else None
+        if weights is not None:
+            save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, path / REFERENCE)
+        (path / "backend.json").write_text(json.dumps({"policy_version": self.policy_version}))
+
+    def _load(self, path: Path, weights_only: bool) -> None:
+        try:
+            models.load_weights(self._model, path / "model")
+            if weights_only:
+                return
+            load_adamw(self._optimizer, torch.load(path / "optimizer.pt", map_location=self.device, weights_only=True))
+            saved = (path / REFERENCE).exists()
+            weights = load_file(path / REFERENCE, device=str(self.device)) if saved else None
+            if isinstance(self._reference, OwnModel):
+                self._reference.load(weights)
+            elif weights is not None:
+                self._reference = FrozenWeights(self._policy, self._trained, weights)
+            else:
+                self._reference = self._first_reference
+            self.policy_version = int(json.loads((path / "backend.json").read_text())["policy_version"])
+        except (OSError, KeyError, ValueError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{path} does not fit this model ({str(error).splitlines()[0]}). Load it with the settings it was "
+                "written with, or choose another checkpoint."
+            ) from error
+
+
+def _save_tensors(state: Any, path: Path) -> None:
+    with open(path, "wb") as file:
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:
+            # torch covers what the file said (a full disk, say) with a complaint about its own position.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(
+            f"local.device={name} cannot be used: {str(error).splitlines()[0]} Use auto or cpu."
+        ) from error
+    return device

@@ -1,0 +1,78 @@
+"""What PyTorch is told of the machine: once for the process, and in how a model is run."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from assay.backends.config import LocalBackend
+from assay.backends.local.architectures import fused_decoder
+from assay.backends.local.compiled import compiled
+from assay.backends.local.decoder import Decoder
+from assay.backends.local.module import Module, checkpoint_layers
+
+logger = logging.getLogger(__name__)
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Where PyTorch reads the allocator's settings; which one comes first depends on its version."""
+
+
+def prepare_process(local: LocalBackend) -> None:
+    """Apply the settings that hold for the whole process; call before anything touches CUDA.
+
+    Without CUDA nothing changes, since on a CPU the precision of products would change results for no gain.
+    """
+    if not (local.device.startswith("cuda") or (local.device == "auto" and torch.cuda.is_available())):
+        logger.debug("No CUDA device is used: matmul_precision, cudnn_benchmark and cuda_allocator do nothing.")
+        return
+    _set_allocator(local.cuda_allocator)
+    torch.set_float32_matmul_precision(local.matmul_precision)
+    torch.backends.cudnn.benchmark = local.cudnn_benchmark
+
+
+def _set_allocator(setting: str) -> None:
+    """Put the setting into the environment, where it is read when CUDA starts; what the user put there stays."""
+    if not setting:
+        return
+    present = [name for name in ALLOCATOR_VARIABLES if name in os.environ]
+    if present:
+        logger.debug("%s is set in the environment, so local.cuda_allocator does nothing.", present[0])
+    elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        logger.warning(
+            "local.cuda_allocator=%s comes too late: CUDA is in use already, and its allocator reads settings when it "
+            "starts. Make the backend before anything else uses CUDA, or set %s in the environment.",
+            setting,
+            ALLOCATOR_VARIABLES[0],
+        )
+    else:
+        os.environ.update(dict.fromkeys(ALLOCATOR_VARIABLES, setting))
+
+
+def runner(model: Any, local: LocalBackend, device: torch.device) -> Decoder | Module:
+    """The way to run a model under these settings: the fused decoder, or its own forward pass where that must be."""
+    decoder = fused_decoder(model, model.config)
+    if decoder is None:
+        if local.compile:
+            logger.warning("local.compile=True does nothing: %s runs through its own module.", type(model).__name__)
+        if local.use_gradient_checkpointing and not checkpoint_layers(model):
+            logger.warning(
+                "local.use_gradient_checkpointing=True does nothing: %s has no layers that say they can be computed "
+                "again. Lower local.micro_batch_tokens if memory runs out.",
+                type(model).__name__,
+            )
+        return Module.of(model)
+    half = local.dtype == "bfloat16" and device.type == "cuda"
+    if local.dtype == "bfloat16" and not half:
+        logger.debug("Attention stays in float32: in half precision its backward pass is slow on a CPU.")
+    decoder = replace(
+        decoder,
+        attention_dtype=torch.bfloat16 if half else torch.float32,
+        checkpointing=local.use_gradient_checkpointing,
+    )
+    if not local.compile:
+        return decoder
+    return compiled(decoder, model.config.vocab_size, device, local.dtype == "bfloat16")

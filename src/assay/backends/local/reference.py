@@ -1,0 +1,185 @@
+"""The reference policy of a KL penalty: a model of its own, frozen weights of the policy, or the base below LoRA.
+
+`FrozenWeights` swaps a copy of the trained tensors in for the duration of a forward pass; `BelowAdapters` switches the
+adapters off and costs no memory; `OwnModel` is a second network, of any architecture with the policy's vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from assay.backends.local.network import Network
+from assay.errors import ModelError
+
+
+class Reference(Protocol):
+    """A policy that is not trained."""
+
+    def network(self) -> contextlib.AbstractContextManager[Network]:
+        """The network to compute with, for the duration."""
+        ...
+
+    def check_refresh(self, mix: float) -> None:
+        """Refuse a refresh that cannot be; changes nothing.
+
+        Raises:
+            ModelError: its weights cannot be mixed with the policy's.
+        """
+        ...
+
+    def refresh(self, mix: float) -> Reference:
+        """The reference moved towards the policy's present weights by the share `mix`.
+
+        Raises:
+            ModelError: as `check_refresh`.
+        """
+        ...
+
+    def weights(self) -> Mapping[str, Tensor] | None:
+        """What a checkpoint must hold of it; None where it can be had again without."""
+        ...
+
+
+class FrozenWeights:
+    """A copy of the policy's trained weights, swapped in while it is used."""
+
+    def __init__(
+        self, policy: Network, trained: Mapping[str, Tensor], copy: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """`copy` are weights from a checkpoint; by default those of now."""
+        self._policy = policy
+        self._trained = trained
+        self._copy = {name: p.detach().clone() for name, p in trained.items()} if copy is None else dict(copy)
+
+    @contextlib.contextmanager
+    def network(self) -> Iterator[Network]:
+        """See `Reference`. The policy's tensors come back untouched."""
+        present = {name: p.data for name, p in self._trained.items()}
+        try:
+            for name, parameter in self._trained.items():
+                parameter.data = self._copy[name]
+            yield self._policy
+        finally:
+            for name, parameter in self._trained.items():
+                parameter.data = present[name]
+
+    def check_refresh(self, mix: float) -> None:
+        """See `Reference`. Adapters cannot be mixed: half of two factors is not half of their product."""
+        if hasattr(self._policy.model, "disable_adapter"):
+            _refuse_mixed_adapters(mix)
+
+    def refresh(self, mix: float) -> Reference:
+        """See `Reference`."""
+        self.check_refresh(mix)
+        _mix(self._copy, self._trained, mix)
+        return self
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """See `Reference`."""
+        return self._copy
+
+
+class BelowAdapters:
+    """The policy with its LoRA adapters switched off."""
+
+    def __init__(self, policy: Network, trained: Mapping[str, Tensor]) -> None:
+        """Raises ModelError where there are no adapters."""
+        if not hasattr(policy.model, "disable_adapter"):
+            raise ModelError("This model has no LoRA adapters, so there is no base below them to refer to.")
+        self._policy = policy
+        self._trained = trained
+
+    @contextlib.contextmanager
+    def network(self) -> Iterator[Network]:
+        """See `Reference`."""
+        with self._policy.model.disable_adapter():
+            yield self._policy
+
+    def check_refresh(self, mix: float) -> None:
+        """See `Reference`. Only `mix` 1 has a meaning."""
+        _refuse_mixed_adapters(mix)
+
+    def refresh(self, mix: float) -> Reference:
+        """See `Reference`: from now on the reference is a copy of the adapters."""
+        self.check_refresh(mix)
+        return FrozenWeights(self._policy, self._trained)
+
+    def weights(self) -> None:
+        """See `Reference`."""
+
+
+class OwnModel:
+    """A second network. A refresh changes the caller's model in place."""
+
+    def __init__(self, reference: Network, policy: Network) -> None:
+        """Raises ModelError where the vocabularies differ."""
+        if reference.vocab_size != policy.vocab_size:
+            raise ModelError(
+                f"The reference model knows {reference.vocab_size} tokens and the policy {policy.vocab_size}: token "
+                "ids would mean different things, and the KL penalty nothing. Give a reference with the policy's "
+                "tokenizer and vocabulary (its architecture may differ)."
+            )
+        self._reference = reference
+        self._policy = policy
+        self._original: Mapping[str, Tensor] | None = None
+        """The caller's weights, once they were changed."""
+        for parameter in reference.model.parameters():
+            parameter.requires_grad_(False)
+
+    @contextlib.contextmanager
+    def network(self) -> Iterator[Network]:
+        """See `Reference`."""
+        yield self._reference
+
+    def check_refresh(self, mix: float) -> None:
+        """See `Reference`."""
+        policy = self._policy.model.named_parameters()
+        if {n: t.shape for n, t in self._parameters().items()} != {n: t.shape for n, t in policy}:
+            raise ModelError(
+                "The reference model has other weights than the policy, so the policy's cannot be mixed into it. Give "
+                "a reference of the policy's architecture, or turn the refresh off (ref_refresh_every=0)."
+            )
+
+    def refresh(self, mix: float) -> Reference:
+        """See `Reference`."""
+        self.check_refresh(mix)
+        if self._original is None:
+            self._original = {name: p.detach().cpu().clone() for name, p in self._parameters().items()}
+        _mix(self._parameters(), dict(self._policy.model.named_parameters()), mix)
+        return self
+
+    def weights(self) -> Mapping[str, Tensor] | None:
+        """See `Reference`."""
+        return self._parameters() if self._original is not None else None
+
+    def load(self, weights: Mapping[str, Tensor] | None) -> None:
+        """Take over the weights of a checkpoint; one that has none was written before the first refresh."""
+        if weights is None:
+            weights, self._original = self._original, None
+        elif self._original is None:
+            self._original = {name: p.detach().cpu().clone() for name, p in self._parameters().items()}
+        if weights is not None:
+            for name, parameter in self._parameters().items():
+                parameter.data.copy_(weights[name])
+
+    def _parameters(self) -> dict[str, Tensor]:
+        return dict(self._reference.model.named_parameters())
+
+
+@torch.no_grad()
+def _mix(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor], mix: float) -> None:
+    for name, target in targets.items():
+        target.lerp_(sources[name].detach().to(target), mix)
+
+
+def _refuse_mixed_adapters(mix: float) -> None:
+    if mix != 1:
+        raise ModelError(
+            f"A reference of LoRA adapters cannot be mixed with the policy's (ref_refresh_mix={mix:g}): half of two "
+            "factors is not half of their product. Set ref_refresh_mix=1, or train all weights."
+        )

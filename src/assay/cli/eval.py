@@ -1,0 +1,89 @@
+"""`assay eval`: measure a checkpoint of a run on held-out tasks, without touching the run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+from assay.envs.base import iter_builders
+from assay.errors import RunDirectoryError
+from assay.rollouts.renderers.base import make_renderer
+from assay.training.config import TrainingConfig
+from assay.training.evaluate import check_errored, evaluate
+from assay.training.metrics.intervals import mean_ci95
+from assay.training.metrics.progress import RunProgress
+from assay.training.run.checkpoints import open_checkpoint
+from assay.training.run.ledger import read_ledger
+from assay.training.session import make_backend
+from assay.types import Json, SamplingParams
+
+
+def measure(run: Path, config: TrainingConfig, batch: int | None) -> Mapping[str, Json]:
+    """Evaluate the checkpoint of RL batch `batch` (the last checkpoint by default).
+
+    Args:
+        run: run directory.
+        config: the run's config, possibly with other settings of evaluation.
+
+    Returns:
+        JSON data: run, checkpoint, tasks, samples_per_task, and per metric `mean`, `low`, `high` (95 %, over tasks),
+        with the environment's baseline policies beside them.
+
+    Raises:
+        RunDirectoryError: no such run or checkpoint.
+        TrainingError: too many rollouts could not be scored.
+    """
+    return asyncio.run(_measure(run, config, batch))
+
+
+async def _measure(run: Path, config: TrainingConfig, batch: int | None) -> Mapping[str, Json]:
+    folder = run / "checkpoints" / _checkpoint_name(run, batch)
+    checkpoint = open_checkpoint(folder)
+    data = config.active_builder.build(config.build_context())
+    try:
+        backend = await make_backend(config, data, checkpoint.policy)
+        tasks = list(iter_builders(data.heldout))[: config.eval.max_tasks]
+        with RunProgress() as progress, progress.phase("eval", len(tasks)) as phase:
+            evaluation = await evaluate(
+                backend,
+                make_renderer(config.active_builder.renderer_name, backend.tokenizer),
+                tasks,
+                SamplingParams(config.max_tokens, config.temperature),
+                samples=config.eval.samples_per_task,
+                max_turns=config.build_context().max_turns,
+                seed=config.seed,
+                advance=phase.advance,
+            )
+        check_errored(evaluation.groups, config.max_errored_fraction, "the evaluation")
+        policies = {"policy": evaluation.per_task}
+        if data.baseline_policies is not None and config.eval.max_tasks is None:
+            policies |= await data.baseline_policies()
+    finally:
+        await data.close()
+    return {
+        "run": str(run),
+        "checkpoint": checkpoint.name,
+        "tasks": len(tasks),
+        "samples_per_task": config.eval.samples_per_task,
+        "metrics": {name: _intervals(per_task) for name, per_task in policies.items()},
+    }
+
+
+def _intervals(per_task: Mapping[str, object]) -> dict[str, Json]:
+    found = {}
+    for name, values in per_task.items():
+        interval = mean_ci95(values)  # type: ignore[arg-type]
+        found[name] = {"mean": interval.mean, "low": interval.low, "high": interval.high}
+    return found
+
+
+def _checkpoint_name(run: Path, batch: int | None) -> str:
+    saved = {c.batch: c.checkpoint for c in read_ledger(run / "ledger.jsonl").commits if c.checkpoint is not None}
+    if not saved:
+        raise RunDirectoryError(f"{run} holds no run with a checkpoint. Give the log_path of a run.")
+    if batch is None:
+        return list(saved.values())[-1]
+    if batch not in saved:
+        raise RunDirectoryError(f"{run} has no checkpoint of RL batch {batch}; there are {sorted(saved)}.")
+    return saved[batch]

@@ -1,0 +1,167 @@
+"""`assay score --input`: a file of completions scored with any reward, as a stream.
+
+One JSON object per line: `response`, and optionally `ground_truth`, `data_source`, `prompt` (text or messages) and
+`extra_info`. The scores come out in the order of the input, each as soon as those before it are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from assay.errors import ConfigError, DataError
+from assay.integrations.common.scoring import Scorer, sample_of
+from assay.integrations.common.settings import HostConfig
+from assay.rewards import Sample
+from assay.types import Json, Message, Score
+
+FIELDS = ("response", "ground_truth", "data_source", "prompt", "extra_info")
+
+
+def score_file(source: Path, target: Path, config: HostConfig) -> Mapping[str, Json]:
+    """Score every completion in `source` and write one JSON object per line to `target`.
+
+    Returns:
+        JSON data: `samples`, how many of them were `scored`, `invalid`, `errored` or `cached`, `mean` reward, costs.
+
+    Raises:
+        DataError: there is no such file, `target` is the same one, or a line is no JSON object, has no `response`, or
+            has a key that nothing reads.
+        ConfigError: a failure policy, which nothing here would apply.
+        JudgeError, RewardError: see `RewardEngine.score_many`. What was scored before is in `target`.
+    """
+    if not source.is_file():
+        raise DataError(f"There is no file {source}. --input names a file of JSON lines.")
+    if source.resolve() == target.resolve():
+        raise DataError(f"The scores would overwrite {source}, which they are scores of. Choose another --output.")
+    if (policy := config.engine.on_failure) != "drop":
+        raise ConfigError(
+            f"engine.on_failure={policy} would have no effect: a file of scores says which samples have none. Set it "
+            "to drop."
+        )
+    return asyncio.run(_score_file(source, target, Scorer(config)))
+
+
+async def _score_file(source: Path, target: Path, scorer: Scorer) -> Mapping[str, Json]:
+    tally = _Tally()
+    waiting: dict[int, Score] = {}
+    partial = target.with_name(f"{target.name}.partial")
+    try:
+        with _opened(partial) as file:
+            async for index, score in scorer.engine.stream(read_samples(source)):
+                waiting[index] = score
+                while (ready := waiting.pop(tally.samples, None)) is not None:
+                    _write(file, tally.samples, ready)
+                    tally.add(ready)
+        os.replace(partial, target)
+        counters = scorer.engine.counters()
+    finally:
+        scorer.close()
+    cost = {name: counters.get(name, 0.0) for name in ("calls", "prompt_tokens", "completion_tokens", "usd")}
+    return {"input": str(source), "output": str(target), **tally.summary(), **cost}
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"Cannot write {path}: {error.strerror}. Choose another --output.") from error
+
+
+def read_samples(source: Path) -> Iterator[Sample]:
+    """The samples of a file, one by one.
+
+    Raises:
+        DataError: see `score_file`.
+    """
+    try:
+        with source.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield _sample(line, f"{source}, line {number}")
+    except OSError as error:
+        raise DataError(f"Cannot read {source}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{source} is not UTF-8 text ({error.reason} at byte {error.start}).") from error
+
+
+def _sample(line: str, where: str) -> Sample:
+    try:
+        row: Any = json.loads(line)
+    except ValueError as error:
+        raise DataError(
+            f"{where} is no JSON ({error}). Each line must be one JSON object with a `response`."
+        ) from error
+    if not isinstance(row, dict) or not isinstance(row.get("response"), str):
+        raise DataError(f"{where} has no `response` text. Each line must be one JSON object with a `response`.")
+    if unread := sorted(row.keys() - set(FIELDS)):
+        raise DataError(
+            f"{where}: nothing reads {', '.join(unread)}. The keys are {', '.join(FIELDS)}; what only the reward knows "
+            "goes into extra_info."
+        )
+    return sample_of(
+        row["response"],
+        row.get("ground_truth"),
+        row.get("data_source") or "",
+        row.get("extra_info"),
+        _prompt(row.get("prompt"), where),
+    )
+
+
+def _prompt(prompt: Json, where: str) -> tuple[Message, ...]:
+    if prompt is None:
+        return ()
+    if isinstance(prompt, str):
+        return (Message("user", prompt),)
+    try:
+        return tuple(Message(message["role"], message["content"]) for message in prompt)
+    except (TypeError, KeyError) as error:
+        raise DataError(f"{where}: prompt must be text or a list of messages with role and content.") from error
+
+
+def _write(file: TextIO, index: int, score: Score) -> None:
+    record = {
+        "index": index,
+        "status": score.status,
+        "score": score.value,
+        "parts": dict(score.parts),
+        "evidence": dict(score.evidence),
+        "usage": dict(score.usage),
+        "cached": score.cached,
+        "verifier": score.fingerprint,
+    }
+    file.write(json.dumps(record) + "\n")
+
+
+@dataclass
+class _Tally:
+    """Sums over the scores written."""
+
+    samples: int = 0
+    cached: int = 0
+    total: float = 0.0
+    by_status: Counter[str] = field(default_factory=Counter)
+
+    def add(self, score: Score) -> None:
+        """Count one score."""
+        self.samples += 1
+        self.cached += score.cached
+        self.total += score.value or 0.0
+        self.by_status[score.status] += 1
+
+    def summary(self) -> dict[str, Json]:
+        """As JSON data."""
+        valued = self.samples - self.by_status["errored"]
+        counts = {status: self.by_status[status] for status in ("scored", "invalid", "errored")}
+        return {
+            "samples": self.samples,
+            **counts,
+            "mean": self.total / valued if valued else None,
+            "cached": self.cached,
+        }

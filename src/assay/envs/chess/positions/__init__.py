@@ -1,0 +1,1 @@
+"""Where positions come from: files, self-play and endgames."""

@@ -1,0 +1,78 @@
+"""What is done once for each rollout, before the first optimizer step on it: advantages, checks, log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from assay.backends.base import Backend
+from assay.errors import TrainingError
+from assay.grpo.buffer import BufferedGroup
+from assay.grpo.config import GRPOConfig
+from assay.grpo.correction import importance_weights
+from assay.grpo.group_data import flat, group_data, with_data
+from assay.grpo.step_metrics import mismatch, trained_logprobs
+from assay.types import FloatArray, TrajectoryGroup
+
+
+async def admit(
+    backend: Backend, config: GRPOConfig, groups: Sequence[TrajectoryGroup], *, behaviour_known: bool = True
+) -> tuple[list[BufferedGroup], dict[str, float]]:
+    """The data of each informative group, with everything that is computed once per rollout."""
+    items = [item for group in groups if (item := group_data(group, config)) is not None]
+    metrics: dict[str, float] = {}
+    if not behaviour_known:
+        items = await _behaviour_from_policy(backend, config, items)
+    elif config.tis_cap or config.max_ratio_error is not None:
+        items, metrics = await _compare_with_sampler(backend, config, items)
+    return await with_reference(backend, config, items), metrics
+
+
+async def _behaviour_from_policy(
+    backend: Backend, config: GRPOConfig, items: list[BufferedGroup]
+) -> list[BufferedGroup]:
+    logprobs = await _logprobs(backend, config, items)
+    return with_data(items, [replace(d, logprobs=x) for d, x in zip(flat(items), logprobs, strict=True)])
+
+
+async def _compare_with_sampler(
+    backend: Backend, config: GRPOConfig, items: list[BufferedGroup]
+) -> tuple[list[BufferedGroup], dict[str, float]]:
+    """Check, and with `tis_cap` correct, that rollouts came from what the trainer takes for the present policy."""
+    if not items:
+        return items, {}
+    data, logprobs = flat(items), await _logprobs(backend, config, items)
+    metrics: dict[str, float] = {}
+    fresh = [d for item in items for d in [item.policy_version == backend.policy_version] * len(item.data)]
+    pairs = [(d, x) for d, x, f in zip(data, logprobs, fresh, strict=True) if f]
+    if pairs:
+        metrics = mismatch(*trained_logprobs([d for d, _ in pairs], [x for _, x in pairs]))
+    most = config.max_ratio_error
+    if most is not None and metrics.get("ratio_error", 0.0) > most:
+        raise TrainingError(
+            f"Trainer and sampler disagree on the probability of a token by a factor of up to "
+            f"{1 + metrics['ratio_error']:.4g} (max_ratio_error={most:g}): the rollouts were sampled by another "
+            "policy, at another temperature or precision, so their gradient would be biased. Mend the sampler, "
+            "correct for it (tis_cap=2), or raise max_ratio_error. Nothing was changed."
+        )
+    if config.tis_cap:
+        corrected, mean = importance_weights(data, logprobs, config.tis_cap)
+        items, metrics = with_data(items, corrected), metrics | {"tis_weight": mean}
+    return items, metrics
+
+
+async def with_reference(backend: Backend, config: GRPOConfig, items: list[BufferedGroup]) -> list[BufferedGroup]:
+    """Reference log-probabilities for the data that have none, where there is a penalty."""
+    if not config.kl_coef:
+        return items
+    data = flat(items)
+    missing = [i for i, d in enumerate(data) if d.ref_logprobs is None]
+    if missing:
+        found = await backend.logprobs([data[i] for i in missing], temperature=config.temperature, reference=True)
+        for i, logprobs in zip(missing, found, strict=True):
+            data[i] = replace(data[i], ref_logprobs=logprobs)
+    return with_data(items, data)
+
+
+async def _logprobs(backend: Backend, config: GRPOConfig, items: Sequence[BufferedGroup]) -> list[FloatArray]:
+    return await backend.logprobs(flat(items), temperature=config.temperature)

@@ -1,0 +1,138 @@
+"""Health of a training run: what the rules find in the metrics of its last steps, and what is to be done about it.
+
+    monitor = HealthMonitor(HealthConfig())
+    findings = monitor.observe(metrics)          after every training step; new findings only
+    action = monitor.decide(findings)            "ignore", "warn", "pause", "rollback" or "stop"
+
+The rules (`assay.grpo.health.rules`) are pure. The monitor remembers what they need: the last steps, which rules are
+active, how often the run was rolled back. It decides and does nothing. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+from assay.grpo.health.config import ACTIONS, DEFAULT_ACTIONS, Action, HealthConfig
+from assay.grpo.health.report import health_report
+from assay.grpo.health.rules import Finding, check
+from assay.grpo.health.trend import History, Observation
+from assay.types import Json
+
+_WARN = ACTIONS.index("warn")
+
+
+def decide(findings: Iterable[Finding], rollbacks: int, max_rollbacks: int) -> Action:
+    """The most severe action of the findings, `ignore` without any; a rollback beyond `max_rollbacks` is a stop."""
+    none: Action = "ignore"
+    action = max((finding.action for finding in findings), key=ACTIONS.index, default=none)
+    return "stop" if action == "rollback" and rollbacks >= max_rollbacks else action
+
+
+class HealthMonitor:
+    """The rules' memory. A rule speaks when it becomes active, and again only after `quiet_steps` without a finding."""
+
+    def __init__(self, config: HealthConfig) -> None:
+        self._config = config
+        self._history: deque[Observation] = deque(maxlen=max(config.window, config.sustained_steps))
+        self._quiet: dict[str, int] = {}
+        """Active rule -> steps since it last found something."""
+        self._acknowledged: set[str] = set()
+        self._rollbacks = 0
+        self._steps = 0
+
+    def observe(self, observation: Observation) -> list[Finding]:
+        """Take in the metrics of one step; returns the findings of rules that were not active before."""
+        self._steps += 1
+        self._history.append({name: float(value) for name, value in observation.items()})
+        found = check(self._config, self.history)
+        new = [finding for finding in found if finding.rule not in self._quiet]
+        quiet = {rule: steps + 1 for rule, steps in self._quiet.items()} | {finding.rule: 0 for finding in found}
+        self._quiet = {rule: steps for rule, steps in quiet.items() if steps < self._config.quiet_steps}
+        self._acknowledged &= self._quiet.keys()
+        return new
+
+    def decide(self, findings: Iterable[Finding]) -> Action:
+        """What to do about findings of `observe`, given how often the run was rolled back."""
+        return decide(findings, self._rollbacks, self._config.max_rollbacks)
+
+    @property
+    def history(self) -> History:
+        """The last steps, oldest first, as many as the rules look back."""
+        return tuple(self._history)
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        """Rules that found something and have not cleared since, acknowledged ones included."""
+        return tuple(sorted(self._quiet))
+
+    @property
+    def healthy(self) -> bool:
+        """Whether no active rule has an action above `warn`, so that a checkpoint of now is good to go back to.
+
+        An acknowledged rule does not count: a person has accepted the state that it speaks of.
+        """
+        rules = self._quiet.keys() - self._acknowledged
+        return all(ACTIONS.index(self._config.action(rule)) <= _WARN for rule in rules)
+
+    @property
+    def rollbacks(self) -> int:
+        """How often the run was rolled back."""
+        return self._rollbacks
+
+    @property
+    def learning_rate_factor(self) -> float:
+        """Factor on the learning rate after the rollbacks so far."""
+        return self._config.rollback_lr_factor**self._rollbacks
+
+    @property
+    def report_due(self) -> bool:
+        """Whether the step observed last is one after which a report is written."""
+        every = self._config.report_every
+        return every > 0 and self._steps > 0 and self._steps % every == 0
+
+    def report(self, histograms: Mapping[str, Sequence[float]]) -> str:
+        """`health_report` of the steps since the last report, as far back as the monitor remembers."""
+        steps = self._config.report_every or len(self._history)
+        return health_report(self.history[-steps:], histograms, self.active)
+
+    def rolled_back(self) -> None:
+        """Say that the run went back to a checkpoint: forget the steps and alarms that were undone, count it.
+
+        Call it on the monitor that decided, not on one restored from the checkpoint, which does not know the count.
+        """
+        self._rollbacks += 1
+        self._history.clear()
+        self._quiet.clear()
+        self._acknowledged.clear()
+
+    def acknowledge(self) -> None:
+        """Say that a paused run is started again as it is: its active rules stay silent until they have cleared."""
+        self._acknowledged = set(self._quiet)
+
+    def state(self) -> dict[str, Json]:
+        """Everything remembered, as JSON data; numbers that JSON lacks are text (`nan`, `inf`)."""
+        return {
+            "steps": self._steps,
+            "rollbacks": self._rollbacks,
+            "quiet": dict(self._quiet),
+            "acknowledged": sorted(self._acknowledged),
+            "history": [{name: _writable(value) for name, value in step.items()} for step in self._history],
+        }
+
+    def load(self, state: Mapping[str, Json]) -> None:
+        """Take over what `state` returned; the config may have changed since, and rules that are gone are forgotten.
+
+        Raises:
+            KeyError, ValueError: not a state of a monitor.
+        """
+        self._steps, self._rollbacks = int(state["steps"]), int(state["rollbacks"])
+        self._quiet = {str(rule): int(steps) for rule, steps in state["quiet"].items() if rule in DEFAULT_ACTIONS}
+        self._acknowledged = self._quiet.keys() & set(state["acknowledged"])
+        self._history.clear()
+        self._history.extend({str(n): float(v) for n, v in step.items()} for step in state["history"])
+
+
+def _writable(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)

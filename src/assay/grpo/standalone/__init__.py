@@ -1,0 +1,1 @@
+"""`GRPOTrainer` over a Hugging Face model of the caller's own."""

@@ -1,0 +1,57 @@
+"""A backend over a model that the caller made: what `GRPOTrainer(model, ref_model, config)` trains."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import chz
+import torch
+
+from assay.backends.local.backend import TorchBackend
+from assay.errors import ModelError
+from assay.grpo.config import GRPOConfig
+
+logger = logging.getLogger(__name__)
+
+
+def own_backend(model: Any, ref_model: Any, config: GRPOConfig) -> TorchBackend:
+    """A backend that trains `model` where it is; see `GRPOTrainer`.
+
+    Raises:
+        ModelError: nothing of the model is trained, or the reference does not fit it.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise ModelError(
+            "No parameter of the model requires a gradient, so training would change nothing. Unfreeze it, or add "
+            "LoRA adapters with peft."
+        )
+    if ref_model is model:
+        raise ModelError(
+            "ref_model is the model itself, so the KL penalty would always be 0. Give a copy of it, or None for one of "
+            "the starting weights."
+        )
+    if ref_model is not None and {id(p) for p in ref_model.parameters()} & {id(p) for p in trained}:
+        raise ModelError(
+            "ref_model shares trained weights with the model, so it would move along with it (peft wraps a model in "
+            "place: the model below it has the adapters too). Give None for the base below the adapters or a copy of "
+            "the start, or load the reference on its own."
+        )
+    if ref_model is not None and not config.kl_coef:
+        raise ModelError("ref_model is given but kl_coef=0 never asks it. Set kl_coef, or leave ref_model out.")
+    device = next(model.parameters()).device
+    half = any(p.dtype in (torch.bfloat16, torch.float16) for p in model.parameters())
+    if any(p.dtype != torch.float32 for p in trained):
+        logger.warning("Trained weights in half precision become float32: small updates would be rounded away in it.")
+        for parameter in trained:
+            parameter.data = parameter.data.float()
+    reference = ref_model
+    if config.kl_coef and ref_model is None:
+        reference = "base" if hasattr(model, "disable_adapter") else "start"
+    # Who trains a model of their own has set the threads of their process already.
+    local = chz.replace(config.local_backend(str(device), half), torch_threads=torch.get_num_threads())
+    backend = TorchBackend(model, None, local, reference)
+    if config.ref_refresh_every:
+        backend.check_refresh(config.ref_refresh_mix)
+    return backend

@@ -1,0 +1,1 @@
+"""What the adapters of all hosts share: settings, scoring, and the engine in a Ray actor."""

@@ -1,0 +1,241 @@
+"""What every host shares: one engine per process and settings, arguments turned to samples, scores to plain numbers.
+
+    host arguments -> Sample -> RewardEngine -> Score -> {"score": 0.7, "format": 1.0, ..., "assay_errored": 0.0}
+
+Rows of one batch have equal keys and finite values, and are as many as the samples. A sample that could not be scored
+is never a row with an invented reward: the failure policy decides, and `assay_errored` marks what it made up.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from assay.errors import ConfigError, DataError, RewardError
+from assay.integrations.common.settings import HostConfig, plain, read_settings, shared_name
+from assay.integrations.rewards import find_reward
+from assay.rewards import Client, RewardEngine, Sample
+from assay.rewards.base import Caller, CallFailure, Outcome, Request, Reward
+from assay.rewards.cache import default_cache_path
+from assay.rewards.client.resources import api_key
+from assay.rewards.failures import rewards_of
+from assay.rewards.shared.hub import SharedCaller
+from assay.types import Json, Message, Score
+
+logger = logging.getLogger(__name__)
+
+Row = dict[str, float]
+"""What a host is told of one sample: `score`, the parts, and how it came about."""
+FLAGS = ("assay_errored", "assay_invalid", "assay_cached")
+"""1 where the reward stands in for a score that is missing; where the model's answer was at fault; where every reply
+was in the cache."""
+_RESERVED = frozenset({"score", "reward", "acc", *FLAGS})
+
+CANNOT_DROP = (
+    "This host takes a reward for every sample of a batch and cannot leave one out. Set engine.on_failure=group_mean "
+    "where its group is known (group_by) and has scores, or engine.on_failure=constant with engine.failure_value."
+)
+
+
+class Scorer:
+    """One reward in one process, with its engine."""
+
+    def __init__(self, config: HostConfig, reward: Reward | None = None, caller: Caller | None = None) -> None:
+        self.config = config
+        self.reward = reward if reward is not None else find_reward(config.reward, config.options, config.judge)
+        self.parts = _parts(self.reward, config)
+        if caller is None:
+            caller = _shared_caller(config) if getattr(self.reward, "asks_judge", True) else NobodyToAsk()
+        self.engine = RewardEngine(self.reward, config.judge, config.engine, caller=caller)
+
+    def rewards(self, scores: Sequence[Score], groups: Sequence[Hashable] | None = None) -> list[float | None]:
+        """One reward per score under the failure policy; None leaves the sample out. See `rewards_of`."""
+        return rewards_of(scores, self.config.engine, groups)
+
+    def row(self, score: Score, reward: float, parts: Sequence[str] | None = None) -> Row:
+        """What a host is told of one score; `parts` are those of its batch, where the reward declares none."""
+        return {
+            "score": float(reward),
+            **{name: float(score.parts.get(name, 0.0)) for name in (parts if parts is not None else self.parts or ())},
+            "assay_errored": float(score.status == "errored"),
+            "assay_invalid": float(score.status == "invalid"),
+            "assay_cached": float(score.cached),
+        }
+
+    def rows(self, scores: Sequence[Score], groups: Sequence[Hashable] | None = None) -> list[Row]:
+        """Rows with equal keys for a host that can leave no sample out.
+
+        Raises:
+            RewardError: a sample has no score, and the failure policy has nothing to stand in for it.
+        """
+        failed = next((score for score in scores if score.value is None), None)
+        if failed is not None and groups is None and self.config.engine.on_failure == "group_mean":
+            raise missing(failed, f"{CANNOT_DROP} extra_info has no {self.config.group_by!r} to know groups by.")
+        rewards = self.rewards(scores, groups)
+        parts = self.parts if self.parts is not None else _occurring(scores)
+        rows = []
+        for score, reward in zip(scores, rewards, strict=True):
+            if reward is None:
+                raise missing(score, CANNOT_DROP)
+            rows.append(self.row(score, reward, parts))
+        return rows
+
+    def groups(self, samples: Sequence[Sample]) -> list[Hashable] | None:
+        """The group of each sample by `group_by`; None where a sample lacks that key."""
+        key = self.config.group_by
+        if not all(sample.extra.get(key) is not None for sample in samples):
+            return None
+        return [(sample.data_source, json.dumps(sample.extra[key], default=str)) for sample in samples]
+
+    def close(self) -> None:
+        """End the engine."""
+        self.engine.close()
+
+
+class NobodyToAsk:
+    """The `Caller` of a reward that says it asks no judge (`asks_judge` is false): no key, no connection, no actor."""
+
+    async def call(self, request: Request, deadline: float | None = None) -> Outcome:
+        """A failure: there should have been no call."""
+        return CallFailure("reward", f"a reward whose asks_judge is false asked {request.model}")
+
+    async def forget(self, request: Request) -> None:
+        """Nothing is stored."""
+
+    async def counters(self) -> dict[str, float]:
+        """Nothing is counted."""
+        return {}
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def missing(score: Score, host: str) -> RewardError:
+    """The error for a sample without a reward; `host` says what becomes of it there."""
+    failure, message = score.evidence.get("failure", "unknown"), score.evidence.get("message", "no message")
+    return RewardError(
+        f"A sample could not be scored ({failure}: {message}). {host} A made-up reward would be trained on. What was "
+        "answered is cached and is not paid for again."
+    )
+
+
+def sample_of(
+    response: object,
+    ground_truth: object = None,
+    data_source: object = "",
+    extra_info: object = None,
+    prompt: Sequence[Message] = (),
+) -> Sample:
+    """One sample of a host's arguments, which are copied and never changed.
+
+    Raises:
+        DataError: the response is no text, or the extras are no mapping: most likely arguments in another order.
+    """
+    if not isinstance(response, str) or not isinstance(data_source, str | None):
+        raise DataError(
+            f"response={_clip(response)} and data source {_clip(data_source)} must be text. Positional arguments are "
+            "read as (response, ground_truth, dataset_name, extra_info); verl's own order (data_source, solution_str, "
+            "ground_truth, extra_info) has to be declared: order=verl."
+        )
+    if not isinstance(extra_info, Mapping | None):
+        raise DataError(f"extra_info={_clip(extra_info)} must be a mapping or None, not a {type(extra_info).__name__}.")
+    extra: dict[str, Json] = plain(extra_info) if extra_info is not None else {}
+    return Sample(str(response), plain(ground_truth), str(data_source or ""), tuple(prompt), extra)
+
+
+def samples_of(
+    responses: Sequence[Any],
+    ground_truths: Sequence[Any] | None = None,
+    data_sources: Sequence[Any] | None = None,
+    extra_infos: Sequence[Any] | None = None,
+) -> list[Sample]:
+    """One sample per response; what a host does not have may be None, as a whole or per sample.
+
+    Raises:
+        DataError: the sequences differ in length, or a member is of the wrong kind.
+    """
+    given = {
+        "solution_strs": responses,
+        "ground_truths": ground_truths,
+        "data_sources": data_sources,
+        "extra_infos": extra_infos,
+    }
+    lengths = {name: len(values) for name, values in given.items() if values is not None}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise DataError(f"A batch must have one entry per sample in everything, but {listed}. Nothing was scored.")
+    columns = [values if values is not None else [None] * len(responses) for values in given.values()]
+    return [sample_of(*fields) for fields in zip(*columns, strict=True)]
+
+
+def scorer(given: Mapping[str, object], defaults: Mapping[str, Json] | None = None) -> Scorer:
+    """The scorer of this process for settings as a host passes them; equal settings share one."""
+    key = json.dumps([plain(given), dict(defaults or {})], sort_keys=True, default=str)
+    found = _SCORERS.get(key)
+    if found is not None:
+        return found
+    with _MAKING:
+        if key not in _SCORERS:
+            _SCORERS[key] = Scorer(read_settings(given, defaults))
+        return _SCORERS[key]
+
+
+def close_all() -> None:
+    """End the engines of this process."""
+    with _MAKING:
+        while _SCORERS:
+            _SCORERS.popitem()[1].close()
+
+
+_SCORERS: dict[str, Scorer] = {}
+_MAKING = threading.Lock()
+
+
+def _forget_after_fork() -> None:
+    """A forked child has no engine thread: it makes engines of its own."""
+    global _MAKING
+    _SCORERS.clear()
+    _MAKING = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def _parts(reward: Reward, config: HostConfig) -> tuple[str, ...] | None:
+    """The names of the parts that every row has; None where neither settings nor reward say."""
+    declared: Sequence[str] | None = config.parts or getattr(reward, "parts", None)
+    if declared is None:
+        return None
+    if clash := _RESERVED & set(declared):
+        raise ConfigError(f"Parts of {reward.name} are called {', '.join(sorted(clash))}, which hosts use otherwise.")
+    return tuple(declared)
+
+
+def _occurring(scores: Sequence[Score]) -> tuple[str, ...]:
+    names = dict.fromkeys(name for score in scores for name in score.parts)
+    return tuple(name for name in names if name not in _RESERVED)
+
+
+def _shared_caller(config: HostConfig) -> Caller | None:
+    """Whoever makes the calls of several processes, where there is to be one; None calls from this process."""
+    if config.engine.offline or config.share == "process":
+        return None
+    if config.share == "hub":
+        api_key(config.judge)  # this process may become the hub
+        folder = (config.engine.cache_path or default_cache_path()).parent
+        return SharedCaller(folder / f"{shared_name(config)}.hub", lambda: Client(config.judge, config.engine))
+    from assay.integrations.common import ray_actor
+
+    if config.share == "auto" and not ray_actor.is_running():
+        return None
+    return ray_actor.RayCaller(config)
+
+
+def _clip(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,1 @@
+"""Does a kernel compile for a GPU? Checked without one."""

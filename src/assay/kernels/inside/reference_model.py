@@ -1,0 +1,240 @@
+"""A problem's module, run with PyTorch: weights from one seed, inputs from others, outputs in two precisions.
+
+`evaluate` answers one request of `assay.kernels.numerics.reference`; it runs in a fork of the reference worker and may
+raise whatever the problem raises. A family of inputs that the problem refuses, by raising, is named and left out; only
+the given inputs have to work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import linecache
+import math
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from assay.kernels.arrays import HostTensor, Value
+from assay.kernels.frames import Frame
+from assay.kernels.inside.work import WorkTrace
+from assay.kernels.numerics.families import vary
+from assay.types import Json
+
+
+def to_value(value: Any) -> Value:
+    """A value of a problem as plain data.
+
+    Raises:
+        TypeError: it is none that can travel.
+    """
+    if isinstance(value, torch.Tensor):
+        tensor = value.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+        raw = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
+        return HostTensor(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), raw.numpy().tobytes())
+    if isinstance(value, list | tuple):
+        return tuple(to_value(part) for part in value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"an input or output of type {type(value).__name__} cannot be compared; only tensors and constants")
+
+
+def from_value(value: Value, dtype: torch.dtype | None, device: str) -> Any:
+    """The value that PyTorch takes, floating tensors in `dtype`."""
+    if isinstance(value, HostTensor):
+        name = "uint16" if value.dtype == "bfloat16" else value.dtype
+        array = np.frombuffer(bytearray(value.data), dtype=name)
+        tensor = torch.from_numpy(array)
+        if value.dtype == "bfloat16":
+            tensor = tensor.view(torch.bfloat16)
+        tensor = tensor.reshape(value.shape)
+        if dtype is not None and tensor.is_floating_point():
+            tensor = tensor.to(dtype)
+        return tensor.to(device)
+    return [from_value(part, dtype, device) for part in value] if isinstance(value, tuple) else value
+
+
+def flat_outputs(output: Any) -> list[HostTensor]:
+    """The tensors of an output, however nested; numbers become tensors without dimensions."""
+    if isinstance(output, torch.Tensor):
+        value = to_value(output)
+        return [value] if isinstance(value, HostTensor) else []
+    if isinstance(output, list | tuple):
+        return [tensor for part in output for tensor in flat_outputs(part)]
+    if isinstance(output, dict):
+        return [tensor for name in sorted(output) for tensor in flat_outputs(output[name])]
+    if isinstance(output, bool | int | float):
+        return flat_outputs(torch.tensor(output))
+    return []
+
+
+def _seed(seed: int, device: str) -> None:
+    """As `torch.manual_seed`, which also prepares devices that are not there, at the cost of a small problem."""
+    if device == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
+class TooLargeError(Exception):
+    """The output has more elements than the request allows."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError | OSError)
+        and any(sign in str(error) for sign in ("allocate memory", "Cannot allocate", "not enough memory"))
+    )
+
+
+def is_constant(weight: torch.Tensor) -> bool:
+    """Whether all elements of a parameter are equal."""
+    return weight.numel() > 0 and bool((weight == weight.flatten()[0]).all())
+
+
+class Reference:
+    """A problem's module, run: weights from one seed, inputs from others."""
+
+    def __init__(self, code: str, device: str, precision: str) -> None:
+        self.device, self.precision = device, getattr(torch, precision)
+        # Data classes look their module up, and TorchScript and others the text of a function.
+        module = sys.modules["problem"] = types.ModuleType("problem")
+        linecache.cache["<problem>"] = (len(code), None, code.splitlines(keepends=True), "<problem>")
+        self.space: dict[str, Any] = module.__dict__
+        exec(compile(code, "<problem>", "exec"), self.space)
+        _seed(0, device)
+        self.init_inputs: Any = self.space["get_init_inputs"]()
+
+    def model(self, seed: int, perturb: str) -> torch.nn.Module:
+        """The model with weights from a seed, rounded to the working precision.
+
+        `perturb` is `none`; `all`, which moves every weight at random; or `constant`, which moves the parameters whose
+        elements are all equal (ones and zeros of a normalisation, say), so that they count as well.
+        """
+        _seed(seed, self.device)
+        model: torch.nn.Module = self.space["Model"](*copy.deepcopy(self.init_inputs))
+        if perturb != "none":
+            with torch.no_grad():
+                for weight in model.parameters():
+                    if perturb == "constant" and not is_constant(weight):
+                        continue
+                    spread = 0.1 * (weight.std() if weight.numel() > 1 else weight.abs().mean()) + 0.05
+                    weight.mul_(1 + 0.25 * (2 * torch.rand_like(weight) - 1)).add_(spread * torch.randn_like(weight))
+        return model.to(self.device, self.precision)
+
+    def inputs(self, seed: int) -> tuple[Value, ...]:
+        """A draw of `get_inputs`, floating tensors in the working precision."""
+        _seed(seed, self.device)
+        drawn = self.space["get_inputs"]()
+        if not isinstance(drawn, list | tuple):
+            raise TypeError(f"get_inputs returns a {type(drawn).__name__}, not a list of arguments")
+        return tuple(to_value(self._rounded(value)) for value in drawn)
+
+    def _rounded(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(self.precision) if value.is_floating_point() else value
+        return [self._rounded(part) for part in value] if isinstance(value, list | tuple) else value
+
+    def outputs(
+        self, model: torch.nn.Module, inputs: Sequence[Value], dtype: torch.dtype, seed: int
+    ) -> list[HostTensor]:
+        """The outputs in some dtype; the model stays as it was."""
+        return flat_outputs(self._run(model, inputs, dtype, seed))
+
+    def work(self, model: torch.nn.Module, inputs: Sequence[Value], seed: int) -> dict[str, tuple[int, int]]:
+        """Calls and work of each operator, from a pass of its own so that no output was computed under a trace."""
+        trace = WorkTrace()
+        self._run(model, inputs, self.precision, seed, trace)
+        return trace.operations
+
+    def _run(
+        self,
+        model: torch.nn.Module,
+        inputs: Sequence[Value],
+        dtype: torch.dtype,
+        seed: int,
+        trace: contextlib.AbstractContextManager[object] | None = None,
+    ) -> Any:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype if dtype.itemsize >= 4 else torch.float32)
+        try:
+            _seed(seed, self.device)
+            arguments = [from_value(value, dtype, self.device) for value in inputs]
+            instance = copy.deepcopy(model).to(dtype)
+            with torch.no_grad(), trace or contextlib.nullcontext():
+                return instance(*arguments)
+        finally:
+            torch.set_default_dtype(before)
+
+
+def evaluate(request: Json) -> Frame:
+    """The answer to one request: a case for each family, and the two comparisons that screening wants."""
+    torch.set_num_threads(1)
+    reference = Reference(request["code"], request["device"], request["precision"])
+    model = reference.model(request["weight_seed"], request["perturb"])
+    parameters = sum(p.numel() for p in model.parameters())
+    frame = Frame({"parameters": parameters, "exact": "float64", "cases": [], "refused": {}})
+    weights = list(model.named_parameters())
+    frame.header["weights"] = [[name, list(weight.shape)] for name, weight in weights]
+    frame.header["constant"] = [name for name, weight in weights if is_constant(weight)]
+    first: tuple[Value, ...] | None = None
+    for number, family in enumerate(request["families"]):
+        # Each family starts from a fresh draw of its own, so no two show the same numbers in another dress.
+        given = reference.inputs(request["input_seed"] + number)
+        inputs = vary(given, family, np.random.default_rng((request["input_seed"], number)))
+        if inputs is None:
+            continue
+        try:
+            _add_case(frame, family, reference, model, inputs, request["weight_seed"], request["max_output"])
+        except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            # Inputs that the problem takes for illegal are no part of it; its own have to work.
+            if first is None or out_of_memory(error):
+                raise
+            frame.header["refused"][family] = f"{type(error).__name__}: {error}"[:500]
+        first = inputs if first is None else first
+    if first is not None:
+        frame.header["work"] = reference.work(model, first, request["weight_seed"])
+        if request["screen"]:
+            _add_case(frame, "again", reference, model, first, request["weight_seed"] + 1)
+        if request["screen"] and parameters:
+            _add_case(frame, "other_weights", reference, reference.model(request["weight_seed"] + 1, "all"), first, 0)
+    if request["state"]:
+        frame.header["state"] = {name: frame.add(to_value(tensor)) for name, tensor in model.state_dict().items()}
+    frame.header["init_inputs"] = frame.add(to_value(reference.init_inputs))
+    return frame
+
+
+def _add_case(
+    frame: Frame,
+    name: str,
+    reference: Reference,
+    model: torch.nn.Module,
+    inputs: Sequence[Value],
+    seed: int,
+    limit: int | None = None,
+) -> None:
+    rounded = reference.outputs(model, inputs, reference.precision, seed)
+    size = sum(math.prod(tensor.shape) for tensor in rounded)
+    if limit is not None and size > limit:
+        raise TooLargeError(f"{size} elements in the output, more than {limit}")
+    try:
+        exact = reference.outputs(model, inputs, torch.float64, seed)
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise
+        # Some modules insist on float32 inside; their own output is then the best truth there is.
+        frame.header["exact"] = str(reference.precision).removeprefix("torch.")
+        exact = rounded
+    frame.header["cases"].append(
+        {
+            "family": name,
+            "inputs": [frame.add(value) for value in inputs],
+            "exact": [frame.add(value) for value in exact],
+            "rounded": [frame.add(value) for value in rounded],
+        }
+    )

@@ -1,0 +1,84 @@
+"""Bytes of a job's buffers as tensors, and a candidate's output as bytes, with every property checked on the way.
+
+An entry stands for a value in a job's header: `{"dtype", "shape", "blob"}` for a tensor whose bytes are that buffer of
+the round, a list for a tuple, anything else for itself (the form of `assay.kernels.frames`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from assay.types import Json
+
+_contiguous = torch.Tensor.contiguous
+_detach = torch.Tensor.detach
+_to = torch.Tensor.to
+_view = torch.Tensor.view
+_numpy = torch.Tensor.numpy
+
+
+class WrongOutputError(Exception):
+    """The output is not of the form that the reference's has. The text says how, for the author of the kernel."""
+
+
+def tensors_of(entries: Sequence[Json], blobs: Sequence[memoryview], device: str) -> list[Any]:
+    """The values that some entries stand for; tensors own memory that nobody else sees, on `device`."""
+    return [_value(entry, blobs, device) for entry in entries]
+
+
+def _value(entry: Json, blobs: Sequence[memoryview], device: str) -> Any:
+    if isinstance(entry, dict):
+        dtype: torch.dtype = getattr(torch, entry["dtype"])
+        if not math.prod(entry["shape"]):
+            return torch.empty(entry["shape"], dtype=dtype, device=device)
+        return torch.frombuffer(blobs[entry["blob"]], dtype=dtype).reshape(entry["shape"]).to(device)
+    return [_value(part, blobs, device) for part in entry] if isinstance(entry, list) else entry
+
+
+def output_bytes(value: Any, outputs: Sequence[Json], device: str) -> list[memoryview]:
+    """The bytes of each output, row by row.
+
+    Args:
+        value: What the candidate returned: a tensor, a number, or a list, tuple or dictionary of such.
+        outputs: `[dtype, shape]` of each tensor that the reference returns.
+        device: Where they have to be.
+
+    Raises:
+        WrongOutputError: another number of tensors, or one of another type, dtype, shape, layout or device.
+    """
+    found = list(_flat(value))
+    if len(found) != len(outputs):
+        raise WrongOutputError(f"forward returned {len(found)} tensors, the reference returns {len(outputs)}")
+    return [_bytes(tensor, dtype, shape, device) for tensor, (dtype, shape) in zip(found, outputs, strict=True)]
+
+
+def _flat(value: Any) -> list[torch.Tensor]:
+    kind = type(value)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return [value]
+    if kind is list or kind is tuple:
+        return [tensor for part in value for tensor in _flat(part)]
+    if kind is dict and all(type(name) is str for name in value):  # comparing other names would run their code
+        return [tensor for name in sorted(value) for tensor in _flat(value[name])]
+    if kind in (bool, int, float):
+        return [torch.tensor(value)]
+    raise WrongOutputError(f"forward returned a {kind.__name__}; only plain tensors, numbers and tuples are compared")
+
+
+def _bytes(tensor: torch.Tensor, dtype: str, shape: Sequence[int], device: str) -> memoryview:
+    given = str(tensor.dtype).removeprefix("torch.")
+    if list(tensor.shape) != list(shape):
+        raise WrongOutputError(f"the output has shape {tuple(tensor.shape)}, the reference has {tuple(shape)}")
+    if given != dtype:
+        raise WrongOutputError(f"the output has dtype {given}, the reference has {dtype}")
+    if tensor.layout is not torch.strided or tensor.device.type != device:
+        raise WrongOutputError(
+            f"the output is a {tensor.layout} tensor on {tensor.device}; a dense one on {device} counts"
+        )
+    dense = torch.resolve_neg(torch.resolve_conj(_contiguous(_to(_detach(tensor), "cpu"))))
+    raw = _view(dense, torch.uint16) if dense.dtype == torch.bfloat16 else dense
+    return _numpy(raw).data.cast("B") if raw.numel() else memoryview(b"")

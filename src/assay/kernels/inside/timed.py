@@ -1,0 +1,209 @@
+"""The sandbox harness for timed calls of a candidate, and of a baseline, which is the trusted reference run alike.
+
+    setup       build the model and warm nothing; then, sample by sample, all of them alike:
+    prepare     the inputs of K calls go to the device, under a mask
+    run         their key comes; K times: unmask, clear the cache, wait, call, wait; then digests of all outputs
+    fetch       the outputs go back
+
+CUDA starts in the child. What the child's events say may be forged: the parent holds its own clock against them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import struct
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from assay.kernels.inside import masking
+from assay.kernels.inside.precision import set_precision_policy
+from assay.kernels.inside.submission import fault, load
+from assay.kernels.inside.tensors import WrongOutputError, output_bytes, tensors_of
+
+if TYPE_CHECKING:
+    from assay.sandbox.base import ReadInputs, WriteOutputs
+    from assay.types import Json
+
+_contiguous, _detach = torch.Tensor.contiguous, torch.Tensor.detach
+
+
+def preload() -> None:
+    """Import PyTorch and Triton, with one thread and no device."""
+    torch.set_num_threads(1)
+    with contextlib.suppress(ImportError):
+        import triton.language  # noqa: F401
+    torch.ones(2).add_(1)
+
+
+def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: WriteOutputs) -> Json:
+    """Run one side of a comparison; the report names the device, and the fault that ended it, if one did."""
+    blobs = read_inputs()
+    assert blobs is not None, "a job has a first round"
+    set_precision_policy(header["tf32"])
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = (
+        "1"  # in this process: a pool of its own would outlive the compilation
+    )
+    try:
+        clock = CudaClock() if header["device"] == "cuda" else CpuClock()
+        bench = Bench(header, clock)
+        model = construct(source, header, blobs)
+    except Exception as error:  # noqa: BLE001  whatever a candidate raises is its own fault, and data
+        return {"fault": fault("construct", error)}
+    write_outputs([])
+    for _ in range(header["samples"]):
+        blobs = read_inputs()
+        assert blobs is not None, "a sample has three rounds"
+        bench.prepare(blobs)
+        write_outputs([])
+        blobs = read_inputs()
+        assert blobs is not None, "a sample has three rounds"
+        try:
+            write_outputs([bench.run(model, *struct.unpack("<QQ", blobs[0]))])
+            read_inputs()
+            write_outputs(bench.fetch())
+        except WrongOutputError as error:
+            return {"fault": fault("forward", error, "wrong_output")}
+        except Exception as error:  # noqa: BLE001  as above
+            return {"fault": fault("forward", error)}
+    while read_inputs() is not None:
+        write_outputs([])
+    return {"device": clock.name}
+
+
+def construct(source: str, header: Json, blobs: Sequence[memoryview]) -> Any:
+    """The model of a submission (`ModelNew`) or of a reference (`Model`), with weights from the seed, on the device."""
+    module = load(source)
+    torch.manual_seed(header["weight_seed"])
+    model = getattr(module, header["entry"])(*tensors_of(header["init_inputs"], blobs, "cpu"))
+    if isinstance(model, torch.nn.Module):
+        model = model.to(header["device"], getattr(torch, header["precision"]))
+    return torch.compile(model) if header["compile"] else model
+
+
+class CpuClock:
+    """Times calls on the processor."""
+
+    name = "cpu"
+    flush_bytes = 1 << 22
+
+    def synchronize(self) -> None:
+        """Nothing runs behind a call's back."""
+
+    def timed(self, call: Callable[[], Any]) -> tuple[float, Any]:
+        """Seconds of a call, and what it returned."""
+        begin = time.perf_counter()
+        value = call()
+        return time.perf_counter() - begin, value
+
+
+class CudaClock:
+    """Times calls on the current GPU with its events. The first to start CUDA in this process."""
+
+    def __init__(self) -> None:
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        self.name: str = properties.name
+        self.flush_bytes = 2 * properties.L2_cache_size
+        # Gives back lines of the second-level cache that a kernel has set apart for itself. The driver refuses it on
+        # GPUs older than Ampere, which cannot set any apart.
+        self._reset_persisting = ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache
+
+    def synchronize(self) -> None:
+        """Wait for every stream of the device."""
+        torch.cuda.synchronize()
+
+    def timed(self, call: Callable[[], Any]) -> tuple[float, Any]:
+        """Seconds between the events around a call, and what it returned."""
+        self._reset_persisting()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        begin.record()
+        value = call()
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end) / 1000, value
+
+
+class Bench:
+    """The calls of one sample, on a device with its clock."""
+
+    def __init__(self, header: Json, clock: CpuClock | CudaClock) -> None:
+        self._header = header
+        self._clock = clock
+        self._sets: list[list[torch.Tensor]] = []
+        self._outputs: list[list[torch.Tensor]] = []
+        self._flush = torch.zeros(clock.flush_bytes // 4, dtype=torch.int32, device=header["device"])
+
+    def prepare(self, blobs: Sequence[memoryview]) -> None:
+        """Take the masked inputs of all calls to the device."""
+        self._outputs = []
+        per_call = len(self._header["sizes"])
+        tensors = [_masked_words(blob).to(self._header["device"]) for blob in blobs]
+        calls = self._header["calls"]
+        self._sets = [tensors[call * per_call : (call + 1) * per_call] for call in range(calls)]
+        self._clock.synchronize()
+
+    def run(self, model: Any, first: int, second: int) -> bytes:
+        """Unmask and call, set by set. Seconds of each call, then digests of the outputs of each call."""
+        header = self._header
+        seconds: list[float] = []
+        with torch.no_grad():
+            for tensors in self._sets:
+                for place, words in enumerate(tensors):
+                    masking.unmask(words, (first, second), len(seconds) * len(tensors) + place)
+                inputs = _inputs(header, tensors)
+                torch.manual_seed(header["weight_seed"])
+                self._flush.add_(1)
+                took, value = self._clock.timed(partial(model, *inputs))
+                seconds.append(took)
+                # Where a candidate keeps its output for the next call, that call must not change this one's.
+                outputs = [_contiguous(_detach(output)) for output in flat_tensors(value)]
+                self._outputs.append([output.clone() for output in outputs])
+            digests = [int(masking.digest(output)) for outputs in self._outputs for output in outputs]
+        wanted = header["calls"] * len(header["outputs"])
+        if len(digests) != wanted:
+            raise WrongOutputError(f"{len(digests)} tensors were returned in {header['calls']} calls, not {wanted}")
+        return struct.pack(f"<{len(seconds)}d{wanted}Q", *seconds, *(d & 0xFFFFFFFFFFFFFFFF for d in digests))
+
+    def fetch(self) -> list[memoryview]:
+        """The outputs of all calls."""
+        header = self._header
+        self._sets = []
+        return [
+            data for outputs in self._outputs for data in output_bytes(outputs, header["outputs"], header["device"])
+        ]
+
+
+def _masked_words(blob: memoryview) -> torch.Tensor:
+    return torch.frombuffer(blob, dtype=torch.int64) if len(blob) else torch.empty(0, dtype=torch.int64)
+
+
+def _inputs(header: Json, tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """The arguments of one call; their memory is that of the unmasked words."""
+
+    def value(entry: Json) -> Any:
+        if isinstance(entry, dict):
+            dtype: torch.dtype = getattr(torch, entry["dtype"])
+            size = header["sizes"][entry["blob"]]
+            return tensors[entry["blob"]].view(torch.uint8)[:size].view(dtype).reshape(entry["shape"])
+        return [value(part) for part in entry] if isinstance(entry, list) else entry
+
+    return [value(entry) for entry in header["inputs"]]
+
+
+def flat_tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors of an output in order; whether they are of the right form is checked when they are fetched."""
+    if isinstance(value, dict):
+        return [tensor for name in sorted(value) for tensor in flat_tensors(value[name])]
+    if isinstance(value, list | tuple):
+        return [tensor for part in value for tensor in flat_tensors(part)]
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
+        return [value]
+    if type(value) in (bool, int, float):
+        return [torch.tensor(value)]
+    raise WrongOutputError(f"forward returned a {type(value).__name__}; only plain tensors and numbers are compared")

@@ -1,0 +1,402 @@
+"""Triton's interpreter made fit for grading: it counts launches, keeps a budget, and checks every access to memory.
+
+What the interpreter gets silently wrong is mended (`bfloat16`) or refused instead of graded, what it lacks and a GPU
+has (libdevice, a driver to ask while tuning) is supplied, and launches can be left out, to see whether they mattered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import linecache
+import math
+import operator
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch.utils._python_dispatch import _disable_current_modes
+from triton.backends.nvidia.compiler import CUDAOptions
+from triton.runtime import interpreter as engine
+from triton.runtime.driver import driver
+
+from assay.kernels.inside.pretend_cuda import DEVICE, driver_properties
+from assay.kernels.inside.triton import bfloat16
+from assay.kernels.inside.triton.bounds import Ranges
+from assay.kernels.inside.triton.libdevice import LIBRARY
+
+_OPTIONS = frozenset(CUDAOptions.__dataclass_fields__)
+"""What a launch may say to the compiler besides the arguments of its kernel."""
+MAX_PROGRAMS = 4096
+"""Instances of kernels in one call of forward. Each costs about a millisecond, whatever its block size."""
+
+
+class UnsupportedError(Exception):
+    """The interpreter cannot run, or cannot judge, what a kernel does, though a GPU might."""
+
+
+class OutOfBoundsError(Exception):
+    """A kernel touched memory outside the tensors that it was given."""
+
+
+class Ledger:
+    """What kernels did in one call of forward. `skip`: launches are counted but not run."""
+
+    def __init__(self, max_programs: int = MAX_PROGRAMS, skip: bool = False) -> None:
+        self.launches: Counter[str] = Counter()
+        self.programs = 0
+        self.max_programs, self.skip = max_programs, skip
+        self.refusal: Exception | None = None
+        """The first refusal, kept because a candidate may catch it and go on."""
+
+    def count(self, name: str, grid: tuple[int, ...]) -> None:
+        """Take a launch into the account.
+
+        Raises:
+            ValueError: no GPU has such a grid.
+            UnsupportedError: the budget is spent. A launch counts as one program at least.
+        """
+        if not 1 <= len(grid) <= 3 or min(grid) < 0:
+            raise ValueError(f"a grid has 1 to 3 sizes, none of them negative; this one is {grid}")
+        self.launches[name] += 1
+        self.programs += max(1, math.prod(grid))
+        if self.programs > self.max_programs:
+            self.refuse(
+                UnsupportedError(
+                    f"the kernels launch {self.programs} program instances in one call of forward; the interpreter "
+                    f"runs at most {self.max_programs}. Use larger blocks, or grade at smaller sizes."
+                )
+            )
+
+    def refuse(self, error: Exception) -> None:
+        """Raise a refusal and remember it."""
+        self.refusal = self.refusal or error
+        raise error
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data for a report."""
+        return {"launches": dict(self.launches), "programs": self.programs}
+
+
+_ledger = Ledger()
+_ranges = Ranges()
+
+
+@contextlib.contextmanager
+def recording(ledger: Ledger) -> Iterator[None]:
+    """Let `ledger` account for the launches of this block."""
+    global _ledger
+    before, _ledger = _ledger, ledger
+    try:
+        yield
+    finally:
+        _ledger = before
+
+
+def _tensor_ranges(values: Any) -> Iterator[tuple[int, int]]:
+    for value in values:
+        if isinstance(value, tuple):
+            yield from _tensor_ranges(value)
+            continue
+        if isinstance(value, engine.TensorDescriptor):
+            value = value.base
+        value = engine._unwrap_tensor(value)
+        if isinstance(value, torch.Tensor):
+            storage = value.untyped_storage()
+            yield storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+def _launch(executor: Any, *args: Any, **kwargs: Any) -> None:
+    """One launch, in place of Triton's own, which would copy every tensor to the host and back."""
+    function, names = executor.fn, executor.arg_names
+    bound = _bind(function, names, args, kwargs)
+    grid = executor.grid(bound) if callable(executor.grid) else executor.grid
+    extents = _extents(function.__name__, grid)
+    _ledger.count(function.__name__, extents)
+    if _ledger.skip:
+        return
+    # Hooks and kernels are the candidate's Python, so only what is done around them is kept from the modes that watch.
+    for hook in executor.pre_run_hooks:
+        hook(*args, **{name: value for name, value in kwargs.items() if name in names})
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        _ranges.set(set(_tensor_ranges(bound.values())))
+        values = {
+            name: value if name in executor.constexprs else engine._implicit_cvt(value) for name, value in bound.items()
+        }
+    try:
+        _run_programs(function, values, (*extents, 1, 1)[:3])
+    except (UnsupportedError, OutOfBoundsError):
+        raise
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error, engine.InterpreterError) else error
+        if isinstance(cause, UnsupportedError | OutOfBoundsError):
+            raise cause from None
+        missing = _missing_feature(cause)
+        if missing:
+            _ledger.refuse(UnsupportedError(missing))
+        raise
+
+
+def _extents(name: str, grid: Any) -> tuple[int, ...]:
+    """The extents of a grid, as far as a GPU takes them.
+
+    Raises:
+        TypeError, ValueError: it does not.
+    """
+    try:
+        extents = tuple(operator.index(extent) for extent in grid)
+    except TypeError as error:
+        raise TypeError(f"the grid of {name}() must be a tuple of whole numbers, not {grid!r:.80}") from error
+    if not 1 <= len(extents) <= 3:
+        raise ValueError(f"the grid of {name}() has {len(extents)} dimensions; there are 1 to 3")
+    if min(extents) < 0:
+        raise ValueError(f"the grid of {name}() has a negative extent: {extents}")
+    return extents
+
+
+def _bind(function: Any, names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Name -> argument, defaults included; options of the compiler (`num_warps`, say) are left out.
+
+    Raises:
+        TypeError: an argument is missing, unknown, or there twice.
+    """
+    if len(args) > len(names):
+        raise TypeError(f"{function.__name__}() takes {len(names)} arguments but {len(args)} were given")
+    bound = dict(zip(names, args, strict=False))
+    for name in bound.keys() & kwargs.keys():
+        raise TypeError(f"{function.__name__}() got multiple values for argument {name!r}")
+    defaults = function.__defaults__ or ()
+    for name, default in zip(names[len(names) - len(defaults) :], defaults, strict=True):
+        bound.setdefault(name, default)
+    for name, value in kwargs.items():
+        if name in names:
+            bound[name] = value
+        elif name not in _OPTIONS:
+            raise TypeError(f"{function.__name__}() has no argument {name!r}, nor has the compiler such an option")
+    missing = [name for name in names if name not in bound]
+    if missing:
+        raise TypeError(f"{function.__name__}() is missing the arguments {', '.join(missing)}")
+    return bound
+
+
+def _run_programs(function: Any, values: dict[str, Any], grid: tuple[int, ...]) -> None:
+    builder = engine.interpreter_builder
+    builder.set_grid_dim(*grid)
+    for place in itertools.product(*map(range, grid)):
+        builder.set_grid_idx(*place)
+        function(**values)
+
+
+def _missing_feature(cause: BaseException | None) -> str:
+    """What the interpreter lacks, where that is what ended a launch."""
+    text = str(cause)
+    if isinstance(cause, NotImplementedError):
+        return f"the interpreter does not have it: {text}"
+    if isinstance(cause, ValueError) and text == "Unsupported data type":
+        return "the interpreter does not have this atomic operation for this type"
+    if isinstance(cause, AttributeError) and "InterpreterBuilder" in text:
+        return f"the interpreter cannot compute this ({text}); inline assembler, say, needs a GPU"
+    return ""
+
+
+def measure_nothing(*_: Any, quantiles: Any = None, **__: Any) -> Any:
+    """A benchmark that runs nothing: everything is equally fast."""
+    return 0.0 if quantiles is None else [0.0 for _ in quantiles]
+
+
+class StubDriver:
+    """What an autotuner asks a driver for: the first configuration is the fastest, and nothing need be run."""
+
+    utils = SimpleNamespace(get_device_properties=driver_properties)
+
+    def get_benchmarker(self) -> Callable[..., list[float]]:
+        """What an autotuner times configurations with."""
+        return measure_nothing
+
+    def get_current_device(self) -> int:
+        """The only device."""
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        """The only stream."""
+        return 0
+
+    def get_current_target(self) -> Any:
+        """The GPU that candidates may take this machine for."""
+        return triton.backends.compiler.GPUTarget("cuda", 90, 32)
+
+    def get_device_interface(self) -> Any:
+        """PyTorch's module for the device."""
+        return torch.cuda
+
+    def get_active_torch_device(self) -> torch.device:
+        """Where tensors are pretended to be."""
+        return DEVICE
+
+
+def install() -> None:
+    """Put all of it into Triton, once per process."""
+    driver.set_active(StubDriver())
+    triton.testing.do_bench = triton.testing.do_bench_cudagraph = measure_nothing
+    np.seterr(all="ignore")  # a GPU does not warn, either
+    engine.GridExecutor.__call__ = _launch
+    builder = engine.InterpreterBuilder
+    # Indices wrap in NumPy as they do on a GPU; checking each sum for overflow would cost a fifth of the time.
+    engine.interpreter_builder.options = engine.InterpreterOptions(sanitize_overflow=False)
+    engine._get_np_dtype = _numpy_dtype
+    engine.FunctionRewriter._get_jit_fn_file_line = _first_line
+    _keep_language_patched()
+    bfloat16.install(builder)
+    _guard_accesses(builder)
+    _refuse_wrong_products(builder)
+    builder.create_extern_elementwise = _extern_elementwise
+    builder.create_int_to_ptr = _int_to_ptr
+    _serve_libdevice()
+
+
+_SCALARS = (
+    *(tl.int1, tl.int8, tl.int16, tl.int32, tl.int64, tl.uint8, tl.uint16, tl.uint32, tl.uint64),
+    *(tl.float16, tl.bfloat16, tl.float32, tl.float64, tl.float8e5, tl.float8e5b16, tl.float8e4nv, tl.float8e4b8),
+    tl.float8e4b15,
+)
+_NUMPY = {scalar: engine._get_np_dtype(scalar) for scalar in _SCALARS}
+_POINTER = np.dtype(np.uint64)
+
+
+def _numpy_dtype(dtype: Any) -> Any:
+    """What holds a type of Triton's; the original makes a dictionary of all types for each answer."""
+    dtype = dtype.element_ty if isinstance(dtype, tl.block_type) else dtype
+    return _POINTER if isinstance(dtype, tl.pointer_type) else _NUMPY[dtype]
+
+
+def _first_line(rewriter: Any) -> tuple[str, int]:
+    """File and line of a kernel, without having Triton read and hash its source for them."""
+    code = rewriter.fn.__code__
+    lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
+    decorators = next((place for place, line in enumerate(lines) if line.lstrip().startswith("def ")), 0)
+    return code.co_filename, code.co_firstlineno + decorators
+
+
+class _NothingToRestore:
+    def restore(self) -> None:
+        """The language stays as it is."""
+
+
+def _keep_language_patched() -> None:
+    """Give `triton.language` its interpreted meaning for good; doing it anew takes a millisecond of every launch."""
+    scope = engine._LangPatchScope()
+    builder = engine.interpreter_builder
+    for language in (tl, tl.core):
+        engine._patch_builtin(language, builder, scope)
+        engine._patch_builtin(language.tensor, builder, scope)
+        engine._patch_lang_tensor(language.tensor, scope)
+        engine._patch_lang_core(language, scope)
+    engine._patch_builtin(tl.math, builder, scope)
+    engine._patch_builtin(tl.core.tensor_descriptor_base, builder, scope)
+    engine._patch_lang = lambda fn: _NothingToRestore()
+
+
+def _check(pointers: Any, mask: Any, size: int, what: str) -> None:
+    fault = _ranges.fault(pointers, mask, size, what)
+    if fault:
+        _ledger.refuse(OutOfBoundsError(fault))
+
+
+def _guard_accesses(builder: Any) -> None:
+    load, store = builder.create_masked_load, builder.create_masked_store
+    rmw, cas = builder.create_atomic_rmw, builder.create_atomic_cas
+
+    # Triton itself calls these with keywords where a tensor descriptor is read.
+    def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        _check(ptrs.data, mask.data, engine._get_np_dtype(ptrs.get_element_ty()).itemsize, "load")
+        return load(self, ptrs, mask, *rest, **named)
+
+    def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        mask = mask if mask is not None else engine.TensorHandle(np.ones_like(ptrs.data, dtype=bool), tl.int1)
+        _check(ptrs.data, mask.data, value.data.dtype.itemsize, "store")
+        return store(self, ptrs, value, mask, *rest, **named)
+
+    def create_atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        if val.dtype.scalar == tl.bfloat16:
+            _ledger.refuse(UnsupportedError("atomic operations on bfloat16: the interpreter would compute wrong sums."))
+        _check(ptr.data, mask.data, val.data.dtype.itemsize, "atomic operation")
+        return rmw(self, op, ptr, val, mask, *rest, **named)
+
+    def create_atomic_cas(self: Any, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
+        _check(ptr.data, None, val.data.dtype.itemsize, "atomic operation")
+        return cas(self, ptr, cmp, val, *rest)
+
+    builder.create_masked_load = create_masked_load
+    builder.create_masked_store = create_masked_store
+    builder.create_atomic_rmw = create_atomic_rmw
+    builder.create_atomic_cas = create_atomic_cas
+
+
+def _refuse_wrong_products(builder: Any) -> None:
+    dot = builder.create_dot
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, *rest: Any) -> Any:
+        if tl.bfloat16 in (a.dtype.scalar, b.dtype.scalar):
+            _ledger.refuse(
+                UnsupportedError("tl.dot of bfloat16: the interpreter would compute a wrong product. It needs a GPU.")
+            )
+        if input_precision == _TF32 and a.data.dtype == np.float32:
+            a, b = (engine.TensorHandle(_rounded_to_tf32(side.data), side.dtype.scalar) for side in (a, b))
+        return dot(self, a, b, d, input_precision, *rest)
+
+    builder.create_dot = create_dot
+
+
+_TF32 = engine._ir.INPUT_PRECISION.TF32
+
+
+def _rounded_to_tf32(values: Any) -> Any:
+    """What a tensor core sees of float32 operands unless `input_precision` says otherwise: 10 bits of mantissa."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = ((bits + np.uint32(0x0FFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)).view(
+        np.float32
+    )
+    return np.where(np.isfinite(values), rounded, values)
+
+
+def _int_to_ptr(_self: Any, *_: Any) -> Any:
+    _ledger.refuse(UnsupportedError("a pointer made from an integer cannot be checked by the interpreter"))
+
+
+def _extern_elementwise(_self: Any, _name: str, _path: str, symbol: str, args: Any, result: Any, _pure: bool) -> Any:
+    function = LIBRARY.get(symbol)
+    if function is None:
+        _ledger.refuse(UnsupportedError(f"the interpreter does not have libdevice's {symbol}"))
+    assert function is not None, "refuse raises"
+    dtype = result.scalar
+    with np.errstate(all="ignore"):
+        data = np.asarray(function(*(arg.data for arg in args)))
+    return engine.TensorHandle(data.astype(engine._get_np_dtype(dtype)), dtype)
+
+
+def _serve_libdevice() -> None:
+    """Let kernels call libdevice under both of its names; outside a compiler Triton leaves both without a meaning."""
+    from triton.language.extra import libdevice as general
+    from triton.language.extra.cuda import libdevice as cuda
+
+    for name, function in list(vars(cuda).items()):
+        if callable(function) and getattr(function, "__module__", "") == cuda.__name__:
+            served = _served(function)
+            setattr(cuda, name, served)
+            if hasattr(general, name):
+                setattr(general, name, served)
+
+
+def _served(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, _semantic: object = None) -> Any:
+        return function(*args, _semantic=engine.interpreter_semantic)
+
+    return call

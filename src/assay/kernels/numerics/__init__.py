@@ -1,0 +1,1 @@
+"""Does a kernel compute what the reference computes? Secret inputs, tolerances, and the stage that decides."""

@@ -1,0 +1,168 @@
+"""Families of inputs: the problem's own draw, and legal variations that its distribution would never show.
+
+    given       what get_inputs returns under a fresh seed
+    signed      standardised, both signs (uniform draws in [0, 1) hide what relu, clamp and abs do)
+    large       fifty times that (hides nothing that saturates or overflows)
+    sparse      signed, four fifths exact zeros
+    permuted    the given elements in another order
+
+What an input may be is read off the given draw. Whole numbers stay within the range that was drawn, distinct ones stay
+distinct, sorted ones are left alone (offsets, positions). Boolean masks only change places of whole rows, so a row that
+was legal stays so. Rows that sum to 1 stay probabilities; floats that are a few whole numbers stay labels from among
+them. Triangles keep their zeros and symmetric matrices their symmetry. A domain that cannot be seen (a square root that
+wants positive inputs) shows in the reference: a family in which it is not finite is dropped by whoever evaluates it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from assay.kernels.arrays import Array, HostTensor, Value, host_tensor
+
+Family = Literal["given", "signed", "large", "sparse", "permuted"]
+FAMILIES: tuple[Family, ...] = ("given", "signed", "large", "sparse", "permuted")
+
+LARGE = 50.0
+"""Standard deviation of the family `large`: one element in 25 is beyond what exp can take in float32."""
+SPARSITY = 0.8
+"""Share of zeros of the family `sparse`."""
+_MAX_LABELS = 8
+
+Role = Literal["real", "probability", "labels", "index", "distinct", "sorted", "mask"]
+Floats = npt.NDArray[np.float64]
+
+
+def vary(values: Sequence[Value], family: Family, rng: np.random.Generator) -> tuple[Value, ...] | None:
+    """The inputs of a family, made from a given draw; None where the family would change nothing."""
+    if family == "given":
+        return tuple(values)
+    changed = tuple(_vary_value(value, family, rng) for value in values)
+    return changed if any(new != old for new, old in zip(changed, values, strict=True)) else None
+
+
+def _vary_value(value: Value, family: Family, rng: np.random.Generator) -> Value:
+    if isinstance(value, tuple):
+        return tuple(_vary_value(part, family, rng) for part in value)
+    if not isinstance(value, HostTensor) or not value.data or value.dtype.startswith("complex"):
+        return value
+    array = value.array()
+    new: Array
+    match role_of(array):
+        case "real":
+            new = _vary_real(array.astype(np.float64), family, rng)
+        case "probability":
+            new = _vary_probability(array.astype(np.float64), family, rng)
+        case "labels":
+            new = _shuffled(array, rng) if family == "permuted" else rng.choice(np.unique(array), array.shape)
+        case "index":
+            new = _redrawn(array, family, rng)
+        case "distinct":
+            new = _shuffled(array, rng)
+        case "mask":
+            new = array[rng.permutation(len(array))] if array.ndim > 1 and family == "permuted" else array
+        case "sorted":
+            new = array
+    return host_tensor(new, value.dtype)
+
+
+def role_of(array: Array) -> Role:
+    """What an input tensor seems to be, from its elements."""
+    if array.dtype == np.bool_:
+        return "mask"
+    flat = array.ravel()
+    if np.issubdtype(array.dtype, np.integer):
+        if flat.size > 2 and bool(np.all(np.diff(flat.astype(np.int64)) >= 0)):
+            return "sorted"
+        return "distinct" if flat.size > 2 and np.unique(flat).size == flat.size else "index"
+    if _probability_axis(array) is not None:
+        return "probability"
+    if flat.size > _MAX_LABELS and np.isfinite(flat.astype(np.float64)).all():
+        unique = np.unique(flat.astype(np.float64))
+        if 1 < unique.size <= _MAX_LABELS and bool(np.all(unique == np.round(unique))) and _triangle(array) is None:
+            return "labels"
+    return "real"
+
+
+def _probability_axis(array: Array) -> int | None:
+    """The axis along which non-negative elements sum to 1, if there is one."""
+    if not array.ndim or array.size < 4 or float(array.min()) < 0:
+        return None
+    for axis in range(array.ndim - 1, -1, -1):
+        sums = array.astype(np.float64).sum(axis=axis)
+        if array.shape[axis] > 1 and np.allclose(sums, 1.0, atol=1e-2 if array.dtype == np.float16 else 1e-4):
+            return axis
+    return None
+
+
+def _vary_real(x: Floats, family: Family, rng: np.random.Generator) -> Floats:
+    zeros = _triangle(x)
+    symmetric = _is_symmetric(x)
+    if family == "permuted":
+        if symmetric:
+            order = rng.permutation(x.shape[-1])
+            return x[..., order, :][..., :, order]
+        return _shuffled_within(x, np.ones_like(x, dtype=np.bool_) if zeros is None else ~zeros, rng)
+    spread = float(x.std())
+    if spread > 0 and float(x.min()) >= 0:
+        new = (x - x.mean()) / spread
+    else:
+        sign = rng.choice(np.array([-1.0, 1.0]), x.shape)
+        new = x * sign / spread if spread > 0 else rng.standard_normal(x.shape)
+    if family == "large":
+        new = new * LARGE
+    elif family == "sparse":
+        new = np.where(rng.random(x.shape) < SPARSITY, 0.0, new)
+    if symmetric:
+        upper = np.triu(new)
+        new = upper + np.swapaxes(np.triu(new, 1), -1, -2)
+    return np.where(zeros, 0.0, new) if zeros is not None else new
+
+
+def _triangle(x: Array) -> npt.NDArray[np.bool_] | None:
+    """Which elements are zero by being outside a triangle; None where the input is none."""
+    if x.ndim < 2 or min(x.shape[-2:]) < 3:
+        return None
+    below = np.tril(np.ones(x.shape[-2:], dtype=np.bool_), -1)
+    for outside in (below, below.T if x.shape[-1] == x.shape[-2] else np.triu(np.ones_like(below), 1)):
+        if not np.any(x[..., outside]) and np.count_nonzero(x[..., ~outside]) > outside.sum() // 2:
+            return np.broadcast_to(outside, x.shape)
+    return None
+
+
+def _is_symmetric(x: Array) -> bool:
+    square = x.ndim >= 2 and x.shape[-1] == x.shape[-2] and x.shape[-1] > 2
+    return square and np.array_equal(x, np.swapaxes(x, -1, -2)) and float(x.std()) > 0
+
+
+def _vary_probability(x: Floats, family: Family, rng: np.random.Generator) -> Floats:
+    axis = _probability_axis(x)
+    assert axis is not None, "the caller has seen that the rows sum to 1"
+    if family == "permuted":
+        return np.take(x, rng.permutation(x.shape[axis]), axis=axis)
+    sharpness = {"signed": 1.0, "large": 6.0, "sparse": 1.0}[family]
+    weights = np.exp(sharpness * rng.standard_normal(x.shape))
+    if family == "sparse":
+        largest = weights == weights.max(axis=axis, keepdims=True)
+        weights = np.where((rng.random(x.shape) < SPARSITY) & ~largest, 0.0, weights)
+    return np.asarray(weights / weights.sum(axis=axis, keepdims=True))
+
+
+def _redrawn(array: Array, family: Family, rng: np.random.Generator) -> Array:
+    if family == "permuted":
+        return _shuffled(array, rng)
+    low, high = int(array.min()), int(array.max())
+    return rng.integers(low, high, array.shape, endpoint=True).astype(array.dtype)
+
+
+def _shuffled(array: npt.NDArray[np.generic], rng: np.random.Generator) -> npt.NDArray[np.generic]:
+    return array.ravel()[rng.permutation(array.size)].reshape(array.shape)
+
+
+def _shuffled_within(x: Floats, inside: npt.NDArray[np.bool_], rng: np.random.Generator) -> Floats:
+    new = x.copy()
+    new[inside] = rng.permutation(x[inside])
+    return new

@@ -1,0 +1,394 @@
+"""What the reference of a problem computes: inputs of several families, outputs in float64 and working precision.
+
+    with ReferenceProcess() as process:
+        result = process.evaluate(problem.code, input_seed=secret, weight_seed=0)
+        if screening_of(result).rewarded: ...
+
+PyTorch runs in a process of its own, with a memory limit and a deadline for each evaluation; this module, and whoever
+holds seeds and expected outputs, does without. Problems are trusted code (they come from the user); candidates never
+run here. Weights come from `weight_seed` in the way KernelBench builds them: the generator is seeded, then the model is
+constructed, in training mode, so a candidate that creates its parameters in the same order has the same ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+from assay.errors import MissingDependencyError, ReferenceModelError
+from assay.kernels.arrays import HostTensor, Value
+from assay.kernels.frames import Frame, read_frame
+from assay.kernels.numerics.families import FAMILIES, Family
+from assay.kernels.numerics.screening import Case, Screening, screen
+from assay.kernels.problems.scaling import LOWER, Rule, ScaledProblem, ladder
+from assay.kernels.problems.sources import Problem, find_fault
+
+Precision = Literal["float32", "float16", "bfloat16"]
+Perturbation = Literal["none", "all", "constant"]
+
+START_TIMEOUT_S = 180.0
+GRACE_S = 10.0
+"""Past its deadline by this long, a process that should have ended its evaluation by itself is killed."""
+MAX_DEGENERATE = 2
+"""Sizes of each rule at which a problem may prove degenerate before it is taken for degenerate at any."""
+MAX_OUTPUT = 1 << 18
+"""Elements of an output (a million bytes of float32) above which Triton's interpreter is too slow for a grade."""
+
+_WORKER = "assay.kernels.inside.reference_worker"
+_CHUNK = 1 << 20
+_KEPT = 64
+_LEAVE_S = 5.0
+_PASSING = ("timeout", "memory")
+_CLOSED = "the process that runs references was closed, and starts no more: make another ReferenceProcess."
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceResult:
+    """What one evaluation gave. `cases` has `given` first; families that would change nothing are left out."""
+
+    cases: tuple[Case, ...]
+    outputs: tuple[tuple[str, tuple[int, ...]], ...]
+    """Dtype and shape of each output, as the candidate has to give it."""
+    parameters: int
+    """How many numbers the model has as weights."""
+    weights: tuple[tuple[str, tuple[int, ...]], ...]
+    """Name and shape of each parameter, in the model's order."""
+    constant: tuple[str, ...]
+    """Names of those whose elements are all equal."""
+    precision: Precision
+    exact_dtype: str
+    """`float64`, or the working precision where the model cannot be run in float64."""
+    init_inputs: Value = None
+    """What `get_init_inputs` returned."""
+    state: Mapping[str, HostTensor] = field(default_factory=dict)
+    """The model's weights and buffers by name, where they were asked for."""
+    work: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Calls and work of each PyTorch operator in one forward pass (see `inside.work` and `operators`)."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Families whose inputs the problem takes for illegal, and the error that it raised."""
+    other_weights: Case | None = None
+    again: Case | None = None
+    seconds: float = 0.0
+    peak_mb: float = 0.0
+    """Memory that the evaluation held at most beyond what PyTorch had before (resident, in MiB)."""
+
+
+class ReferenceProcess:
+    """One process that evaluates references, one at a time; usable from several threads, which then wait in line."""
+
+    def __init__(
+        self,
+        timeout_s: float = 60.0,
+        memory_mb: int = 4096,
+        python: str = sys.executable,
+        device: str = "cpu",
+    ) -> None:
+        """Nothing is started before the first evaluation.
+
+        Args:
+            timeout_s: Wall-clock limit of one evaluation; past it the fork that runs it is killed.
+            memory_mb: Address space of one evaluation beyond what PyTorch has taken already (RLIMIT_AS).
+            python: An interpreter that has PyTorch and Assay.
+            device: PyTorch's name of the device that references run on.
+        """
+        self.timeout_s, self.memory_mb, self.python, self.device = timeout_s, memory_mb, python, device
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def evaluate(
+        self,
+        code: str,
+        *,
+        input_seed: int,
+        weight_seed: int,
+        families: Sequence[Family] = FAMILIES,
+        precision: Precision = "float32",
+        for_screening: bool = False,
+        perturb_weights: Perturbation = "none",
+        with_state: bool = False,
+        max_output: int | None = None,
+    ) -> ReferenceResult:
+        """Run a problem's module.
+
+        Args:
+            code: The module's text, as published or scaled.
+            input_seed: Seed of the inputs; family number i draws from `input_seed + i`. Keep it from the candidate.
+            weight_seed: Seed under which the model is constructed.
+            families: Families of inputs, `given` first.
+            precision: Working precision: inputs and weights are rounded to it, float64 starts from those.
+            for_screening: Whether to evaluate also with other weights, and the first case once more.
+            perturb_weights: Which weights to move at random: `none`, `all`, or `constant`, those whose elements are all
+                equal (ones and zeros, which a kernel might leave out). A candidate has to be given them by name.
+            with_state: Whether to hand back weights and buffers.
+            max_output: Give up (`too_large`) when the outputs of one call have more elements than this together.
+
+        Raises:
+            ReferenceModelError: the module fails, takes too long or too much memory; `kind` says which. After `close`
+                it is always `crash`.
+            MissingDependencyError: the interpreter has no PyTorch.
+        """
+        request = {
+            "code": code,
+            "input_seed": input_seed,
+            "weight_seed": weight_seed,
+            "families": list(families),
+            "precision": precision,
+            "screen": for_screening,
+            "perturb": perturb_weights,
+            "state": with_state,
+            "max_output": max_output,
+            "memory_mb": self.memory_mb,
+            "timeout_s": self.timeout_s,
+            "device": self.device,
+        }
+        with self._lock:
+            begin = time.monotonic()
+            frame = self._exchange(json.dumps(request).encode())
+            return _result(frame, precision, time.monotonic() - begin)
+
+    def close(self) -> None:
+        """End the process for good: evaluations under way, in line and later fail at once with `crash`."""
+        self._closed = True  # before the process is looked for, so that none is started unseen: see `_start`
+        process = self._process
+        if process is not None:
+            process.terminate()
+        with self._lock:
+            self._kill()
+
+    def _exchange(self, request: bytes) -> Frame:
+        if self._closed:
+            raise ReferenceModelError("crash", _CLOSED)
+        try:
+            process = self._process or self._start()
+            deadline = time.monotonic() + self.timeout_s + GRACE_S
+            _write(process, len(request).to_bytes(8, "little") + request, deadline)
+            size = int.from_bytes(_read(process, 8, deadline), "little")
+            frame = read_frame(_read(process, size, deadline))
+        except TimeoutError as error:
+            self._kill()
+            raise ReferenceModelError("timeout", f"the reference took more than {self.timeout_s:g} s.") from error
+        except (EOFError, BrokenPipeError, ValueError) as error:  # ValueError: what came is no frame
+            self._kill()
+            said = _CLOSED if self._closed else "the process that runs references died. Try again."
+            raise ReferenceModelError("crash", said) from error
+        except BaseException:
+            self._kill()  # half an answer may be on its way, which the next request would take for its own
+            raise
+        if "error" in frame.header:
+            raise ReferenceModelError(frame.header["error"], f"the reference failed: {frame.header['message']}")
+        return frame
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            [self.python, "-m", _WORKER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=environment,
+            start_new_session=True,
+        )
+        self._process = process
+        if self._closed:  # meanwhile, by a thread that saw no process to end
+            process.terminate()
+        errors: list[bytes] = []
+        drain = threading.Thread(target=_drain, args=(process, errors), daemon=True)
+        drain.start()
+        try:
+            _read(process, len(b"ready\n"), time.monotonic() + START_TIMEOUT_S)
+        except (TimeoutError, EOFError) as error:
+            self._kill()
+            drain.join(GRACE_S)
+            text = b"".join(errors).decode(errors="replace").strip().rpartition("\n")[2]
+            if "No module named 'torch'" in text:
+                raise MissingDependencyError(
+                    f"references run on PyTorch, which {self.python} does not have: pip install 'assay-rl[torch]'."
+                ) from error
+            raise ReferenceModelError("crash", f"the process that runs references did not start: {text}") from error
+        return process
+
+    def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        # Left alone, it ends all that a reference started, also what has left its process group.
+        _await_end(process, _LEAVE_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _await_end(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait for a process to end, without reaping it: until then its group keeps its number."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    try:
+        select.select([handle], [], [], seconds)
+    finally:
+        os.close(handle)
+
+
+def _write(process: subprocess.Popen[bytes], data: bytes, deadline: float) -> None:
+    assert process.stdin is not None, "standard input is a pipe"
+    descriptor = process.stdin.fileno()
+    os.set_blocking(descriptor, False)
+    left = memoryview(data)
+    while left:
+        _, ready, _ = select.select([], [descriptor], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise TimeoutError
+        left = left[os.write(descriptor, left) :]
+
+
+def _read(process: subprocess.Popen[bytes], size: int, deadline: float) -> bytes:
+    assert process.stdout is not None, "standard output is a pipe"
+    descriptor = process.stdout.fileno()
+    parts = []
+    while size:
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise TimeoutError
+        part = os.read(descriptor, min(size, _CHUNK))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _drain(process: subprocess.Popen[bytes], kept: list[bytes]) -> None:
+    """Take what a process writes to standard error, so that the pipe never fills; the beginning is kept."""
+    if process.stderr is not None:
+        with process.stderr as pipe:
+            while part := pipe.read(_CHUNK):
+                if len(kept) < _KEPT:
+                    kept.append(part)
+
+
+def _result(frame: Frame, precision: Precision, seconds: float) -> ReferenceResult:
+    header = frame.header
+    cases: dict[str, Case] = {}
+    outputs: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    for entry in header["cases"]:
+        rounded = [frame.tensor(tensor) for tensor in entry["rounded"]]
+        exact = tuple(frame.tensor(tensor).array() for tensor in entry["exact"])
+        outputs = outputs or tuple((tensor.dtype, tensor.shape) for tensor in rounded)
+        inputs = tuple(frame.value(value) for value in entry["inputs"])
+        cases[entry["family"]] = Case(entry["family"], inputs, exact, tuple(tensor.array() for tensor in rounded))
+    other_weights, again = cases.pop("other_weights", None), cases.pop("again", None)
+    return ReferenceResult(
+        cases=tuple(cases.values()),
+        outputs=outputs,
+        parameters=header["parameters"],
+        weights=tuple((name, tuple(shape)) for name, shape in header["weights"]),
+        constant=tuple(header["constant"]),
+        precision=precision,
+        exact_dtype=header["exact"],
+        init_inputs=frame.value(header["init_inputs"]),
+        state={name: frame.tensor(tensor) for name, tensor in header.get("state", {}).items()},
+        work={name: (calls, work) for name, (calls, work) in header.get("work", {}).items()},
+        refused=header["refused"],
+        peak_mb=header["peak_mb"],
+        other_weights=other_weights,
+        again=again,
+        seconds=seconds,
+    )
+
+
+def screening_of(result: ReferenceResult) -> Screening:
+    """Whether the problem behind an evaluation (made with `for_screening`) is worth a reward."""
+    return screen(result.cases, result.other_weights, result.again, result.precision)
+
+
+def may_pass(error: ReferenceModelError) -> bool:
+    """Whether a machine under load may be to blame for a failure, so that a later attempt can succeed."""
+    return error.kind in _PASSING
+
+
+@dataclass(frozen=True, slots=True)
+class FittedProblem:
+    """A problem at sizes at which its reference runs here, with what screening says of it at those sizes."""
+
+    scaled: ScaledProblem
+    result: ReferenceResult
+    screening: Screening
+
+
+def fit_problem(
+    problem: Problem,
+    process: ReferenceProcess,
+    *,
+    input_seed: int = 0,
+    weight_seed: int = 0,
+    precision: Precision = "float32",
+    max_output: int = MAX_OUTPUT,
+) -> FittedProblem:
+    """The smallest sizes of the ladder at which the reference runs and the problem is worth a reward.
+
+    Where it runs but is degenerate at `MAX_DEGENERATE` sizes of each rule that keeps it running, the smallest of them
+    is returned, with the reason. A size that takes too long, too much memory or gives too large an output ends its
+    rule, unless that lowers the caps.
+
+    Raises:
+        ReferenceModelError: the reference runs at no size; the first failure, or the first for which a machine under
+            load may be to blame (`timeout`, `memory`). `crash`, which blames no size, is raised at once.
+    """
+    if (fault := find_fault(problem.code)) is not None:
+        raise ReferenceModelError("error", f"the problem's module {fault}.")
+    failure: ReferenceModelError | None = None
+    degenerate: list[FittedProblem] = []
+    spent: dict[tuple[Rule, bool], int] = {}
+    for scaled in ladder(problem):
+        rung = (scaled.scaling.rule, 0 < scaled.scaling.cap <= max(LOWER))
+        # Lower caps and other shapes are for what does not run; what is degenerate needs larger sizes, or none help.
+        if spent.get(rung, 0) >= MAX_DEGENERATE or (degenerate and (rung[1] or rung[0] == "uniform")):
+            continue
+        try:
+            result = process.evaluate(
+                scaled.code,
+                input_seed=input_seed,
+                weight_seed=weight_seed,
+                precision=precision,
+                for_screening=True,
+                max_output=max_output,
+            )
+        except ReferenceModelError as error:
+            if error.kind == "crash":  # the process is gone: after `close`, for the other sizes too
+                raise
+            if failure is None or (may_pass(error) and not may_pass(failure)):
+                failure = error
+            if error.kind in ("timeout", "memory", "too_large") and not rung[1]:
+                spent[rung] = MAX_DEGENERATE
+            continue
+        fitted = FittedProblem(scaled, result, screening_of(result))
+        if fitted.screening.rewarded:
+            return fitted
+        degenerate.append(fitted)
+        spent[rung] = spent.get(rung, 0) + 1
+    if degenerate:
+        return degenerate[0]
+    assert failure is not None, "a ladder has at least one step, which either ran or failed"
+    raise failure

@@ -1,0 +1,170 @@
+"""Secret draws of a problem: inputs and weights that no candidate has seen, with what the reference makes of them.
+
+    bank = DrawBank(scaled, process, precision="float32")
+    draw = await bank.take()
+
+Making a draw costs as much as grading a kernel, so a bank keeps a few and hands each out a number of times before a new
+one, made meanwhile, takes its place. Candidates neither see a draw before they compute on it nor keep anything of it,
+so sharing one gives nothing away. Seeds come from the operating system, unless one is given to repeat a grade.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from assay.errors import ReferenceModelError
+from assay.kernels.arrays import HostTensor, Value
+from assay.kernels.numerics.families import FAMILIES
+from assay.kernels.numerics.reference import Precision, ReferenceProcess, ReferenceResult, screening_of
+from assay.kernels.numerics.screening import Case, Screening
+from assay.kernels.problems.scaling import ScaledProblem
+
+_SEED_BITS = 48
+ATTEMPTS = 4
+"""Draws made before a problem is given up in which no inputs can tell right from wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One construction of the model, and its outputs on inputs of several families."""
+
+    input_seed: int
+    weight_seed: int
+    init_inputs: tuple[Value, ...]
+    cases: tuple[Case, ...]
+    """Those that can decide: finite, and not mostly rounding error. `given` first."""
+    outputs: tuple[tuple[str, tuple[int, ...]], ...]
+    weights: tuple[tuple[str, tuple[int, ...]], ...]
+    """Name and shape of each parameter of the reference."""
+    work: Mapping[str, tuple[int, int]]
+    """What PyTorch does for the reference: operator -> calls and work."""
+    moved: Case | None = None
+    """A case under other values of those parameters that start out constant; None where there are none."""
+    moved_weights: Mapping[str, HostTensor] = field(default_factory=dict)
+
+
+class DrawBank:
+    """The draws of one problem at one size and precision. Not for use from several event loops at a time."""
+
+    def __init__(
+        self,
+        scaled: ScaledProblem,
+        process: ReferenceProcess,
+        precision: Precision = "float32",
+        *,
+        draws: int = 4,
+        uses: int = 32,
+        seed: int | None = None,
+        screening: Screening | None = None,
+    ) -> None:
+        """Nothing is drawn before the first `take`.
+
+        Args:
+            scaled: The problem.
+            process: Runs the reference.
+            precision: Working precision.
+            draws: How many to keep.
+            uses: How often each is handed out.
+            seed: Makes the bank deterministic. Never for training: who knows it knows the inputs.
+            screening: What is known of the problem already; None to screen it with the first draw.
+        """
+        self.scaled, self.precision = scaled, precision
+        self.screening = screening
+        self._process, self._draws, self._uses = process, draws, uses
+        self._random: random.Random = random.Random(seed) if seed is not None else secrets.SystemRandom()
+        self._kept: list[tuple[Draw, int]] = []
+        self._making = asyncio.Lock()
+
+    async def ready(self) -> None:
+        """See to it that the reference runs, by screening the problem where that has not been done.
+
+        Raises:
+            ReferenceModelError: it does not.
+        """
+        async with self._making:
+            if self.screening is None:
+                await self._screen()
+
+    async def take(self) -> Draw | None:
+        """A draw, or None where screening found that the problem is not worth a reward (see `screening`).
+
+        Raises:
+            ReferenceModelError: the reference does not run.
+        """
+        await self.ready()
+        async with self._making:
+            assert self.screening is not None, "the problem was just screened"
+            if not self.screening.rewarded:
+                return None
+            if len(self._kept) < self._draws:
+                self._kept.append((await asyncio.to_thread(self._make), 0))
+                place = len(self._kept) - 1
+            else:
+                place = self._random.randrange(len(self._kept))
+            draw, used = self._kept[place]
+            if used + 1 < self._uses:
+                self._kept[place] = (draw, used + 1)
+            else:
+                del self._kept[place]
+            return draw
+
+    async def _screen(self) -> None:
+        result = await asyncio.to_thread(self._evaluate, for_screening=True)
+        self.screening = screening_of(result)
+
+    def _evaluate(self, *, for_screening: bool) -> ReferenceResult:
+        return self._process.evaluate(
+            self.scaled.code,
+            input_seed=self._random.getrandbits(_SEED_BITS),
+            weight_seed=self._random.getrandbits(31),
+            precision=self.precision,
+            for_screening=for_screening,
+        )
+
+    def _make(self) -> Draw:
+        for _ in range(ATTEMPTS):
+            draw = self._attempt()
+            if draw.cases:
+                return draw
+        raise ReferenceModelError(
+            "noise", f"in {ATTEMPTS} draws the reference gave nothing but rounding error or values that are not finite."
+        )
+
+    def _attempt(self) -> Draw:
+        input_seed, weight_seed = self._random.getrandbits(_SEED_BITS), self._random.getrandbits(31)
+        run = self._process.evaluate
+        code, precision = self.scaled.code, self.precision
+        result = run(code, input_seed=input_seed, weight_seed=weight_seed, precision=precision)
+        init = result.init_inputs if isinstance(result.init_inputs, tuple) else (result.init_inputs,)
+        moved: Case | None = None
+        moved_weights: dict[str, HostTensor] = {}
+        if result.constant:
+            other = run(
+                code,
+                input_seed=input_seed + len(FAMILIES),
+                weight_seed=weight_seed,
+                precision=precision,
+                families=("given",),
+                perturb_weights="constant",
+                with_state=True,
+            )
+            if usable(other.cases[0]):
+                moved = other.cases[0]
+                moved_weights = {name: other.state[name] for name in result.constant}
+        cases = tuple(case for case in result.cases if usable(case) and _has_form(case, result.outputs))
+        work = result.work
+        return Draw(input_seed, weight_seed, init, cases, result.outputs, result.weights, work, moved, moved_weights)
+
+
+def usable(case: Case) -> bool:
+    """Whether a case can tell right from wrong."""
+    return case.finite and not case.noisy
+
+
+def _has_form(case: Case, outputs: tuple[tuple[str, tuple[int, ...]], ...]) -> bool:
+    """Whether the outputs of a case have the shapes of the first one's; where data decide them, others may not."""
+    return [output.shape for output in case.exact] == [shape for _, shape in outputs]

@@ -1,0 +1,405 @@
+"""The numerics stage: which calls a candidate is put to, and what its answers to them prove.
+
+Calls come in an order that only the parent knows: inputs of every family, one set twice, one with the launches left
+out, one under other weights. Each starts from memory filled with another value. The child hands back bytes; all that is
+decided is decided here. Its report (launches, PyTorch's operators) can only speak against it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from assay.kernels.arrays import HostTensor, size_in_bytes
+from assay.kernels.frames import Frame
+from assay.kernels.numerics.screening import Case
+from assay.kernels.numerics.secret_inputs import Draw
+from assay.kernels.numerics.tolerance import Comparison, compare
+from assay.kernels.operators import Kind, is_heavy, kind_of
+from assay.kernels.verdicts import Verdict, VerdictKind, plain_text
+from assay.sandbox.base import Buffer, Job, JobResult, Limits, Round
+from assay.types import Json
+
+HARNESS = "assay.kernels.inside.numerics"
+
+POISONS = (float("nan"), 17408.0, -331.5, 0.625)
+"""What memory that nobody has written is filled with."""
+MAX_SHARE_OF_WORK = 0.5
+"""A candidate for which PyTorch does this much of the work that it does for the reference has written no kernel."""
+MAX_SHARE_OF_EACH = 0.25
+"""The same where it is this much of what each of the reference's operators does."""
+MAX_HEAVY_SHARE = 0.1
+"""The same for one heavy operator of a kind that the reference does without."""
+MAX_HOST_SHARE = 0.5
+"""A candidate that reads this much of its inputs into Python or NumPy may do there what no trace of PyTorch shows."""
+_MATRIX: frozenset[Kind] = frozenset({"product", "convolution", "attention", "recurrent", "fft", "linalg"})
+"""Kinds that stand in for each other: any of them can be made to multiply matrices."""
+
+_MOST = 1 << 62
+"""Counts that a child reports are cut here: it may write numbers of thousands of digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of forward."""
+
+    case: Case
+    poison: float
+    skip: bool = False
+    """Whether launches are left out: a right answer then proves that they do nothing."""
+    moved: bool = False
+    """Whether the weights of `Draw.moved_weights` are set first; they stay for the calls after it."""
+    repeats: int | None = None
+    """The number of an earlier call with the same inputs, whose answer must be the same."""
+
+
+def plan_calls(draw: Draw, trials: int, rng: random.Random, constant_families: Sequence[str] = ()) -> tuple[Call, ...]:
+    """The calls for one candidate: `trials` with inputs of all families in turn, one repeated, one without launches.
+
+    Args:
+        draw: Inputs and expected outputs; at least one case.
+        trials: Calls that must be right, besides the special ones.
+        rng: The parent's own.
+        constant_families: Families in which a constant would pass, and which prove nothing about launches left out.
+    """
+    cases = [draw.cases[index % len(draw.cases)] for index in range(max(trials, 1))]
+    rng.shuffle(cases)
+    calls = [Call(case, rng.choice(POISONS)) for case in cases]
+    first = Call(cases[0], POISONS[0])
+    calls[0] = first
+    again = rng.randrange(len(calls))
+    other = rng.choice([poison for poison in POISONS[1:] if poison != calls[again].poison])
+    calls.append(Call(calls[again].case, other, repeats=again))
+    telling = [case for case in draw.cases if case.family not in constant_families and not shows_answer(case)]
+    telling = telling or list(draw.cases)
+    places = range(again + 1, len(calls) + 1)
+    # A kernel that writes into a buffer of its own leaves there what it answered last.
+    fresh = [(place, case) for place in places for case in telling if case is not calls[place - 1].case]
+    place, case = rng.choice(fresh) if fresh else (len(calls), rng.choice(telling))
+    calls.insert(place, Call(case, rng.choice(POISONS[1:]), skip=True))
+    if draw.moved is not None:
+        calls.append(Call(draw.moved, rng.choice(POISONS), moved=True))
+    return tuple(calls)
+
+
+def shows_answer(case: Case) -> bool:
+    """Whether an input is the output already: then a kernel that works in place, left out, leaves a right answer."""
+    for value in case.inputs:
+        for exact in case.exact:
+            if isinstance(value, HostTensor) and value.shape == exact.shape and np.array_equal(value.array(), exact):
+                return True
+    return False
+
+
+def numerics_job(
+    code: str, draw: Draw, calls: Sequence[Call], limits: Limits, max_programs: int, precision: str
+) -> Job:
+    """The job that puts a candidate to some calls."""
+    header, (init, _) = job_inputs(draw, calls[0].case)
+    header |= {"precision": precision, "max_programs": max_programs}
+    sizes = tuple(size_in_bytes(dtype, shape) for dtype, shape in draw.outputs)
+    rounds = (Round(init), *(Round(_buffers(draw, call), sizes) for call in calls))
+    return Job(code, HARNESS, rounds, header, limits)
+
+
+def job_inputs(draw: Draw, case: Case) -> tuple[dict[str, Json], tuple[tuple[Buffer, ...], tuple[Buffer, ...]]]:
+    """The header that any job on a draw has, and the buffers of the constructor's arguments and of one call's."""
+    init, inputs = Frame({}), Frame({})
+    header: dict[str, Json] = {
+        "weight_seed": draw.weight_seed,
+        "init_inputs": [init.add(value) for value in draw.init_inputs],
+        "inputs": [inputs.add(value) for value in case.inputs],
+        "outputs": [[dtype, list(shape)] for dtype, shape in draw.outputs],
+        "parameters": [[name, list(shape)] for name, shape in draw.weights],
+    }
+    return header, (tuple(init.blobs), tuple(inputs.blobs))
+
+
+def _buffers(draw: Draw, call: Call) -> tuple[Buffer, ...]:
+    frame = Frame({})
+    for value in call.case.inputs:
+        frame.add(value)
+    weights = {name: frame.add(tensor) for name, tensor in draw.moved_weights.items()} if call.moved else {}
+    control = {"skip": call.skip, "poison": call.poison, "weights": weights}
+    return (*frame.blobs, json.dumps(control).encode())
+
+
+@dataclass(slots=True)
+class Answers:
+    """The answers of one candidate to its calls, compared as they come."""
+
+    draw: Draw
+    calls: Sequence[Call]
+    precision: str
+    exact: bool = True
+    """Whether the same inputs must give the same bytes; on a GPU, atomic sums need not."""
+    comparisons: dict[int, Comparison] = field(default_factory=dict)
+    outputs: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
+
+    def take(self, number: int, outputs: tuple[bytes, ...]) -> bool:
+        """Compare the outputs of a round (0 is the construction); False when there is no point in going on."""
+        if number == 0:
+            self.comparisons.clear()
+            self.outputs.clear()
+            return True
+        place, call = number - 1, self.calls[number - 1]
+        self.outputs[place] = outputs
+        self.comparisons[place] = found = self._compare(call.case, outputs)
+        return found.ok or call.skip or call.moved
+
+    def _compare(self, case: Case, outputs: tuple[bytes, ...]) -> Comparison:
+        worst = Comparison(True, 0.0, 0, 0)
+        tolerances = case.tolerances(self.precision)
+        for index, (data, exact, tolerance) in enumerate(zip(outputs, case.exact, tolerances, strict=True)):
+            dtype, shape = self.draw.outputs[index]
+            found = compare(HostTensor(dtype, shape, data).array(), exact, tolerance)
+            if not found.ok:
+                return found
+            worst = found if found.worst >= worst.worst else worst
+        return worst
+
+    @property
+    def passed(self) -> int:
+        """Ordinary calls that were answered rightly."""
+        return sum(self._ordinary(place) and found.ok for place, found in self.comparisons.items())
+
+    @property
+    def total(self) -> int:
+        """Ordinary calls in the plan."""
+        return sum(self._ordinary(place) for place in range(len(self.calls)))
+
+    def _ordinary(self, place: int) -> bool:
+        call = self.calls[place]
+        return not (call.skip or call.moved or call.repeats is not None)
+
+
+def judge(
+    result: JobResult, answers: Answers, kernels: Sequence[str], policy: str = "strict", evidence: Json = None
+) -> Verdict:
+    """The verdict of the numerics stage; pure.
+
+    Args:
+        result: What the job left behind; its last outputs are compared here.
+        answers: The answers taken on the way.
+        kernels: Names of the candidate's kernels, read from its text.
+        policy: `strict` refuses heavy operators of PyTorch that the reference uses; `partial` lets them stand beside
+            kernels that matter.
+        evidence: What is known already, to be kept in the verdict.
+    """
+    report = result.report if isinstance(result.report, Mapping) else {}
+    if result.end == "ok" and len(result.outputs) == len(answers.calls) + 1:
+        answers.take(len(answers.calls), result.outputs[-1])
+    kind, message, cheat, found = _decide(result, report, answers, kernels, policy)
+    return Verdict(
+        kind,
+        "numerics",
+        message,
+        cheat,
+        {**(evidence or {}), **found},
+        tests_passed=answers.passed,
+        tests_total=answers.total,
+        cpu_s=result.cpu_s,
+    )
+
+
+Decision = tuple[VerdictKind, str, str, dict[str, Json]]
+
+
+def _decide(
+    result: JobResult, report: Mapping[str, Json], answers: Answers, kernels: Sequence[str], policy: str
+) -> Decision:
+    if result.end == "infra":
+        return "infra_error", f"the sandbox failed: {result.message}", "", {}
+    rounds = report.get("rounds")
+    traces = [entry if isinstance(entry, Mapping) else {} for entry in rounds] if isinstance(rounds, list) else []
+    wrong = _wrong_answer(answers, traces)
+    if wrong is not None:
+        return wrong
+    fault = report.get("fault")
+    if isinstance(fault, Mapping):
+        return _faulted(fault)
+    if result.end == "timeout":
+        return "timeout", f"the kernel was {result.message}", "", {}
+    if result.end != "ok":
+        text = _last_lines(result.stderr)
+        return "crash", f"the process of the kernel {result.message}{': ' + text if text else ''}", "", {}
+    if len(traces) != len(answers.calls):
+        return (
+            "unsupported",
+            "what its kernels did is not known: the report of the harness is missing or too long",
+            "",
+            {},
+        )
+    if _weights_moved(answers, traces) is False:
+        names = ", ".join(list(answers.draw.moved_weights)[:4])
+        said = (
+            f"the model has no parameters that stand for the reference's {names}, whose values at the start are not "
+            "the only ones: keep all of the reference's parameters, under their names or in their order"
+        )
+        return "wrong", said, "", {"weights_moved": False}
+    return _cheated(answers, traces, kernels, policy) or ("ok", "", "", _summary(answers, traces))
+
+
+def _wrong_answer(answers: Answers, traces: Sequence[Mapping[str, Json]]) -> Decision | None:
+    for place, found in answers.comparisons.items():
+        call = answers.calls[place]
+        if call.skip or found.ok or (call.moved and not _weights_set(traces, place)):
+            continue
+        seen: dict[str, Json] = {"family": call.case.family, "call": place, "worst": _finite(found.worst)}
+        if call.moved:
+            names = ", ".join(list(answers.draw.moved_weights)[:4])
+            said = f"the output is wrong once the weights {names} have other values than at the start"
+            return "wrong", f"{said}: {found.message}", "", seen
+        said = f"on inputs of the family {call.case.family!r}, {found.message}"
+        return "wrong", said, "", seen
+    for place, call in enumerate(answers.calls):
+        if call.repeats is None or place not in answers.outputs:
+            continue
+        if answers.exact and answers.outputs[place] != answers.outputs[call.repeats]:
+            said = (
+                "two calls with the same inputs gave different outputs: the kernel reads memory that nobody has written"
+            )
+            return "wrong", f"{said}, or depends on something else than its inputs", "", {"call": place}
+    return None
+
+
+def _weights_set(traces: Sequence[Mapping[str, Json]], place: int) -> bool:
+    """Whether the candidate has the reference's weights under any name; where it has not, they were not moved."""
+    return place < len(traces) and traces[place].get("weights") is True
+
+
+def _faulted(fault: Mapping[str, Json]) -> Decision:
+    """What the harness saw go wrong. Untrusted, but no candidate gains by any of it."""
+    message = plain_text(fault.get("message"))
+    line = fault.get("line") if isinstance(fault.get("line"), int) and 0 < fault["line"] < _MOST else None
+    where = f" (line {line})" if line is not None else ""
+    named: dict[str, Json] = {
+        "fault": {key: plain_text(fault.get(key)) for key in ("stage", "kind", "type")} | {"line": line}
+    }
+    if fault.get("kind") == "unsupported":
+        return "unsupported", message, "", named
+    if fault.get("kind") == "wrong_output":
+        return "wrong", message, "", named
+    doing = "constructing ModelNew" if fault.get("stage") == "construct" else "forward"
+    return "crash", f"{plain_text(fault.get('type')) or 'an error'} while {doing}{where}: {message}", "", named
+
+
+def _cheated(
+    answers: Answers, traces: Sequence[Mapping[str, Json]], kernels: Sequence[str], policy: str
+) -> Decision | None:
+    """Right answers that its own kernels did not give."""
+    for place, call in enumerate(answers.calls):
+        if call.skip and answers.comparisons[place].ok:
+            said = "with every launch left out, the output is still right: the kernels do nothing for it"
+            return "cheat", said, "ghost_kernel", {"call": place}
+    for place, call in enumerate(answers.calls):
+        launches = _launches(traces, place)
+        if not launches.keys() & set(kernels):
+            said = "no kernel of its own was launched in a call that gave the right output"
+            return "cheat", said, "no_launch", {"call": place, "family": call.case.family}
+    for place, call in enumerate(answers.calls):
+        read, whole = _count(traces, place, "host_bytes"), _input_bytes(call.case)
+        if whole and read >= MAX_HOST_SHARE * whole:
+            said = f"forward read {read} bytes of tensors into Python or NumPy, of {whole} bytes of inputs"
+            return "cheat", f"{said}: work that is done there is no kernel's", "library_work", {"call": place}
+    return _library_work(answers.draw.work, traces, policy)
+
+
+def _count(traces: Sequence[Mapping[str, Json]], place: int, name: str) -> int:
+    found = traces[place].get(name) if place < len(traces) else None
+    return found if isinstance(found, int) else 0
+
+
+def _input_bytes(case: Case) -> int:
+    """Bytes of the tensors that forward is given."""
+    waiting, total = list(case.inputs), 0
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, HostTensor):
+            total += len(value.data)
+        elif isinstance(value, tuple):
+            waiting += value
+    return total
+
+
+def _launches(traces: Sequence[Mapping[str, Json]], place: int) -> dict[str, int]:
+    found = traces[place].get("launches") if place < len(traces) else None
+    return _counts(found) if isinstance(found, dict) else {}
+
+
+def _library_work(
+    reference: Mapping[str, tuple[int, int]], traces: Sequence[Mapping[str, Json]], policy: str
+) -> Decision | None:
+    """Whether PyTorch did the candidate's work."""
+    needed = sum(work for _, work in reference.values())
+    theirs = {name for name, (_, work) in reference.items() if work}
+    only_moves = all(kind_of(name) == "index" for name in theirs)
+    for place, trace in enumerate(traces):
+        done = _work(trace)
+        if only_moves and (moved := _count(traces, place, "moved")):
+            done["moves"] = moved
+        share = sum(done.values()) / needed if needed else 0.0
+        heavy = sorted(
+            name
+            for name, work in done.items()
+            if is_heavy(name) and (_same_kind(name, theirs) or work > MAX_HEAVY_SHARE * needed)
+        )
+        seen: dict[str, Json] = {"operators": dict(sorted(done.items())), "share": round(share, 4)}
+        all_of_it = theirs and all(done.get(name, 0) >= MAX_SHARE_OF_EACH * reference[name][1] for name in theirs)
+        if share >= MAX_SHARE_OF_WORK or all_of_it:
+            said = f"PyTorch did the work ({', '.join(sorted(done))}), the kernels only what was left"
+            return "cheat", said, "library_work", seen
+        if heavy and policy == "strict":
+            said = f"PyTorch's {', '.join(heavy)} did what a kernel is asked for"
+            return "cheat", said, "library_work", seen
+    return None
+
+
+def _same_kind(name: str, others: set[str]) -> bool:
+    kind, kinds = kind_of(name), {kind_of(other) for other in others}
+    return kind in kinds or (kind in _MATRIX and bool(kinds & _MATRIX))
+
+
+def _work(trace: Mapping[str, Json]) -> dict[str, int]:
+    """Operator -> work, of those that did any."""
+    found = trace.get("work")
+    if not isinstance(found, dict):
+        return {}
+    return _counts({name: pair[1] for name, pair in found.items() if isinstance(pair, list) and len(pair) == 2})
+
+
+def _counts(found: Mapping[str, Json]) -> dict[str, int]:
+    """Name -> count, of whatever is one; the largest number stands for larger ones."""
+    return {plain_text(name): min(n, _MOST) for name, n in found.items() if isinstance(n, int) and n > 0}
+
+
+def _weights_moved(answers: Answers, traces: Sequence[Mapping[str, Json]]) -> bool | None:
+    """Whether weights that start as constants were changed; None where the problem has none."""
+    moved = [place for place, call in enumerate(answers.calls) if call.moved]
+    return all(_weights_set(traces, place) for place in moved) if moved else None
+
+
+def _summary(answers: Answers, traces: Sequence[Mapping[str, Json]]) -> dict[str, Json]:
+    return {
+        "worst": _finite(
+            max((c.worst for p, c in answers.comparisons.items() if not answers.calls[p].skip), default=0.0)
+        ),
+        "families": sorted({call.case.family for call in answers.calls}),
+        "launches": _launches(traces, 0),
+        "operators": _work(traces[0]) if traces else {},
+        "weights_moved": _weights_moved(answers, traces),
+    }
+
+
+def _finite(value: float) -> float:
+    """JSON has no infinity; the largest number says as much."""
+    return min(round(float(value), 6), 1e300) if value == value else 1e300
+
+
+def _last_lines(text: str, lines: int = 6, characters: int = 800) -> str:
+    kept = [line for line in plain_text(text).strip().splitlines() if line.strip()]
+    return "\n".join(kept[-lines:])[-characters:]

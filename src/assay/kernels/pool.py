@@ -1,0 +1,197 @@
+"""Many candidates at a time: the grader with a cache, single-flight, backpressure and progress.
+
+    verdicts = grade_many([(problem, code), ...])            anywhere, without a loop
+    async with GradingPool(GraderConfig()) as pool:          inside one
+        verdict = await pool.grade(problem, code)
+        async for index, verdict in pool.stream(tasks): ...
+
+A candidate that is being graded already, or was, is not graded again. What goes in is read only as fast as verdicts
+come out, so a generator of a million candidates takes no more memory than a few.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterable
+
+from assay.errors import AssayError
+from assay.kernels.config import GraderConfig
+from assay.kernels.grader import VERSION, Grader
+from assay.kernels.problems.scaling import ScaledProblem
+from assay.kernels.problems.sources import Problem
+from assay.kernels.verdict_cache import cache_key, open_cache
+from assay.kernels.verdicts import Verdict
+
+logger = logging.getLogger(__name__)
+
+Candidate = tuple[Problem | ScaledProblem, str]
+"""A problem and the source of one candidate for it."""
+Progress = Callable[["GradingProgress"], None]
+
+AHEAD = 4
+"""Candidates under way for each worker: enough that none waits for the parent."""
+LOG_INTERVAL_S = 10.0
+
+
+class GradingProgress:
+    """How far a batch has come. Seconds are those of the monotonic clock."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.cached = 0
+        self.kinds: Counter[str] = Counter()
+        self._started = time.monotonic()
+
+    def add(self, verdict: Verdict) -> None:
+        """Take in a verdict."""
+        self.done += 1
+        self.cached += verdict.cached
+        self.kinds[verdict.kind] += 1
+
+    @property
+    def per_s(self) -> float:
+        """Verdicts a second since the start."""
+        return self.done / max(time.monotonic() - self._started, 1e-9)
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in self.kinds.most_common())
+        return f"{self.done} graded ({self.per_s:.1f} a second, {self.cached} from the cache): {kinds}"
+
+
+class GradingPool:
+    """Grades candidates for one event loop. Close it, or use it as an async context manager.
+
+    Raises:
+        SandboxError: this machine cannot isolate untrusted code.  CacheError: the cache cannot be opened.
+    """
+
+    def __init__(self, config: GraderConfig | None = None, grader: Grader | None = None) -> None:
+        """`grader` replaces the one that `config` would make; the pool closes it all the same."""
+        self.config = config or (grader.config if grader is not None else GraderConfig())
+        # A grader that leaves checks out, or whose inputs can be known, must not speak for one that does not.
+        self._cache = open_cache(self.config) if grader is None or grader.as_configured else None
+        self._grader = grader or Grader(self.config)
+        self._flights: dict[str, asyncio.Task[Verdict]] = {}
+        self._counts: Counter[str] = Counter()
+
+    async def __aenter__(self) -> GradingPool:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End everything; grades in flight are cancelled. Safe to call twice."""
+        flights = list(self._flights.values())
+        for flight in flights:
+            flight.cancel()
+        await asyncio.gather(*flights, return_exceptions=True)
+        await self._grader.close()
+        if self._cache is not None:
+            self._cache.close()
+
+    def counters(self) -> dict[str, float]:
+        """Totals so far: `graded`, `cached`, `shared` (waited for the grade of another), and each kind of verdict."""
+        return {name: float(count) for name, count in self._counts.items()}
+
+    async def grade(self, problem: Problem | ScaledProblem, code: str) -> Verdict:
+        """The verdict on one candidate, from the cache, from a grade under way, or graded now. See `Grader.grade`."""
+        # At sizes of the caller's choice it is another task than at those that the grader chooses.
+        name = problem.hash if isinstance(problem, Problem) else f"as it is: {problem.hash}"
+        key = cache_key(name, code, self.config, VERSION)
+        kept = self._cache.get(key) if self._cache is not None else None
+        if kept is not None:
+            self._counts["cached"] += 1
+            return self._counted(kept)
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = asyncio.create_task(self._grade(key, problem, code))
+            flight.add_done_callback(lambda _: self._flights.pop(key, None))
+        else:
+            self._counts["shared"] += 1
+        # One waiter that is cancelled must not take the verdict from the others.
+        return self._counted(await asyncio.shield(flight))
+
+    async def stream(
+        self, candidates: Iterable[Candidate], ahead: int | None = None
+    ) -> AsyncGenerator[tuple[int, Verdict], None]:
+        """Verdicts as they come, each with the place of its candidate; at most `ahead` are under way."""
+        limit = ahead or AHEAD * max(getattr(self._grader.sandbox, "width", 8), 1)
+        waiting: set[asyncio.Task[tuple[int, Verdict]]] = set()
+        source = enumerate(candidates)
+        more = True
+        try:
+            while waiting or more:
+                while more and len(waiting) < limit:
+                    entry = next(source, None)
+                    if entry is None:
+                        more = False
+                        break
+                    waiting.add(asyncio.create_task(self._placed(entry[0], *entry[1])))
+                if not waiting:
+                    return
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    yield task.result()
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def grade_many(self, candidates: Iterable[Candidate], on_progress: Progress | None = None) -> list[Verdict]:
+        """Verdicts in the order of the candidates. `on_progress` is called after each; without it, a line is logged."""
+        verdicts: dict[int, Verdict] = {}
+        progress, said = GradingProgress(), time.monotonic()
+        async with contextlib.aclosing(self.stream(candidates)) as stream:
+            async for place, verdict in stream:
+                verdicts[place] = verdict
+                progress.add(verdict)
+                if on_progress is not None:
+                    on_progress(progress)
+                elif time.monotonic() - said > LOG_INTERVAL_S:
+                    said = time.monotonic()
+                    logger.info("kernels: %s", progress)
+        return [verdicts[place] for place in range(len(verdicts))]
+
+    async def _placed(self, place: int, problem: Problem | ScaledProblem, code: str) -> tuple[int, Verdict]:
+        return place, await self.grade(problem, code)
+
+    async def _grade(self, key: str, problem: Problem | ScaledProblem, code: str) -> Verdict:
+        verdict = await self._grader.grade(problem, code)
+        self._counts["graded"] += 1
+        if self._cache is not None:
+            self._cache.put(key, verdict)
+        return verdict
+
+    def _counted(self, verdict: Verdict) -> Verdict:
+        self._counts[verdict.kind] += 1
+        return verdict
+
+
+def grade_many(
+    candidates: Iterable[Candidate], config: GraderConfig | None = None, on_progress: Progress | None = None
+) -> list[Verdict]:
+    """Grade candidates and wait for all of them; for code without an event loop.
+
+    Raises:
+        SandboxError: this machine cannot isolate untrusted code.  AssayError: called inside a running event loop, where
+            `GradingPool.grade_many` is to be awaited.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_grade_many(candidates, config, on_progress))
+    raise AssayError(
+        "grade_many was called inside a running event loop, which it would block. Await GradingPool.grade_many."
+    )
+
+
+async def _grade_many(
+    candidates: Iterable[Candidate], config: GraderConfig | None, on_progress: Progress | None
+) -> list[Verdict]:
+    async with GradingPool(config) as pool:
+        return await pool.grade_many(candidates, on_progress)

@@ -1,0 +1,1 @@
+"""Problems in the KernelBench format: where they come from, and their sizes."""

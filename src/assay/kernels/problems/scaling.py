@@ -1,0 +1,258 @@
+"""Smaller sizes for small machines: the integers of a problem's module, halved until they are at most a cap.
+
+Touched are the integers assigned at module level and those inside `get_inputs` and `get_init_inputs`; never the model
+itself. A product or power of integers counts as one integer. Integers of a name with `batch` in it have a lower cap of
+their own (rule `capped`), unless that breaks a problem whose sizes must agree (`uniform`: one cap for all) or whose
+sizes must keep their ratios (`proportional`: one divisor for all). What was changed is data (`Scaling`), so that a
+verdict can say which problem was really solved.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from assay.kernels.problems.sources import Problem
+from assay.types import Json
+
+Rule = Literal["none", "capped", "proportional", "uniform"]
+
+LADDER = (32, 64, 128, 256, 512, 1024)
+"""Caps to try, from the smallest: the first with which the reference runs and the problem is worth solving is used."""
+LOWER = (16, 8)
+"""Caps for problems that are too large even at the smallest of `LADDER`."""
+SMALL = 16
+"""Integers up to this stay as they are under rule `proportional`: kernel sizes, strides, numbers of heads."""
+BATCH_CAP = 2
+
+_FUNCTIONS = ("get_inputs", "get_init_inputs")
+_MAX_FOLDED = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One integer that was replaced. `name` is what it was assigned to, or empty; `line` counts from 1."""
+
+    place: str
+    name: str
+    line: int
+    old: int
+    new: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """How a problem was made smaller. With rule `none` nothing was."""
+
+    rule: Rule = "none"
+    cap: int = 0
+    batch_cap: int = 0
+    changes: tuple[Change, ...] = ()
+
+    def to_json(self) -> dict[str, Json]:
+        """Plain data for a verdict: rule, caps and `[name or place, line, old, new]` for each change."""
+        return {
+            "rule": self.rule,
+            "cap": self.cap,
+            "batch_cap": self.batch_cap,
+            "changes": [[c.name or c.place, c.line, c.old, c.new] for c in self.changes],
+        }
+
+    def __str__(self) -> str:
+        if not self.changes:
+            return "as published"
+        shown = ", ".join(f"{c.name or c.place} {c.old} -> {c.new}" for c in self.changes[:6])
+        more = f" and {len(self.changes) - 6} more" if len(self.changes) > 6 else ""
+        return f"scaled down (cap {self.cap}, batch {self.batch_cap}): {shown}{more}"
+
+
+AS_PUBLISHED = Scaling()
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledProblem:
+    """A problem at the sizes it is graded at; `code` is its module with the new sizes."""
+
+    problem: Problem
+    code: str
+    scaling: Scaling
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 (hex) of the module as it is run."""
+        return hashlib.sha256(self.code.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Integer:
+    """An integer in the text: where it stands (byte offsets within its lines) and what it is called."""
+
+    place: str
+    name: str
+    value: int
+    line: int
+    start: int
+    end_line: int
+    end: int
+
+    @property
+    def of_batch(self) -> bool:
+        """Whether its name says that it counts independent samples."""
+        return "batch" in self.name.lower()
+
+
+def unscaled(problem: Problem) -> ScaledProblem:
+    """The problem at its published sizes."""
+    return ScaledProblem(problem, problem.code, AS_PUBLISHED)
+
+
+def scale(problem: Problem, cap: int, batch_cap: int = BATCH_CAP, rule: Rule = "capped") -> ScaledProblem:
+    """The problem with every integer above its cap halved until it is not.
+
+    Args:
+        problem: A checked problem.
+        cap: Largest integer that stays as it is.
+        batch_cap: The same for names with `batch` in them; with rule `uniform` it is `cap`.
+        rule: `capped`; `uniform`; `proportional`, which divides all by the power of two that brings the largest down
+            to `cap`; or `none` for no change.
+
+    Raises:
+        ValueError: a cap below 1.
+    """
+    if cap < 1 or batch_cap < 1:
+        raise ValueError(f"caps must be at least 1, got cap={cap} and batch_cap={batch_cap}")
+    if rule == "none":
+        return unscaled(problem)
+    batch_cap = cap if rule == "uniform" else min(batch_cap, cap)
+    changes, edits = [], []
+    integers = list(_integers(ast.parse(problem.code)))
+    largest = max((i.value for i in integers if not i.of_batch), default=1)
+    divisor = -(-largest // cap)
+    for integer in integers:
+        if rule == "proportional" and not integer.of_batch:
+            new = (
+                integer.value if integer.value <= SMALL else max(1, integer.value // (1 << (divisor - 1).bit_length()))
+            )
+        else:
+            new = halved(integer.value, batch_cap if integer.of_batch else cap, round_up=integer.of_batch)
+        if new != integer.value:
+            changes.append(Change(integer.place, integer.name, integer.line, integer.value, new))
+            edits.append((integer, str(new)))
+    if not changes:
+        return unscaled(problem)
+    return ScaledProblem(problem, _edited(problem.code, edits), Scaling(rule, cap, batch_cap, tuple(changes)))
+
+
+def ladder(problem: Problem) -> Iterator[ScaledProblem]:
+    """The sizes to try, rule by rule, each from the smallest; those of `LOWER` from the largest.
+
+    Sizes that differ from none before are left out; a problem without large integers comes once, as published.
+    """
+    seen = set()
+    rules: tuple[tuple[Rule, tuple[int, ...]], ...] = (
+        ("capped", LADDER),
+        ("capped", LOWER),
+        ("proportional", LADDER[1:4]),
+        ("uniform", LADDER),
+        ("proportional", LOWER),
+    )
+    for rule, caps in rules:
+        for cap in caps:
+            scaled = scale(problem, cap, BATCH_CAP, rule)
+            if scaled.code not in seen:
+                seen.add(scaled.code)
+                yield scaled
+
+
+def halved(value: int, cap: int, round_up: bool = False) -> int:
+    """`value` divided by two until it is at most `cap`; `round_up` keeps a batch of several from becoming one."""
+    while value > cap:
+        value = (value + round_up) // 2
+    return max(value, 1)
+
+
+def _integers(tree: ast.Module) -> Iterator[_Integer]:
+    for statement in tree.body:
+        if isinstance(statement, ast.FunctionDef) and statement.name in _FUNCTIONS:
+            for inner in statement.body:
+                yield from _of_statement(inner, statement.name)
+        elif isinstance(statement, ast.Assign | ast.AnnAssign):
+            yield from _of_statement(statement, "module")
+
+
+def _of_statement(statement: ast.stmt, place: str) -> Iterator[_Integer]:
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target = statement.targets[0]
+        if isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple):
+            for name, value in zip(target.elts, statement.value.elts, strict=False):
+                yield from _of_expression(value, place, _name(name))
+            return
+        yield from _of_expression(statement.value, place, _name(target))
+    elif isinstance(statement, ast.Assign):
+        names = [_name(target) for target in statement.targets]
+        batch = next((name for name in names if "batch" in name.lower()), names[0])
+        yield from _of_expression(statement.value, place, batch)
+    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        yield from _of_expression(statement.value, place, _name(statement.target))
+    else:
+        yield from _of_expression(statement, place, "")
+
+
+def _name(target: ast.expr) -> str:
+    return target.id if isinstance(target, ast.Name) else ""
+
+
+def _of_expression(node: ast.AST, place: str, name: str) -> Iterator[_Integer]:
+    value = _folded(node)
+    if value is not None and isinstance(node, ast.expr):
+        if node.end_lineno is not None and node.end_col_offset is not None:
+            yield _Integer(place, name, value, node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
+        return
+    if isinstance(node, ast.keyword):
+        name = node.arg or name
+    elif isinstance(node, ast.Assign | ast.AnnAssign):
+        yield from _of_statement(node, place)
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _of_expression(child, place, name)
+
+
+def _folded(node: ast.AST) -> int | None:
+    """The value of an integer, or of a product, sum, power or shift of integers; None for anything else."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if not isinstance(node, ast.BinOp):
+        return None
+    left, right = _folded(node.left), _folded(node.right)
+    if left is None or right is None or left < 0 or right < 0:
+        return None
+    value: int | None = None
+    match node.op:
+        case ast.Mult():
+            value = left * right
+        case ast.Add():
+            value = left + right
+        case ast.Sub():
+            value = left - right
+        case ast.FloorDiv() if right:
+            value = left // right
+        case ast.Pow() if left <= 1024 and right <= 40:
+            value = int(left**right)
+        case ast.LShift() if right <= 40:
+            value = left << right
+        case _:
+            value = None
+    return value if value is not None and 0 <= value <= _MAX_FOLDED else None
+
+
+def _edited(code: str, edits: list[tuple[_Integer, str]]) -> str:
+    """`code` with each integer's text replaced, from the last to the first so that offsets stay true."""
+    lines = [line.encode() for line in code.split("\n")]
+    for integer, text in sorted(edits, key=lambda edit: (edit[0].line, edit[0].start), reverse=True):
+        first, last = integer.line - 1, integer.end_line - 1
+        joined = lines[first][: integer.start] + text.encode() + lines[last][integer.end :]
+        lines[first : last + 1] = [joined]
+    return b"\n".join(lines).decode()

@@ -1,0 +1,323 @@
+"""Problems in the KernelBench format, from a data set, a checkout, a file, or those that Assay ships.
+
+A problem is a Python module with a class `Model`, a function `get_inputs` (the arguments of `forward`) and a function
+`get_init_inputs` (the arguments of the constructor). Nothing here runs that module: its text is parsed, checked and
+hashed. The hash names what was solved, since published problems have changed under the same level and number.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+from assay.errors import ConfigError, DataError, MissingDependencyError
+from assay.types import Json
+
+DatasetSource = Literal["shipped", "huggingface", "local", "jsonl"]
+"""Where problems come from: inside Assay, the published data set, a checkout of KernelBench, a file of JSON lines."""
+
+SHIPPED = "shipped"
+"""`Problem.source` of the problems that come with Assay, which are small as they are."""
+HUGGINGFACE_NAME = "ScalingIntelligence/KernelBench"
+ROOT_VARIABLE = "KERNELBENCH_ROOT"
+MAX_CODE_CHARACTERS = 1_000_000
+"""A longer module is refused: the longest published problem has 0.02 million."""
+
+_FILE_NAME = re.compile(r"(\d+)_(.+)\.py")
+_CHECKOUTS = (".", "KernelBench", "kernelbench", "src/kernelbench", "data")
+_GUESSES = ("KernelBench", "../KernelBench", "~/KernelBench", "/workspace/KernelBench")
+_WANTED = {"Model": ast.ClassDef, "get_inputs": ast.FunctionDef, "get_init_inputs": ast.FunctionDef}
+_COLUMNS = {"code": str, "level": int, "name": str, "problem_id": int}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem. `id` counts from 1 within its level; `source` says where the text came from."""
+
+    level: int
+    id: int
+    name: str
+    code: str
+    source: str
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 (hex) of the module's text; line endings do not count."""
+        return hashlib.sha256(self.code.encode()).hexdigest()
+
+    @property
+    def key(self) -> str:
+        """`level/id`, as the command line writes it."""
+        return f"{self.level}/{self.id}"
+
+
+def make_problem(level: int, number: int, name: str, code: str, source: str) -> Problem:
+    """A checked problem.
+
+    Raises:
+        DataError: `code` is no module in the KernelBench format; `source` says where in the message.
+    """
+    code = code.replace("\r\n", "\n")
+    fault = find_fault(code)
+    if fault:
+        raise DataError(
+            f"{source}: problem {level}/{number} ({name}) {fault}. A problem is a Python module with a class Model and "
+            "functions get_inputs and get_init_inputs. Correct the file, or choose other problems."
+        )
+    return Problem(level, number, name, code, source)
+
+
+def find_fault(code: str) -> str | None:
+    """What keeps `code` from being a problem's module, as the end of a sentence; None when nothing does."""
+    if len(code) > MAX_CODE_CHARACTERS:
+        return f"has {len(code)} characters; at most {MAX_CODE_CHARACTERS} are read"
+    try:
+        tree = ast.parse(code)
+    except SyntaxError as error:
+        return f"is not valid Python (line {error.lineno}: {error.msg})"
+    except (ValueError, RecursionError, MemoryError) as error:
+        return f"is not valid Python ({error})"
+    found = {node.name: type(node) for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    missing = [name for name, kind in _WANTED.items() if found.get(name) is not kind]
+    return f"does not define {', '.join(missing)} at module level" if missing else None
+
+
+def load_problems(
+    dataset_src: DatasetSource = "shipped",
+    levels: Sequence[int] = (1,),
+    path: str | Path | None = None,
+    revision: str | None = None,
+) -> tuple[Problem, ...]:
+    """The problems of some levels, ordered by level and number.
+
+    Args:
+        dataset_src: Where they come from.
+        levels: Levels wanted; each must have problems.
+        path: The checkout (`local`; found by itself when None) or the file (`jsonl`).
+        revision: Commit or tag of the data set (`huggingface`). Name one for results that others can repeat.
+
+    Raises:
+        ConfigError: unknown source, no level, a path where none is used or none where one is needed.
+        DataError: nothing there, damaged, or without one of the levels.
+        MissingDependencyError: `huggingface` without the package `datasets`.
+    """
+    if not levels:
+        raise ConfigError("no level was asked for, so there is no problem to load. Name at least one, such as (1,).")
+    if path is not None and dataset_src in ("shipped", "huggingface"):
+        raise ConfigError(
+            f"a path ({path}) was given, but dataset_src={dataset_src} reads none. Drop it, or use local."
+        )
+    if revision is not None and dataset_src != "huggingface":
+        raise ConfigError(f"revision={revision} means something with dataset_src=huggingface only, not {dataset_src}.")
+    match dataset_src:
+        case "shipped":
+            problems = read_shipped(levels)
+        case "huggingface":
+            problems = read_huggingface(levels, revision)
+        case "local":
+            problems = read_checkout(find_checkout() if path is None else Path(path), levels)
+        case "jsonl":
+            if path is None:
+                raise ConfigError("dataset_src=jsonl needs the path of the file.")
+            problems = [p for p in read_jsonl(Path(path)) if p.level in levels]
+        case _:
+            raise ConfigError(f"dataset_src={dataset_src!r} is unknown. Use shipped, huggingface, local or jsonl.")
+    return _in_order(problems, levels, dataset_src)
+
+
+def _in_order(problems: Iterable[Problem], levels: Sequence[int], source: str) -> tuple[Problem, ...]:
+    ordered = sorted(problems, key=lambda p: (p.level, p.id))
+    for before, after in itertools.pairwise(ordered):
+        if before.key == after.key:
+            raise DataError(
+                f"problem {after.key} is there twice ({before.source}: {before.name}; {after.source}: {after.name}), "
+                "so a level and number would not say which. Remove one."
+            )
+    empty = sorted(set(levels) - {p.level for p in ordered})
+    if empty:
+        raise DataError(f"dataset_src={source} has no problem of level {', '.join(map(str, empty))}. Check `levels`.")
+    return tuple(ordered)
+
+
+def find_problem(problems: Iterable[Problem], level: int, number: int) -> Problem:
+    """The problem with this level and number.
+
+    Raises:
+        DataError: there is none.
+    """
+    problems = tuple(problems)
+    for problem in problems:
+        if (problem.level, problem.id) == (level, number):
+            return problem
+    there = [p.id for p in problems if p.level == level]
+    have = f"level {level} has {_ranges(there)}" if there else f"there is no problem of level {level}"
+    raise DataError(f"there is no problem {level}/{number}: {have}.")
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """`1-3, 7` for 1, 2, 3, 7."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in parts)
+
+
+def read_problem_file(path: Path, level: int = 0, number: int = 0) -> Problem:
+    """A problem from a file of its own. Level and number come from a path like `level1/19_ReLU.py` where it has them.
+
+    Raises:
+        DataError: the file cannot be read or is no problem.
+    """
+    match = _FILE_NAME.fullmatch(path.name)
+    folder = re.fullmatch(r"level_?(\d+)", path.parent.name)
+    level = int(folder[1]) if folder and not level else level
+    number = int(match[1]) if match and not number else number
+    return make_problem(level, number, path.stem, _read_text(path), str(path))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"cannot read the problem file {path}: {error.strerror}. Check the path.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}), so no problem.") from error
+
+
+def read_shipped(levels: Sequence[int] = (1, 2, 3)) -> list[Problem]:
+    """The problems that come with Assay: small enough for Triton's interpreter on one core."""
+    found = []
+    for folder in resources.files("assay.kernels.problems").joinpath("shipped").iterdir():
+        level = int(folder.name.removeprefix("level")) if folder.name.startswith("level") else 0
+        if level not in levels:
+            continue
+        for file in folder.iterdir():
+            if match := _FILE_NAME.fullmatch(file.name):
+                stem = file.name.removesuffix(".py")
+                found.append(make_problem(level, int(match[1]), stem, file.read_text(encoding="utf-8"), SHIPPED))
+    return found
+
+
+def find_checkout(environ: Mapping[str, str] = os.environ, here: Path | None = None) -> Path:
+    """The root of a KernelBench checkout: KERNELBENCH_ROOT, or a folder KernelBench here, beside or at home.
+
+    Raises:
+        DataError: KERNELBENCH_ROOT is no checkout, or it is not set and none was found.
+    """
+    named = environ.get(ROOT_VARIABLE)
+    if named:
+        return Path(named).expanduser()
+    here = Path.cwd() if here is None else here
+    guesses = [here / Path(guess).expanduser() for guess in _GUESSES]
+    for guess in guesses:
+        if _level_folders(guess):
+            return guess
+    raise DataError(
+        f"no checkout of KernelBench was found ({ROOT_VARIABLE} is not set; looked at {', '.join(map(str, guesses))}). "
+        f"Set {ROOT_VARIABLE}, or use dataset_src=huggingface or dataset_src=shipped."
+    )
+
+
+def _level_folders(root: Path) -> dict[int, Path]:
+    """Level -> folder, for the first of the known layouts that `root` has."""
+    for base in _CHECKOUTS:
+        folder = root / base
+        found = {}
+        for name in folder.iterdir() if folder.is_dir() else ():
+            match = re.fullmatch(r"level_?(\d+)", name.name)
+            if match and name.is_dir():
+                found[int(match[1])] = name
+        if found:
+            return found
+    return {}
+
+
+def read_checkout(root: Path, levels: Sequence[int]) -> list[Problem]:
+    """The problems of some levels in a checkout, with `level1/1_Name.py` below it.
+
+    Raises:
+        DataError: no such layout, or a damaged file.
+    """
+    folders = _level_folders(root)
+    if not folders:
+        raise DataError(
+            f"{root} is no checkout of KernelBench: it has no folder like KernelBench/level1. "
+            f"Check {ROOT_VARIABLE}, or use dataset_src=huggingface."
+        )
+    files = (file for level in levels if level in folders for file in sorted(folders[level].iterdir()))
+    return [read_problem_file(file) for file in files if _FILE_NAME.fullmatch(file.name)]
+
+
+def read_jsonl(path: Path) -> list[Problem]:
+    """All problems of a file with one JSON object a line, with the published columns.
+
+    Raises:
+        DataError: the file is missing or damaged; the message names the line.
+    """
+    lines = _read_text(path).splitlines()
+    problems = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}, line {number}: not JSON ({error.msg}). Correct or remove the line.") from error
+        problems.append(_from_row(row, f"{path}, line {number}"))
+    if not problems:
+        raise DataError(f"{path} has no problem in it. Check the path.")
+    return problems
+
+
+def _from_row(row: Json, where: str) -> Problem:
+    if not isinstance(row, Mapping):
+        raise DataError(f"{where}: a row is an object with {', '.join(_COLUMNS)}, not a {type(row).__name__}.")
+    for column, kind in _COLUMNS.items():
+        if not isinstance(row.get(column), kind):
+            raise DataError(
+                f"{where}: column {column!r} must be a {kind.__name__}, not {row.get(column)!r:.80}. "
+                f"The published columns are {', '.join(_COLUMNS)}."
+            )
+    return make_problem(row["level"], row["problem_id"], row["name"], row["code"], where)
+
+
+def read_huggingface(levels: Sequence[int], revision: str | None = None) -> list[Problem]:
+    """The problems of some levels in the published data set (splits `level_1` and so on).
+
+    Raises:
+        MissingDependencyError: the package `datasets` is not installed.
+        DataError: the data set cannot be fetched, or its rows are not problems.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingDependencyError(
+            "dataset_src=huggingface reads the problems with the package `datasets`, which is not installed: "
+            "pip install 'assay-rl[data]', or use dataset_src=shipped, local or jsonl."
+        ) from error
+    source = f"huggingface:{HUGGINGFACE_NAME}@{revision or 'main'}"
+    problems: list[Problem] = []
+    for level in levels:
+        try:
+            rows: Iterator[Json] = iter(
+                datasets.load_dataset(HUGGINGFACE_NAME, split=f"level_{level}", revision=revision)
+            )
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"cannot read level {level} of {source}: {error}. "
+                "Check the network and the level, or use dataset_src=local or jsonl."
+            ) from error
+        problems += [_from_row(row, f"{source}, level {level}, row {n}") for n, row in enumerate(rows)]
+    return problems

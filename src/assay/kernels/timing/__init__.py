@@ -1,0 +1,1 @@
+"""How much faster than a baseline is a kernel? Timed jobs, statistics, the roofline."""

@@ -1,0 +1,188 @@
+"""The jobs of a timed comparison and what their bytes say: pure functions beside `assay.kernels.timing.stopwatch`.
+
+A job has a round in which the model is built, three for each sample (prepare, run, fetch), and an empty one at its end,
+so that the fetch of the last sample is like every other.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from assay.kernels.arrays import HostTensor, Value, size_in_bytes
+from assay.kernels.frames import Frame
+from assay.kernels.numerics.tolerance import Tolerance, compare
+from assay.kernels.timing.config import TimingConfig
+from assay.kernels.timing.masking import WORD, digest, mask, padded
+from assay.kernels.timing.roofline import Work
+from assay.kernels.timing.statistics import Baseline, Finding, FindingKind, Sample
+from assay.sandbox import Job, JobResult, Limits, Profile, Round
+from assay.types import Json
+
+HARNESS = "assay.kernels.inside.timed"
+ROUNDS = 3
+"""Of one sample."""
+SLACK = 2.0
+"""Candidate and baseline may each be off by the tolerance, in opposite directions."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedProblem:
+    """A problem at the sizes at which it is timed."""
+
+    code: str
+    """The reference's module."""
+    init_inputs: tuple[Value, ...]
+    draw: Callable[[], tuple[Value, ...]]
+    """Fresh arguments of `forward` at each call, from a source that no child can guess; always of the same form."""
+    outputs: tuple[tuple[str, tuple[int, ...]], ...]
+    """Dtype and shape of each output."""
+    tolerances: tuple[Tolerance, ...]
+    """Of each output, for inputs like those that `draw` gives."""
+    weight_seed: int = 0
+    precision: str = "float32"
+    work: Work | None = None
+    """What a call has to move and to compute, where a roofline is wanted."""
+
+    @property
+    def output_sizes(self) -> tuple[int, ...]:
+        """Bytes of each output."""
+        return tuple(size_in_bytes(dtype, shape) for dtype, shape in self.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSet:
+    """The inputs of the calls of one sample under a mask, and the key of it."""
+
+    key: tuple[int, int]
+    blobs: tuple[bytes, ...]
+
+
+def sample_set(problem: TimedProblem, calls: int, draw: random.Random) -> SampleSet:
+    """Fresh inputs under a fresh mask."""
+    key = (draw.getrandbits(64), draw.getrandbits(64))
+    plain = [data for _ in range(calls) for data in form_of(problem.draw()).blobs]
+    return SampleSet(key, tuple(mask(data, key, number) for number, data in enumerate(plain)))
+
+
+def form_of(values: Sequence[Value]) -> Frame:
+    """The entries of some arguments (under `entries`) and the bytes of their tensors."""
+    frame = Frame({})
+    frame.header["entries"] = [frame.add(value) for value in values]
+    return frame
+
+
+def bytes_of_call(problem: TimedProblem, form: Frame) -> int:
+    """Bytes of inputs and outputs of one call."""
+    return sum(padded(len(blob)) for blob in form.blobs) + sum(problem.output_sizes)
+
+
+def make_job(
+    source: str,
+    problem: TimedProblem,
+    baseline: Baseline | None,
+    calls: int,
+    sets: Sequence[SampleSet],
+    config: TimingConfig,
+) -> Job:
+    """The job of a baseline, or of a candidate (None)."""
+    init, form = form_of(problem.init_inputs), form_of(problem.draw())
+    header: dict[str, Json] = {
+        "device": config.device,
+        "entry": "ModelNew" if baseline is None else "Model",
+        "compile": baseline == "compile",
+        "init_inputs": init.header["entries"],
+        "weight_seed": problem.weight_seed,
+        "precision": problem.precision,
+        "tf32": config.tf32,
+        "calls": calls,
+        "samples": len(sets),
+        "inputs": form.header["entries"],
+        "sizes": [len(blob) for blob in form.blobs],
+        "outputs": [[dtype, list(shape)] for dtype, shape in problem.outputs],
+    }
+    rounds = [Round(tuple(init.blobs))]
+    for item in sets:
+        rounds.append(Round(item.blobs))
+        rounds.append(Round((struct.pack("<QQ", *item.key),), (WORD * calls * (1 + len(problem.outputs)),)))
+        rounds.append(Round((), problem.output_sizes * calls))
+    limits = Limits(config.wall_s, config.wall_s, config.memory_mb, config.tmp_mb, processes=256, open_files=1024)
+    profile = _profile(config.device, baseline)
+    return Job(source, HARNESS, (*rounds, Round()), header, limits, profile, pause=True)
+
+
+def _profile(device: str, baseline: Baseline | None) -> Profile:
+    """Triton and `torch.compile` run an assembler and a C compiler, so on a GPU nobody does without processes."""
+    if device == "cuda":
+        return "gpu-compile"
+    return "compile" if baseline == "compile" else "numerics"
+
+
+def samples_of(outputs: Sequence[tuple[bytes, ...]], round_s: Sequence[float], calls: int) -> tuple[Sample, ...]:
+    """The samples of a job, from the outputs and the durations of all its rounds."""
+    found = []
+    for run in range(2, len(outputs), ROUNDS):
+        found.append(Sample(struct.unpack_from(f"<{calls}d", outputs[run][0]), round_s[run]))
+    return tuple(found)
+
+
+def recheck(
+    problem: TimedProblem,
+    calls: int,
+    candidate: Sequence[tuple[bytes, ...]],
+    baseline: Sequence[tuple[bytes, ...]],
+) -> Finding | None:
+    """What is wrong with the outputs of timed calls; None when nothing is.
+
+    Args:
+        problem: What was called.
+        calls: Calls in a sample.
+        candidate: Outputs of its rounds from the first sample on.
+        baseline: Outputs of the rounds in which the baseline had the same inputs.
+    """
+    doubled = [Tolerance(SLACK * t.absolute, SLACK * t.relative) for t in problem.tolerances]
+    width = len(problem.outputs)
+    for at in range(0, len(candidate), ROUNDS):
+        digests = struct.unpack_from(f"<{calls * width}Q", candidate[at + 1][0], WORD * calls)
+        pairs = zip(candidate[at + 2], baseline[at + 2], strict=True)
+        for place, (given, expected) in enumerate(pairs):
+            where = f"in call {place // width + 1} of sample {at // ROUNDS + 1}"
+            if digest(given) != digests[place]:
+                return Finding(
+                    "deferred", f"{where} the output was another when it was fetched than when the call ended"
+                )
+            dtype, shape = problem.outputs[place % width]
+            wanted = HostTensor(dtype, shape, expected).array()
+            found = compare(HostTensor(dtype, shape, given).array(), wanted, doubled[place % width])
+            if not found.ok:
+                return Finding("wrong", f"{where} {found.message}")
+    return None
+
+
+def death(result: JobResult) -> Finding:
+    """What the early end of a candidate's job means."""
+    kinds: dict[str, FindingKind] = {"crash": "crash", "timeout": "timeout", "memory": "memory"}
+    fault = _fault(result)
+    kind: FindingKind = "wrong" if fault.get("kind") == "wrong_output" else kinds.get(result.end, "infra")
+    return Finding(kind, explain(result))
+
+
+def _fault(result: JobResult) -> dict[str, Json]:
+    fault = result.report.get("fault") if isinstance(result.report, dict) else None
+    return fault if isinstance(fault, dict) else {}
+
+
+def explain(result: JobResult) -> str:
+    """How a job ended, with what is known of the reason."""
+    fault = _fault(result)
+    said = (
+        f"{fault.get('stage')}: {fault.get('type')}: {fault.get('message')}" if fault else result.stderr[-500:].strip()
+    )
+    return f"{result.message} ({said})" if said else result.message
+
+
+def device_of(result: JobResult) -> str:
+    """The device that a baseline's job named."""
+    return str(result.report["device"]) if isinstance(result.report, dict) and "device" in result.report else "unknown"

@@ -1,0 +1,1 @@
+"""Asking a judge: HTTP, limits, retries, hedging, the reply cache."""

@@ -1,0 +1,171 @@
+"""The chat-completions protocol as OpenAI and its many imitators speak it: replies, refusals, hints.
+
+Rate-limit headers are hints: gateways leave them out or send 0 and -1. A 429 means one of three things: the account's
+quota is used up (stop), requests or tokens come too fast (wait), or too many are in flight (send fewer at once).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from assay.rewards.base import FailureKind
+from assay.rewards.client.http import Response
+
+PATH = "/chat/completions"
+MESSAGE_CHARS = 300
+"""How much of a provider's error message is kept."""
+MAX_WAIT_HINT_S = 120.0
+"""Longer waits are not believed; the call asks again after this."""
+
+_QUOTA_CODES = {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"}
+_MODEL_CODES = {"model_not_found", "deployment_not_found", "DeploymentNotFound"}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
+_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A chat completion."""
+
+    text: str
+    finish_reason: str
+    model: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Anything but a chat completion."""
+
+    kind: FailureKind
+    message: str
+    status: int = 0
+    overload: bool = False
+    """Whether it asks for fewer calls (429, 503) rather than telling of a fault."""
+    too_fast: bool = False
+    """Whether a rate limit is known to be behind it: fewer calls in flight would not help, a pause does."""
+    wait_s: float | None = None
+    """How long the provider asks to wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class RateHint:
+    """What the headers of a reply say of one quota: so many a minute, so many left."""
+
+    limit: int
+    remaining: int
+
+
+def headers_of(api_key: str) -> dict[str, str]:
+    """Headers of every request."""
+    headers = {"Content-Type": "application/json", "Accept": "application/json"}
+    return {**headers, "Authorization": f"Bearer {api_key}"} if api_key else headers
+
+
+def read(response: Response) -> Answer | Refusal:
+    """What a response says."""
+    try:
+        data = json.loads(response.body)
+    except (ValueError, RecursionError):
+        data = None
+    if response.status != 200:
+        return _refusal(response, data)
+    if not isinstance(data, dict):
+        return Refusal("malformed", "status 200 with a body that is no JSON object", 200)
+    try:
+        choice = data["choices"][0]
+        text = choice["message"]["content"]
+    except (KeyError, IndexError, TypeError):
+        return Refusal("malformed", f"a reply without choices[0].message.content: {_clipped(str(data))}", 200)
+    if text is None:  # refused by the model, or only tool calls: an answer, though an empty one
+        text = choice["message"].get("refusal") or ""
+    if not isinstance(text, str):
+        return Refusal("malformed", "a reply whose content is not text", 200)
+    usage = data.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
+    return Answer(
+        text,
+        str(choice.get("finish_reason") or ""),
+        str(data.get("model") or ""),
+        _count(usage.get("prompt_tokens")),
+        _count(usage.get("completion_tokens")),
+    )
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _refusal(response: Response, data: Any) -> Refusal:
+    status = response.status
+    error = data.get("error", data) if isinstance(data, dict) else {}
+    error = error if isinstance(error, dict) else {"message": str(error)}
+    code, kind = str(error.get("code") or ""), str(error.get("type") or "")
+    said = _clipped(str(error.get("message") or response.body[:MESSAGE_CHARS].decode("utf-8", "replace")))
+    message = f"status {status}: {said}" if said else f"status {status}"
+    if {code, kind} & _QUOTA_CODES or status == 402:
+        return Refusal("quota", message, status)
+    if status in (401, 403):
+        return Refusal("auth", message, status)
+    if status == 429:
+        wait_s = wait_hint(response.headers)
+        return Refusal("rate_limited", message, status, overload=True, too_fast=_is_rate(response), wait_s=wait_s)
+    if code in _MODEL_CODES or (status == 404 and "model" in said.lower()):
+        return Refusal("unknown_model", message, status)
+    if status in (404, 405):
+        return Refusal("not_a_judge", message, status)
+    if status in (408, 409) or status >= 500:
+        return Refusal("server", message, status, overload=status == 503, wait_s=wait_hint(response.headers))
+    return Refusal("bad_request", message, status)
+
+
+def _is_rate(response: Response) -> bool:
+    """Whether the headers of a refusal show a quota with nothing left."""
+    hints = [rate_hint(response.headers, what) for what in ("requests", "tokens")]
+    return any(hint is not None and hint.remaining == 0 for hint in hints)
+
+
+def rate_hint(headers: Mapping[str, str], what: str) -> RateHint | None:
+    """The quota of `requests` or `tokens`, where the headers give a believable one."""
+    try:
+        limit = int(headers[f"x-ratelimit-limit-{what}"])
+        remaining = int(headers[f"x-ratelimit-remaining-{what}"])
+    except (KeyError, ValueError):
+        return None
+    return RateHint(limit, remaining) if limit > 0 and 0 <= remaining <= limit else None
+
+
+def wait_hint(headers: Mapping[str, str]) -> float | None:
+    """Seconds to wait, from `retry-after-ms`, `retry-after` or the reset of a quota with nothing left."""
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            wait_s = float(headers[name]) * unit
+        except (KeyError, ValueError):
+            continue  # retry-after may also be a date, which needs the server's clock: not believed
+        if wait_s >= 0:
+            return min(wait_s, MAX_WAIT_HINT_S)
+    resets = [
+        duration_s(headers.get(f"x-ratelimit-reset-{what}", ""))
+        for what in ("requests", "tokens")
+        if (hint := rate_hint(headers, what)) is not None and hint.remaining == 0
+    ]
+    # A reset tells when the whole quota is back; some of it is back at once, so this is only an upper bound.
+    known = [reset for reset in resets if reset is not None]
+    return min(*known, 1.0) if known else None
+
+
+def duration_s(text: str) -> float | None:
+    """Seconds in a duration such as `20ms`, `1.5s` or `6m0s`; None for anything else."""
+    parts = _DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        return None
+    return sum(float(number) * _UNIT_S[unit] for number, unit in parts)
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= MESSAGE_CHARS else text[:MESSAGE_CHARS] + " ..."

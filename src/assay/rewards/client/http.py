@@ -1,0 +1,313 @@
+"""A lean HTTP/1.1 client for one endpoint: persistent connections, one request at a time on each, no pipelining.
+
+General HTTP clients spend 0.3 to 3 ms of CPU on a call; at a thousand calls in flight that is what bounds throughput.
+This one does what a judge's API needs and no more: POST with a JSON body, TLS, proxies from the environment, bounded
+bodies. Parsing is httptools' (the parser of Node.js); nothing here retries, follows redirects or keeps cookies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import socket
+import ssl
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from assay.errors import MissingDependencyError
+from assay.rewards.client.route import Route
+
+try:
+    httptools: Any = importlib.import_module("httptools")
+except ImportError:  # settings and offline scoring do without; `require_parser` says so where it is needed
+    httptools = None
+
+CONNECT_TIMEOUT_S = 20.0
+MAX_RESPONSE_BYTES = 32 * 2**20
+IDLE_S = 25.0
+"""A connection idle for longer is not used again: servers and balancers close theirs after 30 s or more."""
+ADDRESS_TTL_S = 60.0
+CONNECTS_AT_ONCE = 128
+"""More connection attempts at once overflow the accept queue of common servers, which costs seconds."""
+
+
+class TransportError(Exception):
+    """The exchange broke before a whole response was read. `stale`: a kept connection that the server had closed."""
+
+    def __init__(self, message: str, stale: bool = False) -> None:
+        super().__init__(message)
+        self.stale = stale
+
+
+class ResponseError(TransportError):
+    """What came back is not HTTP, or too large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A whole response. Header names are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def require_parser() -> None:
+    """See that HTTP can be spoken.
+
+    Raises:
+        MissingDependencyError: the parser is not installed.
+    """
+    if httptools is None:
+        raise MissingDependencyError(
+            "httptools is not installed, and no judge can be asked without it. pip install 'assay-rl[rewards]'"
+        )
+
+
+class HttpPool:
+    """Connections to one endpoint. All methods belong to the event loop that the first request runs in."""
+
+    def __init__(self, route: Route) -> None:
+        require_parser()
+        self._route = route
+        self._idle: deque[_Connection] = deque()
+        self._open: set[_Connection] = set()
+        self._connecting = asyncio.Semaphore(CONNECTS_AT_ONCE)
+        self._addresses: list[tuple[Any, ...]] = []
+        self._resolved_at = float("-inf")
+        self._resolving = asyncio.Lock()
+        self._tls = ssl.create_default_context() if route.tls else None
+
+    async def post(self, body: bytes) -> Response:
+        """Send one request and read its response. Cancelling it closes its connection.
+
+        Raises:
+            TransportError: the connection could not be made or broke.  ResponseError: what came back is not HTTP.
+        """
+        connection = self._kept() or await self._connect()
+        reused = connection.exchanges > 0
+        try:
+            response = await connection.exchange(self._route.head + b"%d\r\n\r\n" % len(body) + body)
+        except TransportError as error:
+            connection.abort()
+            error.stale = reused and not connection.heard
+            if error.stale:  # those that have been idle for longer are no better
+                self._drop_idle(float("inf"))
+            raise
+        except BaseException:
+            connection.abort()
+            raise
+        if connection.reusable:
+            connection.idle_since = time.monotonic()
+            self._drop_idle(connection.idle_since - IDLE_S)
+            self._idle.append(connection)
+        else:
+            connection.abort()
+        return response
+
+    def close(self) -> None:
+        """Close every connection; requests under way fail."""
+        self._idle.clear()
+        for connection in list(self._open):
+            connection.abort()
+
+    def _kept(self) -> _Connection | None:
+        oldest = time.monotonic() - IDLE_S
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.reusable and connection.idle_since > oldest:
+                return connection
+            connection.abort()
+        return None
+
+    def _drop_idle(self, since: float) -> None:
+        """Close the connections at the old end that have been idle since before `since`, or that the server closed."""
+        while self._idle and (self._idle[0].idle_since < since or not self._idle[0].reusable):
+            self._idle.popleft().abort()
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        async with self._connecting:
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    connection = await self._first_reachable(loop)
+                    if self._route.tunnel is not None:
+                        await self._tunnel(loop, connection)
+            except TimeoutError as error:
+                raise TransportError(f"no connection to {self._where} within {CONNECT_TIMEOUT_S:.0f} s") from error
+        return connection
+
+    @property
+    def _where(self) -> str:
+        return f"{self._route.host}:{self._route.port}"
+
+    async def _first_reachable(self, loop: asyncio.AbstractEventLoop) -> _Connection:
+        tls = self._tls if self._route.tunnel is None else None
+        name = self._route.server_name if tls else None
+        failure: OSError = ConnectionError("no address")
+        for address in await self._resolve(loop):
+            try:
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(self._open), address[0], address[1], ssl=tls, server_hostname=name
+                )
+                return connection
+            except ssl.SSLCertVerificationError as error:
+                reason = f"the certificate of {self._where} is not trusted: {error.verify_message}"
+                raise TransportError(reason) from error
+            except OSError as error:
+                failure = error
+        self._resolved_at = float("-inf")
+        raise TransportError(f"cannot connect to {self._where}: {failure.strerror or failure}") from failure
+
+    async def _resolve(self, loop: asyncio.AbstractEventLoop) -> list[tuple[Any, ...]]:
+        """Addresses of the endpoint, looked up once a minute; the first one moves on with every connection."""
+        async with self._resolving:
+            if time.monotonic() - self._resolved_at > ADDRESS_TTL_S:
+                try:
+                    found = await loop.getaddrinfo(self._route.host, self._route.port, type=socket.SOCK_STREAM)
+                except (OSError, UnicodeError) as error:  # a label that is too long for the DNS is a UnicodeError
+                    reason = getattr(error, "strerror", None) or error
+                    raise TransportError(f"cannot resolve {self._route.host}: {reason}") from error
+                self._addresses = list(dict.fromkeys(entry[4] for entry in found))
+                self._resolved_at = time.monotonic()
+        self._addresses.append(self._addresses.pop(0))
+        return self._addresses[-1:] + self._addresses[:-1]
+
+    async def _tunnel(self, loop: asyncio.AbstractEventLoop, connection: _Connection) -> None:
+        try:
+            answer = await connection.exchange(cast(bytes, self._route.tunnel), tunnel=True)
+            if answer.status != 200:
+                raise TransportError(f"the proxy {self._where} refused the connection with status {answer.status}")
+            assert self._tls is not None
+            await connection.secure(loop, self._tls, self._route.server_name)
+        except OSError as error:
+            connection.abort()
+            raise TransportError(f"no TLS through the proxy {self._where}: {error}") from error
+        except BaseException:
+            connection.abort()
+            raise
+
+
+class _Connection(asyncio.Protocol):
+    """One connection: writes a request, collects the response that httptools reads out of the bytes."""
+
+    def __init__(self, registry: set[_Connection]) -> None:
+        self._registry = registry
+        self._transport: asyncio.Transport | None = None
+        self._parser: Any = None
+        self._waiter: asyncio.Future[Response] | None = None
+        self._headers: dict[str, str] = {}
+        self._head_read = False
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._is_tunnel = False
+        self.exchanges = 0
+        self.heard = False
+        """Whether any byte of the current response has come."""
+        self.reusable = True
+        self.idle_since = 0.0
+
+    async def exchange(self, request: bytes, tunnel: bool = False) -> Response:
+        """Send one request and wait for its response. `tunnel`: a CONNECT, whose response has no body."""
+        self.heard, self._is_tunnel = False, tunnel
+        if self._transport is None or self._transport.is_closing():
+            raise TransportError("the connection is closed")
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers, self._head_read, self._chunks, self._size = {}, False, [], 0
+        self._waiter = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        response = await self._waiter
+        self.exchanges += 1
+        return response
+
+    async def secure(self, loop: asyncio.AbstractEventLoop, context: ssl.SSLContext, server_name: str) -> None:
+        """Go on in TLS, as a new connection: what the proxy said of its own reply no longer counts."""
+        assert self._transport is not None
+        secured = await loop.start_tls(self._transport, self, context, server_hostname=server_name)
+        self._transport = cast(asyncio.Transport, secured)
+        self.exchanges, self.reusable = 0, True
+
+    def abort(self) -> None:
+        """Close at once."""
+        self.reusable = False
+        self._registry.discard(self)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._registry.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.heard = True
+        if self._waiter is None:  # nobody asked: the server is closing with a message, or is out of step
+            self.abort()
+            return
+        self._size += len(data)
+        if self._size > MAX_RESPONSE_BYTES:
+            self._fail(ResponseError(f"the response is larger than {MAX_RESPONSE_BYTES >> 20} MB"))
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._done()
+        except httptools.HttpParserError as error:
+            self._fail(ResponseError(f"what came back is not HTTP: {error}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.reusable = False
+        self._registry.discard(self)
+        self._fail(TransportError("the connection was closed before the response was complete"))
+
+    def eof_received(self) -> None:
+        self.reusable = False
+        if self._waiter is not None and self._parser is not None and self.heard:
+            self._end_of_stream()
+
+    def _end_of_stream(self) -> None:
+        """A response without a length ends with the connection; any other was cut short."""
+        lengths = {"content-length", "transfer-encoding"}
+        if self._head_read and not lengths & self._headers.keys():
+            self._done()
+
+    def on_message_begin(self) -> None:
+        """httptools: a response begins; one that nobody asked for leaves the connection out of step."""
+        self._headers, self._head_read = {}, False
+        if self._waiter is None:
+            self.reusable = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """httptools: one header."""
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        """httptools: all headers of a response; a tunnel's ends here."""
+        self._head_read = True
+        if self._is_tunnel:
+            self._done()
+
+    def on_body(self, body: bytes) -> None:
+        """httptools: a part of the body."""
+        self._chunks.append(body)
+
+    def on_message_complete(self) -> None:
+        """httptools: a whole response; an interim one (1xx) announces the real one."""
+        if self._parser.get_status_code() >= 200:
+            self._done()
+        else:
+            self._head_read = False
+
+    def _done(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            self.reusable = self.reusable and bool(self._parser.should_keep_alive())
+            waiter.set_result(Response(self._parser.get_status_code(), self._headers, b"".join(self._chunks)))
+
+    def _fail(self, error: TransportError) -> None:
+        self.reusable = False
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(error)

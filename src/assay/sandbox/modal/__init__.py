@@ -1,0 +1,1 @@
+"""The sandbox's jobs in Modal's containers."""

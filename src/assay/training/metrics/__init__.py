@@ -1,0 +1,1 @@
+"""Metrics of a run: aggregates, sinks, progress on the console, traces."""

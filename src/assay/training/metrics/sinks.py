@@ -1,0 +1,225 @@
+"""Where a run's records go: JSON lines, TensorBoard, Weights & Biases, the log.
+
+Files that belong to the run's state grow by whole records, written at once, so that their size is always the end of a
+record and a resume can cut them back. W&B keeps its own files and is told every step once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+import os
+import secrets
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from assay.errors import ConfigError, MissingDependencyError
+from assay.storage.files import Writing, append, encode_json, read_object, replace_file
+from assay.training.run.directory import Sink
+from assay.training.run.ledger import Phase
+from assay.types import Json
+
+logger = logging.getLogger(__name__)
+
+Histograms = Mapping[str, Sequence[float]]
+"""Name -> values."""
+
+
+class MetricSink(Sink, Protocol):
+    """A sink of metrics. `metrics` are finite and sorted by name."""
+
+    def log(self, step: int, phase: Phase, index: int, metrics: Mapping[str, float], histograms: Histograms) -> None:
+        """Record the metrics of one step; more than one call per step is fine."""
+        ...
+
+
+class _AppendFile:
+    """A file that grows by whole chunks."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with Writing(path, path.name):
+            path.parent.mkdir(exist_ok=True)
+            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The one file."""
+        return (self.path,)
+
+    def write(self, data: bytes) -> None:
+        """Append all of `data`, or nothing of it.
+
+        Raises:
+            RunDirectoryError: the disk is full or unwritable.
+        """
+        with Writing(self.path, self.path.name, len(data)):
+            append(self._fd, data)
+
+    @property
+    def size(self) -> int:
+        """Present size in bytes."""
+        return os.fstat(self._fd).st_size
+
+    def flush(self, *, durable: bool) -> None:
+        """Wait until everything is on the disk, where `durable`."""
+        if durable:
+            with Writing(self.path, self.path.name):
+                os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Release the file; safe to call twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class JsonlSink(_AppendFile):
+    """A file of JSON records, one per line."""
+
+    def write_records(self, records: Sequence[Mapping[str, Json]]) -> None:
+        """Append the records with one write, all or none.
+
+        Raises:
+            RunDirectoryError: the disk is full or unwritable.
+        """
+        if records:
+            self.write(b"".join(encode_json(record) + b"\n" for record in records))
+
+
+class TensorBoardSink(_AppendFile):
+    """One TensorBoard event file, which a resumed run continues; x is the global step.
+
+    tensorboardX's own writer hands records to a thread, so its file may end anywhere when a step is committed. This
+    one takes its messages and writes the framing (length, CRC, data, CRC) itself, one event per call.
+    """
+
+    def __init__(self, folder: Path, *, per_tag: bool = True) -> None:
+        """`per_tag=False` leaves out the metrics of single tags (`tag/...`)."""
+        super().__init__(folder / "events.out.tfevents.0000000000.assay")
+        self._per_tag = per_tag
+        self._proto: Any = importlib.import_module("tensorboardX.proto.event_pb2")
+        self._summary: Any = importlib.import_module("tensorboardX.summary")
+        self._crc: Any = importlib.import_module("tensorboardX.record_writer").masked_crc32c
+        if self.size == 0:
+            self._write_event(file_version="brain.Event:2")
+
+    def log(self, step: int, phase: Phase, index: int, metrics: Mapping[str, float], histograms: Histograms) -> None:
+        """Append one event with all scalars and histograms; empty histograms are left out."""
+        summary = self._proto.Event().summary
+        for name, value in metrics.items():
+            if self._per_tag or not name.startswith("tag/"):
+                summary.value.add(tag=name, simple_value=value)
+        for name, values in histograms.items():
+            finite = [value for value in values if math.isfinite(value)]
+            if finite:
+                summary.MergeFrom(self._summary.histogram(name, finite, bins=30))
+        if summary.value:
+            self._write_event(step=step, summary=summary)
+
+    def _write_event(self, **fields: Any) -> None:
+        data = self._proto.Event(wall_time=time.time(), **fields).SerializeToString()
+        header = struct.pack("<Q", len(data))
+        frame = (header, struct.pack("<I", self._crc(header)), data, struct.pack("<I", self._crc(data)))
+        self.write(b"".join(frame))
+
+
+class WandbSink:
+    """A Weights & Biases run, which a resumed run continues; W&B's step counts the finished steps.
+
+    The run's W&B id and how far it was told are kept in `wandb.json`. Steps that are done again after a resume were
+    told already and are left out, so that W&B shows each step once.
+    """
+
+    def __init__(self, folder: Path, *, project: str, name: str | None, config: Mapping[str, Json]) -> None:
+        """`folder` is the run directory; W&B keeps its files in `wandb/` inside it.
+
+        Raises:
+            MissingDependencyError: wandb is not installed.
+            ConfigError: W&B refused the run (not logged in, say).
+        """
+        try:
+            wandb: Any = importlib.import_module("wandb")
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"wandb_project={project} needs Weights & Biases, which is not installed. "
+                "Run `pip install assay-rl[wandb]`, or set wandb_project=null."
+            ) from error
+        self._state_path = folder / "wandb.json"
+        known = read_object(self._state_path) or {}
+        self.id: str = known.get("id") or secrets.token_hex(4)
+        """The W&B run id; the same for the whole life of the run."""
+        self._told: int = known.get("told", 0)
+        self._save_state()
+        settings = wandb.Settings(console="off", disable_git=True, disable_code=True, silent=True)
+        try:
+            self._run = wandb.init(
+                project=project,
+                name=name,
+                id=self.id,
+                resume="allow",
+                dir=folder,
+                config=dict(config),
+                settings=settings,
+            )
+        except wandb.Error as error:
+            raise ConfigError(
+                f"Weights & Biases refused the run: {error}. Run `wandb login`, set WANDB_MODE=offline to keep its "
+                "files in the run directory, or set wandb_project=null."
+            ) from error
+        self._first = self._told if self._run.offline else self._run.starting_step
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """None: a resume does not cut W&B's files back."""
+        return ()
+
+    def log(self, step: int, phase: Phase, index: int, metrics: Mapping[str, float], histograms: Histograms) -> None:
+        """Tell W&B the metrics of a step that it does not know yet; histograms go to TensorBoard only."""
+        finished = step + 1
+        if finished >= self._first:
+            self._run.log({f"{phase}/index": index, **metrics}, step=finished)
+            self._told = max(self._told, finished + 1)
+
+    def flush(self, *, durable: bool) -> None:
+        """Remember how far W&B was told."""
+        self._save_state(durable=durable)
+
+    def close(self) -> None:
+        """Let W&B finish its uploads; safe to call twice."""
+        self._run.finish()
+
+    def _save_state(self, *, durable: bool = True) -> None:
+        state = {"version": 1, "id": self.id, "told": self._told}
+        replace_file(self._state_path, encode_json(state), durable=durable)
+
+
+class ConsoleSink:
+    """One log line per call, with the metrics that matter in the terminal."""
+
+    def __init__(self, names: Sequence[str], totals: Mapping[str, int]) -> None:
+        """`names` are the metrics to show, in order, where present; `totals` the number of steps of each phase."""
+        self._names = tuple(names)
+        self._totals = dict(totals)
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """None."""
+        return ()
+
+    def log(self, step: int, phase: Phase, index: int, metrics: Mapping[str, float], histograms: Histograms) -> None:
+        """Log the line; nothing where none of the names is among the metrics."""
+        shown = [f"{name} {metrics[name]:.4g}" for name in self._names if name in metrics]
+        if shown:
+            total = f"/{self._totals[phase]}" if phase in self._totals else ""
+            logger.info("%s %d%s  %s", phase, index + 1, total, "  ".join(shown))
+
+    def flush(self, *, durable: bool) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""

@@ -1,0 +1,1 @@
+"""A run's report: charts, curves, comparison, page."""

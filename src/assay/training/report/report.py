@@ -1,0 +1,158 @@
+"""`report.html`: what a run set out to do, what it measured on held-out tasks, and how it went.
+
+A report is made of the run directory's files and of the environment's data set alone (which poses the held-out tasks
+and knows its baselines), so it can be made again at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from assay.envs.base import BaselineMetrics, EnvData, iter_builders
+from assay.errors import EngineError
+from assay.training.config import TrainingConfig
+from assay.training.metrics.progress import format_seconds
+from assay.training.plan import describe
+from assay.training.report.comparison import Policy, exact_policy, measured_policy, verdict
+from assay.training.report.curves import health_charts, outcome_charts
+from assay.training.report.page import Report, Sample, capital, render
+from assay.training.run.directory import RunDirectory
+from assay.training.run.reader import RunRecords, read_run
+from assay.training.run.resume import REPORT
+from assay.training.session import num_batches
+from assay.types import Task
+
+logger = logging.getLogger(__name__)
+
+SAMPLES = 6
+"""Held-out tasks that are shown with their answers."""
+
+
+async def write_report(run: RunDirectory, config: TrainingConfig, data: EnvData) -> Path:
+    """Write the report of a run that has just come to its end; returns its path.
+
+    Raises:
+        RunDirectoryError: the run's files are damaged, or the report cannot be written.
+    """
+    report = run_report(read_run(run.path), config, data, await known_baselines(config, data))
+    return run.write_file(REPORT, render(report, data.figure))
+
+
+async def known_baselines(config: TrainingConfig, data: EnvData) -> BaselineMetrics:
+    """The environment's exact baselines; none where they are for other tasks than those evaluated, or unknown."""
+    if data.baseline_policies is None or config.eval.max_tasks is not None:
+        return {}
+    try:
+        return await data.baseline_policies()
+    except EngineError as error:
+        logger.warning("The report has no baselines: %s", error)
+        return {}
+
+
+def run_report(records: RunRecords, config: TrainingConfig, data: EnvData, baselines: BaselineMetrics) -> Report:
+    """The report of one run."""
+    measured = measured_policies(records, config)
+    heldout = [builder.task for builder in iter_builders(data.heldout)]
+    exact, samples = [], []
+    if measured and is_evaluated(heldout, records):
+        exact = [exact_policy(words_for(name), metrics, measured[0]) for name, metrics in baselines.items()]
+        samples = choose_samples(records, heldout)
+    names = dict.fromkeys(name for policy in measured for name in policy.values)
+    metrics = with_counts({name: words_for(name) for name in names}, measured)
+    pairs = [(measured[-1], other) for other in [*measured[:-1], *exact]]
+    return Report(
+        title=records.path.resolve().name,
+        summary=summary(records),
+        plan=describe(config, num_batches(config, data), len(heldout)),
+        records=records,
+        headlines=[verdict(policy, other, {"reward": "reward"}) for policy, other in pairs],
+        policies=[*measured, *exact],
+        comparisons=pairs,
+        metrics=metrics,
+        notes=heldout_notes(records, exact),
+        outcomes=outcome_charts(records, metrics, exact),
+        health=health_charts(records),
+        samples=samples,
+    )
+
+
+def measured_policies(records: RunRecords, config: TrainingConfig) -> list[Policy]:
+    """The policies that the run evaluated first and last, named by what had been done to them."""
+    start = "warm-up" if config.sft.num_steps else "start"
+    if records.first is None:
+        return []
+    if records.last is None:
+        return [measured_policy(f"after {start}" if config.sft.num_steps else "at the start", records.first)]
+    return [measured_policy("before RL", records.first), measured_policy("after RL", records.last)]
+
+
+def summary(records: RunRecords) -> str:
+    """What was done and what it cost, in words."""
+    done = Counter(row["phase"] for row in records.metrics)
+    cpu, wall = records.training_cpu_s(), format_seconds(records.total("perf/wall_s"))
+    return (
+        f"{done['sft']:,} supervised steps and {done['rl']:,} RL batches. {cpu:,.0f} CPU seconds of training; {wall} "
+        "by the clock with evaluation. The CPU time of verifier processes is not in it."
+    )
+
+
+def words_for(name: str) -> str:
+    """The name of a metric or of a policy, as words."""
+    return name.replace("_", " ")
+
+
+def with_counts(metrics: Mapping[str, str], policies: Sequence[Policy]) -> dict[str, str]:
+    """The metrics' words, followed by the number of tasks where a metric is reported for only some of them."""
+    counts = {name: max((len(p.values.get(name, {})) for p in policies), default=0) for name in metrics}
+    most = max(counts.values(), default=0)
+    return {
+        name: words if counts[name] == most else f"{words} ({counts[name]} tasks)" for name, words in metrics.items()
+    }
+
+
+def heldout_notes(records: RunRecords, exact: Sequence[Policy]) -> list[str]:
+    """What a reader must know of the held-out table."""
+    measured = records.last or records.first
+    if measured is None:
+        return []
+    samples = max(len(task.answers) for task in measured.tasks)
+    notes = [
+        f"{len(measured.tasks)} held-out tasks, {samples} sampled answers each. Brackets and ± are 95 % intervals over "
+        "tasks: the answers to one task are averaged first, and differences are taken task by task. No interval is "
+        "corrected for the number of comparisons."
+    ]
+    if exact:
+        names = capital(", ".join(policy.label for policy in exact))
+        notes.append(f"{names}: computed from the truth of each of these tasks, without sampling error.")
+    errored = sum(answer.status == "errored" for task in measured.tasks for answer in task.answers)
+    if errored:
+        notes.append(f"{errored} of the last answers could not be scored; they are in no number.")
+    return notes
+
+
+def is_evaluated(heldout: Sequence[Task], records: RunRecords) -> bool:
+    """Whether the run's evaluations were of these held-out tasks, or of the first so many of them."""
+    evaluated = [task for m in (records.first, records.last) if m is not None for task in m.tasks]
+    if all(t.place < len(heldout) and heldout[t.place].key == t.key for t in evaluated):
+        return True
+    logger.warning("The held-out tasks are not those of the run; its report has no baselines and no samples.")
+    return False
+
+
+def choose_samples(records: RunRecords, heldout: Sequence[Task], count: int = SAMPLES) -> list[Sample]:
+    """`count` evenly spaced held-out tasks, so that nobody has picked them, with the answers of both evaluations."""
+    if records.first is None:
+        return []
+    total = len(records.first.tasks)
+    places = sorted({index * total // min(count, total) for index in range(min(count, total))})
+    after = {task.place: task for task in records.last.tasks} if records.last is not None else {}
+    samples = []
+    for place in places:
+        first = records.first.tasks[place]
+        last = after.get(first.place)
+        sides = [("Before RL", first.answers), ("After RL", last.answers)] if last else [("Answers", first.answers)]
+        samples.append(Sample(heldout[first.place], sides))
+    return samples

@@ -1,0 +1,247 @@
+"""The run directory: created once, locked while in use, and resumed exactly.
+
+    config.json  code.json  ledger.jsonl  checkpoints.jsonl  checkpoints/  run.lock
+    metrics.jsonl  traces.jsonl  events.jsonl  tensorboard/       (sinks: files that only ever grow)
+
+A step is committed in this order: sinks flushed, checkpoint renamed into place if one is due, one ledger line. To
+resume, the ledger is cut after its last line that has a checkpoint, and then everything beyond that line is removed;
+a kill in between leaves a ledger from which the next attempt removes the same things. A problem is found before the
+first change: a directory that is refused is left as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from assay.errors import RunDirectoryError
+from assay.storage.files import Writing, append, encode_json, replace_file
+from assay.training.run import resume
+from assay.training.run.checkpoints import Checkpoint, SaveState, checkpoint_name, open_checkpoint, write_checkpoint
+from assay.training.run.ledger import Commit, Ledger, LedgerContent, Phase, metrics_digest, read_ledger
+from assay.types import Json
+
+
+class Sink(Protocol):
+    """Something that a run appends its records to."""
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The files it appends to (absolute, inside `RunDirectory.path`); they exist from its construction on."""
+        ...
+
+    def flush(self, *, durable: bool) -> None:
+        """Hand everything written to the operating system; `durable` waits until it is on the disk."""
+        ...
+
+    def close(self) -> None:
+        """Flush and release the files; safe to call twice."""
+        ...
+
+
+class RunDirectory:
+    """A run's open, locked directory; made by `RunDirectory.open`. Use it as a context manager, or call `close`."""
+
+    def __init__(
+        self, path: Path, config: Mapping[str, Json], lock: int, ledger: Ledger, checkpoint: Checkpoint | None
+    ) -> None:
+        self.path = path
+        self.config = config
+        """The resolved config, as plain JSON data."""
+        self.resumed = checkpoint
+        """The verified checkpoint to go on from; None where the run starts, and where it is complete."""
+        self.run_id = resume.run_id(config)
+        """Short hash of the settings that decide what the run computes; equal runs have equal ids."""
+        self._lock = lock
+        self._ledger = ledger
+        self._sinks: list[Sink] = []
+        self._checkpoint_bytes = checkpoint.size if checkpoint is not None else None
+
+    @classmethod
+    def open(
+        cls, path: Path | str, resolved_config: Mapping[str, Json], *, resume_from_batch: int | None = None
+    ) -> RunDirectory:
+        """Create the directory of a new run, or reopen that of an old one at its last checkpoint.
+
+        A run that was killed before its first commit starts afresh, under the settings given now.
+        `resume_from_batch` goes on from the checkpoint taken after so many RL batches instead; what came later is
+        removed. A complete run is left alone unless `resume_from_batch` is given: see `is_complete`.
+
+        Raises:
+            RunDirectoryError: the directory is foreign, damaged, in use, not writable, or holds a run with other
+                settings; or there is no checkpoint to resume from. Nothing in it was changed.
+            CheckpointError: the checkpoint to resume from is not whole. Nothing was changed.
+        """
+        path = Path(path).expanduser()
+        config: dict[str, Json] = json.loads(encode_json(resolved_config))
+        if not resume.holds_run(path) and resume_from_batch is not None:
+            raise RunDirectoryError(
+                f"resume_from_batch={resume_from_batch}, but {path} holds no run to resume. "
+                "Remove resume_from_batch to start one, or set log_path to the run's directory."
+            )
+        with Writing(path, "the run directory"):
+            path.mkdir(parents=True, exist_ok=True)
+            lock = resume.lock_directory(path)
+        try:
+            content = read_ledger(path / "ledger.jsonl") if resume.holds_run(path) else LedgerContent()
+            if content.commits:
+                ledger, checkpoint = _reopen(path, config, content, resume_from_batch)
+            else:
+                resume.write_identity(path, config)
+                resume.rewind(path, content, None)
+                ledger, checkpoint = Ledger(path / "ledger.jsonl", (), 0), None
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(path, config, lock, ledger, checkpoint)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run came to its end; nothing more can be committed."""
+        return bool(self.commits) and self.commits[-1].done
+
+    @property
+    def commits(self) -> Sequence[Commit]:
+        """The committed steps in order; the first is the start (step -1)."""
+        return tuple(self._ledger.commits)
+
+    @property
+    def next_step(self) -> int:
+        """Global index of the step to do next; -1 where even the start is not committed."""
+        return self._ledger.next_step
+
+    @property
+    def checkpoints(self) -> Sequence[Commit]:
+        """The commits that have a checkpoint, oldest first."""
+        return [commit for commit in self.commits if commit.checkpoint is not None]
+
+    def load_checkpoint(self, commit: Commit) -> Checkpoint:
+        """The verified checkpoint of one of `checkpoints`.
+
+        Raises:
+            CheckpointError: it is missing or not whole.
+        """
+        return open_checkpoint(resume.checkpoint_path(self.path, commit))
+
+    def attach(self, *sinks: Sink) -> None:
+        """Let every commit flush these sinks and record their sizes. Attach them before the first commit."""
+        for sink in sinks:
+            for file in sink.files:
+                name = file.relative_to(self.path)
+                if name.parts[0] not in resume.SINKS:
+                    raise ValueError(f"sink {name} is none of {resume.SINKS}: a resume would not cut it back")
+            self._sinks.append(sink)
+
+    async def commit(
+        self,
+        phase: Phase,
+        index: int,
+        metrics: Mapping[str, float] | None = None,
+        *,
+        save: SaveState | None = None,
+        state: Mapping[str, Json] | None = None,
+        durable: bool = True,
+    ) -> Commit:
+        """Commit the step that was just done, with a checkpoint where `save` (`Backend.save_state`) is given.
+
+        The first commit is `("start", 0)` and needs a checkpoint. `state` is what the loop needs beside the policy to
+        go on. With `durable=False` a power cut can lose the step (a kill cannot); a checkpoint is always durable.
+
+        Raises:
+            RunDirectoryError: the disk is full or unwritable; the step is not committed, earlier ones are intact.
+            ValueError: called out of order, or with one of `save` and `state` but not the other.
+        """
+        step = self.next_step
+        if self.is_complete or (phase == "start") != (step == -1) or phase == "end":
+            raise ValueError(f"cannot commit phase {phase!r} as step {step}; complete: {self.is_complete}")
+        if (save is None) != (state is None) or (phase == "start" and save is None):
+            raise ValueError("a checkpoint needs both save and state, and the start needs a checkpoint")
+        sizes = self._flush(durable or save is not None)
+        name = None
+        if save is not None and state is not None:
+            name = checkpoint_name(phase, index)
+            target = self.path / "checkpoints" / name
+            if any(commit.checkpoint == name for commit in self.commits):
+                raise ValueError(f"checkpoint {name} exists already: {phase} step {index} was committed before")
+            self._checkpoint_bytes = await write_checkpoint(
+                target, step, phase, index, save, state, needed=self._checkpoint_bytes
+            )
+        commit = Commit(step, phase, index, name, sizes, metrics_digest(step, phase, index, metrics or {}))
+        self._ledger.append(commit, durable=durable or save is not None)
+        if name is not None:
+            self._append_index(commit)
+        return commit
+
+    def finish(self) -> None:
+        """Mark the run complete, so that the same command does nothing more.
+
+        Raises:
+            RunDirectoryError: the disk is full or unwritable; the run is not marked.
+        """
+        if self.is_complete or self.next_step == -1:
+            raise ValueError(f"cannot finish at step {self.next_step}; complete: {self.is_complete}")
+        step = self.next_step
+        digest = metrics_digest(step, "end", 0, {})
+        self._ledger.append(Commit(step, "end", 0, None, self._flush(True), digest, done=True), durable=True)
+
+    def write_file(self, name: str, content: str | bytes) -> Path:
+        """Write a file that is made as a whole (a report) atomically; returns its path.
+
+        Raises:
+            RunDirectoryError: the disk is full or unwritable.
+        """
+        replace_file(self.path / name, content.encode() if isinstance(content, str) else content)
+        return self.path / name
+
+    def close(self) -> None:
+        """Release the files and the lock; safe to call twice. Sinks are closed by whoever opened them."""
+        self._ledger.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _flush(self, durable: bool) -> dict[str, int]:
+        for sink in self._sinks:
+            sink.flush(durable=durable)
+        files = [file for sink in self._sinks for file in sink.files]
+        return {file.relative_to(self.path).as_posix(): file.stat().st_size for file in files}
+
+    def _append_index(self, commit: Commit) -> None:
+        path = self.path / "checkpoints.jsonl"
+        line = resume.index_line(commit)
+        with Writing(path, path.name, len(line)):
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                append(fd, line)
+            finally:
+                os.close(fd)
+
+
+def _reopen(
+    path: Path, config: Mapping[str, Json], content: LedgerContent, resume_from_batch: int | None
+) -> tuple[Ledger, Checkpoint | None]:
+    """Check an old run, then bring its directory back to the checkpoint it goes on from."""
+    resume.check_config(path, config)
+    position = len(content.commits) - 1
+    checkpoint = None
+    if not content.is_complete or resume_from_batch is not None:
+        position = resume.resume_position(path, content, resume_from_batch)
+        commit = content.commits[position]
+        cure = resume.checkpoint_cure(path, content, commit)
+        checkpoint = open_checkpoint(resume.checkpoint_path(path, commit), cure=cure)
+        resume.check_sinks(path, commit)
+        resume.warn_of_other_code(path)
+        resume.rewind(path, content, position)
+    return Ledger(path / "ledger.jsonl", content.commits[: position + 1], content.ends[position]), checkpoint

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from assay.cli import main as cli
+from assay.config.loader import nodes
+from assay.config.schema import settings
+from assay.presets import presets
+
+CHECKED = ["train", "--config", "chess", "--dry-run"]
+
+
+def assay(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the real program."""
+    command = [sys.executable, "-m", "assay", *arguments]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100", **environment}
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, check=False)
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+    assert all(part in done.stderr for part in parts), done.stderr
+
+
+def test_help_teaches_without_loading_anything_heavy() -> None:
+    code = (
+        "import sys\nfrom assay.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+        "print('loaded', *{m.partition('.')[0] for m in sys.modules} & {'torch', 'numpy', 'chess', 'chz', 'rich'})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    text, _, loaded = done.stdout.rpartition("loaded")
+    assert loaded.strip() == ""
+    examples = re.findall(r"^  assay .*  +\w", text, re.MULTILINE)
+    assert len(examples) >= 3
+    for name, description in presets().items():
+        assert name in text
+        assert description.split()[0] in text
+
+
+def test_no_command_prints_the_same_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    assert "assay train --config chess" in capsys.readouterr().out
+
+
+def test_train_help_lists_every_setting_with_default_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["train", "--help"])
+    assert left.value.code == 0
+    out = capsys.readouterr().out
+    for key, cls in nodes():
+        for name in settings(cls):
+            assert re.search(rf"^  {re.escape(f'{key}.{name}' if key else name)}(=|$)", out, re.MULTILINE)
+    assert "  learning_rate=0.0001\n      Adam learning rate of RL. (a number)" in out
+    assert "(one of importance_sampling, ppo, cispo, grpo, dr_grpo, dapo, gspo, rloo)" in " ".join(out.split())
+
+
+def test_config_prints_the_resolved_config() -> None:
+    done = assay("config", "--config", "chess", "seed=7", "--local.torch_threads=3")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    data = json.loads(done.stdout)
+    assert (data["seed"], data["local"]["torch_threads"], data["model_name"]) == (7, 3, "scratch")
+    assert data["wandb_project"] is None
+
+
+def test_settings_and_options_mix_in_any_order(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "seed=1", "--config=chess", "save_every=3", "--seed=2"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["seed"], data["save_every"], data["model_name"]) == (2, 3, "scratch")
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path) -> None:
+    done = assay(*CHECKED, "dataset_builder.num_train=64", f"cache_dir={tmp_path / 'cache'}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "RL: 4 batches of 16 problems x 16 rollouts = 256 samples" in done.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+def test_unknown_key_is_refused_with_the_nearest_spelling() -> None:
+    assert_refused(assay(*CHECKED, "lerning_rate=1e-3"), "lerning_rate (command line)", "Did you mean learning_rate?")
+
+
+def test_wrong_type_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("save_every: often\n")
+    done = assay("train", "--config", "mine.yaml", cwd=tmp_path)
+    assert_refused(done, "save_every=often (mine.yaml): expected a whole number")
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    assert_refused(assay("train", "--config", "nowhere/run.yaml", cwd=tmp_path), "nowhere/run.yaml", "Presets: chess")
+
+
+def test_malformed_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("seed: 1\nlocal: {device: cpu\n")
+    assert_refused(assay("config", "--config", "mine.yaml", cwd=tmp_path), "mine.yaml, line 3")
+
+
+@pytest.mark.parametrize("argument", ["--lr", "learning_rate", "-x"])
+def test_an_unknown_option_shows_how_settings_are_written(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", argument, "3"]) == 2
+    error = capsys.readouterr().err
+    assert repr(argument) in error
+    assert "key=value" in error
+
+
+def test_a_missing_optional_package_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def needs_chess(*_: object) -> int:
+        raise ModuleNotFoundError("No module named 'chess'", name="chess.engine")
+
+    monkeypatch.setitem(cli._COMMANDS, "config", needs_chess)
+    assert cli.main(["config"]) == 1
+    assert "pip install 'assay-rl[chess]'" in capsys.readouterr().err
+
+
+def test_a_missing_module_of_ours_is_a_bug_and_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> int:
+        raise ModuleNotFoundError("No module named 'assay.nowhere'", name="assay.nowhere")
+
+    monkeypatch.setitem(cli._COMMANDS, "config", broken)
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["config"])
+
+
+def test_an_interrupt_says_how_to_resume(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli._COMMANDS, "train", interrupted)
+    assert cli.main(["train", "--config", "chess", "wandb_name=a b"]) == 130
+    assert "assay train --config chess 'wandb_name=a b'" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_left_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "assay", "config"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert done.stderr == ""
+    assert done.returncode == 141

@@ -1,0 +1,120 @@
+"""What hosts pass as settings: where they come from, which wins, and how wrong ones are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from assay.envs.monitor.rewards import ClassBalance, MonitorReward
+from assay.errors import ConfigError
+from assay.integrations.common.settings import CONFIG_ENV, HostConfig, flat, plain, read_settings
+from assay.integrations.rewards import find_reward
+from assay.rewards import JudgeConfig
+from support.host_rewards import ShareOfWords
+
+
+def test_the_file_ranks_below_keywords_and_above_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "rewards.yaml"
+    file.write_text("reward: m:r\njudge:\n  model: from-file\nengine.max_in_flight: 128\n")
+    monkeypatch.setenv(CONFIG_ENV, str(file))
+    config = read_settings({"judge": {"model": "said"}}, {"engine.on_failure": "group_mean", "reward": "default"})
+    assert (config.reward, config.judge.model) == ("m:r", "said")
+    assert (config.engine.max_in_flight, config.engine.on_failure) == (128, "group_mean")
+
+
+def test_nested_and_dotted_keys_are_the_same() -> None:
+    nested = read_settings({"reward": "m:r", "judge": {"model": "x"}, "options": {"scale": 2, "deep": {"k": [1]}}})
+    dotted = read_settings({"reward": "m:r", "judge.model": "x", "options.scale": 2, "options.deep.k": [1]})
+    assert flat(nested) == flat(dotted)
+    assert nested.options == {"scale": 2, "deep": {"k": [1]}}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"modle": "x"}, r"modle .*no such setting.*Did you mean judge\.model"),
+        ({"max_concurrent": 60}, r"options\.max_concurrent"),
+        ({"engine": {"max_in_flight": "many"}}, r"engine\.max_in_flight='many'.*a whole number"),
+        ({"engine": {"on_failure": "constant"}}, "a value is given for on_failure=constant"),
+        ({"share": "rya"}, "one of auto, ray, hub, process"),
+        ({"judge": "gpt"}, "judge"),
+    ],
+)
+def test_wrong_settings_are_refused_with_a_cure(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_settings({"reward": "m:r"} | given)
+
+
+def test_a_file_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CONFIG_ENV, "/nowhere.yaml")
+    with pytest.raises(ConfigError, match=r"Cannot read /nowhere\.yaml, which ASSAY_REWARDS_CONFIG names"):
+        read_settings({})
+
+
+def test_the_monitors_variables_rank_below_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAIN_WITH_MONITOR", "true")
+    monkeypatch.setenv("MONITOR_MODEL_NAME", "from-environment")
+    monkeypatch.setenv("MONITOR_CACHE", "false")
+    monkeypatch.setenv("MONITOR_CORRECT_REWARD", "2.5")
+    config = read_settings({"judge.model": "said"})
+    assert (config.judge.model, config.engine.cache) == ("said", False)
+    reward = find_reward(config.reward, config.options, config.judge)
+    assert isinstance(reward, MonitorReward)
+    assert (reward.config.train_with_monitor, reward.config.monitor_correct_reward) == (True, 2.5)
+    assert read_settings({"reward": "m:r"}).judge.model == HostConfig().judge.model  # no business of other rewards
+
+
+def test_the_monitors_classes_are_counted_in_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REBALANCE_MONITOR_REWARD", "true")
+    config = read_settings({})
+    with pytest.raises(ConfigError, match=r"options\.train_data"):
+        find_reward(config.reward, config.options, config.judge)
+    rows = [{"text": f"problem {i}", "measurements": [True], "is_correct": i < 10} for i in range(40)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "validation.jsonl").write_text(json.dumps({**rows[0], "text": "held out"}) + "\n")
+    config = read_settings({"options.train_data": str(tmp_path)})
+    reward = find_reward(config.reward, config.options, config.judge)
+    assert isinstance(reward, MonitorReward) and reward.balance == ClassBalance(0.25)
+
+
+def test_values_of_hosts_become_plain_copies() -> None:
+    inner = {"a": np.int64(3), "b": np.array([1.5, 2.5]), "c": (1, {"d": np.bool_(True)}), "e": None}
+    array = np.empty(2, dtype=object)
+    array[:] = [inner, [np.str_("x")]]
+    found = plain(array)
+    assert found == [{"a": 3, "b": [1.5, 2.5], "c": [1, {"d": True}], "e": None}, ["x"]]
+    assert [type(v) for v in (found[0]["a"], found[0]["c"][1]["d"], found[1][0])] == [int, bool, str]
+    found[0]["b"].append(1)
+    assert inner["b"].tolist() == [1.5, 2.5]
+
+
+def test_rewards_are_found_in_modules_and_files(tmp_path: Path) -> None:
+    assert find_reward("support.host_rewards:ShareOfWords", {"scale": 2.0}, JudgeConfig()) == ShareOfWords(2.0)
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from dataclasses import dataclass\nfrom support.host_rewards import ShareOfWords\nready = ShareOfWords(3.0)\n"
+        "def made(judge, scale=1.0):\n    return ShareOfWords(scale, name=judge.model)\n"
+    )
+    assert find_reward(f"{file}:ready", {}, JudgeConfig()) == ShareOfWords(3.0)
+    assert find_reward(f"{file}:made", {"scale": 4.0}, JudgeConfig(model="m")) == ShareOfWords(4.0, name="m")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("jugde", {}, "none of judge, monitor, and no path.py:name"),
+        ("no_such_module:x", {}, "no module no_such_module"),
+        ("missing.py:x", {}, "no file missing.py"),
+        ("support.host_rewards:Nothing", {}, "support.host_rewards has no Nothing"),
+        ("support.host_rewards:ShareOfWords", {"scael": 1}, "unexpected keyword argument 'scael'"),
+        ("support.host_rewards:dataclass", {}, "made a .*, which is no reward|is no reward"),
+        ("monitor", {"bonus": 1}, "no options bonus.*verbose_rewards"),
+        ("monitor", {"format_reward": "much"}, "a number"),
+    ],
+)
+def test_rewards_that_cannot_be_had(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_reward(name, options, JudgeConfig())

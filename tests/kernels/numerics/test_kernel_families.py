@@ -1,0 +1,123 @@
+"""Families of inputs: what each changes, and what makes inputs legal and has to stay."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from assay.kernels.arrays import Array, HostTensor, host_tensor
+from assay.kernels.numerics.families import FAMILIES, LARGE, SPARSITY, Family, role_of, vary
+
+RNG = np.random.default_rng(0)
+UNIFORM = RNG.random((40, 50)).astype(np.float32)
+NORMAL = RNG.normal(3.0, 2.0, (40, 50)).astype(np.float32)
+CHANGED: tuple[Family, ...] = ("signed", "large", "sparse", "permuted")
+
+
+def varied(array: npt.ArrayLike, family: Family, dtype: str = "float32", seed: int = 1) -> Array:
+    inputs = vary((host_tensor(array, dtype),), family, np.random.default_rng(seed))
+    assert inputs is not None and isinstance(inputs[0], HostTensor)
+    return inputs[0].array()
+
+
+def test_the_families_are_those_of_the_type() -> None:
+    assert get_args(Family) == FAMILIES
+
+
+@pytest.mark.parametrize("base", [UNIFORM, NORMAL], ids=["uniform", "normal"])
+def test_real_inputs_take_the_properties_of_their_family(base: Array) -> None:
+    signed, large = varied(base, "signed"), varied(base, "large")
+    for values, scale in ((signed, 1.0), (large, LARGE)):
+        assert (values < 0).mean() > 0.3 and (values > 0).mean() > 0.3
+        assert 0.5 * scale < np.sqrt((values.astype(np.float64) ** 2).mean()) < 3 * scale
+    assert abs((varied(base, "sparse") == 0).mean() - SPARSITY) < 0.05
+    permuted = varied(base, "permuted")
+    np.testing.assert_array_equal(np.sort(permuted.ravel()), np.sort(base.ravel()))
+    assert (permuted != base).mean() > 0.9
+
+
+@pytest.mark.parametrize("family", CHANGED)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_dtype_and_shape_stay_and_a_seed_is_a_draw(family: Family, dtype: str) -> None:
+    inputs = (host_tensor(UNIFORM, dtype), 3, None, "mean", (host_tensor(NORMAL, dtype), 0.5))
+    first = vary(inputs, family, np.random.default_rng(5))
+    again = vary(inputs, family, np.random.default_rng(5))
+    other = vary(inputs, family, np.random.default_rng(6))
+    assert first is not None and first == again != other
+    assert first[1:4] == inputs[1:4]
+    assert isinstance(first[0], HostTensor) and (first[0].dtype, first[0].shape) == (dtype, UNIFORM.shape)
+    assert isinstance(first[4], tuple) and first[4][0] != inputs[4][0] and first[4][1] == 0.5  # type: ignore[index]
+
+
+def test_given_is_given_and_a_family_that_changes_nothing_is_none() -> None:
+    inputs = (host_tensor(UNIFORM, "float32"), 2)
+    assert vary(inputs, "given", np.random.default_rng(0)) == inputs
+    nothing = (2, "x", None, host_tensor([1, 2, 3, 9], "int64"), host_tensor(np.zeros((0, 3)), "float32"))
+    assert vary(nothing, "signed", np.random.default_rng(0)) is None or role_of(np.array([1, 2, 3, 9])) != "sorted"
+    assert vary((), "large", np.random.default_rng(0)) is None
+
+
+@pytest.mark.parametrize(
+    ("array", "role"),
+    [
+        (UNIFORM, "real"),
+        (np.ones((4, 4), np.float32), "real"),
+        (np.array([True, False, True]), "mask"),
+        (np.array([0, 3, 3, 8]), "sorted"),
+        (np.array([4, 1, 3, 0]), "distinct"),
+        (np.array([4, 1, 1, 0]), "index"),
+        (np.array([7]), "index"),
+        (np.where(UNIFORM > 0.5, 1.0, -1.0), "labels"),
+        (UNIFORM / UNIFORM.sum(axis=-1, keepdims=True), "probability"),
+        (UNIFORM / UNIFORM.sum(axis=0, keepdims=True), "probability"),
+        (np.eye(10, dtype=np.float32)[[3, 1, 4, 1, 5, 9]], "probability"),
+        (np.triu(np.ones((8, 8))), "real"),
+    ],
+)
+def test_what_an_input_seems_to_be(array: Array, role: str) -> None:
+    assert role_of(array) == role
+
+
+@pytest.mark.parametrize("family", CHANGED)
+def test_whole_numbers_stay_legal(family: Family) -> None:
+    index = np.array([5, 0, 2, 2, 9, 5])
+    assert set(varied(index, family, "int64")) <= set(range(10))
+    order = np.array([5, 0, 2, 1, 9, 4])
+    assert sorted(varied(order, family, "int64")) == sorted(order)
+    offsets = host_tensor([0, 3, 3, 8], "int64")
+    assert vary((offsets,), family, np.random.default_rng(0)) is None
+    labels = np.where(UNIFORM[0] > 0.5, 1.0, -1.0)
+    assert set(varied(labels, family)) <= {-1.0, 1.0}
+
+
+@pytest.mark.parametrize("family", CHANGED)
+def test_probabilities_stay_probabilities(family: Family) -> None:
+    rows = UNIFORM / UNIFORM.sum(axis=-1, keepdims=True)
+    new = varied(rows, family)
+    assert new.min() >= 0 and not np.array_equal(new, rows)
+    np.testing.assert_allclose(new.sum(axis=-1), 1.0, rtol=1e-5)
+
+
+def test_masks_only_change_places_of_rows() -> None:
+    mask = np.tril(np.ones((6, 6), dtype=np.bool_))
+    permuted = varied(mask, "permuted", "bool")
+    assert sorted(map(tuple, permuted)) == sorted(map(tuple, mask))
+    assert vary((host_tensor(mask, "bool"),), "signed", np.random.default_rng(0)) is None
+
+
+@pytest.mark.parametrize("family", CHANGED)
+def test_triangles_and_symmetry_stay(family: Family) -> None:
+    upper = np.triu(NORMAL[:30, :30])
+    new = varied(upper, family)
+    assert not np.any(np.tril(new, -1)) and np.any(np.triu(new))
+    lower = varied(np.tril(NORMAL[:30, :30]), family)
+    assert not np.any(np.triu(lower, 1)) and np.any(np.tril(lower))
+    symmetric = varied(NORMAL[:30, :30] + NORMAL[:30, :30].T, family)
+    np.testing.assert_array_equal(symmetric, symmetric.T)
+
+
+def test_a_constant_input_does_not_stay_constant() -> None:
+    assert varied(np.ones((10, 10)), "signed").std() > 0.5

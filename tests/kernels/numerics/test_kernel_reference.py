@@ -1,0 +1,402 @@
+"""The reference process: what it computes, that seeds decide it, and that no fault of a problem outlives its answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from assay.errors import MissingDependencyError, ReferenceModelError
+from assay.kernels.arrays import HostTensor
+from assay.kernels.numerics.families import FAMILIES
+from assay.kernels.numerics.reference import ReferenceProcess, ReferenceResult, fit_problem
+from assay.kernels.problems.scaling import scale
+from assay.kernels.problems.sources import make_problem
+from support.kernelbench_data import TINY
+
+LINEAR = """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self, wide):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(20)
+        self.linear = nn.Linear(20, wide)
+
+    def forward(self, x, scale):
+        return torch.relu(self.linear(self.norm(x))) * scale
+
+
+def get_inputs():
+    return [torch.rand(6, 20), 0.5]
+
+
+def get_init_inputs():
+    return [8]
+"""
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[ReferenceProcess]:
+    with ReferenceProcess(timeout_s=60, memory_mb=1024) as one:
+        yield one
+
+
+def arrays(result: ReferenceResult) -> list[bytes]:
+    return [o.tobytes() for case in result.cases for o in (*case.exact, *case.rounded)]
+
+
+def tensor(value: object) -> HostTensor:
+    assert isinstance(value, HostTensor)
+    return value
+
+
+def test_outputs_are_those_of_the_module(process: ReferenceProcess) -> None:
+    result = process.evaluate(LINEAR, input_seed=7, weight_seed=3, with_state=True)
+    assert [case.family for case in result.cases] == list(FAMILIES)
+    assert result.outputs == (("float32", (6, 8)),)
+    assert result.parameters == 20 * 8 + 8 + 40 and result.init_inputs == (8,)
+    assert result.exact_dtype == "float64" and not result.refused
+    weight, bias = (result.state[f"linear.{name}"].array().astype(np.float64) for name in ("weight", "bias"))
+    for case in result.cases:
+        x = tensor(case.inputs[0]).array().astype(np.float64)
+        normal = (x - x.mean(axis=0)) / np.sqrt(x.var(axis=0) + 1e-5)
+        expected = np.maximum(normal @ weight.T + bias, 0) * 0.5
+        assert case.exact[0].dtype == np.float64 and case.rounded[0].dtype == np.float32
+        np.testing.assert_allclose(case.exact[0], expected, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(case.rounded[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_seeds_decide_everything_and_nothing_else_does(process: ReferenceProcess) -> None:
+    first = process.evaluate(LINEAR, input_seed=7, weight_seed=3, with_state=True)
+    process.evaluate(LINEAR, input_seed=8, weight_seed=3)
+    again = process.evaluate(LINEAR, input_seed=7, weight_seed=3, with_state=True)
+    assert arrays(first) == arrays(again) and first.state == again.state
+    assert [c.inputs for c in first.cases] == [c.inputs for c in again.cases]
+    with ReferenceProcess() as other:
+        elsewhere = other.evaluate(LINEAR, input_seed=7, weight_seed=3, with_state=True)
+    assert arrays(first) == arrays(elsewhere)
+    other_inputs = process.evaluate(LINEAR, input_seed=8, weight_seed=3, with_state=True)
+    assert other_inputs.state == first.state and other_inputs.cases[0].inputs != first.cases[0].inputs
+    other_weights = process.evaluate(LINEAR, input_seed=7, weight_seed=4, with_state=True)
+    assert other_weights.state != first.state and other_weights.cases[0].inputs == first.cases[0].inputs
+
+
+def test_weights_are_seeded_right_before_the_model_is_built(process: ReferenceProcess) -> None:
+    drawing = LINEAR.replace("return [8]", "torch.rand(100); return [8]")
+    one = process.evaluate(LINEAR, input_seed=7, weight_seed=3, with_state=True)
+    other = process.evaluate(drawing, input_seed=7, weight_seed=3, with_state=True)
+    assert one.state == other.state
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_low_precision_starts_from_rounded_inputs_and_weights(process: ReferenceProcess, precision: str) -> None:
+    result = process.evaluate(
+        LINEAR,
+        input_seed=7,
+        weight_seed=3,
+        families=("given",),
+        precision=precision,
+        with_state=True,  # type: ignore[arg-type]
+    )
+    case = result.cases[0]
+    assert tensor(case.inputs[0]).dtype == result.state["linear.weight"].dtype == precision
+    assert result.outputs[0][0] == precision
+    error = np.abs(case.exact[0] - case.rounded[0].astype(np.float64)).max()
+    assert 1e-5 < error < 0.1
+
+
+def test_moved_weights_leave_their_starting_values(process: ReferenceProcess) -> None:
+    still = process.evaluate(LINEAR, input_seed=7, weight_seed=3, with_state=True)
+    moved = process.evaluate(LINEAR, input_seed=7, weight_seed=3, with_state=True, perturb_weights=True)
+    again = process.evaluate(LINEAR, input_seed=7, weight_seed=3, with_state=True, perturb_weights=True)
+    for name in ("norm.weight", "norm.bias", "linear.weight", "linear.bias"):
+        before, after = still.state[name].array(), moved.state[name].array()
+        assert not np.any(before == after) and np.abs(after - before).max() < 2
+    assert moved.state == again.state and arrays(moved) == arrays(again) != arrays(still)
+
+
+def test_work_is_counted_in_one_pass(process: ReferenceProcess) -> None:
+    work = process.evaluate(LINEAR, input_seed=7, weight_seed=3).work
+    assert work["addmm"] == (1, 6 * 20 * 8)
+    assert work["relu"] == (1, 48) and work["mul"] == (1, 48)
+    assert work["native_batch_norm"][0] == 1 and work["t"] == (1, 0)
+
+
+def test_a_family_that_the_problem_refuses_is_named_and_left_out(process: ReferenceProcess) -> None:
+    picky = TINY.replace("return torch.relu(x)", "assert x.min() >= 0; return torch.relu(x)")
+    result = process.evaluate(picky, input_seed=1, weight_seed=0)
+    assert [case.family for case in result.cases] == ["given", "permuted"]
+    assert set(result.refused) == {"signed", "large", "sparse"}
+    assert "AssertionError" in result.refused["signed"]
+
+
+def test_a_module_that_insists_on_float32_is_its_own_truth(process: ReferenceProcess) -> None:
+    stubborn = TINY.replace("return torch.relu(x)", "return torch.ones(4096, 3, dtype=torch.float32).T @ x.T")
+    stubborn = stubborn.replace(" * self.scale", "")
+    result = process.evaluate(stubborn, input_seed=1, weight_seed=0, families=("given",))
+    assert result.exact_dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("extra", "forward"),
+    [
+        ("import dataclasses\n@dataclasses.dataclass\nclass Shape:\n    n: int = 2\n", "torch.relu(x) * Shape().n"),
+        ("@torch.jit.script\ndef twice(x):\n    return x * 2\n", "twice(torch.relu(x))"),
+    ],
+    ids=["dataclass", "torchscript"],
+)
+def test_modules_may_use_what_looks_at_its_own_source(process: ReferenceProcess, extra: str, forward: str) -> None:
+    code = TINY.replace("\n\nclass Model", f"\n\n{extra}\n\nclass Model").replace("torch.relu(x)", forward)
+    result = process.evaluate(code, input_seed=1, weight_seed=0, families=("given",))
+    x = tensor(result.cases[0].inputs[0]).array()
+    np.testing.assert_array_equal(result.cases[0].rounded[0], np.maximum(x, 0) * 2 * np.float32(1.5))
+
+
+def faulty(body: str) -> str:
+    """The tiny problem, with a fault in its forward."""
+    return TINY.replace("        return torch", f"        {body}\n        return torch")
+
+
+FAULTS = {
+    "error": ("raise ValueError('no such luck')", "error", "ValueError: no such luck"),
+    "syntax": ("return return", "error", "SyntaxError"),
+    "exit": ("import sys; sys.exit(0)", "error", "SystemExit"),
+    "interrupt": ("raise KeyboardInterrupt", "error", "KeyboardInterrupt"),
+    "exit at once": ("import os; os._exit(0)", "crash", "status 0"),
+    "exit with the status of success": ("import os; os._exit(90)", "crash", ""),
+    "segmentation fault": ("import ctypes; ctypes.string_at(0)", "crash", "SIGSEGV"),
+    "abort": ("import os; os.abort()", "crash", "SIGABRT"),
+    "one large tensor": ("torch.empty(1 << 34).fill_(1)", "memory", "allocate"),
+    "Python's memory": ("b = [bytes(1 << 28) for _ in range(100)]", "memory", ""),
+    "descriptors": ("import os; os.closerange(0, 10000)", "crash", "status 1"),
+    "reads": ("input()", "error", "EOF"),
+    "its group": ("import os; os.kill(0, 9)", "crash", "died"),
+    "its parent": ("import os; os.kill(os.getppid(), 9)", "crash", "died"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_answered_by_its_kind(process: ReferenceProcess, fault: str) -> None:
+    body, kind, said = FAULTS[fault]
+    with pytest.raises(ReferenceModelError) as caught:
+        process.evaluate(faulty(body), input_seed=1, weight_seed=0)
+    assert caught.value.kind == kind and said in str(caught.value)
+    assert process.evaluate(TINY, input_seed=1, weight_seed=0, families=("given",)).cases
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[ReferenceProcess]:
+    with ReferenceProcess(timeout_s=1.0, memory_mb=1024) as one:
+        yield one
+
+
+ENDLESS = {
+    "loop": "while True: pass",
+    "deaf loop": "import signal; [signal.signal(s, signal.SIG_IGN) for s in (2, 15)]\n        while True: pass",
+    "sleep": "import time; time.sleep(1000)",
+    "prints": "while True: print('x' * 100000)",
+    "complains": "import sys\n        while True: sys.stderr.write('x' * 100000)",
+    "stopped": "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
+    "waits for a thread": "import threading; threading.Event().wait()",
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_what_does_not_end_is_ended(hasty: ReferenceProcess, name: str) -> None:
+    hasty.evaluate(TINY, input_seed=1, weight_seed=0, families=("given",))
+    worker = worker_of(hasty)
+    with pytest.raises(ReferenceModelError, match="more than 1 s") as caught:
+        hasty.evaluate(faulty(ENDLESS[name]), input_seed=1, weight_seed=0)
+    assert caught.value.kind == "timeout"
+    assert worker_of(hasty) == worker, "a slow reference does not cost the process that runs them"
+
+
+def worker_of(process: ReferenceProcess) -> int:
+    assert process._process is not None
+    return process._process.pid
+
+
+def alive(marker: str) -> list[int]:
+    """Processes whose command line or environment carries a marker."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if marker.encode() in text and state != "Z" and int(entry.name) != os.getpid():
+                found.append(int(entry.name))
+    return found
+
+
+def gone(marker: str) -> bool:
+    """Whether all of them end within a while that no loaded machine exceeds."""
+    for _ in range(600):
+        if not alive(marker):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+DAEMON = """import os, time
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0: time.sleep(1000)
+            os._exit(0)"""
+LEAVES = {
+    "fork": "import os, time\n        if os.fork() == 0: time.sleep(1000)",
+    "session": "import os, time\n        if os.fork() == 0: os.setsid(); time.sleep(1000)",
+    "daemon": DAEMON,
+    "program": "import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True)",
+    "returns twice": "import os; globals().get('once') or globals().update(once=1) or os.fork()",
+}
+
+
+def test_what_a_reference_starts_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    marker = f"ASSAY_TEST_{os.getpid()}_LEAVES"
+    monkeypatch.setenv(marker, "1")
+    with ReferenceProcess(timeout_s=60) as process:
+        for name, body in LEAVES.items():
+            result = process.evaluate(faulty(body), families=("given",), **SEEDS)
+            assert result.cases[0].family == "given"
+            assert alive(marker) == [worker_of(process)], name
+    assert gone(marker)
+
+
+SEEDS = {"input_seed": 1, "weight_seed": 0}
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_closing_or_killing_it_at_work_ends_everything(monkeypatch: pytest.MonkeyPatch, hard: bool) -> None:
+    marker = f"ASSAY_TEST_{os.getpid()}_CLOSE_{hard}"
+    monkeypatch.setenv(marker, "1")
+    process = ReferenceProcess(timeout_s=600)
+    process.evaluate(TINY, families=("given",), **SEEDS)
+    body = (
+        "import os, time\n        os.fork()\n        " + ("" if hard else "os.setsid()\n        ") + "time.sleep(1000)"
+    )
+    failures: list[ReferenceModelError] = []
+
+    def wait() -> None:
+        try:
+            process.evaluate(faulty(body), **SEEDS)
+        except ReferenceModelError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while len(alive(marker)) < 3:
+        time.sleep(0.02)
+    if hard:
+        os.kill(worker_of(process), signal.SIGKILL)
+    else:
+        process.close()
+    thread.join(60)
+    assert not thread.is_alive() and [f.kind for f in failures] == ["crash"]
+    if hard:
+        assert process.evaluate(TINY, families=("given",), **SEEDS).cases, "a later evaluation starts another"
+        process.close()
+    with pytest.raises(ReferenceModelError, match="closed") as closed:
+        process.evaluate(TINY, families=("given",), **SEEDS)
+    assert closed.value.kind == "crash"
+    assert gone(marker)
+
+
+INTERRUPTED = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell started in the background
+from assay.kernels.numerics.reference import ReferenceProcess
+process = ReferenceProcess(timeout_s=600)
+process.evaluate(sys.argv[1], input_seed=1, weight_seed=0, families=("given",))
+print("at work", flush=True)
+try:
+    process.evaluate(sys.argv[2], input_seed=1, weight_seed=0)
+except KeyboardInterrupt:
+    found = process.evaluate(sys.argv[1], input_seed=1, weight_seed=0, families=("given",))
+    print("went on with", found.cases[0].rounded[0].shape, flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_parent_leaves_nothing_and_reads_no_stale_answer(number: signal.Signals) -> None:
+    marker = f"ASSAY_TEST_{os.getpid()}_PARENT_{number}"
+    small = scale(make_problem(1, 1, "x", TINY, "x"), 32).code
+    body = "import os, time\n        os.fork(); time.sleep(3 if os.getppid() else 0); time.sleep(1000)"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, small, faulty(body)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, marker: "1"},
+    )
+    assert parent.stdout is not None and parent.stdout.readline() == "at work\n"
+    while len(alive(marker)) < 4:
+        time.sleep(0.02)
+    parent.send_signal(number)
+    said, _ = parent.communicate(timeout=120)
+    assert said == ("went on with (2, 32)\n" if number == signal.SIGINT else "")
+    assert gone(marker)
+
+
+def test_threads_wait_in_line(process: ReferenceProcess) -> None:
+    results: dict[int, ReferenceResult] = {}
+
+    def ask(seed: int) -> Callable[[], None]:
+        return lambda: results.update({seed: process.evaluate(LINEAR, input_seed=seed, weight_seed=0)})
+
+    threads = [threading.Thread(target=ask(seed)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len({arrays(results[seed])[0] for seed in range(4)}) == 4
+    assert arrays(results[2]) == arrays(process.evaluate(LINEAR, input_seed=2, weight_seed=0))
+
+
+def test_large_problems_and_large_answers_travel(process: ReferenceProcess) -> None:
+    long = TINY + "#" * 500_000
+    result = process.evaluate(long, input_seed=1, weight_seed=0, families=("given",))
+    assert result.cases[0].exact[0].nbytes == 64 * 4096 * 8
+    with pytest.raises(ReferenceModelError) as caught:
+        process.evaluate(TINY, input_seed=1, weight_seed=0, max_output=1000)
+    assert caught.value.kind == "too_large" and "262144 elements" in str(caught.value)
+
+
+def test_an_interpreter_without_torch_is_said(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}:$PYTHONPATH exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with (
+        ReferenceProcess(python=str(python)) as process,
+        pytest.raises(MissingDependencyError, match=r"assay-rl\[torch\]"),
+    ):
+        process.evaluate(TINY, **SEEDS)
+    with ReferenceProcess(python="/bin/false") as process, pytest.raises(ReferenceModelError, match="did not start"):
+        process.evaluate(TINY, **SEEDS)
+
+
+def test_fitting_picks_the_smallest_size_that_is_worth_it(process: ReferenceProcess) -> None:
+    fitted = fit_problem(make_problem(1, 1, "x", TINY, "x"), process)
+    assert fitted.scaled.scaling.cap == 32 and fitted.screening.rewarded
+    empty_when_small = TINY.replace("torch.relu(x)", "torch.relu(x) * float(x.shape[1] > 60)")
+    assert fit_problem(make_problem(1, 1, "x", empty_when_small, "x"), process).scaled.scaling.cap == 64
+    too_large = TINY.replace("torch.relu(x)", "torch.relu(x).repeat(1, 400)")
+    assert fit_problem(make_problem(1, 1, "x", too_large, "x"), process, max_output=20_000).scaled.scaling.cap == 16
+    empty = fit_problem(make_problem(1, 1, "x", TINY.replace("torch.relu(x)", "0 * x"), "x"), process)
+    assert empty.screening.reason == "zero" and empty.scaled.scaling.cap == 32
+    broken = make_problem(1, 1, "x", faulty("raise RuntimeError('never')"), "x")
+    with pytest.raises(ReferenceModelError, match="never"):
+        fit_problem(broken, process)

@@ -1,0 +1,180 @@
+"""Screening: each reason by a small problem run for real, what passes, and the published problems known to be empty."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from assay.kernels.arrays import Array, host_tensor
+from assay.kernels.numerics.families import FAMILIES
+from assay.kernels.numerics.reference import ReferenceProcess, fit_problem, screening_of
+from assay.kernels.numerics.screening import Case, screen
+from assay.kernels.problems.scaling import scale
+from assay.kernels.problems.sources import find_problem, load_problems, make_problem
+from support.kernelbench_data import PUBLISHED, needs_published, shipped
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[ReferenceProcess]:
+    with ReferenceProcess(timeout_s=60) as one:
+        yield one
+
+
+def module(forward: str, init: str = "pass", inputs: str = "[torch.rand(6, 40)]") -> str:
+    return f"""
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {init}
+
+    def forward(self, x, *rest):
+        {forward}
+
+
+def get_inputs():
+    return {inputs}
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+LINEAR = "self.linear = nn.Linear(40, 30)"
+DEGENERATE = {
+    "no_output": module("return torch.empty(0)"),
+    "non_finite": module("return torch.log(x - 2.0)"),
+    "nondeterministic": module("return nn.functional.dropout(x, 0.5, training=True)"),
+    "zero": module("return torch.relu(-x.abs())"),
+    "constant": module("return x * 0.0 + 2.5"),
+    "input_independent": module("return torch.arange(40.0) * torch.ones_like(x)"),
+    "identity": module("return torch.nn.functional.dropout(x, 0.5, training=False)"),
+    "weight_independent": module("self.linear(x); return torch.sin(x)", LINEAR),
+    "tolerance_exceeds_signal": module("return 1000.0 + 1e-3 * torch.tanh(x) + x.mean()"),
+}
+
+
+@pytest.mark.parametrize("reason", DEGENERATE)
+def test_each_reason_by_a_problem(process: ReferenceProcess, reason: str) -> None:
+    result = process.evaluate(DEGENERATE[reason], input_seed=3, weight_seed=0, for_screening=True)
+    found = screening_of(result)
+    assert found.reason == reason and not found.rewarded and found.detail
+    assert found.to_json()["reason"] == reason
+
+
+EARNEST = {
+    "a product": module("return self.linear(x)", LINEAR),
+    "a scalar": module("return x.square().mean()"),
+    "whole numbers": module("return x.argmax(dim=1)"),
+    "a domain of positive numbers": module("return torch.sqrt(x)"),
+    "several outputs": module("return x.sum(dim=0), {'top': x.max(), 'bits': x > 0.3}"),
+    "a product that saturates on large inputs": module("return torch.sigmoid(x * 3)"),
+    "complex numbers": module("return torch.fft.rfft(x)"),
+    "two inputs of which one is a mask": module(
+        "return x.masked_fill(rest[0], -1.0)", inputs="[torch.rand(6, 40), torch.ones(6, 40).triu().bool()]"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EARNEST)
+def test_real_problems_pass(process: ReferenceProcess, name: str) -> None:
+    result = process.evaluate(EARNEST[name], input_seed=3, weight_seed=0, for_screening=True)
+    found = screening_of(result)
+    assert found.rewarded, found
+
+
+def test_families_that_prove_nothing_are_named(process: ReferenceProcess) -> None:
+    saturated = process.evaluate(
+        module("return torch.clamp(x - 0.5, 0, 1)"), input_seed=0, weight_seed=0, for_screening=True
+    )
+    assert screening_of(saturated).rewarded
+    roots = process.evaluate(EARNEST["a domain of positive numbers"], input_seed=0, weight_seed=0, for_screening=True)
+    assert set(screening_of(roots).dropped_families) == {"signed", "large", "sparse"}
+
+
+def case(family: str, exact: Array, rounded: Array | None = None) -> Case:
+    return Case(family, (host_tensor([1.0, 2.0], "float32"),), (exact,), (exact if rounded is None else rounded,))
+
+
+def test_a_reference_that_drowns_in_its_own_rounding_is_refused() -> None:
+    rng = np.random.default_rng(0)
+    exact = rng.standard_normal(100)
+    noisy = case("given", exact, exact + 0.1 * rng.standard_normal(100))
+    assert screen([noisy]).reason == "tolerance_exceeds_signal"
+    quiet = case("given", exact, exact + 1e-6)
+    found = screen([quiet, case("signed", exact * 2, exact * 3)])
+    assert found.rewarded and found.dropped_families == ("signed",)
+
+
+def test_whole_numbers_that_hang_on_rounding_decide_nothing() -> None:
+    exact = np.arange(20)
+    flipped = exact.copy()
+    flipped[3] = 0
+    assert screen([case("given", exact, flipped)]).reason == "tolerance_exceeds_signal"
+    assert screen([case("given", exact)]).rewarded
+
+
+def test_nothing_to_compare_is_refused() -> None:
+    assert screen([]).reason == "no_output"
+    assert screen([Case("given", (), (), ())]).reason == "no_output"
+
+
+def test_shipped_problems_are_all_worth_a_reward(process: ReferenceProcess) -> None:
+    refused = {}
+    for key, problem in shipped().items():
+        result = process.evaluate(problem.code, input_seed=11, weight_seed=0, for_screening=True)
+        if screening_of(result).reason:
+            refused[key] = screening_of(result)
+    assert not refused
+
+
+PUBLISHED_EMPTY = {23: "tolerance_exceeds_signal", 36: "constant", 80: "zero"}
+
+
+@needs_published
+@pytest.mark.parametrize("number", PUBLISHED_EMPTY)
+def test_published_problems_that_are_empty(process: ReferenceProcess, number: int) -> None:
+    problem = find_problem(load_problems("jsonl", (2,), PUBLISHED), 2, number)
+    result = process.evaluate(scale(problem, 32).code, input_seed=0, weight_seed=0, for_screening=True)
+    assert screening_of(result).reason == PUBLISHED_EMPTY[number]
+
+
+@needs_published
+def test_a_published_problem_that_only_large_inputs_fill(process: ReferenceProcess) -> None:
+    problem = find_problem(load_problems("jsonl", (2,), PUBLISHED), 2, 9)
+    fitted = fit_problem(problem, process)
+    assert fitted.screening.rewarded
+    assert set(fitted.screening.constant_families) == set(FAMILIES) - {"large"}
+
+
+def test_losses_are_scalars_and_worth_a_reward(process: ReferenceProcess) -> None:
+    inputs = "[torch.rand(8, 40), torch.randint(0, 2, (8, 40)).float() * 2 - 1]"
+    hinge = module("return torch.mean(torch.clamp(1 - x * rest[0], min=0))", inputs=inputs)
+    squared = module("return torch.mean((x - rest[0]) ** 2)", inputs="[torch.rand(8, 40), torch.rand(8, 40)]")
+    for code in (hinge, squared):
+        result = process.evaluate(code, input_seed=1, weight_seed=0, for_screening=True)
+        assert result.outputs == (("float32", ()),)
+        assert screening_of(result).rewarded
+
+
+def test_weights_that_start_at_zero_count_for_nothing_until_they_are_moved(process: ReferenceProcess) -> None:
+    code = module("return x + self.bias", "self.bias = nn.Parameter(torch.zeros(40))")
+    still = process.evaluate(code, input_seed=1, weight_seed=0, for_screening=True)
+    moved = process.evaluate(code, input_seed=1, weight_seed=0, for_screening=True, perturb_weights=True)
+    assert screening_of(still).reason == "identity"
+    assert screening_of(moved).rewarded
+
+
+CLAMPED = make_problem(
+    2, 83, "83_like", module("return torch.clamp(self.linear(x).abs().min() - 1e9, min=0.0)", LINEAR), "here"
+)
+
+
+def test_a_minimum_clamped_to_zero_is_refused_at_every_size(process: ReferenceProcess) -> None:
+    assert fit_problem(CLAMPED, process).screening.reason == "zero"

@@ -1,0 +1,115 @@
+"""Scaling: which integers change, by which rule, and that the record says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from assay.kernels.problems.scaling import AS_PUBLISHED, halved, ladder, scale, unscaled
+from assay.kernels.problems.sources import Problem, find_problem, load_problems, make_problem
+from support.kernelbench_data import PUBLISHED, TINY, needs_published
+
+SIZES = '''
+import torch
+import torch.nn as nn
+
+LIMIT = 4096
+
+
+class Model(nn.Module):
+    def __init__(self, sizes=1024):
+        super().__init__()
+
+    def forward(self, x):
+        return x + 5000
+
+
+# a comment with 9999 and "ü" before a size: ü
+height = width = 512
+M, N = 16384 * 2, 2**11
+batch, shape = 96, (batch_channels := 3, 4095)
+flag = True
+ratio = 1000.0
+
+
+def get_inputs():
+    """4096 in a docstring stays."""
+    n_batch = 100
+    return [torch.rand(100, M, size=640), torch.rand(n_batch, -2048)]
+
+
+def get_init_inputs():
+    return [[1024, 7], {"groups": 200}]
+'''
+
+
+def problem(code: str = SIZES) -> Problem:
+    return make_problem(1, 1, "1_Sizes", code, "test")
+
+
+def test_sizes_are_halved_to_the_cap_and_recorded() -> None:
+    scaled = scale(problem(TINY), 32)
+    assert {c.name: (c.old, c.new) for c in scaled.scaling.changes} == {"batch_size": (64, 2), "features": (4096, 32)}
+    assert "features = 32\n" in scaled.code and "batch_size = 2\n" in scaled.code
+    assert scaled.hash != scaled.problem.hash
+    assert "features 4096 -> 32" in str(scaled.scaling)
+    assert scaled.scaling.to_json()["changes"] == [["batch_size", 15, 64, 2], ["features", 16, 4096, 32]]
+
+
+def test_only_sizes_outside_the_model_change() -> None:
+    code = scale(problem(), 32).code
+    for kept in ("sizes=1024", "x + 5000", "9999", "4096 in a docstring", "flag = True", "ratio = 1000.0", '"ü"'):
+        assert kept in code
+    for changed in ("LIMIT = 32", "height = width = 32", "M, N = 32, 32", "torch.rand(25, M, size=20)", "[[32, 7],"):
+        assert changed in code
+    compile(code, "scaled", "exec")
+
+
+def test_integers_of_a_batch_have_a_cap_of_their_own() -> None:
+    changes = {c.name: c.new for c in scale(problem(), 32, batch_cap=4).scaling.changes if "batch" in c.name}
+    assert changes == {"batch": 3, "n_batch": 4}
+
+
+def test_a_batch_never_becomes_one_sample() -> None:
+    assert halved(24, 2, round_up=True) == 2
+    assert halved(24, 2) == 1
+    assert halved(7, 8) == 7
+
+
+def test_uniform_gives_all_names_one_cap() -> None:
+    scaled = scale(problem(TINY), 32, rule="uniform")
+    assert {c.new for c in scaled.scaling.changes} == {32}
+    assert scaled.scaling.batch_cap == 32
+
+
+def test_proportional_keeps_ratios() -> None:
+    code = TINY.replace("features = 4096", "features = 8192\ngroups = 512\nwindow = 3")
+    changes = {c.name: c.new for c in scale(problem(code), 128, rule="proportional").scaling.changes}
+    assert changes == {"batch_size": 2, "features": 128, "groups": 8}
+
+
+def test_small_problems_are_left_as_published() -> None:
+    small = problem(TINY.replace("64", "2").replace("4096", "30"))
+    assert scale(small, 32) == unscaled(small)
+    assert scale(small, 32).scaling == AS_PUBLISHED
+    assert next(ladder(small)) == unscaled(small)
+
+
+def test_the_ladder_starts_small_and_repeats_nothing() -> None:
+    rungs = list(ladder(problem(TINY)))
+    assert rungs[0].scaling.cap == 32 and rungs[0].scaling.rule == "capped"
+    assert len({r.code for r in rungs}) == len(rungs)
+    assert {r.scaling.rule for r in rungs} >= {"capped", "uniform"}
+
+
+def test_caps_below_one_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        scale(problem(), 0)
+
+
+@needs_published
+def test_every_published_problem_scales_to_valid_python() -> None:
+    problems = load_problems("jsonl", (1, 2, 3), PUBLISHED)
+    for one in problems:
+        compile(scale(one, 32).code, one.name, "exec")
+    relu = scale(find_problem(problems, 1, 19), 32)
+    assert [(c.name, c.old, c.new) for c in relu.scaling.changes] == [("batch_size", 4096, 2), ("dim", 393216, 24)]

@@ -1,0 +1,718 @@
+"""The grader with its real sandbox, references and compilers: every verdict reached by a submission, and bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import chz
+import pytest
+
+from assay.errors import MissingDependencyError, ReferenceModelError, SandboxError
+from assay.kernels.catalogue import read_submission
+from assay.kernels.compile import stage as compile_stage
+from assay.kernels.compile.toolkit import find_toolkit
+from assay.kernels.config import GraderConfig
+from assay.kernels.grader import Grader
+from assay.kernels.numerics.reference import fit_problem
+from assay.kernels.prepared import MAX_PREPARED, Preparations, Prepared
+from assay.kernels.problems.scaling import unscaled
+from assay.kernels.problems.sources import Problem, make_problem
+from assay.kernels.sandboxes import local_sandbox
+from assay.kernels.static.checks import check
+from assay.kernels.verdicts import KINDS, Verdict
+from assay.sandbox import AfterRound, Job, JobResult
+from assay.sandbox import local as local_module
+from assay.sandbox.host.probe import NAMESPACE_CURE, Features, Missing
+from assay.sandbox.local import LocalSandbox
+from support.kernel_graders import QUICK, Bench
+from support.kernelbench_data import ATTACKS, HONEST, TINY, shipped
+from support.sandboxes import needs_walls
+
+pytestmark = needs_walls
+
+SHIPPED = shipped()
+SMALL = make_problem(
+    1, 1, "small", TINY.replace("batch_size = 64\nfeatures = 4096", "batch_size = 8\nfeatures = 48"), "test"
+)
+PAIR = make_problem(
+    1,
+    2,
+    "pair",
+    """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(features))
+        self.shift = nn.Parameter(torch.rand(features))
+
+    def forward(self, x):
+        y = x * self.weight + self.shift
+        return y, y.sum(dim=-1)
+
+
+def get_inputs():
+    return [torch.rand(8, 48)]
+
+
+def get_init_inputs():
+    return [48]
+""",
+    "test",
+)
+
+CANDIDATE = """
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x, out, n, scale, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + i, mask=i < n, other=0.0)
+    BODY
+    tl.store(out + i, v, mask=i < n)
+
+
+class ModelNew(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+        INIT
+
+    def forward(self, x):
+        HOST
+        out = torch.empty_like(x)
+        n = x.numel()
+        kernel[(triton.cdiv(n, 256),)](x.contiguous(), out, n, self.scale, BLOCK=256)
+        return RESULT
+"""
+
+
+def candidate(
+    body: str = "v = tl.maximum(v, 0.0) * scale", host: str = "pass", result: str = "out", init: str = "pass"
+) -> str:
+    """A right answer to `SMALL`, unless something is changed."""
+    text = CANDIDATE.replace("RESULT", result)
+    for place, lines, indent in (("BODY", body, 4), ("HOST", host, 8), ("INIT", init, 8)):
+        text = text.replace(place, lines.replace("\n", "\n" + " " * indent))
+    return text
+
+
+PAIR_CANDIDATE = """
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x, w, b, out, total, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    i = tl.arange(0, BLOCK)
+    m = i < columns
+    y = tl.load(x + row * columns + i, mask=m, other=0.0) USE_WEIGHT + tl.load(b + i, mask=m, other=0.0)
+    tl.store(out + row * columns + i, y, mask=m)
+    tl.store(total + row, tl.sum(y.to(tl.float32), 0))
+
+
+class ModelNew(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(features))
+        self.shift = nn.Parameter(torch.rand(features))
+
+    def forward(self, x):
+        out, total = torch.empty_like(x), torch.empty(x.shape[0], dtype=x.dtype)
+        kernel[(x.shape[0],)](x.contiguous(), self.weight, self.shift, out, total, x.shape[1], BLOCK=64)
+        return out, total
+"""
+RIGHT_PAIR = PAIR_CANDIDATE.replace("USE_WEIGHT", "* tl.load(w + i, mask=m, other=0.0)")
+
+
+@pytest.mark.parametrize("name", ["squeeze_excite", "snake_autotuned", "top_one_experts", "matvec_atomic"])
+def test_honest_kernels_are_ok(bench: Bench, name: str) -> None:
+    honest = read_submission(HONEST / f"{name}.py")
+    verdict = bench.grade(SHIPPED[honest.problem], honest.code)
+    assert verdict.ok, verdict
+    assert verdict.tests_passed == verdict.tests_total == QUICK.num_correct_trials and verdict.stage == "numerics"
+    assert verdict.evidence["launches"] and verdict.evidence["scaling"]["rule"] == "none"
+    assert verdict.problem == SHIPPED[honest.problem].hash and not verdict.cached and 0 < verdict.cpu_s < 20
+
+
+def test_several_outputs_and_weights(bench: Bench) -> None:
+    verdict = bench.grade(PAIR, RIGHT_PAIR)
+    assert verdict.ok and verdict.evidence["weights_moved"] is True, verdict
+    # A weight that starts as ones may not be left out, and one output may not be passed off as two.
+    lazy = bench.grade(PAIR, PAIR_CANDIDATE.replace("USE_WEIGHT", ""))
+    assert lazy.kind == "wrong" and "weights weight have other values" in lazy.message, lazy
+    one = bench.grade(PAIR, RIGHT_PAIR.replace("return out, total", "return out"))
+    assert one.kind == "wrong" and "returned 1 tensors, the reference returns 2" in one.message
+    swapped = bench.grade(PAIR, RIGHT_PAIR.replace("return out, total", "return total, out"))
+    assert swapped.kind == "wrong" and "shape" in swapped.message
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_other_precisions(bench: Bench, precision: Any) -> None:
+    config = chz.replace(QUICK, precision=precision)
+    assert bench.grade(PAIR, RIGHT_PAIR, config).ok
+    single = RIGHT_PAIR.replace("torch.empty_like(x)", "torch.empty(x.shape, dtype=torch.float32)")
+    verdict = bench.grade(PAIR, single, config)
+    assert verdict.kind == "wrong" and f"dtype float32, the reference has {precision}" in verdict.message
+
+
+WRONG = "v = tl.maximum(v, 0.0) * scale + 0.01"
+ENDLESS = candidate(host="while True: pass")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "said"),
+    [
+        (candidate(body=WRONG), "wrong", "elements are wrong; the first is"),
+        (candidate(result="torch.relu(x) * self.scale"), "cheat", "line"),
+        ("x = 1", "compile_error", "ModelNew"),
+        (candidate(host="if x.dim() == 2: raise ValueError('no')"), "crash", "ValueError while forward (line 23): no"),
+        (candidate(init="raise ValueError('no')"), "crash", "ValueError while constructing ModelNew (line 20): no"),
+        (candidate(body="v = tl.sum(tl.dot(tl.full((16, 16), 1, tl.bfloat16), tl.full((16, 16), 1, tl.bfloat16)))"),
+         "unsupported", "bfloat16"),
+        (candidate().replace("mask=i < n, other=0.0", ""), "crash", "OutOfBoundsError while forward"),
+    ],
+    ids=["wrong", "cheat", "compile_error", "crash", "constructor", "unsupported", "bounds"],
+)  # fmt: skip
+def test_verdicts(bench: Bench, code: str, kind: str, said: str) -> None:
+    verdict = bench.grade(SMALL, code)
+    assert verdict.kind == kind and said in verdict.message, verdict
+    assert verdict.problem == SMALL.hash and not verdict.ok
+    assert Verdict.from_json(verdict.to_json()) == verdict
+
+
+def test_the_kinds_that_other_tests_reach_are_all() -> None:
+    here = {"ok", "wrong", "cheat", "compile_error", "crash", "unsupported"}
+    assert here | {"timeout", "compiled_not_run", "infra_error"} == set(KINDS)
+
+
+@pytest.mark.parametrize("limit", ["wall_s", "cpu_s"])
+def test_a_timeout(bench: Bench, limit: str) -> None:
+    verdict = bench.grade(SMALL, ENDLESS, chz.replace(QUICK, **{limit: 1.0}))
+    assert (verdict.kind, verdict.tests_passed) == ("timeout", 0) and "limit" in verdict.message, verdict
+
+
+def test_a_kernel_that_does_nothing_for_its_answer_is_a_cheat(bench: Bench) -> None:
+    ghost = bench.grade(SMALL, candidate(result="x.clamp(min=0).mul(self.scale)"), static=False)
+    assert (ghost.kind, ghost.cheat) == ("cheat", "ghost_kernel"), ghost
+    idle = candidate(result="out").replace(
+        "kernel[(triton", "out = x.clamp(min=0) * self.scale\n        0 and kernel[(triton"
+    )
+    none = bench.grade(SMALL, idle, static=False)
+    assert none.kind == "cheat" and none.cheat in ("no_launch", "ghost_kernel"), none
+
+
+HUGE = 10_000_000
+BAD_TEXT: dict[str, str] = {
+    "empty": "",
+    "blank": "\n \n",
+    "syntax": candidate().replace("def forward", "dfe forward"),
+    "no_kernel_at_all": "class ModelNew: pass\nclass ModelNew(",
+    "ten_megabytes_of_comment": candidate() + "#" + "x" * HUGE,
+    "ten_megabytes_of_list": candidate() + "y = [" + "0," * (HUGE // 2) + "]",
+    "deep": candidate() + "y = " + "(" * 50_000 + ")" * 50_000,
+    "deep_operators": candidate() + "y = " + "-" * 200_000 + "1",
+    "nul": candidate() + "\0",
+    "binary": bytes(range(256)).decode("utf-8", "surrogateescape"),
+    "elf": "\x7fELF\x02\x01\x01" + "\0" * 100,
+    "lone_surrogate": "\ud800",
+    "surrogate_in_a_literal": candidate() + "y = '\udc80'",
+    "indentation": "  x = 1\n" + candidate(),
+    "prose": "Here is the kernel:\n" + candidate(),
+    "unending_string": candidate() + "y = '''",
+    "wrong_name": candidate().replace("ModelNew", "Model"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TEXT)
+def test_text_that_is_no_submission(bench: Bench, name: str) -> None:
+    verdict = bench.grade(SMALL, BAD_TEXT[name])
+    assert (verdict.kind, verdict.stage) == ("compile_error", "parse") and verdict.message, verdict
+    assert len(verdict.message) < 1000
+    verdict.message.encode()
+
+
+SUBCLASS = "class Odd(torch.Tensor):\n    pass\n\n\nclass ModelNew"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "said"),
+    [
+        (candidate().replace("forward(self, x)", "forward(self)"), "crash", "TypeError while forward"),
+        (candidate().replace("forward(self, x)", "forward(self, x, y)"), "crash", "missing 1 required positional"),
+        (candidate().replace("(self, scale)", "(self)"), "crash", "TypeError while constructing ModelNew"),
+        (candidate().replace("def forward", "def forwards"), "crash", "forward"),
+        (candidate(result="None"), "wrong", "NoneType"),
+        (candidate(result="'text'"), "wrong", "str"),
+        (candidate(result="(out, out)"), "wrong", "returned 2 tensors"),
+        (candidate(result="[]"), "wrong", "returned 0 tensors"),
+        (candidate(result="out.numpy()"), "wrong", "ndarray"),
+        (candidate(result="1.5"), "wrong", "shape ()"),
+        (candidate(result="out.double()"), "wrong", "dtype float64"),
+        (candidate(result="out.half()"), "wrong", "dtype float16"),
+        (candidate(result="out > 0"), "wrong", "dtype bool"),
+        (candidate(result="out[:1]"), "wrong", "shape (1, 48)"),
+        (candidate(result="out.reshape(-1)"), "wrong", "shape (384,)"),
+        (candidate(result="out[None]"), "wrong", "shape (1, 8, 48)"),
+        (candidate(result="out.t()"), "wrong", "shape (48, 8)"),
+        (candidate(result="out.to('meta')"), "wrong", "on meta"),
+        (candidate(result="out.to_sparse()"), "wrong", "sparse"),
+        (candidate(result="out.as_subclass(Odd)").replace("class ModelNew", SUBCLASS), "wrong", "Odd"),
+        (candidate(result="out.t().contiguous().t()"), "ok", ""),
+        (candidate(result="nn.Parameter(out)"), "ok", ""),
+        (candidate(host="print('ok ' * 100_000)"), "ok", ""),
+        (candidate(host="raise SystemExit(0)"), "crash", ""),
+        (candidate(host="raise KeyboardInterrupt"), "crash", ""),
+        (candidate(host="import os; os._exit(0)"), "crash", "left before its last round"),
+        (candidate(host="import ctypes; ctypes.string_at(0)"), "crash", "signal 11"),
+        (candidate(host="torch.empty(1 << 34)"), "crash", "while forward"),
+        (candidate(host="self.forward(x)"), "crash", "RecursionError"),
+        (candidate(host="x.fill_(7)", result="out"), "wrong", "elements are wrong"),
+        ("raise SystemExit\n" + candidate(), "crash", ""),
+        ("1 / 0\n" + candidate(), "crash", "ZeroDivisionError while constructing ModelNew (line 1)"),
+        ("raise Exception('\\ud800\\x1b[2J')\n" + candidate(), "crash", "\ufffd"),
+        ("ModelNew = 3\n" + candidate(), "ok", ""),
+    ],
+)
+def test_submissions_that_misbehave(bench: Bench, code: str, kind: str, said: str) -> None:
+    verdict = bench.grade(SMALL, code, static=False)
+    assert verdict.kind == kind and said in verdict.message, verdict
+    verdict.message.encode()
+    assert all(c.isprintable() or c in "\n\t" for c in verdict.message)
+
+
+@pytest.mark.parametrize(
+    ("forward", "reason"),
+    [("x * 0", "zero"), ("x", "identity"), ("torch.ones_like(x) * 3", "constant"), ("x + 0 * x.sum()", "identity")],
+)
+def test_a_degenerate_problem_is_unsupported(bench: Bench, forward: str, reason: str) -> None:
+    code = SMALL.code.replace("torch.relu(x) * self.scale", forward)
+    verdict = bench.grade(make_problem(1, 3, "degenerate", code, "test"), candidate())
+    assert (verdict.kind, verdict.stage) == ("unsupported", "problem"), verdict
+    assert reason in verdict.message and "not worth a reward" in verdict.message
+
+
+def test_a_problem_whose_reference_fails_is_unsupported(bench: Bench) -> None:
+    code = SMALL.code.replace("torch.relu(x)", "torch.no_such_function(x)")
+    verdict = bench.grade(make_problem(1, 4, "broken", code, "test"), candidate())
+    assert (verdict.kind, verdict.stage) == ("unsupported", "problem")
+    assert "own reference does not run here" in verdict.message and "no_such_function" in verdict.message
+
+
+def test_what_the_compiler_refuses(bench: Bench) -> None:
+    config = chz.replace(QUICK, compile_check="right")
+    refused = bench.grade(SMALL, candidate(body="import math\nv = tl.maximum(v, 0.0) * scale"), config, static=False)
+    assert (refused.kind, refused.stage, refused.compiled) == ("compile_error", "compile", False), refused
+    assert refused.tests_passed == refused.tests_total > 0
+    right = bench.grade(SMALL, candidate(), config)
+    assert right.ok and right.compiled is True
+    assert [k["name"] for k in right.evidence["compiler"]["kernels"]] == ["kernel"]
+
+
+CUDA = '''
+import torch
+import torch.nn as nn
+from torch.utils.cpp_extension import load_inline
+
+SOURCE = r"""
+#include <torch/extension.h>
+
+__global__ void scaled(const float* x, float* out, int n, float scale) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = fmaxf(x[i], 0.0f) * scale;
+}
+
+torch::Tensor run(torch::Tensor x, double scale) {
+    auto out = torch::empty_like(x);
+    int n = x.numel();
+    scaled<<<(n + 255) / 256, 256>>>(x.data_ptr<float>(), out.data_ptr<float>(), n, (float)scale);
+    return out;
+}
+"""
+extension = load_inline(
+    name="scaled",
+    cpp_sources="torch::Tensor run(torch::Tensor x, double scale);",
+    cuda_sources=SOURCE,
+    functions=["run"],
+)
+
+
+class ModelNew(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x):
+        return extension.run(x, self.scale)
+'''
+FOR_CUDA = GraderConfig(backend="cuda", cache=False, workers=1)
+
+
+def test_cuda_is_compiled_and_not_run() -> None:
+    try:
+        find_toolkit()
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+
+    async def main() -> tuple[Verdict, Verdict]:
+        async with Grader(FOR_CUDA) as grader:
+            return await grader.grade(SMALL, CUDA), await grader.grade(SMALL, CUDA.replace("int n", "imt n"))
+
+    right, refused = asyncio.run(main())
+    assert (right.kind, right.stage, right.compiled, right.ok) == ("compiled_not_run", "compile", True, False), right
+    assert "no GPU" in right.message and right.problem == SMALL.hash
+    assert (refused.kind, refused.compiled) == ("compile_error", False) and "imt" in refused.message
+    assert refused.problem == SMALL.hash
+
+
+def test_cuda_without_a_compiler(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compile_stage, "find_toolkit", lambda: find_toolkit(str(tmp_path)))
+    verdict = bench.grade(SMALL, CUDA, FOR_CUDA)
+    assert (
+        verdict.kind == "infra_error" and "no nvcc" in verdict.message and "install a CUDA toolkit" in verdict.message
+    )
+
+
+def test_without_bubblewrap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SandboxError, match=r"(?s)no program bwrap in PATH.*apt-get install bubblewrap.*sandbox=unsafe"):
+        Grader(QUICK)
+
+
+def test_without_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = Features("/usr/bin/bwrap", None, (Missing("namespaces", "bubblewrap failed", NAMESPACE_CURE),))
+    monkeypatch.setattr(local_module, "probe", lambda: lacking)
+    with pytest.raises(
+        SandboxError, match=r"(?s)bubblewrap failed.*kernel.unprivileged_userns_clone=1.*sandbox=unsafe"
+    ):
+        Grader(QUICK)
+    with pytest.warns(UserWarning, match="no walls at all"):
+        grader = Grader(chz.replace(QUICK, sandbox="unsafe"))
+    asyncio.run(grader.close())
+
+
+def evidence(verdict: Verdict) -> dict[str, Any]:
+    return {name: value for name, value in verdict.to_json().items() if name != "cpu_s"}
+
+
+def test_a_seed_makes_a_verdict_repeatable(bench: Bench) -> None:
+    def graded(seed: int | None) -> dict[str, Any]:
+        grader = Grader(QUICK, sandbox=bench.sandbox, reference=bench.reference, seed=seed)
+
+        async def main() -> Verdict:
+            async with grader:
+                return await grader.grade(SMALL, candidate(body=WRONG.replace("0.01", "0.01 * (v > 0.9)")))
+
+        return evidence(bench.wait(main()))
+
+    first = graded(7)
+    assert first["kind"] == "wrong" and graded(7) == first
+    assert graded(8)["message"] != first["message"] != graded(None)["message"]
+
+
+@pytest.mark.parametrize("attack", ["cache/interpreter_state", "obfuscated/type_patch"])
+def test_what_one_candidate_does_is_gone_for_the_next(bench: Bench, attack: str) -> None:
+    before = bench.sandbox.worker_pids()
+    hostile = read_submission(ATTACKS / f"{attack}.py")
+    assert not bench.grade(SHIPPED[hostile.problem], hostile.code, static=False).ok
+    assert bench.grade(SMALL, candidate(), static=False).ok
+    assert bench.grade(SMALL, candidate(body=WRONG), static=False).kind == "wrong"
+    assert bench.sandbox.worker_pids() == before, "the same worker did all of it"
+
+
+class Watched:
+    """A sandbox in which `act` is called before the outputs of round 1 of each job go to the caller."""
+
+    def __init__(self, inner: LocalSandbox, act: Callable[[], Awaitable[None]]) -> None:
+        self.inner, self.act = inner, act
+        self.jobs = 0
+
+    async def run(self, job: Job, after_round: AfterRound | None = None) -> JobResult:
+        self.jobs += 1
+
+        async def watched(number: int, outputs: tuple[bytes, ...]) -> bool:
+            if number == 1:
+                await self.act()
+            found = after_round(number, outputs) if after_round is not None else True
+            return found if isinstance(found, bool) else await found
+
+        return await self.inner.run(job, watched)
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+
+def children(pid: int) -> set[int]:
+    """The processes below one."""
+    found = set()
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text(encoding="ascii").split():
+            found |= {int(child), *children(int(child))}
+    return found
+
+
+def running(workers: list[int]) -> set[int]:
+    """The processes below any of them."""
+    return set().union(*map(children, workers))
+
+
+def test_a_worker_that_dies_costs_no_verdict(bench: Bench) -> None:
+    bench.grade(SMALL, candidate())
+    left = [signal.SIGKILL]
+
+    async def kill() -> None:
+        while left:
+            os.kill(bench.sandbox.worker_pids()[0], left.pop())
+
+    async def main() -> Verdict:
+        async with Grader(QUICK, sandbox=Watched(bench.sandbox, kill), reference=bench.reference) as grader:
+            return await grader.grade(SMALL, candidate())
+
+    verdict = bench.wait(main())
+    assert verdict.ok and not left, verdict
+
+
+def test_a_cancelled_grade_leaves_nothing_behind(bench: Bench) -> None:
+    bench.grade(SMALL, candidate())
+    workers = bench.sandbox.worker_pids()
+    quiet = running(workers)
+
+    async def main() -> None:
+        before = asyncio.all_tasks()
+        reached = asyncio.Event()
+
+        async def reach() -> None:
+            reached.set()
+
+        grader = Grader(QUICK, sandbox=Watched(bench.sandbox, reach), reference=bench.reference, static=False)
+        endless = candidate(host="self.calls = getattr(self, 'calls', 0) + 1\nwhile self.calls > 1: pass")
+        grade = asyncio.create_task(grader.grade(SMALL, endless))
+        await reached.wait()
+        assert running(workers) > quiet
+        grade.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await grade
+        assert (await grader.grade(SMALL, candidate())).ok
+        await grader.close()
+        assert asyncio.all_tasks() == before
+
+    bench.wait(asyncio.wait_for(main(), 60))
+    assert bench.sandbox.worker_pids() == workers and running(workers) == quiet
+
+
+def test_workers_that_always_die_and_a_close_amid_grades(bench: Bench) -> None:
+    async def main() -> tuple[Verdict, int, list[Verdict | BaseException], set[int]]:
+        inner = local_sandbox(chz.replace(QUICK, workers=1))
+        reached = asyncio.Event()
+
+        async def kill() -> None:
+            os.kill(inner.worker_pids()[0], signal.SIGKILL)
+
+        async def reach() -> None:
+            reached.set()
+
+        sandbox = Watched(inner, kill)
+        grader = Grader(QUICK, sandbox=sandbox, reference=bench.reference, static=False)
+        lost = await grader.grade(SMALL, candidate())
+        deaths = inner.deaths
+        sandbox.act = reach
+        endless = candidate(host="self.calls = getattr(self, 'calls', 0) + 1\nwhile self.calls > 1: pass")
+        grades = [asyncio.create_task(grader.grade(SMALL, code)) for code in (endless, candidate())]
+        await reached.wait()
+        processes = {pid for worker in inner.worker_pids() for pid in {worker, *children(worker)}}
+        assert len(processes) > 1
+        await inner.close()
+        await grader.close()
+        ended = await asyncio.gather(*grades, return_exceptions=True)
+        return lost, deaths, ended, {pid for pid in processes if Path(f"/proc/{pid}").exists()}
+
+    lost, deaths, ended, alive = bench.wait(asyncio.wait_for(main(), 100))
+    assert lost.kind == "infra_error" and lost.errored and "sandbox failed" in lost.message and deaths == 2
+    assert [v.kind for v in ended if isinstance(v, Verdict)] == ["infra_error"] * 2, ended
+    assert alive == set()
+
+
+def test_a_problem_is_prepared_once_and_a_failure_of_the_grader_is_not_kept(bench: Bench) -> None:
+    calls: list[str] = []
+
+    class Counting:
+        """The reference process, counting; its first evaluation is refused."""
+
+        def evaluate(self, code: str, **options: Any) -> Any:
+            calls.append(code)
+            if len(calls) == 1:
+                raise MissingDependencyError("references run on PyTorch")
+            return bench.reference.evaluate(code, **options)
+
+        def close(self) -> None:
+            raise AssertionError("whoever passes one closes it")
+
+    async def main() -> list[Verdict]:
+        async with Grader(QUICK, sandbox=bench.sandbox, reference=Counting()) as grader:  # type: ignore[arg-type]
+            with pytest.raises(MissingDependencyError):
+                await grader.grade(SMALL, candidate())
+            return await asyncio.gather(*(grader.grade(SMALL, candidate()) for _ in range(6)))
+
+    assert all(verdict.ok for verdict in bench.wait(main()))
+    assert len(calls) == 1 + 1 + QUICK.draws, "one that failed, one to screen, and the draws"
+
+
+def test_the_problem_type_is_what_a_caller_has(bench: Bench) -> None:
+    assert isinstance(SMALL, Problem)
+    fitted = bench.grade(SMALL, candidate(), chz.replace(QUICK, scale="fit"))
+    assert fitted.ok and fitted.evidence["scaling"]["cap"] >= 0
+
+
+class Refusing:
+    """A reference process of which every evaluation fails in one way."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.calls = kind, 0
+
+    def evaluate(self, code: str, **options: Any) -> Any:
+        self.calls += 1
+        raise ReferenceModelError(self.kind, "refused")
+
+    def close(self) -> None:
+        raise AssertionError("whoever passes one closes it")
+
+
+@pytest.mark.parametrize(("kind", "tries"), [("timeout", 2), ("memory", 2), ("error", 1)])
+def test_a_refusal_that_may_pass_is_not_kept(bench: Bench, kind: str, tries: int) -> None:
+    reference = Refusing(kind)
+
+    async def main() -> list[Verdict]:
+        async with Grader(QUICK, sandbox=bench.sandbox, reference=reference) as grader:  # type: ignore[arg-type]
+            return [await grader.grade(SMALL, candidate()) for _ in range(2)]
+
+    assert [verdict.kind for verdict in bench.wait(main())] == ["unsupported"] * 2
+    assert reference.calls == tries
+
+
+def test_fitting_ends_with_the_process_and_blames_a_load_first() -> None:
+    gone = Refusing("crash")
+    with pytest.raises(ReferenceModelError) as caught:
+        fit_problem(SMALL, gone)  # type: ignore[arg-type]
+    assert (caught.value.kind, gone.calls) == ("crash", 1)
+
+    class Mixed(Refusing):
+        def evaluate(self, code: str, **options: Any) -> Any:
+            self.kind = "error" if self.calls == 0 else "timeout"
+            super().evaluate(code, **options)
+
+    large = make_problem(1, 5, "large", TINY, "test")
+    with pytest.raises(ReferenceModelError) as caught:
+        fit_problem(large, Mixed(""))  # type: ignore[arg-type]
+    assert caught.value.kind == "timeout"
+
+
+def test_the_problems_kept_are_those_graded_last() -> None:
+    async def main() -> None:
+        kept, made, hold = Preparations(), [], asyncio.Event()
+
+        async def make(key: str, wait: bool = False) -> Prepared:
+            made.append(key)
+            if wait:
+                await hold.wait()
+            return Prepared(unscaled(SMALL), None)
+
+        busy = kept.task("busy", lambda: make("busy", True))
+        for number in range(MAX_PREPARED + 1):
+            await kept.task(str(number), lambda key=str(number): make(key))  # type: ignore[misc]
+            await kept.task("0", lambda: make("0"))
+        assert made == ["busy", *(str(number) for number in range(MAX_PREPARED + 1))]
+        assert len(kept.tasks()) == MAX_PREPARED and busy in kept.tasks()
+        await kept.task("1", lambda: make("1"))
+        assert made[-1] == "1", "the one graded longest ago was dropped"
+        hold.set()
+        await busy
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_closing_while_a_problem_is_made_ready(bench: Bench) -> None:
+    reached, go = threading.Event(), threading.Event()
+    entered: list[str] = []
+
+    class Slow(Refusing):
+        def evaluate(self, code: str, **options: Any) -> Any:
+            entered.append(code)
+            reached.set()
+            go.wait(60)
+            super().evaluate(code, **options)
+
+    reference = Slow("crash")
+
+    async def main() -> list[Verdict]:
+        grader = Grader(QUICK, reference=reference)  # type: ignore[arg-type]
+        grades = [asyncio.create_task(grader.grade(SMALL, candidate())) for _ in range(3)]
+        assert await asyncio.to_thread(reached.wait, 60)
+        grades[0].cancel()
+        await asyncio.sleep(0)
+        await grader.close()
+        ended = await asyncio.gather(*grades, return_exceptions=True)
+        go.set()
+        assert isinstance(ended[0], asyncio.CancelledError), "cancelled by its caller, not by the close"
+        later = [await grader.grade(problem, candidate()) for problem in (SMALL, PAIR)]
+        assert isinstance(grader.sandbox, LocalSandbox) and grader.sandbox.worker_pids() == []
+        return [*(one for one in ended if isinstance(one, Verdict)), *later]
+
+    verdicts = bench.wait(asyncio.wait_for(main(), 60))
+    assert [verdict.kind for verdict in verdicts] == ["infra_error"] * 4, verdicts
+    assert all("closed" in verdict.message for verdict in verdicts) and entered == [SMALL.code]
+
+
+def test_a_worker_that_dies_while_it_is_warmed_costs_no_grade(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    boot, boots = local_module.WorkerProcess.boot, []
+
+    async def dying(self: local_module.WorkerProcess) -> None:
+        boots.append(self)
+        if len(boots) == 1:
+            raise local_module.WorkerDied("it died at its start")
+        await boot(self)
+
+    monkeypatch.setattr(local_module.WorkerProcess, "boot", dying)
+
+    async def main() -> list[Verdict]:
+        async with Grader(chz.replace(QUICK, workers=1), reference=bench.reference) as grader:
+            return [await grader.grade(SMALL, candidate()) for _ in range(2)]
+
+    assert [verdict.kind for verdict in bench.wait(main())] == ["ok", "ok"]
+    assert len(boots) == 2
+
+
+def test_a_long_source_is_examined_beside_the_event_loop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+    examine = Grader._examine
+
+    def watched(self: Grader, problem: Any, code: str) -> Any:
+        threads.append(threading.current_thread())
+        return examine(self, problem, code)
+
+    monkeypatch.setattr(Grader, "_examine", watched)
+    for code in ("x = 1", "x = 1\n" * 1000):
+        assert bench.grade(SMALL, code).kind == "compile_error"
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]
+
+
+def test_a_fault_in_the_problem_is_not_the_candidates(bench: Bench) -> None:
+    broken = Problem(1, 6, "broken", "def (", "test")
+    assert check(candidate(), "triton", broken.code).fault is None
+    verdict = bench.grade(broken, candidate(), chz.replace(QUICK, scale="fit"))
+    assert verdict.kind == "unsupported" and "not valid Python" in verdict.message, verdict

@@ -1,0 +1,119 @@
+"""Host tensors: every dtype there and back, roundings, and bytes that are none."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from assay.kernels.arrays import FLOATS, HostTensor, Value, host_tensor, size_in_bytes
+from assay.kernels.frames import Frame, read_frame, write_frame
+
+DTYPES = (
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "bool",
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3, 4)])
+def test_elements_come_back_as_they_were(dtype: str, shape: tuple[int, ...]) -> None:
+    values = (np.random.default_rng(0).normal(0, 50, shape)).astype(dtype)
+    tensor = host_tensor(values, dtype)
+    assert tensor.shape == shape and tensor.array().dtype == values.dtype
+    np.testing.assert_array_equal(tensor.array(), values)
+    assert tensor.is_float == (dtype in FLOATS)
+
+
+def test_rows_come_first_whatever_the_strides() -> None:
+    values = np.arange(12, dtype=np.float32).reshape(3, 4).T
+    np.testing.assert_array_equal(host_tensor(values, "float32").array(), values)
+
+
+@given(st.integers(0, 0xFFFF))
+def test_every_bfloat16_survives_widening_and_rounding(bits: int) -> None:
+    tensor = HostTensor("bfloat16", (1,), np.uint16(bits).tobytes())
+    value = tensor.array()
+    again = host_tensor(value, "bfloat16")
+    if np.isnan(value[0]):
+        assert np.isnan(again.array()[0])
+    else:
+        assert again == tensor
+
+
+@given(st.floats(-(2.0**126), 2.0**126, width=32))
+def test_bfloat16_is_the_nearest_there_is(value: float) -> None:
+    rounded = float(host_tensor([value], "bfloat16").array()[0])
+    bits = int(np.float32(value).view(np.uint32)) & 0xFFFF0000
+    below = float(np.uint32(bits).view(np.float32))
+    above = float(np.uint32(min(bits + 0x10000, 0xFF7FFFFF)).view(np.float32))
+    assert rounded in (below, above)
+    assert abs(rounded - value) <= min(abs(below - value), abs(above - value))
+
+
+def test_bfloat16_ties_go_to_even_and_overflow_is_infinite() -> None:
+    halfway = np.array([0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7FFFFFFF], dtype=np.uint32).view(np.float32)
+    found = np.frombuffer(host_tensor(halfway, "bfloat16").data, dtype=np.uint16)
+    assert [hex(v) for v in found] == ["0x3f80", "0x3f82", "0x7f80", "0x7fc0"]
+
+
+def test_a_stranger_s_booleans_are_zero_or_not() -> None:
+    tensor = HostTensor("bool", (4,), bytes([0, 1, 2, 255]))
+    assert np.array_equal(tensor.array(), np.array([False, True, True, True]))
+
+
+def test_bytes_that_are_no_such_tensor_are_refused() -> None:
+    assert size_in_bytes("float16", (2, 3)) == 12
+    with pytest.raises(ValueError, match="11 bytes are no float16 tensor"):
+        HostTensor("float16", (2, 3), bytes(11))
+    with pytest.raises(ValueError, match="'float8' is none of"):
+        HostTensor("float8", (2,), bytes(2))
+
+
+tensors = st.sampled_from(("float32", "int64", "bfloat16")).flatmap(
+    lambda dtype: arrays(np.int16, array_shapes(min_dims=0, min_side=0, max_side=3)).map(
+        lambda a: host_tensor(a, dtype)
+    )
+)
+values = st.recursive(
+    st.one_of(tensors, st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text()),
+    lambda part: st.lists(part, max_size=3).map(tuple),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None)
+@given(st.lists(values, max_size=3))
+def test_frames_carry_any_value(sent: list[Value]) -> None:
+    frame, sink = Frame({"more": [1, "ü"]}), io.BytesIO()
+    entries = [frame.add(value) for value in sent]
+    write_frame(sink, Frame(frame.header | {"values": entries}, frame.blobs))
+    back = read_frame(sink.getvalue())
+    assert [back.value(entry) for entry in back.header["values"]] == sent
+    assert back.header["more"] == [1, "ü"]
+
+
+def test_damaged_frames_are_refused() -> None:
+    frame, sink = Frame({}), io.BytesIO()
+    frame.header["x"] = frame.add(host_tensor([1.0, 2.0], "float32"))
+    write_frame(sink, frame)
+    whole = sink.getvalue()
+    for damaged in (b"", whole[:5], whole[:-1], whole + b"x", b"\xff" * 40):
+        with pytest.raises(ValueError):
+            read_frame(damaged)
+    lying = read_frame(whole)
+    with pytest.raises(ValueError, match="8 bytes for"):
+        lying.tensor(lying.header["x"] | {"shape": [3]})

@@ -1,0 +1,118 @@
+"""Replies: what counts as the kernel, what is a thought, and why a reply has none."""
+
+from __future__ import annotations
+
+import pytest
+
+from assay.kernels.source_text import MAX_SOURCE_CHARACTERS, count_model_new, parse_reply
+
+MODEL = "import torch\n\nclass ModelNew(torch.nn.Module):\n    pass"
+DRAFT = "class ModelNew:\n    draft = True"
+
+
+def block(code: str, tag: str = "python") -> str:
+    return f"<KERNEL>\n```{tag}\n{code}\n```\n</KERNEL>"
+
+
+@pytest.mark.parametrize("tag", ["python", "triton", "py", "cuda", "cpp", "c++", "", "Python"])
+def test_a_block_is_read_whatever_its_fence_is_tagged(tag: str) -> None:
+    reply = parse_reply(f"<think>- tile\n- mask</think>\n{block(MODEL, tag)}\nDone.")
+    assert reply.format_ok and reply.code == MODEL + "\n"
+    assert reply.thought == "- tile\n- mask"
+    assert (reply.origin, reply.language, reply.blocks) == ("kernel_block", tag.lower(), 1)
+
+
+def test_a_block_needs_no_fence() -> None:
+    assert parse_reply(f"<KERNEL>\n{MODEL}\n</KERNEL>").code == MODEL + "\n"
+
+
+def test_a_fence_that_is_not_closed_inside_a_closed_block_is_read_to_its_end() -> None:
+    assert parse_reply(f"<KERNEL>\n```python\n{MODEL}\n</KERNEL>").code == MODEL + "\n"
+
+
+def test_the_last_complete_block_counts() -> None:
+    reply = parse_reply(f"{block(DRAFT)} better: {block(MODEL)} or <KERNEL>\n```python\nclass ModelNew: cut")
+    assert reply.code == MODEL + "\n" and reply.blocks == 2
+
+
+def test_a_block_that_starts_again_forgets_its_first_start() -> None:
+    assert parse_reply(f"<KERNEL> let me see <KERNEL>\n```python\n{MODEL}\n```\n</KERNEL>").code == MODEL + "\n"
+
+
+def test_drafts_in_thoughts_are_never_graded() -> None:
+    assert parse_reply(f"<think>{block(DRAFT)}</think>{block(MODEL)}").code == MODEL + "\n"
+    only_draft = parse_reply(f"<thinking>{block(MODEL)}</thinking>\nI give up.")
+    assert (only_draft.fault, only_draft.code) == ("no_code", "")
+
+
+def test_a_lone_closing_tag_ends_a_thought_that_the_prompt_opened() -> None:
+    reply = parse_reply(f"first {block(DRAFT)} then</think>\n{block(MODEL)}")
+    assert reply.code == MODEL + "\n"
+    assert "first" in reply.thought and "draft" in reply.thought
+
+
+def test_a_draft_that_is_never_closed_does_not_swallow_the_answer() -> None:
+    assert parse_reply(f"maybe <KERNEL> no</think>\n{block(MODEL)}").code == MODEL + "\n"
+
+
+def test_a_prompt_that_opened_the_thought_makes_a_reply_without_an_end_a_thought() -> None:
+    reply = parse_reply(f"hm {block(MODEL)}", thinking_opened=True)
+    assert reply.fault == "unclosed_think" and "hm" in reply.thought
+    assert parse_reply(f"hm {block(MODEL)}").format_ok
+
+
+def test_an_unclosed_thought_is_a_fault_unless_a_kernel_came_before() -> None:
+    assert parse_reply(f"<think>never ends {block(MODEL)}").fault == "unclosed_think"
+    assert parse_reply(f"{block(MODEL)}<think>one more thing").format_ok
+
+
+def test_tags_inside_a_kernel_are_text() -> None:
+    code = MODEL + "\n    # <think> is what models write </think>"
+    assert parse_reply(f"<think>x</think>{block(code)}").code == code + "\n"
+
+
+def test_an_unclosed_block_is_a_fault() -> None:
+    assert parse_reply(f"<KERNEL>\n```python\n{MODEL}").fault == "unclosed_kernel"
+
+
+def test_without_blocks_the_last_fence_with_a_model_counts() -> None:
+    reply = parse_reply(f"```python\n{DRAFT}\n```\ntext\n```\n{MODEL}\n```\nand\n```bash\nls\n```")
+    assert (reply.code, reply.origin) == (MODEL + "\n", "fence")
+
+
+def test_a_bare_module_is_read_and_prose_behind_it_is_not_code() -> None:
+    assert parse_reply(f"Here it is:\n\n{MODEL}").origin == "bare"
+    assert parse_reply(f'"""A docstring stays."""\n{MODEL}').code.startswith('"""A docstring')
+    assert parse_reply(f"{MODEL}\n\nThis kernel is fast!").fault == "no_code"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "   ", "I cannot.", "```python\nprint(1)\n```", "</KERNEL>", "\x00\xff", "<think>"]
+)
+def test_no_code_is_a_fault_and_no_exception(text: str) -> None:
+    reply = parse_reply(text)
+    assert not reply.format_ok and reply.code == "" and reply.message
+
+
+def test_a_block_without_a_model_or_with_two_is_refused() -> None:
+    assert parse_reply(block("x = 1")).fault == "no_model_new"
+    assert parse_reply(block(f"{MODEL}\n\n{DRAFT}")).fault == "duplicate_model_new"
+    two_fences = f"<KERNEL>\n```python\n{MODEL}\n```\n```python\n{DRAFT}\n```\n</KERNEL>"
+    assert parse_reply(two_fences).fault == "duplicate_model_new"
+
+
+def test_a_cuda_source_beside_the_module_is_kept_out_of_it() -> None:
+    text = f"<KERNEL>\n```cuda\n__global__ void k() {{}}\n```\n```python\n{MODEL}\n```\n</KERNEL>"
+    assert parse_reply(text).code == MODEL + "\n"
+
+
+def test_mentions_in_strings_and_comments_are_no_second_model() -> None:
+    assert count_model_new(f'{MODEL}\n\nDOC = """\nclass ModelNew\n"""\n# class ModelNew') == 1
+    assert count_model_new("class ModelNew(:\n  x") == 1
+
+
+def test_huge_replies_are_refused_quickly() -> None:
+    assert parse_reply(block(MODEL + "\n#" + "x" * 10_000_000)).fault == "too_large"
+    assert not parse_reply("<KERNEL>" * 100_000).format_ok
+    assert not parse_reply("```" * 200_000 + "class ModelNew").format_ok
+    assert not parse_reply(f"{MODEL}\n" + "(" * MAX_SOURCE_CHARACTERS).format_ok

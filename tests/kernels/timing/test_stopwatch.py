@@ -1,0 +1,252 @@
+"""The whole protocol on CPU tensors through the real sandbox: honest candidates, and those that cheat the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import chz
+import numpy as np
+import pytest
+from benchmarks.support.timing_cheats import CHEATS, HONEST, REFERENCE, forging
+
+from assay.errors import ConfigError
+from assay.kernels.arrays import Value, host_tensor
+from assay.kernels.numerics.tolerance import Tolerance
+from assay.kernels.timing.config import TimingConfig
+from assay.kernels.timing.jobs import TimedProblem, make_job, sample_set
+from assay.kernels.timing.statistics import Baseline, Finding, Timing
+from assay.kernels.timing.stopwatch import Stopwatch
+from assay.sandbox.local import LocalConfig, LocalSandbox
+from support.sandboxes import FEATURES, needs_walls
+
+pytest.importorskip("torch")
+pytestmark = needs_walls
+
+CONFIG = TimingConfig(
+    device="cpu",
+    samples=8,
+    warm_ups=1,
+    alone=2,
+    max_calls=2,
+    round_ms=10_000.0,
+    wall_s=60,
+    memory_mb=4096,
+    buffer_mb=64,
+)
+SHAPE = (16, 24)
+
+
+def drawing(seed: int = 0) -> Callable[[], tuple[Value, ...]]:
+    rng = np.random.default_rng(seed)
+    return lambda: (host_tensor(rng.standard_normal(SHAPE), "float32"),)
+
+
+PROBLEM = TimedProblem(REFERENCE, (24,), drawing(), (("float32", SHAPE),), (Tolerance(1e-5, 1e-5),))
+
+
+class Bench:
+    """One sandbox and stopwatch with an event loop of their own."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        self.sandbox = LocalSandbox(LocalConfig(workers=2), FEATURES)
+        self.stopwatch = Stopwatch(self.sandbox, CONFIG)
+
+    def time(
+        self, source: str, problem: TimedProblem = PROBLEM, baseline: Baseline = "eager", **fields: float
+    ) -> Timing | Finding:
+        stopwatch = Stopwatch(self.sandbox, chz.replace(CONFIG, **fields)) if fields else self.stopwatch
+        return self._runner.run(stopwatch.time(source, problem, baseline))
+
+    def run(self, work: Callable[[], object]) -> object:
+        return self._runner.run(work())  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self._runner.run(self.sandbox.close())
+        self._runner.close()
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.close()
+
+
+def test_an_honest_candidate_is_timed(bench: Bench) -> None:
+    timing = bench.time(HONEST)
+    assert isinstance(timing, Timing), timing
+    assert (timing.samples, timing.calls, timing.device, timing.baseline) == (8, 2, "cpu", "eager")
+    assert 0 < timing.lower <= timing.speedup <= timing.upper
+    assert timing.candidate_ms > 0
+    assert timing.floor_ms is None
+
+
+@pytest.mark.parametrize(("reference_s", "candidate_s"), [(0.02, 0.12), (0.12, 0.02)])
+def test_slower_is_slower_and_faster_is_faster(bench: Bench, reference_s: float, candidate_s: float) -> None:
+    def sleeping(source: str, seconds: float) -> str:
+        return source.replace("        return", f"        import time; time.sleep({seconds})\n        return")
+
+    problem = replace(PROBLEM, code=sleeping(REFERENCE, reference_s))
+    timing = bench.time(sleeping(HONEST, candidate_s), problem, max_calls=1)
+    assert isinstance(timing, Timing), timing
+    if candidate_s > reference_s:
+        assert timing.upper < 1
+    else:
+        assert 1 < timing.lower <= 6.5
+
+
+MANY = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x, scale, pair, flags):
+        return (x.float() * scale).to(torch.bfloat16), {"b": pair[0] + pair[1], "a": ~flags}
+"""
+
+
+def test_inputs_and_outputs_of_many_kinds(bench: Bench) -> None:
+    rng = np.random.default_rng(1)
+
+    def draw() -> tuple[Value, ...]:
+        pair = (host_tensor(rng.integers(0, 9, 3), "int32"), host_tensor(rng.integers(0, 9, 3), "int32"))
+        return (
+            host_tensor(rng.standard_normal((3, 5)), "bfloat16"),
+            2.5,
+            pair,
+            host_tensor(rng.integers(0, 2, 5), "bool"),
+        )
+
+    outputs = (("bfloat16", (3, 5)), ("bool", (5,)), ("int32", (3,)))
+    exact = Tolerance(0, 0)
+    problem = TimedProblem(MANY, (), draw, outputs, (Tolerance(0, 0.02), exact, exact))
+    timing = bench.time(MANY.replace("class Model(", "class ModelNew("), problem)
+    assert isinstance(timing, Timing), timing
+    finding = bench.time(MANY.replace("class Model(", "class ModelNew(").replace("~flags", "flags"), problem)
+    assert isinstance(finding, Finding)
+    assert finding.kind == "wrong"
+
+
+@pytest.mark.parametrize("body", ["return self.right(x).T", "return self.right(x), x", "return 'right'"])
+def test_another_form_of_output_is_wrong(bench: Bench, body: str) -> None:
+    finding = bench.time(forging(body))
+    assert isinstance(finding, Finding)
+    assert finding.kind == "wrong"
+
+
+@pytest.mark.parametrize(("source", "kinds"), CHEATS.values(), ids=CHEATS)
+def test_a_cheat_is_caught(bench: Bench, source: str, kinds: frozenset[str]) -> None:
+    finding = bench.time(source)
+    assert isinstance(finding, Finding), finding
+    assert finding.kind in kinds
+    assert finding.evidence
+
+
+def test_a_fault_is_explained(bench: Bench) -> None:
+    finding = bench.time(forging("raise RuntimeError('boom')"))
+    assert isinstance(finding, Finding)
+    assert finding.kind == "crash"
+    assert "RuntimeError: boom" in finding.evidence
+    missing = bench.time("x = 1")
+    assert isinstance(missing, Finding)
+    assert "ModelNew" in missing.evidence
+
+
+def test_slow_first_calls_change_no_count(bench: Bench) -> None:
+    timing = bench.time(forging("if calls <= 2: time.sleep(0.5)\nreturn self.right(x)"))
+    honest = bench.time(HONEST)
+    assert isinstance(timing, Timing)
+    assert isinstance(honest, Timing)
+    assert (timing.samples, timing.calls) == (honest.samples, honest.calls)
+
+
+def test_it_ends_at_its_wall_limit(bench: Bench) -> None:
+    finding = bench.time(forging("while True: pass"), wall_s=5.0)
+    assert isinstance(finding, Finding)
+    assert finding.kind == "timeout"
+    assert isinstance(bench.time(HONEST), Timing)
+
+
+def test_a_reference_that_fails_says_nothing_about_the_candidate(bench: Bench) -> None:
+    broken = replace(PROBLEM, code=REFERENCE.replace("torch.tanh", "torch.no_such_thing"))
+    finding = bench.time(HONEST, broken)
+    assert isinstance(finding, Finding)
+    assert finding.kind == "infra"
+    assert "no_such_thing" in finding.evidence
+
+
+def test_a_worker_that_dies_says_nothing_about_the_candidate(bench: Bench) -> None:
+    async def killed() -> Timing | Finding:
+        task = asyncio.create_task(bench.stopwatch.time(forging("time.sleep(0.1)\nreturn self.right(x)"), PROBLEM))
+        await asyncio.sleep(1.5)
+        for pid in bench.sandbox.worker_pids():
+            os.kill(pid, signal.SIGKILL)
+        return await task
+
+    assert isinstance(bench.time(HONEST), Timing)
+    outcome = bench.run(killed)
+    assert isinstance(outcome, Finding), outcome
+    assert outcome.kind == "infra"
+    assert isinstance(bench.time(HONEST), Timing)
+
+
+def test_one_at_a_time_and_none_stuck(bench: Bench) -> None:
+    async def many() -> list[Timing | Finding]:
+        sources = [HONEST, forging("raise RuntimeError('boom')"), HONEST]
+        return await asyncio.gather(*(bench.stopwatch.time(source, PROBLEM) for source in sources))
+
+    assert [type(outcome) for outcome in bench.run(many)] == [Timing, Finding, Timing]  # type: ignore[attr-defined]
+
+
+def test_a_cancelled_comparison_frees_its_workers(bench: Bench) -> None:
+    async def cancelled() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(bench.stopwatch.time(forging("time.sleep(30)"), PROBLEM), 1.0)
+
+    bench.run(cancelled)
+    assert isinstance(bench.time(HONEST), Timing)
+
+
+def test_both_sides_are_treated_alike() -> None:
+    sets = [sample_set(PROBLEM, 2, random.Random(0)) for _ in range(3)]
+    jobs = [make_job("text", PROBLEM, baseline, 2, sets, CONFIG) for baseline in ("eager", None)]
+    reference, candidate = (dict(job.header) for job in jobs)  # type: ignore[call-overload]
+    assert (reference.pop("entry"), candidate.pop("entry")) == ("Model", "ModelNew")
+    assert reference == candidate
+    assert jobs[0].rounds == jobs[1].rounds
+    assert (jobs[0].profile, jobs[0].limits, jobs[0].pause) == (jobs[1].profile, jobs[1].limits, True)
+    for device, profile in (("cuda", "gpu-compile"), ("cpu", "numerics")):
+        assert make_job("text", PROBLEM, None, 2, sets, chz.replace(CONFIG, device=device)).profile == profile
+
+
+def test_no_two_calls_have_the_same_inputs() -> None:
+    sets = [sample_set(PROBLEM, 2, random.Random(seed)) for seed in range(3)]
+    blobs = [blob for item in sets for blob in item.blobs]
+    assert len(set(blobs)) == len(blobs) == 6
+    assert len({item.key for item in sets}) == 3
+
+
+def test_one_slot_is_not_enough() -> None:
+    async def main() -> None:
+        async with LocalSandbox(LocalConfig(workers=1), FEATURES) as sandbox:
+            with pytest.raises(ConfigError, match="workers=2"):
+                Stopwatch(sandbox, CONFIG)
+
+    asyncio.run(main())
+
+
+def test_what_does_not_fit_is_refused(bench: Bench) -> None:
+    wide = (4096, 512)
+    rng = np.random.default_rng(2)
+    problem = replace(
+        PROBLEM,
+        code=REFERENCE.replace("self.layer(x)", "x"),
+        draw=lambda: (host_tensor(rng.random(wide), "float32"),),
+        outputs=(("float32", wide),),
+    )
+    with pytest.raises(ConfigError, match="buffer_mb"):
+        bench.time(HONEST, problem)

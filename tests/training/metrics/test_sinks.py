@@ -1,0 +1,197 @@
+import json
+import logging
+import os
+import struct
+import subprocess
+import sys
+
+import pytest
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.record_writer import masked_crc32c
+
+from assay.errors import MissingDependencyError
+from assay.training.metrics.logger import MetricsLogger
+from assay.training.metrics.sinks import ConsoleSink, JsonlSink, TensorBoardSink, WandbSink
+from assay.training.run.directory import RunDirectory
+
+METRICS = {"env/legal": 0.25, "reward/mean": 0.5, "tag/P/white/legal": 1.0}
+
+
+def read_events(path):
+    """The events of a TensorBoard file, by the rules of the format: every length and checksum must be right."""
+    data, events = path.read_bytes(), []
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        assert struct.unpack("<I", data[8:12])[0] == masked_crc32c(data[:8])
+        body = data[12 : 12 + length]
+        assert struct.unpack("<I", data[12 + length : 16 + length])[0] == masked_crc32c(body)
+        events.append(Event.FromString(body))
+        data = data[16 + length :]
+    return events
+
+
+def scalars(path):
+    return [
+        (e.step, v.tag, v.simple_value) for e in read_events(path) for v in e.summary.value if not v.HasField("histo")
+    ]
+
+
+def test_json_records_are_whole_lines_as_soon_as_they_are_written(tmp_path):
+    sink = JsonlSink(tmp_path / "a.jsonl")
+    sink.write_records([{"a": 1}, {"a": float("inf")}])
+    assert (tmp_path / "a.jsonl").read_text() == '{"a":1}\n{"a":null}\n'
+    sink.close()
+    sink.close()
+    again = JsonlSink(tmp_path / "a.jsonl")
+    again.write_records([{"a": 3}])
+    again.close()
+    assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 3
+
+
+def test_tensorboard_files_hold_scalars_and_histograms(tmp_path):
+    sink = TensorBoardSink(tmp_path / "tensorboard")
+    sink.log(3, "rl", 1, METRICS, {"reward": [0.0, 1.0, 1.0, float("nan")], "empty": [], "lost": [float("nan")]})
+    sink.close()
+    (path,) = sink.files
+    first, event = read_events(path)
+    assert first.file_version == "brain.Event:2"
+    assert scalars(path) == [(3, name, value) for name, value in METRICS.items()]
+    (histogram,) = [value for value in event.summary.value if value.HasField("histo")]
+    assert (histogram.tag, histogram.histo.num, histogram.histo.sum) == ("reward", 3, 2)
+
+
+def test_tensorboard_can_leave_out_the_metrics_of_single_tags(tmp_path):
+    sink = TensorBoardSink(tmp_path / "tensorboard", per_tag=False)
+    sink.log(0, "rl", 0, METRICS, {})
+    sink.log(1, "rl", 1, {"tag/P/legal": 1.0}, {})
+    sink.close()
+    assert [tag for _, tag, _ in scalars(sink.files[0])] == ["env/legal", "reward/mean"]
+    assert len(read_events(sink.files[0])) == 2
+
+
+def test_the_size_of_a_tensorboard_file_is_the_end_of_a_record_after_every_call(tmp_path):
+    sink = TensorBoardSink(tmp_path / "tensorboard")
+    for step in range(3):
+        sink.log(step, "rl", step, METRICS, {})
+        assert len(read_events(sink.files[0])) == step + 2
+    sink.close()
+
+
+def test_tensorboard_readers_find_the_file_by_its_name(tmp_path):
+    assert "tfevents" in TensorBoardSink(tmp_path / "tensorboard").files[0].name
+
+
+async def save(path):
+    path.mkdir()
+
+
+def commit_steps(path, last):
+    """A run with TensorBoard whose only checkpoints are at the start and after step 1."""
+    import asyncio
+
+    async def work():
+        with RunDirectory.open(path, {}) as run, MetricsLogger(run, [TensorBoardSink(path / "tensorboard")]) as log:
+            if run.next_step == -1:
+                await run.commit("start", 0, save=save, state={})
+            for step in range(run.next_step, last):
+                log.log(step, "rl", step, {"reward": step / 4})
+                await run.commit("rl", step, save=save if step == 1 else None, state={} if step == 1 else None)
+
+    asyncio.run(work())
+
+
+def test_a_resumed_run_continues_one_tensorboard_file_without_repeating_a_step(tmp_path):
+    commit_steps(tmp_path / "run", 4)
+    commit_steps(tmp_path / "run", 6)
+    (path,) = (tmp_path / "run/tensorboard").iterdir()
+    assert scalars(path) == [(step, "reward", step / 4) for step in range(6)]
+    assert len(read_events(path)) == 7, "one header and one event per step"
+
+
+def test_the_console_shows_the_chosen_metrics_in_one_line(caplog):
+    sink = ConsoleSink(["reward/mean", "missing", "env/legal"], {"rl": 60})
+    with caplog.at_level(logging.INFO):
+        sink.log(14, "rl", 11, METRICS, {})
+        sink.log(15, "rl", 12, {"other": 1.0}, {})
+    assert [record.getMessage() for record in caplog.records] == ["rl 12/60  reward/mean 0.5  env/legal 0.25"]
+
+
+def wandb_records(path):
+    """Records of an offline W&B file: a header, then 32 KiB blocks of (crc, length, type, data), as in LevelDB."""
+    data, position, chunks = path.read_bytes(), 7, []
+    while position + 7 <= len(data):
+        left_in_block = 32768 - position % 32768
+        if left_in_block < 7:
+            position += left_in_block
+            continue
+        length, kind = struct.unpack("<HB", data[position + 4 : position + 7])
+        chunks.append(data[position + 7 : position + 7 + length])
+        position += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            yield b"".join(chunks)
+            chunks = []
+
+
+def wandb_rows(folder):
+    """Step and metrics of every history row in the offline files of a run directory, in the order of its sessions."""
+    from wandb.proto import wandb_internal_pb2
+
+    rows, ids = [], set()
+    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        for data in wandb_records(path):
+            record = wandb_internal_pb2.Record.FromString(data)
+            if record.WhichOneof("record_type") == "history":
+                items = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}
+                rows.append((items["_step"], {k: v for k, v in items.items() if not k.startswith("_")}))
+            elif record.WhichOneof("record_type") == "run":
+                ids.add(record.run.run_id)
+    return rows, ids
+
+
+def test_a_resumed_wandb_run_is_the_same_run_and_is_told_every_step_once(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for first, last in ((-1, 3), (1, 5)):
+        sink = WandbSink(tmp_path, project="p", name="n", config={"a": 1})
+        for step in range(first, last):
+            sink.log(step, "rl", step, {"env/legal": step / 4}, {})
+            sink.log(step, "rl", step, {"eval/legal": 1.0}, {})
+            sink.flush(durable=False)
+        sink.close()
+        sink.close()
+        wandb.teardown()  # as a process does at its end; a run that resumes is another process
+    rows, ids = wandb_rows(tmp_path)
+    assert ids == {sink.id}
+    assert [step for step, _ in rows] == list(range(6))
+    assert rows[3][1] == {"rl/index": 2, "env/legal": 0.5, "eval/legal": 1.0}
+
+
+def test_wandb_that_is_not_installed_is_named_with_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install assay-rl\[wandb\].*wandb_project=null"):
+        WandbSink(tmp_path, project="p", name=None, config={})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wandb_without_a_login_says_what_to_do(tmp_path):
+    pytest.importorskip("wandb")
+    program = (
+        "import sys; from pathlib import Path; from assay.errors import ConfigError\n"
+        "from assay.training.metrics.sinks import WandbSink\n"
+        "try: WandbSink(Path(sys.argv[1]), project='p', name=None, config={})\n"
+        "except ConfigError as error: print(error)\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")} | {
+        "HOME": str(tmp_path),
+        "NETRC": str(tmp_path / "netrc"),
+        "WANDB_BASE_URL": "http://127.0.0.1:9",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert "Weights & Biases refused the run" in done.stdout, done.stderr
+    assert "set WANDB_MODE=offline" in done.stdout
