@@ -15,6 +15,7 @@ SRC = Path(__file__).parents[1] / "src"
 
 LAYERS = [
     ["assay.errors", "assay.types", "assay.presets"],
+    ["assay.plugins"],
     ["assay.config.schema", "assay.config.sources", "assay.config.__init__"],
     ["assay.storage", "assay.backends.base"],
     ["assay.sandbox", "assay.retrieval"],
@@ -75,6 +76,7 @@ COMMAND_LINES = ("assay.cli.main", "assay.integrations.verl.__main__")
 
 BROAD = {"Exception", "BaseException"}
 BOUNDARIES = {
+    "assay.plugins",
     "assay.rollouts.runner",
     "assay.rewards.engine",
     "assay.sandbox.inside.child",
@@ -85,7 +87,7 @@ BOUNDARIES = {
     "assay.kernels.inside.rounds",
     "assay.kernels.inside.timed",
 }
-"""Modules where any failure becomes data: the rollout, a reward's code, the sandboxed job, a kernel, a reference."""
+"""Modules where any failure becomes data: a user's file, a rollout, a reward's code, a sandboxed job, a kernel."""
 
 
 def module_of(path: Path) -> str:

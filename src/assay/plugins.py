@@ -1,0 +1,198 @@
+"""Finds the code that a setting names: `name`, `package.module:Name` or `path/to/file.py:Name`.
+
+A short name stands for one of Assay's own, through a table of references; the table holds text and imports nothing.
+A file is loaded once per content, as a module of its own. What cannot be found ends in one error that says what was
+looked for, where, and what stands there.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import linecache
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from assay.errors import ConfigError
+
+_PREFIX = "assay_file_"
+_FILES: dict[str, Path] = {}
+"""Name of a module that was loaded from a file -> that file."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a setting may name."""
+
+    noun: str
+    """In words: `dataset builder`."""
+    known: Mapping[str, str] = field(default_factory=dict)
+    """Short name -> reference."""
+    fits: Callable[[object], bool] = lambda found: True
+    """Whether an object is of this kind; for `Name`s of files and modules, and for what else stands there."""
+
+    def canonical(self, reference: str) -> str:
+        """The reference as a record keeps it: short names as they are, files by their absolute path."""
+        place, colon, name = _split(reference)
+        if reference in self.known or not colon or not place.endswith(".py"):
+            return reference
+        return f"{Path(place).expanduser().resolve()}:{name}"
+
+
+def find(reference: str, kind: Kind, setting: str) -> Any:
+    """The object that `reference` leads to.
+
+    Args:
+        reference: as written by the user.
+        kind: what it may be.
+        setting: the key that holds it, for messages.
+
+    Raises:
+        ConfigError: there is no such thing, its file raises, or it is of another kind.
+        ModuleNotFoundError: one of Assay's own needs a package that is not installed.
+    """
+    said = f"{setting}={reference}"
+    place, colon, name = _split(kind.known.get(reference, reference))
+    if not colon:
+        raise ConfigError(f"{said}: {_no_name(reference, kind)}")
+    module = _load_file(place, said, kind) if place.endswith(".py") else _import(place, said, kind)
+    where = str(_FILES.get(module.__name__, place))
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"{said}: looked for the {kind.noun} {name!r} in {where}. {_there(module, kind)}")
+        found = getattr(found, part)
+    if not kind.fits(found):
+        what = f"a class ({name})" if inspect.isclass(found) else f"a {type(found).__name__}"
+        raise ConfigError(f"{said}: looked for a {kind.noun} in {where}, and {name} is {what}. {_there(module, kind)}")
+    return found
+
+
+def reference_to(found: Any, kind: Kind) -> str:
+    """The reference that leads to a class or function again: its short name, or its file or module and its name."""
+    module, name = found.__module__, found.__qualname__
+    place = str(_FILES.get(module, module))
+    reference = f"{place}:{name}"
+    return next((short for short, known in kind.known.items() if known == reference), reference)
+
+
+def source_file(reference: str, kind: Kind) -> Path | None:
+    """The file behind a reference outside Assay, once it was loaded; None for short names and for what has no file."""
+    place, colon, _ = _split(reference)
+    if reference in kind.known or not colon:
+        return None
+    if place.endswith(".py"):
+        return Path(place).expanduser().resolve()
+    origin = getattr(sys.modules.get(place), "__file__", None)
+    return Path(origin) if origin else None
+
+
+def digest(path: Path) -> str:
+    """SHA-256 (hex) of a file; empty where it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def signature(found: object) -> str:
+    """How something is called, for messages; `(...)` where Python cannot tell."""
+    try:
+        return str(inspect.signature(found))  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return "(...)"
+
+
+def _split(reference: str) -> tuple[str, str, str]:
+    """Place, colon and name; without a colon all of it is the place."""
+    place, colon, name = reference.rpartition(":")
+    return (place, colon, name) if colon and place and name else (reference, "", "")
+
+
+def _no_name(reference: str, kind: Kind) -> str:
+    """Message for a reference that is no short name and has no `:Name`."""
+    if reference.rstrip(":").endswith(".py"):
+        path = reference.rstrip(":")
+        return f"which {kind.noun} of that file? Put its name after a colon: {path}:Name."
+    near = difflib.get_close_matches(reference, kind.known, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    names = f"a {kind.noun} of this name among {', '.join(kind.known)}" if kind.known else f"a {kind.noun}"
+    return f"looked for {names}.{hint} One of your own is written package.module:Name or path/to/file.py:Name."
+
+
+def _there(module: ModuleType, kind: Kind) -> str:
+    """What of the kind a module holds, in words."""
+    own = [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", module.__name__) == module.__name__
+    ]
+    fitting = [name for name in own if kind.fits(vars(module)[name])]
+    listed = fitting or [name for name in own if not isinstance(vars(module)[name], ModuleType)]
+    if not listed:
+        return "It defines nothing."
+    return f"It has {', '.join(listed[:10])}{', ...' if len(listed) > 10 else ''}."
+
+
+def _import(place: str, said: str, kind: Kind) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if place == missing or place.startswith(f"{missing}."):
+            raise ConfigError(
+                f"{said}: looked for a {kind.noun} in the module {place}, and there is none of that name here. Install "
+                "it, put its folder in PYTHONPATH, or give its file: path/to/file.py:Name."
+            ) from error
+        if place.startswith("assay."):
+            raise  # one of ours lacks an optional package, which the command line names with its cure
+        raise _raised(f"the module {place}", error, said, kind) from error
+    except (Exception, SystemExit) as error:
+        if place.startswith("assay."):
+            raise
+        raise _raised(f"the module {place}", error, said, kind) from error
+
+
+def _load_file(place: str, said: str, kind: Kind) -> ModuleType:
+    """The module in a file, loaded once per content. Its folder is put at the end of the import path."""
+    path = Path(place).expanduser().resolve()
+    content = digest(path)
+    if not content:
+        beside = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        there = f"That folder has {', '.join(beside[:10])}." if beside else "There is no Python file in that folder."
+        raise ConfigError(f"{said}: looked for a {kind.noun} in {path}, and there is no such file to read. {there}")
+    name = f"{_PREFIX}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{content[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    _FILES[name] = path
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    linecache.checkcache(str(path))
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name], _FILES[name]
+        raise _raised(str(path), error, said, kind) from error
+    return module
+
+
+def _raised(where: str, error: BaseException, said: str, kind: Kind) -> ConfigError:
+    """The error for code that raises when it is loaded, with the line of `where` that led to it."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == where]
+    if isinstance(error, SyntaxError) and error.filename == where:
+        lines = [error.lineno]
+    line = f"line {lines[-1]}: " if lines and lines[-1] else ""
+    text = " ".join(traceback.format_exception_only(error)[-1].split())
+    return ConfigError(f"{said}: looked for a {kind.noun} in {where}, which raises when it is loaded: {line}{text}")

@@ -1,0 +1,104 @@
+"""Finding the code that a setting names, and what is said when it cannot be found."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from assay.errors import ConfigError
+from assay.plugins import Kind, digest, find, reference_to, source_file
+
+CLASSES = Kind("thing", {"counter": "collections:Counter"}, lambda found: isinstance(found, type))
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "own_things.py"
+    path.write_text("import math\nfrom neighbour import BASE\nclass Thing:\n    base = BASE\nlimit = 3\n")
+    (tmp_path / "neighbour.py").write_text("BASE = 7\n")
+    return path
+
+
+def test_a_short_name_a_module_and_a_file(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find("counter", CLASSES, "key").__name__ == "Counter"
+    assert find("fractions:Fraction", CLASSES, "key").__name__ == "Fraction"
+    thing = find(f"{own}:Thing", CLASSES, "key")
+    assert thing.base == 7
+    assert find(f"{own}:Thing", CLASSES, "key") is thing, "a file is loaded once"
+    monkeypatch.chdir(own.parent)
+    assert find("own_things.py:Thing", CLASSES, "key") is thing
+    assert CLASSES.canonical("own_things.py:Thing") == f"{own}:Thing"
+    assert CLASSES.canonical("counter") == "counter"
+
+
+def test_what_was_found_leads_back_to_its_reference(own: Path) -> None:
+    for written in ("counter", "fractions:Fraction", f"{own}:Thing"):
+        assert reference_to(find(written, CLASSES, "key"), CLASSES) == written
+    assert source_file(f"{own}:Thing", CLASSES) == own
+    assert source_file("counter", CLASSES) is None
+    module = source_file("fractions:Fraction", CLASSES)
+    assert module is not None and module.name == "fractions.py"
+
+
+def test_a_changed_file_is_loaded_again(own: Path) -> None:
+    before = find(f"{own}:Thing", CLASSES, "key")
+    own.write_text("class Thing:\n    base = 8\n")
+    after = find(f"{own}:Thing", CLASSES, "key")
+    assert (before.base, after.base) == (7, 8)
+    assert digest(own) and digest(own.with_name("no.py")) == ""
+
+
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        ("countre", "key=countre: looked for a thing of this name among counter. Did you mean counter?"),
+        ("{own}", "which thing of that file? Put its name after a colon: {own}:Name."),
+        ("{own}:", "which thing of that file?"),
+        ("{folder}/none.py:Thing", "{folder}/none.py, and there is no such file to read. That folder has neighbour.py"),
+        ("{folder}/no/none.py:Thing", "There is no Python file in that folder."),
+        ("{own}:Thnig", "looked for the thing 'Thnig' in {own}. It has Thing."),
+        ("{own}:limit", "looked for a thing in {own}, and limit is a int. It has Thing."),
+        ("{own}:Thing.nothing", "looked for the thing 'Thing.nothing' in {own}"),
+        ("no_such_module:Thing", "in the module no_such_module, and there is none of that name here. Install it"),
+        ("fractions.no_such:Thing", "in the module fractions.no_such"),
+    ],
+)
+def test_what_is_not_there(own: Path, reference: str, words: str) -> None:
+    places = {"own": own, "folder": own.parent}
+    with pytest.raises(ConfigError) as caught:
+        find(reference.format(**places), CLASSES, "key")
+    assert words.format(**places) in str(caught.value)
+    assert str(caught.value).startswith("key=") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = 1\ny = x / 0\n", "raises when it is loaded: line 2: ZeroDivisionError: division by zero"),
+        ("x = (1\n", "line 1: SyntaxError"),
+        ("import no_such_package\n", "line 1: ModuleNotFoundError: No module named 'no_such_package'"),
+        ("import sys\n\nsys.exit(3)\n", "line 3: SystemExit: 3"),
+    ],
+)
+def test_a_file_that_raises_is_named_with_its_line_and_can_be_mended(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(text)
+    modules = set(sys.modules)
+    with pytest.raises(ConfigError) as caught:
+        find(f"{path}:Thing", CLASSES, "key")
+    assert words in str(caught.value) and str(path) in str(caught.value)
+    assert not {name for name in set(sys.modules) - modules if "broken" in name}
+    path.write_text("class Thing: pass\n")
+    assert find(f"{path}:Thing", CLASSES, "key").__name__ == "Thing"
+
+
+def test_a_module_that_raises_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "needs_more.py").write_text("import no_such_package\n")
+    (tmp_path / "divides.py").write_text("x = 1 / 0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"the module needs_more, which raises when it is loaded: .*no_such_package"):
+        find("needs_more:Thing", CLASSES, "key")
+    with pytest.raises(ConfigError, match="the module divides, which raises when it is loaded: ZeroDivisionError"):
+        find("divides:Thing", CLASSES, "key")
