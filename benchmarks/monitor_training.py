@@ -32,7 +32,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from assay.config.loader import load_config
+from assay.training.config import load_config
 from assay.training.metrics.intervals import paired_difference_ci95
 from assay.training.run.reader import RunRecords, read_run
 from support import machine

@@ -7,9 +7,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from assay.config.loader import nodes, shown, type_words
-from assay.config.schema import Setting, node_class, settings
+from assay.config.help import Node, nodes, type_words
+from assay.config.schema import Setting, settings
+from assay.config.values import node_class, shown
 from assay.presets import presets
+from assay.training.config import TrainingConfig
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "config.md"
 
@@ -32,7 +34,8 @@ written `a,b`. A setting of type "entries" takes one argument per entry: `loss_f
 `loss_fn_config={}` drops the entries of earlier sources. Relative paths are taken from the working directory.
 
 `dataset_builder` holds one of several classes. Choose one by name, `dataset_builder=chess` (in YAML also
-`dataset_builder: {type: chess, ...}`), and set its own settings below it. When a later source chooses another class,
+`dataset_builder: {type: chess, ...}`), or one of your own, `dataset_builder=path/to/file.py:Name` or
+`package.module:Name`, and set its own settings below it. When a later source chooses another class,
 settings of the earlier class that the new one lacks are dropped, and a log line says so.
 `multiturn_dataset_builder` takes what `dataset_builder` takes, and is of the same class unless it says otherwise; its
 settings start from their own defaults, not from those of `dataset_builder`.
@@ -44,7 +47,7 @@ runs. `assay config --config chess key=value` prints the whole resulting config;
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([INTRODUCTION, *_presets(), *(line for key, cls in nodes() for line in _node(key, cls))])
+    return "\n".join([INTRODUCTION, *_presets(), *(line for node in nodes(TrainingConfig) for line in _node(node))])
 
 
 def _presets() -> Iterator[str]:
@@ -53,8 +56,11 @@ def _presets() -> Iterator[str]:
     yield ""
 
 
-def _node(key: str, cls: type) -> Iterator[str]:
-    yield f"## `{key}.*` ({cls.__name__})\n" if key else f"## {cls.__name__}\n"
+def _node(node: Node) -> Iterator[str]:
+    key, cls = node.key, node.cls
+    if cls is None:
+        raise SystemExit(f"{key}={node.choice} cannot be documented: {node.missing} is not installed.")
+    yield f"## `{key}.*` ({node.choice or cls.__name__})\n" if key else f"## {cls.__name__}\n"
     yield f"{inspect.cleandoc(cls.__doc__ or '')}\n"
     yield "| Key | Type | Default | Meaning |"
     yield "| --- | --- | --- | --- |"

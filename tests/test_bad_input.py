@@ -21,11 +21,9 @@ import torch
 import yaml
 
 from assay.cli import main as cli
-from assay.config import loader as config_module
-from assay.config.loader import load_config, resolved
-from assay.training.config import TrainingConfig
+from assay.config import resolved
+from assay.training.config import TrainingConfig, load_config
 from support.tiny_run import SFT_STEPS, assert_same_run, kill, run, snapshot, steps, tiny
-from support.toy_env import ToyBuilder
 
 POLICY = "dataset_builder.task=policy"
 ARBITER = "dataset_builder.task=arbiter"
@@ -43,9 +41,7 @@ Refuse = Callable[..., str]
 
 
 @pytest.fixture(autouse=True)
-def _toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The toy environment by name, and one thread."""
-    monkeypatch.setitem(config_module.BUILDERS, "toy", ToyBuilder)  # type: ignore[arg-type]
+def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
@@ -103,7 +99,7 @@ def only_message(stderr: str) -> str:
         ({"sft.num_steps": True}, r"sft\.num_steps=true .*: expected a whole number"),
         ({"max_errored_fraction": 2}, "max_errored_fraction=2.0 must be at most 1"),
         ({"scratch.num_heads": 0}, r"scratch\.num_heads=0 must be at least 1"),
-        ({"scratch.hidden_size": 30}, r"scratch\.num_heads=4 does not divide scratch\.hidden_size=30"),
+        ({"scratch.hidden_size": 30}, r"scratch\.num_heads=4 does not divide hidden_size=30"),
         ({"scratch.context_length": 4}, r"scratch\.context_length=4 must be at least 16"),
         ({"scratch.initializer_range": 0}, r"scratch\.initializer_range=0.0 must be above 0"),
         ({"backend": "tinker"}, "backend=tinker"),
@@ -128,7 +124,7 @@ def test_the_hosted_backend_says_in_one_line_that_it_is_to_come(chess: list[str]
 
 def pretrained(path: Path, model: Path) -> list[str]:
     """Arguments of a toy run over a model folder."""
-    return toy(path, model_name=str(model), scratch=config_module.resolved(TrainingConfig())["scratch"])
+    return toy(path, model_name=str(model), scratch=resolved(TrainingConfig())["scratch"])
 
 
 def test_a_missing_model_folder(tmp_path: Path, refuse: Refuse) -> None:

@@ -16,7 +16,7 @@ SRC = Path(__file__).parents[1] / "src"
 LAYERS = [
     ["assay.errors", "assay.types", "assay.presets"],
     ["assay.plugins"],
-    ["assay.config.schema", "assay.config.sources", "assay.config.__init__"],
+    ["assay.config"],
     ["assay.storage", "assay.backends.base"],
     ["assay.sandbox", "assay.retrieval"],
     ["assay.rewards"],
@@ -24,8 +24,6 @@ LAYERS = [
     ["assay.envs", "assay.backends.config"],
     ["assay.rollouts", "assay.backends"],
     ["assay.grpo"],
-    ["assay.training.config"],
-    ["assay.config"],
     ["assay.training"],
     ["assay.server", "assay.integrations"],
     ["assay.cli"],
@@ -63,7 +61,7 @@ WITHOUT_TORCH = (
     "assay.sandbox",
     "assay.kernels",
     "assay.envs",
-    "assay.config.loader",
+    "assay.config",
     "assay.training.config",
     "assay.cli.main",
     "assay.integrations.common.scoring",
@@ -141,7 +139,7 @@ def test_the_rules_tell_up_from_down() -> None:
     assert illegal_import("assay.envs.base", "assay.rollouts.runner")
     assert illegal_import("assay.rewards.engine", "assay.kernels.grader")
     assert illegal_import("assay.grpo.trainer", "assay.training.loop")
-    assert illegal_import("assay.training.config", "assay.config.loader")
+    assert illegal_import("assay.config.loader", "assay.training.config")
 
 
 def test_imports_only_point_down() -> None:

@@ -27,11 +27,11 @@ import torch
 
 from assay.backends.config import LocalBackend
 from assay.backends.local.backend import TorchBackend
-from assay.config.loader import load_config, resolved
+from assay.config import resolved
 from assay.envs.base import BuildContext, EnvData, StepResult
 from assay.grpo.config import AlgorithmConfig
 from assay.grpo.health.config import DEFAULT_ACTIONS, HealthConfig
-from assay.training.config import SFTConfig, TrainingConfig
+from assay.training.config import SFTConfig, TrainingConfig, load_config
 from assay.training.loop import train
 from assay.types import Score
 

@@ -11,19 +11,24 @@ from pathlib import Path
 import chz
 import pytest
 
-from assay.cli.grade import ProblemSource
-from assay.config.loader import BUILDERS, TYPE_KEY, nodes
+from assay.cli.grade import GradeConfig
+from assay.config.help import nodes
+from assay.config.loader import TYPE_KEY
 from assay.config.schema import settings
 from assay.envs.base import DatasetBuilder
-from assay.kernels.config import GraderConfig
+from assay.envs.named import ENVIRONMENT
+from assay.integrations.common.settings import HostConfig
 from assay.kernels.timing.config import TimingConfig
+from assay.plugins import find
 from assay.sandbox.modal.sandbox import ModalConfig
+from assay.training.config import TrainingConfig
 
 SRC = Path(__file__).parents[2] / "src" / "assay"
 
-STANDALONE = (GraderConfig, ProblemSource, TimingConfig, ModalConfig)
+STANDALONE = (GradeConfig, TimingConfig, ModalConfig, HostConfig)
 """Settings of commands and parts that are used without a run, and so are no node of its config."""
-CLASSES = sorted({*(cls for _, cls in nodes()), *STANDALONE}, key=lambda cls: cls.__name__)
+IN_A_RUN = [node.cls for node in nodes(TrainingConfig) if node.cls is not None]
+CLASSES = sorted({*IN_A_RUN, *STANDALONE}, key=lambda cls: cls.__name__)
 FIELDS = [(cls, name) for cls in CLASSES for name in sorted(settings(cls))]
 IDS = [f"{cls.__name__}.{name}" for cls, name in FIELDS]
 
@@ -91,11 +96,12 @@ def builder_classes(cls: type[DatasetBuilder]) -> set[type[DatasetBuilder]]:
 
 
 def test_every_builder_has_a_name_on_the_command_line() -> None:
-    assert builder_classes(DatasetBuilder) == set(BUILDERS.values())
+    named = {find(name, ENVIRONMENT, "dataset_builder") for name in ENVIRONMENT.known}
+    assert builder_classes(DatasetBuilder) == named
 
 
 def test_no_setting_hides_the_key_that_names_a_class() -> None:
-    assert not [cls for _, cls in nodes() if TYPE_KEY in settings(cls)]
+    assert not [cls for cls in IN_A_RUN if TYPE_KEY in settings(cls)]
 
 
 def test_config_classes_are_frozen() -> None:

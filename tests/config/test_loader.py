@@ -8,15 +8,15 @@ from typing import Literal
 import chz
 import pytest
 
-from assay.config import loader as config_module
-from assay.config.loader import diff, from_resolved, load_config, resolved
-from assay.config.schema import parse, type_name
+from assay.config import diff, from_resolved, resolved
 from assay.config.sources import parse_yaml, read_overrides
+from assay.config.values import parse, type_name
 from assay.envs.base import DatasetBuilder
 from assay.envs.chess.dataset import ChessDatasetBuilder
+from assay.envs.named import ENVIRONMENT
 from assay.errors import ConfigError
 from assay.presets import preset_path, presets
-from assay.training.config import TrainingConfig
+from assay.training.config import TrainingConfig, load_config
 
 
 @chz.chz
@@ -41,8 +41,7 @@ class CountingBuilder(DatasetBuilder):
 
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> None:
-    builders = {"chess": ChessDatasetBuilder, "counting": CountingBuilder}
-    monkeypatch.setattr(config_module, "_VARIANTS", {DatasetBuilder: builders})
+    monkeypatch.setitem(ENVIRONMENT.known, "counting", f"{__name__}:CountingBuilder")  # type: ignore[arg-type]
 
 
 def refusal(*overrides: str, sources: list[str] | None = None) -> str:
@@ -211,12 +210,17 @@ def test_unknown_key_names_its_layer_and_the_nearest_spelling(override: str, hin
         ("loss_fn=cross_entropy", "one of importance_sampling, ppo, cispo"),
         ("log_path=", "a path"),
         ("loss_fn_config.clip_high_threshold=x", "a number"),
-        ("dataset_builder=ches", "one of chess, monitor. Did you mean chess?"),
     ],
 )
 def test_wrong_value_names_key_value_layer_and_type(override: str, expected: str) -> None:
     message = refusal(override)
     assert message.startswith(f"{override} (command line): expected {expected}")
+
+
+def test_a_builder_that_is_not_there_is_looked_for_among_ours() -> None:
+    message = refusal("dataset_builder=ches")
+    assert message.startswith("dataset_builder=ches: looked for a dataset builder of this name among chess, monitor.")
+    assert "Did you mean chess?" in message and "path/to/file.py:Name" in message
 
 
 def test_wrong_type_in_yaml_names_the_file(tmp_path: Path) -> None:
@@ -277,19 +281,21 @@ def test_missing_and_unreadable_sources(tmp_path: Path) -> None:
         (["base_url=http://localhost"], "Set backend=tinker"),
         (["multiturn_dataset_builder=chess"], "Set mode=multi_turn"),
         (["wandb_name=x"], "Set wandb_project"),
-        (["kl_discount_factor=0.9"], "the KL coefficient is 0"),
+        (["kl_discount_factor=0.9"], "read only when kl_penalty_coef is above 0, and kl_penalty_coef=0.0"),
+        (["grpo.kl_target=0.1"], "grpo.kl_target=0.1 is set, but it is read only when kl_penalty_coef is above 0"),
+        (["max_turns=9"], "read only when mode is multi_turn, and mode=single_turn"),
         (["temperature=0"], "must be above 0"),
         (["num_substeps=17"], "Lower num_substeps"),
         (["num_substeps=0"], "num_substeps=0 must be at least 1"),
         (["max_errored_fraction=1.5"], "max_errored_fraction=1.5 must be at most 1"),
         (["gamma=1.5"], "gamma=1.5 must be at most 1"),
-        (["dataset_builder.group_size=0"], "group_size=0 of the dataset builder must be at least 1"),
+        (["dataset_builder.group_size=0"], "dataset_builder.group_size=0 must be at least 1"),
         (["sft.batch_size=0"], "sft.batch_size=0 must be at least 1"),
         (["eval.samples_per_task=0"], "eval.samples_per_task=0 must be at least 1"),
         (["optimizer.beta2=1"], "optimizer.beta2=1.0 must be below 1"),
         (["loss_fn_config.clip_high_threshold=1.2"], "importance_sampling does not read"),
         (["loss_fn=ppo", "loss_fn_config.clip_hgih=1"], "ppo reads: clip_low_threshold"),
-        (["dataset_builder.renderer_name=qwen9"], "not one of plain, chat"),
+        (["dataset_builder.renderer_name=qwen9"], "looked for a renderer of this name among plain, chat"),
     ],
 )
 def test_impossible_combinations_say_what_to_change(overrides: list[str], cure: str) -> None:
@@ -314,14 +320,14 @@ def test_all_impossible_combinations_are_told_at_once() -> None:
 )
 def test_resolved_config_round_trips_through_json(overrides: list[str], caplog: pytest.LogCaptureFixture) -> None:
     config = load_config(None, overrides)
-    assert from_resolved(json.loads(json.dumps(resolved(config)))) == config
+    assert from_resolved(TrainingConfig, json.loads(json.dumps(resolved(config)))) == config
     assert not caplog.records
 
 
 def test_resolved_config_has_nulls_and_class_names() -> None:
     data = resolved(TrainingConfig())
     assert data["wandb_project"] is None
-    assert data["dataset_builder"]["type"] == "ChessDatasetBuilder"
+    assert data["dataset_builder"]["type"] == "chess"
     assert data["log_path"] == "runs/kernel_rl"
 
 
@@ -329,13 +335,13 @@ def test_an_older_config_file_takes_defaults_with_a_warning(caplog: pytest.LogCa
     data = resolved(TrainingConfig())
     del data["gamma"]
     del data["local"]["dtype"]
-    assert from_resolved(data) == TrainingConfig()
+    assert from_resolved(TrainingConfig, data) == TrainingConfig()
     assert "gamma, local.dtype" in caplog.text
 
 
 def test_an_unknown_key_in_a_run_is_refused() -> None:
     with pytest.raises(ConfigError, match="gama"):
-        from_resolved({**resolved(TrainingConfig()), "gama": 1})
+        from_resolved(TrainingConfig, {**resolved(TrainingConfig()), "gama": 1})
 
 
 def test_diff_tells_each_changed_setting(counting: None) -> None:

@@ -56,10 +56,10 @@ def test_the_group_stands_in_for_its_own() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"on_failure": "constant"}, "a value is given"),
-        ({"failure_value": 1.0}, "a value is given"),
+        ({"on_failure": "constant"}, "failure_value, which is not set"),
+        ({"failure_value": 1.0}, "read only when on_failure is constant"),
         ({"on_failure": "zero"}, "zero"),
-        ({"max_failure_rate": 1.5}, "between 0 and 1"),
+        ({"max_failure_rate": 1.5}, "at most 1"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, object], message: str) -> None:

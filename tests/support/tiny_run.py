@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from assay.backends.config import LocalBackend, ScratchModel
-from assay.config.loader import resolved
+from assay.config import resolved
 from assay.training.config import EvalConfig, SFTConfig, TrainingConfig
 from assay.training.loop import train
 from assay.training.metrics.logger import comparable

@@ -107,7 +107,7 @@ def test_tensorboard_can_be_turned_off(tmp_path: Path) -> None:
 
 def test_the_config_of_the_run_is_kept(reference: Path) -> None:
     record = json.loads((reference / "config.json").read_text())
-    assert record["learning_rate"] == 5e-3 and record["dataset_builder"]["type"] == "ToyBuilder"
+    assert record["learning_rate"] == 5e-3 and record["dataset_builder"]["type"] == "support.toy_env:ToyBuilder"
 
 
 def test_a_complete_run_is_left_alone_without_building_anything(

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from assay.cli.eval import measure
-from assay.config.loader import load_config, resolved
+from assay.config import resolved
 from assay.errors import TrainingError
+from assay.training.config import load_config
 from assay.training.loop import train
 from support.loopback_judge import loopback_judge
 from support.tiny_run import assert_same_run, read_lines

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from assay.config.loader import load_config
+from assay.training.config import load_config
 from assay.training.plan import describe
 
 

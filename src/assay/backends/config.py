@@ -3,73 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import chz
 
 from assay.backends.base import LossSpec
+from assay.config import Above, AtLeast, Settings, UsedWhen, refuse
 from assay.errors import ConfigError
 
 AdamWKind = Literal["auto", "fused", "foreach", "loop"]
 
 
 @chz.chz
-class ScratchModel:
+class ScratchModel(Settings):
     """A small transformer with random weights and a tokenizer trained on the corpus (`model_name=scratch`)."""
 
     architecture: Literal["gpt2", "llama", "qwen3"] = "gpt2"
     """Hugging Face architecture."""
-    hidden_size: int = 128
+    hidden_size: Annotated[int, AtLeast(1)] = 128
     """Width of the residual stream."""
-    num_layers: int = 3
+    num_layers: Annotated[int, AtLeast(1)] = 3
     """Number of transformer blocks."""
-    num_heads: int = 4
+    num_heads: Annotated[int, AtLeast(1)] = 4
     """Attention heads; must divide `hidden_size`."""
-    context_length: int = 256
+    context_length: Annotated[int, AtLeast(16)] = 256
     """Largest number of tokens of prompt and completion together."""
-    vocab_size: int = 512
+    vocab_size: Annotated[int, AtLeast(1)] = 512
     """Upper bound on the tokenizer's vocabulary."""
-    initializer_range: float = 0.1
+    initializer_range: Annotated[float, Above(0)] = 0.1
     """Standard deviation of the initial weights. At small widths the usual 0.02 leaves a long plateau."""
 
     @chz.validate
     def _possible(self) -> None:
-        least = {"hidden_size": 1, "num_layers": 1, "num_heads": 1, "context_length": 16, "vocab_size": 1}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ConfigError(f"scratch.{name}={getattr(self, name)} must be at least {bound}.")
-        if self.initializer_range <= 0:
-            raise ConfigError(f"scratch.initializer_range={self.initializer_range} must be above 0.")
         if self.hidden_size % self.num_heads:
-            raise ConfigError(
-                f"scratch.num_heads={self.num_heads} does not divide scratch.hidden_size={self.hidden_size}, so heads "
-                f"would have no whole width. Choose a divisor of {self.hidden_size}."
+            refuse(
+                [
+                    f"num_heads={self.num_heads} does not divide hidden_size={self.hidden_size}, so heads would have "
+                    f"no whole width. Choose a divisor of {self.hidden_size}."
+                ]
             )
 
 
 @chz.chz
-class LocalBackend:
+class LocalBackend(Settings):
     """How the local PyTorch backend computes (`backend=local`)."""
 
     device: str = "auto"
     """`auto` (CUDA when present, else CPU), or a torch device such as `cpu` or `cuda:0`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute precision. With `bfloat16`, trained weights and log-probabilities stay in float32."""
-    torch_threads: int = 1
+    torch_threads: Annotated[int, AtLeast(1)] = 1
     """CPU threads of torch inside this process. More than 1 slows small models down on a busy machine."""
-    micro_batch_tokens: int = 16384
+    micro_batch_tokens: Annotated[int, AtLeast(1)] = 16384
     """Most tokens (padding included) in one forward pass of training. Bounds memory, never changes the gradient."""
-    sample_batch_tokens: int = 65536
+    sample_batch_tokens: Annotated[int, AtLeast(1)] = 65536
     """Most token positions of key-value cache held by one sampling batch."""
-    lora_alpha: int = 32
+    lora_alpha: Annotated[int, AtLeast(1), UsedWhen("lora_rank", Above(0))] = 32
     """LoRA scale numerator; the update is scaled by `lora_alpha / lora_rank`."""
-    lora_targets: str = "all-linear"
+    lora_targets: Annotated[str, UsedWhen("lora_rank", Above(0))] = "all-linear"
     """Modules that get adapters: `all-linear`, or names separated by commas."""
     use_gradient_checkpointing: bool = False
     """Keep only what enters each layer and compute the rest again in the backward pass: less memory, more time."""
     adamw: AdamWKind = "auto"
     """Implementation of the optimizer: `fused` kernels, `foreach` tensor lists, a `loop`; `auto` takes the fastest."""
-    head_dtype: Literal["float32", "bfloat16"] = "float32"
+    head_dtype: Annotated[Literal["float32", "bfloat16"], UsedWhen("dtype", "bfloat16")] = "float32"
     """Precision of the output head under `dtype=bfloat16`. Half is faster, and rounds log-probabilities."""
     compile: bool = False
     """Run layers through `torch.compile`: a slow start, then fewer and larger kernels. Needs a compiler."""
@@ -81,20 +78,6 @@ class LocalBackend:
     """Let cuDNN try its kernels and keep the fastest, on CUDA."""
     cuda_allocator: str = "max_split_size_mb:128"
     """Settings of the CUDA allocator unless the environment has some; empty leaves PyTorch's."""
-
-    @chz.validate
-    def _positive(self) -> None:
-        for name in ("torch_threads", "micro_batch_tokens", "sample_batch_tokens", "lora_alpha"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"local.{name}={getattr(self, name)} must be at least 1.")
-
-    @chz.validate
-    def _head_is_no_finer(self) -> None:
-        if self.dtype == "float32" and self.head_dtype == "bfloat16":
-            raise ConfigError(
-                "local.head_dtype=bfloat16 has no effect under local.dtype=float32, where the head computes as all "
-                "else. Set local.dtype=bfloat16, or leave local.head_dtype."
-            )
 
 
 LOSS_DEFAULTS: Mapping[str, Mapping[str, float]] = {

@@ -23,10 +23,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from assay.config.loader import load_config, resolved
+from assay.config import resolved
 from assay.errors import ConfigError, RunDirectoryError, TrainingError
 from assay.storage.files import Writing, encode_json, read_object, replace_file
-from assay.training.config import TrainingConfig
+from assay.training.config import TrainingConfig, load_config
 from assay.training.loop import train
 from assay.training.metrics.intervals import Interval
 from assay.training.report.charts import Chart, Level

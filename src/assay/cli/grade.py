@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import get_args
 
 import chz
 
-from assay.config.schema import Setting, node_class, parse, settings, type_name
-from assay.errors import ConfigError, DataError
+from assay.config import Layer, build
+from assay.config.sources import COMMAND_LINE
+from assay.errors import DataError
 from assay.kernels.config import GraderConfig
 from assay.kernels.pool import grade_many
 from assay.kernels.problems.sources import DatasetSource, Problem, find_problem, load_problems, read_problem_file
@@ -24,8 +23,8 @@ MAX_KERNEL_BYTES = 20_000_000
 
 
 @chz.chz
-class ProblemSource:
-    """Where `level/id` is looked up."""
+class GradeConfig(GraderConfig):
+    """How a candidate is graded, and where `level/id` is looked up."""
 
     dataset_src: DatasetSource = "shipped"
     """`shipped`, `huggingface`, `local` (a checkout of KernelBench) or `jsonl`."""
@@ -34,15 +33,6 @@ class ProblemSource:
     revision: str | None = None
     """Commit or tag of the data set (`huggingface`)."""
 
-    @chz.validate
-    def _known(self) -> None:
-        if self.dataset_src not in get_args(DatasetSource):
-            raise ConfigError(f"dataset_src={self.dataset_src!r} is none of {', '.join(get_args(DatasetSource))}.")
-
-
-NODES: tuple[tuple[str, type], ...] = (("", GraderConfig), ("", ProblemSource))
-"""Where the settings of `assay grade` stand: dotted key, config class."""
-
 
 def grade_file(problem: str, kernel: str, given: Mapping[str, Json]) -> tuple[Problem, Verdict]:
     """Grade one kernel.
@@ -50,48 +40,27 @@ def grade_file(problem: str, kernel: str, given: Mapping[str, Json]) -> tuple[Pr
     Args:
         problem: A problem's file, or `level/id` in the source that `given` names.
         kernel: The kernel's file; `-` for standard input.
-        given: Settings of `GraderConfig` (those of its nodes as `modal.NAME`, `timing.NAME`) and of `ProblemSource`, as
-            text.
+        given: Settings of `GradeConfig` (those of its nodes as `modal.NAME`, `timing.NAME`), as text.
 
     Raises:
         ConfigError: a setting that does not exist or cannot be.  DataError: a file that cannot be read, or no problem.
         SandboxError: this machine cannot isolate untrusted code.
     """
-    config, source = read_grading(given)
-    chosen = read_problem(problem, source)
+    config = read_grading(given)
+    chosen = read_problem(problem, config)
     return chosen, grade_many([(chosen, read_kernel(kernel))], config)[0]
 
 
-def read_grading(given: Mapping[str, Json]) -> tuple[GraderConfig, ProblemSource]:
+def read_grading(given: Mapping[str, Json]) -> GradeConfig:
     """The settings that `key=value` arguments give.
 
     Raises:
         ConfigError: unknown, or not of its type.
     """
-    values: dict[tuple[type, str], dict[str, Json]] = {(GraderConfig, ""): {}, (ProblemSource, ""): {}}
-    known: dict[str, tuple[tuple[type, str], Setting]] = {}
-    for node in (GraderConfig, ProblemSource):
-        for name, setting in settings(node).items():
-            if (inner := node_class(setting.annotation)) is None:
-                known[name] = (node, ""), setting
-                continue
-            values[inner, name] = {}
-            known |= {f"{name}.{leaf}": ((inner, name), found) for leaf, found in settings(inner).items()}
-    for key, value in given.items():
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"Settings: {', '.join(known)}."
-            raise ConfigError(f"{key}: there is no such setting of `assay grade`, so it would have no effect. {hint}")
-        place, setting = known[key]
-        try:
-            values[place][setting.name] = parse(value, setting.annotation)
-        except ValueError as error:
-            raise ConfigError(f"{key}={value!r}: expected {type_name(setting.annotation)}.") from error
-    nodes = {name: node(**found) for (node, name), found in values.items() if name}
-    return GraderConfig(**values[GraderConfig, ""], **nodes), ProblemSource(**values[ProblemSource, ""])
+    return build(GradeConfig, [Layer(COMMAND_LINE, dict(given))], unknown="`assay grade --help` lists all settings.")
 
 
-def read_problem(name: str, source: ProblemSource) -> Problem:
+def read_problem(name: str, source: GradeConfig) -> Problem:
     """The problem that the command line names.
 
     Raises:

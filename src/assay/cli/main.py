@@ -16,6 +16,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -140,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--dry-run", action="store_true", help="check the config, build the data and print the plan only"
     )
-    train.add_argument("--help", "-h", action=_SettingsHelp, help="show this message, with every setting")
+    _add_settings_help(train, "assay.training.config:TrainingConfig")
 
     evaluate = _add(commands, "eval", "measure a checkpoint of a run on held-out tasks")
     evaluate.add_argument(
@@ -165,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     grade.add_argument("--backend", choices=("triton", "cuda"), help="its language (default: triton)")
     grade.add_argument("--json", action="store_true", help="print the whole verdict as one JSON object")
     grade.add_argument("--no-cache", action="store_true", help="grade anew, and keep nothing")
-    grade.add_argument("--help", "-h", action=_SettingsHelp, help="show this message, with every setting")
+    _add_settings_help(grade, "assay.cli.grade:GradeConfig")
 
     config = _add(commands, "config", "print the whole config that a command would use, as JSON")
     _add_config(config)
@@ -198,28 +199,31 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_settings_help(parser: argparse.ArgumentParser, root: str) -> None:
+    text = "show this message, with every setting"
+    parser.add_argument("--help", "-h", action=_SettingsHelp, const=root, help=text)
+
+
 class _SettingsHelp(argparse.Action):
     """`assay train --help` and the like: the options and then every setting, which only then need loading."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
-        super().__init__(option_strings, dest=argparse.SUPPRESS, nargs=0, help=help)
+    def __init__(self, option_strings: Sequence[str], dest: str, const: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest=argparse.SUPPRESS, nargs=0, help=help, const=const.split(":"))
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         """Print and leave."""
-        from assay.config.loader import listing
+        from assay.config.help import listing
 
-        nodes = None
-        if parser.prog.endswith(" grade"):
-            from assay.cli.grade import NODES
-
-            nodes = NODES
-        parser.epilog = listing(min(120, shutil.get_terminal_size().columns), nodes)
+        module, name = self.const
+        root = getattr(import_module(module), name)
+        parser.epilog = listing(root, min(120, shutil.get_terminal_size().columns))
         parser.print_help()
         parser.exit()
 
 
 def _train(args: argparse.Namespace, overrides: list[str]) -> int:
-    from assay.config.loader import load_config, resolved
+    from assay.config import resolved
+    from assay.training.config import load_config
 
     config = load_config(args.config, overrides)
     if args.dry_run:
@@ -253,7 +257,7 @@ def _eval(args: argparse.Namespace, overrides: list[str]) -> int:
 
 def _config_of(run: Path, overrides: list[str]) -> TrainingConfig:
     """The config of a run. Its own config.json is a layer like any other, so that a setting can be overridden."""
-    from assay.config.loader import load_config
+    from assay.training.config import load_config
 
     record = run / "config.json"
     if not record.is_file():
@@ -302,7 +306,8 @@ def _grade(args: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _config(args: argparse.Namespace, overrides: list[str]) -> int:
-    from assay.config.loader import load_config, resolved
+    from assay.config import resolved
+    from assay.training.config import load_config
 
     print(json.dumps(resolved(load_config(args.config, overrides)), indent=2))
     return 0

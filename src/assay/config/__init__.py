@@ -1,2 +1,31 @@
-"""Settings: what config classes say about themselves (`schema`), where values come from (`sources`), and how both
-become a config (`loader`)."""
+"""Settings: config classes with what their fields say about themselves, and how layers of text become a config.
+
+A config class is a `chz` class over `Settings`. `load` reads presets, files and `key=value` into any root class.
+"""
+
+from assay.config.checks import Settings, SettingsError, refuse
+from assay.config.fields import MAY_CHANGE, NOT_NULL, Above, AtLeast, AtMost, Below, Code, Like, UsedWhen
+from assay.config.loader import build, load
+from assay.config.record import diff, from_resolved, resolved
+from assay.config.sources import Layer
+
+__all__ = [
+    "MAY_CHANGE",
+    "NOT_NULL",
+    "Above",
+    "AtLeast",
+    "AtMost",
+    "Below",
+    "Code",
+    "Layer",
+    "Like",
+    "Settings",
+    "SettingsError",
+    "UsedWhen",
+    "build",
+    "diff",
+    "from_resolved",
+    "load",
+    "refuse",
+    "resolved",
+]

@@ -1,8 +1,8 @@
-"""The config of a run: class defaults < environment < presets and YAML files, in the order given < `key=value`.
+"""Layers of settings become a config: class defaults < environment < presets and YAML files, in order < `key=value`.
 
 Each key is checked against the config tree as it stands at its layer, so that a misspelt key or a wrong type names the
-layer it came from. A key that holds one of several config classes (`dataset_builder`) takes the name of one, and the
-keys below it are those of that class:
+layer it came from. A key that holds one of several config classes (`dataset_builder`) takes the name of one, or
+`package.module:Name` or `path/to/file.py:Name`, and the keys below it are those of that class:
 
     dataset_builder: chess                  or      dataset_builder:
     dataset_builder.batch_size: 8                     type: chess
@@ -12,150 +12,107 @@ keys below it are those of that class:
 from __future__ import annotations
 
 import difflib
-import inspect
 import logging
 import os
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import chz
 
-from assay.config.schema import Setting, entry_type, is_null, is_optional, node_class, parse, settings, type_name
-from assay.config.sources import Layer, flatten, read_overrides, read_source
-from assay.envs.base import DatasetBuilder
-from assay.envs.chess.dataset import ChessDatasetBuilder
-from assay.envs.monitor.dataset import MonitorDatasetBuilder
+from assay import plugins
+from assay.config.checks import SettingsError
+from assay.config.schema import Setting, settings
+from assay.config.sources import Layer, read_overrides, read_source
+from assay.config.values import entry_type, is_null, is_optional, node_class, parse, shown, type_name
 from assay.errors import ConfigError
-from assay.training.config import TrainingConfig
 from assay.types import Json
 
 logger = logging.getLogger(__name__)
-
-BUILDERS: Mapping[str, type[DatasetBuilder]] = {"chess": ChessDatasetBuilder, "monitor": MonitorDatasetBuilder}
-"""Short name -> dataset builder; the class's own name works too."""
 
 ENVIRONMENT = "environment"
 """Name of the layer of settings that come from environment variables."""
 TYPE_KEY = "type"
 """Key that names the class of a node which can be one of several."""
-
-_VARIANTS: Mapping[type | None, Mapping[str, type]] = {DatasetBuilder: BUILDERS}
-"""Config base class -> the classes that may stand in its place, by name."""
+FILES_KEY = "files"
+"""Key of a run's record under which it keeps the hashes of files with code; no setting."""
 
 _C = TypeVar("_C")
 
 
-def load_config(sources: str | Sequence[str] | None, overrides: Sequence[str] = ()) -> TrainingConfig:
+def load(root: type[_C], sources: str | Sequence[str] | None, overrides: Sequence[str] = ()) -> _C:
     """Build a config from presets or YAML paths (later wins) and `key=value` overrides (which win over both).
 
-    Environment variables that the chosen dataset builder reads (`DatasetBuilder.environment`) win over defaults alone.
+    Environment variables that a chosen class reads (its `environment`) win over defaults alone.
 
     Raises:
         ConfigError: an unknown key, a wrong type, an unreadable or malformed file, or settings that cannot go together.
     """
     names = [sources] if isinstance(sources, str) else list(sources or ())
-    draft = _drafted([*map(read_source, names), read_overrides(overrides)])
+    draft = Draft(root, [*map(read_source, names), read_overrides(overrides)])
     taken = draft.fill_in(_environment(draft))
     if taken:
         logger.info("Taken from the environment: %s.", ", ".join(taken))
-    return draft.construct(TrainingConfig())
+    return draft.construct()
 
 
-def resolved(config: TrainingConfig) -> dict[str, Json]:
-    """The whole config as nested JSON-ready data, nulls included; `type` names the class where there is a choice."""
-    return _plain_node(config)
+def build(root: type[_C], layers: Sequence[Layer], unknown: str = "") -> _C:
+    """Build a config from layers; of equal keys the last wins.
+
+    Args:
+        unknown: what else to say of a key that does not exist.
+
+    Raises:
+        ConfigError: see `load`.
+    """
+    return Draft(root, layers, unknown).construct()
 
 
-def from_resolved(data: Mapping[str, Json], source: str = "config.json") -> TrainingConfig:
-    """The config that `resolved` wrote. Settings that `data` lacks (an older version wrote it) take their defaults."""
-    config = _drafted([Layer(source, flatten(data, source))]).construct(TrainingConfig())
-    missing = flatten(resolved(config), source).keys() - flatten(data, source).keys()
-    if missing:
-        logger.warning("%s lacks %s; using the defaults.", source, ", ".join(sorted(missing)))
-    return config
-
-
-def diff(a: TrainingConfig, b: TrainingConfig) -> list[str]:
-    """What differs between two configs, one line per setting: `learning_rate: 0.0001 -> 0.001`."""
-    return list(_differences("", resolved(a), resolved(b)))
+def choices_of(setting: Setting) -> Mapping[str, str]:
+    """The short names that a node with a choice takes, and where their classes are; `null` where it may be null."""
+    base = node_class(setting.annotation)
+    if setting.code is not None:
+        known = dict(setting.code.kind.known)
+    else:
+        known = {base.__name__: f"{base.__module__}:{base.__qualname__}"} if base is not None else {}
+    return {**known, "null": ""} if is_optional(setting.annotation) else known
 
 
 def is_choice(setting: Setting) -> bool:
     """Whether a setting holds one of several config classes, or a config class or null."""
     cls = node_class(setting.annotation)
-    return cls in _VARIANTS or (cls is not None and is_optional(setting.annotation))
-
-
-def nodes() -> Iterator[tuple[str, type]]:
-    """Every config class with the key it stands at, parents first; where there is a choice, each of the classes.
-
-    `multiturn_dataset_builder` is left out: it takes what `dataset_builder` takes.
-    """
-    yield from _nodes("", TrainingConfig)
-
-
-def _nodes(key: str, cls: type) -> Iterator[tuple[str, type]]:
-    yield key, cls
-    for name, setting in settings(cls).items():
-        base = node_class(setting.annotation)
-        if base is not None and name != "multiturn_dataset_builder":
-            for variant in _VARIANTS.get(base, {"": base}).values():
-                yield from _nodes(f"{key}.{name}" if key else name, variant)
-
-
-def listing(width: int, of: Iterable[tuple[str, type]] | None = None) -> str:
-    """Every setting with its default, type and meaning, for a terminal of `width` columns.
-
-    `of` are (dotted key, config class) pairs; those of a run by default.
-    """
-    parts = ["settings (key=default), in dot notation on the command line, nested or dotted in YAML:"]
-    for key, cls in nodes() if of is None else of:
-        heading = f"{key}={cls.__name__}" if key else cls.__name__
-        parts.append(f"\n{heading}: {inspect.getdoc(cls)}")
-        for name, setting in settings(cls).items():
-            dotted = f"{key}.{name}" if key else name
-            default = "" if node_class(setting.annotation) else f"={shown(setting.default)}"
-            text = f"{setting.doc} ({type_words(setting)})"
-            parts.append(f"  {dotted}{default}")
-            parts.append(textwrap.fill(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6))
-    return "\n".join(parts)
-
-
-def type_words(setting: Setting) -> str:
-    """A setting's type in words; for a node with a choice, the names of its classes."""
-    if not is_choice(setting):
-        return type_name(setting.annotation)
-    return "one of " + ", ".join(_choices(setting))
-
-
-def _choices(setting: Setting) -> Mapping[str, type | None]:
-    """The short names that a node with a choice takes, and their classes; `null` where it may be null."""
-    base = node_class(setting.annotation)
-    variants = _VARIANTS.get(base, {base.__name__: base} if base else {})
-    return {**variants, "null": None} if is_optional(setting.annotation) else variants
+    return cls is not None and (setting.code is not None or is_optional(setting.annotation))
 
 
 class _Given(NamedTuple):
-    """A value as written, and the name of the layer that gave it."""
+    """A value as written, and the layer that gave it, by its name and its rank."""
 
     value: Json
     layer: str
+    rank: int
 
 
-class _Draft:
-    """What the layers read so far have set."""
+class Draft(Generic[_C]):
+    """What the layers read so far have set in the tree below a root class."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: type[_C], layers: Sequence[Layer] = (), unknown: str = "") -> None:
+        self.root = root
+        self.unknown = unknown
         self.values: dict[str, _Given] = {}
         self.classes: dict[str, type | None] = {}
         """The class chosen for a key that holds one of several; None for null."""
+        self._dropped: dict[str, _Given] = {}
+        """What a later layer has made idle, at its default, as that layer's doing."""
+        self._rank = 0
+        for layer in layers:
+            self.apply(layer)
 
     def apply(self, layer: Layer) -> None:
         """Add one layer: classes first, since they decide which other keys exist."""
+        self._rank += 1
         rest: dict[str, Json] = {}
         for written, value in sorted(layer.values.items(), key=lambda item: item[0].count(".")):
+            if written.partition(".")[0] == FILES_KEY and FILES_KEY not in settings(self.root):
+                continue
             key = written.removesuffix(f".{TYPE_KEY}")
             setting = self.find(key)
             if setting is not None and is_choice(setting) and value != {}:
@@ -166,7 +123,7 @@ class _Draft:
         for key, value in rest.items():
             setting = self.find(key)
             if setting is None:
-                raise ConfigError(_unknown_key(key, layer.name, list(self.keys())))
+                raise ConfigError(_unknown_key(key, layer.name, list(self.keys()), self.unknown))
             self._put(key, value, setting, layer.name)
 
     def fill_in(self, layer: Layer) -> list[str]:
@@ -188,11 +145,13 @@ class _Draft:
                 del self.values[entry]
         else:
             try:
-                parse(value, setting.annotation)
+                read = parse(value, setting.annotation)
             except ValueError:
                 default = "" if setting.default is None else f" The default is {shown(setting.default)}."
                 raise ConfigError(f"{given}: expected {type_name(setting.annotation)}.{default}") from None
-            self.values[key] = _Given(value, layer)
+            if setting.code is not None and read is not None:
+                value = setting.code.kind.canonical(read)
+            self.values[key] = _Given(value, layer, self._rank)
 
     def _drop_foreign(self, layer: str) -> None:
         """Forget what earlier layers set for a class that `layer` has replaced by one without such a setting."""
@@ -206,26 +165,31 @@ class _Draft:
         parent, _, name = key.rpartition(".")
         above = self.find(parent) if parent else None
         if above is not None and (entry := entry_type(above.annotation)) is not None:
-            return Setting(name, entry, above.default.get(name), above.doc)
+            return Setting(name, entry, above.doc)
+        if above is not None and above.annotation is Any:  # an entry that is itself a mapping
+            return Setting(name, Any, above.doc)
         return self.settings_at(parent).get(name)
 
     def settings_at(self, key: str) -> Mapping[str, Setting]:
         """The settings of the node at `key` (the root for the empty string); empty when it is no node or null."""
         if not key:
-            return settings(TrainingConfig)
+            return settings(self.root)
         setting = self.find(key)
         cls = self.class_at(key, setting) if setting is not None else None
         return settings(cls) if cls is not None else {}
 
     def class_at(self, key: str, setting: Setting) -> type | None:
         """The class of the node at `key`; None for null and for plain values."""
-        if node_class(setting.annotation) is None or key in self.classes:
+        base = node_class(setting.annotation)
+        if base is None or key in self.classes:
             return self.classes.get(key)
-        if setting.default is not None:
-            return type(setting.default)
-        if key == "multiturn_dataset_builder":  # of one kind with dataset_builder unless it says otherwise
-            return self.class_at("dataset_builder", settings(TrainingConfig)["dataset_builder"])
-        return node_class(setting.annotation)
+        if setting.like is not None:
+            parent, _, _ = key.rpartition(".")
+            other = f"{parent}.{setting.like}" if parent else setting.like
+            return self.class_at(other, self.settings_at(parent)[setting.like])
+        if setting.code is not None and setting.code.default:
+            return plugins.find(setting.code.default, setting.code.kind, key)  # type: ignore[no-any-return]
+        return type(setting.default) if setting.default is not None else base
 
     def keys(self, parent: str = "") -> Iterator[str]:
         """Every key that exists, given the classes chosen so far."""
@@ -234,111 +198,131 @@ class _Draft:
             yield key
             yield from self.keys(key)
 
-    def construct(self, default: _C, parent: str = "") -> _C:
-        """`default` with everything that is set below `parent`."""
-        changes: dict[str, Any] = {}
-        for name, setting in settings(type(default)).items():
-            key = f"{parent}.{name}" if parent else name
-            below = [k for k in self.values if k.startswith(f"{key}.")]
-            value = getattr(default, name)
-            if node_class(setting.annotation) is not None:
-                if below or any(f"{k}.".startswith(f"{key}.") for k in self.classes):
-                    changes[name] = self._construct_node(value, key, setting)
-            elif (entry := entry_type(setting.annotation)) is not None:
-                read = {k.removeprefix(f"{key}."): parse(self.values[k].value, entry) for k in below}
-                changes[name] = {**value, **read}
-            elif key in self.values:
-                changes[name] = parse(self.values[key].value, setting.annotation)
-        return chz.replace(default, **changes)
+    def construct(self) -> _C:
+        """The config.
 
-    def _construct_node(self, default: Any, key: str, setting: Setting) -> Any:
+        Raises:
+            ConfigError: a value is missing, out of bounds, or cannot go together with others.
+        """
+        while any(self._drop_idle(key) for key in list(self.values)):
+            pass  # what was dropped may have been what another setting needs
+        made: _C = self._construct(self.root, None, "")
+        return made
+
+    def _drop_idle(self, key: str) -> bool:
+        """Forget a setting that a later layer has made idle: that layer cannot unset it, and did not set it."""
+        parts = key.split(".")
+        for end in range(1, len(parts) + 1):
+            setting = self.find(".".join(parts[:end]))
+            for rule in setting.used_when if setting is not None else ():
+                decider = self._nearest(rule.name, parts[: end - 1])
+                given, other = self.values[key], self._given(decider)
+                if decider is None or other is None or other.rank <= given.rank:
+                    continue
+                found = self.find(decider)
+                assert found is not None, decider
+                if not rule.holds(parse(other.value, found.annotation)):
+                    message = "%s=%s (%s) is dropped: under %s=%s (%s) nothing reads it."
+                    logger.warning(message, key, shown(given.value), given.layer, decider, other.value, other.layer)
+                    self._dropped[key] = _Given(setting.default if setting else None, other.layer, other.rank)
+                    del self.values[key]
+                    return True
+        return False
+
+    def _given(self, key: str | None) -> _Given | None:
+        return self.values.get(key or "") or self._dropped.get(key or "")
+
+    def _nearest(self, name: str, parents: Sequence[str]) -> str | None:
+        """The key of the setting called `name` in the node at `parents`, or in the nearest one that encloses it."""
+        for end in range(len(parents), -1, -1):
+            node = ".".join(parents[:end])
+            if name in self.settings_at(node):
+                return f"{node}.{name}" if node else name
+        return None
+
+    def _construct(self, cls: type, default: Any, key: str) -> Any:
+        """The node at `key`: `default`, or one of `cls` where that is None, with everything that is set below."""
+        changes: dict[str, Any] = {}
+        for name, setting in settings(cls).items():
+            inner = f"{key}.{name}" if key else name
+            below = [k for k in self.values if k.startswith(f"{inner}.")]
+            start = setting.default if default is None else getattr(default, name)
+            if node_class(setting.annotation) is not None:
+                if below or any(f"{k}.".startswith(f"{inner}.") for k in self.classes):
+                    changes[name] = self._construct_node(start, inner, setting)
+            elif entry_type(setting.annotation) is not None:
+                if below:
+                    changes[name] = {**start, **self._entries(inner, below)}
+            elif inner in self.values:
+                changes[name] = parse(self.values[inner].value, setting.annotation)
+            elif default is None and setting.make_default is None:
+                raise ConfigError(f"{inner} is not set, and {cls.__name__} has no default for it. Set {inner}=...")
+        try:
+            return cls(**changes) if default is None else chz.replace(default, **changes)
+        except SettingsError as error:
+            raise error.below(key) if key else error from None
+
+    def _construct_node(self, start: Any, key: str, setting: Setting) -> Any:
         cls = self.class_at(key, setting)
         if cls is None:
             return None
-        return self.construct(default if type(default) is cls else cls(), key)
+        return self._construct(cls, start if type(start) is cls else None, key)
+
+    def _entries(self, key: str, below: Sequence[str]) -> dict[str, Json]:
+        """The entries of the mapping at `key`, nested where their keys are."""
+        entries: dict[str, Json] = {}
+        for dotted in below:
+            setting = self.find(dotted)
+            assert setting is not None, dotted
+            *path, name = dotted.removeprefix(f"{key}.").split(".")
+            place = entries
+            for part in path:
+                inner = place.get(part)
+                place[part] = place = inner if isinstance(inner, dict) else {}
+            place[name] = parse(self.values[dotted].value, setting.annotation)
+        return entries
 
 
-def _drafted(layers: Sequence[Layer]) -> _Draft:
-    draft = _Draft()
-    for layer in layers:
-        draft.apply(layer)
-    return draft
-
-
-def _environment(draft: _Draft) -> Layer:
-    """What environment variables say to the dataset builders that were chosen."""
+def _environment(draft: Draft[Any]) -> Layer:
+    """What environment variables say to the classes that were chosen."""
     values: dict[str, Json] = {}
     for key, cls in draft.classes.items():
-        if cls is not None and issubclass(cls, DatasetBuilder):
-            values |= {f"{key}.{name}": value for name, value in cls.environment(os.environ).items()}
+        read = getattr(cls, "environment", None)
+        if read is not None:
+            values |= {f"{key}.{name}": value for name, value in read(os.environ).items()}
     return Layer(ENVIRONMENT, values)
 
 
 def _chosen(key: str, value: Json, setting: Setting, layer: str) -> type | None:
-    """The class that `value` names for the node at `key`."""
-    choices = _choices(setting)
-    by_name = {**choices, **{cls.__name__: cls for cls in choices.values() if cls is not None}}
+    """The class that `value` names for the node at `key`: a short name, its class's own, or a reference."""
+    choices = choices_of(setting)
+    by_class = {reference.rpartition(":")[2]: short for short, reference in choices.items() if reference}
     name = "null" if is_null(value) else str(value)
-    if name not in by_name:
-        near = difflib.get_close_matches(name, by_name, n=1)
+    name = by_class.get(name, name)
+    if name == "null" and name in choices:
+        return None
+    base = node_class(setting.annotation)
+    if setting.code is not None:
+        return plugins.find(name, setting.code.kind, key)  # type: ignore[no-any-return]
+    if name not in choices:
+        near = difflib.get_close_matches(name, choices, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise ConfigError(f"{key}={shown(value)} ({layer}): expected one of {', '.join(choices)}.{hint}")
-    return by_name[name]
+    return base
 
 
-def _unknown_key(key: str, layer: str, known: Sequence[str]) -> str:
+def _unknown_key(key: str, layer: str, known: Sequence[str], otherwise: str) -> str:
     """Message for a key that does not exist: equal last parts elsewhere first, then like ones, then like keys."""
     parent, _, leaf = key.rpartition(".")
     near = [k for k in known if k.rpartition(".")[2] == leaf]
     siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == parent}
-    near += [siblings[name] for name in difflib.get_close_matches(leaf, siblings, n=2)]
+    near += [siblings[name] for name in difflib.get_close_matches(leaf, siblings, n=2, cutoff=0.7)]
     near += [k for name, k in siblings.items() if leaf == "".join(word[0] for word in name.split("_"))]
     if parent in known and not siblings:
         near = [parent]
+    if not near:
+        leaves = difflib.get_close_matches(leaf, {k.rpartition(".")[2] for k in known}, n=1, cutoff=0.7)
+        near = [k for k in known if k.rpartition(".")[2] in leaves]
     near = list(dict.fromkeys(near or difflib.get_close_matches(key, known, n=2)))[:3]
-    hint = f" Did you mean {' or '.join(near)}?" if near else " `assay train --help` lists all settings."
-    return f"{key} ({layer}): there is no such setting, so it would have no effect.{hint}"
-
-
-def _plain_node(node: Any) -> dict[str, Json]:
-    data: dict[str, Json] = {}
-    for name, setting in settings(type(node)).items():
-        value = getattr(node, name)
-        if not chz.is_chz(value):
-            data[name] = _plain(value)
-        elif is_choice(setting):
-            data[name] = {TYPE_KEY: type(value).__name__, **_plain_node(value)}
-        else:
-            data[name] = _plain_node(value)
-    return data
-
-
-def _plain(value: Any) -> Json:
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return value
-
-
-def _differences(parent: str, a: Mapping[str, Json], b: Mapping[str, Json]) -> Iterator[str]:
-    for name in dict.fromkeys([*a, *b]):
-        key = f"{parent}.{name}" if parent else name
-        old, new = a.get(name, "unset"), b.get(name, "unset")
-        if isinstance(old, dict) and isinstance(new, dict):
-            yield from _differences(key, old, new)
-        elif old != new:
-            yield f"{key}: {shown(old)} -> {shown(new)}"
-
-
-def shown(value: object) -> str:
-    """A value as a person would write it on the command line; a node is shown as its class."""
-    if isinstance(value, dict):
-        return str(value.get(TYPE_KEY, value))
-    if chz.is_chz(value):
-        return type(value).__name__
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    return f"{key} ({layer}): there is no such setting, so it would have no effect.{hint} {otherwise}".rstrip()

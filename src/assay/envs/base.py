@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 import chz
 
-from assay.errors import ConfigError
+from assay.config import AtLeast, Code, Settings
+from assay.plugins import Kind
 from assay.types import Json, Message, Score, Task, Trajectory
 
 
@@ -159,22 +160,27 @@ class EnvData:
     """Releases processes and files; safe to call twice."""
 
 
+RENDERER = Kind(
+    "renderer",
+    {
+        "plain": "assay.rollouts.renderers.base:PlainRenderer",
+        "chat": "assay.rollouts.renderers.base:ChatRenderer",
+    },
+    callable,
+)
+"""What `renderer_name` may name: called with a tokenizer, it makes a `Renderer` (`assay.rollouts`)."""
+
+
 @chz.chz
-class DatasetBuilder:
+class DatasetBuilder(Settings):
     """Config node of an environment; subclasses add fields, set their own defaults and implement `build`."""
 
-    batch_size: int = 4
+    batch_size: Annotated[int, AtLeast(1)] = 4
     """Prompts per batch."""
-    group_size: int = 4
+    group_size: Annotated[int, AtLeast(1)] = 4
     """Rollouts per prompt."""
-    renderer_name: str = "plain"
+    renderer_name: Annotated[str, Code(RENDERER)] = "plain"
     """How messages become tokens."""
-
-    @chz.validate
-    def _at_least_one(self) -> None:
-        for name in ("batch_size", "group_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} of the dataset builder must be at least 1.")
 
     @classmethod
     def environment(cls, environ: Mapping[str, str]) -> Mapping[str, Json]:

@@ -15,21 +15,15 @@ from pathlib import Path
 
 import chz
 
+from assay.config.schema import settings
 from assay.errors import CacheError
-from assay.kernels.config import GraderConfig
+from assay.kernels.config import GPU_VERDICT, VERDICT, GraderConfig
 from assay.kernels.devices import gpu_models
 from assay.kernels.verdicts import Verdict
 from assay.rewards.cache import ReplyCache, StoredReply, default_cache_path
 from assay.types import Json
 
 NOT_KEPT = frozenset({"infra_error", "timeout"})
-VERDICT_FIELDS = (
-    *("backend", "precision", "num_correct_trials", "scale", "policy", "compile_check", "arch", "max_programs"),
-    *("wall_s", "cpu_s", "memory_mb", "device", "measure_performance", "sandbox"),
-)
-"""Settings that may change any verdict."""
-DEVICE_FIELDS = ("run_on", "setup_s", "device_memory_mb", "reference_device")
-"""Further ones that may change a verdict on a GPU."""
 
 
 def default_path() -> Path:
@@ -52,9 +46,10 @@ def cache_key(problem: str, code: str, config: GraderConfig, grader_version: str
 
 def settings_of(config: GraderConfig) -> dict[str, Json]:
     """Every setting that a verdict depends on, and which GPU it was given on."""
-    found: dict[str, Json] = {name: getattr(config, name) for name in VERDICT_FIELDS}
+    known = settings(GraderConfig)
+    found: dict[str, Json] = {name: getattr(config, name) for name in known if VERDICT in known[name].marks}
     if config.device == "cuda":
-        found |= {name: getattr(config, name) for name in DEVICE_FIELDS}
+        found |= {name: getattr(config, name) for name in known if GPU_VERDICT in known[name].marks}
         found["gpus"] = list(gpu_models()) if config.run_on == "local" else [config.modal.modal_gpu_type]
     if config.run_on == "modal":
         found["modal_timeout"] = config.modal.modal_timeout

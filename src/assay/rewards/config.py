@@ -4,95 +4,89 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import chz
 
-from assay.config.schema import mistyped
-from assay.errors import ConfigError
+from assay.config import MAY_CHANGE, Above, AtLeast, AtMost, Settings, UsedWhen, refuse
 
 FailurePolicy = Literal["drop", "raise", "constant", "group_mean"]
 
 
 @chz.chz
-class JudgeConfig:
+class JudgeConfig(Settings):
     """An OpenAI-compatible chat endpoint and how to ask it."""
 
-    base_url: str = "https://api.openai.com/v1"
+    base_url: Annotated[str, MAY_CHANGE] = "https://api.openai.com/v1"
     """Root of the API; `/chat/completions` is added."""
     model: str = "gpt-4o-mini"
     """Model that judges."""
-    api_key_env: str = "OPENAI_API_KEY"
+    api_key_env: Annotated[str, MAY_CHANGE] = "OPENAI_API_KEY"
     """Environment variable that holds the API key; empty for an endpoint that wants none."""
-    temperature: float = 0.0
+    temperature: Annotated[float, AtLeast(0)] = 0.0
     """Sampling temperature of the judge."""
-    max_tokens: int = 256
+    max_tokens: Annotated[int, AtLeast(1)] = 256
     """Most tokens of one reply."""
-    votes: int = 1
+    votes: Annotated[int, AtLeast(1)] = 1
     """Replies drawn per question; the verdict is their mean."""
-    usd_per_million_prompt_tokens: float = 0.0
+    usd_per_million_prompt_tokens: Annotated[float, AtLeast(0), MAY_CHANGE] = 0.0
     """Price of a million prompt tokens, for the bill and the budget; 0 leaves it out."""
-    usd_per_million_completion_tokens: float = 0.0
+    usd_per_million_completion_tokens: Annotated[float, AtLeast(0), MAY_CHANGE] = 0.0
     """Price of a million completion tokens."""
 
     @chz.validate
-    def _sound(self) -> None:
-        _refuse(self, _judge_problems)
+    def _possible(self) -> None:
+        refuse(_judge_problems(self))
 
 
 @chz.chz
-class EngineConfig:
+class EngineConfig(Settings):
     """How fast calls are made, how long they may take, what they may cost, and what a failure means."""
 
-    max_in_flight: int = 256
+    max_in_flight: Annotated[int, Above(0)] = 256
     """Most calls in flight; the engine finds by itself how many of them the judge takes."""
-    start_in_flight: int = 60
+    start_in_flight: Annotated[int, Above(0)] = 60
     """Calls in flight before anything is known about the judge."""
     adaptive: bool = True
     """Tune the number of calls in flight; false keeps `start_in_flight` throughout."""
-    requests_per_minute: int | None = None
+    requests_per_minute: Annotated[int | None, Above(0)] = None
     """Known quota of requests; null relies on what the judge's headers and refusals say."""
-    tokens_per_minute: int | None = None
+    tokens_per_minute: Annotated[int | None, Above(0)] = None
     """Known quota of tokens (prompt and reply together)."""
-    attempt_timeout_s: float = 120.0
+    attempt_timeout_s: Annotated[float, Above(0)] = 120.0
     """Longest wait for one attempt, in seconds."""
-    call_deadline_s: float = 900.0
+    call_deadline_s: Annotated[float, Above(0)] = 900.0
     """Longest that one call is retried, in seconds, waits included; then its sample is errored."""
-    batch_deadline_s: float | None = None
+    batch_deadline_s: Annotated[float | None, Above(0)] = None
     """Longest that one batch takes, in seconds; samples without a score by then are errored."""
-    reread_limit: int = 2
+    reread_limit: Annotated[int, AtLeast(0)] = 2
     """How often a judge is asked again when no verdict can be read from its reply."""
-    hedge_fraction: float = 0.05
+    hedge_fraction: Annotated[float, AtLeast(0), AtMost(0.5)] = 0.05
     """Most extra calls, as a share of all, sent beside calls that take far longer than others; 0 never hedges."""
     cache: bool = True
     """Keep replies on disk and never pay for one twice."""
     offline: bool = False
     """Answer from the cache alone and never ask the judge; a call that is not there errors its sample. Needs no key."""
-    cache_path: Path | None = None
+    cache_path: Annotated[Path | None, UsedWhen("cache", True)] = None
     """Cache file; null takes `rewards.sqlite` in the run's cache folder, or in the user's."""
-    cache_max_mb: int = 4096
+    cache_max_mb: Annotated[int, Above(0)] = 4096
     """Size beyond which the replies used longest ago are dropped."""
-    budget_usd: float | None = None
+    budget_usd: Annotated[float | None, Above(0)] = None
     """Money that may be spent; needs the judge's prices. Reaching it stops the run."""
-    budget_tokens: int | None = None
+    budget_tokens: Annotated[int | None, Above(0)] = None
     """Tokens that may be spent. Reaching it stops the run."""
     on_failure: FailurePolicy = "drop"
     """What a host is given for a sample that could not be scored: `drop` (no reward: the sample leaves its group),
     `raise`, `constant` (`failure_value`), or `group_mean` (the mean of the group's other samples)."""
-    failure_value: float | None = None
+    failure_value: Annotated[float | None, UsedWhen("on_failure", "constant")] = None
     """Reward of a failed sample with `on_failure=constant`."""
-    max_failure_rate: float = 0.25
+    max_failure_rate: Annotated[float, AtLeast(0), AtMost(1)] = 0.25
     """Share of a batch that may fail; beyond it the batch raises, because an outage is no signal. 1 never raises."""
 
     @chz.validate
-    def _sound(self) -> None:
-        _refuse(self, _engine_problems)
-
-
-def _refuse(node: object, check: object) -> None:
-    for problem in (*mistyped(node), *(() if mistyped(node) else check(node))):  # type: ignore[operator]
-        raise ConfigError(problem)
+    def _possible(self) -> None:
+        refuse(_engine_problems(self))
 
 
 def _judge_problems(config: JudgeConfig) -> Iterator[str]:
@@ -104,44 +98,13 @@ def _judge_problems(config: JudgeConfig) -> Iterator[str]:
         yield f"base_url={config.base_url!r} goes on after the path, where /chat/completions is added. Remove ? and #."
     if not config.model:
         yield "model is empty: name the model that judges."
-    for name in ("max_tokens", "votes"):
-        if getattr(config, name) < 1:
-            yield f"{name}={getattr(config, name)} must be at least 1."
-    for name in ("temperature", "usd_per_million_prompt_tokens", "usd_per_million_completion_tokens"):
-        if getattr(config, name) < 0:
-            yield f"{name}={getattr(config, name)} must not be negative."
     if config.votes > 1 and config.temperature == 0:
         yield f"votes={config.votes} at temperature=0 asks for one answer {config.votes} times. Raise temperature."
 
 
 def _engine_problems(config: EngineConfig) -> Iterator[str]:
-    positive = (
-        "max_in_flight",
-        "start_in_flight",
-        "requests_per_minute",
-        "tokens_per_minute",
-        "attempt_timeout_s",
-        "call_deadline_s",
-        "batch_deadline_s",
-        "cache_max_mb",
-        "budget_usd",
-        "budget_tokens",
-    )
-    for name in positive:
-        value = getattr(config, name)
-        if value is not None and value <= 0:
-            yield f"{name}={value} must be above 0."
-    if config.reread_limit < 0:
-        yield f"reread_limit={config.reread_limit} must not be negative."
-    if not 0 <= config.hedge_fraction <= 0.5:
-        yield f"hedge_fraction={config.hedge_fraction} must lie between 0 and 0.5."
-    if not 0 <= config.max_failure_rate <= 1:
-        yield f"max_failure_rate={config.max_failure_rate} must lie between 0 and 1."
-    if (config.on_failure == "constant") != (config.failure_value is not None):
-        yield (
-            f"on_failure={config.on_failure} with failure_value={config.failure_value}: a value is given for "
-            "on_failure=constant, and only for it."
-        )
+    if config.on_failure == "constant" and config.failure_value is None:
+        yield "on_failure=constant gives failed samples failure_value, which is not set. Set it to a reward."
     if config.offline and not config.cache:
         yield "offline=true answers from the cache, and cache=false has none. Set one of them otherwise."
     if config.start_in_flight > config.max_in_flight:

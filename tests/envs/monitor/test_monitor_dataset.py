@@ -5,7 +5,6 @@ from collections import Counter
 import pytest
 
 from assay.backends.local.models import train_tokenizer
-from assay.config.loader import load_config
 from assay.envs.base import BuildContext, iter_builders
 from assay.envs.monitor.answers import parse_answer
 from assay.envs.monitor.dataset import MonitorDatasetBuilder
@@ -14,6 +13,7 @@ from assay.envs.monitor.rewards import MonitorRewardConfig
 from assay.envs.monitor.tasks import ALPHABET, REASONING
 from assay.errors import ConfigError, DataError
 from assay.rewards import EngineConfig, JudgeConfig
+from assay.training.config import load_config
 from support.loopback_judge import loopback_judge
 
 GOOD = "The code does what the text says. <measurements>[True, True, True]</measurements>"
@@ -254,8 +254,11 @@ def test_published_columns_are_read_from_a_file(cache, tmp_path):
         ({"truthful_fraction": 1.1}, "truthful_fraction=1.1"),
         ({"dataset_name": "gsm8k"}, "dataset_name: There is no monitor for data called 'gsm8k'"),
         ({"dataset_name": "diamonds-seed0"}, "is not made here"),
-        ({"dataset_src": "x.jsonl", "truthful_fraction": 0.5}, "truthful_fraction is set, but dataset_src=x.jsonl"),
-        ({"dataset_src": "x.jsonl", "generator": GeneratorConfig(num_tests=2)}, "generator is set"),
+        (
+            {"dataset_src": "x.jsonl", "truthful_fraction": 0.5},
+            "read only when dataset_src is generated",
+        ),
+        ({"dataset_src": "x.jsonl", "generator": GeneratorConfig(num_tests=2)}, r"generator\.\* is set"),
         ({"engine": EngineConfig(on_failure="group_mean")}, "Leave it at drop"),
     ],
 )

@@ -2,11 +2,12 @@ import logging
 
 import pytest
 
-from assay.config.loader import from_resolved, load_config, resolved
+from assay.config import from_resolved, resolved
 from assay.config.schema import settings
 from assay.envs.monitor import variables
 from assay.envs.monitor.variables import DEFAULT_K, VARIABLES, announce, monitor_settings
 from assay.errors import ConfigError
+from assay.training.config import TrainingConfig, load_config
 
 SETTINGS = {
     "TRAIN_WITH_MONITOR": ("true", "reward.train_with_monitor", True),
@@ -71,7 +72,7 @@ def test_what_was_taken_is_logged_and_recorded_and_no_longer_read(monkeypatch, c
     assert "dataset_builder.reward.monitor_wrong_reward=0.25" in line and "m-env" not in line
     # A run that is resumed elsewhere is the run that was recorded.
     monkeypatch.setenv("MONITOR_WRONG_REWARD", "9")
-    assert from_resolved(resolved(config)).dataset_builder.reward.monitor_wrong_reward == 0.25
+    assert from_resolved(TrainingConfig, resolved(config)).dataset_builder.reward.monitor_wrong_reward == 0.25
 
 
 def test_a_key_is_never_a_setting_and_never_said(monkeypatch, caplog):

@@ -217,22 +217,22 @@ def test_a_trend_knows_its_error() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"actions": {"kl_tial": "warn"}}, "health.actions.kl_tial=warn: there is no such rule. Did you mean kl_tail?"),
+        ({"actions": {"kl_tial": "warn"}}, "actions.kl_tial=warn: there is no such rule. Did you mean kl_tail?"),
         ({"actions": {"kl_tail": "wran"}}, "expected one of ignore, warn, pause, rollback, stop. Did you mean warn?"),
-        ({"report_every": -1}, "health.report_every=-1 must be at least 0."),
-        ({"window": 9}, "health.window=9 must be at least 10."),
-        ({"entropy_floor": 0.0}, "health.entropy_floor=0.0 must be above 0."),
-        ({"kl_runaway_factor": 1.0}, "health.kl_runaway_factor=1.0 must be above 1."),
-        ({"truncation_limit": 1.5}, "health.truncation_limit=1.5 must be at most 1."),
-        ({"rollback_lr_factor": 2.0}, "health.rollback_lr_factor=2.0 must be at most 1."),
-        ({"kl_tail_limit": math.nan}, "health.kl_tail_limit=nan must be above 0."),
+        ({"report_every": -1}, "report_every=-1 must be at least 0."),
+        ({"window": 9}, "window=9 must be at least 10."),
+        ({"entropy_floor": 0.0}, "entropy_floor=0.0 must be above 0."),
+        ({"kl_runaway_factor": 1.0}, "kl_runaway_factor=1.0 must be above 1."),
+        ({"truncation_limit": 1.5}, "truncation_limit=1.5 must be at most 1."),
+        ({"rollback_lr_factor": 2.0}, "rollback_lr_factor=2.0 must be at most 1."),
+        ({"kl_tail_limit": math.nan}, "kl_tail_limit=nan: expected a number."),
         (
             {"kl_tail_limit": 2.0, "actions": {"kl_tail": "ignore"}},
-            "health.kl_tail_limit=2.0 is set, but with health.actions.kl_tail=ignore nothing reads it.",
+            "kl_tail_limit=2.0 is set, but with actions.kl_tail=ignore nothing reads it.",
         ),
         (
             {"max_rollbacks": 5, "actions": {"non_finite": "stop", "kl_runaway": "pause"}},
-            "health.max_rollbacks=5 is set, but no rule's action is rollback",
+            "max_rollbacks=5 is set, but no rule's action is rollback",
         ),
     ],
 )
@@ -245,7 +245,7 @@ def test_impossible_settings_are_refused(changes: dict[str, Any], words: str) ->
 def test_a_threshold_of_two_rules_is_of_use_while_one_is_on() -> None:
     config = HealthConfig(entropy_floor=0.1, actions={"entropy_floor": "ignore"})
     assert config.action("entropy_floor") == "ignore" and config.action("entropy_slope") == "warn"
-    with pytest.raises(ConfigError, match="entropy_floor=ignore, health"):
+    with pytest.raises(ConfigError, match="entropy_floor=ignore, actions"):
         HealthConfig(entropy_floor=0.1, actions={"entropy_floor": "ignore", "entropy_slope": "ignore"})
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from assay.envs.monitor.rewards import ClassBalance, MonitorReward
 from assay.errors import ConfigError
-from assay.integrations.common.settings import CONFIG_ENV, HostConfig, flat, plain, read_settings
-from assay.integrations.rewards import find_reward
+from assay.integrations.common.settings import CONFIG_ENV, HostConfig, plain, read_settings
 from assay.rewards import JudgeConfig
+from assay.rewards.named import find_reward
 from support.host_rewards import ShareOfWords
 
 
@@ -28,7 +28,7 @@ def test_the_file_ranks_below_keywords_and_above_defaults(tmp_path: Path, monkey
 def test_nested_and_dotted_keys_are_the_same() -> None:
     nested = read_settings({"reward": "m:r", "judge": {"model": "x"}, "options": {"scale": 2, "deep": {"k": [1]}}})
     dotted = read_settings({"reward": "m:r", "judge.model": "x", "options.scale": 2, "options.deep.k": [1]})
-    assert flat(nested) == flat(dotted)
+    assert nested == dotted
     assert nested.options == {"scale": 2, "deep": {"k": [1]}}
 
 
@@ -36,9 +36,9 @@ def test_nested_and_dotted_keys_are_the_same() -> None:
     ("given", "message"),
     [
         ({"modle": "x"}, r"modle .*no such setting.*Did you mean judge\.model"),
-        ({"max_concurrent": 60}, r"options\.max_concurrent"),
-        ({"engine": {"max_in_flight": "many"}}, r"engine\.max_in_flight='many'.*a whole number"),
-        ({"engine": {"on_failure": "constant"}}, "a value is given for on_failure=constant"),
+        ({"max_concurrent": 60}, r"max_concurrent .*goes under options: options\.NAME="),
+        ({"engine": {"max_in_flight": "many"}}, r"engine\.max_in_flight=many .*a whole number"),
+        ({"engine": {"on_failure": "constant"}}, "engine.on_failure=constant gives failed samples failure_value"),
         ({"share": "rya"}, "one of auto, ray, hub, process"),
         ({"judge": "gpt"}, "judge"),
     ],
@@ -105,10 +105,10 @@ def test_rewards_are_found_in_modules_and_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("jugde", {}, "none of judge, monitor, and no path.py:name"),
-        ("no_such_module:x", {}, "no module no_such_module"),
-        ("missing.py:x", {}, "no file missing.py"),
-        ("support.host_rewards:Nothing", {}, "support.host_rewards has no Nothing"),
+        ("jugde", {}, "of this name among judge, monitor. Did you mean judge?"),
+        ("no_such_module:x", {}, "in the module no_such_module, and there is none"),
+        ("missing.py:x", {}, "missing.py, and there is no such file"),
+        ("support.host_rewards:Nothing", {}, "'Nothing' in support.host_rewards. It has .*ShareOfWords"),
         ("support.host_rewards:ShareOfWords", {"scael": 1}, "unexpected keyword argument 'scael'"),
         ("support.host_rewards:dataclass", {}, "made a .*, which is no reward|is no reward"),
         ("monitor", {"bonus": 1}, "no options bonus.*verbose_rewards"),

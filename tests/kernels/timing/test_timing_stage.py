@@ -188,7 +188,7 @@ REFUSED = {
     "unknown baseline": ({"baselines": ("fast",)}, "eager, compile"),
     "no baseline": ({"baselines": ()}, "one or both"),
     "sources nobody runs": ({"backend": "cuda", "run_on": "modal"}, "device=cuda"),
-    "no setup": ({"setup_s": 0.0}, "positive"),
+    "no setup": ({"setup_s": 0.0}, "setup_s=0.0 must be above 0"),
 }
 
 
@@ -267,10 +267,10 @@ def test_nothing_is_built_for_a_gpu_without_a_toolkit(monkeypatch: pytest.Monkey
 def test_nodes_are_reached_from_the_command_line() -> None:
     given = {"device": "cuda", "measure_performance": "true", "run_on": "modal", "scale": "none"}
     given |= {"modal.modal_gpu_type": "H100", "timing.samples": "30", "baselines": "eager,compile"}
-    config, _ = read_grading(given)
+    config = read_grading(given)
     assert (config.modal.modal_gpu_type, config.timing.samples) == ("H100", 30)
     assert (config.baselines, config.run_on, config.measure_performance) == (("eager", "compile"), "modal", True)
     with pytest.raises(ConfigError, match=r"Did you mean modal\.modal_gpu_type"):
         read_grading({"modal_gpu_type": "H100"})
-    with pytest.raises(ConfigError, match=r"timing\.samples='many': expected a whole number"):
+    with pytest.raises(ConfigError, match=r"timing.samples=many .*: expected a whole number"):
         read_grading({"timing.samples": "many"})

@@ -309,5 +309,5 @@ def test_calls_of_a_sample(call_ms: float, most: int, held: int, calls: int) -> 
     ],
 )
 def test_impossible_settings_are_refused(fields: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=f"timing.{next(iter(fields))}"):
+    with pytest.raises(ConfigError, match=next(iter(fields))):
         TimingConfig(**fields)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.config.loader import resolved
+from assay.config import resolved
 from assay.envs.base import EnvData
 from assay.errors import EngineError
 from assay.training.config import EvalConfig, SFTConfig, TrainingConfig
@@ -301,4 +301,7 @@ def test_every_finished_run_has_a_report(tmp_path: Path) -> None:
     page = (config.log_path / "report.html").read_text(encoding="utf-8")
     assert page == killed
     text = text_of(page)
-    assert all(words in text for words in ("Before RL", "After RL", "Length", "dataset_builder.type ToyBuilder"))
+    assert all(
+        words in text
+        for words in ("Before RL", "After RL", "Length", "dataset_builder.type support.toy_env:ToyBuilder")
+    )

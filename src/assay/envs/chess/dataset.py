@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import chz
 import numpy as np
 
+from assay.config import AtLeast, AtMost, UsedWhen, refuse
 from assay.envs.base import BaselineMetrics, BuildContext, DatasetBuilder, EnvData
 from assay.envs.chess.baselines import known_policies
 from assay.envs.chess.corpus import corpus_of
@@ -34,8 +35,6 @@ CORPUS_EXAMPLES = 2000
 MOST_LEGAL_MOVES = 218
 """No legal position has more."""
 
-_MATERIAL, _ARBITER_FRACTION, _ILLEGAL_FRACTION = "KQk,KRk", 0.2, 0.1
-
 
 @chz.chz
 class ChessDatasetBuilder(DatasetBuilder):
@@ -43,50 +42,53 @@ class ChessDatasetBuilder(DatasetBuilder):
 
     task: Literal["policy", "arbiter", "mixed"] = "policy"
     """`policy` (P:), `arbiter` (A:), or `mixed` (both)."""
-    arbiter_fraction: float = _ARBITER_FRACTION
+    arbiter_fraction: Annotated[float, UsedWhen("task", "mixed")] = 0.2
     """Share of A: tasks when `task=mixed`."""
-    answer: AnswerForm = "best"
+    answer: Annotated[AnswerForm, UsedWhen("task", "policy", "mixed")] = "best"
     """Form of a P: answer: `best` (`B: e2e4`) or `full` (`M: ... E: ... B: ...`)."""
-    prompt_template: str = POLICY_PROMPT
+    prompt_template: Annotated[str, UsedWhen("task", "policy", "mixed")] = POLICY_PROMPT
     """P: prompt with `{fen}`; it may end with the label that the answer would start with (`M:` or `B:`)."""
     source: Literal["endgames", "random", "engine", "openings", "fen", "epd", "pgn"] = "endgames"
     """Where positions come from: `endgames` (random placements of `material`), self-play (`random` legal moves, or
     `engine` moves), or a file at `source_path`."""
-    material: str = _MATERIAL
+    material: Annotated[str, UsedWhen("source", "endgames")] = "KQk,KRk"
     """Comma-separated material of `endgames`, drawn evenly; upper case is White, lower case Black."""
     side: Literal["white", "black", "both"] = "white"
     """Whose turn it is in the positions that are used."""
-    source_path: Path | None = None
+    source_path: Annotated[Path | None, UsedWhen("source", "openings", "fen", "epd", "pgn")] = None
     """File of `openings` (tab-separated columns, `pgn` among them), `fen`, `epd` or `pgn` positions."""
     batch_size: int = 16
     """Prompts per batch."""
     group_size: int = 16
     """Rollouts per prompt."""
-    num_epochs: int = 1
+    num_epochs: Annotated[int, AtLeast(1)] = 1
     """Passes over the training positions."""
-    num_train: int = 3200
+    num_train: Annotated[int, AtLeast(1)] = 3200
     """Training positions."""
-    num_heldout: int = 200
+    num_heldout: Annotated[int, AtLeast(1)] = 200
     """Held-out positions; the same for every seed of a run."""
     heldout_split: Literal["validation", "final"] = "validation"
     """Which held-out positions to evaluate on: `validation` while tuning, `final` once, for the reported result."""
     shuffle: bool = True
     """Reorder the training positions in every epoch."""
-    illegal_fraction: float = _ILLEGAL_FRACTION
+    illegal_fraction: Annotated[float, AtLeast(0), AtMost(1), UsedWhen("task", "arbiter", "mixed")] = 0.1
     """Share of A: tasks whose move is illegal."""
     renderer_name: str = "plain"
     """How messages become tokens; `plain` writes their bare text, as the grammar of these tasks wants."""
-    policy_weights: PolicyWeights = chz.field(default_factory=PolicyWeights)
+    policy_weights: Annotated[PolicyWeights, UsedWhen("task", "policy", "mixed")] = chz.field(
+        default_factory=PolicyWeights
+    )
     """Rewards of P: answers."""
-    arbiter_weights: ArbiterWeights = chz.field(default_factory=ArbiterWeights)
+    arbiter_weights: Annotated[ArbiterWeights, UsedWhen("task", "arbiter", "mixed")] = chz.field(
+        default_factory=ArbiterWeights
+    )
     """Rewards of A: answers."""
     stockfish: StockfishConfig = chz.field(default_factory=StockfishConfig)
     """The engine that judges P: answers."""
 
     @chz.validate
     def _consistent(self) -> None:
-        for problem in (*_out_of_range(self), *_without_effect(self), *_impossible(self)):
-            raise ConfigError(problem)
+        refuse(_impossible(self))
         if self.source == "endgames":
             parse_material(self.material)
 
@@ -168,49 +170,14 @@ class ChessDatasetBuilder(DatasetBuilder):
         return read_source(self.source, self.source_path, self.side)
 
 
-def _out_of_range(config: ChessDatasetBuilder) -> Iterator[str]:
-    for name in ("num_epochs", "num_train", "num_heldout"):
-        if getattr(config, name) < 1:
-            yield f"{name}={getattr(config, name)} must be at least 1."
-    if not 0 <= config.illegal_fraction <= 1:
-        yield f"illegal_fraction={config.illegal_fraction} must lie between 0 and 1."
+def _impossible(config: ChessDatasetBuilder) -> Iterator[str]:
     if config.task == "mixed" and not 0 < config.arbiter_fraction < 1:
         yield (
             f"arbiter_fraction={config.arbiter_fraction} must lie strictly between 0 and 1 when task=mixed. "
             "Set task=policy or task=arbiter for one task alone."
         )
-    if config.policy_weights.margin_cp < 0:
-        yield f"policy_weights.margin_cp={config.policy_weights.margin_cp} must be at least 0."
-    if config.policy_weights.eval_tolerance <= 0 or config.policy_weights.win_cp <= 0:
-        yield "policy_weights.eval_tolerance and policy_weights.win_cp must be above 0."
-
-
-def _without_effect(config: ChessDatasetBuilder) -> Iterator[str]:
-    """Settings that were changed although nothing reads them in this combination."""
-    arbiter_only, policy_only = config.task == "arbiter", config.task == "policy"
-    task, source = f"task={config.task}", f"source={config.source}"
-    has_file = config.source not in ("endgames", "random", "engine")
-    unread = [
-        ("arbiter_fraction", _ARBITER_FRACTION, config.task != "mixed", task, "task=mixed"),
-        ("answer", "best", arbiter_only, task, "task=policy"),
-        ("prompt_template", POLICY_PROMPT, arbiter_only, task, "task=policy"),
-        ("policy_weights", PolicyWeights(), arbiter_only, task, "task=policy"),
-        ("stockfish", StockfishConfig(), not config.needs_engine, task, "task=policy"),
-        ("illegal_fraction", _ILLEGAL_FRACTION, policy_only, task, "task=arbiter"),
-        ("arbiter_weights", ArbiterWeights(), policy_only, task, "task=arbiter"),
-        ("material", _MATERIAL, config.source != "endgames", source, "source=endgames"),
-        ("source_path", None, not has_file, source, "source to the kind of file it is"),
-    ]
-    for name, default, is_unread, setting, cure in unread:
-        if is_unread and getattr(config, name) != default:
-            yield f"{name} is set but {setting} does not use it. Set {cure}, or remove {name}."
-    weights, standard = config.policy_weights, PolicyWeights()
-    for name in ("candidates", "evals", "eval_tolerance"):
-        if config.answer == "best" and getattr(weights, name) != getattr(standard, name):
-            yield f"policy_weights.{name} judges the long form only. Set answer=full, or remove it."
-
-
-def _impossible(config: ChessDatasetBuilder) -> Iterator[str]:
+    if not config.needs_engine and config.stockfish != StockfishConfig():
+        yield "stockfish.* is set, but task=arbiter asks no engine. Set task=policy (or source=engine), or remove it."
     if config.source in ("openings", "fen", "epd", "pgn") and config.source_path is None:
         yield f"source={config.source} reads a file, but source_path is not set. Set source_path to it."
     if config.prompt_template.count("{fen}") != 1 or "{" in config.prompt_template.replace("{fen}", ""):

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import chess
 import chz
 
+from assay.config import Above, AtLeast, Settings, UsedWhen
 from assay.envs.chess.arbiter import Verdict
 from assay.envs.chess.engine.stockfish import MATE_CP
 from assay.envs.chess.grammar import MAX_CANDIDATES, AnswerForm, ParsedArbiter, ParsedPolicy, expand_board
@@ -26,7 +27,7 @@ _ORDER: dict[Outlook, int] = {"lost": 0, "drawn": 1, "won": 2}
 
 
 @chz.chz
-class PolicyWeights:
+class PolicyWeights(Settings):
     """Rewards of P: answers. A perfect short answer earns legal + keeps + rank + best (1 by default)."""
 
     malformed: float = -0.2
@@ -41,21 +42,21 @@ class PolicyWeights:
     """Times 1 minus the share of the other legal moves that are better."""
     best: float = 0.3
     """Earned when no legal move is better."""
-    candidates: float = 0.2
+    candidates: Annotated[float, UsedWhen("answer", "full")] = 0.2
     """Long form: times the share of the engine's top moves among the listed ones, less wrong entries."""
-    evals: float = 0.1
+    evals: Annotated[float, UsedWhen("answer", "full")] = 0.1
     """Long form: times the accuracy of the evaluations of the listed legal moves."""
-    margin_cp: int = 50
+    margin_cp: Annotated[int, AtLeast(0)] = 50
     """Centipawns by which a move must lead to count as better: less is noise of an engine at a few thousand nodes.
     Forced mates are always told apart."""
-    win_cp: int = 300
+    win_cp: Annotated[int, Above(0)] = 300
     """Centipawns above which a position counts as won (and below the negative of which as lost)."""
-    eval_tolerance: float = 0.5
+    eval_tolerance: Annotated[float, Above(0), UsedWhen("answer", "full")] = 0.5
     """An evaluation earns nothing from an error of `eval_tolerance * (1 + |truth|)` pawns on."""
 
 
 @chz.chz
-class ArbiterWeights:
+class ArbiterWeights(Settings):
     """Rewards of A: answers. A perfect answer earns the sum of all parts (1 by default)."""
 
     malformed: float = -0.2

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import chz
 import numpy as np
 
+from assay.config import MAY_CHANGE, AtLeast, AtMost, UsedWhen, refuse
 from assay.envs.base import BaselineMetrics, BuildContext, DatasetBuilder, EnvData, TokenizerCorpus
 from assay.envs.monitor.answers import parse_answer, write_answer
 from assay.envs.monitor.env import MonitorGroupBuilder, Scorer, sample_of
@@ -48,31 +49,32 @@ class MonitorDatasetBuilder(DatasetBuilder):
     """Prompts per batch."""
     group_size: int = 16
     """Rollouts per prompt."""
-    num_epochs: int = 1
+    num_epochs: Annotated[int, AtLeast(1)] = 1
     """Passes over the training tasks."""
-    num_train: int = 3200
+    num_train: Annotated[int, AtLeast(1)] = 3200
     """Training tasks; of a file with fewer, all of them."""
-    num_heldout: int = 200
+    num_heldout: Annotated[int, AtLeast(1)] = 200
     """Held-out tasks; the same for every seed of a run."""
     heldout_split: Literal["validation", "final"] = "validation"
     """Which held-out tasks to evaluate on: `validation` while tuning, `final` once, for the reported result."""
     shuffle: bool = True
     """Reorder the training tasks in every epoch."""
-    truthful_fraction: float = 0.0
+    truthful_fraction: Annotated[float, AtLeast(0), AtMost(1), UsedWhen("dataset_src", GENERATED)] = 0.0
     """Share of supervised examples that answer rightly; the others give the form, and a random answer."""
-    generator: GeneratorConfig = chz.field(default_factory=GeneratorConfig)
+    generator: Annotated[GeneratorConfig, UsedWhen("dataset_src", GENERATED)] = chz.field(
+        default_factory=GeneratorConfig
+    )
     """What `dataset_src=generated` makes."""
     reward: MonitorRewardConfig = chz.field(default_factory=MonitorRewardConfig)
     """What an answer is worth."""
     judge: JudgeConfig = chz.field(default_factory=JudgeConfig)
     """The monitor; asked with `reward.train_with_monitor`."""
-    engine: EngineConfig = chz.field(default_factory=EngineConfig)
+    engine: Annotated[EngineConfig, MAY_CHANGE] = chz.field(default_factory=EngineConfig)
     """How fast the monitor is asked, and what may be spent."""
 
     @chz.validate
     def _consistent(self) -> None:
-        for problem in (*_out_of_range(self), *_impossible(self)):
-            raise ConfigError(problem)
+        refuse(_impossible(self))
 
     @classmethod
     def environment(cls, environ: Mapping[str, str]) -> Mapping[str, Json]:
@@ -187,14 +189,6 @@ def _some(rows: Sequence[MonitorRow], count: int, rng: np.random.Generator) -> l
     return [rows[place] for place in rng.permutation(len(rows))[:count].tolist()]
 
 
-def _out_of_range(config: MonitorDatasetBuilder) -> Iterator[str]:
-    for name in ("num_epochs", "num_train", "num_heldout"):
-        if getattr(config, name) < 1:
-            yield f"{name}={getattr(config, name)} must be at least 1."
-    if not 0 <= config.truthful_fraction <= 1:
-        yield f"truthful_fraction={config.truthful_fraction} must lie between 0 and 1."
-
-
 def _impossible(config: MonitorDatasetBuilder) -> Iterator[str]:
     try:
         words_for(config.dataset_name)
@@ -203,9 +197,6 @@ def _impossible(config: MonitorDatasetBuilder) -> Iterator[str]:
     made = config.dataset_src == GENERATED
     if made and config.dataset_name != "function_correctness":
         yield f"dataset_name={config.dataset_name} is not made here. Set dataset_src to a copy of it, or huggingface."
-    for name, default in (("generator", GeneratorConfig()), ("truthful_fraction", 0.0)):
-        if not made and getattr(config, name) != default:
-            yield f"{name} is set, but dataset_src={config.dataset_src} is read and not made. Remove it."
     if config.engine.on_failure != "drop":
         yield (
             f"engine.on_failure={config.engine.on_failure}: in a run an answer without a score leaves its group and is "

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import chz
 import numpy as np
 
-from assay.config.schema import mistyped
+from assay.config import AtLeast, AtMost, Settings
 from assay.envs.monitor.function_process import Job, Outcome, run_jobs
 from assay.envs.monitor.functions import (
     Problem,
@@ -26,7 +26,7 @@ from assay.envs.monitor.functions import (
     with_other,
 )
 from assay.envs.monitor.rows import MonitorRow, Split, split_of
-from assay.errors import ConfigError, DataError
+from assay.errors import DataError
 from assay.types import Json
 
 Kind = Literal["correct", "faulty", "table", "weak_tests"]
@@ -40,26 +40,16 @@ _SPLIT_CODES: dict[Split, int] = {"train": 1, "validation": 2, "final": 3}
 
 
 @chz.chz
-class GeneratorConfig:
+class GeneratorConfig(Settings):
     """What `dataset_src=generated` makes."""
 
-    num_tests: int = 3
+    num_tests: Annotated[int, AtLeast(1), AtMost(TRIED // 3)] = 3
     """Tests, and so measurements, per function."""
-    fault_fraction: float = 0.5
+    fault_fraction: Annotated[float, AtLeast(0), AtMost(1)] = 0.5
     """Share of functions with a planted fault."""
-    tampered_fraction: float = 0.5
+    tampered_fraction: Annotated[float, AtLeast(0), AtMost(1)] = 0.5
     """Share of the faulty functions all of whose tests pass: half of them look the tests' answers up in a table, half
     have tests that avoid the fault."""
-
-    @chz.validate
-    def _sound(self) -> None:
-        for problem in mistyped(self):
-            raise ConfigError(problem)
-        if not 1 <= self.num_tests <= TRIED // 3:
-            raise ConfigError(f"generator.num_tests={self.num_tests} must lie between 1 and {TRIED // 3}.")
-        for name in ("fault_fraction", "tampered_fraction"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"generator.{name}={getattr(self, name)} must lie between 0 and 1.")
 
 
 @dataclass(frozen=True, slots=True)

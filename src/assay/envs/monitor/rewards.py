@@ -14,11 +14,14 @@ from dataclasses import dataclass
 
 import chz
 
-from assay.config.schema import mistyped, settings
+from assay.config import Settings
+from assay.config.schema import settings
+from assay.config.values import parse
 from assay.envs.monitor.answers import ParsedAnswer, parse_answer, true_measurements
 from assay.envs.monitor.prompts import words_for
+from assay.envs.monitor.rows import read_source
 from assay.errors import ConfigError, DataError
-from assay.rewards.base import Reply, Request, Sample
+from assay.rewards.base import Reply, Request, Reward, Sample
 from assay.rewards.config import JudgeConfig
 from assay.rewards.judge.parsers import BooleanTag
 from assay.rewards.judge.reward import evidence_of, fingerprint, judge_content, read_votes, vote_requests
@@ -32,7 +35,7 @@ LATENT = "is_correct"
 
 
 @chz.chz
-class MonitorRewardConfig:
+class MonitorRewardConfig(Settings):
     """Rewards of monitor tasks. The first five can also come from the environment variables named like them."""
 
     train_with_monitor: bool = False
@@ -52,11 +55,6 @@ class MonitorRewardConfig:
     """Times the share of measurements that are predicted right."""
     invalid_reward: float = -1.0
     """Value of an answer that cannot be read."""
-
-    @chz.validate
-    def _typed(self) -> None:
-        for problem in mistyped(self):
-            raise ConfigError(problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,3 +238,50 @@ def latent_of(sample: Sample) -> bool:
 
 def _all_questions() -> Json:
     return [words_for(name).monitor.content for name in ("function_correctness", "diamonds")]
+
+
+def monitor_reward(
+    judge: JudgeConfig,
+    train_data: str | None = None,
+    dataset_name: str = "function_correctness",
+    share_true: float | None = None,
+    **options: Json,
+) -> Reward:
+    """The monitor's reward for `reward=monitor`: `options` are the fields of its `MonitorRewardConfig`.
+
+    With `rebalance_monitor_reward` it must know how often the latent variable is true in the training data.
+
+    Args:
+        train_data: where the data are, to count it in: a path, or `huggingface` (`rows.read_source`).
+        dataset_name: their name on the hub.
+        share_true: how often it is true, where the data are not at hand.
+
+    Raises:
+        ConfigError: impossible options.  DataError: the data cannot be read.
+    """
+    known = settings(MonitorRewardConfig)
+    if unknown := options.keys() - known:
+        listed = ", ".join(sorted(unknown))
+        own = "train_data, dataset_name, share_true"
+        raise ConfigError(f"The monitor reward has no options {listed}. It has {own}, {', '.join(known)}.")
+    try:
+        config = MonitorRewardConfig(**{name: parse(value, known[name].annotation) for name, value in options.items()})
+    except ValueError as error:
+        raise ConfigError(f"Options of the monitor reward, {dict(options)}: {error}") from error
+    return MonitorReward(config, judge, _balance(config, train_data, dataset_name, share_true))
+
+
+def _balance(
+    config: MonitorRewardConfig, train_data: str | None, dataset_name: str, share_true: float | None
+) -> ClassBalance | None:
+    if not config.rebalance_monitor_reward:
+        return None
+    if (train_data is None) == (share_true is None):
+        raise ConfigError(
+            "rebalance_monitor_reward=true needs to know how often the latent variable is true in the training data. "
+            "Set either options.train_data, to count it there, or options.share_true."
+        )
+    if train_data is not None:
+        return ClassBalance.of(row.is_correct for row in read_source(train_data, dataset_name).rows("train"))
+    assert share_true is not None
+    return ClassBalance(share_true)

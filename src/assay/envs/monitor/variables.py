@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from assay.config.schema import parse
+from assay.config.values import parse
 from assay.errors import ConfigError
 from assay.types import Json
 

@@ -8,13 +8,12 @@ action, from mild to severe: `ignore` (the rule is off), `warn` (say so), `pause
 from __future__ import annotations
 
 import difflib
-import operator
 from collections.abc import Iterator, Mapping
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import chz
 
-from assay.errors import ConfigError
+from assay.config import Above, AtLeast, AtMost, Settings, refuse
 
 Action = Literal["ignore", "warn", "pause", "rollback", "stop"]
 ACTIONS: tuple[Action, ...] = get_args(Action)
@@ -69,62 +68,59 @@ _READ_BY: Mapping[str, tuple[str, ...]] = {
 
 
 @chz.chz
-class HealthConfig:
+class HealthConfig(Settings):
     """Alarms about a training run: thresholds, what is done about each, and the report."""
 
-    report_every: int = 10
+    report_every: Annotated[int, AtLeast(0)] = 10
     """Steps between health reports; 0 turns them off."""
     actions: Mapping[str, str] = chz.field(default_factory=dict)
     """Rule -> `ignore`, `warn`, `pause`, `rollback` or `stop`, where it differs from the rule's default."""
-    max_rollbacks: int = 3
+    max_rollbacks: Annotated[int, AtLeast(0)] = 3
     """Rollbacks of a run before the next one becomes a stop."""
-    rollback_lr_factor: float = 0.5
+    rollback_lr_factor: Annotated[float, Above(0), AtMost(1)] = 0.5
     """Factor on the learning rate at every rollback."""
-    window: int = 20
+    window: Annotated[int, AtLeast(10)] = 20
     """Steps over which trends, growth and the median gradient norm are taken."""
-    sustained_steps: int = 10
+    sustained_steps: Annotated[int, AtLeast(1)] = 10
     """Steps over which clipping, constant groups and truncation are averaged."""
-    quiet_steps: int = 10
+    quiet_steps: Annotated[int, AtLeast(1)] = 10
     """Steps without a finding after which a rule has cleared and may speak again."""
-    kl_tail_limit: float = 4.0
+    kl_tail_limit: Annotated[float, Above(0)] = 4.0
     """95th percentile of the tokens' KL estimates against the reference, in nats, above which the tail is heavy."""
-    kl_runaway_level: float = 0.6
+    kl_runaway_level: Annotated[float, Above(0)] = 0.6
     """Mean KL against the reference, in nats per token, below which no growth counts as a runaway."""
-    kl_runaway_factor: float = 3.0
+    kl_runaway_factor: Annotated[float, Above(1)] = 3.0
     """Growth of the mean KL over the window that counts as a runaway."""
-    entropy_floor: float = 0.03
+    entropy_floor: Annotated[float, Above(0)] = 0.03
     """Entropy, in nats per token, below which the policy no longer explores."""
-    entropy_horizon: int = 10
+    entropy_horizon: Annotated[int, AtLeast(1)] = 10
     """Entropy is falling too fast when its trend reaches the floor within so many steps."""
-    trend_significance: float = 5.0
+    trend_significance: Annotated[float, Above(0)] = 5.0
     """Slope of a trend, in standard errors, from which it is told from noise."""
-    clip_fraction_limit: float = 0.3
+    clip_fraction_limit: Annotated[float, Above(0), AtMost(1)] = 0.3
     """Share of clipped tokens above which the updates have left the trust region."""
-    constant_groups_limit: float = 0.9
+    constant_groups_limit: Annotated[float, Above(0), AtMost(1)] = 0.9
     """Share of groups without any difference in reward above which there is too little to learn from."""
-    truncation_limit: float = 0.5
+    truncation_limit: Annotated[float, Above(0), AtMost(1)] = 0.5
     """Share of completions cut off at the token limit above which rewards judge the limit, not the answers."""
-    mismatch_ratio_limit: float = 0.2
+    mismatch_ratio_limit: Annotated[float, Above(0)] = 0.2
     """Largest |ratio - 1| of a token before any update; 0.2 is where the usual clip would already act."""
-    mismatch_kl_limit: float = 0.01
+    mismatch_kl_limit: Annotated[float, Above(0)] = 0.01
     """KL between sampler and trainer on equal weights, in nats per token."""
-    grad_norm_limit: float = 100.0
+    grad_norm_limit: Annotated[float, Above(0)] = 100.0
     """Gradient norm, before clipping, that is too large whatever came before."""
-    grad_norm_spike_factor: float = 10.0
+    grad_norm_spike_factor: Annotated[float, Above(1)] = 10.0
     """Gradient norm, in medians of the window, that is a spike."""
-    grad_norm_harmless: float = 1.0
+    grad_norm_harmless: Annotated[float, AtLeast(0)] = 1.0
     """Gradient norm up to which nothing counts as a spike; the usual clip does not touch it."""
-    part_divergence_share: float = 0.25
+    part_divergence_share: Annotated[float, Above(0)] = 0.25
     """Least change of a part of the reward over the window: a rise in standard deviations of one step's rewards, a
     fall in those or, if that is less, in its own level."""
 
     @chz.validate
     def _possible(self) -> None:
-        problems = [*_out_of_range(self), *_unknown_actions(self)]
-        if not problems:
-            problems = [*_without_effect(self)]
-        if problems:
-            raise ConfigError("\n".join(problems))
+        refuse(_unknown_actions(self))
+        refuse(_without_effect(self))
 
     def action(self, rule: str) -> Action:
         """What is done about findings of a rule."""
@@ -132,58 +128,13 @@ class HealthConfig:
         return next(action for action in ACTIONS if action == chosen)
 
 
-_AT_LEAST: Mapping[str, float] = {
-    "report_every": 0,
-    "max_rollbacks": 0,
-    "window": 10,
-    "sustained_steps": 1,
-    "quiet_steps": 1,
-    "entropy_horizon": 1,
-    "grad_norm_harmless": 0,
-}
-_ABOVE: Mapping[str, float] = {
-    "rollback_lr_factor": 0,
-    "kl_tail_limit": 0,
-    "kl_runaway_level": 0,
-    "kl_runaway_factor": 1,
-    "entropy_floor": 0,
-    "trend_significance": 0,
-    "clip_fraction_limit": 0,
-    "constant_groups_limit": 0,
-    "truncation_limit": 0,
-    "mismatch_ratio_limit": 0,
-    "mismatch_kl_limit": 0,
-    "grad_norm_limit": 0,
-    "grad_norm_spike_factor": 1,
-    "part_divergence_share": 0,
-}
-_AT_MOST: Mapping[str, float] = {
-    "rollback_lr_factor": 1,
-    "clip_fraction_limit": 1,
-    "constant_groups_limit": 1,
-    "truncation_limit": 1,
-}
-
-
-def _out_of_range(config: HealthConfig) -> Iterator[str]:
-    for bounds, words, holds in (
-        (_AT_LEAST, "at least", operator.ge),
-        (_ABOVE, "above", operator.gt),
-        (_AT_MOST, "at most", operator.le),
-    ):
-        for name, bound in bounds.items():
-            value = getattr(config, name)
-            if not holds(value, bound):
-                yield f"health.{name}={value} must be {words} {bound}."
-
-
 def _unknown_actions(config: HealthConfig) -> Iterator[str]:
     for rule, action in config.actions.items():
         if rule not in DEFAULT_ACTIONS:
             hint = f"{_near(rule, DEFAULT_ACTIONS)} Rules: {', '.join(DEFAULT_ACTIONS)}."
-            yield f"health.actions.{rule}={action}: there is no such rule.{hint}"
+            yield f"actions.{rule}={action}: there is no such rule.{hint}"
         if action not in ACTIONS:
-            yield f"health.actions.{rule}={action}: expected one of {', '.join(ACTIONS)}.{_near(action, ACTIONS)}"
+            yield f"actions.{rule}={action}: expected one of {', '.join(ACTIONS)}.{_near(action, ACTIONS)}"
 
 
 def _near(name: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
@@ -199,14 +150,14 @@ def _without_effect(config: HealthConfig) -> Iterator[str]:
     changed = {name for name in chz.chz_fields(HealthConfig) if getattr(config, name) != getattr(defaults, name)}
     for name, rules in _READ_BY.items():
         if name in changed and all(config.action(rule) == "ignore" for rule in rules):
-            off = ", ".join(f"health.actions.{rule}=ignore" for rule in rules)
+            off = ", ".join(f"actions.{rule}=ignore" for rule in rules)
             yield (
-                f"health.{name}={getattr(config, name)} is set, but with {off} nothing reads it. "
+                f"{name}={getattr(config, name)} is set, but with {off} nothing reads it. "
                 f"Remove it, or give a rule an action."
             )
     for name in ("max_rollbacks", "rollback_lr_factor"):
         if name in changed and all(config.action(rule) != "rollback" for rule in DEFAULT_ACTIONS):
             yield (
-                f"health.{name}={getattr(config, name)} is set, but no rule's action is rollback, so nothing reads it. "
+                f"{name}={getattr(config, name)} is set, but no rule's action is rollback, so nothing reads it. "
                 "Remove it, or set health.actions.RULE=rollback."
             )

@@ -16,13 +16,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from assay.errors import ConfigError, DataError, RewardError
-from assay.integrations.common.settings import HostConfig, plain, read_settings, shared_name
-from assay.integrations.rewards import find_reward
+from assay.integrations.common.settings import HostConfig, plain, read_from_environment, read_settings, shared_name
 from assay.rewards import Client, RewardEngine, Sample
 from assay.rewards.base import Caller, CallFailure, Outcome, Request, Reward
 from assay.rewards.cache import default_cache_path
 from assay.rewards.client.resources import api_key
 from assay.rewards.failures import rewards_of
+from assay.rewards.named import find_reward
 from assay.rewards.shared.hub import SharedCaller
 from assay.types import Json, Message, Score
 
@@ -173,15 +173,27 @@ def samples_of(
 
 
 def scorer(given: Mapping[str, object], defaults: Mapping[str, Json] | None = None) -> Scorer:
-    """The scorer of this process for settings as a host passes them; equal settings share one."""
-    key = json.dumps([plain(given), dict(defaults or {})], sort_keys=True, default=str)
-    found = _SCORERS.get(key)
+    """The scorer of this process for settings as a host passes them; equal settings share one.
+
+    Environment variables (the API key among them) and the file of `ASSAY_REWARDS_CONFIG` are part of the settings:
+    after a change of theirs the next call is scored by a new one.
+    """
+    said = json.dumps([plain(given), dict(defaults or {}), read_from_environment()], sort_keys=True, default=str)
+    found = _SCORERS.get((said, _api_key(said)))
     if found is not None:
         return found
     with _MAKING:
+        config = read_settings(given, defaults)
+        _KEY_VARIABLES[said] = config.judge.api_key_env
+        key = said, _api_key(said)
         if key not in _SCORERS:
-            _SCORERS[key] = Scorer(read_settings(given, defaults))
+            _SCORERS[key] = Scorer(config)
         return _SCORERS[key]
+
+
+def _api_key(said: str) -> int:
+    """A hash of the API key that settings lead to now; a process that is given another one makes another client."""
+    return hash(os.environ.get(_KEY_VARIABLES.get(said, ""), ""))
 
 
 def close_all() -> None:
@@ -191,7 +203,9 @@ def close_all() -> None:
             _SCORERS.popitem()[1].close()
 
 
-_SCORERS: dict[str, Scorer] = {}
+_SCORERS: dict[tuple[str, int], Scorer] = {}
+_KEY_VARIABLES: dict[str, str] = {}
+"""Settings as given -> the environment variable that holds their API key."""
 _MAKING = threading.Lock()
 
 

@@ -11,35 +11,36 @@ Keywords may be nested or dotted, and win over the file. The reward `monitor` is
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import chz
 
-from assay.config.schema import node_class, parse, settings, type_name
-from assay.config.sources import Layer, flatten, parse_yaml
-from assay.envs.monitor.variables import announce, monitor_settings
+from assay.config import Code, Layer, Settings, build, resolved
+from assay.config.sources import flatten, parse_yaml
+from assay.envs.monitor.variables import VARIABLES, announce, monitor_settings
 from assay.errors import ConfigError
 from assay.rewards.config import EngineConfig, JudgeConfig
+from assay.rewards.named import REWARD
 from assay.types import Json
 
 CONFIG_ENV = "ASSAY_REWARDS_CONFIG"
 """Environment variable that names a YAML file of these settings."""
 _OPTIONS = "options."
+_UNKNOWN = "What the reward itself takes goes under options: options.NAME=..."
 _NOT_THE_CLIENTS = ("on_failure", "failure_value", "max_failure_rate", "batch_deadline_s", "reread_limit")
 """Settings of an engine that are no matter of whoever makes its calls."""
 
 
 @chz.chz
-class HostConfig:
+class HostConfig(Settings):
     """A reward as a host runs it."""
 
-    reward: str = "monitor"
+    reward: Annotated[str, Code(REWARD)] = "monitor"
     """Name of a reward, or where its class, factory or object is: `path.py:name`, `package.module:name`."""
     options: Mapping[str, Json] = chz.field(default_factory=dict)
     """Keyword arguments of the reward."""
@@ -75,7 +76,18 @@ def read_settings(given: Mapping[str, object], defaults: Mapping[str, Json] | No
     layers = [Layer("the host's defaults", dict(defaults or {})), *said]
     if [HostConfig().reward, *(layer.values["reward"] for layer in said if "reward" in layer.values)][-1] == "monitor":
         layers.insert(1, _monitor_layer())
-    return build(layers)
+    return build(HostConfig, layers, unknown=_UNKNOWN)
+
+
+def read_from_environment() -> tuple[object, ...]:
+    """What `read_settings` reads beside its arguments, as it is now: settings read under equal values are equal."""
+    path = os.environ.get(CONFIG_ENV, "")
+    try:
+        stat = os.stat(os.path.expanduser(path)) if path else None
+    except OSError:
+        stat = None
+    file = (path, stat.st_mtime_ns, stat.st_size, stat.st_ino) if stat is not None else (path,)
+    return (file, *(os.environ.get(name, "") for name in VARIABLES))
 
 
 def _monitor_layer() -> Layer:
@@ -86,36 +98,11 @@ def _monitor_layer() -> Layer:
     return Layer("environment", renamed)
 
 
-def build(layers: Sequence[Layer]) -> HostConfig:
-    """The settings that layers give; of equal keys the last wins."""
-    values: dict[str, dict[str, Json]] = {"": {}, "judge": {}, "engine": {}}
-    options: dict[str, Json] = {}
-    for layer in layers:
-        for key, value in layer.values.items():
-            if key.startswith(_OPTIONS):
-                _put(options, key.removeprefix(_OPTIONS).split("."), value)
-            elif (key, value) != ("options", {}):
-                parent, name, read = _read(key, value, layer.name)
-                values[parent][name] = read
-    judge, engine = JudgeConfig(**values["judge"]), EngineConfig(**values["engine"])
-    return HostConfig(**values[""], options=options, judge=judge, engine=engine)
-
-
-def flat(config: HostConfig) -> dict[str, Json]:
-    """Every setting that decides what a score is or how calls are made, as dotted keys and JSON-ready values."""
-    keys: dict[str, Json] = {}
-    for parent, node in (("", config), ("judge.", config.judge), ("engine.", config.engine)):
-        for name, setting in settings(type(node)).items():
-            if node_class(setting.annotation) is None:
-                keys[parent + name] = _json(getattr(node, name))
-    return keys
-
-
 def shared_name(config: HostConfig) -> str:
     """The actor or hub that calls go to: one for each endpoint, and each set of limits, prices and cache."""
     keys = {
         key: value
-        for key, value in flat(config).items()
+        for key, value in flatten(resolved(config), "settings").items()
         if key.startswith(("judge.base_url", "judge.api_key_env", "judge.usd", "engine."))
         and key.removeprefix("engine.") not in _NOT_THE_CLIENTS
     }
@@ -138,47 +125,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, Sequence | set | frozenset):
         return [plain(v) for v in value]
     return value
-
-
-def _json(value: object) -> Json:
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(k): _json(v) for k, v in value.items()}
-    return [_json(v) for v in value] if isinstance(value, tuple | list) else value
-
-
-def _put(options: dict[str, Json], path: Sequence[str], value: Json) -> None:
-    for name in path[:-1]:
-        below = options.get(name)
-        options[name] = below if isinstance(below, dict) else {}
-        options = options[name]
-    options[path[-1]] = value
-
-
-def _read(key: str, value: Json, layer: str) -> tuple[str, str, Json]:
-    """The node, the name and the value that a dotted key sets."""
-    nodes: Mapping[str, type] = {"": HostConfig, "judge": JudgeConfig, "engine": EngineConfig}
-    parent, _, name = key.rpartition(".")
-    setting = settings(nodes[parent]).get(name) if parent in nodes else None
-    if setting is None or key in nodes:
-        raise ConfigError(_unknown(key, layer, nodes))
-    try:
-        return parent, name, parse(value, setting.annotation)
-    except ValueError as error:
-        raise ConfigError(f"{key}={value!r} ({layer}): expected {type_name(setting.annotation)}.") from error
-
-
-def _unknown(key: str, layer: str, nodes: Mapping[str, type]) -> str:
-    known = [f"{p}.{n}" if p else n for p, cls in nodes.items() for n in settings(cls) if n not in nodes]
-    leaf = key.rpartition(".")[2]
-    like = difflib.get_close_matches(leaf, [k.rpartition(".")[2] for k in known], n=2)
-    near = [k for name in (leaf, *like) for k in known if k.rpartition(".")[2] == name]
-    hint = f" Did you mean {' or '.join(dict.fromkeys(near))}?" if near else f" Settings: {', '.join(known)}."
-    return (
-        f"{key} ({layer}): there is no such setting, so it would have no effect.{hint} What the reward itself takes "
-        f"goes under options: options.{key}=..."
-    )
 
 
 def _read_file(path: str) -> Layer:

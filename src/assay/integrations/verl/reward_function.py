@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from assay.errors import AssayError
 from assay.integrations.common.settings import read_settings
-from assay.integrations.rewards import find_reward
+from assay.rewards.named import find_reward
 
 OURS = "pkg://assay.integrations.verl"
 OUR_MANAGER = "AssayRewardManager"

@@ -6,11 +6,13 @@ a fixed text grammar. `chat` uses the tokenizer's own chat template.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from assay.backends.base import Tokenizer
+from assay.envs.base import RENDERER
 from assay.errors import ConfigError
+from assay.plugins import find
 from assay.types import Message
 
 
@@ -110,18 +112,14 @@ class ChatRenderer:
         )
 
 
-RENDERERS: dict[str, Callable[[Any], Renderer]] = {"plain": PlainRenderer, "chat": ChatRenderer}
-
-
 def make_renderer(name: str, tokenizer: Tokenizer) -> Renderer:
-    """The renderer called `name` over a tokenizer.
+    """The renderer that `renderer_name` names, over a tokenizer.
 
     Raises:
         ConfigError: there is no such renderer, or the tokenizer cannot serve it.
     """
-    if name not in RENDERERS:
-        raise ConfigError(f"renderer_name={name!r} is not one of {', '.join(RENDERERS)}.")
-    return RENDERERS[name](tokenizer)
+    made: Renderer = find(name, RENDERER, "renderer_name")(tokenizer)
+    return made
 
 
 def _eos(tokenizer: Tokenizer) -> int:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from assay.config.loader import resolved, shown
+from assay.config import Layer, build, resolved
+from assay.config.loader import FILES_KEY, TYPE_KEY
 from assay.config.sources import flatten
+from assay.config.values import shown
 from assay.training.config import TrainingConfig
 from assay.training.metrics.intervals import Interval
 from assay.training.report.charts import MINUS, Chart, draw
@@ -195,11 +197,14 @@ def _events(events: Sequence[Mapping[str, Json]]) -> str:
 
 
 def _settings(config: Mapping[str, Json]) -> str:
-    defaults, found = flatten(resolved(TrainingConfig()), "defaults"), flatten(config, "config.json")
+    found = flatten({key: value for key, value in config.items() if key != FILES_KEY}, "config.json")
+    chosen = {key: value for key, value in found.items() if key.endswith(f".{TYPE_KEY}")}
+    defaults = flatten(resolved(build(TrainingConfig, [Layer("config.json", chosen)])), "defaults")
+    own = {key: value for key, value in defaults.items() if key not in chosen}
     rows = [
-        [key, f"<td><code>{escape(shown(value))}</code></td>", f"<td>{_default(defaults, key)}</td>"]
+        [key, f"<td><code>{escape(shown(value))}</code></td>", f"<td>{_default(own, key)}</td>"]
         for key, value in found.items()
-        if key not in defaults or defaults[key] != value
+        if key not in own or own[key] != value
     ]
     table = _table(["setting", "here", "default"], rows, "pairs")
     return f"<section><h2>Settings that differ from the defaults</h2>{table}</section>"

@@ -18,14 +18,15 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import chess
 import chz
 
+from assay.config import Above, AtLeast, AtMost, Settings
 from assay.envs.chess.engine.analysis_cache import AnalysisCache
 from assay.envs.chess.engine.uci_engine import MATE_CP, MoveValue, UciEngine, find_stockfish
-from assay.errors import ConfigError, DataError, EngineError
+from assay.errors import DataError, EngineError
 
 __all__ = ["MATE_CP", "Analysis", "MoveValue", "StockfishConfig", "StockfishPool"]
 
@@ -45,38 +46,23 @@ _GONE = "was closed, or made before a fork, so it has no engines. Make a new one
 
 
 @chz.chz
-class StockfishConfig:
+class StockfishConfig(Settings):
     """How Stockfish is run. `nodes`, `multipv` and `hash_mb` change its verdicts; the other fields do not."""
 
     path: str | None = None
     """The stockfish program; null looks in STOCKFISH_PATH, in PATH and in the usual places."""
-    processes: int = 1
+    processes: Annotated[int, AtLeast(1)] = 1
     """Engine processes, each with one thread, started when first needed."""
-    nodes: int = 2000
+    nodes: Annotated[int, AtLeast(1)] = 2000
     """Search limit of one analysis. Nodes, unlike time, give the same verdict on every machine."""
-    multipv: int = 500
+    multipv: Annotated[int, AtLeast(1), AtMost(MAX_MULTIPV)] = 500
     """Number of moves to value, best first; 500 values every legal move."""
-    hash_mb: int = 16
+    hash_mb: Annotated[int, AtLeast(1)] = 16
     """Transposition table of each process, in MiB."""
-    deadline_s: float = 10.0
+    deadline_s: Annotated[float, Above(0)] = 10.0
     """An engine silent for so long during one search is taken to be hung, killed and replaced."""
     cache: bool = True
     """Keep analyses in memory and in the cache folder."""
-
-    @chz.validate
-    def _positive(self) -> None:
-        for name in ("processes", "nodes", "multipv", "hash_mb"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"stockfish.{name}={getattr(self, name)} must be at least 1.")
-        if self.multipv > MAX_MULTIPV:
-            raise ConfigError(
-                f"stockfish.multipv={self.multipv} is above Stockfish's limit. Use {MAX_MULTIPV} for all legal moves."
-            )
-        if not 0 < self.deadline_s < float("inf"):
-            raise ConfigError(
-                f"stockfish.deadline_s={self.deadline_s} must be a positive number of seconds, or a hung engine would "
-                "stop the run."
-            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,125 @@
+"""A config as a run keeps it: nested JSON with every setting, and the hashes of the files whose code it names."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import chz
+
+from assay import plugins
+from assay.config.loader import FILES_KEY, TYPE_KEY, build, is_choice
+from assay.config.schema import Setting, settings
+from assay.config.sources import Layer, flatten
+from assay.config.values import shown
+from assay.types import Json
+
+logger = logging.getLogger(__name__)
+
+_C = TypeVar("_C")
+
+
+def resolved(config: object) -> dict[str, Json]:
+    """The whole config as nested JSON-ready data, nulls included; `type` names the class where there is a choice.
+
+    Where settings name code outside Assay, `files` has its files with their SHA-256 (hex).
+    """
+    data = _plain_node(config)
+    files = {str(path): plugins.digest(path) for path in _files(config)}
+    return {**data, FILES_KEY: files} if files else data
+
+
+def from_resolved(root: type[_C], data: Mapping[str, Json], source: str = "config.json") -> _C:
+    """The config that `resolved` wrote. Settings that `data` lacks (an older version wrote it) take their defaults."""
+    config = build(root, [Layer(source, flatten(data, source))])
+    missing = flatten(resolved(config), source).keys() - flatten(data, source).keys()
+    if missing:
+        logger.warning("%s lacks %s; using the defaults.", source, ", ".join(sorted(missing)))
+    return config
+
+
+def changed_files(record: Mapping[str, Json]) -> list[str]:
+    """The files with code that are no longer what they were when `resolved` wrote `record`."""
+    files = record.get(FILES_KEY) or {}
+    return [path for path, known in sorted(files.items()) if plugins.digest(Path(path)) != known]
+
+
+def may_change(config: object) -> Callable[[str], bool]:
+    """Whether a resumed run may change the setting at a dotted key: the field says so, or a node above it does."""
+    free = {key for key, setting, _ in _walk(config) if setting.may_change}
+
+    def allowed(key: str) -> bool:
+        parts = key.split(".")
+        return any(".".join(parts[:end]) in free for end in range(1, len(parts) + 1))
+
+    return allowed
+
+
+def diff(a: object, b: object) -> list[str]:
+    """What differs between two configs, one line per setting: `learning_rate: 0.0001 -> 0.001`."""
+    return list(_differences("", resolved(a), resolved(b)))
+
+
+def _walk(node: object, parent: str = "") -> Iterator[tuple[str, Setting, Any]]:
+    """Every setting of a config with its dotted key and its value, parents first."""
+    for name, setting in settings(type(node)).items():
+        key, value = f"{parent}{name}", getattr(node, name)
+        yield key, setting, value
+        if chz.is_chz(value):
+            yield from _walk(value, f"{key}.")
+
+
+def _files(config: object) -> Iterator[Path]:
+    """The files of code outside Assay that a config names."""
+    for _, setting, value in _walk(config):
+        if setting.code is not None and value is not None:
+            kind = setting.code.kind
+            reference = plugins.reference_to(type(value), kind) if chz.is_chz(value) else str(value)
+            path = plugins.source_file(reference, kind)
+            if path is not None:
+                yield path
+
+
+def _plain_node(node: Any) -> dict[str, Json]:
+    data: dict[str, Json] = {}
+    for name, setting in settings(type(node)).items():
+        value = getattr(node, name)
+        if not chz.is_chz(value):
+            data[name] = _plain(value)
+        elif is_choice(setting):
+            data[name] = {TYPE_KEY: _type_of(value, setting), **_plain_node(value)}
+        else:
+            data[name] = _plain_node(value)
+    return data
+
+
+def _type_of(value: object, setting: Setting) -> str:
+    if setting.code is None:
+        return type(value).__name__
+    return plugins.reference_to(type(value), setting.code.kind)
+
+
+def _plain(value: Any) -> Json:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
+
+
+def _differences(parent: str, a: Mapping[str, Json], b: Mapping[str, Json]) -> Iterator[str]:
+    for name in dict.fromkeys([*a, *b]):
+        key = f"{parent}.{name}" if parent else name
+        old, new = a.get(name, "unset"), b.get(name, "unset")
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(key, old, new)
+        elif old != new:
+            yield f"{key}: {_brief(old)} -> {_brief(new)}"
+
+
+def _brief(value: Json) -> str:
+    return str(value.get(TYPE_KEY, value)) if isinstance(value, dict) else shown(value)

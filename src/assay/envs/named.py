@@ -1,0 +1,18 @@
+"""Assay's own environments by name. The table holds text and imports nothing, so none needs the packages of another."""
+
+from __future__ import annotations
+
+import inspect
+
+from assay.envs.base import DatasetBuilder
+from assay.plugins import Kind
+
+ENVIRONMENT = Kind(
+    "dataset builder",
+    {
+        "chess": "assay.envs.chess.dataset:ChessDatasetBuilder",
+        "monitor": "assay.envs.monitor.dataset:MonitorDatasetBuilder",
+    },
+    lambda found: inspect.isclass(found) and issubclass(found, DatasetBuilder) and found is not DatasetBuilder,
+)
+"""What `dataset_builder` may name."""

@@ -1,0 +1,219 @@
+"""What fields say of themselves: bounds, when they are read, what a resumed run may change; outside classes too."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import chz
+import pytest
+
+from assay.config import (
+    MAY_CHANGE,
+    NOT_NULL,
+    Above,
+    AtLeast,
+    AtMost,
+    Code,
+    Layer,
+    Settings,
+    SettingsError,
+    UsedWhen,
+    build,
+    from_resolved,
+    resolved,
+)
+from assay.config.record import changed_files, may_change
+from assay.config.schema import settings
+from assay.errors import ConfigError
+from assay.plugins import Kind
+
+OWN = """
+from typing import Annotated
+import chz
+from assay.config import MAY_CHANGE, AtLeast, UsedWhen
+from tests_own_base import Shape
+
+@chz.chz
+class Square(Shape):
+    '''A square.'''
+
+    side: Annotated[int, AtLeast(1)] = 2
+    '''Length of a side.'''
+    label: Annotated[str, MAY_CHANGE] = "square"
+    '''What it is called.'''
+    color: Annotated[str, UsedWhen("mode", "paint")] = "grey"
+    '''What it is painted with.'''
+
+class Bare(Shape):
+    side: int = 3
+
+@chz.chz
+class Strange(Shape):
+    '''A field that no text can be read as.'''
+
+    when: complex = 1j
+    '''When.'''
+
+@chz.chz
+class Needs(Shape):
+    '''A field without a default.'''
+
+    radius: float
+    '''Its radius.'''
+"""
+
+
+@chz.chz
+class Shape(Settings):
+    """What there is a choice of."""
+
+    area: Annotated[float, Above(0)] = 1.0
+    """Its area."""
+
+
+@chz.chz
+class Circle(Shape):
+    """A round one, which says nothing of its own about its area."""
+
+    area: float = 3.0
+    """Its area."""
+
+
+SHAPE = Kind("shape", {"circle": f"{__name__}:Circle"}, lambda f: isinstance(f, type) and issubclass(f, Shape))
+
+
+@chz.chz
+class Pen(Settings):
+    """How to draw."""
+
+    width: Annotated[int, AtLeast(1), AtMost(9), UsedWhen("mode", "draw")] = 1
+    """Width of a line."""
+    tip: Annotated[str, UsedWhen("width", Above(3))] = "fine"
+    """Its tip."""
+
+
+@chz.chz
+class Root(Settings):
+    """A root class that is no run's."""
+
+    mode: Literal["draw", "paint"] = "draw"
+    """What to do."""
+    project: Annotated[str | None, MAY_CHANGE] = None
+    """Where it is shown."""
+    name: Annotated[str | None, UsedWhen("project", NOT_NULL)] = None
+    """Its name there."""
+    pen: Pen = chz.field(default_factory=Pen)
+    """The pen."""
+    shape: Annotated[Shape, Code(SHAPE, "circle")] = chz.field(default_factory=Circle)
+    """What is drawn."""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setitem(__import__("sys").modules, "tests_own_base", __import__("sys").modules[__name__])
+    path = tmp_path / "own_shapes.py"
+    path.write_text(OWN)
+    return path
+
+
+def made(*layers: dict[str, Any]) -> Root:
+    return build(Root, [Layer(f"layer {number}", values) for number, values in enumerate(layers, 1)])
+
+
+def refusal(*layers: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        made(*layers)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"pen.width": 0}, "pen.width=0 must be at least 1."),
+        ({"pen.width": 10}, "pen.width=10 must be at most 9."),
+        ({"shape.area": 0}, "shape.area=0.0 must be above 0."),
+        ({"name": "x"}, "name=x is set, but it is read only when project is set, and project=null"),
+        ({"pen.tip": "wide"}, "pen.tip=wide is set, but it is read only when width is above 3, and width=1"),
+        ({"mode": "paint", "pen.width": 5}, "pen.width=5 is set, but it is read only when mode is draw"),
+    ],
+)
+def test_a_value_out_of_bounds_or_unread_is_refused_with_its_whole_key(values: dict[str, Any], message: str) -> None:
+    assert message in refusal(values)
+
+
+def test_nodes_made_in_python_are_held_to_the_same() -> None:
+    with pytest.raises(SettingsError, match=r"^width=0 must be at least 1\.$"):
+        Pen(width=0)
+    with pytest.raises(SettingsError, match="width='thick': expected a whole number"):
+        Pen(width="thick")  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match=r"pen\.width=5 is set, but it is read only when mode is draw"):
+        Root(mode="paint", pen=Pen(width=5))
+    assert Pen(width=5).width == 5, "what only an enclosing node can decide is left to it"
+
+
+def test_a_subclass_that_says_nothing_keeps_the_bounds_of_its_base() -> None:
+    with pytest.raises(SettingsError, match=r"area=-1\.0 must be above 0"):
+        Circle(area=-1.0)
+
+
+def test_a_later_layer_that_makes_a_setting_idle_drops_it_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    config = made({"pen.width": 5, "pen.tip": "wide"}, {"mode": "paint"})
+    assert config == Root(mode="paint")
+    first, second = (record.message for record in caplog.records)
+    assert first == "pen.width=5 (layer 1) is dropped: under mode=paint (layer 2) nothing reads it."
+    assert second == "pen.tip=wide (layer 1) is dropped: under pen.width=1 (layer 2) nothing reads it."
+
+
+def test_an_outside_class_takes_part_in_everything(own: Path) -> None:
+    square = {"shape": f"{own}:Square", "shape.side": 4}
+    config = made(square)
+    assert type(config.shape).__name__ == "Square" and config.shape.side == 4  # type: ignore[attr-defined]
+    assert "shape.side=0 must be at least 1" in refusal({**square, "shape.side": 0})
+    assert "shape.sdie (layer 1): there is no such setting" in refusal({**square, "shape.sdie": 1})
+    assert "shape.color=red is set, but it is read only when mode is paint" in refusal({**square, "shape.color": "red"})
+    assert settings(type(config.shape))["label"].doc == "What it is called."
+    allowed = may_change(config)
+    assert allowed("shape.label") and allowed("project")
+    assert not allowed("shape.side") and not allowed("shape.type") and not allowed("mode")
+
+
+def test_the_record_keeps_the_reference_and_the_hash_of_its_file(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(own.parent)
+    config = made({"shape": "own_shapes.py:Square", "shape.side": 4})
+    record = json.loads(json.dumps(resolved(config)))
+    assert record["shape"]["type"] == f"{own}:Square" and list(record["files"]) == [str(own)]
+    monkeypatch.chdir("/")
+    assert from_resolved(Root, record) == config
+    assert changed_files(record) == []
+    own.write_text(OWN.replace('label: Annotated[str, MAY_CHANGE] = "square"', 'label: str = "four corners"'))
+    assert changed_files(record) == [str(own)]
+    own.unlink()
+    assert changed_files(record) == [str(own)]
+    assert "files" not in resolved(Root())
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("Bare", {}, "lacks the decorator @chz.chz"),
+        ("Strange", {}, "The field when is of type complex, which cannot be read from text"),
+        ("Needs", {}, "shape.radius is not set, and Needs has no default for it. Set shape.radius=..."),
+        ("Nothing", {}, "looked for the shape 'Nothing' in {own}. It has Bare, Needs, Square, Strange."),
+        ("AtLeast", {}, "looked for a shape in {own}, and AtLeast is a class (AtLeast)"),
+    ],
+)
+def test_an_outside_class_that_cannot_be_used(own: Path, name: str, values: dict[str, Any], message: str) -> None:
+    said = refusal({"shape": f"{own}:{name}", **values})
+    if name == "Nothing":
+        assert "It has Square, Bare, Strange, Needs." in said
+    else:
+        assert message.format(own=own) in said
+    assert "\n" not in said
+
+
+def test_a_setting_without_a_default_is_taken_where_it_is_given(own: Path) -> None:
+    assert made({"shape": f"{own}:Needs", "shape.radius": 2}).shape.radius == 2.0  # type: ignore[attr-defined]
