@@ -32,8 +32,9 @@ from assay.training.plan import describe
 from assay.training.recovery import act_on_alarms
 from assay.training.report.report import write_report
 from assay.training.run.ledger import Phase
+from assay.training.run.resume import Refusal, plan_resume
 from assay.training.schedule import rl_learning_rate, sft_learning_rate
-from assay.training.session import Session, adam, is_complete, open_session
+from assay.training.session import Session, adam, open_session
 from assay.types import Json, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
@@ -53,10 +54,13 @@ def train(config: TrainingConfig, record: Mapping[str, Json]) -> None:
 
 
 async def _train(config: TrainingConfig, record: Mapping[str, Json]) -> None:
-    if is_complete(config, record):
+    plan = plan_resume(config.log_path, record, config.resume_from_batch)
+    if isinstance(plan, Refusal):
+        raise plan.error
+    if plan.is_complete:
         logger.info("The run in %s is complete; nothing was done.", config.log_path)
         return
-    async with open_session(config, record) as session:
+    async with open_session(config, plan) as session:
         logger.info("%s", describe(config, session.num_batches, len(session.heldout)))
         if session.run.resumed is not None:
             logger.info("Resuming after step %d (%s).", session.run.resumed.step, session.run.resumed.name)

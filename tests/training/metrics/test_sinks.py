@@ -12,7 +12,7 @@ from tensorboardX.record_writer import masked_crc32c
 from assay.errors import MissingDependencyError
 from assay.training.metrics.logger import MetricsLogger
 from assay.training.metrics.sinks import ConsoleSink, JsonlSink, TensorBoardSink, WandbSink
-from assay.training.run.directory import RunDirectory
+from support.toy_run import open_run
 
 METRICS = {"env/legal": 0.25, "reward/mean": 0.5, "tag/P/white/legal": 1.0}
 
@@ -90,7 +90,7 @@ def commit_steps(path, last):
     import asyncio
 
     async def work():
-        with RunDirectory.open(path, {}) as run, MetricsLogger(run, [TensorBoardSink(path / "tensorboard")]) as log:
+        with open_run(path, {}) as run, MetricsLogger(run, [TensorBoardSink(path / "tensorboard")]) as log:
             if run.next_step == -1:
                 await run.commit("start", 0, save=save, state={})
             for step in range(run.next_step, last):
