@@ -27,7 +27,7 @@ import torch
 
 from assay.backends.config import LocalBackend
 from assay.backends.local.backend import TorchBackend
-from assay.config.loader import load_config, resolved
+from assay.config.loader import load_config
 from assay.envs.base import BuildContext, EnvData, StepResult
 from assay.grpo.config import AlgorithmConfig
 from assay.grpo.health.config import DEFAULT_ACTIONS, HealthConfig
@@ -216,7 +216,7 @@ def run(config: TrainingConfig) -> list[Step]:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)  # a batch without an informative group, many times over
     try:
-        train(config, resolved(config))
+        train(config)
     finally:
         logging.disable(logging.NOTSET)
     records = map(json.loads, (config.log_path / "metrics.jsonl").read_text().splitlines())

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from assay.cli.eval import measure
-from assay.config.loader import load_config, resolved
+from assay.config.loader import load_config
 from assay.errors import TrainingError
 from assay.training.loop import train
 from support.loopback_judge import loopback_judge
@@ -35,7 +35,7 @@ FINE = "The code does what the text says."
 def run(path, cache, *overrides):
     torch.set_num_threads(1)
     config = load_config("monitor", [*TINY, f"log_path={path}", f"cache_dir={cache}", *overrides])
-    train(config, resolved(config))
+    train(config)
     return config
 
 

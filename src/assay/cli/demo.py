@@ -154,15 +154,14 @@ def control_config(config: TrainingConfig, trained: RunRecords) -> TrainingConfi
 
 def _train(root: Path, name: str, config: TrainingConfig) -> None:
     config = chz.replace(config, log_path=root / name)
-    record = resolved(config)
-    plan = plan_resume(config.log_path, record, config.resume_from_batch)
+    plan = plan_resume(config.log_path, resolved(config), config.resume_from_batch)
     if isinstance(plan, Refusal):
         raise _other_settings(root, plan.changes) if plan.changes else plan.error
     if plan.is_complete:
         logger.info("The run in %s is complete.", config.log_path)
         return
     with _session(root, name):
-        train(config, record)
+        train(config)
 
 
 def _other_settings(root: Path, changes: Sequence[str]) -> RunDirectoryError:

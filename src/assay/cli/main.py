@@ -219,7 +219,7 @@ class _SettingsHelp(argparse.Action):
 
 
 def _train(args: argparse.Namespace, overrides: list[str]) -> int:
-    from assay.config.loader import load_config, resolved
+    from assay.config.loader import load_config
 
     config = load_config(args.config, overrides)
     if args.dry_run:
@@ -227,7 +227,7 @@ def _train(args: argparse.Namespace, overrides: list[str]) -> int:
     else:
         from assay.training.loop import train
 
-        train(config, resolved(config))
+        train(config)
     return 0
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from assay.backends.base import LossSpec
+from assay.config.loader import resolved
 from assay.envs.base import EnvGroupBuilder
 from assay.grpo.advantages import has_constant_rewards
 from assay.grpo.datum import example_datum
@@ -40,21 +41,17 @@ from assay.types import Json, TrajectoryGroup
 logger = logging.getLogger(__name__)
 
 
-def train(config: TrainingConfig, record: Mapping[str, Json]) -> None:
+def train(config: TrainingConfig) -> None:
     """Run training to its end, from the start or from where an earlier call was interrupted.
-
-    Args:
-        config: the run.
-        record: the same as JSON data (`assay.config.loader.resolved`), kept in the run directory.
 
     Raises:
         AssayError: the run cannot start or go on; everything committed is intact.
     """
-    asyncio.run(_train(config, record))
+    asyncio.run(_train(config))
 
 
-async def _train(config: TrainingConfig, record: Mapping[str, Json]) -> None:
-    plan = plan_resume(config.log_path, record, config.resume_from_batch)
+async def _train(config: TrainingConfig) -> None:
+    plan = plan_resume(config.log_path, resolved(config), config.resume_from_batch)
     if isinstance(plan, Refusal):
         raise plan.error
     if plan.is_complete:
