@@ -21,13 +21,11 @@ from assay.envs.base import EnvGroupBuilder
 from assay.grpo.advantages import has_constant_rewards
 from assay.grpo.datum import example_datum
 from assay.grpo.normalise import normalise
-from assay.grpo.step_metrics import rewards_by_task
 from assay.grpo.trainer import StepReport
 from assay.rollouts.runner import PreparedGroup, prepare, run_groups
 from assay.rollouts.seeds import derive
 from assay.training.config import TrainingConfig
-from assay.training.evaluate import Evaluation, check_errored, evaluate
-from assay.training.metrics.aggregate import aggregate_rollouts
+from assay.training.evaluate import Evaluation, cached_scores, check_errored, evaluate
 from assay.training.metrics.traces import trace_records
 from assay.training.plan import describe
 from assay.training.recovery import act_on_alarms
@@ -36,7 +34,7 @@ from assay.training.run.ledger import Phase
 from assay.training.run.resume import Refusal, plan_resume
 from assay.training.schedule import rl_learning_rate, sft_learning_rate
 from assay.training.session import Session, adam, open_session
-from assay.types import Json, TrajectoryGroup
+from assay.types import Json, TrajectoryGroup, Transition
 
 logger = logging.getLogger(__name__)
 
@@ -172,8 +170,11 @@ async def _update(session: Session, step: _Step, groups: Sequence[TrajectoryGrou
     # Each rollback has lowered the rate for good.
     rate = learning_rate * trainer.health.learning_rate_factor
     report = await trainer.update(groups, learning_rate=rate, reuse=session.config.rollout_epochs > 1)
-    step.metrics |= {f"train/{name}": value for name, value in report.metrics.items()}
-    step.metrics["perf/update_s"] = time.monotonic() - started
+    step.metrics |= report.rollouts | {f"train/{name}": value for name, value in report.metrics.items()}
+    step.metrics |= {"perf/update_s": time.monotonic() - started} | cached_scores(groups)
+    every = session.config.tensorboard_log_histograms_every
+    if every and (step.index + 1) % every == 0:
+        step.histograms |= _histograms(groups, report.rewards)
     number = session.run.next_step
     for finding in report.findings:
         session.log.event(number, finding.rule, "warning", finding.message)
@@ -231,14 +232,10 @@ async def _rollouts(session: Session, step: _Step, prepared: Sequence[PreparedGr
         fresh = await prepare(further, config.active_builder.group_size)
         groups += await _play(session, fresh, derive(config.seed, "rl", step.index, "further", attempt))
     elapsed = time.monotonic() - started
-    step.metrics |= aggregate_rollouts(groups)
-    tokens = step.metrics.get("rollout/completion_tokens_sum", 0.0)
+    tokens = sum(len(turn.completion.tokens) for turn in _turns(groups))
     step.metrics |= {"perf/rollout_s": elapsed, "perf/sampled_tokens_per_s": tokens / elapsed}
     _record(session, step, groups, "train")
     check_errored(groups, config.max_errored_fraction, f"RL batch {step.index}")
-    every = config.tensorboard_log_histograms_every
-    if every and (step.index + 1) % every == 0:
-        step.histograms |= _histograms(groups)
     return groups
 
 
@@ -272,12 +269,16 @@ def _record(session: Session, step: _Step, groups: Sequence[TrajectoryGroup], sp
     )
 
 
-def _histograms(groups: Sequence[TrajectoryGroup]) -> dict[str, Sequence[float]]:
-    by_task = rewards_by_task(groups)
-    turns = [turn for group in groups for rollout in group.trajectories for turn in rollout.transitions]
+def _turns(groups: Sequence[TrajectoryGroup]) -> list[Transition]:
+    return [turn for group in groups for rollout in group.trajectories for turn in rollout.transitions]
+
+
+def _histograms(
+    groups: Sequence[TrajectoryGroup], by_task: Mapping[str, Sequence[float]]
+) -> dict[str, Sequence[float]]:
     found = {
         "reward": [reward for rewards in by_task.values() for reward in rewards],
-        "completion_tokens": [float(len(turn.completion.tokens)) for turn in turns],
+        "completion_tokens": [float(len(turn.completion.tokens)) for turn in _turns(groups)],
         **{f"reward/{task}": rewards for task, rewards in by_task.items()},
     }
     return {name: values for name, values in found.items() if len(values)}
