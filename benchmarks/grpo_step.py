@@ -9,7 +9,7 @@ advantages divided by the group's standard deviation, and AdamW; float32, one th
 Assay's removal of constant groups, which would save it work, is off.
 
 Assay runs the pieces of its training loop: the data set's builders and their envs (which look the analysis up again in
-each step, in the pool's memory), `run_groups`, `aggregate_rollouts` and `GRPOTrainer.update`, health monitor included.
+each step, in the pool's memory), `run_groups` and `GRPOTrainer.update`, metrics and health monitor included.
 TRL runs its own `train()` with logging, saving and progress bars off, gradient checkpointing off, the whole batch in
 one micro-batch, and the fastest of its attention implementations and caches (--attention and --cache choose; the
 defaults were the fastest here).
@@ -47,7 +47,6 @@ from assay.grpo.config import GRPOConfig
 from assay.grpo.trainer import GRPOTrainer
 from assay.rollouts.renderers.base import PlainRenderer
 from assay.rollouts.runner import prepare, run_groups
-from assay.training.metrics.aggregate import aggregate_rollouts
 from assay.types import SamplingParams
 from support import Summary, machine, summary
 from support.chess_policy import chess_backend, chess_data, warm_up
@@ -97,8 +96,7 @@ class AssaySide:
             groups = await run_groups(
                 prepared, self._backend, self._renderer, SamplingParams(MAX_TOKENS), max_turns=1, seed=index
             )
-            metrics = aggregate_rollouts(groups)
-            metrics |= (await self._trainer.update(groups)).metrics
+            metrics = (await self._trainer.update(groups)).rollouts
             self.tally.lengths.append(metrics["rollout/completion_tokens_mean"])
             self.tally.rewards.append(metrics["reward/mean"])
         self.tally.seconds.append((time.process_time() - begin) / count)

@@ -46,8 +46,8 @@ from pathlib import Path
 from assay.grpo.health.config import HealthConfig
 from assay.grpo.health.monitor import HealthMonitor
 from assay.grpo.health.rules import Finding
-from support import machine
-from support.health_runs import FAULTS, chess_run, failing_run, health_series, healthy_run
+from support import health_series, machine
+from support.health_runs import FAULTS, chess_run, failing_run, healthy_run
 
 FIRST_SEED = 5000
 """Thresholds were chosen on lower ones."""
@@ -103,10 +103,12 @@ def point_of_no_return(kind: str, series: Series, onset: int) -> int | None:
     if kind in ONCE:
         return onset + 20
     reached: dict[str, Callable[[], Iterator[int]]] = {
-        "kl_runaway": lambda: (*halved(series, "reward_mean", onset), *nothing_left(series, onset)),
+        "kl_runaway": lambda: (*halved(series, "reward/mean", onset), *nothing_left(series, onset)),
         "entropy_collapse": lambda: (*below(series, "entropy", 0.01, onset), *nothing_left(series, onset)),
         "reward_hacking": lambda: halved(series, "part/right", onset),
-        "truncation": lambda: (i for i, mean in averages(series, "truncated_fraction") if i >= onset and mean >= 0.9),
+        "truncation": lambda: (
+            i for i, mean in averages(series, "rollout/truncated_fraction") if i >= onset and mean >= 0.9
+        ),
         "non_finite": lambda: (i for i, step in enumerate(series) if step.get("nan_skip")),
     }
     return min(reached[kind](), default=None)
@@ -135,7 +137,7 @@ def below(series: Series, metric: str, limit: float, onset: int) -> Iterator[int
 
 def nothing_left(series: Series, onset: int) -> Iterator[int]:
     """First steps of ten that have 90 % constant groups each."""
-    constant = [step.get("constant_groups", 0.0) >= 0.9 for step in series]
+    constant = [step.get("rollout/constant_group_fraction", 0.0) >= 0.9 for step in series]
     return (i for i in range(onset, len(series) - 9) if all(constant[i : i + 10]))
 
 

@@ -13,8 +13,6 @@ import contextlib
 import json
 import logging
 import math
-import os
-import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,16 +25,13 @@ import torch
 
 from assay.backends.config import LocalBackend
 from assay.backends.local.backend import TorchBackend
-from assay.config import resolved
 from assay.envs.base import BuildContext, EnvData, StepResult
 from assay.grpo.config import AlgorithmConfig
 from assay.grpo.health.config import DEFAULT_ACTIONS, HealthConfig
+from assay.grpo.health.rules import WATCHED
 from assay.training.config import SFTConfig, TrainingConfig, load_config
 from assay.training.loop import train
 from assay.types import Score
-
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "..", "tests"))
-
 from support.health_series import Step
 from support.scripted import ScriptedGroup
 from support.tiny_run import tiny
@@ -216,7 +211,7 @@ def run(config: TrainingConfig) -> list[Step]:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)  # a batch without an informative group, many times over
     try:
-        train(config, resolved(config))
+        train(config)
     finally:
         logging.disable(logging.NOTSET)
     records = map(json.loads, (config.log_path / "metrics.jsonl").read_text().splitlines())
@@ -227,9 +222,9 @@ OF_TRAIN = "train/"
 
 
 def observation(record: Mapping[str, Any]) -> Step:
-    """The trainer's metrics in a line of `metrics.jsonl`; null is a number that was not finite."""
+    """What the monitor saw of a line of `metrics.jsonl`; null is a number that was not finite."""
     return {
         name.removeprefix(OF_TRAIN): math.nan if value is None else float(value)
         for name, value in record.items()
-        if name.startswith(OF_TRAIN)
+        if name.startswith((OF_TRAIN, *WATCHED))
     }

@@ -191,7 +191,7 @@ CALM: dict[str, Series] = {
     "kl_div_95pct": lambda i: 0.1,
     "entropy": lambda i: 2.0,
     "grad_norm": lambda i: 0.5,
-    "reward_std": lambda i: 0.1,
+    "reward/std": lambda i: 0.1,
 }
 
 
@@ -231,15 +231,15 @@ HEALTH: dict[str, Alarm] = {
     "entropy_horizon": Alarm(100, {"entropy": lambda i: 3 - 0.05 * i}, True),
     "trend_significance": Alarm(1e6, {"entropy": falling}, False),
     "clip_fraction_limit": Alarm(0.9, {"fraction_clipped": lambda i: 0.5}, False),
-    "constant_groups_limit": Alarm(0.5, {"constant_groups": lambda i: 0.7}, True),
-    "truncation_limit": Alarm(0.9, {"truncated_fraction": lambda i: 0.7}, False),
+    "constant_groups_limit": Alarm(0.5, {"rollout/constant_group_fraction": lambda i: 0.7}, True),
+    "truncation_limit": Alarm(0.9, {"rollout/truncated_fraction": lambda i: 0.7}, False),
     "mismatch_ratio_limit": Alarm(1.0, {"ratio_error": lambda i: 0.5}, False),
     "mismatch_kl_limit": Alarm(0.1, {"mismatch_kl": lambda i: 0.05}, False),
     "grad_norm_limit": Alarm(1000.0, {"grad_norm": lambda i: 500.0}, False),
     "grad_norm_spike_factor": Alarm(2.0, {"grad_norm": lambda i: 1.0 if i < 29 else 5.0}, True),
     "grad_norm_harmless": Alarm(10.0, {"grad_norm": lambda i: 0.1 if i < 29 else 5.0}, False),
     "part_divergence_share": Alarm(
-        100.0, {"part/a": lambda i: 0.1 * i, "part/b": lambda i: -0.1 * i, "reward_mean": lambda i: 0.0}, False
+        100.0, {"part/a": lambda i: 0.1 * i, "part/b": lambda i: -0.1 * i, "reward/mean": lambda i: 0.0}, False
     ),
 }  # fmt: skip
 

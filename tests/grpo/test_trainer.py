@@ -58,7 +58,9 @@ def weights(backend: TorchBackend) -> torch.Tensor:
 
 
 def run(backend: TorchBackend, groups: Sequence[TrajectoryGroup], config: GRPOConfig = SETTINGS) -> dict[str, float]:
-    return asyncio.run(GRPOTrainer.over(backend, config).update(groups)).metrics
+    report = asyncio.run(GRPOTrainer.over(backend, config).update(groups))
+    assert not report.rollouts.keys() & report.metrics.keys()
+    return {**report.rollouts, **report.metrics}
 
 
 @pytest.mark.parametrize(("temperature", "max_turns"), [(1.0, 1), (0.7, 1), (1.0, 3)])
@@ -97,7 +99,7 @@ def test_metrics_say_what_was_done() -> None:
     groups = rollouts(backend)
     metrics = run(backend, [*groups[:3], level(groups[3])])
     assert metrics["optimizer_steps"] == 1 and metrics["groups"] == 3
-    assert metrics["constant_groups"] == 0.25
+    assert metrics["rollout/constant_group_fraction"] == 0.25
     assert metrics["tokens"] == sum(
         len(x.completion.tokens) for g in groups[:3] for t in g.trajectories for x in t.transitions
     )
@@ -136,10 +138,27 @@ def test_a_batch_that_says_nothing_takes_no_step(remove: bool, caplog: pytest.Lo
     before = weights(backend)
     settings = chz.replace(SETTINGS, remove_constant_reward_groups=remove)
     metrics = run(backend, [level(g) for g in groups], chz.replace(settings, weight_decay=0.1))
-    assert metrics["optimizer_steps"] == 0 and metrics["constant_groups"] == 1
+    assert metrics["optimizer_steps"] == 0 and metrics["rollout/constant_group_fraction"] == 1
     assert torch.equal(before, weights(backend)) and backend.policy_version == 1
     assert "nothing to learn from" in caplog.text
     assert run(backend, [])["optimizer_steps"] == 0
+
+
+def test_what_an_environment_reports_is_its_own_and_no_alarm() -> None:
+    backend = tiny_backend()
+    groups = rollouts(backend)
+    odd = [
+        replace(g, trajectories=tuple(
+            replace(t, transitions=tuple(replace(x, metrics={"unknown": float("nan")}) for x in t.transitions))
+            for t in g.trajectories
+        ))
+        for g in groups
+    ]  # fmt: skip
+    trainer = GRPOTrainer.over(backend, SETTINGS)
+    report = asyncio.run(trainer.update(odd))
+    assert np.isnan(report.rollouts["env/unknown"]) and not report.findings
+    (seen,) = trainer.health.history
+    assert {"reward/mean", "rollout/constant_group_fraction", "part/value", "loss", "entropy"} <= seen.keys()
 
 
 def test_errored_rollouts_train_nothing() -> None:

@@ -83,12 +83,12 @@ def _step(of: Curves, rng: np.random.Generator, i: int, wander: float, odd: floa
     entropy = of.entropy[i] * math.exp(wander)
     scarce = math.sqrt(GROUPS / max(1, groups))
     step = {
-        "constant_groups": 1 - groups / GROUPS,
+        "rollout/constant_group_fraction": 1 - groups / GROUPS,
         "groups": float(groups),
-        "truncated_fraction": rng.binomial(ROLLOUTS, min(1.0, of.truncated[i])) / ROLLOUTS,
+        "rollout/truncated_fraction": rng.binomial(ROLLOUTS, min(1.0, of.truncated[i])) / ROLLOUTS,
         "nan_skip": 0.0,
-        "reward_mean": sum(parts.values()),
-        "reward_std": 0.35 * math.exp(rng.normal(0, 0.1)),
+        "reward/mean": sum(parts.values()),
+        "reward/std": 0.35 * math.exp(rng.normal(0, 0.1)),
         **parts,
     }
     if not groups:
@@ -213,8 +213,9 @@ RULES_OF: Mapping[str, frozenset[str]] = {
 }
 """Kind -> the rules that name it; an alarm of another rule is no catch."""
 
-CALM = {"kl_div": 0.1, "kl_div_95pct": 0.4, "entropy": 1.0, "fraction_clipped": 0.05, "constant_groups": 0.3}
-CALM |= {"truncated_fraction": 0.1, "ratio_error": 1e-5, "mismatch_kl": 1e-6, "grad_norm": 0.5, "reward_mean": 0.4}
+CALM = {"kl_div": 0.1, "kl_div_95pct": 0.4, "entropy": 1.0, "fraction_clipped": 0.05, "grad_norm": 0.5}
+CALM |= {"ratio_error": 1e-5, "mismatch_kl": 1e-6, "reward/mean": 0.4}
+CALM |= {"rollout/constant_group_fraction": 0.3, "rollout/truncated_fraction": 0.1}
 """One step that nothing is wrong with."""
 
 

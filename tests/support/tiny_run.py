@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from assay.backends.config import LocalBackend, ScratchModel
-from assay.config import resolved
 from assay.training.config import EvalConfig, SFTConfig, TrainingConfig
 from assay.training.loop import train
 from assay.training.metrics.logger import comparable
@@ -51,7 +50,7 @@ def tiny(path: Path, **changes: Any) -> TrainingConfig:
 def run(config: TrainingConfig) -> None:
     """Start or resume a run, in this process."""
     torch.set_num_threads(1)
-    train(config, resolved(config))
+    train(config)
 
 
 def kill(config: TrainingConfig, *bomb: str | int) -> None:

@@ -7,11 +7,15 @@ import hashlib
 import os
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from assay.config.record import may_change
+from assay.training.config import load_config
 from assay.training.metrics.logger import MetricsLogger
 from assay.training.run.directory import RunDirectory
+from assay.training.run.resume import Refusal, plan_resume
+from assay.types import Json
 
 CONFIG = {"learning_rate": 1e-4, "log_path": "runs/toy", "wandb_name": None, "dataset_builder": {"sizes": [1, 2]}}
 SFT_STEPS = 2
@@ -47,11 +51,23 @@ class ToyPolicy:
         self.generator.setstate((version, tuple(words), gauss))
 
 
+MAY_CHANGE = may_change(load_config("monitor"))
+"""What a run of monitor tasks may change on resume."""
+
+
+def open_run(path: Path, config: Mapping[str, Json], resume_from_batch: int | None = None) -> RunDirectory:
+    """Start, resume or reopen a run; what is refused raises."""
+    plan = plan_resume(path, config, resume_from_batch, MAY_CHANGE)
+    if isinstance(plan, Refusal):
+        raise plan.error
+    return RunDirectory.open(plan)
+
+
 async def train(
     path: Path, *, resume_from_batch: int | None = None, size: int = 64, stop_after: int | None = None
 ) -> None:
     """Start, resume or leave alone the toy run at `path`; stop without finishing after `stop_after` steps in all."""
-    with RunDirectory.open(path, CONFIG, resume_from_batch=resume_from_batch) as run:
+    with open_run(path, CONFIG, resume_from_batch) as run:
         if run.is_complete:
             return
         policy = ToyPolicy(size)

@@ -10,7 +10,7 @@ import pytest
 from assay.errors import TrainingError
 from assay.rollouts.renderers.base import PlainRenderer
 from assay.rollouts.seeds import derive
-from assay.training.evaluate import Evaluation, check_errored, evaluate, per_task_means
+from assay.training.evaluate import Evaluation, cached_scores, check_errored, evaluate, per_task_means
 from assay.training.metrics.intervals import mean_ci95
 from assay.types import SamplingParams, Score, TrajectoryGroup
 from support.scripted import ScriptedGroup, group, play, scored, task, tiny_backend, trajectory
@@ -62,6 +62,17 @@ def test_what_depends_on_the_machine_is_named_so() -> None:
     metrics = evaluation().metrics()
     assert "perf/eval/score_cached_fraction" in metrics
     assert not [name for name in metrics if "perf/" in name and not name.startswith("perf/")]
+
+
+def test_the_share_of_cached_verdicts_is_over_turns() -> None:
+    known = trajectory([1.0, 2.0, 3.0])
+    known = replace(
+        known, transitions=tuple(replace(t, score=replace(t.score, cached=True)) for t in known.transitions)
+    )
+    groups = [TrajectoryGroup(known.task, (known, trajectory([1.0])))]
+    assert cached_scores(groups) == {"perf/score_cached_fraction": 0.75}
+    assert cached_scores(groups, "eval/") == {"perf/eval/score_cached_fraction": 0.75}
+    assert cached_scores([]) == {}
 
 
 def test_unscored_samples_leave_a_task_s_mean_and_unscored_tasks_the_list() -> None:

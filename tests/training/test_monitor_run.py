@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from assay.cli.eval import measure
-from assay.config import resolved
 from assay.errors import TrainingError
 from assay.training.config import load_config
 from assay.training.loop import train
@@ -36,7 +35,7 @@ FINE = "The code does what the text says."
 def run(path, cache, *overrides):
     torch.set_num_threads(1)
     config = load_config("monitor", [*TINY, f"log_path={path}", f"cache_dir={cache}", *overrides])
-    train(config, resolved(config))
+    train(config)
     return config
 
 

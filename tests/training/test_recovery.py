@@ -276,7 +276,7 @@ def test_a_batch_is_topped_up_until_enough_groups_teach_something(tmp_path: Path
     groups, taught = metric(runs[3], "rollout/groups"), metric(runs[3], "train/groups")
     assert metric(runs[0], "rollout/groups") == [4] * RL_BATCHES
     assert sum(taught) > sum(metric(runs[0], "train/groups")) and max(taught) == 4
-    for count, used, equal in zip(groups, taught, metric(runs[3], "train/constant_groups"), strict=True):
+    for count, used, equal in zip(groups, taught, metric(runs[3], "rollout/constant_group_fraction"), strict=True):
         assert used == round(count * (1 - equal)), "all groups that were sampled are counted"
         assert used == 4 or count > 4 + 3 - 1, "it gives up after the rounds, not before"
     traces = [t for t in read_lines(runs[3] / "traces.jsonl") if t["split"] == "train"]

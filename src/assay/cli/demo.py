@@ -23,9 +23,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from assay.config import resolved
 from assay.errors import ConfigError, RunDirectoryError, TrainingError
-from assay.storage.files import Writing, encode_json, read_object, replace_file
+from assay.storage.files import Writing, encode_json, replace_file
 from assay.training.config import TrainingConfig, load_config
 from assay.training.loop import train
 from assay.training.metrics.intervals import Interval
@@ -34,9 +33,9 @@ from assay.training.report.comparison import Policy, difference, direction, meas
 from assay.training.report.curves import health_charts, heldout_by_cpu, outcome_charts, sft_curve
 from assay.training.report.page import Report, capital, render
 from assay.training.report.report import heldout_notes, known_baselines, run_report, with_counts
-from assay.training.run.ledger import read_ledger
 from assay.training.run.reader import RunRecords, read_run
-from assay.training.run.resume import REPORT, config_changes
+from assay.training.run.resume import REPORT, Refusal
+from assay.training.session import plan_run
 from assay.types import Json
 
 logger = logging.getLogger(__name__)
@@ -155,25 +154,22 @@ def control_config(config: TrainingConfig, trained: RunRecords) -> TrainingConfi
 
 def _train(root: Path, name: str, config: TrainingConfig) -> None:
     config = chz.replace(config, log_path=root / name)
-    record = resolved(config)
-    _refuse_other_settings(root, config.log_path, record)
-    if read_ledger(config.log_path / "ledger.jsonl").is_complete and config.resume_from_batch is None:
+    plan = plan_run(config)
+    if isinstance(plan, Refusal):
+        raise _other_settings(root, plan.changes) if plan.changes else plan.error
+    if plan.is_complete:
         logger.info("The run in %s is complete.", config.log_path)
         return
     with _session(root, name):
-        train(config, record)
+        train(config)
 
 
-def _refuse_other_settings(root: Path, run: Path, record: Mapping[str, Json]) -> None:
-    if not read_ledger(run / "ledger.jsonl").commits:
-        return
-    changes = config_changes(read_object(run / "config.json") or {}, record)
-    if changes:
-        listed = "\n".join(f"  {change}" for change in changes)
-        raise RunDirectoryError(
-            f"{root} holds a demo with other settings, whose results are not those of the new ones:\n{listed}\n"
-            f"Remove {root} to run the demo anew, or set log_path to another directory."
-        )
+def _other_settings(root: Path, changes: Sequence[str]) -> RunDirectoryError:
+    listed = "\n".join(f"  {change}" for change in changes)
+    return RunDirectoryError(
+        f"{root} holds a demo with other settings, whose results are not those of the new ones:\n{listed}\n"
+        f"Remove {root} to run the demo anew, or set log_path to another directory."
+    )
 
 
 @contextmanager

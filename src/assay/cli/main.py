@@ -222,7 +222,6 @@ class _SettingsHelp(argparse.Action):
 
 
 def _train(args: argparse.Namespace, overrides: list[str]) -> int:
-    from assay.config import resolved
     from assay.training.config import load_config
 
     config = load_config(args.config, overrides)
@@ -231,7 +230,7 @@ def _train(args: argparse.Namespace, overrides: list[str]) -> int:
     else:
         from assay.training.loop import train
 
-        train(config, resolved(config))
+        train(config)
     return 0
 
 

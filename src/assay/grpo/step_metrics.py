@@ -1,7 +1,8 @@
-"""The metrics of a training step, pooled over everything that the step saw. Pure.
+"""The metrics of a training step's optimizer steps, pooled over all of them. Pure.
 
-Percentiles are taken over the pooled step, never averaged over groups. A metric that the step cannot give is absent,
-never 0. Names are those of the specification (`kl_div_95pct`, `fraction_clipped`, `approx_entropy`, `reward_25pct`).
+Percentiles are taken over the pooled tokens, never averaged over passes. A metric that the step cannot give is absent,
+never 0. In a run the names begin with `train/`. What the rollouts say before any training is
+`assay.grpo.rollout_metrics`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,8 @@ import numpy as np
 
 from assay.backends.base import LossSpec
 from assay.backends.config import loss_settings
-from assay.grpo.advantages import has_constant_rewards
 from assay.grpo.kl import estimates
-from assay.types import Datum, FloatArray, Task, TrajectoryGroup
-
-PERCENTILES = (5, 25, 50, 75, 95)
+from assay.types import Datum, FloatArray
 
 
 @dataclass(frozen=True)
@@ -31,63 +29,6 @@ class Pass:
     """Of the backend: `loss`, `kl_loss`, `entropy`, `grad_norm`."""
     fresh: bool
     """Whether the data were sampled by exactly the policy that was trained."""
-
-
-def task_type(task: Task) -> str:
-    """The type that metrics are split by: the first tag (`P` or `A` in chess), else the environment."""
-    return task.tags[0] if task.tags else task.env
-
-
-def rewards_by_task(groups: Sequence[TrajectoryGroup]) -> dict[str, list[float]]:
-    """The rewards of all scored rollouts, by task type."""
-    found: dict[str, list[float]] = {}
-    for group in groups:
-        rewards = [t.reward for t in group.trajectories if t.reward is not None]
-        found.setdefault(task_type(group.task), []).extend(rewards)
-    return {task: found[task] for task in sorted(found) if found[task]}
-
-
-def reward_metrics(rewards: Sequence[float], prefix: str = "") -> dict[str, float]:
-    """`reward_mean`, `_std`, `_min`, `_max` and percentiles; nothing where there are no rewards."""
-    if not len(rewards):
-        return {}
-    values = np.asarray(rewards, np.float64)
-    found = {"mean": values.mean(), "std": values.std(), "min": values.min(), "max": values.max()}
-    found |= {f"{p}pct": v for p, v in zip(PERCENTILES, np.percentile(values, PERCENTILES), strict=True)}
-    return {f"{prefix}reward_{name}": float(value) for name, value in found.items()}
-
-
-def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """What the rollouts of a step say before any training: rewards, their parts, shares, task mix."""
-    rollouts = [t for group in groups for t in group.trajectories]
-    if not rollouts:
-        return {}
-    by_task = rewards_by_task(groups)
-    pooled = [r for rewards in by_task.values() for r in rewards]
-    turns = [turn for rollout in rollouts for turn in rollout.transitions]
-    metrics = {
-        "constant_groups": float(np.mean([has_constant_rewards(group) for group in groups])),
-        "errored_fraction": float(np.mean([t.errored for t in rollouts])),
-        **reward_metrics(pooled),
-        **_part_means(groups),
-    }
-    if turns:
-        metrics["truncated_fraction"] = float(np.mean([t.completion.stop_reason == "length" for t in turns]))
-    for task, rewards in by_task.items():
-        metrics[f"task/{task}/share"] = len(rewards) / len(pooled)
-        metrics |= reward_metrics(rewards, f"task/{task}/")
-    return metrics
-
-
-def _part_means(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """Mean of each named part of the reward over the scored rollouts that report it, by their last turn."""
-    columns: dict[str, list[float]] = {}
-    for group in groups:
-        for rollout in group.trajectories:
-            if not rollout.errored and rollout.transitions:
-                for name, value in rollout.transitions[-1].score.parts.items():
-                    columns.setdefault(name, []).append(value)
-    return {f"part/{name}": float(np.mean(values)) for name, values in sorted(columns.items())}
 
 
 def pass_metrics(passes: Sequence[Pass], loss: LossSpec) -> dict[str, float]:

@@ -28,11 +28,12 @@ from assay.grpo.buffer import BufferedGroup, RolloutBuffer
 from assay.grpo.config import GRPOConfig
 from assay.grpo.group_data import flat, without_reference
 from assay.grpo.health.monitor import HealthMonitor
-from assay.grpo.health.rules import Finding
+from assay.grpo.health.rules import Finding, watched
 from assay.grpo.kl import adapt, add_penalty
 from assay.grpo.normalise import normalise
+from assay.grpo.rollout_metrics import rewards_by_task, rollout_metrics
 from assay.grpo.standalone.step_data import RolloutGroup, StepData, knows_behaviour, trajectory_groups
-from assay.grpo.step_metrics import Pass, pass_metrics, rewards_by_task, rollout_metrics
+from assay.grpo.step_metrics import Pass, pass_metrics
 from assay.grpo.trainer_state import TrainerState, read_state, write_state
 from assay.types import TrajectoryGroup
 
@@ -45,7 +46,10 @@ T = TypeVar("T")
 class StepReport:
     """What a training step did and what it says of the run's health."""
 
+    rollouts: dict[str, float]
+    """What the rollouts say before any training (`rollout_metrics`)."""
     metrics: dict[str, float]
+    """What the training says."""
     findings: Sequence[Finding] = ()
     """Alarms that this step raised."""
     report: str | None = None
@@ -103,7 +107,7 @@ class GRPOTrainer:
     # By itself: blocking calls on data of the caller's own.
 
     def training_step(self, step_data: StepData | Sequence[RolloutGroup]) -> dict[str, float]:
-        """One pass over the rollouts: `num_substeps` optimizer steps. Returns the metrics of the step.
+        """One pass over the rollouts: `num_substeps` optimizer steps. Returns the metrics of rollouts and training.
 
         Raises:
             DataError: the data cannot be trained on; nothing was changed.
@@ -180,11 +184,12 @@ class GRPOTrainer:
             logger.info("%s", step.report)
         for finding in step.findings:
             logger.warning("%s", finding.message)
+        metrics = {**step.rollouts, **step.metrics}
         action = self.health.decide(step.findings)
         if action not in ("ignore", "warn"):
             causes = " ".join(finding.message for finding in step.findings)
-            raise HealthError(f"The trainer's health asks to {action}. {causes}", tuple(step.findings), step.metrics)
-        return step.metrics
+            raise HealthError(f"The trainer's health asks to {action}. {causes}", tuple(step.findings), metrics)
+        return metrics
 
     def _blocking(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end, also where an event loop is running already (a notebook's, say)."""
@@ -216,9 +221,9 @@ class GRPOTrainer:
             TrainingError: sampler and trainer disagree by more than `max_ratio_error`; nothing was changed.
         """
         adam = self._adam(self.config.learning_rate if learning_rate is None else learning_rate)
-        metrics = rollout_metrics(groups)
+        rollouts = rollout_metrics(groups)
         items, found = await admit(self.backend, self.config, groups, behaviour_known=behaviour_known)
-        metrics["groups"] = float(len(items))
+        metrics = {"groups": float(len(items))}
         passes: list[Pass] = []
         if reuse:
             self.buffer.add(items)
@@ -238,11 +243,11 @@ class GRPOTrainer:
         if self.config.health.report_every:
             for task, values in rewards.items():
                 self._rewards.setdefault(task, []).extend(values)
-        findings = self.health.observe(metrics)
+        findings = self.health.observe({**watched(rollouts), **metrics})
         report = None
         if self.health.report_due:
             report, self._rewards = self.health.report(self._rewards), {}
-        return StepReport(metrics, findings, report, rewards)
+        return StepReport(rollouts, metrics, findings, report, rewards)
 
     def _adam(self, learning_rate: float) -> AdamParams:
         c = self.config

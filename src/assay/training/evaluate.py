@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from assay.backends.base import Backend
 from assay.envs.base import EnvGroupBuilder
 from assay.errors import TrainingError
+from assay.grpo.rollout_metrics import rollout_metrics
 from assay.rollouts.renderers.base import Renderer
 from assay.rollouts.runner import prepare, run_groups
 from assay.rollouts.seeds import derive
-from assay.training.metrics.aggregate import aggregate_rollouts
 from assay.training.metrics.intervals import mean_ci95
 from assay.types import SamplingParams, TrajectoryGroup
 
@@ -34,17 +35,18 @@ class Evaluation:
     per_task: PerTask
 
     def metrics(self) -> dict[str, float]:
-        """Named `eval/...`: everything `aggregate_rollouts` gives, and 95 % half-widths `eval/ci95/<metric>`."""
-        metrics = {f"eval/{name}": value for name, value in aggregate_rollouts(self.groups).items()}
+        """Named `eval/...`: everything `rollout_metrics` gives, and 95 % half-widths `eval/ci95/<metric>`."""
+        metrics = {f"eval/{name}": value for name, value in rollout_metrics(self.groups).items()}
         for name, values in self.per_task.items():
             if len(values) > 1:
                 metrics[f"eval/ci95/{name}"] = mean_ci95(values).half_width
-        return {_machine_last(name): value for name, value in metrics.items()}
+        return metrics | cached_scores(self.groups, "eval/")
 
 
-def _machine_last(name: str) -> str:
-    """Keep machine-dependent metrics under `perf/`."""
-    return f"perf/{name.replace('perf/', '')}" if "perf/" in name else name
+def cached_scores(groups: Sequence[TrajectoryGroup], split: Literal["", "eval/"] = "") -> dict[str, float]:
+    """`perf/<split>score_cached_fraction`: share of the turns whose verdict came from a cache; absent without turns."""
+    cached = [turn.score.cached for group in groups for rollout in group.trajectories for turn in rollout.transitions]
+    return {f"perf/{split}score_cached_fraction": float(np.mean(cached))} if cached else {}
 
 
 async def evaluate(

@@ -20,43 +20,41 @@ from assay.envs.base import EnvGroupBuilder
 from assay.grpo.advantages import has_constant_rewards
 from assay.grpo.datum import example_datum
 from assay.grpo.normalise import normalise
-from assay.grpo.step_metrics import rewards_by_task
 from assay.grpo.trainer import StepReport
 from assay.rollouts.runner import PreparedGroup, prepare, run_groups
 from assay.rollouts.seeds import derive
 from assay.training.config import TrainingConfig
-from assay.training.evaluate import Evaluation, check_errored, evaluate
-from assay.training.metrics.aggregate import aggregate_rollouts
+from assay.training.evaluate import Evaluation, cached_scores, check_errored, evaluate
 from assay.training.metrics.traces import trace_records
 from assay.training.plan import describe
 from assay.training.recovery import act_on_alarms
 from assay.training.report.report import write_report
 from assay.training.run.ledger import Phase
+from assay.training.run.resume import Refusal
 from assay.training.schedule import rl_learning_rate, sft_learning_rate
-from assay.training.session import Session, adam, is_complete, open_session
-from assay.types import Json, TrajectoryGroup
+from assay.training.session import Session, adam, open_session, plan_run
+from assay.types import Json, TrajectoryGroup, Transition
 
 logger = logging.getLogger(__name__)
 
 
-def train(config: TrainingConfig, record: Mapping[str, Json]) -> None:
+def train(config: TrainingConfig) -> None:
     """Run training to its end, from the start or from where an earlier call was interrupted.
-
-    Args:
-        config: the run.
-        record: the same as JSON data (`assay.config.loader.resolved`), kept in the run directory.
 
     Raises:
         AssayError: the run cannot start or go on; everything committed is intact.
     """
-    asyncio.run(_train(config, record))
+    asyncio.run(_train(config))
 
 
-async def _train(config: TrainingConfig, record: Mapping[str, Json]) -> None:
-    if is_complete(config, record):
+async def _train(config: TrainingConfig) -> None:
+    plan = plan_run(config)
+    if isinstance(plan, Refusal):
+        raise plan.error
+    if plan.is_complete:
         logger.info("The run in %s is complete; nothing was done.", config.log_path)
         return
-    async with open_session(config, record) as session:
+    async with open_session(config, plan) as session:
         logger.info("%s", describe(config, session.num_batches, len(session.heldout)))
         if session.run.resumed is not None:
             logger.info("Resuming after step %d (%s).", session.run.resumed.step, session.run.resumed.name)
@@ -171,8 +169,11 @@ async def _update(session: Session, step: _Step, groups: Sequence[TrajectoryGrou
     # Each rollback has lowered the rate for good.
     rate = learning_rate * trainer.health.learning_rate_factor
     report = await trainer.update(groups, learning_rate=rate, reuse=session.config.rollout_epochs > 1)
-    step.metrics |= {f"train/{name}": value for name, value in report.metrics.items()}
-    step.metrics["perf/update_s"] = time.monotonic() - started
+    step.metrics |= report.rollouts | {f"train/{name}": value for name, value in report.metrics.items()}
+    step.metrics |= {"perf/update_s": time.monotonic() - started} | cached_scores(groups)
+    every = session.config.tensorboard_log_histograms_every
+    if every and (step.index + 1) % every == 0:
+        step.histograms |= _histograms(groups, report.rewards)
     number = session.run.next_step
     for finding in report.findings:
         session.log.event(number, finding.rule, "warning", finding.message)
@@ -230,14 +231,10 @@ async def _rollouts(session: Session, step: _Step, prepared: Sequence[PreparedGr
         fresh = await prepare(further, config.active_builder.group_size)
         groups += await _play(session, fresh, derive(config.seed, "rl", step.index, "further", attempt))
     elapsed = time.monotonic() - started
-    step.metrics |= aggregate_rollouts(groups)
-    tokens = step.metrics.get("rollout/completion_tokens_sum", 0.0)
+    tokens = sum(len(turn.completion.tokens) for turn in _turns(groups))
     step.metrics |= {"perf/rollout_s": elapsed, "perf/sampled_tokens_per_s": tokens / elapsed}
     _record(session, step, groups, "train")
     check_errored(groups, config.max_errored_fraction, f"RL batch {step.index}")
-    every = config.tensorboard_log_histograms_every
-    if every and (step.index + 1) % every == 0:
-        step.histograms |= _histograms(groups)
     return groups
 
 
@@ -271,12 +268,16 @@ def _record(session: Session, step: _Step, groups: Sequence[TrajectoryGroup], sp
     )
 
 
-def _histograms(groups: Sequence[TrajectoryGroup]) -> dict[str, Sequence[float]]:
-    by_task = rewards_by_task(groups)
-    turns = [turn for group in groups for rollout in group.trajectories for turn in rollout.transitions]
+def _turns(groups: Sequence[TrajectoryGroup]) -> list[Transition]:
+    return [turn for group in groups for rollout in group.trajectories for turn in rollout.transitions]
+
+
+def _histograms(
+    groups: Sequence[TrajectoryGroup], by_task: Mapping[str, Sequence[float]]
+) -> dict[str, Sequence[float]]:
     found = {
         "reward": [reward for rewards in by_task.values() for reward in rewards],
-        "completion_tokens": [float(len(turn.completion.tokens)) for turn in turns],
+        "completion_tokens": [float(len(turn.completion.tokens)) for turn in _turns(groups)],
         **{f"reward/{task}": rewards for task, rewards in by_task.items()},
     }
     return {name: values for name, values in found.items() if len(values)}

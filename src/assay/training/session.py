@@ -7,17 +7,18 @@ whatever happens.
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from assay.backends.base import AdamParams, Backend
+from assay.config import resolved
+from assay.config.record import may_change
 from assay.envs.base import EnvData, EnvGroupBuilder, iter_builders
 from assay.errors import ConfigError
 from assay.grpo.trainer import GRPOTrainer
 from assay.rollouts.renderers.base import Renderer, make_renderer
-from assay.storage.files import Writing
 from assay.training.config import TrainingConfig
 from assay.training.metrics.counters import StepCounters
 from assay.training.metrics.logger import MetricsLogger
@@ -25,9 +26,8 @@ from assay.training.metrics.progress import RunProgress
 from assay.training.metrics.sinks import ConsoleSink, MetricSink, TensorBoardSink, WandbSink
 from assay.training.run.checkpoints import open_checkpoint
 from assay.training.run.directory import RunDirectory
-from assay.training.run.ledger import read_ledger
-from assay.training.run.resume import check_config
-from assay.types import Json, SamplingParams
+from assay.training.run.resume import Refusal, ResumePlan, plan_resume
+from assay.types import SamplingParams
 
 SHOWN = ("reward/mean", "train/loss", "train/entropy", "train/grad_norm", "rollout/constant_group_fraction")
 """Metrics of a step that are worth a terminal line."""
@@ -79,26 +79,14 @@ def adam(config: TrainingConfig, learning_rate: float) -> AdamParams:
     return AdamParams(learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip_norm)
 
 
-def is_complete(config: TrainingConfig, record: Mapping[str, Json]) -> bool:
-    """Whether the run came to its end already, so that there is nothing to build. Changes nothing.
-
-    Raises:
-        RunDirectoryError: the directory holds a complete run with other settings, or a damaged one.
-    """
-    path = config.log_path.expanduser()
-    if config.resume_from_batch is not None:
-        return False
-    with Writing(path, "the run directory"):
-        complete = read_ledger(path / "ledger.jsonl").is_complete
-    if not complete:
-        return False
-    check_config(path, record)
-    return True
+def plan_run(config: TrainingConfig) -> ResumePlan | Refusal:
+    """How the run of a config starts or goes on in its directory. Changes nothing."""
+    return plan_resume(config.log_path, resolved(config), config.resume_from_batch, may_change(config))
 
 
 @asynccontextmanager
-async def open_session(config: TrainingConfig, record: Mapping[str, Json]) -> AsyncIterator[Session]:
-    """Open or resume the run of `config`; `record` is the config as JSON, kept in the run directory.
+async def open_session(config: TrainingConfig, plan: ResumePlan) -> AsyncIterator[Session]:
+    """Open or resume the run of `config` as planned for its directory.
 
     Raises:
         AssayError: any part cannot be had; the message says which and what to do. Nothing committed is lost.
@@ -114,14 +102,12 @@ async def open_session(config: TrainingConfig, record: Mapping[str, Json]) -> As
                     f"sft.num_steps={config.sft.num_steps}, but this environment has no supervised examples. "
                     "Set sft.num_steps=0."
                 )
-            run = stack.enter_context(
-                RunDirectory.open(config.log_path, record, resume_from_batch=config.resume_from_batch)
-            )
+            run = stack.enter_context(RunDirectory.open(plan))
             backend = await make_backend(config, data, run.resumed.policy if run.resumed else None)
             trainer = GRPOTrainer.over(backend, config.trainer())
             if run.resumed is not None:
                 trainer.restore(run.resumed.policy)
-            log = stack.enter_context(MetricsLogger(run, make_sinks(config, run, num_batches(config, data), record)))
+            log = stack.enter_context(MetricsLogger(run, make_sinks(config, run, num_batches(config, data))))
             progress = stack.enter_context(RunProgress())
             renderer = make_renderer(config.active_builder.renderer_name, backend.tokenizer)
             counters = StepCounters(data.counters)
@@ -161,11 +147,11 @@ async def make_backend(config: TrainingConfig, data: EnvData, resume: Path | Non
     return backend
 
 
-def make_sinks(config: TrainingConfig, run: RunDirectory, batches: int, record: Mapping[str, Json]) -> list[MetricSink]:
+def make_sinks(config: TrainingConfig, run: RunDirectory, batches: int) -> list[MetricSink]:
     """The sinks that the config asks for, beside the run's own JSON lines."""
     sinks: list[MetricSink] = [ConsoleSink(SHOWN, {"sft": config.sft.num_steps, "rl": batches})]
     if config.tensorboard_enabled:
         sinks.append(TensorBoardSink(run.path / "tensorboard", per_tag=config.tensorboard_log_per_level))
     if config.wandb_project is not None:
-        sinks.append(WandbSink(run.path, project=config.wandb_project, name=config.wandb_name, config=record))
+        sinks.append(WandbSink(run.path, project=config.wandb_project, name=config.wandb_name, config=run.config))
     return sinks

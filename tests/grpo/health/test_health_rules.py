@@ -37,12 +37,12 @@ SICK: Mapping[str, list[Step]] = {
     "entropy_floor": [{"entropy": 0.029}],
     "entropy_slope": steady(10, entropy=ramp(1.0, 0.2, 10, noise=0.02)),
     "clip_fraction": steady(10, fraction_clipped=0.31),
-    "constant_groups": steady(10, constant_groups=0.95),
-    "truncation": steady(10, truncated_fraction=0.6),
+    "constant_groups": steady(10, rollout__constant_group_fraction=0.95),
+    "truncation": steady(10, rollout__truncated_fraction=0.6),
     "grad_norm": [{"grad_norm": 101.0}],
     "part_divergence": steady(
-        reward_mean=ramp(0.4, 0.7, noise=0.01),
-        reward_std=0.3,
+        reward__mean=ramp(0.4, 0.7, noise=0.01),
+        reward__std=0.3,
         part__right=ramp(0.3, 0.1, noise=0.01),
         part__polite=ramp(0.1, 0.6, noise=0.01),
     ),
@@ -150,13 +150,13 @@ def test_the_rest_of_the_reward_counts_where_the_parts_add_up_to_it() -> None:
         "part__polite": ramp(0.1, 0.5, noise=0.001)
     }
     total = [sum(column[i] for column in parts.values()) for i in range(WINDOW)]
-    (finding,) = check(DEFAULT, steady(reward_mean=total, reward_std=0.4, **parts))
+    (finding,) = check(DEFAULT, steady(reward__mean=total, reward__std=0.4, **parts))
     assert finding.metric == "part/polite" and "the rest of the reward" in finding.message
-    assert check(DEFAULT, steady(reward_mean=[t + 0.1 for t in total], reward_std=0.4, **parts)) == []
+    assert check(DEFAULT, steady(reward__mean=[t + 0.1 for t in total], reward__std=0.4, **parts)) == []
 
 
 def test_a_reward_that_rises_while_a_part_falls_names_the_part() -> None:
-    history = steady(reward_mean=ramp(0.2, 0.6, noise=0.01), reward_std=0.3, part__safe=ramp(0.5, 0.2, noise=0.01))
+    history = steady(reward__mean=ramp(0.2, 0.6, noise=0.01), reward__std=0.3, part__safe=ramp(0.5, 0.2, noise=0.01))
     (finding,) = check(DEFAULT, history)
     assert finding.metric == "part/safe" and "the reward rose by" in finding.message
 
@@ -165,10 +165,10 @@ def test_a_small_part_that_is_lost_counts_by_its_own_level() -> None:
     """Measured on the toy environment: the exploited part widens the rewards far beyond what the other is worth."""
     parts = {"part__bonus": ramp(0.4, 4.0, noise=0.05), "part__right": ramp(0.32, 0.1, noise=0.005)}
     wider = ramp(0.6, 1.5)
-    (finding,) = check(DEFAULT, steady(reward_std=wider, **parts))
+    (finding,) = check(DEFAULT, steady(reward__std=wider, **parts))
     assert finding.metric == "part/bonus" and "part/right fell" in finding.message
     near_zero = {"part__bonus": ramp(0.4, 4.0, noise=0.05), "part__right": ramp(0.02, 0.0, noise=0.0005)}
-    assert check(DEFAULT, steady(reward_std=wider, **near_zero)) == []
+    assert check(DEFAULT, steady(reward__std=wider, **near_zero)) == []
 
 
 @pytest.mark.parametrize("spread", [{}, {"reward_std": 0.0}])
@@ -180,14 +180,14 @@ def test_where_rewards_have_no_known_spread_the_largest_part_is_the_scale(spread
 
 def test_a_divergence_is_seen_within_half_a_window() -> None:
     quick = {"part__a": [0.2] * 10 + ramp(0.2, 0.8, 10, noise=0.01), "part__b": [0.4] * 10 + ramp(0.4, 0.2, 10)}
-    assert rules(DEFAULT, steady(reward_std=0.3, **quick)) == ["part_divergence"]
+    assert rules(DEFAULT, steady(reward__std=0.3, **quick)) == ["part_divergence"]
 
 
 def test_parts_that_move_together_or_a_little_are_no_divergence() -> None:
     both = {"part__a": ramp(0.1, 0.6, noise=0.01), "part__b": ramp(0.2, 0.5, noise=0.01)}
-    assert rules(DEFAULT, steady(reward_std=0.3, **both)) == []
+    assert rules(DEFAULT, steady(reward__std=0.3, **both)) == []
     little = {"part__a": ramp(0.1, 0.6, noise=0.01), "part__b": ramp(0.2, 0.17, noise=0.001)}
-    assert rules(DEFAULT, steady(reward_std=0.3, **little)) == []
+    assert rules(DEFAULT, steady(reward__std=0.3, **little)) == []
 
 
 @settings(max_examples=50, deadline=None)
@@ -256,7 +256,7 @@ def test_every_setting_is_documented() -> None:
 SLOW_FALL = steady(entropy=ramp(1.0, 0.6, noise=0.01))
 CASES: Mapping[str, tuple[Any, list[Step]]] = {
     "window": (60, steady(60, kl_div=[0.1] * 20 + [0.3] * 20 + [0.7] * 20)),
-    "sustained_steps": (5, steady(5, truncated_fraction=0.6)),
+    "sustained_steps": (5, steady(5, rollout__truncated_fraction=0.6)),
     "kl_tail_limit": (1.0, [{"kl_div_95pct": 2.0}]),
     "kl_runaway_level": (0.2, steady(8, kl_div=[0.01] * 5 + [0.4] * 3)),
     "kl_runaway_factor": (1.5, steady(8, kl_div=[0.4] * 5 + [0.8] * 3)),
@@ -264,8 +264,8 @@ CASES: Mapping[str, tuple[Any, list[Step]]] = {
     "entropy_horizon": (50, SLOW_FALL),
     "trend_significance": (1.5, steady(entropy=ramp(0.2, 0.05, noise=0.08))),
     "clip_fraction_limit": (0.1, steady(fraction_clipped=0.2)),
-    "constant_groups_limit": (0.5, steady(constant_groups=0.6)),
-    "truncation_limit": (0.2, steady(truncated_fraction=0.3)),
+    "constant_groups_limit": (0.5, steady(rollout__constant_group_fraction=0.6)),
+    "truncation_limit": (0.2, steady(rollout__truncated_fraction=0.3)),
     "mismatch_ratio_limit": (0.01, [{"ratio_error": 0.1}]),
     "mismatch_kl_limit": (0.001, [{"mismatch_kl": 0.005}]),
     "grad_norm_limit": (10.0, [{"grad_norm": 50.0}]),
@@ -273,7 +273,7 @@ CASES: Mapping[str, tuple[Any, list[Step]]] = {
     "grad_norm_harmless": (0.1, steady(11, grad_norm=[0.01] * 10 + [0.9])),
     "part_divergence_share": (
         0.05,
-        steady(reward_std=0.3, part__a=ramp(0.1, 0.6, noise=0.001), part__b=ramp(0.2, 0.16, noise=0.001)),
+        steady(reward__std=0.3, part__a=ramp(0.1, 0.6, noise=0.001), part__b=ramp(0.2, 0.16, noise=0.001)),
     ),
 }
 """Setting -> a value with which the rules find something in a history that is no alarm by default."""

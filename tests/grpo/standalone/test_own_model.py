@@ -25,11 +25,12 @@ ALWAYS = HealthConfig(actions={"mismatch": "ignore", "kl_runaway": "ignore"})
 AGAIN = chz.replace(SPEC, health=ALWAYS)
 """For tests that train on the same rollouts again and again, as if the present policy had sampled them."""
 SPEC_METRICS = [
-    *("reward_mean", "reward_std", "reward_min", "reward_max", "reward_25pct", "reward_75pct", "reward_5pct"),
+    *("reward/mean", "reward/std", "reward/min", "reward/max", "reward_25pct", "reward_75pct"),
     *("kl_div", "kl_div_5pct", "kl_div_95pct", "kl_coef", "kl_loss", "loss", "fraction_clipped", "approx_entropy"),
     *("entropy", "logprob_ratio_min", "logprob_ratio_max", "fraction_positive_advantages", "grad_norm", "nan_skip"),
-    *("learning_rate", "groups", "constant_groups", "truncated_fraction", "errored_fraction", "optimizer_steps"),
-    *("task/P/share", "task/A/share", "task/P/reward_mean", "task/A/reward_25pct", "task/A/reward_75pct"),
+    *("learning_rate", "groups", "optimizer_steps", "rollout/constant_group_fraction"),
+    *("rollout/truncated_fraction", "rollout/errored_fraction"),
+    *("tag/P/count", "tag/A/count", "tag/P/reward", "tag/A/reward_25pct", "tag/A/reward_75pct"),
 ]
 BUFFER_METRICS = ["rollout_buffer_size", "rollouts_fresh_fraction", "rollouts_reused", "rollouts_stale"]
 
@@ -224,8 +225,8 @@ def test_missing_members_and_missing_rewards_leave_the_group_without_them() -> N
         for m, g in zip(models, (absent, unscored, fewer), strict=True)
     ]
     assert same(snapshot(models[0]), snapshot(models[1])) and same(snapshot(models[0]), snapshot(models[2]))
-    assert [m["errored_fraction"] for m in metrics] == [0, 1 / 16, 0]
-    assert metrics[0]["reward_mean"] == metrics[1]["reward_mean"] == metrics[2]["reward_mean"]
+    assert [m["rollout/errored_fraction"] for m in metrics] == [0, 1 / 16, 0]
+    assert metrics[0]["reward/mean"] == metrics[1]["reward/mean"] == metrics[2]["reward/mean"]
 
 
 def test_without_log_probabilities_the_present_policy_is_the_sampler() -> None:
@@ -360,7 +361,7 @@ def test_a_reward_rises(epochs: bool) -> None:
     config = GRPOConfig(learning_rate=1e-2, kl_coef=0.001, health=HealthConfig(actions={"kl_runaway": "ignore"}))
     trainer = GRPOTrainer(model, None, config)
     step = trainer.training_step_with_rollout_epochs if epochs else trainer.training_step
-    rewards = [step(sampled(model, groups=4, size=8, length=6, seed=s))["reward_mean"] for s in range(20)]
+    rewards = [step(sampled(model, groups=4, size=8, length=6, seed=s))["reward/mean"] for s in range(20)]
     assert np.mean(rewards[:3]) < 0.65 and np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.2
     held_out = sampled(model, groups=16, size=2, length=6, seed=1000)
     assert np.mean([share_low(r.tokens) for _, r in pairs(held_out)]) > 0.75

@@ -4,7 +4,7 @@ import math
 import pytest
 
 from assay.training.metrics.logger import MetricsLogger, comparable, metrics_record
-from assay.training.run.directory import RunDirectory
+from support.toy_run import open_run
 
 
 class Remembering:
@@ -27,7 +27,7 @@ class Remembering:
 
 @pytest.fixture
 def run(tmp_path):
-    with RunDirectory.open(tmp_path / "run", {}) as run:
+    with open_run(tmp_path / "run", {}) as run:
         yield run
 
 

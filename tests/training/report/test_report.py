@@ -19,10 +19,10 @@ from assay.training.metrics.logger import MetricsLogger
 from assay.training.metrics.traces import trace_records
 from assay.training.report.page import MAX_EVENTS, render
 from assay.training.report.report import SAMPLES, known_baselines, run_report, write_report
-from assay.training.run.directory import RunDirectory
 from assay.training.run.reader import read_run
 from assay.types import Completion, Message, Score, Task, Trajectory, TrajectoryGroup, Transition
 from support.tiny_run import kill, run, tiny
+from support.toy_run import open_run
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror='alert(2)'>\"'&"
 BEFORE = [[0.0, 0.0], [0.0, 1.0], [0.5, 0.5], [0.0, 0.0]]
@@ -102,7 +102,7 @@ async def record(
     events: Sequence[str] = (),
 ) -> None:
     """Fill a run directory through the code that runs use, with made-up numbers."""
-    with RunDirectory.open(config.log_path, resolved(config)) as run_, MetricsLogger(run_) as log:
+    with open_run(config.log_path, resolved(config)) as run_, MetricsLogger(run_) as log:
 
         def evaluated(phase: str, index: int, rewards: list[list[float | None]], when: str) -> dict[str, float]:
             made = groups(posed, rewards, f"{when} {text}")
@@ -283,7 +283,7 @@ def test_the_report_can_be_made_again(tmp_path: Path) -> None:
     asyncio.run(record(config, tasks()))
 
     async def make() -> Path:
-        with RunDirectory.open(config.log_path, resolved(config)) as opened:
+        with open_run(config.log_path, resolved(config)) as opened:
             return await write_report(opened, config, data)
 
     # Reopened at its last checkpoint, the start, the run has lost what came after it.

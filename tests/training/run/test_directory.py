@@ -10,8 +10,8 @@ import pytest
 
 from assay.errors import CheckpointError, RunDirectoryError
 from assay.training.run.directory import RunDirectory
-from assay.training.run.resume import config_changes
-from support.toy_run import CONFIG, RL_STEPS, SFT_STEPS, content, in_child, run_toy
+from assay.training.run.resume import Refusal, ResumePlan, config_changes, plan_resume
+from support.toy_run import CONFIG, MAY_CHANGE, RL_STEPS, SFT_STEPS, content, in_child, open_run, run_toy
 
 
 async def save_nothing(path: Path) -> None:
@@ -27,12 +27,12 @@ def refused(path: Path, match: str, config=CONFIG, error=RunDirectoryError, **op
     """Opening must fail with that message and change nothing."""
     before = content(path) if path.is_dir() else path
     with pytest.raises(error, match=match):
-        RunDirectory.open(path, config, **options)
+        open_run(path, config, **options)
     assert (content(path) if path.is_dir() else path) == before
 
 
 def test_a_new_run_writes_its_settings_and_what_code_ran(tmp_path):
-    with RunDirectory.open(tmp_path / "deep" / "run", {"path": Path("a"), "pair": (1, 2)}) as run:
+    with open_run(tmp_path / "deep" / "run", {"path": Path("a"), "pair": (1, 2)}) as run:
         assert run.resumed is None
         assert run.next_step == -1
         assert not run.is_complete
@@ -44,7 +44,7 @@ def test_a_new_run_writes_its_settings_and_what_code_ran(tmp_path):
 
 def test_a_stopped_run_goes_on_from_its_last_checkpoint(tmp_path):
     run_toy(tmp_path / "run", stop_after=SFT_STEPS + 3)
-    with RunDirectory.open(tmp_path / "run", CONFIG) as run:
+    with open_run(tmp_path / "run", CONFIG) as run:
         assert run.resumed is not None
         assert (run.resumed.name, run.resumed.step, run.resumed.batch) == ("rl_000002", SFT_STEPS + 1, 2)
         assert run.next_step == SFT_STEPS + 2
@@ -74,7 +74,7 @@ def test_the_index_of_checkpoints_lists_those_of_the_ledger(tmp_path):
 def test_a_complete_run_says_so_and_is_left_alone(tmp_path):
     run_toy(tmp_path / "run")
     before = content(tmp_path / "run")
-    with RunDirectory.open(tmp_path / "run", CONFIG) as run:
+    with open_run(tmp_path / "run", CONFIG) as run:
         assert run.is_complete
         assert run.resumed is None
         with pytest.raises(ValueError, match="complete"):
@@ -87,7 +87,7 @@ def test_a_complete_run_says_so_and_is_left_alone(tmp_path):
 def test_resume_from_batch_goes_back_and_the_run_ends_the_same(tmp_path):
     run_toy(tmp_path / "run")
     before = content(tmp_path / "run")
-    with RunDirectory.open(tmp_path / "run", CONFIG, resume_from_batch=0) as run:
+    with open_run(tmp_path / "run", CONFIG, resume_from_batch=0) as run:
         assert run.resumed is not None
         assert run.resumed.name == "sft_000002"
         assert not run.is_complete
@@ -104,8 +104,10 @@ def test_resume_from_a_batch_without_checkpoint_lists_those_that_have_one(tmp_pa
 
 def test_resume_from_batch_needs_a_run(tmp_path):
     with pytest.raises(RunDirectoryError, match=r"resume_from_batch=3, but .* holds no run"):
-        RunDirectory.open(tmp_path / "run", CONFIG, resume_from_batch=3)
+        open_run(tmp_path / "run", CONFIG, resume_from_batch=3)
     assert not (tmp_path / "run").exists()
+    open_run(tmp_path / "run", CONFIG).close()
+    refused(tmp_path / "run", r"holds no run to resume. Remove resume_from_batch to start one", resume_from_batch=3)
 
 
 def test_other_settings_are_refused_naming_each_difference(tmp_path):
@@ -129,9 +131,9 @@ def test_settings_that_change_nothing_computed_may_differ(tmp_path):
         "resume_from_batch": 0,
         "cache_dir": "/x",
     }
-    with RunDirectory.open(tmp_path / "run", CONFIG) as run:
+    with open_run(tmp_path / "run", CONFIG) as run:
         first = run.run_id
-    with RunDirectory.open(tmp_path / "run", config) as run:
+    with open_run(tmp_path / "run", config) as run:
         assert run.run_id == first
 
 
@@ -140,22 +142,71 @@ def test_where_a_judge_is_and_what_it_may_cost_may_differ_and_who_it_is_may_not(
         judge = {"model": model, "base_url": base_url}
         return {"dataset_builder": {"judge": judge, "engine": {"budget_usd": budget}}}
 
-    assert config_changes(config(), config(base_url="b", budget=2)) == []
-    assert config_changes(config(), config(model="n")) == ['dataset_builder.judge.model: "m" -> "n"']
-    assert config_changes({"judge": {"base_url": 1}}, {"judge": {"base_url": 2}}) == ["judge.base_url: 1 -> 2"]
+    assert config_changes(config(), config(base_url="b", budget=2), MAY_CHANGE) == []
+    assert config_changes(config(), config(model="n"), MAY_CHANGE) == ['dataset_builder.judge.model: "m" -> "n"']
+    assert config_changes({"judge": {"base_url": 1}}, {"judge": {"base_url": 2}}, MAY_CHANGE) == [
+        "judge.base_url: 1 -> 2"
+    ]
+
+
+def test_the_plan_is_asked_which_settings_may_change(tmp_path):
+    run_toy(tmp_path / "run", stop_after=1)
+    other = {**CONFIG, "learning_rate": 1, "log_path": "elsewhere"}
+    plan = plan_resume(tmp_path / "run", other, may_change=lambda key: key == "learning_rate")
+    assert isinstance(plan, Refusal)
+    assert plan.changes == ['log_path: "runs/toy" -> "elsewhere"']
+    plan = plan_resume(tmp_path / "run", other, may_change=lambda key: key in ("learning_rate", "log_path"))
+    assert isinstance(plan, ResumePlan)
+    assert plan.run_id != plan_resume(tmp_path / "run", CONFIG).run_id, "the learning rate is said to decide nothing"
+
+
+def test_a_plan_says_what_would_be_done_and_changes_nothing(tmp_path):
+    path = tmp_path / "run"
+    plan = plan_resume(path, CONFIG)
+    assert isinstance(plan, ResumePlan)
+    assert (plan.kept, plan.checkpoint, plan.is_complete) == (0, None, False)
+    assert not path.exists()
+    run_toy(path, stop_after=SFT_STEPS + 3)
+    (path / "run.lock").unlink()
+    before = content(path)
+    plan = plan_resume(path, CONFIG)
+    assert isinstance(plan, ResumePlan)
+    assert plan.checkpoint is not None and plan.checkpoint.name == "rl_000002"
+    assert [commit.step for commit in plan.content.commits[plan.kept :]] == [SFT_STEPS + 2]
+    back = plan_resume(path, CONFIG, resume_from_batch=0)
+    assert isinstance(back, ResumePlan)
+    assert [commit.checkpoint for commit in back.commits] == ["start", None, "sft_000002"]
+    assert content(path) == before and not (path / "run.lock").exists()
+
+
+def test_a_plan_that_was_overtaken_is_made_anew(tmp_path):
+    early = plan_resume(tmp_path / "run", CONFIG)
+    run_toy(tmp_path / "run", stop_after=1)
+    with RunDirectory.open(early) as run:
+        assert run.resumed is not None and run.resumed.name == "start"
+    early = plan_resume(tmp_path / "run", CONFIG)
+    run_toy(tmp_path / "run", stop_after=SFT_STEPS + 3)
+    with RunDirectory.open(early) as run:
+        assert run.next_step == SFT_STEPS + 2
+    early = plan_resume(tmp_path / "other", {})
+    run_toy(tmp_path / "other", stop_after=1)
+    before = content(tmp_path / "other")
+    with pytest.raises(RunDirectoryError, match="other settings"):
+        RunDirectory.open(early)
+    assert content(tmp_path / "other") == before
 
 
 def test_a_nested_key_is_not_free_to_differ_because_of_its_name(tmp_path):
-    RunDirectory.open(tmp_path / "run", {"a": {"log_path": 1}}).close()
+    open_run(tmp_path / "run", {"a": {"log_path": 1}}).close()
     run_toy(tmp_path / "other", stop_after=0)
     refused(tmp_path / "other", "a.log_path: absent -> 2", config={**CONFIG, "a": {"log_path": 2}})
 
 
 def test_a_run_without_any_commit_starts_afresh_under_new_settings(tmp_path):
-    RunDirectory.open(tmp_path / "run", {"a": 1}).close()
+    open_run(tmp_path / "run", {"a": 1}).close()
     (tmp_path / "run/metrics.jsonl").write_text("left over\n")
     (tmp_path / "run/checkpoints/start.tmp").mkdir(parents=True)
-    with RunDirectory.open(tmp_path / "run", {"a": 2}) as run:
+    with open_run(tmp_path / "run", {"a": 2}) as run:
         assert run.next_step == -1
     assert json.loads((tmp_path / "run/config.json").read_text()) == {"a": 2}
     assert not (tmp_path / "run/metrics.jsonl").exists()
@@ -166,7 +217,7 @@ def test_other_versions_are_a_warning_that_names_both(tmp_path, caplog):
     run_toy(tmp_path / "run", stop_after=1)
     code = json.loads((tmp_path / "run/code.json").read_text())
     edit(tmp_path / "run/code.json", packages={**code["packages"], "numpy": "1.0.0"}, python="3.0.0")
-    with caplog.at_level(logging.WARNING), RunDirectory.open(tmp_path / "run", CONFIG):
+    with caplog.at_level(logging.WARNING), open_run(tmp_path / "run", CONFIG):
         pass
     assert f"numpy: 1.0.0 -> {code['packages']['numpy']}" in caplog.text
     assert "python: 3.0.0 -> 3." in caplog.text
@@ -175,7 +226,7 @@ def test_other_versions_are_a_warning_that_names_both(tmp_path, caplog):
 
 def test_equal_versions_are_no_warning(tmp_path, caplog):
     run_toy(tmp_path / "run", stop_after=1)
-    with caplog.at_level(logging.WARNING), RunDirectory.open(tmp_path / "run", CONFIG):
+    with caplog.at_level(logging.WARNING), open_run(tmp_path / "run", CONFIG):
         pass
     assert caplog.text == ""
 
@@ -224,7 +275,7 @@ def test_a_sink_that_lost_records_is_refused(tmp_path, name):
 def test_a_damaged_checkpoint_is_refused_and_an_earlier_one_can_be_used(tmp_path):
     run_toy(tmp_path / "run")
     before = content(tmp_path / "run")
-    with RunDirectory.open(tmp_path / "run", CONFIG, resume_from_batch=2):
+    with open_run(tmp_path / "run", CONFIG, resume_from_batch=2):
         pass
     (tmp_path / "run/checkpoints/rl_000002/policy/weights.bin").write_bytes(b"short")
     refused(
@@ -232,7 +283,7 @@ def test_a_damaged_checkpoint_is_refused_and_an_earlier_one_can_be_used(tmp_path
         r"rl_000002/policy/weights.bin has 5 bytes instead of 64 bytes.*Nothing was changed.*resume_from_batch=0",
         error=CheckpointError,
     )
-    with RunDirectory.open(tmp_path / "run", CONFIG, resume_from_batch=0) as run:
+    with open_run(tmp_path / "run", CONFIG, resume_from_batch=0) as run:
         assert run.resumed is not None
         assert run.resumed.name == "sft_000002"
     run_toy(tmp_path / "run")
@@ -252,24 +303,24 @@ def test_a_second_process_is_refused_naming_the_first_until_that_dies(tmp_path):
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        run = RunDirectory.open(path, CONFIG)
+        run = open_run(path, CONFIG)
         os.write(write, b"open")
         signal.pause()
         os._exit(len(run.commits))
     try:
         assert os.read(read, 4) == b"open"
         with pytest.raises(RunDirectoryError, match=rf"in use by process {child},.*another directory"):
-            RunDirectory.open(path, CONFIG)
+            open_run(path, CONFIG)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    RunDirectory.open(path, CONFIG).close()
+    open_run(path, CONFIG).close()
 
 
 def test_a_failed_opening_releases_the_lock(tmp_path):
     run_toy(tmp_path / "run", stop_after=1)
     refused(tmp_path / "run", "other settings", config={})
-    RunDirectory.open(tmp_path / "run", CONFIG).close()
+    open_run(tmp_path / "run", CONFIG).close()
 
 
 def test_a_directory_that_may_not_be_written_is_refused():
@@ -293,7 +344,7 @@ def test_a_directory_that_may_not_be_written_is_refused():
 
 
 def test_commits_out_of_order_or_without_a_state_are_refused(tmp_path):
-    with RunDirectory.open(tmp_path / "run", CONFIG) as run:
+    with open_run(tmp_path / "run", CONFIG) as run:
         for call in (
             run.commit("rl", 0, save=save_nothing, state={}),
             run.commit("start", 0),
@@ -313,7 +364,7 @@ def test_a_failing_save_leaves_no_checkpoint_and_the_step_uncommitted(tmp_path):
         path.mkdir()
         raise RuntimeError("no gradient")
 
-    with RunDirectory.open(tmp_path / "run", CONFIG) as run:
+    with open_run(tmp_path / "run", CONFIG) as run:
         with pytest.raises(RuntimeError, match="no gradient"):
             asyncio.run(run.commit("start", 0, save=fail, state={}))
         assert run.next_step == -1
@@ -328,7 +379,7 @@ def test_a_sink_that_a_resume_would_not_cut_back_is_refused(tmp_path):
 
         def close(self) -> None: ...
 
-    with RunDirectory.open(tmp_path / "run", CONFIG) as run, pytest.raises(ValueError, match=r"notes.jsonl is none of"):
+    with open_run(tmp_path / "run", CONFIG) as run, pytest.raises(ValueError, match=r"notes.jsonl is none of"):
         run.attach(Stray())
 
 
@@ -336,6 +387,6 @@ def test_files_that_are_not_the_runs_survive_a_resume(tmp_path):
     run_toy(tmp_path / "run", stop_after=3)
     (tmp_path / "run/my_notes.jsonl").write_text("kept")
     (tmp_path / "run/checkpoints/my_copy").mkdir()
-    RunDirectory.open(tmp_path / "run", CONFIG).close()
+    open_run(tmp_path / "run", CONFIG).close()
     assert (tmp_path / "run/my_notes.jsonl").read_text() == "kept"
     assert (tmp_path / "run/checkpoints/my_copy").is_dir()

@@ -22,14 +22,13 @@ from assay.grpo.health.trend import History, values
 _LABEL = 18
 _RAMP = ".:-=+*#%@"
 """Bars of a histogram, from few to many; an empty bin is blank."""
-_TASK = "task/"
 
 
 def health_report(history: History, histograms: Mapping[str, Sequence[float]], active: Sequence[str] = ()) -> str:
     """The report on the steps of `history`, as lines of ASCII text.
 
     Numbers are means over the steps, except where they say that they are the largest or the last. Percentiles of
-    rewards are those of all rewards in `histograms` together, where there are any: a mean of percentiles is none.
+    rewards, and the tasks' shares, are those of all rewards in `histograms` together: a mean of percentiles is none.
 
     Args:
         history: the steps, oldest first.
@@ -43,7 +42,7 @@ def health_report(history: History, histograms: Mapping[str, Sequence[float]], a
             "KL to reference",
             _joined(_mean(history, "kl_div", "{:.4g} mean"), _mean(history, "kl_div_95pct", "{:.4g} 95 %")),
         ),
-        ("reward", _joined(_spread(history), _percentiles(history, rewards, "reward_"))),
+        ("reward", _joined(_spread(history), _percentiles(rewards))),
         ("clipped tokens", _mean(history, "fraction_clipped", "{:.1%}")),
         (
             "entropy",
@@ -55,11 +54,11 @@ def health_report(history: History, histograms: Mapping[str, Sequence[float]], a
             _joined(_mean(history, "grad_norm", "{:.4g} mean"), _largest(history, "grad_norm", "{:.4g} largest")),
         ),
         ("skipped steps", _skipped(history)),
-        ("constant groups", _mean(history, "constant_groups", "{:.1%}")),
-        ("truncated", _mean(history, "truncated_fraction", "{:.1%}")),
-        ("errored", _mean(history, "errored_fraction", "{:.1%}")),
+        ("constant groups", _mean(history, "rollout/constant_group_fraction", "{:.1%}")),
+        ("truncated", _mean(history, "rollout/truncated_fraction", "{:.1%}")),
+        ("errored", _mean(history, "rollout/errored_fraction", "{:.1%}")),
         ("rollout buffer", _last(history, "rollout_buffer_size")),
-        *_task_lines(history, histograms),
+        *_task_lines(histograms),
         ("alarms", ", ".join(active) or "none"),
     ]
     return "\n".join(f"{label:<{_LABEL}}{text}" for label, text in lines if text)
@@ -86,16 +85,14 @@ def _finite(rewards: Sequence[float]) -> list[float]:
     return [reward for reward in rewards if math.isfinite(reward)]
 
 
-def _task_lines(history: History, histograms: Mapping[str, Sequence[float]]) -> Iterator[tuple[str, str]]:
-    """Share, rewards and their histogram, for each task that the metrics or the rewards name."""
-    named = {name.removeprefix(_TASK).rpartition("/")[0] for step in history for name in step if name.startswith(_TASK)}
-    for task in sorted(named | histograms.keys()):
-        rewards = _finite(histograms.get(task, ()))
-        prefix = f"{_TASK}{task}/"
-        share = _mean(history, f"{prefix}share", "share {:.0%}")
-        mean = f"reward {fmean(rewards):.4g}" if rewards else _mean(history, f"{prefix}reward_mean", "reward {:.4g}")
-        yield f"task {task}", _joined(share, mean, _percentiles(history, rewards, f"{prefix}reward_"))
-        yield "", _drawn(histograms.get(task, ()))
+def _task_lines(histograms: Mapping[str, Sequence[float]]) -> Iterator[tuple[str, str]]:
+    """Share of the scored rollouts, rewards and their histogram, for each task with a finite reward."""
+    total = sum(map(len, histograms.values()))
+    for task in sorted(histograms):
+        if rewards := _finite(histograms[task]):
+            share, mean = f"share {len(histograms[task]) / total:.0%}", f"reward {fmean(rewards):.4g}"
+            yield f"task {task}", _joined(share, mean, _percentiles(rewards))
+            yield "", _drawn(histograms[task])
 
 
 def _drawn(rewards: Sequence[float]) -> str:
@@ -109,16 +106,14 @@ def _drawn(rewards: Sequence[float]) -> str:
     return f"{text}  not finite {lost}" if lost else text
 
 
-def _percentiles(history: History, rewards: Sequence[float], prefix: str) -> str:
-    if rewards:
-        found = [f"{value:.3f}" for value in np.percentile(rewards, (25, 50, 75))]
-    else:
-        found = [_mean(history, f"{prefix}{percent}pct", "{:.3f}") for percent in (25, 50, 75)]
-    return f"25/50/75 %: {' '.join(found)}" if all(found) else ""
+def _percentiles(rewards: Sequence[float]) -> str:
+    if not rewards:
+        return ""
+    return f"25/50/75 %: {' '.join(f'{value:.3f}' for value in np.percentile(rewards, (25, 50, 75)))}"
 
 
 def _spread(history: History) -> str:
-    mean, std = _mean(history, "reward_mean", "{:.3f}"), _mean(history, "reward_std", "{:.3f}")
+    mean, std = _mean(history, "reward/mean", "{:.3f}"), _mean(history, "reward/std", "{:.3f}")
     return f"{mean} +- {std}" if mean and std else mean
 
 

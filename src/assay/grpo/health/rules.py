@@ -20,6 +20,9 @@ from assay.grpo.health.trend import LEAST_VALUES, History, Observation, Trend, f
 
 Rule = Callable[[HealthConfig, History], "Finding | None"]
 
+WATCHED = ("reward/", "part/", "rollout/")
+"""How the metrics of rollouts begin that are watched beside those of training. What an environment reports (`env/`,
+`tag/`) may be anything, also not a number."""
 _LEVEL_VALUES = 3
 """Values whose median is the present level."""
 _GROWTH_VALUES = 8
@@ -38,6 +41,11 @@ class Finding:
     metric: str
     value: float
     limit: float
+
+
+def watched(rollouts: Observation) -> dict[str, float]:
+    """The metrics of rollouts (`rollout_metrics`) that belong in an observation."""
+    return {name: value for name, value in rollouts.items() if name.startswith(WATCHED)}
 
 
 def check(config: HealthConfig, history: History) -> list[Finding]:
@@ -188,7 +196,7 @@ def clip_fraction(config: HealthConfig, history: History) -> Finding | None:
 
 def constant_groups(config: HealthConfig, history: History) -> Finding | None:
     """Over the last steps, almost no group had rewards that differ."""
-    share, limit = _sustained(config, history, "constant_groups"), config.constant_groups_limit
+    share, limit = _sustained(config, history, "rollout/constant_group_fraction"), config.constant_groups_limit
     if share is None or share <= limit:
         return None
     message = (
@@ -196,12 +204,12 @@ def constant_groups(config: HealthConfig, history: History) -> Finding | None:
         f"{limit:.0%}), so the steps taught nothing. Choose harder or easier tasks, larger groups or a higher "
         "temperature, and check that the verifier tells answers apart."
     )
-    return _finding(config, "constant_groups", "constant_groups", share, limit, message)
+    return _finding(config, "constant_groups", "rollout/constant_group_fraction", share, limit, message)
 
 
 def truncation(config: HealthConfig, history: History) -> Finding | None:
     """Over the last steps, too many completions were cut off at the token limit."""
-    share, limit = _sustained(config, history, "truncated_fraction"), config.truncation_limit
+    share, limit = _sustained(config, history, "rollout/truncated_fraction"), config.truncation_limit
     if share is None or share <= limit:
         return None
     message = (
@@ -209,7 +217,7 @@ def truncation(config: HealthConfig, history: History) -> Finding | None:
         f"(limit {limit:.0%}): their rewards judge the limit rather than the answer. Raise max_tokens, or reward "
         "shorter answers."
     )
-    return _finding(config, "truncation", "truncated_fraction", share, limit, message)
+    return _finding(config, "truncation", "rollout/truncated_fraction", share, limit, message)
 
 
 def mismatch(config: HealthConfig, history: History) -> Finding | None:
@@ -252,7 +260,7 @@ def part_divergence(config: HealthConfig, history: History) -> Finding | None:
     Looked for over half the window, which is quick, and over all of it, which sees slow changes.
     """
     recent = history[-config.window :]
-    spread = values(recent, "reward_std")[: config.window // 4]  # before the parts moved, which widens it
+    spread = values(recent, "reward/std")[: config.window // 4]  # before the parts moved, which widens it
     scale = (median(spread) if spread else 0.0) or _largest_mean(recent)
     if not scale:
         return None
@@ -289,7 +297,7 @@ def _worth(trend: Trend, scale: float) -> float:
 
 
 _REST = "rest/"
-_TOTAL = "reward_mean"
+_TOTAL = "reward/mean"
 
 
 def _part_trends(history: History) -> dict[str, Trend]:

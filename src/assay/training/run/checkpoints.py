@@ -18,7 +18,7 @@ from pathlib import Path
 
 from assay.errors import CheckpointError
 from assay.storage.files import Writing, encode_json, human_bytes, remove, sha256_file, sync_directory, sync_file
-from assay.training.run.ledger import Phase
+from assay.training.run.ledger import Commit, Phase
 from assay.types import Json
 
 VERSION = 1
@@ -67,6 +67,17 @@ class Checkpoint:
 def checkpoint_name(phase: Phase, index: int) -> str:
     """`start`, `sft_000150` (after 150 supervised steps) or `rl_000010` (after 10 RL batches)."""
     return "start" if phase == "start" else f"{phase}_{index + 1:06d}"
+
+
+def checkpoint_folder(run: Path, commit: Commit) -> Path:
+    """Folder of a commit's checkpoint in the run directory `run`.
+
+    Raises:
+        ValueError: the commit has none.
+    """
+    if commit.checkpoint is None:
+        raise ValueError(f"step {commit.step} has no checkpoint")
+    return run / "checkpoints" / commit.checkpoint
 
 
 async def write_checkpoint(

@@ -4,14 +4,13 @@
     metrics.jsonl  traces.jsonl  events.jsonl  tensorboard/       (sinks: files that only ever grow)
 
 A step is committed in this order: sinks flushed, checkpoint renamed into place if one is due, one ledger line. To
-resume, the ledger is cut after its last line that has a checkpoint, and then everything beyond that line is removed;
-a kill in between leaves a ledger from which the next attempt removes the same things. A problem is found before the
-first change: a directory that is refused is left as it was.
+resume, the ledger is cut after its last line that has a checkpoint, and then everything beyond that line is removed:
+`assay.training.run.resume` decides that and does it. A directory that is refused is left as it was.
 """
 
 from __future__ import annotations
 
-import json
+import fcntl
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,10 +18,17 @@ from types import TracebackType
 from typing import Protocol
 
 from assay.errors import RunDirectoryError
-from assay.storage.files import Writing, append, encode_json, replace_file
-from assay.training.run import resume
-from assay.training.run.checkpoints import Checkpoint, SaveState, checkpoint_name, open_checkpoint, write_checkpoint
-from assay.training.run.ledger import Commit, Ledger, LedgerContent, Phase, metrics_digest, read_ledger
+from assay.storage.files import Writing, append, replace_file
+from assay.training.run.checkpoints import (
+    Checkpoint,
+    SaveState,
+    checkpoint_folder,
+    checkpoint_name,
+    open_checkpoint,
+    write_checkpoint,
+)
+from assay.training.run.ledger import Commit, Ledger, Phase, metrics_digest
+from assay.training.run.resume import LEDGER, SINKS, ResumePlan
 from assay.types import Json
 
 
@@ -46,58 +52,40 @@ class Sink(Protocol):
 class RunDirectory:
     """A run's open, locked directory; made by `RunDirectory.open`. Use it as a context manager, or call `close`."""
 
-    def __init__(
-        self, path: Path, config: Mapping[str, Json], lock: int, ledger: Ledger, checkpoint: Checkpoint | None
-    ) -> None:
-        self.path = path
-        self.config = config
+    def __init__(self, plan: ResumePlan, lock: int, ledger: Ledger) -> None:
+        self.path = plan.path
+        self.config = plan.config
         """The resolved config, as plain JSON data."""
-        self.resumed = checkpoint
+        self.resumed = plan.checkpoint
         """The verified checkpoint to go on from; None where the run starts, and where it is complete."""
-        self.run_id = resume.run_id(config)
+        self.run_id = plan.run_id
         """Short hash of the settings that decide what the run computes; equal runs have equal ids."""
         self._lock = lock
         self._ledger = ledger
         self._sinks: list[Sink] = []
-        self._checkpoint_bytes = checkpoint.size if checkpoint is not None else None
+        self._checkpoint_bytes = plan.checkpoint.size if plan.checkpoint is not None else None
 
     @classmethod
-    def open(
-        cls, path: Path | str, resolved_config: Mapping[str, Json], *, resume_from_batch: int | None = None
-    ) -> RunDirectory:
-        """Create the directory of a new run, or reopen that of an old one at its last checkpoint.
+    def open(cls, plan: ResumePlan) -> RunDirectory:
+        """Create, or bring back to its last checkpoint, the directory of a run, as planned by `plan_resume`.
 
-        A run that was killed before its first commit starts afresh, under the settings given now.
-        `resume_from_batch` goes on from the checkpoint taken after so many RL batches instead; what came later is
-        removed. A complete run is left alone unless `resume_from_batch` is given: see `is_complete`.
+        Where another process has changed the directory since it was planned, it is planned anew. A complete run is left
+        alone: see `is_complete`.
 
         Raises:
-            RunDirectoryError: the directory is foreign, damaged, in use, not writable, or holds a run with other
-                settings; or there is no checkpoint to resume from. Nothing in it was changed.
-            CheckpointError: the checkpoint to resume from is not whole. Nothing was changed.
+            RunDirectoryError: the directory is in use or not writable, or has become one that is refused.
+            CheckpointError: the checkpoint to resume from is no longer whole. Nothing was changed.
         """
-        path = Path(path).expanduser()
-        config: dict[str, Json] = json.loads(encode_json(resolved_config))
-        if not resume.holds_run(path) and resume_from_batch is not None:
-            raise RunDirectoryError(
-                f"resume_from_batch={resume_from_batch}, but {path} holds no run to resume. "
-                "Remove resume_from_batch to start one, or set log_path to the run's directory."
-            )
-        with Writing(path, "the run directory"):
-            path.mkdir(parents=True, exist_ok=True)
-            lock = resume.lock_directory(path)
+        with Writing(plan.path, "the run directory"):
+            plan.path.mkdir(parents=True, exist_ok=True)
+            lock = _lock(plan.path)
         try:
-            content = read_ledger(path / "ledger.jsonl") if resume.holds_run(path) else LedgerContent()
-            if content.commits:
-                ledger, checkpoint = _reopen(path, config, content, resume_from_batch)
-            else:
-                resume.write_identity(path, config)
-                resume.rewind(path, content, None)
-                ledger, checkpoint = Ledger(path / "ledger.jsonl", (), 0), None
+            plan = plan.renewed()
+            plan.apply()
+            return cls(plan, lock, Ledger(plan.path / LEDGER, plan.commits, plan.ledger_size))
         except BaseException:
             os.close(lock)
             raise
-        return cls(path, config, lock, ledger, checkpoint)
 
     @property
     def is_complete(self) -> bool:
@@ -125,15 +113,15 @@ class RunDirectory:
         Raises:
             CheckpointError: it is missing or not whole.
         """
-        return open_checkpoint(resume.checkpoint_path(self.path, commit))
+        return open_checkpoint(checkpoint_folder(self.path, commit))
 
     def attach(self, *sinks: Sink) -> None:
         """Let every commit flush these sinks and record their sizes. Attach them before the first commit."""
         for sink in sinks:
             for file in sink.files:
                 name = file.relative_to(self.path)
-                if name.parts[0] not in resume.SINKS:
-                    raise ValueError(f"sink {name} is none of {resume.SINKS}: a resume would not cut it back")
+                if name.parts[0] not in SINKS:
+                    raise ValueError(f"sink {name} is none of {SINKS}: a resume would not cut it back")
             self._sinks.append(sink)
 
     async def commit(
@@ -220,7 +208,7 @@ class RunDirectory:
 
     def _append_index(self, commit: Commit) -> None:
         path = self.path / "checkpoints.jsonl"
-        line = resume.index_line(commit)
+        line = commit.encode_checkpoint()
         with Writing(path, path.name, len(line)):
             fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:
@@ -229,19 +217,25 @@ class RunDirectory:
                 os.close(fd)
 
 
-def _reopen(
-    path: Path, config: Mapping[str, Json], content: LedgerContent, resume_from_batch: int | None
-) -> tuple[Ledger, Checkpoint | None]:
-    """Check an old run, then bring its directory back to the checkpoint it goes on from."""
-    resume.check_config(path, config)
-    position = len(content.commits) - 1
-    checkpoint = None
-    if not content.is_complete or resume_from_batch is not None:
-        position = resume.resume_position(path, content, resume_from_batch)
-        commit = content.commits[position]
-        cure = resume.checkpoint_cure(path, content, commit)
-        checkpoint = open_checkpoint(resume.checkpoint_path(path, commit), cure=cure)
-        resume.check_sinks(path, commit)
-        resume.warn_of_other_code(path)
-        resume.rewind(path, content, position)
-    return Ledger(path / "ledger.jsonl", content.commits[: position + 1], content.ends[position]), checkpoint
+def _lock(path: Path) -> int:
+    """Lock a run directory; the descriptor returned holds the lock until it is closed or the process ends.
+
+    Raises:
+        RunDirectoryError: another process holds it.
+    """
+    fd = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except BlockingIOError:
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise RunDirectoryError(
+            f"{path} is in use by process {holder}, and two processes would corrupt each other's run. "
+            "Wait for it or stop it, or set log_path to another directory."
+        ) from None
+    except OSError:
+        os.close(fd)
+        raise
+    return fd

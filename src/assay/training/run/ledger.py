@@ -56,6 +56,19 @@ class Commit:
             record["done"] = True
         return encode_json(record) + b"\n"
 
+    def encode_checkpoint(self) -> bytes:
+        """The line of `checkpoints.jsonl` about its checkpoint, with its newline."""
+        record = {
+            "version": 1,
+            "name": self.checkpoint,
+            "step": self.step,
+            "phase": self.phase,
+            "index": self.index,
+            "batch": self.batch,
+            "path": f"checkpoints/{self.checkpoint}",
+        }
+        return encode_json(record) + b"\n"
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerContent:

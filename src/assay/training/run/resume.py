@@ -1,55 +1,262 @@
-"""Reopening a run directory: is it ours, is it the same run, where does it go on, and the way back to there.
+"""How a run starts or goes on in a directory: a plan that only reads, and its execution, which cuts.
 
-Everything is checked before the first change. The ledger is cut first: it alone says what happened, so a kill at any
-later moment leaves a ledger from which the next attempt removes the same things.
+    plan = plan_resume(path, config)      ResumePlan | Refusal; everything is checked and nothing is changed
+    plan.apply()                          with the directory locked: what the plan does not keep is removed
+
+The ledger is cut first: it alone says what happened, so a kill at any later moment leaves a ledger from which the next
+plan removes the same things.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
+import json
 import logging
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from assay.config.loader import FILES_KEY
+from assay.config.record import changed_files
 from assay.errors import RunDirectoryError
 from assay.storage.files import Writing, encode_json, human_bytes, read_object, remove, replace_file, truncate_file
-from assay.training.run.ledger import Commit, LedgerContent
+from assay.training.run.checkpoints import Checkpoint, checkpoint_folder, open_checkpoint
+from assay.training.run.ledger import Commit, LedgerContent, read_ledger
 from assay.training.run.provenance import code_changes, describe_code
 from assay.types import Json
 
 logger = logging.getLogger(__name__)
 
+LEDGER = "ledger.jsonl"
 SINKS = ("metrics.jsonl", "traces.jsonl", "events.jsonl", "tensorboard")
 """Files, and folders of files, that a run appends to; a resume cuts them back to the step it resumes from."""
 REPORT = "report.html"
 """Made as a whole when the run ends; a resume removes it."""
-_FREE_KEYS = re.compile(
-    r"wandb_\w+|resume_from_batch|log_path|cache_dir"
-    r"|(multiturn_)?dataset_builder\.(engine\.\w+|judge\.(base_url|api_key_env|usd_per_million_\w+))"
-)
-"""Settings that do not change what the run computes, so a resumed run may change them: a judge that has moved is the
-same judge, and a budget that was reached can be raised."""
+MayChange = Callable[[str], bool]
+"""Whether a resumed run may change the setting with this dotted key, since it does not change what is computed."""
 _NEWBORN = {"run.lock", "code.json", "code.json.tmp", "config.json.tmp"}
 """What a run killed before `config.json` was in place may leave."""
 _CHECKPOINT = re.compile(r"(start|(sft|rl)_\d{6,})(\.tmp)?")
 _ABSENT = "absent"
 
 
-def holds_run(path: Path) -> bool:
+def nothing_may_change(key: str) -> bool:
+    """The strictest `MayChange`."""
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a run can neither start nor go on in a directory."""
+
+    error: RunDirectoryError
+    """What to raise: a `CheckpointError` where the checkpoint to go on from is not whole."""
+    changes: Sequence[str] = ()
+    """The settings that differ, as `key: old -> new` in JSON notation, where they are the reason."""
+
+
+@dataclass(frozen=True)
+class ResumePlan:
+    """How a run starts, goes on or is complete in a directory; made by `plan_resume`."""
+
+    path: Path
+    config: Mapping[str, Json]
+    """The resolved config, as plain JSON data."""
+    content: LedgerContent = field(default_factory=LedgerContent)
+    """The ledger as it was read."""
+    kept: int = 0
+    """How many of its commits stay; 0 where the run starts."""
+    checkpoint: Checkpoint | None = None
+    """The verified checkpoint to go on from; None where the run starts, and where it is complete."""
+    code_changes: Sequence[str] = ()
+    """Versions that are others than when the run was started, as `name: old -> new`, and files of code that changed."""
+    resume_from_batch: int | None = None
+    may_change: MayChange = nothing_may_change
+
+    @property
+    def commits(self) -> Sequence[Commit]:
+        """The commits that stay."""
+        return self.content.commits[: self.kept]
+
+    @property
+    def ledger_size(self) -> int:
+        """Bytes of the ledger that stay."""
+        return self.content.ends[self.kept - 1] if self.kept else 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run came to its end, so that there is nothing to do."""
+        return bool(self.commits) and self.commits[-1].done
+
+    @property
+    def run_id(self) -> str:
+        """Hash (12 hex digits) of the settings that decide what the run computes; equal runs have equal ids."""
+        deciding = {key: value for key, value in _settings(self.config) if not self.may_change(key)}
+        return hashlib.sha256(encode_json(deciding, sort_keys=True)).hexdigest()[:12]
+
+    def renewed(self) -> ResumePlan:
+        """This plan, or a new one where another process has changed the ledger since. Lock the directory before.
+
+        Raises:
+            RunDirectoryError, CheckpointError: the new plan is a refusal.
+        """
+        with Writing(self.path, "the run directory"):
+            if read_ledger(self.path / LEDGER) == self.content:
+                return self
+        plan = plan_resume(self.path, self.config, self.resume_from_batch, self.may_change)
+        if isinstance(plan, Refusal):
+            raise plan.error
+        return plan
+
+    def apply(self) -> None:
+        """Bring the directory to where the run starts or goes on. Safe to repeat after a kill; lock it before.
+
+        Raises:
+            RunDirectoryError: the directory cannot be written to.
+        """
+        if self.is_complete:
+            return
+        if not self.kept:
+            # With the second file in place the directory is a run's.
+            replace_file(self.path / "code.json", encode_json(describe_code(), indent=2) + b"\n")
+            replace_file(self.path / "config.json", encode_json(self.config, indent=2) + b"\n")
+        if self.code_changes:
+            logger.warning(
+                "%s was started under other code (%s). The run goes on, but it is not guaranteed to equal an "
+                "uninterrupted one bit for bit.",
+                self.path,
+                "; ".join(self.code_changes),
+            )
+        if dropped := len(self.content.commits) - self.kept:
+            logger.info("removing %d steps of %s after its checkpoint", dropped, self.path)
+        self._cut()
+
+    def _cut(self) -> None:
+        with Writing(self.path, "the run directory"):
+            ledger = self.path / LEDGER
+            if ledger.exists():
+                truncate_file(ledger, self.ledger_size)
+            index = b"".join(commit.encode_checkpoint() for commit in self.commits if commit.checkpoint is not None)
+            replace_file(self.path / "checkpoints.jsonl", index)
+            sizes = self.commits[-1].sinks if self.kept else {}
+            for file in list(_sink_files(self.path)):
+                size = sizes.get(file.relative_to(self.path).as_posix())
+                if size is None:
+                    remove(file)
+                else:
+                    truncate_file(file, size)
+            names = {commit.checkpoint for commit in self.commits}
+            for folder in list((self.path / "checkpoints").glob("*")):
+                if _CHECKPOINT.fullmatch(folder.name) and folder.name not in names:
+                    remove(folder)
+            remove(self.path / REPORT)
+
+
+def plan_resume(
+    path: Path | str,
+    config: Mapping[str, Json],
+    resume_from_batch: int | None = None,
+    may_change: MayChange = nothing_may_change,
+) -> ResumePlan | Refusal:
+    """Decide how a run with these settings starts or goes on at `path`. Reads whole checkpoints, changes nothing.
+
+    A run that was killed before its first commit starts afresh, under the settings given now. Any other goes on from
+    its last checkpoint; a complete one is left alone.
+
+    Args:
+        path: the run directory, which need not exist.
+        config: the resolved config.
+        resume_from_batch: go on from the checkpoint taken after so many RL batches instead; what came later is removed.
+        may_change: the settings that may differ from those that the run was started with.
+    """
+    path = Path(path).expanduser()
+    plain: dict[str, Json] = json.loads(encode_json(config))
+    plan = ResumePlan(path, plain, resume_from_batch=resume_from_batch, may_change=may_change)
+    try:
+        with Writing(path, "the run directory"):
+            content = read_ledger(path / LEDGER) if _holds_run(path) else LedgerContent()
+            if content.commits:
+                return _go_on(replace(plan, content=content))
+    except RunDirectoryError as error:
+        return Refusal(error)
+    if resume_from_batch is not None:
+        return Refusal(
+            RunDirectoryError(
+                f"resume_from_batch={resume_from_batch}, but {path} holds no run to resume. "
+                "Remove resume_from_batch to start one, or set log_path to the run's directory."
+            )
+        )
+    return replace(plan, content=content)
+
+
+def _go_on(plan: ResumePlan) -> ResumePlan | Refusal:
+    """The plan of a run that has committed something.
+
+    Raises:
+        RunDirectoryError, CheckpointError: what it would go on from is damaged or not there.
+    """
+    path, content, batch = plan.path, plan.content, plan.resume_from_batch
+    before = read_object(path / "config.json")
+    if before is None:
+        raise RunDirectoryError(
+            f"{path / 'config.json'} cannot be read, so it is unknown which run this is. "
+            "Restore the file from a copy, or set log_path to a new directory."
+        )
+    changes = config_changes(before, plan.config, plan.may_change)
+    if changes:
+        listed = "\n".join(f"  {change}" for change in changes)
+        error = RunDirectoryError(
+            f"{path} holds a run with other settings; going on under new ones would make it neither run:\n{listed}\n"
+            "Set log_path to a new directory for the new settings, or use the original ones to go on with this run."
+        )
+        return Refusal(error, changes)
+    if content.is_complete and batch is None:
+        return replace(plan, kept=len(content.commits))
+    position = _position(path, content, batch)
+    commit = content.commits[position]
+    checkpoint = open_checkpoint(checkpoint_folder(path, commit), cure=_cure(path, content, commit))
+    _check_sinks(path, commit)
+    versions = code_changes(read_object(path / "code.json") or {}, describe_code())
+    files = [f"{file}: changed" for file in changed_files(before)]
+    return replace(plan, kept=position + 1, checkpoint=checkpoint, code_changes=[*versions, *files])
+
+
+def config_changes(before: Mapping[str, Json], now: Mapping[str, Json], may_change: MayChange) -> list[str]:
+    """The settings that differ in a way that a resumed run may not, as `key: old -> new` in JSON notation."""
+    old, new = dict(_settings(before)), dict(_settings(now))
+    return [
+        f"{key}: {old.get(key, _ABSENT)} -> {new.get(key, _ABSENT)}"
+        for key in sorted(old | new)
+        if old.get(key) != new.get(key) and not may_change(key)
+    ]
+
+
+def _settings(config: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
+    """The settings of a resolved config; the hashes of files that it keeps beside them are none."""
+    return _flatten({key: value for key, value in config.items() if key != FILES_KEY})
+
+
+def _flatten(value: Json, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Leaves of a nested mapping as (dotted key, JSON text); empty mappings are leaves."""
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _flatten(item, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, encode_json(value, sort_keys=True).decode()
+
+
+def _holds_run(path: Path) -> bool:
     """Whether `path` holds a run; False where it does not exist, is empty, or was killed while being created.
 
     Raises:
         RunDirectoryError: it is something else, which a run must not be written into.
     """
-    with Writing(path, "the run directory"):
-        if not path.exists():
-            return False
-        names = {entry.name for entry in path.iterdir()} if path.is_dir() else None
-    if names is None:
+    if not path.exists():
+        return False
+    if not path.is_dir():
         raise RunDirectoryError(f"{path} is a file, and a run needs a directory. Set log_path to a new directory.")
+    names = {entry.name for entry in path.iterdir()}
     if names <= _NEWBORN:
         return False
     code = read_object(path / "code.json")
@@ -62,95 +269,7 @@ def holds_run(path: Path) -> bool:
     )
 
 
-def lock_directory(path: Path) -> int:
-    """Lock a run directory; the descriptor returned holds the lock until it is closed or the process ends.
-
-    Raises:
-        RunDirectoryError: another process holds it.
-    """
-    fd = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    except BlockingIOError:
-        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(fd)
-        raise RunDirectoryError(
-            f"{path} is in use by process {holder}, and two processes would corrupt each other's run. "
-            "Wait for it or stop it, or set log_path to another directory."
-        ) from None
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
-
-
-def run_id(config: Mapping[str, Json]) -> str:
-    """Hash (12 hex digits) of the settings that decide what a run computes."""
-    deciding = {key: value for key, value in _flatten(config) if not _FREE_KEYS.fullmatch(key)}
-    return hashlib.sha256(encode_json(deciding, sort_keys=True)).hexdigest()[:12]
-
-
-def config_changes(before: Mapping[str, Json], now: Mapping[str, Json]) -> list[str]:
-    """The settings that differ in a way that a resumed run may not, as `key: old -> new` in JSON notation."""
-    old, new = dict(_flatten(before)), dict(_flatten(now))
-    return [
-        f"{key}: {old.get(key, _ABSENT)} -> {new.get(key, _ABSENT)}"
-        for key in sorted(old | new)
-        if old.get(key) != new.get(key) and not _FREE_KEYS.fullmatch(key)
-    ]
-
-
-def _flatten(value: Json, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Leaves of a nested mapping as (dotted key, JSON text); empty mappings are leaves."""
-    if isinstance(value, Mapping) and value:
-        for key, item in value.items():
-            yield from _flatten(item, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, encode_json(value, sort_keys=True).decode()
-
-
-def write_identity(path: Path, config: Mapping[str, Json]) -> None:
-    """Write `code.json`, then `config.json`; with the second in place the directory is a run's."""
-    replace_file(path / "code.json", encode_json(describe_code(), indent=2) + b"\n")
-    replace_file(path / "config.json", encode_json(config, indent=2) + b"\n")
-
-
-def check_config(path: Path, config: Mapping[str, Json]) -> None:
-    """Refuse to go on with a run under settings that would make it another one.
-
-    Raises:
-        RunDirectoryError: settings differ, or `config.json` cannot be read.
-    """
-    before = read_object(path / "config.json")
-    if before is None:
-        raise RunDirectoryError(
-            f"{path / 'config.json'} cannot be read, so it is unknown which run this is. "
-            "Restore the file from a copy, or set log_path to a new directory."
-        )
-    changes = config_changes(before, config)
-    if changes:
-        listed = "\n".join(f"  {change}" for change in changes)
-        raise RunDirectoryError(
-            f"{path} holds a run with other settings; going on under new ones would make it neither run:\n{listed}\n"
-            "Set log_path to a new directory for the new settings, or use the original ones to go on with this run."
-        )
-
-
-def warn_of_other_code(path: Path) -> None:
-    """Log a warning where the run was started under other versions than those of now."""
-    changes = code_changes(read_object(path / "code.json") or {}, describe_code())
-    if changes:
-        logger.warning(
-            "%s was started under other versions (%s). The run goes on, but it is not guaranteed to equal an "
-            "uninterrupted one bit for bit.",
-            path,
-            "; ".join(changes),
-        )
-
-
-def resume_position(path: Path, content: LedgerContent, resume_from_batch: int | None) -> int:
+def _position(path: Path, content: LedgerContent, resume_from_batch: int | None) -> int:
     """Position in the ledger of the commit to go on from.
 
     Raises:
@@ -160,7 +279,7 @@ def resume_position(path: Path, content: LedgerContent, resume_from_batch: int |
     if resume_from_batch is not None:
         candidates = [i for i in candidates if content.commits[i].batch == resume_from_batch]
     if not candidates:
-        batches = available_batches(path, content.commits)
+        batches = _available_batches(path, content.commits)
         wanted = "" if resume_from_batch is None else f" of RL batch {resume_from_batch}"
         listed = ", ".join(map(str, batches)) if batches else "none"
         raise RunDirectoryError(
@@ -170,25 +289,14 @@ def resume_position(path: Path, content: LedgerContent, resume_from_batch: int |
     return candidates[-1]
 
 
-def available_batches(path: Path, commits: Sequence[Commit]) -> list[int]:
+def _available_batches(path: Path, commits: Sequence[Commit]) -> list[int]:
     """RL batches that `resume_from_batch` can name: those whose checkpoint folder exists."""
-    return sorted({c.batch for c in commits if c.checkpoint is not None and checkpoint_path(path, c).is_dir()})
+    return sorted({c.batch for c in commits if c.checkpoint is not None and checkpoint_folder(path, c).is_dir()})
 
 
-def checkpoint_path(path: Path, commit: Commit) -> Path:
-    """Folder of a commit's checkpoint.
-
-    Raises:
-        ValueError: the commit has none.
-    """
-    if commit.checkpoint is None:
-        raise ValueError(f"step {commit.step} has no checkpoint")
-    return path / "checkpoints" / commit.checkpoint
-
-
-def checkpoint_cure(path: Path, content: LedgerContent, damaged: Commit) -> str:
+def _cure(path: Path, content: LedgerContent, damaged: Commit) -> str:
     """What to do when the checkpoint of `damaged` cannot be used: go back to another one, or start again."""
-    others = [batch for batch in available_batches(path, content.commits) if batch != damaged.batch]
+    others = [batch for batch in _available_batches(path, content.commits) if batch != damaged.batch]
     again = "set log_path to a new directory to start again."
     if not others:
         return f"Nothing was changed. Restore it from a copy, or {again}"
@@ -197,7 +305,7 @@ def checkpoint_cure(path: Path, content: LedgerContent, damaged: Commit) -> str:
     return f"Nothing was changed. Resume from another with {first} (available: {listed}), or {again}"
 
 
-def check_sinks(path: Path, commit: Commit) -> None:
+def _check_sinks(path: Path, commit: Commit) -> None:
     """Check that every sink still holds what it held at `commit`.
 
     Raises:
@@ -212,49 +320,6 @@ def check_sinks(path: Path, commit: Commit) -> None:
                 "run would resume from. Nothing was changed. Restore it from a copy, or set log_path to a new "
                 "directory (load_checkpoint_path can start it from this run's checkpoints)."
             )
-
-
-def rewind(path: Path, content: LedgerContent, position: int | None) -> None:
-    """Remove everything after the commit at `position` (everything, where None). Safe to repeat after a kill.
-
-    Raises:
-        RunDirectoryError: the directory cannot be written to.
-    """
-    kept = content.commits[: position + 1] if position is not None else ()
-    if len(kept) < len(content.commits):
-        logger.info("removing %d steps of %s after its checkpoint", len(content.commits) - len(kept), path)
-    with Writing(path, "the run directory"):
-        ledger = path / "ledger.jsonl"
-        if ledger.exists():
-            truncate_file(ledger, content.ends[position] if position is not None else 0)
-        index = b"".join(index_line(commit) for commit in kept if commit.checkpoint is not None)
-        replace_file(path / "checkpoints.jsonl", index)
-        sizes = kept[-1].sinks if kept else {}
-        for file in list(_sink_files(path)):
-            size = sizes.get(file.relative_to(path).as_posix())
-            if size is None:
-                remove(file)
-            else:
-                truncate_file(file, size)
-        names = {commit.checkpoint for commit in kept}
-        for folder in list((path / "checkpoints").glob("*")):
-            if _CHECKPOINT.fullmatch(folder.name) and folder.name not in names:
-                remove(folder)
-        remove(path / REPORT)
-
-
-def index_line(commit: Commit) -> bytes:
-    """The line of `checkpoints.jsonl` about a commit's checkpoint."""
-    record = {
-        "version": 1,
-        "name": commit.checkpoint,
-        "step": commit.step,
-        "phase": commit.phase,
-        "index": commit.index,
-        "batch": commit.batch,
-        "path": f"checkpoints/{commit.checkpoint}",
-    }
-    return encode_json(record) + b"\n"
 
 
 def _sink_files(path: Path) -> Iterator[Path]:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from assay.grpo.advantages import has_constant_rewards
-from assay.training.metrics.aggregate import aggregate_rollouts
+from assay.grpo.rollout_metrics import rollout_metrics
 from assay.types import Completion, Message, Score, Task, Trajectory, TrajectoryGroup, Transition
 
 
@@ -29,12 +29,12 @@ def group(task, *rollouts):
 
 def test_rewards_are_summarised_over_rollouts():
     t = task()
-    metrics = aggregate_rollouts(
+    metrics = rollout_metrics(
         [group(t, *(rollout(t, turn(v)) for v in (0.0, 1.0, 2.0))), group(t, rollout(t, turn(5.0)))]
     )
     assert metrics["reward/mean"] == 2.0
     assert metrics["reward/std"] == pytest.approx(np.std([0, 1, 2, 5]))
-    assert (metrics["reward/p25"], metrics["reward/p75"]) == (0.75, 2.75)
+    assert (metrics["reward_25pct"], metrics["reward_75pct"]) == (0.75, 2.75)
     assert (metrics["reward/min"], metrics["reward/max"]) == (0.0, 5.0)
     assert (metrics["rollout/count"], metrics["rollout/groups"]) == (4, 2)
 
@@ -46,9 +46,11 @@ def test_errored_rollouts_are_counted_and_enter_nothing_else():
         rollout(t, turn(0.0, status="invalid")),
     ]
     failed = [rollout(t, ERRORED, end="errored"), rollout(t, end="errored")]
-    without = aggregate_rollouts([group(t, *judged)])
-    metrics = aggregate_rollouts([group(t, *judged, *failed)])
-    for name in ("reward/mean", "reward/std", "env/legal", "part/format", "tag/P/legal", "tag/P/reward", "tag/P/count"):
+    without = rollout_metrics([group(t, *judged)])
+    metrics = rollout_metrics([group(t, *judged, *failed)])
+    entered = [name for name in without if not name.startswith("rollout/")]
+    assert {"reward/mean", "reward_25pct", "env/legal", "part/format", "tag/P/legal", "tag/P/reward"} < set(entered)
+    for name in entered:
         assert metrics[name] == without[name], name
     assert [metrics[f"rollout/{s}"] for s in ("scored", "invalid", "errored")] == [1, 1, 2]
     assert [metrics[f"rollout/{s}_fraction"] for s in ("scored", "invalid", "errored")] == [0.25, 0.25, 0.5]
@@ -56,22 +58,22 @@ def test_errored_rollouts_are_counted_and_enter_nothing_else():
 
 def test_an_errored_turn_after_a_scored_one_makes_the_rollout_errored():
     t = task()
-    metrics = aggregate_rollouts([group(t, rollout(t, turn(1.0), ERRORED, end="errored"))])
+    metrics = rollout_metrics([group(t, rollout(t, turn(1.0), ERRORED, end="errored"))])
     assert metrics["rollout/errored"] == 1
     assert "reward/mean" not in metrics
 
 
 def test_numbers_that_no_rollout_can_give_are_absent():
     t = task("P")
-    metrics = aggregate_rollouts([group(t, rollout(t, end="errored"))])
-    assert not [name for name in metrics if name.startswith(("reward/", "env/", "part/", "tag/"))]
+    metrics = rollout_metrics([group(t, rollout(t, end="errored"))])
+    assert not [name for name in metrics if name.startswith(("reward", "env/", "part/", "tag/"))]
     assert "rollout/completion_tokens_mean" not in metrics
-    assert aggregate_rollouts([]) == {"rollout/count": 0.0, "rollout/groups": 0.0}
+    assert rollout_metrics([]) == {"rollout/count": 0.0, "rollout/groups": 0.0}
 
 
 def test_metrics_are_means_overall_and_per_tag():
     white, black = task("P", "P/white"), task("P", "P/black")
-    metrics = aggregate_rollouts(
+    metrics = rollout_metrics(
         [
             group(white, *(rollout(white, turn(v, metrics={"legal": v})) for v in (1.0, 0.0))),
             group(black, rollout(black, turn(4.0, metrics={"legal": 1.0, "mate": 1.0}))),
@@ -82,6 +84,7 @@ def test_metrics_are_means_overall_and_per_tag():
     assert (metrics["tag/P/white/legal"], metrics["tag/P/black/legal"]) == (0.5, 1.0)
     assert metrics["tag/P/legal"] == pytest.approx(2 / 3)
     assert (metrics["tag/P/white/reward"], metrics["tag/P/black/reward"]) == (0.5, 4.0)
+    assert (metrics["tag/P/white/reward_25pct"], metrics["tag/P/white/reward_75pct"]) == (0.25, 0.75)
     assert "tag/P/white/mate" not in metrics
 
 
@@ -90,7 +93,7 @@ def test_a_rollout_of_several_turns_counts_once_with_its_last_values():
     long = rollout(
         t, turn(1.0, metrics={"legal": 0.0, "first": 1.0}), turn(2.0, metrics={"legal": 1.0}), end="max_turns"
     )
-    metrics = aggregate_rollouts([group(t, long, rollout(t, turn(0.0, metrics={"legal": 0.0})))])
+    metrics = rollout_metrics([group(t, long, rollout(t, turn(0.0, metrics={"legal": 0.0})))])
     assert metrics["env/legal"] == 0.5
     assert metrics["env/first"] == 1.0
     assert metrics["reward/mean"] == 1.5
@@ -99,16 +102,21 @@ def test_a_rollout_of_several_turns_counts_once_with_its_last_values():
     assert metrics["rollout/end/length_fraction"] == 0.0
 
 
-def test_tokens_truncation_and_cache_hits_are_over_turns():
+def test_tokens_and_truncation_are_over_turns():
     t = task()
-    turns = [turn(0.0, tokens=2), turn(0.0, tokens=6, stop="length", cached=True)]
-    metrics = aggregate_rollouts([group(t, *(rollout(t, one) for one in turns))])
+    turns = [turn(0.0, tokens=2), turn(0.0, tokens=6, stop="length")]
+    metrics = rollout_metrics([group(t, *(rollout(t, one) for one in turns))])
     assert metrics["rollout/completion_tokens_mean"] == 4
     assert metrics["rollout/completion_tokens_max"] == 6
     assert metrics["rollout/completion_tokens_sum"] == 8
     assert metrics["rollout/prompt_tokens_mean"] == 2
     assert metrics["rollout/truncated_fraction"] == 0.5
-    assert metrics["perf/score_cached_fraction"] == 0.5
+
+
+def test_nothing_depends_on_what_was_cached():
+    t = task("P")
+    fresh, cached = ([group(t, rollout(t, turn(1.0, cached=c)))] for c in (False, True))
+    assert rollout_metrics(fresh) == rollout_metrics(cached)
 
 
 @pytest.mark.parametrize(
@@ -121,4 +129,4 @@ def test_a_group_is_constant_when_its_known_rewards_do_not_differ(values, consta
         rollout(t, ERRORED if v is None else turn(v), end="done" if v is not None else "errored") for v in values
     ]
     assert has_constant_rewards(group(t, *members)) is constant
-    assert aggregate_rollouts([group(t, *members)])["rollout/constant_group_fraction"] == float(constant)
+    assert rollout_metrics([group(t, *members)])["rollout/constant_group_fraction"] == float(constant)

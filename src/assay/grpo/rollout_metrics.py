@@ -2,7 +2,8 @@
 
 Names: `reward/...` over rollouts; `env/<metric>` and `part/<part>` as the environment reports them; `tag/<tag>/...` the
 same for the tasks that carry a tag; `rollout/...` counts and shares. An errored rollout is counted and enters nothing
-else: its reward is unknown, not 0. A number that no rollout can give is absent, never 0.
+else: its reward is unknown, not 0. A number that no rollout can give is absent, never 0. Nothing here depends on the
+machine or on what is cached.
 """
 
 from __future__ import annotations
@@ -13,10 +14,26 @@ from typing import get_args
 import numpy as np
 
 from assay.grpo.advantages import has_constant_rewards
-from assay.types import EpisodeEnd, ScoreStatus, Trajectory, TrajectoryGroup, Transition
+from assay.types import EpisodeEnd, ScoreStatus, Task, Trajectory, TrajectoryGroup, Transition
+
+QUARTILES = (25, 75)
 
 
-def aggregate_rollouts(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+def task_type(task: Task) -> str:
+    """The type that rewards are gathered by: the first tag (`P` or `A` in chess), else the environment."""
+    return task.tags[0] if task.tags else task.env
+
+
+def rewards_by_task(groups: Sequence[TrajectoryGroup]) -> dict[str, list[float]]:
+    """The rewards of all scored rollouts, by task type."""
+    found: dict[str, list[float]] = {}
+    for group in groups:
+        rewards = [t.reward for t in group.trajectories if t.reward is not None]
+        found.setdefault(task_type(group.task), []).extend(rewards)
+    return {task: found[task] for task in sorted(found) if found[task]}
+
+
+def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     """Metrics of a batch of groups.
 
     `env/` and `part/` values of a rollout are those of its last turn that reports them; their means are over rollouts.
@@ -24,7 +41,7 @@ def aggregate_rollouts(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     rollouts = [trajectory for group in groups for trajectory in group.trajectories]
     judged = [trajectory for trajectory in rollouts if not trajectory.errored]
     metrics = {
-        **_rollout_metrics(rollouts),
+        **_counts(rollouts),
         **_reward_metrics(judged),
         **_means("env", [_last_values(t.metrics for t in rollout.transitions) for rollout in judged]),
         **_means("part", [_last_values(t.score.parts for t in rollout.transitions) for rollout in judged]),
@@ -36,7 +53,7 @@ def aggregate_rollouts(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     return metrics
 
 
-def _rollout_metrics(rollouts: Sequence[Trajectory]) -> dict[str, float]:
+def _counts(rollouts: Sequence[Trajectory]) -> dict[str, float]:
     metrics = {"rollout/count": float(len(rollouts))}
     if not rollouts:
         return metrics
@@ -66,22 +83,30 @@ def _turn_metrics(turns: Sequence[Transition]) -> dict[str, float]:
         "rollout/completion_tokens_max": float(max(tokens)),
         "rollout/completion_tokens_sum": float(sum(tokens)),
         "rollout/truncated_fraction": float(np.mean([turn.completion.stop_reason == "length" for turn in turns])),
-        "perf/score_cached_fraction": float(np.mean([turn.score.cached for turn in turns])),
     }
 
 
 def _reward_metrics(judged: Sequence[Trajectory]) -> dict[str, float]:
-    rewards = [rollout.reward for rollout in judged if rollout.reward is not None]
+    rewards = _rewards(judged)
     if not rewards:
         return {}
     return {
         "reward/mean": float(np.mean(rewards)),
         "reward/std": float(np.std(rewards)),
         "reward/min": float(min(rewards)),
-        "reward/p25": float(np.percentile(rewards, 25)),
-        "reward/p75": float(np.percentile(rewards, 75)),
         "reward/max": float(max(rewards)),
+        **_quartiles(rewards, ""),
     }
+
+
+def _rewards(judged: Sequence[Trajectory]) -> list[float]:
+    return [rollout.reward for rollout in judged if rollout.reward is not None]
+
+
+def _quartiles(rewards: Sequence[float], prefix: str) -> dict[str, float]:
+    """Percentiles of the pooled rewards: `reward_25pct` and `reward_75pct`."""
+    values = np.percentile(rewards, QUARTILES)
+    return {f"{prefix}reward_{p}pct": float(v) for p, v in zip(QUARTILES, values, strict=True)}
 
 
 def _tag_metrics(judged: Sequence[Trajectory]) -> dict[str, float]:
@@ -89,8 +114,11 @@ def _tag_metrics(judged: Sequence[Trajectory]) -> dict[str, float]:
     for tag in sorted({tag for rollout in judged for tag in rollout.task.tags}):
         tagged = [rollout for rollout in judged if tag in rollout.task.tags]
         values = [_last_values(turn.metrics for turn in rollout.transitions) for rollout in tagged]
-        rewards = [{"reward": rollout.reward} for rollout in tagged if rollout.reward is not None]
-        metrics |= _means(f"tag/{tag}", values) | _means(f"tag/{tag}", rewards)
+        rewards = _rewards(tagged)
+        metrics |= _means(f"tag/{tag}", values)
+        if rewards:
+            metrics[f"tag/{tag}/reward"] = float(np.mean(rewards))
+            metrics |= _quartiles(rewards, f"tag/{tag}/")
         metrics[f"tag/{tag}/count"] = float(len(tagged))
     return metrics
 
