@@ -43,12 +43,14 @@ lint: env
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python scripts/gen_config_docs.py --check
+	$(BIN)/python scripts/gen_metric_docs.py --check
 
 bench: env system
 	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file; done
 
 docs: env
 	$(BIN)/python scripts/gen_config_docs.py
+	$(BIN)/python scripts/gen_metric_docs.py
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

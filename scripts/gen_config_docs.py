@@ -77,19 +77,16 @@ def _default(setting: Setting) -> str:
     return f"`{shown(setting.default)}`"
 
 
-def main() -> int:
-    """Write or check the page."""
-    text = page()
+def write_or_check(path: Path, text: str, source: str) -> int:
+    """Write a generated page, or with --check say whether it is that of its `source` already; the exit status."""
     if "--check" not in sys.argv[1:]:
-        PAGE.parent.mkdir(exist_ok=True)
-        PAGE.write_text(text, encoding="utf-8")
-    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
-        print(
-            "docs/config.md does not match the config classes. Run `make docs` and commit the result.", file=sys.stderr
-        )
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    elif not path.exists() or path.read_text(encoding="utf-8") != text:
+        print(f"docs/{path.name} does not match {source}. Run `make docs` and commit the result.", file=sys.stderr)
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(PAGE, page(), "the config classes"))
