@@ -1,6 +1,7 @@
 import json
 import logging
 import os
+import struct
 import subprocess
 import sys
 
