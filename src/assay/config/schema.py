@@ -125,7 +125,8 @@ def _member_name(member: Any) -> str:
         return f"entries NAME=VALUE ({_member_name(value)} each)"
     if isinstance(member, type) and chz.is_chz(member):
         return "a group of settings"
-    return {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}[member]
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
+    return words.get(member) or f"a {member.__name__}"
 
 
 def mistyped(node: object) -> list[str]:

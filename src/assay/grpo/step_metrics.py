@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from assay.backends.base import LossSpec
-from assay.backends.config import loss_settings
 from assay.grpo.advantages import has_constant_rewards
 from assay.grpo.kl import estimates
+from assay.grpo.recipes import CLIP, Recipe
 from assay.types import Datum, FloatArray, Task, TrajectoryGroup
 
 PERCENTILES = (5, 25, 50, 75, 95)
@@ -90,7 +89,7 @@ def _part_means(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     return {f"part/{name}": float(np.mean(values)) for name, values in sorted(columns.items())}
 
 
-def pass_metrics(passes: Sequence[Pass], loss: LossSpec) -> dict[str, float]:
+def pass_metrics(passes: Sequence[Pass], recipe: Recipe) -> dict[str, float]:
     """What the optimizer steps of a training step say together; `optimizer_steps` alone where there are none."""
     metrics = {"optimizer_steps": float(sum("grad_norm" in p.metrics for p in passes))}
     if not passes:
@@ -109,10 +108,10 @@ def pass_metrics(passes: Sequence[Pass], loss: LossSpec) -> dict[str, float]:
     fresh = [p for p in passes if p.fresh]
     if fresh:
         metrics |= mismatch(*_pooled([(p.data, p.logprobs) for p in fresh]))
-    settings = loss_settings(loss)
-    if settings:
-        ratios = np.concatenate([_ratios(p, loss) for p in passes])
-        outside = (ratios < settings["clip_low_threshold"]) | (ratios > settings["clip_high_threshold"])
+    if set(CLIP) <= set(recipe.thresholds):
+        low, high = (recipe.thresholds[name] for name in CLIP)
+        ratios = np.concatenate([_ratios(p, recipe) for p in passes])
+        outside = (ratios < low) | (ratios > high)
         metrics["fraction_clipped"] = float(outside.mean())
     if all(d.ref_logprobs is not None for p in passes for d in p.data):
         kl = estimates("k3", now, _trained(passes, "ref_logprobs"))
@@ -153,10 +152,10 @@ def _trained(passes: Sequence[Pass], stream: str) -> FloatArray:
     return found
 
 
-def _ratios(one: Pass, loss: LossSpec) -> FloatArray:
+def _ratios(one: Pass, recipe: Recipe) -> FloatArray:
     """The policy ratio of each trained token as the loss sees it."""
     gaps = [(now - d.logprobs)[d.mask > 0] for d, now in zip(one.data, one.logprobs, strict=True)]
-    if loss.name == "gspo":
+    if recipe.ratio == "sequence":
         gaps = [np.full_like(gap, gap.mean()) for gap in gaps if len(gap)]
     ratios: FloatArray = np.exp(np.concatenate(gaps))
     return ratios

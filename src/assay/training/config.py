@@ -18,7 +18,7 @@ from assay.envs.base import BuildContext, DatasetBuilder
 from assay.envs.chess.dataset import ChessDatasetBuilder
 from assay.errors import ConfigError
 from assay.grpo.config import AlgorithmConfig, GRPOConfig
-from assay.grpo.recipes import RECIPES, Algorithm
+from assay.grpo.recipes import canonical, recipe_of
 from assay.rollouts.renderers.base import RENDERERS
 
 
@@ -114,9 +114,9 @@ class TrainingConfig:
     """Optimizer steps per pass over a batch; the batch's groups are split evenly among them."""
     rollout_epochs: int = 1
     """Passes over the rollouts of a batch, each with optimizer steps of its own, through the rollout buffer."""
-    loss_fn: Algorithm = "importance_sampling"
-    """Policy-gradient algorithm: a bare loss (`importance_sampling`, `ppo`, `cispo`), or one with the advantages and
-    aggregation of its paper (`grpo`, `dr_grpo`, `dapo`, `gspo`, `rloo`)."""
+    loss_fn: str = chz.field(default="importance_sampling", munger=lambda _, value: canonical(value))
+    """Policy-gradient algorithm: a name in the table of `docs/grpo.md`, or a recipe of your own as
+    `path/to/file.py:NAME` or `package.module:NAME`."""
     loss_fn_config: Mapping[str, float] = chz.field(default_factory=dict)
     """Settings of the loss, such as `loss_fn_config.clip_high_threshold=1.28` (absolute ratios)."""
     kl_penalty_coef: float = 0.0
@@ -181,7 +181,7 @@ class TrainingConfig:
 
     @chz.validate
     def _consistent(self) -> None:
-        problems = [*_out_of_range(self, _LEAST, _MOST), *_impossible(self)]
+        problems = [*_references(self), *_out_of_range(self, _LEAST, _MOST), *_impossible(self)]
         if problems:
             raise ConfigError("\n".join(problems))
         self.trainer()
@@ -193,7 +193,7 @@ class TrainingConfig:
             ConfigError: they cannot go together.
         """
         o, algorithm = self.optimizer, {name: getattr(self.grpo, name) for name in settings(AlgorithmConfig)}
-        if (self.grpo.aggregation or RECIPES[self.loss_fn].aggregation) == "constant":
+        if (self.grpo.aggregation or recipe_of(self.loss_fn).aggregation) == "constant":
             algorithm["constant_length"] = self.grpo.constant_length or self.max_tokens
         return GRPOConfig(
             **algorithm,
@@ -260,6 +260,15 @@ def _out_of_range(
     problems = [(n, f"at least {least[n]}") for n, value in values.items() if value is not None and value < least[n]]
     problems += [(n, f"at most {bound}") for n, bound in most.items() if values[n] > bound]
     return [f"{parent}{name}={values[name]} must be {bound}." for name, bound in problems]
+
+
+def _references(config: TrainingConfig) -> list[str]:
+    """Settings that name code and hold something else than text, which `config.json` could not keep."""
+    return [
+        f"{name}={value!r}: expected text, a name or path/to/file.py:NAME, so that the run can be resumed."
+        for name, value in (("loss_fn", config.loss_fn),)
+        if not isinstance(value, str)
+    ]
 
 
 def _impossible(config: TrainingConfig) -> list[str]:
