@@ -1,7 +1,9 @@
-"""Config nodes of the local backend; imports no torch."""
+"""Config nodes of the local backend, and what a run says to any backend; imports no torch."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import chz
@@ -93,3 +95,19 @@ class LocalBackend:
                 "local.head_dtype=bfloat16 has no effect under local.dtype=float32, where the head computes as all "
                 "else. Set local.dtype=bfloat16, or leave local.head_dtype."
             )
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """What a run says of its policy to whoever opens it (`backends.named`)."""
+
+    model_name: str
+    lora_rank: int
+    seed: int
+    start: Path | None
+    """Folder of a saved policy whose weights a new run starts from."""
+    base_url: str | None
+    """Where a hosted service is."""
+    local: LocalBackend
+    scratch: ScratchModel
+    """The model to build when `model_name` is `scratch`."""

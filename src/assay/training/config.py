@@ -12,6 +12,7 @@ from typing import Literal
 
 import chz
 
+from assay.backends import named
 from assay.backends.config import LocalBackend, ScratchModel
 from assay.config.schema import settings
 from assay.envs.base import BuildContext, DatasetBuilder
@@ -151,15 +152,16 @@ class TrainingConfig:
     tensorboard_log_per_level: bool = True
     """Also log metrics per tag (task type, level, side to move) to TensorBoard."""
     base_url: str | None = None
-    """Custom base URL of the Tinker service (`backend=tinker` only)."""
+    """Base URL of the service that a hosted backend calls."""
     load_checkpoint_path: Path | None = None
     """Start from the weights of this checkpoint folder, with a fresh optimizer and step count."""
     resume_from_batch: int | None = None
     """Resume from the checkpoint of this RL batch instead of the last one; what came after it is discarded."""
     seed: int = 0
     """Seed of everything random: initial weights, data order, sampling."""
-    backend: Literal["local", "tinker"] = "local"
-    """Where the model lives: `local` (PyTorch, this machine) or `tinker` (the hosted service)."""
+    backend: str = chz.field(default="local", munger=lambda _, value: named.canonical(value))
+    """Where the model lives: `local` (PyTorch, this machine), or one of your own as `path/to/file.py:open` or
+    `package.module:open` (`assay.backends.named`)."""
     cache_dir: Path = Path("~/.cache/assay")
     """Where verdicts of verifier programs are kept between runs."""
     local: LocalBackend = chz.field(default_factory=LocalBackend)
@@ -184,6 +186,7 @@ class TrainingConfig:
         problems = [*_references(self), *_out_of_range(self, _LEAST, _MOST), *_impossible(self)]
         if problems:
             raise ConfigError("\n".join(problems))
+        named.check(self.backend)
         self.trainer()
 
     def trainer(self) -> GRPOConfig:
@@ -266,7 +269,7 @@ def _references(config: TrainingConfig) -> list[str]:
     """Settings that name code and hold something else than text, which `config.json` could not keep."""
     return [
         f"{name}={value!r}: expected text, a name or path/to/file.py:NAME, so that the run can be resumed."
-        for name, value in (("loss_fn", config.loss_fn),)
+        for name, value in (("loss_fn", config.loss_fn), ("backend", config.backend))
         if not isinstance(value, str)
     ]
 
@@ -284,9 +287,9 @@ def _impossible(config: TrainingConfig) -> list[str]:
             f"model_name=scratch with lora_rank={config.lora_rank}: a random base cannot be adapted by LoRA. "
             "Set lora_rank=0 to train all weights."
         )
-    if config.base_url is not None and config.backend != "tinker":
+    if config.base_url is not None and config.backend == "local":
         problems.append(
-            f"base_url is set but backend={config.backend} calls no service. Set backend=tinker or remove it."
+            "base_url is set but backend=local calls no service. Set backend to one that does, or remove it."
         )
     if config.mode == "single_turn" and config.multiturn_dataset_builder is not None:
         problems.append(

@@ -32,8 +32,8 @@ def _model(config: TrainingConfig) -> str:
         name = f"a {config.scratch.architecture} transformer from scratch ({built})"
     else:
         name = config.model_name
-    where = f"{config.local.device} device, {config.local.dtype}" if config.backend == "local" else "hosted"
-    return f"Model: {name}, training {trained}; {config.backend} backend, {where}."
+    own = f", {config.local.device} device, {config.local.dtype}" if config.backend == "local" else ""
+    return f"Model: {name}, training {trained}; {config.backend} backend{own}."
 
 
 def _rl(config: TrainingConfig, num_batches: int) -> str:

@@ -31,7 +31,7 @@ from assay.backends.base import (
     LossSpec,
     LossTerm,
 )
-from assay.backends.config import LocalBackend, ScratchModel
+from assay.backends.config import LocalBackend, PolicySpec, ScratchModel
 from assay.backends.local import forward, hardware, models
 from assay.backends.local.losses import SURROGATES, nan_of_finite, token_losses
 from assay.backends.local.network import Network
@@ -39,7 +39,7 @@ from assay.backends.local.optimizer import adamw, load_adamw
 from assay.backends.local.reference import BelowAdapters, FrozenWeights, OwnModel, Reference
 from assay.backends.local.sampling.decoding import Decoding
 from assay.backends.local.sampling.sampler import sample
-from assay.envs.base import TokenizerCorpus
+from assay.envs.base import EnvData, TokenizerCorpus
 from assay.errors import CheckpointError, ModelError, NonFiniteGradientError, TrainingError
 from assay.types import Completion, Datum, FloatArray, SamplingParams
 
@@ -315,6 +315,27 @@ class TorchBackend:
                 f"{path} does not fit this model ({str(error).splitlines()[0]}). Load it with the settings it was "
                 "written with, or choose another checkpoint."
             ) from error
+
+
+async def open_backend(policy: PolicySpec, data: EnvData, resume: Path | None) -> TorchBackend:
+    """The policy of a run (`backend=local`); see `backends.named.Opener`.
+
+    Raises:
+        ModelError, MissingDependencyError: as `TorchBackend.create`; or the saved model is not the one of `scratch`.
+        CheckpointError: the saved policy is one of another model.
+    """
+    saved = resume or policy.start
+    scratch = policy.model_name == "scratch"
+    # A scratch model's tokenizer was made by the run that made the weights, so both come from the checkpoint.
+    name = str(saved / "model") if scratch and saved is not None else policy.model_name
+    backend = TorchBackend.create(
+        name, policy.lora_rank, policy.local, policy.scratch, data.tokenizer_corpus, policy.seed
+    )
+    if scratch and saved is not None:
+        backend.check_scratch(policy.scratch)
+    if saved is not None:
+        await backend.load_state(saved, weights_only=resume is None)
+    return backend
 
 
 def _save_tensors(state: Any, path: Path) -> None:
