@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from assay.backends.base import Capabilities
 from assay.backends.config import ScratchModel
+from assay.backends.local.backend import TorchBackend
 from assay.cli.eval import measure
 from assay.cli.main import main as assay
 from assay.config.loader import from_resolved
@@ -21,7 +23,9 @@ from support.losses import PPO, SQUARE, own_loss
 from support.tiny_run import assert_same_run, final_weights, kill, outcome, run, tiny
 
 SHORT: dict[str, Any] = {"sft": SFTConfig(num_steps=0), "num_substeps": 2, "rollout_epochs": 2}
-CAN = Capabilities(frozenset({"ppo", "importance_sampling"}), frozenset(), True, True, True)
+CAN = replace(
+    TorchBackend.capabilities, losses=frozenset({"ppo", "importance_sampling"}), terms=frozenset(), own_losses=False
+)
 
 
 def test_a_loss_that_equals_ppo_gives_the_run_of_ppo(tmp_path: Path) -> None:
@@ -100,7 +104,7 @@ def test_a_backend_is_asked_for_nothing_that_it_cannot_do(tmp_path: Path) -> Non
     assert own.endswith("Set backend=local, or loss_fn to one of importance_sampling, ppo, grpo, dr_grpo, dapo, rloo.")
     assert "loss_fn=cispo needs the surrogate cispo, which backend=local does not" in said(CAN, loss_fn="cispo")
     assert "cannot compute kl terms in the loss. Set grpo.kl_placement=reward" in said(CAN, kl_penalty_coef=0.1)
-    adapters = Capabilities(frozenset({"importance_sampling"}), frozenset(), True, False, True)
+    adapters = replace(CAN, full_weights=False)
     assert "lora_rank=0 trains all weights, and backend=local trains adapters alone" in said(adapters)
-    full = Capabilities(frozenset({"importance_sampling"}), frozenset(), False, True, True)
+    full = replace(CAN, lora=False)
     assert "trains no adapters. Set lora_rank=0." in said(full, model_name="m", lora_rank=2, scratch=ScratchModel())
