@@ -39,6 +39,7 @@ from transformers import GenerationConfig
 from assay.backends.base import AdamParams, LossSpec
 from assay.backends.config import LocalBackend
 from assay.backends.local.backend import TorchBackend
+from assay.grpo.recipes import RECIPES
 from assay.types import Completion, Datum, SamplingParams
 from support import Summary, machine
 from support.accelerator import (
@@ -59,7 +60,7 @@ from support.accelerator import (
 )
 
 SECTIONS = ("sampling", "training", "step", "settings")
-SPEC = LossSpec("ppo")
+SPEC = LossSpec("ppo", config=RECIPES["ppo"].thresholds)
 NO_GPU = "NO GPU: these are not GPU figures. They show that the program works, and nothing of what a GPU gives."
 ALLOCATORS = ("", "max_split_size_mb:128", "expandable_segments:True")
 

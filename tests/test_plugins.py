@@ -42,6 +42,17 @@ def test_what_was_found_leads_back_to_its_reference(own: Path) -> None:
     assert module is not None and module.name == "fractions.py"
 
 
+def test_a_row_of_a_table_and_what_is_no_class(tmp_path: Path) -> None:
+    path = tmp_path / "tables.py"
+    path.write_text("from decimal import Decimal\nONE = Decimal(1)\nTABLE = {'two': Decimal(2), 'text': 'no'}\n")
+    numbers = Kind("number", {"two": f"{path}:TABLE.two"}, lambda found: type(found).__name__ == "Decimal")
+    assert (find("two", numbers, "key"), find(f"{path}:ONE", numbers, "key")) == (2, 1)
+    with pytest.raises(ConfigError, match=r"the number 'TABLE\.three' in .*tables\.py\. It has ONE\."):
+        find(f"{path}:TABLE.three", numbers, "key")
+    with pytest.raises(ConfigError, match=r"and TABLE\.text is a str\. It has ONE\."):
+        find(f"{path}:TABLE.text", numbers, "key")
+
+
 def test_a_changed_file_is_loaded_again(own: Path) -> None:
     before = find(f"{own}:Thing", CLASSES, "key")
     own.write_text("class Thing:\n    base = 8\n")

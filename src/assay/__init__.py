@@ -9,15 +9,26 @@ if TYPE_CHECKING:
     from assay.grpo.buffer import RolloutBuffer
     from assay.grpo.config import GRPOConfig
     from assay.grpo.health.config import HealthConfig
+    from assay.grpo.recipes import Recipe
     from assay.grpo.standalone.step_data import Rollout, RolloutGroup, StepData
     from assay.grpo.trainer import GRPOTrainer
 
-__all__ = ["GRPOConfig", "GRPOTrainer", "HealthConfig", "Rollout", "RolloutBuffer", "RolloutGroup", "StepData"]
+__all__ = [
+    "GRPOConfig",
+    "GRPOTrainer",
+    "HealthConfig",
+    "Recipe",
+    "Rollout",
+    "RolloutBuffer",
+    "RolloutGroup",
+    "StepData",
+]
 
 _HOMES = {
     "GRPOConfig": "assay.grpo.config",
     "GRPOTrainer": "assay.grpo.trainer",
     "HealthConfig": "assay.grpo.health.config",
+    "Recipe": "assay.grpo.recipes",
     "Rollout": "assay.grpo.standalone.step_data",
     "RolloutBuffer": "assay.grpo.buffer",
     "RolloutGroup": "assay.grpo.standalone.step_data",

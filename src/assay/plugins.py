@@ -67,6 +67,9 @@ def find(reference: str, kind: Kind, setting: str) -> Any:
     where = str(_FILES.get(module.__name__, place))
     found: Any = module
     for part in name.split("."):
+        if isinstance(found, Mapping) and part in found:  # a row of a table
+            found = found[part]
+            continue
         if not hasattr(found, part):
             raise ConfigError(f"{said}: looked for the {kind.noun} {name!r} in {where}. {_there(module, kind)}")
         found = getattr(found, part)
@@ -133,13 +136,20 @@ def _there(module: ModuleType, kind: Kind) -> str:
     own = [
         name
         for name, value in vars(module).items()
-        if not name.startswith("_") and getattr(value, "__module__", module.__name__) == module.__name__
+        if not name.startswith("_") and _home(value, module.__name__) == module.__name__
     ]
     fitting = [name for name in own if kind.fits(vars(module)[name])]
     listed = fitting or [name for name in own if not isinstance(vars(module)[name], ModuleType)]
     if not listed:
         return "It defines nothing."
     return f"It has {', '.join(listed[:10])}{', ...' if len(listed) > 10 else ''}."
+
+
+def _home(value: object, module: str) -> str:
+    """Name of the module that defines what `module` holds; what is neither class nor function is its own."""
+    if inspect.isclass(value) or inspect.isroutine(value):
+        return str(getattr(value, "__module__", module))
+    return module
 
 
 def _import(place: str, said: str, kind: Kind) -> ModuleType:

@@ -62,7 +62,9 @@ def test_train_help_lists_every_setting_with_default_and_meaning(capsys: pytest.
         for name in settings(cls):
             assert re.search(rf"^  {re.escape(f'{key}.{name}' if key else name)}(=|$)", out, re.MULTILINE)
     assert "  learning_rate=0.0001\n      Adam learning rate of RL. (a number, at least 0)" in out
-    assert "(one of importance_sampling, ppo, cispo, grpo, dr_grpo, dapo, gspo, rloo)" in " ".join(out.split())
+    names = "one of importance_sampling, ppo, cispo, grpo, dr_grpo, dapo, gspo, rloo, or module:Name or file.py:Name"
+    assert names in " ".join(out.split())
+    assert "(one of token, sequence, constant or null)" in " ".join(out.split())
 
 
 def test_config_prints_the_resolved_config() -> None:

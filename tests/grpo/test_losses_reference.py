@@ -21,6 +21,7 @@ from torch import Tensor
 
 from assay.backends.local import forward
 from assay.grpo.config import GRPOConfig
+from assay.grpo.recipes import RECIPES
 from assay.grpo.trainer import GRPOTrainer
 from assay.types import Completion, Score, Trajectory, TrajectoryGroup, Transition
 from support.off_policy import KL, LENGTH, a_backend, distributions, models, rollouts, update
@@ -258,7 +259,7 @@ def ratios_by_sign(groups: Sequence[TrajectoryGroup], s: Mapping[str, Any], mode
 
 
 CASES: dict[str, dict[str, Any]] = {
-    **{name: {"loss_fn": name, **(LENGTH if a["aggregation"] == "constant" else {})} for name, a in ALGORITHMS.items()},
+    **{name: {"loss_fn": name, **(LENGTH if row.aggregation == "constant" else {})} for name, row in RECIPES.items()},
     # Overrides of a recipe's parts.
     "grpo by token": {"aggregation": "token"},
     "grpo by constant": {"aggregation": "constant", **LENGTH},
@@ -319,6 +320,10 @@ def test_the_gradient_is_that_of_the_reference(name: str) -> None:
     recorder = update(a_backend(), groups, CASES[name])
     assert len(recorder.gradients) == 1
     assert error(recorder.gradients[0], reference_gradient(groups, s, models())) < 1e-4
+
+
+def test_every_loss_has_a_reference() -> None:
+    assert set(ALGORITHMS) == set(RECIPES), "write down here what the paper of the new loss says"
 
 
 def test_the_rollouts_of_this_test_are_clipped_on_both_sides_with_both_signs() -> None:

@@ -1,4 +1,4 @@
-"""Where a policy lives: the protocol (`base`), PyTorch on this machine (`torch_local`)."""
+"""Where a policy lives: the protocol (`base`), PyTorch on this machine (`local`), and how one is opened (`named`)."""
 
 import os
 

@@ -6,15 +6,17 @@ train a local PyTorch model and a hosted one. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from assay.types import Completion, Datum, FloatArray, SamplingParams
 
-LossName = Literal["importance_sampling", "ppo", "cispo", "gspo", "cross_entropy"]
-LOSS_NAMES: tuple[LossName, ...] = get_args(LossName)
+Surrogate = Callable[..., Any]
+"""A loss of one's own: `(logprobs, behaviour, advantages, sequences, **thresholds) -> Tensor`, all [N] for N trained
+tokens. `logprobs` are the learner's, with gradient; `behaviour` those of the policy that sampled; `sequences` numbers
+the sequence of each token. What is returned is the loss of each token; their sum is minimised."""
 KLEstimator = Literal["k1", "k2", "k3", "abs"]
 LossTerm = Literal["policy", "kl", "entropy"]
 LOSS_TERMS: tuple[LossTerm, ...] = get_args(LossTerm)
@@ -22,19 +24,22 @@ LOSS_TERMS: tuple[LossTerm, ...] = get_args(LossTerm)
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can do; config validation refuses what it cannot."""
+    """What a backend can do; what it cannot is refused before anything is sampled."""
 
     losses: frozenset[str]
+    """Surrogates that it computes by name."""
     terms: frozenset[str]
     """Terms that can be added to a loss."""
     lora: bool
     full_weights: bool
     exact_resume: bool
+    own_losses: bool = False
+    """Whether it computes a surrogate that is given as a function."""
 
 
 @dataclass(frozen=True, slots=True)
 class KLTerm:
-    """A KL penalty inside the loss: `coef * estimator` per token, or in its unbiased form (see `backends.losses`)."""
+    """A KL penalty inside the loss: `coef * estimator` per token, or in its unbiased form (`backends.local.losses`)."""
 
     coef: float
     estimator: KLEstimator
@@ -43,17 +48,28 @@ class KLTerm:
 
 @dataclass(frozen=True, slots=True)
 class LossSpec:
-    """A loss by its Tinker name with its `loss_fn_config` (thresholds are absolute ratios), and terms added to it.
+    """A surrogate (by its Tinker name, or a function) with all its thresholds, and terms added to it.
 
-    `temperature` divides the logits, so that trained log-probabilities are those of the distribution that was sampled.
-    `kl` (against `Datum.ref_logprobs`) and `entropy_coef` (a bonus) are weighted by `Datum.weights`.
+    `config` is Tinker's `loss_fn_config`, whose thresholds are absolute ratios. `temperature` divides the logits, so
+    that trained log-probabilities are those of the distribution that was sampled. `kl` (against `Datum.ref_logprobs`)
+    and `entropy_coef` (a bonus) are weighted by `Datum.weights`.
     """
 
-    name: LossName
+    surrogate: str | Surrogate
     temperature: float = 1.0
     config: Mapping[str, float] = field(default_factory=dict)
     kl: KLTerm | None = None
     entropy_coef: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The surrogate's name."""
+        return surrogate_name(self.surrogate)
+
+
+def surrogate_name(surrogate: str | Surrogate) -> str:
+    """A surrogate's name, for messages and metrics."""
+    return surrogate if isinstance(surrogate, str) else getattr(surrogate, "__qualname__", type(surrogate).__name__)
 
 
 @dataclass(frozen=True, slots=True)

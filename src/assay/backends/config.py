@@ -1,15 +1,14 @@
-"""Config nodes of the local backend, and the settings of its losses; imports no torch."""
+"""Config nodes of the local backend, and what a run says to any backend; imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 import chz
 
-from assay.backends.base import LossSpec
 from assay.config import Above, AtLeast, Settings, UsedWhen, refuse
-from assay.errors import ConfigError
 
 AdamWKind = Literal["auto", "fused", "foreach", "loop"]
 
@@ -80,32 +79,17 @@ class LocalBackend(Settings):
     """Settings of the CUDA allocator unless the environment has some; empty leaves PyTorch's."""
 
 
-LOSS_DEFAULTS: Mapping[str, Mapping[str, float]] = {
-    "cross_entropy": {},
-    "importance_sampling": {},
-    "ppo": {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
-    "cispo": {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
-    "gspo": {"clip_low_threshold": 1 - 3e-4, "clip_high_threshold": 1 + 4e-4},
-}
-"""Loss -> its settings with their defaults: Tinker's, and those of the paper for gspo."""
+@dataclass(frozen=True)
+class PolicySpec:
+    """What a run says of its policy to whoever opens it (`backends.named`)."""
 
-
-def loss_settings(spec: LossSpec) -> dict[str, float]:
-    """The loss's settings with defaults filled in.
-
-    Raises:
-        ConfigError: an unknown loss, an unknown setting, or thresholds out of order.
-    """
-    if spec.name not in LOSS_DEFAULTS:
-        raise ConfigError(f"loss {spec.name!r} is not one of {', '.join(LOSS_DEFAULTS)}.")
-    known = LOSS_DEFAULTS[spec.name]
-    unknown = sorted(set(spec.config) - set(known))
-    if unknown:
-        raise ConfigError(
-            f"loss_fn_config sets {', '.join(unknown)}, which {spec.name} does not read, so it would do nothing. "
-            f"{spec.name} reads: {', '.join(known) or 'no settings'}."
-        )
-    merged = {**known, **spec.config}
-    if known and not 0 <= merged["clip_low_threshold"] <= merged["clip_high_threshold"]:
-        raise ConfigError(f"loss_fn_config {merged} needs 0 <= clip_low_threshold <= clip_high_threshold.")
-    return merged
+    model_name: str
+    lora_rank: int
+    seed: int
+    start: Path | None
+    """Folder of a saved policy whose weights a new run starts from."""
+    base_url: str | None
+    """Where a hosted service is."""
+    local: LocalBackend
+    scratch: ScratchModel
+    """The model to build when `model_name` is `scratch`."""

@@ -105,6 +105,22 @@ class _NotNull:
         return value is not None
 
 
+@dataclass(frozen=True, slots=True)
+class Not:
+    """Any value but one."""
+
+    value: object
+
+    @property
+    def words(self) -> str:
+        """See `Condition`."""
+        return f"not {self.value}"
+
+    def holds(self, value: object) -> bool:
+        """See `Condition`."""
+        return value != self.value
+
+
 NOT_NULL = _NotNull()
 """Any value but null."""
 

@@ -22,7 +22,7 @@ import chz
 from chz.util import MISSING
 
 from assay.config.fields import MAY_CHANGE, Bound, Code, Like, UsedWhen
-from assay.config.values import type_name
+from assay.config.values import is_readable
 from assay.errors import ConfigError
 
 
@@ -111,14 +111,12 @@ def _default_of(field: Any) -> Callable[[], Any] | None:
 
 def _check_type(name: str, annotation: Any) -> None:
     """Refuse a type that no text can be read as."""
-    try:
-        type_name(annotation)
-    except KeyError:
+    if not is_readable(annotation):
         shown = getattr(annotation, "__name__", annotation)
         raise ConfigError(
             f"The field {name} is of type {shown}, which cannot be read from text. A setting is a bool, int, float, "
             "str, Path, Literal, tuple[T, ...], Mapping[str, T], one of these or None, or a config class."
-        ) from None
+        )
 
 
 def _attribute_docs(cls: type) -> dict[str, str]:

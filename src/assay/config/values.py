@@ -58,6 +58,17 @@ def choices(annotation: Any) -> tuple[Any, ...]:
     return tuple(v for m in members(annotation) if typing.get_origin(m) is Literal for v in typing.get_args(m))
 
 
+def is_readable(annotation: Any) -> bool:
+    """Whether some value of the type can be written as text."""
+    for member in members(annotation):
+        inner = _element_type(member) if _element_type(member) is not None else entry_type(member)
+        if inner is not None and is_readable(inner):
+            return True
+        if member in _WORDS or typing.get_origin(member) is Literal or node_class(member) is not None:
+            return True
+    return False
+
+
 def type_name(annotation: Any) -> str:
     """The type in words for people: `a whole number`, `one of local, tinker`, `a number or null`."""
     words = " or ".join(_member_name(m) for m in members(annotation))
@@ -73,7 +84,7 @@ def _member_name(member: Any) -> str:
         return f"entries NAME=VALUE ({_member_name(value)} each)"
     if isinstance(member, type) and chz.is_chz(member):
         return "a group of settings"
-    return _WORDS[member]
+    return _WORDS.get(member) or f"a {member.__name__}"
 
 
 def is_of(value: object, member: Any) -> bool:

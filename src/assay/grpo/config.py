@@ -12,10 +12,10 @@ from typing import Annotated, Literal
 import chz
 
 from assay.backends.base import KLEstimator, KLTerm, LossSpec
-from assay.backends.config import LocalBackend, loss_settings
-from assay.config import NOT_NULL, Above, AtLeast, AtMost, Below, Settings, UsedWhen, refuse
+from assay.backends.config import LocalBackend
+from assay.config import NOT_NULL, Above, AtLeast, AtMost, Below, Code, Settings, UsedWhen, refuse
 from assay.grpo.health.config import HealthConfig
-from assay.grpo.recipes import Aggregation, Algorithm, Baseline, Recipe, resolve
+from assay.grpo.recipes import LOSS, Aggregation, Baseline, Recipe, canonical, check_thresholds, recipe_of, resolve
 
 KL_ALIASES: Mapping[str, KLEstimator] = {"kl1": "k1", "kl2": "k3", "kl3": "k2"}
 """The specification's names: `kl1` simple, `kl2` exponential, `kl3` quadratic. Schulman counts them differently."""
@@ -92,10 +92,12 @@ def canonical_estimator(name: str) -> KLEstimator:
 class GRPOConfig(AlgorithmConfig):
     """Everything that `GRPOTrainer` needs to know."""
 
-    loss_fn: Algorithm = "grpo"
-    """The algorithm; see `assay.grpo.recipes` for what each name stands for."""
+    loss_fn: Annotated[str | Recipe, Code(LOSS)] = chz.field(default="grpo", munger=lambda _, value: canonical(value))
+    """The algorithm: a name of `assay.grpo.recipes.RECIPES`, a recipe of your own, or its `path/to/file.py:NAME` or
+    `package.module:NAME`."""
     loss_fn_config: Mapping[str, float] = chz.field(default_factory=dict)
-    """Thresholds of the loss as absolute ratios: `clip_low_threshold`, `clip_high_threshold`."""
+    """Settings of the loss by name, over those of its recipe; `clip_low_threshold` and `clip_high_threshold` are
+    absolute ratios."""
     learning_rate: Annotated[float, AtLeast(0)] = 1e-5
     """Adam learning rate."""
     beta1: Annotated[float, AtLeast(0), Below(1)] = 0.9
@@ -136,9 +138,14 @@ class GRPOConfig(AlgorithmConfig):
     @chz.validate
     def _consistent(self) -> None:
         refuse(impossible(self))
-        loss_settings(self.loss)
+        check_thresholds(recipe_of(self.loss_fn), self.loss_fn_config)
+        if callable(self.recipe.surrogate):
+            # Who hands a function of tensors over has torch.
+            from assay.backends.local.losses import try_out
 
-    @property
+            try_out(self.loss)
+
+    @chz.init_property
     def recipe(self) -> Recipe:
         """The algorithm's parts, with what is set by itself in place."""
         return resolve(

@@ -1,66 +1,142 @@
 """What a loss name stands for: a surrogate with its thresholds, a baseline, a scale and an aggregation.
 
-    name                  surrogate            thresholds        baseline        scale  aggregation
-    grpo                  ppo                  0.8, 1.2          mean            std    sequence      arXiv 2402.03300
-    dr_grpo               ppo                  0.8, 1.2          mean            none   constant      arXiv 2503.20783
-    dapo                  ppo                  0.8, 1.28         mean            std    token         arXiv 2503.14476
-    gspo                  gspo                 1 - 3e-4, 1 + 4e-4  mean          std    sequence      arXiv 2507.18071
-    cispo                 cispo                0, 4              mean            none   token         arXiv 2506.13585
-    rloo                  importance_sampling  none              leave one out   none   constant      arXiv 2402.14740
-    ppo                   ppo                  0.8, 1.2          mean            none   token         Tinker
-    importance_sampling   importance_sampling  none              mean            none   token         Tinker
+`RECIPES` has one row for each name, and all that lists losses reads it. A row's surrogate is a function of that name in
+`assay.backends.local.losses`, which a hosted service computes by the same name. One of your own is a `Recipe` around a
+function, by reference (`loss_fn=mine.py:RECIPE`) or, in Python, as it is.
 
 Every part can be set by itself; a setting that is null is the recipe's. Imports no torch.
 """
 
 from __future__ import annotations
 
+import inspect
+import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from assay.backends.base import LossName
+from assay.backends.base import Surrogate, surrogate_name
+from assay.errors import ConfigError
+from assay.plugins import Kind, find, signature
 
-Algorithm = Literal["importance_sampling", "ppo", "cispo", "grpo", "dr_grpo", "dapo", "gspo", "rloo"]
-ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 Baseline = Literal["mean", "leave_one_out"]
 Aggregation = Literal["token", "sequence", "constant"]
+Ratio = Literal["token", "sequence"]
+
+CLIP = ("clip_low_threshold", "clip_high_threshold")
+"""Thresholds of these names are ratios between which nothing is clipped; with both, `fraction_clipped` is measured."""
+ARGUMENTS = ("logprobs", "behaviour", "advantages", "sequences")
+"""What a surrogate is called with by position; its thresholds follow by name."""
+
+
+def _is_number(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The parts of a policy-gradient algorithm."""
+    """The parts of a policy-gradient algorithm.
 
-    surrogate: LossName
+    Raises:
+        ConfigError: a part is not what it may be.
+    """
+
+    surrogate: str | Surrogate
+    """The loss of each token: the name of a surrogate in `RECIPES`, or a function of your own, see `Surrogate`."""
     thresholds: Mapping[str, float] = field(default_factory=dict)
     """Settings of the surrogate that differ from its own defaults."""
     baseline: Baseline = "mean"
     by_std: bool = False
     """Whether centred rewards are divided by their group's standard deviation."""
     aggregation: Aggregation = "token"
+    ratio: Ratio = "token"
+    """What the clip thresholds are compared with: each token's ratio, or the geometric mean over its sequence."""
+    source: str = ""
+    """Where it comes from."""
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name}={getattr(self, name)!r} is not one of {', '.join(get_args(allowed))}"
+            for name, allowed in (("baseline", Baseline), ("aggregation", Aggregation), ("ratio", Ratio))
+            if getattr(self, name) not in get_args(allowed)
+        ]
+        problems += [f"{n}={v!r} is no number" for n, v in self.thresholds.items() if not _is_number(v)]
+        given: dict[str, object] = {"surrogate": self.surrogate, "by_std": self.by_std}
+        if not isinstance(given["surrogate"], str) and not callable(given["surrogate"]):
+            problems.append(f"surrogate={self.surrogate!r} is neither a name nor a function")
+        if not isinstance(given["by_std"], bool):
+            problems.append(f"by_std={self.by_std!r} is neither True nor False")
+        if problems:
+            raise ConfigError(f"A Recipe cannot be made of this: {'; '.join(problems)}.")
+
+    @property
+    def name(self) -> str:
+        """The surrogate's name, for messages."""
+        return surrogate_name(self.surrogate)
 
 
-RECIPES: Mapping[Algorithm, Recipe] = {
-    "importance_sampling": Recipe("importance_sampling"),
-    "ppo": Recipe("ppo"),
-    "cispo": Recipe("cispo"),
-    "grpo": Recipe("ppo", by_std=True, aggregation="sequence"),
-    "dr_grpo": Recipe("ppo", aggregation="constant"),
-    "dapo": Recipe("ppo", {"clip_high_threshold": 1.28}, by_std=True),
-    "gspo": Recipe("gspo", by_std=True, aggregation="sequence"),
-    "rloo": Recipe("importance_sampling", baseline="leave_one_out", aggregation="constant"),
+def clip(low: float, high: float) -> Mapping[str, float]:
+    """The clip thresholds, as absolute ratios."""
+    return dict(zip(CLIP, (low, high), strict=True))
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "importance_sampling": Recipe("importance_sampling", source="Tinker"),
+    "ppo": Recipe("ppo", clip(0.8, 1.2), source="Tinker"),
+    "cispo": Recipe("cispo", clip(0.0, 4.0), source="arXiv 2506.13585"),
+    "grpo": Recipe("ppo", by_std=True, aggregation="sequence", source="arXiv 2402.03300"),
+    "dr_grpo": Recipe("ppo", aggregation="constant", source="arXiv 2503.20783"),
+    "dapo": Recipe("ppo", {"clip_high_threshold": 1.28}, by_std=True, source="arXiv 2503.14476"),
+    "gspo": Recipe(
+        "gspo",
+        clip(1 - 3e-4, 1 + 4e-4),
+        by_std=True,
+        aggregation="sequence",
+        ratio="sequence",
+        source="arXiv 2507.18071",
+    ),
+    "rloo": Recipe("importance_sampling", baseline="leave_one_out", aggregation="constant", source="arXiv 2402.14740"),
 }
+"""Name -> recipe. The row of a surrogate's own name has its thresholds with their defaults, and its kind of ratio."""
+
+LOSS = Kind("loss", {name: f"{__name__}:RECIPES.{name}" for name in RECIPES}, lambda found: isinstance(found, Recipe))
+"""What `loss_fn` may name."""
+
+
+def recipe_of(loss_fn: str | Recipe) -> Recipe:
+    """The recipe that `loss_fn` is or names, with the surrogate's defaults in place.
+
+    Raises:
+        ConfigError: there is none, or its surrogate is neither of a known name nor a function that can be looked into.
+    """
+    recipe: Recipe = loss_fn if isinstance(loss_fn, Recipe) else find(loss_fn, LOSS, "loss_fn")
+    if callable(recipe.surrogate):
+        defaults = {n: p.default for n, p in _parameters(recipe.surrogate).items() if _is_number(p.default)}
+        return replace(recipe, thresholds={**defaults, **recipe.thresholds})
+    own = RECIPES.get(recipe.surrogate)
+    if own is None or own.surrogate != recipe.surrogate:
+        names = ", ".join(name for name, row in RECIPES.items() if row.surrogate == name)
+        raise ConfigError(
+            f"The recipe of loss_fn={loss_fn} has surrogate={recipe.surrogate!r}, which is not one of {names}. One of "
+            "your own is a function."
+        )
+    return replace(recipe, thresholds={**own.thresholds, **recipe.thresholds}, ratio=own.ratio)
 
 
 def resolve(
-    algorithm: Algorithm,
+    loss_fn: str | Recipe,
     thresholds: Mapping[str, float],
     baseline: Baseline | None,
     by_std: bool | None,
     aggregation: Aggregation | None,
 ) -> Recipe:
-    """The recipe of an algorithm with everything that is set (not None) in its place."""
-    recipe = RECIPES[algorithm]
+    """The recipe of a loss with everything that is set (not None) in its place; `check_thresholds` says if it fits.
+
+    Raises:
+        ConfigError: as `recipe_of`.
+    """
+    recipe = recipe_of(loss_fn)
     return replace(
         recipe,
         thresholds={**recipe.thresholds, **thresholds},
@@ -68,3 +144,61 @@ def resolve(
         by_std=recipe.by_std if by_std is None else by_std,
         aggregation=recipe.aggregation if aggregation is None else aggregation,
     )
+
+
+def check_thresholds(recipe: Recipe, given: Mapping[str, float]) -> None:
+    """Refuse thresholds that the surrogate would not read, that it lacks, or that are out of order.
+
+    Args:
+        recipe: as `recipe_of` returns it.
+        given: `loss_fn_config`, which goes over the recipe's own.
+
+    Raises:
+        ConfigError: they are refused.
+    """
+    known, merged = _readable(recipe), {**recipe.thresholds, **given}
+    if unknown := sorted(set(merged) - set(known)):
+        where = "loss_fn_config" if set(unknown) & set(given) else "The recipe"
+        raise ConfigError(
+            f"{where} sets {', '.join(unknown)}, which {recipe.name} does not read, so it would do nothing. "
+            f"{recipe.name} reads: {', '.join(known) or 'no settings'}."
+        )
+    if callable(recipe.surrogate):
+        try:
+            inspect.signature(recipe.surrogate).bind(*ARGUMENTS, **merged)
+        except TypeError as error:
+            raise ConfigError(
+                f"loss_fn cannot call {recipe.name}{signature(recipe.surrogate)}: {error}. A surrogate takes "
+                f"{', '.join(ARGUMENTS)} and then its thresholds, each with a default or a value in the recipe."
+            ) from error
+    if set(CLIP) <= set(merged) and not 0 <= merged[CLIP[0]] <= merged[CLIP[1]]:
+        raise ConfigError(f"loss_fn_config {merged} needs 0 <= {CLIP[0]} <= {CLIP[1]}.")
+
+
+def canonical(loss_fn: Any) -> Any:
+    """The reference as a config keeps it, files by their absolute path; what is no text stays as it is."""
+    return LOSS.canonical(loss_fn) if isinstance(loss_fn, str) else loss_fn
+
+
+def _readable(recipe: Recipe) -> list[str]:
+    """Names of the thresholds that the surrogate reads. A `**` parameter reads what the recipe has."""
+    if not callable(recipe.surrogate):
+        return list(RECIPES[recipe.surrogate].thresholds)
+    parameters = _parameters(recipe.surrogate)
+    starred = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = [name for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD]
+    return list(dict.fromkeys([*named, *(recipe.thresholds if starred else ())]))
+
+
+def _parameters(surrogate: Surrogate) -> dict[str, inspect.Parameter]:
+    """The parameters of a surrogate behind its first four."""
+    try:
+        parameters = list(inspect.signature(surrogate).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"loss_fn: the parameters of {surrogate_name(surrogate)} cannot be read ({error}), so its thresholds are "
+            "unknown. Wrap it in a function of your own."
+        ) from error
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    taken = {p.name for p in positional[: len(ARGUMENTS)]}
+    return {p.name: p for p in parameters if p.name not in taken and p.kind is not p.VAR_POSITIONAL}

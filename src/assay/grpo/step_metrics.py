@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from assay.backends.base import LossSpec
-from assay.backends.config import loss_settings
 from assay.grpo.kl import estimates
+from assay.grpo.recipes import CLIP, Recipe
 from assay.types import Datum, FloatArray
 
 
@@ -31,7 +30,7 @@ class Pass:
     """Whether the data were sampled by exactly the policy that was trained."""
 
 
-def pass_metrics(passes: Sequence[Pass], loss: LossSpec) -> dict[str, float]:
+def pass_metrics(passes: Sequence[Pass], recipe: Recipe) -> dict[str, float]:
     """What the optimizer steps of a training step say together; `optimizer_steps` alone where there are none."""
     metrics = {"optimizer_steps": float(sum("grad_norm" in p.metrics for p in passes))}
     if not passes:
@@ -50,10 +49,10 @@ def pass_metrics(passes: Sequence[Pass], loss: LossSpec) -> dict[str, float]:
     fresh = [p for p in passes if p.fresh]
     if fresh:
         metrics |= mismatch(*_pooled([(p.data, p.logprobs) for p in fresh]))
-    settings = loss_settings(loss)
-    if settings:
-        ratios = np.concatenate([_ratios(p, loss) for p in passes])
-        outside = (ratios < settings["clip_low_threshold"]) | (ratios > settings["clip_high_threshold"])
+    if set(CLIP) <= set(recipe.thresholds):
+        low, high = (recipe.thresholds[name] for name in CLIP)
+        ratios = np.concatenate([_ratios(p, recipe) for p in passes])
+        outside = (ratios < low) | (ratios > high)
         metrics["fraction_clipped"] = float(outside.mean())
     if all(d.ref_logprobs is not None for p in passes for d in p.data):
         kl = estimates("k3", now, _trained(passes, "ref_logprobs"))
@@ -94,10 +93,10 @@ def _trained(passes: Sequence[Pass], stream: str) -> FloatArray:
     return found
 
 
-def _ratios(one: Pass, loss: LossSpec) -> FloatArray:
+def _ratios(one: Pass, recipe: Recipe) -> FloatArray:
     """The policy ratio of each trained token as the loss sees it."""
     gaps = [(now - d.logprobs)[d.mask > 0] for d, now in zip(one.data, one.logprobs, strict=True)]
-    if loss.name == "gspo":
+    if recipe.ratio == "sequence":
         gaps = [np.full_like(gap, gap.mean()) for gap in gaps if len(gap)]
     ratios: FloatArray = np.exp(np.concatenate(gaps))
     return ratios

@@ -236,7 +236,7 @@ class GRPOTrainer:
             logger.warning(
                 "No optimizer step: no group at hand had differing rewards, so there is nothing to learn from."
             )
-        metrics |= pass_metrics(passes, self.config.loss) | found
+        metrics |= pass_metrics(passes, self.config.recipe) | found
         metrics |= {"learning_rate": adam.learning_rate, "kl_coef": self.kl_coef}
         await self._after(metrics, sum(len(one.data) for one in passes))
         rewards = rewards_by_task(groups)

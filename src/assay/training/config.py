@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 import chz
 
+from assay.backends import named
 from assay.backends.config import LocalBackend, ScratchModel
 from assay.config import (
     MAY_CHANGE,
@@ -23,6 +24,7 @@ from assay.config import (
     Below,
     Code,
     Like,
+    Not,
     Settings,
     SettingsError,
     UsedWhen,
@@ -33,7 +35,7 @@ from assay.config.schema import settings
 from assay.envs.base import RENDERER, BuildContext, DatasetBuilder
 from assay.envs.named import ENVIRONMENT
 from assay.grpo.config import AlgorithmConfig, GRPOConfig
-from assay.grpo.recipes import RECIPES, Algorithm
+from assay.grpo.recipes import LOSS, canonical, recipe_of
 from assay.plugins import find
 
 
@@ -113,9 +115,11 @@ class TrainingConfig(Settings):
     """Optimizer steps per pass over a batch; the batch's groups are split evenly among them."""
     rollout_epochs: Annotated[int, AtLeast(1)] = 1
     """Passes over the rollouts of a batch, each with optimizer steps of its own, through the rollout buffer."""
-    loss_fn: Algorithm = "importance_sampling"
-    """Policy-gradient algorithm: a bare loss (`importance_sampling`, `ppo`, `cispo`), or one with the advantages and
-    aggregation of its paper (`grpo`, `dr_grpo`, `dapo`, `gspo`, `rloo`)."""
+    loss_fn: Annotated[str, Code(LOSS)] = chz.field(
+        default="importance_sampling", munger=lambda _, value: canonical(value)
+    )
+    """Policy-gradient algorithm: a name in the table of `docs/grpo.md`, or a recipe of your own as
+    `path/to/file.py:NAME` or `package.module:NAME`."""
     loss_fn_config: Mapping[str, float] = chz.field(default_factory=dict)
     """Settings of the loss, such as `loss_fn_config.clip_high_threshold=1.28` (absolute ratios)."""
     kl_penalty_coef: Annotated[float, AtLeast(0)] = 0.0
@@ -149,16 +153,19 @@ class TrainingConfig(Settings):
     """Cadence, in RL batches, of reward and length histograms; 0 turns them off."""
     tensorboard_log_per_level: Annotated[bool, UsedWhen("tensorboard_enabled", True)] = True
     """Also log metrics per tag (task type, level, side to move) to TensorBoard."""
-    base_url: Annotated[str | None, UsedWhen("backend", "tinker")] = None
-    """Custom base URL of the Tinker service (`backend=tinker` only)."""
+    base_url: Annotated[str | None, UsedWhen("backend", Not("local"))] = None
+    """Base URL of the service that a hosted backend calls."""
     load_checkpoint_path: Path | None = None
     """Start from the weights of this checkpoint folder, with a fresh optimizer and step count."""
     resume_from_batch: Annotated[int | None, AtLeast(0), MAY_CHANGE] = None
     """Resume from the checkpoint of this RL batch instead of the last one; what came after it is discarded."""
     seed: int = 0
     """Seed of everything random: initial weights, data order, sampling."""
-    backend: Literal["local", "tinker"] = "local"
-    """Where the model lives: `local` (PyTorch, this machine) or `tinker` (the hosted service)."""
+    backend: Annotated[str, Code(named.BACKEND)] = chz.field(
+        default="local", munger=lambda _, value: named.canonical(value)
+    )
+    """Where the model lives: `local` (PyTorch, this machine), or one of your own as `path/to/file.py:open` or
+    `package.module:open` (`assay.backends.named`)."""
     cache_dir: Annotated[Path, MAY_CHANGE] = Path("~/.cache/assay")
     """Where verdicts of verifier programs are kept between runs."""
     local: LocalBackend = chz.field(default_factory=LocalBackend)
@@ -183,6 +190,7 @@ class TrainingConfig(Settings):
     @chz.validate
     def _consistent(self) -> None:
         refuse(_impossible(self))
+        named.check(self.backend)
         self.trainer()
 
     def trainer(self) -> GRPOConfig:
@@ -192,7 +200,7 @@ class TrainingConfig(Settings):
             ConfigError: they cannot go together.
         """
         o, algorithm = self.optimizer, {name: getattr(self.grpo, name) for name in settings(AlgorithmConfig)}
-        if (self.grpo.aggregation or RECIPES[self.loss_fn].aggregation) == "constant":
+        if (self.grpo.aggregation or recipe_of(self.loss_fn).aggregation) == "constant":
             algorithm["constant_length"] = self.grpo.constant_length or self.max_tokens
         try:
             return GRPOConfig(

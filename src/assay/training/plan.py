@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from assay.grpo.recipes import RECIPES
 from assay.training.config import TrainingConfig
 
 
@@ -31,28 +32,37 @@ def _model(config: TrainingConfig) -> str:
         name = f"a {config.scratch.architecture} transformer from scratch ({built})"
     else:
         name = config.model_name
-    where = f"{config.local.device} device, {config.local.dtype}" if config.backend == "local" else "hosted"
-    return f"Model: {name}, training {trained}; {config.backend} backend, {where}."
+    own = f", {config.local.device} device, {config.local.dtype}" if config.backend == "local" else ""
+    return f"Model: {name}, training {trained}; {config.backend} backend{own}."
 
 
 def _rl(config: TrainingConfig, num_batches: int) -> str:
     builder = config.active_builder
     samples = builder.batch_size * builder.group_size
     turns = f" of up to {_count(config.max_turns, 'turn')}" if config.mode == "multi_turn" else ""
-    extras = ", ".join(_extras(config))
+    loss = ", ".join([_loss(config), *_extras(config)])
     passes = f" in each of {config.rollout_epochs} passes" if config.rollout_epochs > 1 else " each"
     return (
         f"RL: {_count(num_batches, 'batch')} of {_count(builder.batch_size, 'problem')} x "
         f"{_count(builder.group_size, 'rollout')}{turns} = {_count(samples, 'sample')}, "
         f"{_count(config.num_substeps, 'optimizer step')}{passes} at {config.learning_rate:g} "
-        f"({_count(num_batches * samples, 'sample')} in all). Loss: {config.loss_fn}{', ' + extras if extras else ''}."
+        f"({_count(num_batches * samples, 'sample')} in all). Loss: {loss}."
     )
+
+
+def _loss(config: TrainingConfig) -> str:
+    """The loss with the settings it was given; one of the user's own with all that is in it."""
+    recipe = config.trainer().recipe
+    if config.loss_fn in RECIPES:
+        given = [f"{name}={value:g}" for name, value in sorted(config.loss_fn_config.items())]
+        return ", ".join([config.loss_fn, *given])
+    parts = [*(f"{name}={value:g}" for name, value in recipe.thresholds.items()), f"aggregation={recipe.aggregation}"]
+    return f"{config.loss_fn} ({recipe.name}, {', '.join(parts)})"
 
 
 def _extras(config: TrainingConfig) -> Iterator[str]:
     """What changes the objective beside the loss itself."""
     trainer = config.trainer()
-    yield from (f"{name}={value:g}" for name, value in sorted(config.loss_fn_config.items()))
     if trainer.recipe.by_std:
         yield "advantages divided by their group's standard deviation"
     if trainer.kl_coef:

@@ -7,16 +7,19 @@ whatever happens.
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from assay.backends.base import AdamParams, Backend
+from assay.backends.base import AdamParams, Backend, Capabilities
+from assay.backends.config import PolicySpec
+from assay.backends.named import open_named
 from assay.config import resolved
 from assay.config.record import may_change
 from assay.envs.base import EnvData, EnvGroupBuilder, iter_builders
 from assay.errors import ConfigError
+from assay.grpo.recipes import RECIPES
 from assay.grpo.trainer import GRPOTrainer
 from assay.rollouts.renderers.base import Renderer, make_renderer
 from assay.training.config import TrainingConfig
@@ -91,9 +94,6 @@ async def open_session(config: TrainingConfig, plan: ResumePlan) -> AsyncIterato
     Raises:
         AssayError: any part cannot be had; the message says which and what to do. Nothing committed is lost.
     """
-    if config.backend == "tinker":
-        service = config.base_url or "the hosted service"
-        raise ConfigError(f"backend=tinker ({service}) is not part of this version of Assay yet; use backend=local.")
     with ExitStack() as stack:
         data = config.active_builder.build(config.build_context())
         try:
@@ -117,34 +117,54 @@ async def open_session(config: TrainingConfig, plan: ResumePlan) -> AsyncIterato
 
 
 async def make_backend(config: TrainingConfig, data: EnvData, resume: Path | None) -> Backend:
-    """The policy at the start of a run, or as saved in the folder `resume`."""
-    # torch is imported when it is needed, so that `assay train --dry-run` and config errors come at once.
-    from assay.backends.local.backend import TorchBackend
+    """The policy at the start of a run, or as saved in the folder `resume`.
 
+    Raises:
+        ConfigError: the backend cannot do what the config asks for.
+        AssayError: as `open_named`.
+    """
     start = None
     if resume is None and config.load_checkpoint_path is not None:
         start = open_checkpoint(config.load_checkpoint_path.expanduser()).policy
-    saved = resume or start
-    scratch = config.model_name == "scratch"
-    # A scratch model's tokenizer was made by the run that made the weights, so both come from the checkpoint.
-    name = str(saved / "model") if scratch and saved is not None else config.model_name
-    backend = TorchBackend.create(
-        name, config.lora_rank, config.local, config.scratch, data.tokenizer_corpus, config.seed
+    policy = PolicySpec(
+        model_name=config.model_name,
+        lora_rank=config.lora_rank,
+        seed=config.seed,
+        start=start,
+        base_url=config.base_url,
+        local=config.local,
+        scratch=config.scratch,
     )
-    loss = config.trainer().loss
-    if loss.name not in backend.capabilities.losses:
-        raise ConfigError(f"loss_fn={config.loss_fn} is not one that backend={config.backend} can compute.")
-    terms = {"kl": loss.kl is not None, "entropy": loss.entropy_coef != 0}
-    if lacking := [term for term, wanted in terms.items() if wanted and term not in backend.capabilities.terms]:
-        raise ConfigError(
-            f"backend={config.backend} cannot compute {' and '.join(lacking)} terms in the loss. Set "
-            "grpo.kl_placement=reward, and grpo.entropy_coef=0."
-        )
-    if scratch and saved is not None:
-        backend.check_scratch(config.scratch)
-    if saved is not None:
-        await backend.load_state(saved, weights_only=resume is None)
+    backend = await open_named(config.backend, policy, data, resume)
+    if problems := list(beyond(backend.capabilities, config)):
+        raise ConfigError("\n".join(problems))
     return backend
+
+
+def beyond(can: Capabilities, config: TrainingConfig) -> Iterator[str]:
+    """What a config asks for and a backend cannot do, as messages that say what to change."""
+    loss, backend = config.trainer().loss, f"backend={config.backend}"
+    computed = ", ".join(name for name, row in RECIPES.items() if row.surrogate in can.losses)
+    if callable(loss.surrogate) and not can.own_losses:
+        yield (
+            f"loss_fn={config.loss_fn} is a function of your own ({loss.name}), and {backend} computes losses by name "
+            f"alone. Set backend=local, or loss_fn to one of {computed}."
+        )
+    elif not callable(loss.surrogate) and loss.surrogate not in can.losses:
+        yield (
+            f"loss_fn={config.loss_fn} needs the surrogate {loss.name}, which {backend} does not compute. Set loss_fn "
+            f"to one of {computed}."
+        )
+    terms = {"kl": loss.kl is not None, "entropy": loss.entropy_coef != 0}
+    if lacking := [term for term, wanted in terms.items() if wanted and term not in can.terms]:
+        yield (
+            f"{backend} cannot compute {' and '.join(lacking)} terms in the loss. Set grpo.kl_placement=reward, and "
+            "grpo.entropy_coef=0."
+        )
+    if config.lora_rank and not can.lora:
+        yield f"lora_rank={config.lora_rank}, but {backend} trains no adapters. Set lora_rank=0."
+    if not config.lora_rank and not can.full_weights:
+        yield f"lora_rank=0 trains all weights, and {backend} trains adapters alone. Set lora_rank to 1 or more."
 
 
 def make_sinks(config: TrainingConfig, run: RunDirectory, batches: int) -> list[MetricSink]:

@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from assay.backends.base import AdamParams, LossName, LossSpec
+from assay.backends.base import AdamParams, LossSpec
 from assay.backends.local import forward
 from assay.backends.local.backend import TorchBackend
+from assay.backends.local.losses import SURROGATES
 from assay.backends.local.module import Module
 from assay.errors import TrainingError
 from assay.types import Datum, SamplingParams
+from support.losses import named_loss
 from support.tiny_models import VOCAB, prompts, rollout_datum, tiny_model
 
 MakeBackend = Callable[..., TorchBackend]
-LOSSES: list[LossName] = ["importance_sampling", "ppo", "cispo", "cross_entropy"]
 
 
 def rollouts(backend: TorchBackend, temperature: float = 1.0) -> list[Datum]:
@@ -45,14 +46,12 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "gpt_neox"])
-@pytest.mark.parametrize("loss", LOSSES)
-def test_gradient_does_not_depend_on_micro_batches_or_order(
-    make_backend: MakeBackend, name: str, loss: LossName
-) -> None:
+@pytest.mark.parametrize("loss", SURROGATES)
+def test_gradient_does_not_depend_on_micro_batches_or_order(make_backend: MakeBackend, name: str, loss: str) -> None:
     data = rollouts(make_backend(name), 0.9)
     # Moved behaviour log-probabilities make the clipped losses clip somewhere.
     data = [replace(d, logprobs=d.logprobs + 0.3 * d.mask * (-1) ** i) for i, d in enumerate(data)]
-    spec = LossSpec(loss, temperature=0.9)
+    spec = named_loss(loss, 0.9)
     whole = gradient(make_backend(name, micro_batch_tokens=10_000), data, spec)
     assert whole.norm() > 1e-3
     for budget in (1, 25, 60):
@@ -97,7 +96,7 @@ def test_gradient_matches_a_slow_float64_reference(make_backend: MakeBackend) ->
         total = total - (clipped * torch.from_numpy(d.mask)).sum()
     total.backward()
     want = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).float()
-    assert same(want, gradient(make_backend(), data, LossSpec("ppo", 0.8)))
+    assert same(want, gradient(make_backend(), data, named_loss("ppo", 0.8)))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen2", "gpt_neox"])
@@ -130,14 +129,14 @@ def test_tokens_outside_the_mask_never_train(make_backend: MakeBackend) -> None:
 def test_zero_advantages_give_exactly_zero_gradient(make_backend: MakeBackend) -> None:
     backend = make_backend()
     data = [replace(d, advantages=np.zeros_like(d.advantages)) for d in rollouts(backend)]
-    for loss in LOSSES:
-        assert not gradient(backend, data, LossSpec(loss)).any()
+    for loss in SURROGATES:
+        assert not gradient(backend, data, named_loss(loss)).any()
 
 
 def test_large_vocabularies_are_processed_in_chunks(make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = make_backend("llama")
     data = rollouts(backend)
-    spec = LossSpec("ppo")
+    spec = named_loss("ppo")
     whole = gradient(backend, data, spec)
     monkeypatch.setattr(forward, "LOGIT_CHUNK", 3 * VOCAB)
     assert same(whole, gradient(backend, data, spec))
@@ -174,7 +173,7 @@ def test_clipping_bounds_the_step_and_decay_spares_vectors(make_backend: MakeBac
     vectors = {n: p.clone() for n, p in backend._trained.items() if p.dim() < 2}
     matrix = backend._trained["transformer.wte.weight"].clone()
     data = [replace(d, advantages=np.zeros_like(d.advantages)) for d in rollouts(backend)]
-    asyncio.run(backend.forward_backward(data, LossSpec("ppo")))
+    asyncio.run(backend.forward_backward(data, named_loss("ppo")))
     asyncio.run(backend.optim_step(AdamParams(0.1, weight_decay=0.5)))
     assert all(torch.equal(backend._trained[n], v) for n, v in vectors.items())
     torch.testing.assert_close(backend._trained["transformer.wte.weight"].data, matrix * 0.95)

@@ -268,7 +268,7 @@ def test_rollouts_of_another_sampler_are_refused_where_a_limit_is_set(epochs: bo
 
 IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
     "typo in a choice": ({"kl_placement": "rewards"}, "kl_placement='rewards': expected one of loss, reward. Did you"),
-    "typo in the loss": ({"loss_fn": "gpro"}, "loss_fn='gpro': expected one of .*Did you mean"),
+    "typo in the loss": ({"loss_fn": "gpro"}, "loss_fn=gpro: looked for a loss of this name among .*Did you mean"),
     "fraction of a step": ({"num_substeps": 1.5}, "num_substeps=1.5: expected a whole number"),
     "text for a number": ({"learning_rate": "1e-5"}, "learning_rate='1e-5': expected a number"),
     "nan": ({"kl_coef": NAN}, "kl_coef=nan"),

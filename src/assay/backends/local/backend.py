@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +24,6 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from assay.backends.base import (
-    LOSS_NAMES,
     LOSS_TERMS,
     AdamParams,
     Capabilities,
@@ -31,15 +31,15 @@ from assay.backends.base import (
     LossSpec,
     LossTerm,
 )
-from assay.backends.config import LocalBackend, ScratchModel, loss_settings
+from assay.backends.config import LocalBackend, PolicySpec, ScratchModel
 from assay.backends.local import forward, hardware, models
-from assay.backends.local.losses import token_losses
+from assay.backends.local.losses import SURROGATES, nan_of_finite, token_losses
 from assay.backends.local.network import Network
 from assay.backends.local.optimizer import adamw, load_adamw
 from assay.backends.local.reference import BelowAdapters, FrozenWeights, OwnModel, Reference
 from assay.backends.local.sampling.decoding import Decoding
 from assay.backends.local.sampling.sampler import sample
-from assay.envs.base import TokenizerCorpus
+from assay.envs.base import EnvData, TokenizerCorpus
 from assay.errors import CheckpointError, ModelError, NonFiniteGradientError, TrainingError
 from assay.types import Completion, Datum, FloatArray, SamplingParams
 
@@ -52,11 +52,12 @@ class TorchBackend:
     """See `assay.backends.base.Backend`. Build one with `create`, or from parts that exist already."""
 
     capabilities = Capabilities(
-        losses=frozenset(LOSS_NAMES),
+        losses=frozenset(SURROGATES),
         terms=frozenset(LOSS_TERMS),
         lora=True,
         full_weights=True,
         exact_resume=True,
+        own_losses=True,
     )
 
     def __init__(
@@ -136,7 +137,12 @@ class TorchBackend:
         return await self._run(lambda: self._sample(prompts, params, seeds))
 
     async def forward_backward(self, data: Sequence[Datum], loss: LossSpec) -> ForwardBackwardOutput:
-        """See `Backend.forward_backward`."""
+        """See `Backend.forward_backward`. An error leaves no gradient, not even one of earlier calls.
+
+        Raises:
+            ConfigError: the loss is none.
+            TrainingError: a loss of the caller's own made NaN of finite numbers.
+        """
         return await self._run(lambda: self._forward_backward(data, loss))
 
     async def optim_step(self, params: AdamParams) -> Mapping[str, float]:
@@ -200,7 +206,13 @@ class TorchBackend:
             )
 
     def _forward_backward(self, data: Sequence[Datum], loss: LossSpec) -> ForwardBackwardOutput:
-        loss_settings(loss)
+        try:
+            return self._accumulate(data, loss)
+        except BaseException:
+            self._optimizer.zero_grad(set_to_none=True)
+            raise
+
+    def _accumulate(self, data: Sequence[Datum], loss: LossSpec) -> ForwardBackwardOutput:
         done: list[tuple[forward.Packed, Tensor, Tensor]] = []
         names: list[LossTerm] = []
         for packed in self._policy.micro_batches(data):
@@ -222,6 +234,8 @@ class TorchBackend:
                 sums[name] += value
             entropy, count = entropy + nats, count + len(now)
             forward.scatter(packed, now, logprobs)
+        if callable(loss.surrogate) and math.isnan(sums["policy"]) and (error := nan_of_finite(loss, logprobs, data)):
+            raise error
         metrics = {"loss:sum": sum(sums.values()), "kl:sum": sums["kl"], "entropy:mean": entropy / max(1, count)}
         return ForwardBackwardOutput(logprobs, metrics)
 
@@ -301,6 +315,27 @@ class TorchBackend:
                 f"{path} does not fit this model ({str(error).splitlines()[0]}). Load it with the settings it was "
                 "written with, or choose another checkpoint."
             ) from error
+
+
+async def open_backend(policy: PolicySpec, data: EnvData, resume: Path | None) -> TorchBackend:
+    """The policy of a run (`backend=local`); see `backends.named.Opener`.
+
+    Raises:
+        ModelError, MissingDependencyError: as `TorchBackend.create`; or the saved model is not the one of `scratch`.
+        CheckpointError: the saved policy is one of another model.
+    """
+    saved = resume or policy.start
+    scratch = policy.model_name == "scratch"
+    # A scratch model's tokenizer was made by the run that made the weights, so both come from the checkpoint.
+    name = str(saved / "model") if scratch and saved is not None else policy.model_name
+    backend = TorchBackend.create(
+        name, policy.lora_rank, policy.local, policy.scratch, data.tokenizer_corpus, policy.seed
+    )
+    if scratch and saved is not None:
+        backend.check_scratch(policy.scratch)
+    if saved is not None:
+        await backend.load_state(saved, weights_only=resume is None)
+    return backend
 
 
 def _save_tensors(state: Any, path: Path) -> None:

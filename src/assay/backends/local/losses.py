@@ -1,18 +1,9 @@
 """Token losses with Tinker's semantics: a sum over tokens, no normalisation of its own.
 
-With p the learner's log-probability of a sampled token, q the behaviour policy's, A the advantage (which carries the
-batch's normaliser) and r = exp(p - q):
-
-    cross_entropy         -p * A                      A are Tinker's `weights`
-    importance_sampling   -r * A
-    ppo                   -min(r * A, clip(r, lo, hi) * A)          lo = 0.8, hi = 1.2
-    cispo                 -stop_gradient(clip(r, lo, hi)) * p * A   lo = 0.0, hi = 4.0
-    gspo                  as ppo, with r = exp(mean over the sequence of p - q) for all its tokens; for the gradient,
-                          r * exp(p - stop_gradient(p))
-
-Thresholds are absolute ratios. Where all tokens of a sequence have one advantage, gspo has the gradient of the ratio of
-the sequence; where they differ (turns, a penalty in the reward), each token still answers for its own. Sources:
-Tinker's documentation of losses; arXiv 2507.18071, section 4.3 (GSPO-token), for gspo.
+A surrogate is a function in `SURROGATES`, under its own name. With p the learner's log-probability of a sampled token,
+q the behaviour policy's, A the advantage (which carries the batch's normaliser) and r = exp(p - q), its docstring says
+what it computes. Thresholds are absolute ratios, and have their defaults in `grpo.recipes`. Source, where a docstring
+names no other: Tinker's documentation of losses.
 
 Two terms may be added, each weighted per token by `Datum.weights` (the batch's normaliser): a KL penalty and an entropy
 bonus. With d = p - log ref, the estimators of KL(policy || reference) and what their plain gradient is on-policy:
@@ -28,13 +19,19 @@ KL(policy || reference), also for samples of an older policy (arXiv 2510.01555, 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from assay.backends.base import KLEstimator, KLTerm, LossSpec, LossTerm
-from assay.backends.config import loss_settings
+from assay.backends.base import KLEstimator, KLTerm, LossSpec, LossTerm, Surrogate
+from assay.errors import ConfigError, TrainingError
+from assay.types import Datum, FloatArray
+
+F = TypeVar("F", bound=Callable[..., Tensor])
 
 
 @dataclass(frozen=True)
@@ -77,21 +74,108 @@ def token_losses(spec: LossSpec, logprobs: Tensor, entropies: Tensor, data: Stre
     return terms
 
 
+def surrogate_of(spec: LossSpec) -> Surrogate:
+    """The function of a loss.
+
+    Raises:
+        ConfigError: it is a name that is not in the table.
+    """
+    if callable(spec.surrogate):
+        return spec.surrogate
+    if spec.surrogate not in SURROGATES:
+        raise ConfigError(f"loss {spec.surrogate!r} is not one of {', '.join(SURROGATES)}.")
+    return SURROGATES[spec.surrogate]
+
+
 def policy_loss(spec: LossSpec, logprobs: Tensor, data: Streams) -> Tensor:
-    """The surrogate of each token, [N]; see the module."""
-    config = loss_settings(spec)
-    if spec.name == "cross_entropy":
-        return -logprobs * data.advantages
-    log_ratio = logprobs - data.behaviour
-    if spec.name == "gspo":
-        log_ratio = sequence_mean(log_ratio.detach(), data.sequences) + (logprobs - logprobs.detach())
-    ratio = torch.exp(log_ratio)
-    if spec.name == "importance_sampling":
-        return -ratio * data.advantages
-    clipped = ratio.clamp(config["clip_low_threshold"], config["clip_high_threshold"])
-    if spec.name == "cispo":
-        return -clipped.detach() * logprobs * data.advantages
-    return -torch.minimum(ratio * data.advantages, clipped * data.advantages)
+    """The surrogate of each token, [N].
+
+    Raises:
+        ConfigError: a surrogate that was given as a function returned something else than a loss for each token.
+    """
+    found = surrogate_of(spec)(logprobs, data.behaviour, data.advantages, data.sequences, **spec.config)
+    if callable(spec.surrogate) and (problem := _not_a_loss(found, logprobs)):
+        raise ConfigError(
+            f"loss_fn: {spec.name} returned {problem}. A surrogate returns a tensor with the loss of each token, [N] "
+            "as logprobs is, computed from logprobs; their sum is minimised."
+        )
+    return found  # type: ignore[no-any-return]
+
+
+SURROGATES: dict[str, Callable[..., Tensor]] = {}
+"""Name -> function; see `backends.base.Surrogate`."""
+
+
+def named(function: F) -> F:
+    """Enter a surrogate into the table, by its name."""
+    SURROGATES[function.__name__] = function
+    return function
+
+
+@named
+def cross_entropy(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, sequences: Tensor) -> Tensor:
+    """`-p * A`, of supervised training; A are Tinker's `weights`."""
+    return -logprobs * advantages
+
+
+@named
+def importance_sampling(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, sequences: Tensor) -> Tensor:
+    """`-r * A`."""
+    return -torch.exp(logprobs - behaviour) * advantages
+
+
+@named
+def ppo(
+    logprobs: Tensor,
+    behaviour: Tensor,
+    advantages: Tensor,
+    sequences: Tensor,
+    *,
+    clip_low_threshold: float,
+    clip_high_threshold: float,
+) -> Tensor:
+    """`-min(r * A, clip(r, lo, hi) * A)`."""
+    return _clipped(torch.exp(logprobs - behaviour), advantages, clip_low_threshold, clip_high_threshold)
+
+
+@named
+def cispo(
+    logprobs: Tensor,
+    behaviour: Tensor,
+    advantages: Tensor,
+    sequences: Tensor,
+    *,
+    clip_low_threshold: float,
+    clip_high_threshold: float,
+) -> Tensor:
+    """`-stop_gradient(clip(r, lo, hi)) * p * A`."""
+    clipped = torch.exp(logprobs - behaviour).clamp(clip_low_threshold, clip_high_threshold)
+    return -clipped.detach() * logprobs * advantages
+
+
+@named
+def gspo(
+    logprobs: Tensor,
+    behaviour: Tensor,
+    advantages: Tensor,
+    sequences: Tensor,
+    *,
+    clip_low_threshold: float,
+    clip_high_threshold: float,
+) -> Tensor:
+    """As ppo, with r = exp(mean over the sequence of p - q) for all its tokens; its gradient is r times that of p.
+
+    Where all tokens of a sequence have one advantage, it has the gradient of the ratio of the sequence; where they
+    differ (turns, a penalty in the reward), each token still answers for its own. Source: arXiv 2507.18071, section
+    4.3 (GSPO-token).
+    """
+    mean = sequence_mean((logprobs - behaviour).detach(), sequences)
+    ratio = torch.exp(mean + (logprobs - logprobs.detach()))
+    return _clipped(ratio, advantages, clip_low_threshold, clip_high_threshold)
+
+
+def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    return -torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
 
 
 def sequence_mean(values: Tensor, sequences: Tensor) -> Tensor:
@@ -123,3 +207,58 @@ def kl_estimate(estimator: KLEstimator, difference: Tensor) -> Tensor:
     if estimator == "k3":
         return torch.expm1(-difference) + difference
     return difference.abs()
+
+
+def _not_a_loss(found: object, logprobs: Tensor) -> str | None:
+    """What a surrogate returned instead of a loss for each token, in words; None where it did."""
+    if not isinstance(found, Tensor):
+        return f"a {type(found).__name__}"
+    if found.shape != logprobs.shape:
+        return f"a tensor of shape {list(found.shape)} for {len(logprobs)} tokens"
+    if found.device != logprobs.device:
+        return f"a tensor on {found.device} for tokens on {logprobs.device}"
+    if logprobs.requires_grad and not found.requires_grad:
+        return "a tensor that does not depend on logprobs, so that nothing would be learnt from it"
+    return None
+
+
+def try_out(spec: LossSpec) -> None:
+    """Call a surrogate that was given as a function on a few made-up tokens, so that a fault is seen before a run.
+
+    Raises:
+        ConfigError: it returned something else than a loss for each token, or NaN.
+    """
+    logprobs = torch.tensor([-1.0, -0.5, -2.0, -0.1, -3.0], requires_grad=True)
+    behaviour = torch.tensor([-1.2, -0.5, -1.0, -0.2, -3.5])
+    advantages = torch.tensor([0.5, -0.5, 0.25, -0.25, 0.1])
+    streams = Streams(torch.arange(5), behaviour, advantages, torch.tensor([0, 0, 1, 1, 1]))
+    with torch.enable_grad():
+        found = policy_loss(spec, logprobs, streams)
+    if bool(torch.isnan(found).any()):
+        raise ConfigError(
+            f"loss_fn: {spec.name} returned NaN ({found.tolist()}) for logprobs {logprobs.tolist()}, behaviour "
+            f"{behaviour.tolist()}, advantages {advantages.tolist()} and the thresholds {dict(spec.config)}."
+        )
+
+
+def nan_of_finite(spec: LossSpec, logprobs: Sequence[FloatArray], data: Sequence[Datum]) -> TrainingError | None:
+    """The error for a surrogate that made NaN of finite numbers; None where what it was given was not finite.
+
+    Args:
+        logprobs: the learner's, as `ForwardBackwardOutput.logprobs`.
+    """
+    columns = [
+        np.concatenate([stream[d.mask > 0] for stream, d in zip(streams, data, strict=True)])
+        for streams in (logprobs, [d.logprobs for d in data], [d.advantages for d in data])
+    ]
+    if not all(np.isfinite(column).all() for column in columns):
+        return None
+    ranges = [
+        f"{name} between {column.min():.4g} and {column.max():.4g}"
+        for name, column in zip(("logprobs", "behaviour", "advantages"), columns, strict=True)
+    ]
+    return TrainingError(
+        f"loss_fn: {spec.name} returned NaN although everything that it was given is finite: {len(columns[0])} tokens "
+        f"with {', '.join(ranges)}. The weights were left as they were. Bound what it divides by, takes the logarithm "
+        "of or raises to a power."
+    )

@@ -1,0 +1,85 @@
+"""Who holds the policy: what the setting `backend` names, and how it is opened.
+
+    local           a PyTorch model on this machine (`backends/local`)
+    mine.py:open    one of your own: `async def open(policy, data, resume) -> Backend`
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+from assay.backends.base import Backend
+from assay.backends.config import PolicySpec
+from assay.envs.base import EnvData
+from assay.errors import ConfigError
+from assay.plugins import Kind, find, signature
+
+Opener = Callable[[PolicySpec, EnvData, Path | None], Coroutine[Any, Any, Backend]]
+"""`async (policy, data, resume) -> Backend`. `resume` is the folder that the backend's `save_state` wrote, to go
+on from exactly there; None is a new run, which begins with the weights of the folder `policy.start` where that is set.
+"""
+
+BACKEND = Kind("backend", {"local": "assay.backends.local.backend:open_backend"}, inspect.isroutine)
+"""What `backend` may name."""
+TO_COME: Mapping[str, str] = {
+    "tinker": "backend=tinker (the hosted service) is not part of this version of Assay yet; use backend=local."
+}
+"""Names that will be backends -> what is said of them until then."""
+
+
+def canonical(backend: Any) -> Any:
+    """The reference as a config keeps it, files by their absolute path; what is no text stays as it is."""
+    return BACKEND.canonical(backend) if isinstance(backend, str) else backend
+
+
+def check(reference: str) -> None:
+    """Refuse what is no backend, without loading one of Assay's own (and torch with it).
+
+    Raises:
+        ConfigError: as `plugins.find`, or it is to come.
+    """
+    if reference not in BACKEND.known:
+        _opener(reference)
+
+
+async def open_named(reference: str, policy: PolicySpec, data: EnvData, resume: Path | None) -> Backend:
+    """Open a policy.
+
+    Raises:
+        ConfigError: there is no such backend, or what it opened is none.
+        AssayError: what the backend raises.
+    """
+    backend = await _opener(reference)(policy, data, resume)
+    if lacking := sorted(name for name in _members(Backend) if not hasattr(backend, name)):
+        raise ConfigError(
+            f"backend={reference} opened a {type(backend).__name__}, which is no backend: it lacks "
+            f"{', '.join(lacking)}. See assay.backends.base.Backend."
+        )
+    return backend
+
+
+def _opener(reference: str) -> Opener:
+    if reference in TO_COME:
+        raise ConfigError(TO_COME[reference])
+    found: Opener = find(reference, BACKEND, "backend")
+    wrong = "" if inspect.iscoroutinefunction(found) else "it is not async"
+    try:
+        inspect.signature(found).bind("policy", "data", "resume")
+    except TypeError as error:
+        wrong = str(error)
+    if wrong:
+        raise ConfigError(
+            f"backend={reference} has the signature {signature(found)}: {wrong}. A backend is opened by "
+            "`async def open(policy, data, resume)`."
+        )
+    return found
+
+
+def _members(protocol: type) -> set[str]:
+    """What a class has to have to be of a protocol."""
+    return {*protocol.__annotations__, *(name for name in vars(protocol) if not name.startswith("_"))}
