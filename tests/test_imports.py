@@ -18,8 +18,7 @@ LAYERS = [
     ["assay.config.schema", "assay.config.sources", "assay.config.__init__"],
     ["assay.storage", "assay.backends.base"],
     ["assay.sandbox", "assay.retrieval"],
-    ["assay.rewards"],
-    ["assay.kernels"],
+    ["assay.rewards", "assay.kernels"],
     ["assay.envs", "assay.backends.config"],
     ["assay.rollouts", "assay.backends"],
     ["assay.grpo"],
@@ -138,6 +137,8 @@ def test_the_rules_tell_up_from_down() -> None:
     assert not illegal_import("assay.training.loop", "assay.training.config")
     assert illegal_import("assay.envs.base", "assay.rollouts.runner")
     assert illegal_import("assay.rewards.engine", "assay.kernels.grader")
+    assert illegal_import("assay.kernels.grader", "assay.rewards.engine")
+    assert illegal_import("assay.storage.keyed_store", "assay.rewards.base")
     assert illegal_import("assay.grpo.trainer", "assay.training.loop")
     assert illegal_import("assay.training.config", "assay.config.loader")
 

@@ -20,7 +20,7 @@ from assay.integrations.common.settings import HostConfig, plain, read_settings,
 from assay.integrations.rewards import find_reward
 from assay.rewards import Client, RewardEngine, Sample
 from assay.rewards.base import Caller, CallFailure, Outcome, Request, Reward
-from assay.rewards.cache import default_cache_path
+from assay.rewards.client.reply_cache import default_cache_path
 from assay.rewards.client.resources import api_key
 from assay.rewards.failures import rewards_of
 from assay.rewards.shared.hub import SharedCaller

@@ -1,4 +1,4 @@
-"""The file of a reply cache: opened under a lock, and moved aside, never deleted, where it cannot be used.
+"""The SQLite file of a keyed store: opened under a lock, and moved aside, never deleted, where it cannot be used.
 
 Whoever opens the file, or finds it damaged, holds an flock on `<file>.lock` meanwhile. Two processes that find the same
 damage therefore move it once: the second sees another inode at the path and opens what the first has begun.
@@ -23,12 +23,15 @@ logger = logging.getLogger(__name__)
 SCHEMA_VERSION = 1
 """Kept in the file's `user_version`. A file of another version is moved aside."""
 APPLICATION_ID = 0x41535259
-"""Kept in the file's header: tells a reply cache from any other SQLite database."""
+"""Kept in the file's header: tells a keyed store from any other SQLite database."""
+FILE_MODE = 0o600
+"""Of a file that is made here: what is kept may be private. One that its owner has opened to others stays so."""
 BUSY_TIMEOUT_S = 2.0
 """How long a statement waits for another process that holds the database."""
 LOCK_TIMEOUT_S = 10.0
 """How long to wait for other processes that are opening the file."""
 
+# Replies were the first values kept this way. The table has kept their name, so that what was paid for is still read.
 _SCHEMA = (
     "CREATE TABLE replies "
     "(id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, reply BLOB NOT NULL, checksum INTEGER NOT NULL)"
@@ -54,7 +57,7 @@ _EVICT_ROWS = 4096
 _EVICT_SLACK = 1_000_000
 """Bytes dropped beyond what is needed, so that not every write drops something."""
 _ROW_OVERHEAD = 200
-"""Bytes of a row beside its reply: the key twice, the ids, and what a page leaves unused."""
+"""Bytes of a row beside its value: the key twice, the ids, and what a page leaves unused."""
 _VACUUM_PAGES = 1024
 """Most pages that one write gives back to the disk after the bound was made smaller."""
 
@@ -77,8 +80,22 @@ SqliteFailure = (sqlite3.DatabaseError, UnicodeDecodeError)
 """What a statement may raise because of the file."""
 
 
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a store keeps, in the words of its messages."""
+
+    store: str
+    """What the store is called: `reply cache`."""
+    items: str
+    """What its values are called: `replies`."""
+    made_again: str
+    """What becomes of a value that is lost: `asked and paid for again`."""
+    cure: str
+    """What to do where there can be no store: which setting names another file, which does without."""
+
+
 class Unusable(Exception):
-    """The file is no reply cache that this version can read. `label` becomes part of its name once moved aside."""
+    """The file is no store that this version can read. `label` becomes part of its name once moved aside."""
 
     def __init__(self, label: str, reason: str) -> None:
         super().__init__(reason)
@@ -91,6 +108,7 @@ class OpenFile:
 
     db: sqlite3.Connection
     inode: int
+    read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +146,8 @@ def inode_of(path: Path) -> int | None:
         return None
 
 
-def open_file(path: Path, damage: Unusable | None = None, inode: int | None = None) -> OpenFile:
-    """Open the reply cache at `path`, making it and its folder where there is none.
+def open_file(path: Path, contents: Contents, damage: Unusable | None = None, inode: int | None = None) -> OpenFile:
+    """Open the store at `path`, making it and its folder where there is none.
 
     With `damage`, the file of that `inode` is moved aside first, unless another process has done so.
 
@@ -140,18 +158,42 @@ def open_file(path: Path, damage: Unusable | None = None, inode: int | None = No
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with locked(path.with_name(path.name + ".lock"), LOCK_TIMEOUT_S):
             if damage is not None and inode == inode_of(path):
-                _move_aside(path, damage)
+                _move_aside(path, contents, damage)
             try:
                 return _connect(path)
             except Unusable as found:
-                _move_aside(path, found)
+                _move_aside(path, contents, found)
                 return _connect(path)
     except (OSError, sqlite3.Error, Unusable) as error:
         raise CacheError(
-            f"the reply cache {path} cannot be opened: {error}. Without it every reply would be paid for again. Make "
-            "the file and its folder writable for this user and free disk space, or choose another place with "
-            "cache_path=..., or do without with cache=false."
+            f"the {contents.store} {path} cannot be opened: {error}. Without it {contents.items} would always be "
+            f"{contents.made_again}. Make the file and its folder writable for this user and free disk space, or "
+            f"{contents.cure}."
         ) from error
+
+
+def open_for_reading(path: Path) -> OpenFile | None:
+    """The store at `path` in a folder that cannot be written; None where it cannot be read without writing either.
+
+    Nobody can be writing there, so the file is taken as it stands, unless a log that was left behind is still to be
+    merged into it.
+    """
+    log = path.with_name(path.name + "-wal")
+    try:
+        if log.exists() and log.stat().st_size:
+            return None
+        db = sqlite3.connect(f"{path.as_uri()}?immutable=1", uri=True, isolation_level=None, check_same_thread=False)
+    except (OSError, sqlite3.Error):
+        return None
+    try:
+        db.text_factory = bytes
+        if db.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID:
+            _check_schema(db)
+            return OpenFile(db, path.stat().st_ino, read_only=True)
+    except (OSError, Unusable, *SqliteFailure):
+        pass  # the caller has said already that the file cannot be used
+    db.close()
+    return None
 
 
 def evict(db: sqlite3.Connection, extent: Extent, max_bytes: int, added: int) -> int:
@@ -178,7 +220,7 @@ def evict(db: sqlite3.Connection, extent: Extent, max_bytes: int, added: int) ->
 @contextmanager
 def locked(path: Path, timeout_s: float) -> Iterator[None]:
     """Hold an exclusive flock on `path`, which is made and stays. Raises TimeoutError when others do not let go."""
-    with open(path, "ab") as file:
+    with open(path, "ab", opener=_private) as file:
         give_up = time.monotonic() + timeout_s
         while True:
             try:
@@ -191,9 +233,14 @@ def locked(path: Path, timeout_s: float) -> Iterator[None]:
         yield
 
 
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, FILE_MODE)
+
+
 def _connect(path: Path) -> OpenFile:
     if path.exists() and 0 < path.stat().st_size < _SMALLEST_DATABASE:
         raise Unusable("damaged", "file is not a database")  # SQLite would take it for an empty one and overwrite it.
+    open(path, "ab", opener=_private).close()  # SQLite gives a file's companions the mode of the file
     db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
         # Text comes back as bytes, so that damaged text reaches the checksum instead of failing to decode.
@@ -232,7 +279,7 @@ def _check_schema(db: sqlite3.Connection) -> None:
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     elif application != APPLICATION_ID:
-        raise Unusable("foreign", "it is a database of another program")
+        raise Unusable("foreign", "it is a database of another program, or of an older Assay")
     elif version != SCHEMA_VERSION:
         raise Unusable(f"version-{version}", f"its schema version is {version}, this Assay's is {SCHEMA_VERSION}")
     elif db.execute("PRAGMA encoding").fetchone()[0] != b"UTF-8":
@@ -240,7 +287,7 @@ def _check_schema(db: sqlite3.Connection) -> None:
     db.execute("SELECT id, key, reply, checksum FROM replies LIMIT 1").fetchone()
 
 
-def _move_aside(path: Path, damage: Unusable) -> None:
+def _move_aside(path: Path, contents: Contents, damage: Unusable) -> None:
     """Rename the file and its companions. A process that still has it open goes on with it until its next write."""
     number = 1
     while (aside := path.with_name(f"{path.name}.{damage.label}-{number}")).exists():
@@ -250,9 +297,12 @@ def _move_aside(path: Path, damage: Unusable) -> None:
         if part.exists():
             os.replace(part, aside.with_name(aside.name + suffix))
     logger.warning(
-        "the reply cache %s cannot be used (%s). It was moved to %s and an empty one begun, so its replies will be "
-        "asked and paid for again. Nothing was deleted.",
+        "the %s %s cannot be used (%s). It was moved to %s and an empty one begun, so its %s will be %s. Nothing was "
+        "deleted.",
+        contents.store,
         path,
         damage,
         aside,
+        contents.items,
+        contents.made_again,
     )

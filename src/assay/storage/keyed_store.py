@@ -1,30 +1,32 @@
-"""Raw replies of judges kept on disk across runs and processes, in one SQLite file (write-ahead log; a local disk).
+"""Bytes by key, kept on disk across runs and processes in one SQLite file (write-ahead log; a local disk).
+
+    store = KeyedStore(path, max_mb=256, contents=REPLIES)
+    store.put([(key, value)])
+    store.get(key)
 
 Rows are kept in the order of their last use, which is their row id: a counter, so no clock is ever asked. Beyond the
 size bound the lowest ids go. A read that saves an old row from that moves it to the top, together with the next write.
 
-Nothing here may lose a reply or stop a run. What cannot be written stays in memory and is tried again; a damaged file
-is moved aside and a new one begun (`cache_file`). Each says so once.
+Nothing here may lose a value or stop a run. What cannot be written stays in memory and is tried again; a damaged file
+is moved aside and a new one begun (`sqlite_file`). Each says so once, in the words of what is kept (`Contents`).
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import os
 import sqlite3
 import time
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from assay.errors import CacheError
-from assay.rewards.base import Reply
-from assay.rewards.cache_file import (
+from assay.storage.sqlite_file import (
     EXTENT,
+    Contents,
     Extent,
     OpenFile,
     SqliteFailure,
@@ -34,19 +36,19 @@ from assay.rewards.cache_file import (
     is_damage,
     is_refusal,
     open_file,
+    open_for_reading,
 )
 
 logger = logging.getLogger(__name__)
 
-MAX_UNWRITTEN_CHARS = 32_000_000
-"""Text of replies that is kept in memory while it cannot be written; beyond it the oldest are given up."""
+MAX_UNWRITTEN_BYTES = 32_000_000
+"""Values that are kept in memory while they cannot be written; beyond it the oldest are given up."""
 MAX_TOUCHED = 4096
 """Rows read whose use is not yet written."""
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 30.0
 """A failing disk is tried again after the first, then ever more rarely up to the last."""
 
-_JSON = json.JSONDecoder()
 _KEYS_PER_QUERY = 500
 _LAST_ID = 2**62
 _NOTHING_STALE = -(2**63)
@@ -55,8 +57,8 @@ _SELECT = "SELECT id, reply, checksum FROM replies WHERE key = ?"
 _INSERT = "INSERT OR REPLACE INTO replies (id, key, reply, checksum) VALUES (?, ?, ?, ?)"
 
 
-def default_cache_path() -> Path:
-    """The user's own cache file: `assay/rewards.sqlite` in $XDG_CACHE_HOME, or in ~/.cache.
+def default_path(name: str) -> Path:
+    """The user's own store of that file name: `assay/<name>` in $XDG_CACHE_HOME, or in ~/.cache.
 
     Raises:
         CacheError: neither that variable nor a home folder is known.
@@ -67,113 +69,97 @@ def default_cache_path() -> Path:
         folder = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
     except RuntimeError as error:
         raise CacheError(
-            f"no folder for the reply cache: {error}. Set HOME or XDG_CACHE_HOME, choose a file with cache_path=..., "
-            "or do without with cache=false."
+            f"no folder for {name}: {error}. Set HOME or XDG_CACHE_HOME, choose a file with cache_path=..., or do "
+            "without with cache=false."
         ) from error
-    return folder / "assay" / "rewards.sqlite"
+    return folder / "assay" / name
 
 
-@dataclass(frozen=True, slots=True)
-class StoredReply:
-    """What is kept of a reply: what the judge said, and the tokens that it was billed for."""
-
-    text: str
-    finish_reason: str = "stop"
-    model: str = ""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-    @classmethod
-    def of(cls, reply: Reply) -> StoredReply:
-        """What is to be kept of `reply`."""
-        usage = reply.usage
-        return cls(reply.text, reply.finish_reason, reply.model, usage.prompt_tokens, usage.completion_tokens)
-
-    def reply(self) -> Reply:
-        """The reply again, which now costs nothing."""
-        return Reply(text=self.text, finish_reason=self.finish_reason, model=self.model, cached=True)
-
-    def encoded(self) -> bytes:
-        """As JSON in UTF-8."""
-        fields = [self.text, self.finish_reason, self.model, self.prompt_tokens, self.completion_tokens]
-        try:
-            return json.dumps(fields, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            return json.dumps(fields).encode()  # Half of a surrogate pair, which JSON may hold but UTF-8 may not.
-
-
-class ReplyCache:
-    """Replies by key. One object serves one caller at a time; any number of processes may have the file open.
+class KeyedStore:
+    """Values by key. One object serves one caller at a time; any number of processes may have the file open.
 
     Close it before a fork, and open it again in each process. `evicted` counts the rows dropped for the size bound,
-    `write_failures` the writes that did not reach the disk at once, `lost` the replies that never will.
+    `write_failures` the writes that did not reach the disk at once, `lost` the values that never will.
     """
 
-    def __init__(self, path: Path, max_mb: int) -> None:
-        """Open the file, making it and its folder if needed; `max_mb` bounds its size (1 MB is 10**6 bytes).
+    def __init__(self, path: Path, max_mb: int, contents: Contents, *, required: bool = True) -> None:
+        """Open the file, making it and its folder if needed.
+
+        Args:
+            path: The file.
+            max_mb: Bound of its size (1 MB is 10**6 bytes).
+            contents: What is kept, for messages.
+            required: False goes on without a file that cannot be opened: it is read if that is possible, new values
+                are kept in memory, and a warning says so.
 
         Raises:
-            CacheError: it can neither be opened nor replaced by a new one.
+            CacheError: it is required, and can neither be opened nor replaced by a new one.
         """
         # SQLite resolves links, and puts the companions of the file beside the real one.
         self.path = Path(os.path.realpath(path))
         self.evicted = 0
         self.write_failures = 0
         self.lost = 0
+        self._contents = contents
         self._max_bytes = max_mb * 1_000_000
-        self._unwritten: dict[str, StoredReply | None] = {}
-        self._unwritten_chars = 0
+        self._unwritten: dict[str, bytes | None] = {}
+        self._unwritten_bytes = 0
         self._touched: dict[int, None] = {}
         self._stale_below = _NOTHING_STALE
         self._reading = _Retry()
         self._writing = _Retry()
         self._said_damaged_row = False
         self._closed = False
-        self._file: OpenFile | None = open_file(self.path)
+        self._file: OpenFile | None = None
+        try:
+            self._file = open_file(self.path, contents)
+        except CacheError as error:
+            if required:
+                raise
+            self._file = open_for_reading(self.path)
+            self._unwritable(error)
         for extent in self._rows(EXTENT, ()):
             self._note_extent(Extent(*extent))
 
-    def get(self, key: str) -> StoredReply | None:
-        """The stored reply, or None."""
+    def get(self, key: str) -> bytes | None:
+        """The stored value, or None."""
         if self._unwritten and key in self._unwritten:
             return self._unwritten[key]
         for row_id, body, checksum in self._rows(_SELECT, (key,)):
-            return self._decoded(key, row_id, body, checksum)
+            return self._sound(key, row_id, body, checksum)
         return None
 
-    def get_many(self, keys: Iterable[str]) -> dict[str, StoredReply]:
-        """The stored replies among `keys`; cheaper than one by one."""
-        found: dict[str, StoredReply] = {}
+    def get_many(self, keys: Iterable[str]) -> dict[str, bytes]:
+        """The stored values among `keys`; cheaper than one by one."""
+        found: dict[str, bytes] = {}
         wanted = []
         for key in dict.fromkeys(keys):
             if key not in self._unwritten:
                 wanted.append(key)
-            elif (reply := self._unwritten[key]) is not None:
-                found[key] = reply
+            elif (value := self._unwritten[key]) is not None:
+                found[key] = value
         for start in range(0, len(wanted), _KEYS_PER_QUERY):
             some = wanted[start : start + _KEYS_PER_QUERY]
             marks = ",".join("?" * len(some))
             for raw, *row in self._rows(f"SELECT key, id, reply, checksum FROM replies WHERE key IN ({marks})", some):
                 key = raw.decode(errors="replace") if isinstance(raw, bytes) else ""
-                if (reply := self._decoded(key, *row)) is not None:
-                    found[key] = reply
+                if (value := self._sound(key, *row)) is not None:
+                    found[key] = value
         return found
 
-    def put(self, rows: Sequence[tuple[str, StoredReply]]) -> bool:
-        """Store replies in one transaction, replacing what was there. Never raises for a disk that fails.
+    def put(self, rows: Sequence[tuple[str, bytes]]) -> bool:
+        """Store values in one transaction, replacing what was there. Never raises for a disk that fails.
 
         True: they are on disk and outlive this process, however it ends. False: the disk did not take them; this
         object still finds them, and writes them later.
         """
-        for key, reply in rows:
-            self._unwritten.pop(key, None)
-            self._unwritten[key] = reply
-            self._unwritten_chars += len(reply.text)
+        for key, value in rows:
+            self._set_unwritten(key, value)
         return self._write()
 
     def drop(self, key: str) -> None:
-        """Forget a reply."""
-        self._unwritten[key] = None
+        """Forget a value."""
+        self._set_unwritten(key, None)
         self._write()
 
     def close(self) -> None:
@@ -188,7 +174,7 @@ class ReplyCache:
         self._disconnect()
 
     def __len__(self) -> int:
-        """Number of stored replies; counts them one by one."""
+        """Number of stored values; counts them one by one."""
         rows = self._rows("SELECT count(*) FROM replies", ())
         return int(rows[0][0]) if rows else 0
 
@@ -204,21 +190,24 @@ class ReplyCache:
         self._reading.worked()
         return rows
 
-    def _decoded(self, key: str, row_id: int, body: object, checksum: object) -> StoredReply | None:
+    def _sound(self, key: str, row_id: int, body: object, checksum: object) -> bytes | None:
+        """The value of a row, if it is what was written."""
         if not isinstance(body, bytes) or _checksum(key, body) != checksum:
             if not self._said_damaged_row:
                 self._said_damaged_row = True
                 logger.warning(
-                    "a reply in %s does not match its checksum: the disk has changed it. It counts as not stored and "
-                    "will be asked again. Check the disk. Further such replies are not reported.",
+                    "a row of the %s %s does not match its checksum: the disk has changed it. It counts as not stored "
+                    "and will be %s. Check the disk. Further such rows are not reported.",
+                    self._contents.store,
                     self.path,
+                    self._contents.made_again,
                 )
             return None
         if row_id < self._stale_below:
             self._touched[row_id] = None
             if len(self._touched) >= MAX_TOUCHED:
                 self._write()
-        return StoredReply(*_JSON.raw_decode(body.decode())[0])
+        return body
 
     def _write(self) -> bool:
         """Write everything that waits for it, unless that has failed too recently to be tried again."""
@@ -234,15 +223,15 @@ class ReplyCache:
         except (*SqliteFailure, Unusable, CacheError, OSError) as error:
             return self._unwritable(error)
         if self._writing.worked():
-            logger.warning("the reply cache %s can be written again.", self.path)
+            logger.warning("the %s %s can be written again.", self._contents.store, self.path)
         self._unwritten.clear()
-        self._unwritten_chars = 0
+        self._unwritten_bytes = 0
         self._touched.clear()
         return True
 
     def _transact(self, db: sqlite3.Connection) -> None:
-        bodies = [(key, reply.encoded()) for key, reply in self._unwritten.items() if reply is not None]
-        dropped = [(key,) for key, reply in self._unwritten.items() if reply is None]
+        bodies = [(key, value) for key, value in self._unwritten.items() if value is not None]
+        dropped = [(key,) for key, value in self._unwritten.items() if value is None]
         with db:
             db.execute("BEGIN IMMEDIATE")
             top = db.execute("SELECT max(id) FROM replies").fetchone()[0] or 0
@@ -269,15 +258,17 @@ class ReplyCache:
         """The connection, made anew where the file has been deleted or moved aside by others, or could not be made."""
         if self._file is not None and self._file.inode != inode_of(self.path):
             self._disconnect()
-        if self._file is None:
-            self._file = open_file(self.path)
+        if self._file is None or self._file.read_only:
+            opened = open_file(self.path, self._contents)
+            self._disconnect()
+            self._file = opened
         return self._file.db
 
     def _replaced(self, damage: Exception) -> sqlite3.Connection:
         """A connection to a new file, the damaged one moved aside."""
         inode = self._file.inode if self._file is not None else None
         self._disconnect()
-        self._file = open_file(self.path, Unusable("damaged", str(damage)), inode)
+        self._file = open_file(self.path, self._contents, Unusable("damaged", str(damage)), inode)
         return self._file.db
 
     def _disconnect(self) -> None:
@@ -292,15 +283,18 @@ class ReplyCache:
             try:
                 self._replaced(error)
             except CacheError as failure:
-                logger.warning("%s Replies are kept in memory meanwhile.", failure)
+                logger.warning("%s New %s are kept in memory meanwhile.", failure, self._contents.items)
         elif not is_refusal(error):
             raise error
         elif self._reading.failed():
             logger.warning(
-                "the reply cache %s cannot be read (%s): stored replies will be asked and paid for again until it can. "
-                "Look for another program that holds it locked, and at the disk.",
+                "the %s %s cannot be read (%s): stored %s will be %s until it can. Look for another program that holds "
+                "it locked, and at the disk.",
+                self._contents.store,
                 self.path,
                 error,
+                self._contents.items,
+                self._contents.made_again,
             )
 
     def _unwritable(self, error: Exception | None) -> bool:
@@ -312,27 +306,37 @@ class ReplyCache:
             self.write_failures += 1
         if error is not None and self._writing.failed():
             logger.warning(
-                "the reply cache %s cannot be written (%s): new replies are kept in memory and written when that is "
-                "possible again; if the run ends before, they are lost. Free disk space, or end what locks the file.",
+                "the %s %s cannot be written (%s): new %s are kept in memory and written when that is possible again; "
+                "if the run ends before, they are lost. Free disk space, end what locks the file, or see who may write "
+                "there.",
+                self._contents.store,
                 self.path,
-                error,
+                error.__cause__ if isinstance(error, CacheError) else error,
+                self._contents.items,
             )
-        self._give_up(0 if self._closed else MAX_UNWRITTEN_CHARS)
+        self._give_up(0 if self._closed else MAX_UNWRITTEN_BYTES)
         return False
 
-    def _give_up(self, most_chars: int) -> None:
-        """Forget the oldest unwritten replies beyond `most_chars`."""
+    def _set_unwritten(self, key: str, value: bytes | None) -> None:
+        """Note a value, or that it is to be dropped (None), as the newest that waits to be written."""
+        self._unwritten_bytes += len(value or b"") - len(self._unwritten.pop(key, None) or b"")
+        self._unwritten[key] = value
+
+    def _give_up(self, most_bytes: int) -> None:
+        """Forget the oldest unwritten values beyond `most_bytes`."""
         lost = 0
-        while self._unwritten and (self._unwritten_chars > most_chars or not most_chars):
-            reply = self._unwritten.pop(next(iter(self._unwritten)))
-            self._unwritten_chars -= len(reply.text) if reply is not None else 0
-            lost += reply is not None
+        while self._unwritten and (self._unwritten_bytes > most_bytes or not most_bytes):
+            value = self._unwritten.pop(next(iter(self._unwritten)))
+            self._unwritten_bytes -= len(value or b"")
+            lost += value is not None
         if lost and not self.lost:
             logger.warning(
-                "%d replies could not be written to %s and are lost: asking for them again will cost again. Further "
-                "losses are counted, not reported.",
+                "%d %s could not be written to %s and are lost: they will be %s. Further losses are counted, not "
+                "reported.",
                 lost,
+                self._contents.items,
                 self.path,
+                self._contents.made_again,
             )
         self.lost += lost
 

@@ -1,4 +1,4 @@
-"""Keys and replies to put into a reply cache, each derived from a number, and programs that do so elsewhere."""
+"""Keys and values to put into a keyed store, each derived from a number, and programs that do so elsewhere."""
 
 from __future__ import annotations
 
@@ -8,26 +8,32 @@ import subprocess
 import sys
 from pathlib import Path
 
-from assay.rewards.cache import StoredReply
+from assay.storage.keyed_store import KeyedStore
+from assay.storage.sqlite_file import Contents
+
+THINGS = Contents("store of things", "things", "made again", "choose another folder=...")
 
 
 def key(number: int) -> str:
     return hashlib.sha256(str(number).encode()).hexdigest()
 
 
-def reply(number: int, chars: int = 400) -> StoredReply:
-    return StoredReply((f"verdict {number} " * chars)[:chars], "stop", "judge-1", number, 7)
+def value(number: int, size: int = 420) -> bytes:
+    return (f"thing {number} " * size).encode()[:size]
 
 
-def rows(numbers: range, chars: int = 400) -> list[tuple[str, StoredReply]]:
-    return [(key(n), reply(n, chars)) for n in numbers]
+def rows(numbers: range, size: int = 420) -> list[tuple[str, bytes]]:
+    return [(key(n), value(n, size)) for n in numbers]
+
+
+def open_store(path: Path, max_mb: int = 10, required: bool = True) -> KeyedStore:
+    return KeyedStore(path, max_mb, THINGS, required=required)
 
 
 PRELUDE = """
 import os, resource, signal, sys, time
 from pathlib import Path
-from assay.rewards.cache import ReplyCache
-from support.stored_replies import key, reply, rows
+from support.stored_values import key, open_store, rows, value
 path = Path(sys.argv[1])
 """
 
