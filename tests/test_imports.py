@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -94,11 +95,12 @@ def module_of(path: Path) -> str:
 DATA = SRC / "assay/kernels/problems/shipped"
 """Problems in the KernelBench format: data that happens to be Python, never imported."""
 
-SOURCES = {
-    module_of(path): ast.parse(path.read_text(encoding="utf-8"))
-    for path in sorted(SRC.rglob("*.py"))
-    if DATA not in path.parents
-}
+
+def modules() -> list[Path]:
+    return [path for path in sorted(SRC.rglob("*.py")) if DATA not in path.parents]
+
+
+SOURCES = {module_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in modules()}
 
 
 def room_of(module: str) -> tuple[int, str] | None:
@@ -111,7 +113,7 @@ def is_within(module: str, package: str) -> bool:
     return module == package or module.startswith(f"{package}.")
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
+def imports(tree: ast.AST, known: Container[str] = SOURCES) -> Iterator[str]:
     """Every module that a source imports, also inside functions; `from assay import x` counts as assay.x."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -120,7 +122,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
             assert node.level == 0, "imports are absolute"
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                yield full if full in SOURCES else str(node.module)
+                yield full if full in known else str(node.module)
 
 
 def illegal_import(importer: str, imported: str) -> bool:
@@ -152,6 +154,69 @@ def test_imports_only_point_down() -> None:
         if is_within(name, "assay") and name != "assay" and illegal_import(module, name)
     ]
     assert not wrong
+
+
+def graph_of(sources: Mapping[str, ast.AST]) -> dict[str, set[str]]:
+    """Module -> those of ours that it imports: at its top, inside functions, or for type checkers alone.
+
+    A package is run before any module in it, so one that imports its own package ties the package to itself.
+    """
+    graph = {module: {name for name in imports(tree, sources) if name in sources} for module, tree in sources.items()}
+    for module, names in graph.items():
+        for package in names - {"assay"}:  # which holds nothing but lazy names, and says where the code lies
+            if is_within(module, package):
+                graph[package] = graph[package] | {module}
+    return graph
+
+
+def reached(graph: Mapping[str, set[str]], start: str) -> dict[str, list[str]]:
+    """Everything that `start` imports, directly or not, each with a shortest way there."""
+    ways: dict[str, list[str]] = {}
+    queue = [[start]]
+    for way in queue:
+        for name in sorted(graph[way[-1]] - ways.keys()):
+            ways[name] = [*way, name]
+            queue.append(ways[name])
+    return ways
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[str]:
+    """A shortest way round (`a -> b -> a`) in each group of modules that reach each other."""
+    below = {module: reached(graph, module) for module in graph}
+    found: list[str] = []
+    grouped: set[str] = set()
+    for module in sorted(graph):
+        if module in below[module] and module not in grouped:
+            grouped |= {other for other in below[module] if module in below[other]}
+            found.append(" -> ".join(below[module][module]))
+    return found
+
+
+def circles_in(**sources: str) -> list[str]:
+    named = {name.replace("__", "."): ast.parse(text) for name, text in sources.items()}
+    return circles(graph_of(named))
+
+
+def test_circles_are_found() -> None:
+    late, typing = "def f():\n    from c import x", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import a"
+    assert circles_in(a="import b", b=late, c=typing, d="import a") == ["a -> b -> c -> a"]
+    assert circles_in(a="import b", b=late, c="", d="import a, b") == []
+    assert circles_in(p="", p__q="from p import x") == ["p -> p.q -> p"]
+    assert circles_in(p="from p.q import x", p__q="from p import r", p__r="") == []
+
+
+def test_no_modules_import_each_other() -> None:
+    """Cut the circle: put what both need into a module of its own, below them (types and settings, most often)."""
+    assert circles(graph_of(SOURCES)) == []
+
+
+MOST_MODULES = 15
+"""In one folder. One that is fuller wants rooms."""
+
+
+def test_no_folder_holds_more_modules_than_one_can_look_over() -> None:
+    folders = Counter(path.parent.relative_to(SRC) for path in modules() if path.stem not in ("__init__", "__main__"))
+    assert {str(folder): count for folder, count in folders.items() if count > MOST_MODULES} == {}
 
 
 def test_optional_packages_are_imported_only_at_home() -> None:

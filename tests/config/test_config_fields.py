@@ -17,7 +17,7 @@ from assay.config.schema import settings
 from assay.envs.base import DatasetBuilder
 from assay.kernels.config import GraderConfig
 from assay.kernels.timing.config import TimingConfig
-from assay.sandbox.modal.sandbox import ModalConfig
+from assay.sandbox.modal.config import ModalConfig
 
 SRC = Path(__file__).parents[2] / "src" / "assay"
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from assay.errors import DataError
-from assay.kernels.static.checks import Backend
+from assay.kernels.base import Backend
 from assay.types import Json
 
 StaticExpectation = Literal["cheat", "suspect", "clean", "fault"]
