@@ -13,7 +13,7 @@ import pytest
 from assay.errors import CacheError
 from assay.storage import keyed_store
 from assay.storage.keyed_store import default_path
-from support.stored_values import key, open_store, output, program, rows, value
+from support.stored_values import found, key, open_store, output, program, rows, value
 
 
 @pytest.fixture
@@ -42,7 +42,6 @@ def test_any_bytes_come_back_as_they_were(path: Path, stored: bytes) -> None:
     store = open_store(path)
     assert store.put([(key(0), stored)])
     assert store.get(key(0)) == stored
-    assert store.get_many([key(0)]) == {key(0): stored}
     store.close()
 
 
@@ -57,22 +56,12 @@ def test_a_later_put_replaces_and_drop_forgets(path: Path) -> None:
     store.close()
 
 
-def test_many_are_found_at_once(path: Path) -> None:
-    store = open_store(path)
-    store.put(rows(range(1300), size=20))
-    wanted = [key(n) for n in range(200, 1400)]
-    assert store.get_many([*wanted, wanted[0]]) == dict(rows(range(200, 1300), size=20))
-    assert store.get_many([]) == {}
-    store.close()
-
-
 def test_after_closing_nothing_is_found_or_stored_and_nothing_raises(path: Path) -> None:
     store = open_store(path)
     store.put(rows(range(1)))
     store.close()
     store.close()
     assert store.get(key(0)) is None
-    assert store.get_many([key(0)]) == {}
     assert store.put(rows(range(1, 2))) is False
     assert (store.get(key(1)), len(store), store.write_failures, store.lost) == (None, 0, 1, 1)
 
@@ -167,7 +156,7 @@ while True:
         store = open_store(path, 100)
         wanted = rows(range(round_number * 1_000_000, acknowledged))
         assert len(wanted) >= 200
-        assert store.get_many([k for k, _ in wanted]) == dict(wanted)
+        assert found(store, range(round_number * 1_000_000, acknowledged)) == dict(wanted)
         store.close()
     assert [p.name for p in path.parent.glob("*-1")] == []
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from assay.errors import CacheError
 from assay.storage import keyed_store, sqlite_file
 from assay.storage.keyed_store import KeyedStore
-from support.stored_values import key, open_store, output, program, rows, value
+from support.stored_values import found, key, open_store, output, program, rows, value
 
 STORED = 300
 
@@ -149,7 +149,7 @@ def test_damage_anywhere_gives_right_values_or_none(full_bytes: bytes, data: st.
         for number in range(0, STORED, 3):
             assert store.get(key(number)) in (None, value(number))
         assert store.put(rows(range(STORED, 2 * STORED)))
-        assert store.get_many([key(n) for n in range(2 * STORED)]).items() <= dict(rows(range(2 * STORED))).items()
+        assert found(store, range(2 * STORED)).items() <= dict(rows(range(2 * STORED))).items()
         assert store.put(rows(range(5000, 5010)))
         assert store.get(key(5000)) == value(5000)
         store.close()
@@ -172,7 +172,7 @@ def test_damage_found_while_writing_loses_nothing_that_is_written(full: Path, ca
     assert asides(full) == ["things.sqlite.damaged-1"]
     store.close()
     again = open_store(full)
-    assert again.get_many([key(n) for n in range(1000, 1010)]) == dict(rows(range(1000, 1010)))
+    assert found(again, range(1000, 1010)) == dict(rows(range(1000, 1010)))
     again.close()
     assert len(warnings(caplog)) == 1
 
@@ -182,7 +182,7 @@ def test_a_value_that_the_disk_has_changed_is_not_believed(full: Path, caplog: p
     overwrite(full, content.index(b"thing 7 "), b"Thing 8 ")
     store = open_store(full)
     assert store.get(key(7)) is None
-    assert store.get_many([key(6), key(7)]) == {key(6): value(6)}
+    assert found(store, (6, 7)) == {key(6): value(6)}
     (warning,) = warnings(caplog)
     assert "checksum" in warning
     store.put(rows(range(7, 8)))
@@ -210,7 +210,7 @@ def test_two_that_find_the_same_damage_share_the_new_file(full: Path) -> None:
     assert third.put(rows(range(1010, 1020)))
     assert asides(full) == ["things.sqlite.damaged-1"]
     for store in (first, second, third):
-        assert store.get_many([key(n) for n in range(1000, 1020)]) == dict(rows(range(1000, 1020)))
+        assert found(store, range(1000, 1020)) == dict(rows(range(1000, 1020)))
         store.close()
 
 
@@ -233,8 +233,9 @@ store.close()
     for process in processes:
         output(process)
     store = open_store(full)
-    wanted = [row for me in range(1, 9) for row in rows(range(1000 * me, 1000 * me + 20))]
-    assert store.get_many([k for k, _ in wanted]) == dict(wanted)
+    for me in range(1, 9):
+        written = range(1000 * me, 1000 * me + 20)
+        assert found(store, written) == dict(rows(written))
     store.close()
     assert asides(full) == ["things.sqlite.damaged-1"]
 
@@ -250,7 +251,7 @@ def test_a_lock_of_another_process_delays_but_breaks_nothing(
     assert store.write_failures == 2
     assert store.get(key(0)) == value(0)
     assert store.get(key(1000)) == value(1000)
-    assert store.get_many([key(1), key(1001)]) == {key(1): value(1), key(1001): value(1001)}
+    assert found(store, (1, 1001)) == {key(1): value(1), key(1001): value(1001)}
     (warning,) = warnings(caplog)
     assert "locked" in warning
     other.execute("COMMIT")
@@ -270,7 +271,6 @@ def test_a_dropped_value_stays_dropped_while_it_cannot_be_written(full: Path, sh
     other.execute("BEGIN IMMEDIATE")
     store.drop(key(0))
     assert store.get(key(0)) is None
-    assert store.get_many([key(0)]) == {}
     other.execute("COMMIT")
     store.close()
     other.close()
@@ -293,7 +293,6 @@ def test_a_reader_that_is_locked_out_finds_nothing_and_says_so(
     other.execute("DELETE FROM replies WHERE id = 1")
     store._file = sqlite_file.OpenFile(sqlite3.connect(full, timeout=0.05, isolation_level=None), store._file.inode)
     assert store.get(key(1)) is None
-    assert store.get_many([key(1)]) == {}
     assert len(warnings(caplog)) == 1
     assert asides(full) == []
     other.execute("ROLLBACK")
@@ -343,7 +342,7 @@ def test_a_store_that_is_not_required_goes_on_without_its_file(
     assert store.put(rows(range(2, 3))) is True
     store.close()
     again = open_store(path)
-    assert again.get_many([key(n) for n in range(3)]) == dict(rows(range(3)))
+    assert found(again, range(3)) == dict(rows(range(3)))
     again.close()
 
 
@@ -424,7 +423,7 @@ failed = number
 for number in range(failed + 20, failed + 400, 20):
     assert store.put(rows(range(number, number + 20))) is False
 assert store.write_failures == 20, store.write_failures
-assert store.get_many([key(n) for n in range(failed + 400)]) == dict(rows(range(failed + 400)))
+assert found(store, range(failed + 400)) == dict(rows(range(failed + 400)))
 make_room()
 time.sleep(1.1)
 assert store.put(rows(range(failed + 400, failed + 420))) is True

@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from assay.storage.keyed_store import KeyedStore
@@ -26,6 +27,11 @@ def rows(numbers: range, size: int = 420) -> list[tuple[str, bytes]]:
     return [(key(n), value(n, size)) for n in numbers]
 
 
+def found(store: KeyedStore, numbers: Iterable[int]) -> dict[str, bytes]:
+    """What the store holds of the values of these numbers."""
+    return {key(n): stored for n in numbers if (stored := store.get(key(n))) is not None}
+
+
 def open_store(path: Path, max_mb: int = 10, required: bool = True) -> KeyedStore:
     return KeyedStore(path, max_mb, THINGS, required=required)
 
@@ -33,7 +39,7 @@ def open_store(path: Path, max_mb: int = 10, required: bool = True) -> KeyedStor
 PRELUDE = """
 import os, resource, signal, sys, time
 from pathlib import Path
-from support.stored_values import key, open_store, rows, value
+from support.stored_values import found, key, open_store, rows, value
 path = Path(sys.argv[1])
 """
 

@@ -19,7 +19,7 @@ import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,6 @@ FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 30.0
 """A failing disk is tried again after the first, then ever more rarely up to the last."""
 
-_KEYS_PER_QUERY = 500
 _LAST_ID = 2**62
 _NOTHING_STALE = -(2**63)
 
@@ -128,24 +127,6 @@ class KeyedStore:
         for row_id, body, checksum in self._rows(_SELECT, (key,)):
             return self._sound(key, row_id, body, checksum)
         return None
-
-    def get_many(self, keys: Iterable[str]) -> dict[str, bytes]:
-        """The stored values among `keys`; cheaper than one by one."""
-        found: dict[str, bytes] = {}
-        wanted = []
-        for key in dict.fromkeys(keys):
-            if key not in self._unwritten:
-                wanted.append(key)
-            elif (value := self._unwritten[key]) is not None:
-                found[key] = value
-        for start in range(0, len(wanted), _KEYS_PER_QUERY):
-            some = wanted[start : start + _KEYS_PER_QUERY]
-            marks = ",".join("?" * len(some))
-            for raw, *row in self._rows(f"SELECT key, id, reply, checksum FROM replies WHERE key IN ({marks})", some):
-                key = raw.decode(errors="replace") if isinstance(raw, bytes) else ""
-                if (value := self._sound(key, *row)) is not None:
-                    found[key] = value
-        return found
 
     def put(self, rows: Sequence[tuple[str, bytes]]) -> bool:
         """Store values in one transaction, replacing what was there. Never raises for a disk that fails.
