@@ -15,7 +15,7 @@ import pytest
 SRC = Path(__file__).parents[1] / "src"
 
 LAYERS = [
-    ["assay.errors", "assay.types", "assay.presets"],
+    ["assay.errors", "assay.types", "assay.presets", "assay.exports"],
     ["assay.config.schema", "assay.config.sources", "assay.config.__init__"],
     ["assay.storage", "assay.backends.base"],
     ["assay.sandbox", "assay.retrieval"],
