@@ -219,6 +219,16 @@ def test_no_folder_holds_more_modules_than_one_can_look_over() -> None:
     assert {str(folder): count for folder, count in folders.items() if count > MOST_MODULES} == {}
 
 
+APART = {"verl": "integrations/verl"}
+"""Folders of tests that are run in another environment -> the room that they test."""
+
+
+def test_tests_stand_where_their_subject_does() -> None:
+    tests = Path(__file__).parent
+    folders = {str(path.parent.relative_to(tests)) for path in tests.rglob("test_*.py")} - {"."}
+    assert {folder for folder in folders if not (SRC / "assay" / APART.get(folder, folder)).is_dir()} == set()
+
+
 def test_optional_packages_are_imported_only_at_home() -> None:
     wrong = [
         f"{module} imports {name}"
