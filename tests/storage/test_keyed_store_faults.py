@@ -372,6 +372,20 @@ def test_a_store_that_is_not_required_is_read_where_it_cannot_be_written(
     again.close()
 
 
+def test_what_is_read_without_locks_is_never_taken_for_damaged(
+    full: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    locked_away(full, monkeypatch)
+    store = open_store(full, required=False)
+    overwrite(full, 2 * 4096, os.urandom(full.stat().st_size - 2 * 4096))
+    assert store.get(key(0)) is None
+    assert store.put(rows(range(1000, 1001))) is False
+    assert found(store, (0, 1000)) == {key(1000): value(1000)}
+    assert asides(full) == []
+    assert ["cannot be written" in warning for warning in warnings(caplog)] == [True, False]
+    store.close()
+
+
 @pytest.mark.parametrize("left", ["log", "foreign", "version", "nothing"])
 def test_what_cannot_be_read_without_writing_is_not_read(
     full: Path, left: str, monkeypatch: pytest.MonkeyPatch

@@ -260,12 +260,15 @@ class KeyedStore:
         self._stale_below = _NOTHING_STALE
 
     def _unreadable(self, error: Exception) -> None:
-        if is_damage(error):
+        read_only = self._file is not None and self._file.read_only
+        if read_only:
+            self._disconnect()  # Read without locks: what looks like damage may be another process at work.
+        if is_damage(error) and not read_only:
             try:
                 self._replaced(error)
             except CacheError as failure:
                 logger.warning("%s New %s are kept in memory meanwhile.", failure, self._contents.items)
-        elif not is_refusal(error):
+        elif not is_refusal(error) and not is_damage(error):
             raise error
         elif self._reading.failed():
             logger.warning(

@@ -173,10 +173,9 @@ def open_file(path: Path, contents: Contents, damage: Unusable | None = None, in
 
 
 def open_for_reading(path: Path) -> OpenFile | None:
-    """The store at `path` in a folder that cannot be written; None where it cannot be read without writing either.
+    """The store at `path` where it cannot be opened for writing; None where it cannot be read without that either.
 
-    Nobody can be writing there, so the file is taken as it stands, unless a log that was left behind is still to be
-    merged into it.
+    The file is taken as it stands, without locks, unless a log beside it is still to be merged into it.
     """
     log = path.with_name(path.name + "-wal")
     try:
