@@ -26,13 +26,13 @@ from pathlib import Path
 
 import psutil
 
-from assay.kernels.catalogue import Submission, read_submissions
 from assay.kernels.config import GraderConfig
 from assay.kernels.grader import Grader
 from assay.kernels.problems.scaling import unscaled
 from assay.kernels.problems.sources import Problem, load_problems, make_problem
 from assay.kernels.verdicts import Verdict
 from assay.sandbox.local import LocalSandbox
+from support.submissions import Submission, read_submissions
 
 ROOT = Path(__file__).parents[1]
 IN_FLIGHT = 4

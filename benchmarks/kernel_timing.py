@@ -28,11 +28,12 @@ from glob import glob
 import numpy as np
 
 from assay.kernels.arrays import Value, host_tensor
+from assay.kernels.base import Baseline
 from assay.kernels.numerics.tolerance import Tolerance
 from assay.kernels.timing.config import TimingConfig
 from assay.kernels.timing.jobs import TimedProblem
 from assay.kernels.timing.roofline import Work
-from assay.kernels.timing.statistics import Baseline, Finding, Timing, secret_order, speedup_interval
+from assay.kernels.timing.statistics import Finding, Timing, secret_order, speedup_interval
 from assay.kernels.timing.stopwatch import Stopwatch
 from assay.sandbox.local import LocalConfig, LocalSandbox
 from support.timing_cheats import CHEATS, HONEST, REFERENCE

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,13 +15,12 @@ import pytest
 SRC = Path(__file__).parents[1] / "src"
 
 LAYERS = [
-    ["assay.errors", "assay.types", "assay.presets"],
+    ["assay.errors", "assay.types", "assay.presets", "assay.exports"],
     ["assay.plugins"],
     ["assay.config"],
     ["assay.storage", "assay.backends.base"],
     ["assay.sandbox", "assay.retrieval"],
-    ["assay.rewards"],
-    ["assay.kernels"],
+    ["assay.rewards", "assay.kernels"],
     ["assay.envs", "assay.backends.config"],
     ["assay.rollouts", "assay.backends"],
     ["assay.grpo"],
@@ -95,11 +95,12 @@ def module_of(path: Path) -> str:
 DATA = SRC / "assay/kernels/problems/shipped"
 """Problems in the KernelBench format: data that happens to be Python, never imported."""
 
-SOURCES = {
-    module_of(path): ast.parse(path.read_text(encoding="utf-8"))
-    for path in sorted(SRC.rglob("*.py"))
-    if DATA not in path.parents
-}
+
+def modules() -> list[Path]:
+    return [path for path in sorted(SRC.rglob("*.py")) if DATA not in path.parents]
+
+
+SOURCES = {module_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in modules()}
 
 
 def room_of(module: str) -> tuple[int, str] | None:
@@ -112,7 +113,7 @@ def is_within(module: str, package: str) -> bool:
     return module == package or module.startswith(f"{package}.")
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
+def imports(tree: ast.AST, known: Container[str] = SOURCES) -> Iterator[str]:
     """Every module that a source imports, also inside functions; `from assay import x` counts as assay.x."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -121,7 +122,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
             assert node.level == 0, "imports are absolute"
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                yield full if full in SOURCES else str(node.module)
+                yield full if full in known else str(node.module)
 
 
 def illegal_import(importer: str, imported: str) -> bool:
@@ -138,6 +139,8 @@ def test_the_rules_tell_up_from_down() -> None:
     assert not illegal_import("assay.training.loop", "assay.training.config")
     assert illegal_import("assay.envs.base", "assay.rollouts.runner")
     assert illegal_import("assay.rewards.engine", "assay.kernels.grader")
+    assert illegal_import("assay.kernels.grader", "assay.rewards.engine")
+    assert illegal_import("assay.storage.keyed_store", "assay.rewards.base")
     assert illegal_import("assay.grpo.trainer", "assay.training.loop")
     assert illegal_import("assay.config.loader", "assay.training.config")
 
@@ -151,6 +154,79 @@ def test_imports_only_point_down() -> None:
         if is_within(name, "assay") and name != "assay" and illegal_import(module, name)
     ]
     assert not wrong
+
+
+def graph_of(sources: Mapping[str, ast.AST]) -> dict[str, set[str]]:
+    """Module -> those of ours that it imports: at its top, inside functions, or for type checkers alone.
+
+    A package is run before any module in it, so one that imports its own package ties the package to itself.
+    """
+    graph = {module: {name for name in imports(tree, sources) if name in sources} for module, tree in sources.items()}
+    for module, names in graph.items():
+        for package in names - {"assay"}:  # which holds nothing but lazy names, and says where the code lies
+            if is_within(module, package):
+                graph[package] = graph[package] | {module}
+    return graph
+
+
+def reached(graph: Mapping[str, set[str]], start: str) -> dict[str, list[str]]:
+    """Everything that `start` imports, directly or not, each with a shortest way there."""
+    ways: dict[str, list[str]] = {}
+    queue = [[start]]
+    for way in queue:
+        for name in sorted(graph[way[-1]] - ways.keys()):
+            ways[name] = [*way, name]
+            queue.append(ways[name])
+    return ways
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[str]:
+    """A shortest way round (`a -> b -> a`) in each group of modules that reach each other."""
+    below = {module: reached(graph, module) for module in graph}
+    found: list[str] = []
+    grouped: set[str] = set()
+    for module in sorted(graph):
+        if module in below[module] and module not in grouped:
+            grouped |= {other for other in below[module] if module in below[other]}
+            found.append(" -> ".join(below[module][module]))
+    return found
+
+
+def circles_in(**sources: str) -> list[str]:
+    named = {name.replace("__", "."): ast.parse(text) for name, text in sources.items()}
+    return circles(graph_of(named))
+
+
+def test_circles_are_found() -> None:
+    late, typing = "def f():\n    from c import x", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import a"
+    assert circles_in(a="import b", b=late, c=typing, d="import a") == ["a -> b -> c -> a"]
+    assert circles_in(a="import b", b=late, c="", d="import a, b") == []
+    assert circles_in(p="", p__q="from p import x") == ["p -> p.q -> p"]
+    assert circles_in(p="from p.q import x", p__q="from p import r", p__r="") == []
+
+
+def test_no_modules_import_each_other() -> None:
+    """Cut the circle: put what both need into a module of its own, below them (types and settings, most often)."""
+    assert circles(graph_of(SOURCES)) == []
+
+
+MOST_MODULES = 15
+"""In one folder. One that is fuller wants rooms."""
+
+
+def test_no_folder_holds_more_modules_than_one_can_look_over() -> None:
+    folders = Counter(path.parent.relative_to(SRC) for path in modules() if path.stem not in ("__init__", "__main__"))
+    assert {str(folder): count for folder, count in folders.items() if count > MOST_MODULES} == {}
+
+
+APART = {"verl": "integrations/verl"}
+"""Folders of tests that are run in another environment -> the room that they test."""
+
+
+def test_tests_stand_where_their_subject_does() -> None:
+    tests = Path(__file__).parent
+    folders = {str(path.parent.relative_to(tests)) for path in tests.rglob("test_*.py")} - {"."}
+    assert {folder for folder in folders if not (SRC / "assay" / APART.get(folder, folder)).is_dir()} == set()
 
 
 def test_optional_packages_are_imported_only_at_home() -> None:

@@ -56,7 +56,7 @@ class UnreadableReplyError(RewardError):
 
 
 class CacheError(AssayError, RuntimeError):
-    """A reply cache cannot be opened or written. Replies that it held before are untouched."""
+    """What is kept on disk between runs cannot be opened or written. What it held before is untouched."""
 
 
 class ModelError(AssayError, RuntimeError):

@@ -20,7 +20,7 @@ from assay.envs.named import ENVIRONMENT
 from assay.integrations.common.settings import HostConfig
 from assay.kernels.timing.config import TimingConfig
 from assay.plugins import find
-from assay.sandbox.modal.sandbox import ModalConfig
+from assay.sandbox.modal.config import ModalConfig
 from assay.training.config import TrainingConfig
 
 SRC = Path(__file__).parents[2] / "src" / "assay"

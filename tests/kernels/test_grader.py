@@ -12,9 +12,9 @@ from typing import Any
 
 import chz
 import pytest
+from benchmarks.support.submissions import read_submission
 
 from assay.errors import MissingDependencyError, ReferenceModelError, SandboxError
-from assay.kernels.catalogue import read_submission
 from assay.kernels.compile import stage as compile_stage
 from assay.kernels.compile.toolkit import find_toolkit
 from assay.kernels.config import GraderConfig

@@ -226,18 +226,24 @@ def test_a_size_of_the_callers_choice_is_another_problem(tmp_path: Path) -> None
     assert len(with_pool(body, cached(tmp_path, scale="fit")).started) == 3
 
 
-@pytest.mark.parametrize("text", ["", "no json", "[]", "3", "{}", '{"kind": "better"}', '{"kind": "ok", "colour": 3}'])
-def test_a_damaged_row_is_graded_again(tmp_path: Path, text: str) -> None:
+AS_A_REPLY = json.dumps([json.dumps(Verdict("ok", "numerics").to_json()), "stop", "", 0, 0])
+"""How an older version kept a verdict."""
+UNREADABLE = ["", "no json", "[]", "3", "{}", '{"kind": "better"}', '{"kind": "ok", "colour": 3}', AS_A_REPLY]
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+def test_a_row_that_is_no_verdict_is_graded_again(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     config = cached(tmp_path)
 
     async def body(pool: GradingPool, stub: StubGrader) -> None:
         key = cache_key(PROBLEM.hash, "wrong", config, VERSION)
         assert pool._cache is not None
-        pool._cache._replies.put([(key, verdict_cache.StoredReply(text))])
+        pool._cache._store.put([(key, text.encode())])
         assert (await pool.grade(PROBLEM, "wrong")).kind == "wrong"
         assert (await pool.grade(PROBLEM, "wrong")).cached
 
     assert with_pool(body, config).started == ["wrong"]
+    assert caplog.text.count("cannot read") == 1
 
 
 def test_a_damaged_file_is_moved_aside(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from assay.kernels.timing.config import TimingConfig
 from assay.kernels.verdicts import Verdict
 from assay.sandbox.local import LocalConfig
 from assay.sandbox.modal import container
+from assay.sandbox.modal.config import BatchLost, Lost, ModalConfig
 from assay.sandbox.modal.container import Contained
-from assay.sandbox.modal.sandbox import BatchLost, Lost, ModalConfig, ModalSandbox
+from assay.sandbox.modal.sandbox import ModalSandbox
 from support.sandboxes import FEATURES
 
 pytest.importorskip("triton")

@@ -13,9 +13,10 @@ from assay.errors import ConfigError, DataError
 from assay.sandbox import AfterRound, Job, JobResult, Limits, Round
 from assay.sandbox.local import LocalConfig, LocalSandbox
 from assay.sandbox.lockstep import Group, run_in_step
+from assay.sandbox.modal.config import Lost, ModalConfig
 from assay.sandbox.modal.container import Contained
 from assay.sandbox.modal.payload import decode_group, encode_answer, encode_answers, encode_group, open_answer
-from assay.sandbox.modal.sandbox import Lost, ModalConfig, ModalSandbox
+from assay.sandbox.modal.sandbox import ModalSandbox
 from support.sandboxes import FEATURES, needs_walls
 
 PLAIN = "assay.sandbox.plain"

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from assay.sandbox import Job, JobResult
+from assay.sandbox.modal.config import ModalConfig
 from assay.sandbox.modal.payload import decode_job, encode_answer
-from assay.sandbox.modal.sandbox import ModalConfig
 from assay.sandbox.modal.service import ModalRemote
 
 Play = Callable[["Call"], Awaitable[object]]

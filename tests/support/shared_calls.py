@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from assay.rewards.base import CallFailure, Outcome, Reply, Request, Usage
-from assay.rewards.cache import ReplyCache, StoredReply
+from assay.rewards.client.reply_cache import ReplyCache, StoredReply
 from assay.types import Message
 
 
@@ -65,7 +65,7 @@ class CountingCaller:
         os.write(self._log, f"{number}\n".encode())
         await asyncio.sleep(self._delay_s)
         reply = Reply(f"{len(request.messages[0].content)} {number}", "stop", "judge-1", Usage(1, 10, 2, 0.001))
-        self._cache.put([(key, StoredReply.of(reply))])
+        await self._cache.keep(key, StoredReply.of(reply))
         return reply
 
     async def forget(self, request: Request) -> None:

@@ -10,7 +10,7 @@ import torch
 from verl.workers.reward_manager import get_reward_manager_cls
 
 from assay.errors import DataError, RewardError
-from assay.integrations.verl import compute_score, compute_score_verl_positional
+from assay.integrations.verl import compute_score
 from support.verl_data import place_and_value
 
 SETTINGS: dict[str, Any] = {"reward": "support.host_rewards:ShareOfWords"}
@@ -105,4 +105,4 @@ def test_prime_is_given_verls_order_and_a_number(tokenizer: Any, batch: Any) -> 
     assert score(*("a b", "a c", "words", {})) == score(solution_str="a b", ground_truth="a c", data_source="words")
     with pytest.raises(DataError, match="order=verl"):
         score("words", "a b", ["a", "c"], {"index": 0})  # verl's order, not declared: the third is no data source
-    assert compute_score_verl_positional.__module__ == "assay.integrations.verl.score"  # can be sent to a process
+    assert compute_score.__module__ == "assay.integrations.verl.score"  # can be sent to a process

@@ -61,16 +61,6 @@ class GroupScorer(Protocol):
         ...
 
 
-class Verifier(Protocol):
-    """A judge of one trajectory; `fingerprint` names the program, version and options behind its verdicts."""
-
-    fingerprint: str
-
-    async def __call__(self, task: Task, trajectory: Trajectory) -> Score:
-        """The score of the trajectory's last turn."""
-        ...
-
-
 class RLDataset(Protocol):
     """A deterministic sequence of batches: `batch(i)` depends on the seed and on i alone."""
 

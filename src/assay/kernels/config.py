@@ -9,13 +9,10 @@ from typing import Annotated, Literal, get_args
 import chz
 
 from assay.config import Above, AtLeast, AtMost, Settings, refuse
-from assay.kernels.compile.stage import shared_limit
+from assay.kernels.base import Backend, Baseline, Precision, shared_limit
 from assay.kernels.devices import nvidia_devices
-from assay.kernels.numerics.reference import Precision
-from assay.kernels.static.checks import Backend
 from assay.kernels.timing.config import TimingConfig
-from assay.kernels.timing.statistics import Baseline
-from assay.sandbox.modal.sandbox import ModalConfig
+from assay.sandbox.modal.config import ModalConfig
 
 CompileCheck = Literal["right", "all", "off"]
 Policy = Literal["strict", "partial"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 import os
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,19 +17,22 @@ from pathlib import Path
 import chz
 
 from assay.config.schema import settings
-from assay.errors import CacheError
 from assay.kernels.config import GPU_VERDICT, VERDICT, GraderConfig
 from assay.kernels.devices import gpu_models
 from assay.kernels.verdicts import Verdict
-from assay.rewards.cache import ReplyCache, StoredReply, default_cache_path
+from assay.storage.keyed_store import KeyedStore, default_path
+from assay.storage.sqlite_file import Contents
 from assay.types import Json
 
+logger = logging.getLogger(__name__)
+
+VERDICTS = Contents(
+    store="cache of verdicts",
+    items="verdicts",
+    made_again="graded again",
+    cure="choose another file with cache_path=..., or grade without one: cache=false (--no-cache)",
+)
 NOT_KEPT = frozenset({"infra_error", "timeout"})
-
-
-def default_path() -> Path:
-    """`kernels.sqlite` beside the reply cache of the reward engine."""
-    return default_cache_path().with_name("kernels.sqlite")
 
 
 def cache_key(problem: str, code: str, config: GraderConfig, grader_version: str) -> str:
@@ -70,44 +74,63 @@ def _installed(package: str) -> str:
 class VerdictCache:
     """Verdicts by key. Any number of processes may have the file open; damage is moved aside, not raised."""
 
-    def __init__(self, path: Path | None, max_mb: int) -> None:
+    def __init__(self, path: Path, max_mb: int) -> None:
         """Open the file, making it if needed.
 
         Raises:
             CacheError: it can neither be opened nor replaced.
         """
-        self._replies = ReplyCache(path or default_path(), max_mb)
+        self._store = KeyedStore(path, max_mb, VERDICTS)
+        self._said_unreadable = False
 
     def get(self, key: str) -> Verdict | None:
-        """The verdict kept under `key`; an unreadable one counts as none."""
-        stored = self._replies.get(key)
-        if stored is None:
+        """The verdict kept under `key`; an unreadable one counts as none, and is dropped."""
+        value = self._store.get(key)
+        if value is None:
             return None
-        try:
-            return Verdict.from_json(json.loads(stored.text) | {"cached": True})
-        except (ValueError, TypeError):
-            self._replies.drop(key)
-            return None
+        verdict = decoded(value)
+        if verdict is None:
+            self._store.drop(key)
+            if not self._said_unreadable:
+                self._said_unreadable = True
+                logger.warning(
+                    "%s holds verdicts that this version cannot read: most likely an older one kept them. They are "
+                    "dropped as they are met, and the candidates graded again.",
+                    self._store.path,
+                )
+        return verdict
 
     def put(self, key: str, verdict: Verdict) -> None:
         """Keep a verdict, if it is of a kind that is kept."""
         if verdict.kind not in NOT_KEPT and verdict.stage != "problem":
-            self._replies.put([(key, StoredReply(json.dumps(verdict.to_json())))])
+            self._store.put([(key, encoded(verdict))])
 
     def close(self) -> None:
         """Write what is unwritten. Safe to call twice."""
-        self._replies.close()
+        self._store.close()
+
+
+def encoded(verdict: Verdict) -> bytes:
+    """As JSON in UTF-8."""
+    return json.dumps(verdict.to_json()).encode()
+
+
+def decoded(value: bytes) -> Verdict | None:
+    """Inverse of `encoded`, marked as `cached`; None for anything else."""
+    try:
+        fields = json.loads(value)
+        return Verdict.from_json({**fields, "cached": True})
+    except (ValueError, TypeError):
+        return None
 
 
 def open_cache(config: GraderConfig) -> VerdictCache | None:
-    """The cache that the settings ask for.
+    """The cache that the settings ask for: the file that they name, or `kernels.sqlite` in the user's cache folder.
 
     Raises:
         CacheError: it cannot be had; the message says how to do without.
     """
     if not config.cache:
         return None
-    try:
-        return VerdictCache(Path(os.path.expanduser(config.cache_path)) if config.cache_path else None, config.cache_mb)
-    except CacheError as error:
-        raise CacheError(f"no cache of verdicts: {error} Or grade without one: cache=false (--no-cache).") from error
+    path = Path(os.path.expanduser(config.cache_path)) if config.cache_path else default_path("kernels.sqlite")
+    return VerdictCache(path, config.cache_mb)

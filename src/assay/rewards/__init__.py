@@ -10,6 +10,7 @@ from assay.rewards.client.client import Client
 from assay.rewards.config import EngineConfig, JudgeConfig
 from assay.rewards.engine import RewardEngine
 from assay.rewards.failures import rewards_of
+from assay.rewards.judge.reward import JudgeReward
 from assay.rewards.shared.hub import SharedCaller
 from assay.types import Message, Score
 
@@ -20,6 +21,7 @@ __all__ = [
     "EngineConfig",
     "JudgeConfig",
     "JudgeError",
+    "JudgeReward",
     "Message",
     "Reply",
     "Request",

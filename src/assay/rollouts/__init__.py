@@ -1,1 +1,14 @@
 """Playing environments with a policy: messages to tokens, groups to trajectories."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from assay.rollouts.renderers.base import ChatRenderer, PlainRenderer, Renderer, make_renderer
+else:
+    from assay.exports import lazy_exports
+
+    __getattr__ = lazy_exports(__name__)
+
+__all__ = ["ChatRenderer", "PlainRenderer", "Renderer", "make_renderer"]

@@ -13,6 +13,7 @@ from assay.errors import MissingDependencyError
 from assay.kernels.compile.messages import judge, plain_name, usages
 from assay.kernels.compile.stage import CompileReport, compile_cuda
 from assay.kernels.compile.toolkit import CudaToolkit, find_toolkit
+from assay.kernels.inside.light_torch.forwarding import FORWARDED, HEADERS, write_forwarding_headers
 from assay.kernels.static.native import extract_extensions
 from assay.sandbox import Limits
 from assay.sandbox.local import LocalConfig, LocalSandbox
@@ -66,6 +67,24 @@ def test_what_a_kernel_needs_is_reported(compiled: Compile) -> None:
     (matmul,) = compiled(SOUND["tiled matmul"]).kernels
     assert matmul.name == "matmul_kernel" and matmul.shared_bytes == 4 * (32 * 32 + 32 * 33)
     assert matmul.spill_bytes == 0
+
+
+def test_every_forwarded_header_leads_to_a_light_one(tmp_path: Path) -> None:
+    write_forwarding_headers(str(tmp_path))
+    written = {str(path.relative_to(tmp_path)): path for path in tmp_path.rglob("*.*h")}
+    assert written.keys() == FORWARDED.keys()
+    for name, path in written.items():
+        assert f'#include "{FORWARDED[name]}"' in path.read_text() and Path(HEADERS, FORWARDED[name]).is_file()
+
+
+@needs_walls
+@needs_nvcc
+@pytest.mark.parametrize("compiler", ["g++", "nvcc"])
+def test_every_forwarded_header_can_be_included(compiled: Compile, compiler: str) -> None:
+    includes = "".join(f"#include <{name}>\n" for name in FORWARDED)
+    body = "torch::Tensor run(torch::Tensor x) { return x; }"
+    source = Cuda("", includes + body) if compiler == "g++" else Cuda(includes + ELEMENTWISE.cuda)
+    assert compiled(source).outcome == "ok"
 
 
 FAULTS: dict[str, tuple[Cuda, str]] = {

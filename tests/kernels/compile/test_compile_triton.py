@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.support.submissions import Submission, read_submissions
 
 from assay.errors import ConfigError
 from assay.kernels.arrays import Value, host_tensor
-from assay.kernels.catalogue import Submission, read_submissions
-from assay.kernels.compile.stage import CompileReport, compile_triton, shared_limit, shortened, triton_report
+from assay.kernels.base import shared_limit
+from assay.kernels.compile.stage import CompileReport, compile_triton, shortened, triton_report
 from assay.kernels.compile.toolkit import triton_executables
 from assay.kernels.frames import Frame
 from assay.kernels.numerics.reference import ReferenceProcess

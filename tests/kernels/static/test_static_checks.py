@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
 from assay.kernels.static.checks import check
 from assay.kernels.static.findings import Finding
-from assay.kernels.static.native import extract_native_sources
+from assay.kernels.static.names import read_source
+from assay.kernels.static.native import NativeSource, native_sources
 from support.kernelbench_data import TINY
 
 HEAD = "import torch\nimport torch.nn as nn\nimport triton\nimport triton.language as tl\n"
@@ -198,8 +201,12 @@ class ModelNew(nn.Module):
 '''
 
 
+def natives(code: str) -> list[NativeSource]:
+    return list(native_sources(read_source(ast.parse(code))))
+
+
 def test_native_sources_are_followed_through_names_and_joins() -> None:
-    cpp, cuda = extract_native_sources(CUDA)
+    cpp, cuda = natives(CUDA)
     assert (cpp.language, cuda.language) == ("cpp", "cuda")
     assert cuda.text.endswith("// end") and "__global__" in cuda.text and cuda.resolved
 
@@ -214,5 +221,5 @@ def test_an_honest_cuda_submission_has_no_finding_and_a_library_call_is_one() ->
 
 def test_native_text_that_only_running_would_give_is_said_to_be_unresolved() -> None:
     hidden = CUDA.replace("[BODY +", "[BODY.replace('x', 'y') +")
-    assert [s.resolved for s in extract_native_sources(hidden)] == [True, False]
+    assert [s.resolved for s in natives(hidden)] == [True, False]
     assert ("obfuscation", "suspect") in {(f.kind, f.severity) for f in check(hidden, "cuda", TINY).findings}

@@ -16,10 +16,11 @@ from benchmarks.support.timing_cheats import CHEATS, HONEST, REFERENCE, forging
 
 from assay.errors import ConfigError
 from assay.kernels.arrays import Value, host_tensor
+from assay.kernels.base import Baseline
 from assay.kernels.numerics.tolerance import Tolerance
 from assay.kernels.timing.config import TimingConfig
 from assay.kernels.timing.jobs import TimedProblem, make_job, sample_set
-from assay.kernels.timing.statistics import Baseline, Finding, Timing
+from assay.kernels.timing.statistics import Finding, Timing
 from assay.kernels.timing.stopwatch import Stopwatch
 from assay.sandbox.local import LocalConfig, LocalSandbox
 from support.sandboxes import FEATURES, needs_walls

@@ -29,7 +29,7 @@ from assay.kernels.timing.stage import KINDS, Turns, timed, timed_problem, work_
 from assay.kernels.timing.statistics import ClockAgreement, Finding, FindingKind, Timing
 from assay.kernels.verdict_cache import cache_key
 from assay.kernels.verdicts import Verdict
-from assay.sandbox.modal.sandbox import ModalConfig
+from assay.sandbox.modal.config import ModalConfig
 from support.sandboxes import needs_walls
 
 ROOT = Path(__file__).parents[3]

@@ -580,7 +580,7 @@ def test_a_cache_that_raises_keeps_nobody_waiting(tmp_path: Path, monkeypatch: p
     async def main() -> None:
         client, _ = scripted_client(slow(1.0), tmp_path)
         assert client._cache is not None
-        monkeypatch.setattr(client._cache, "put", lambda rows: 1 / 0)
+        monkeypatch.setattr(client._cache._store, "put", lambda rows: 1 / 0)
         told: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
         replies = await asyncio.gather(*(client.call(ask(text)) for text in "abc"))

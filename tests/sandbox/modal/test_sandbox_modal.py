@@ -19,8 +19,9 @@ from modal import exception as errors
 
 from assay.errors import ConfigError, MissingDependencyError, SandboxError
 from assay.sandbox import Job, JobResult, Limits, Round
+from assay.sandbox.modal.config import Lost, ModalConfig
 from assay.sandbox.modal.payload import encode_answer, encode_job, open_answer
-from assay.sandbox.modal.sandbox import Lost, ModalConfig, ModalSandbox, settle
+from assay.sandbox.modal.sandbox import ModalSandbox, settle
 from assay.sandbox.modal.service import classify
 from support.modal_starmap import Call, Play, PlayedRemote, WholeBatch
 from support.sandboxes import FEATURES

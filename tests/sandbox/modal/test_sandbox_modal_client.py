@@ -24,9 +24,10 @@ from modal_proto import api_pb2
 from assay.errors import SandboxError
 from assay.sandbox import Job, JobResult, Round
 from assay.sandbox.modal import service
+from assay.sandbox.modal.config import ModalConfig
 from assay.sandbox.modal.container import Contained
 from assay.sandbox.modal.payload import decode_job, encode_answer
-from assay.sandbox.modal.sandbox import ModalConfig, ModalSandbox
+from assay.sandbox.modal.sandbox import ModalSandbox
 from support.modal_loopback import Container, DeployingModal, LoopbackModal, Output, failure, serving, success
 from support.sandboxes import FEATURES, needs_walls
 

@@ -19,7 +19,7 @@ from assay.errors import ConfigError, DataError, RewardError
 from assay.integrations.common.settings import HostConfig, plain, read_from_environment, read_settings, shared_name
 from assay.rewards import Client, RewardEngine, Sample
 from assay.rewards.base import Caller, CallFailure, Outcome, Request, Reward
-from assay.rewards.cache import default_cache_path
+from assay.rewards.client.reply_cache import default_cache_path
 from assay.rewards.client.resources import api_key
 from assay.rewards.failures import rewards_of
 from assay.rewards.named import find_reward

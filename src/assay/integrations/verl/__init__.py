@@ -9,6 +9,6 @@ verl loads this file a second time under a name of its own when it is given as a
 sent to another process is therefore in the modules below it.
 """
 
-from assay.integrations.verl.score import acompute_score, compute_score, compute_score_verl_positional
+from assay.integrations.verl.score import acompute_score, compute_score
 
-__all__ = ["acompute_score", "compute_score", "compute_score_verl_positional"]
+__all__ = ["acompute_score", "compute_score"]

@@ -6,9 +6,8 @@
     await acompute_score(data_source=, solution_str=, ground_truth=, extra_info=)    one sample: reward loop
 
 All other keywords are settings (`assay.integrations.common.settings`): verl passes its `reward_kwargs` here. One sample
-gives a dictionary with `score`, a batch a list of them. verl's own positional order, which its `prime` manager uses,
-cannot be told from the one above; it must be declared (`order=verl`), and is then answered with a bare number, as
-`prime` wants.
+gives a dictionary with `score`, a batch a list of them. The positional order of verl's `prime` manager cannot be told
+from the one above; it must be declared (`order=verl`), and is then answered with a bare number, as `prime` wants.
 """
 
 from __future__ import annotations
@@ -84,15 +83,6 @@ async def acompute_score(*args: Any, **kwargs: Any) -> Row | list[Row]:
         return one.rows(await one.engine.score_many(samples), one.groups(samples))
     score = await one.engine.score(samples[0])
     return one.row(score, _single_reward(one, score, REWARD_LOOP))
-
-
-def compute_score_verl_positional(
-    data_source: Any, solution_str: Any, ground_truth: Any, extra_info: Any = None
-) -> float:
-    """`compute_score` in verl's positional order, for its `prime` manager, which turns errors into 0.0: avoid it."""
-    result = compute_score(data_source, solution_str, ground_truth, extra_info, order="verl")
-    assert isinstance(result, float)
-    return result
 
 
 def _single_reward(one: Scorer, score: Score, host: str) -> float:

@@ -55,6 +55,8 @@ _NVCC = (
     "-D__CUDA_NO_HALF2_OPERATORS__",
 )
 """The definitions are those under which PyTorch compiles extensions."""
+_HEADERS = ("-I{forwarding}", "-I{headers}")
+"""PyTorch's names for headers, and the light ones that they lead to; the harness knows where both are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +84,12 @@ def steps(extension: Extension, tools: Tools, fold: bool = True) -> list[dict[st
         tail = _part(CPP_NAME, cpp) + _part(BINDING_NAME, binding) if folded else ""
         pybind = '#include "light_pybind.h"\n' if folded else ""
         head = "#include <torch/types.h>\n#include <cuda_runtime.h>\n" + pybind
-        command = [tools.nvcc, *_NVCC, f"-arch={tools.arch}", standard, "-I{headers}", *_own_flags(extension)]
+        command = [tools.nvcc, *_NVCC, f"-arch={tools.arch}", standard, *_HEADERS, *_own_flags(extension)]
         text = _defines(cuda + cpp) + _includes(cuda + cpp) + head + _part(CUDA_NAME, cuda) + tail
         command += ["-DTORCH_EXTENSION_NAME=extension", "{file}", "-o", "{folder}/out.cubin"]
         found.append({"file": "cuda.cu", "text": text, "command": command})
     if not folded and (cpp or not cuda):
-        command = [tools.host, "-fsyntax-only", "-w", standard, "-I{headers}", f"-I{tools.include}"]
+        command = [tools.host, "-fsyntax-only", "-w", standard, *_HEADERS, f"-I{tools.include}"]
         command += ["-DTORCH_EXTENSION_NAME=extension", "-x", "c++", "{file}"]
         text = _includes(cpp) + "#include <torch/extension.h>\n" + _part(CPP_NAME, cpp) + _part(BINDING_NAME, binding)
         found.append({"file": "main.cpp", "text": text, "command": command})

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from assay.errors import ConfigError, MissingDependencyError
+from assay.kernels.base import shared_limit
 from assay.kernels.compile import cuda_sources, messages
 from assay.kernels.compile.toolkit import CudaToolkit, find_toolkit
 from assay.kernels.static.native import Extension, extract_extensions
@@ -33,15 +34,6 @@ TRITON_LIMITS = Limits(wall_s=30.0, cpu_s=20.0, memory_mb=4096, tmp_mb=64)
 CUDA_HARNESS = "assay.kernels.inside.compile_cuda"
 CUDA_LIMITS = Limits(wall_s=60.0, cpu_s=30.0, memory_mb=4096, tmp_mb=64)
 MESSAGE_CHARACTERS = 800
-
-SHARED_LIMITS = {
-    "sm_80": 166_912,
-    "sm_86": 101_376,
-    "sm_89": 101_376,
-    "sm_90": 232_448,
-    "sm_100": 232_448,
-}
-"""Bytes of shared memory that one block may have, by architecture."""
 
 CRASHED = "a native part of the compiler crashed"
 
@@ -70,19 +62,6 @@ class CompileReport:
     kernels: tuple[CompiledKernel, ...] = ()
     """Distinct kernels compiled before it ended. With `ok` and none, the candidate launched no kernel."""
     cpu_s: float = 0.0
-
-
-def shared_limit(arch: str) -> int:
-    """Bytes of shared memory that a block may have.
-
-    Raises:
-        ConfigError: an architecture that is not in the table.
-    """
-    if arch not in SHARED_LIMITS:
-        raise ConfigError(
-            f"arch={arch!r}: shared memory is known for {', '.join(SHARED_LIMITS)} only. Name one of them."
-        )
-    return SHARED_LIMITS[arch]
 
 
 async def compile_triton(

@@ -12,12 +12,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from assay.kernels.inside.light_torch.forwarding import HEADERS, write_forwarding_headers
 from assay.types import Json
 
 if TYPE_CHECKING:
     from assay.sandbox.base import ReadInputs, WriteOutputs
 
-HEADERS = str(Path(__file__).parent / "light_torch")
 SAID_BYTES = 24_000
 """Kept of what one step says: the beginning, where the first error stands."""
 NOT_FOUND = 127
@@ -32,11 +32,13 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
     while read_inputs() is not None:
         pass
     folder = tempfile.gettempdir()
+    forwarding = os.path.join(folder, "headers")
+    write_forwarding_headers(forwarding)
     steps: list[Json] = []
     for step in header["steps"]:
         path = os.path.join(folder, step["file"])
         Path(path).write_text(step["text"], encoding="utf-8")
-        names = {"{file}": path, "{headers}": HEADERS, "{folder}": folder}
+        names = {"{file}": path, "{headers}": HEADERS, "{forwarding}": forwarding, "{folder}": folder}
         command = [_filled(word, names) for word in step["command"]]
         status, said = _run(command, folder)
         steps.append({"status": status, "said": said.replace(folder + os.sep, "")})

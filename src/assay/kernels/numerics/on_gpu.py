@@ -1,4 +1,4 @@
-"""The numerics stage on a GPU: the same calls as `trials` plans, put to a candidate on a device.
+"""The numerics stage on a GPU: the same calls as `stage` plans, put to a candidate on a device.
 
 The job has a round more than one on the processor, its first: CUDA is started in it, before the candidate's code is
 looked at. A job that did not come through it says nothing about the candidate, whatever it reports.
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from assay.kernels.config import GraderConfig
+from assay.kernels.job_reports import explain
 from assay.kernels.numerics.stage import Answers
-from assay.kernels.timing.jobs import explain
 from assay.kernels.verdicts import Verdict
 from assay.sandbox.base import Job, JobResult, Limits, Round
 

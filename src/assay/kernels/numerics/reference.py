@@ -27,13 +27,13 @@ from typing import Literal, Self
 
 from assay.errors import MissingDependencyError, ReferenceModelError
 from assay.kernels.arrays import HostTensor, Value
+from assay.kernels.base import Precision
 from assay.kernels.frames import Frame, read_frame
 from assay.kernels.numerics.families import FAMILIES, Family
 from assay.kernels.numerics.screening import Case, Screening, screen
 from assay.kernels.problems.scaling import LOWER, Rule, ScaledProblem, ladder
 from assay.kernels.problems.sources import Problem, find_fault
 
-Precision = Literal["float32", "float16", "bfloat16"]
 Perturbation = Literal["none", "all", "constant"]
 
 START_TIMEOUT_S = 180.0

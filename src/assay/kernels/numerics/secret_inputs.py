@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 
 from assay.errors import ReferenceModelError
 from assay.kernels.arrays import HostTensor, Value
+from assay.kernels.base import Precision
 from assay.kernels.numerics.families import FAMILIES
-from assay.kernels.numerics.reference import Precision, ReferenceProcess, ReferenceResult, screening_of
+from assay.kernels.numerics.reference import ReferenceProcess, ReferenceResult, screening_of
 from assay.kernels.numerics.screening import Case, Screening
 from assay.kernels.problems.scaling import ScaledProblem
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import Literal
 
+from assay.kernels.base import Backend
 from assay.kernels.source_text import MAX_SOURCE_CHARACTERS, is_model_new
 from assay.kernels.static.compute import find_library_work, reference_operations
 from assay.kernels.static.danger import find_dangers
@@ -25,8 +25,6 @@ from assay.kernels.static.native import find_native_faults
 from assay.kernels.static.replay import find_replay
 from assay.kernels.static.structure import find_structure
 from assay.kernels.static.trees import walk
-
-Backend = Literal["triton", "cuda"]
 
 VERSION = 2
 """Raised whenever a check changes what it finds; part of the grader's version."""

@@ -12,7 +12,6 @@ from assay.kernels.static.tables import HARMLESS_LAYERS
 from assay.kernels.static.trees import walk
 
 _WALKS = ("children", "modules", "named_children", "named_modules", "values", "items")
-_INSPECTIONS = ("isinstance", "hasattr", "getattr", "len", "enumerate", "zip", "reversed", "list", "tuple")
 
 
 def find_layer_calls(source: Source) -> Iterator[Finding]:

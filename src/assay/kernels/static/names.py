@@ -79,15 +79,6 @@ class Source:
             child = parent
         return False
 
-    def is_dead(self, node: ast.AST) -> bool:
-        """Whether a node lies in a statement that cannot run."""
-        current: ast.AST | None = node
-        while current is not None:
-            if current in self.dead:
-                return True
-            current = self.parents.get(current)
-        return False
-
     def in_annotation(self, node: ast.AST) -> bool:
         """Whether a node is part of a type annotation."""
         child = node

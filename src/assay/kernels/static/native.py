@@ -64,17 +64,8 @@ class Extension:
     """What of it cannot be read without running it; empty where everything could."""
 
 
-def extract_native_sources(code: str) -> tuple[NativeSource, ...]:
-    """CUDA and C++ sources of a Python source, in the order in which they stand.
-
-    Raises:
-        SyntaxError: `code` is not valid Python.
-    """
-    return tuple(native_sources(read_source(ast.parse(code))))
-
-
 def native_sources(source: Source) -> Iterator[NativeSource]:
-    """The same for a parsed source."""
+    """CUDA and C++ sources that a Python source hands to a compiler, in the order in which they stand."""
     for line, given in _loader_calls(source):
         for language in _LANGUAGES:
             if (value := given.get(f"{language}_sources")) is not None:

@@ -306,9 +306,6 @@ NUMPY_HARMLESS = _words(
 """Names of numpy that serve for sizes and constants; the rest would be a library doing the work on the host."""
 
 TRITON_JIT = frozenset({"triton.jit", "triton.runtime.jit", "triton.runtime.jit.jit"})
-TRITON_DECORATORS = TRITON_JIT | frozenset(
-    {"triton.autotune", "triton.heuristics", "triton.runtime.autotuner.autotune", "triton.runtime.autotuner.heuristics"}
-)
 CACHES = frozenset({"functools.cache", "functools.lru_cache", "functools.cached_property"})
 
 SETTABLE = ("torch.backends.cuda", "torch.backends.cudnn", "torch.backends.mkldnn", "torch.backends.opt_einsum")

@@ -12,12 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from assay.kernels.arrays import HostTensor, Value, size_in_bytes
+from assay.kernels.base import Baseline
 from assay.kernels.frames import Frame
+from assay.kernels.job_reports import explain, fault_of
 from assay.kernels.numerics.tolerance import Tolerance, compare
 from assay.kernels.timing.config import TimingConfig
 from assay.kernels.timing.masking import WORD, digest, mask, padded
 from assay.kernels.timing.roofline import Work
-from assay.kernels.timing.statistics import Baseline, Finding, FindingKind, Sample
+from assay.kernels.timing.statistics import Finding, FindingKind, Sample
 from assay.sandbox import Job, JobResult, Limits, Profile, Round
 from assay.types import Json
 
@@ -164,23 +166,9 @@ def recheck(
 def death(result: JobResult) -> Finding:
     """What the early end of a candidate's job means."""
     kinds: dict[str, FindingKind] = {"crash": "crash", "timeout": "timeout", "memory": "memory"}
-    fault = _fault(result)
+    fault = fault_of(result)
     kind: FindingKind = "wrong" if fault.get("kind") == "wrong_output" else kinds.get(result.end, "infra")
     return Finding(kind, explain(result))
-
-
-def _fault(result: JobResult) -> dict[str, Json]:
-    fault = result.report.get("fault") if isinstance(result.report, dict) else None
-    return fault if isinstance(fault, dict) else {}
-
-
-def explain(result: JobResult) -> str:
-    """How a job ended, with what is known of the reason."""
-    fault = _fault(result)
-    said = (
-        f"{fault.get('stage')}: {fault.get('type')}: {fault.get('message')}" if fault else result.stderr[-500:].strip()
-    )
-    return f"{result.message} ({said})" if said else result.message
 
 
 def device_of(result: JobResult) -> str:

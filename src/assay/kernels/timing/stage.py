@@ -17,9 +17,10 @@ import numpy as np
 
 from assay.errors import ConfigError
 from assay.kernels.arrays import HostTensor, Value, size_in_bytes
+from assay.kernels.base import Precision
 from assay.kernels.config import GraderConfig
 from assay.kernels.numerics.families import vary
-from assay.kernels.numerics.reference import Precision, ReferenceProcess
+from assay.kernels.numerics.reference import ReferenceProcess
 from assay.kernels.numerics.secret_inputs import Draw
 from assay.kernels.operators import is_heavy
 from assay.kernels.problems.scaling import ScaledProblem

@@ -16,11 +16,10 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Literal
 
+from assay.kernels.base import Baseline
 from assay.kernels.timing.roofline import Work, find_gpu, floor_s
 from assay.types import Json
 
-Baseline = Literal["eager", "compile"]
-"""The reference as PyTorch runs it, or under `torch.compile`."""
 FindingKind = Literal["timer", "deferred", "wrong", "crash", "timeout", "memory", "infra"]
 """`timer`: its events claim far less than the parent's clock saw. `deferred`: its outputs were not there when its clock
 stopped. `wrong`: an output of a timed call is wrong. `infra` says nothing about the candidate; the rest is how it

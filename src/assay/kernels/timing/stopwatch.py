@@ -17,6 +17,8 @@ import random
 from collections.abc import Sequence
 
 from assay.errors import ConfigError
+from assay.kernels.base import Baseline
+from assay.kernels.job_reports import explain
 from assay.kernels.timing.config import TimingConfig
 from assay.kernels.timing.jobs import (
     ROUNDS,
@@ -25,14 +27,13 @@ from assay.kernels.timing.jobs import (
     bytes_of_call,
     death,
     device_of,
-    explain,
     form_of,
     make_job,
     recheck,
     sample_set,
     samples_of,
 )
-from assay.kernels.timing.statistics import Baseline, Finding, Measured, Timing, conclude, plan_calls, secret_order
+from assay.kernels.timing.statistics import Finding, Measured, Timing, conclude, plan_calls, secret_order
 from assay.sandbox import JobResult, Sandbox
 from assay.sandbox.lockstep import Group, RunsGroups, run_in_step
 

@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from assay.rewards.base import CallFailure, FailureKind, Outcome, Reply, Request, Usage
-from assay.rewards.cache import StoredReply
-from assay.rewards.client.cache_writer import CacheWriter
 from assay.rewards.client.chat import PATH, Answer, Refusal, headers_of, read
 from assay.rewards.client.gate import Gate
 from assay.rewards.client.hedging import HedgeWatch
 from assay.rewards.client.http import HttpPool, ResponseError, TransportError
 from assay.rewards.client.limits import Budget, HedgePolicy, InFlightLimit, backoff_s
 from assay.rewards.client.redaction import Redaction
+from assay.rewards.client.reply_cache import StoredReply
 from assay.rewards.client.resources import api_key, check_prices, connection_limit, endpoint_of, open_cache
 from assay.rewards.client.route import route_to
 from assay.rewards.client.single_flight import Call
@@ -67,7 +66,6 @@ class Client:
         self._endpoint = endpoint_of(judge)
         self._pool = HttpPool(route_to(self._endpoint + PATH, headers_of(key)))
         self._cache = open_cache(config, cache_dir)
-        self._writer = CacheWriter(self._cache) if self._cache is not None else None
         limit = InFlightLimit(config.start_in_flight, connection_limit(config), config.adaptive)
         self._gate = Gate(limit, config.requests_per_minute, config.tokens_per_minute)
         self._watch = HedgeWatch(HedgePolicy(config.hedge_fraction), self._hedge)
@@ -112,8 +110,8 @@ class Client:
 
     async def forget(self, request: Request) -> None:
         """See `Caller.forget`."""
-        if self._writer is not None:
-            self._writer.drop(request.key(self._endpoint))
+        if self._cache is not None:
+            self._cache.drop(request.key(self._endpoint))
 
     async def close(self) -> None:
         """See `Caller.close`."""
@@ -123,8 +121,8 @@ class Client:
             await asyncio.wait(self._tasks)
         self._watch.close()
         self._pool.close()
-        if self._writer is not None:
-            self._writer.close()
+        if self._cache is not None:
+            self._cache.close()
 
     async def counters(self) -> dict[str, float]:
         """See `Caller.counters`."""
@@ -353,8 +351,8 @@ class Client:
         self._counts["answered"] += 1
         if tokens[0]:
             self._tokens_per_byte = max(0.9 * self._tokens_per_byte, tokens[0] / len(call.body))
-        if self._writer is not None:
-            await self._writer.put(call.key, StoredReply(answer.text, answer.finish_reason, answer.model, *tokens))
+        if self._cache is not None:
+            await self._cache.keep(call.key, StoredReply(answer.text, answer.finish_reason, answer.model, *tokens))
         latency_s = asyncio.get_running_loop().time() - call.began
         return Reply(
             answer.text, answer.finish_reason, answer.model, call.usage, attempts=call.attempts, latency_s=latency_s

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from assay.errors import ConfigError
-from assay.rewards.cache import ReplyCache, default_cache_path
+from assay.rewards.client.reply_cache import ReplyCache, default_cache_path
 from assay.rewards.config import EngineConfig, JudgeConfig
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import contextlib
 import math
 import pickle
 from collections.abc import AsyncGenerator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from weakref import WeakSet
 
 import modal
@@ -24,10 +24,7 @@ from modal._utils.async_utils import synchronizer
 from modal.config import config as settings
 
 from assay.errors import SandboxError
-from assay.sandbox.modal.sandbox import BatchLost, Lost
-
-if TYPE_CHECKING:
-    from assay.sandbox.modal.sandbox import ModalConfig
+from assay.sandbox.modal.config import BatchLost, Lost, ModalConfig
 
 CLASS_NAME = "KernelContainer"
 """Name of the deployed class; its method is `run`."""

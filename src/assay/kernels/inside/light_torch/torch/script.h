@@ -1,2 +1,0 @@
-#pragma once
-#include "../light_pybind.h"
