@@ -108,7 +108,7 @@ def refusals(compiled: Compile, process: ReferenceProcess, submissions: list[tup
 def test_honest_kernels_compile(compiled: Compile, reference_process: ReferenceProcess) -> None:
     problems = shipped()
     honest = read_submissions(HONEST)
-    chosen = [s for place, s in enumerate(honest) if place % 15 == 0 or any(word in s.id for word in AWKWARD)]
+    chosen = [s for place, s in enumerate(honest) if place % 30 == 0 or any(word in s.id for word in AWKWARD)]
     assert len(chosen) > 10
     assert refusals(compiled, reference_process, [(s, problems[s.problem].code) for s in chosen]) == {}
 
@@ -247,7 +247,7 @@ def test_awkward_but_legal_code_compiles(compiled: Compile, name: str) -> None:
 
 def test_compilation_that_never_ends_meets_its_limit(compiled: Compile) -> None:
     code = module("for step in tl.static_range(100000):\n    v = v * 2.0 + step")
-    report = compiled(code, limits=Limits(wall_s=60, cpu_s=2, memory_mb=4096))
+    report = compiled(code, limits=Limits(wall_s=60, cpu_s=1, memory_mb=4096))
     assert report.outcome == "timeout" and "limit" in report.message
     assert compiled(module()).outcome == "ok"
 
