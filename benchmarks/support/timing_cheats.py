@@ -42,7 +42,7 @@ class ModelNew(torch.nn.Module):
 
 _CLAIM = "harness.{clock}.timed = lambda clock, call: ({value}, call())"
 _BOTH = "\n".join(_CLAIM.format(clock=name, value="{value}") for name in ("CpuClock", "CudaClock"))
-_SLOW = "time.sleep(0.4)\nreturn self.right(x)"
+_SLOW = "time.sleep(0.2)\nreturn self.right(x)"
 
 CHEATS: dict[str, tuple[str, frozenset[str]]] = {
     "a clock that stands still": (

@@ -32,7 +32,7 @@ from assay.sandbox.host.probe import NAMESPACE_CURE, Features, Missing
 from assay.sandbox.local import LocalSandbox
 from support.kernel_graders import QUICK, Bench
 from support.kernelbench_data import ATTACKS, HONEST, TINY, shipped
-from support.sandboxes import needs_walls
+from support.sandboxes import children, needs_walls, running
 
 pytestmark = needs_walls
 
@@ -202,9 +202,9 @@ def test_the_kinds_that_other_tests_reach_are_all() -> None:
     assert here | {"timeout", "compiled_not_run", "infra_error"} == set(KINDS)
 
 
-@pytest.mark.parametrize("limit", ["wall_s", "cpu_s"])
-def test_a_timeout(bench: Bench, limit: str) -> None:
-    verdict = bench.grade(SMALL, ENDLESS, chz.replace(QUICK, **{limit: 1.0}))
+@pytest.mark.parametrize(("limit", "seconds"), [("wall_s", 0.5), ("cpu_s", 1.0)])
+def test_a_timeout(bench: Bench, limit: str, seconds: float) -> None:
+    verdict = bench.grade(SMALL, ENDLESS, chz.replace(QUICK, **{limit: seconds}))
     assert (verdict.kind, verdict.tests_passed) == ("timeout", 0) and "limit" in verdict.message, verdict
 
 
@@ -456,20 +456,6 @@ class Watched:
 
     async def close(self) -> None:
         await self.inner.close()
-
-
-def children(pid: int) -> set[int]:
-    """The processes below one."""
-    found = set()
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text(encoding="ascii").split():
-            found |= {int(child), *children(int(child))}
-    return found
-
-
-def running(workers: list[int]) -> set[int]:
-    """The processes below any of them."""
-    return set().union(*map(children, workers))
 
 
 def test_a_worker_that_dies_costs_no_verdict(bench: Bench) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pytest
 from assay.errors import SandboxError
 from assay.kernels.config import GraderConfig
 from assay.kernels.grader import Grader
+from assay.kernels.numerics.reference import ReferenceProcess
 from assay.kernels.problems.sources import find_problem, load_problems
 from assay.kernels.timing.config import TimingConfig
 from assay.kernels.verdicts import Verdict
@@ -31,7 +32,7 @@ HONEST = (ROOT / "exploits/honest/batched_matvec.py").read_text(encoding="utf-8"
 PROBLEM = find_problem(load_problems("shipped", (1,), None, None), 1, 5)
 CONFIG = GraderConfig(run_on="modal", compile_check="off", num_correct_trials=2)
 ON_CPU = TimingConfig(
-    device="cpu", samples=8, warm_ups=1, alone=2, max_calls=1, wall_s=60, memory_mb=4096, buffer_mb=64
+    device="cpu", samples=6, warm_ups=1, alone=2, max_calls=1, wall_s=60, memory_mb=4096, buffer_mb=64
 )
 
 
@@ -74,52 +75,63 @@ class Failing(Containers):
             yield self.lost
 
 
-def graded(codes: Sequence[str], containers: Containers, config: GraderConfig = CONFIG) -> list[Verdict]:
-    async def main() -> list[Verdict]:
-        modal = ModalConfig(modal_batch_window=0.0, modal_retries=0)
-        async with ModalSandbox(modal, containers) as sandbox, Grader(config, sandbox=sandbox, static=False) as grader:
-            return [await grader.grade(PROBLEM, code) for code in codes]
-
-    return asyncio.run(main())
+Grade = Callable[..., Verdict]
 
 
-def test_honest_and_wrong_kernels_are_graded_through_payloads() -> None:
+@pytest.fixture
+def graded(reference_process: ReferenceProcess) -> Grade:
+    def grade(code: str, containers: Containers, config: GraderConfig = CONFIG) -> Verdict:
+        async def main() -> Verdict:
+            modal = ModalSandbox(ModalConfig(modal_batch_window=0.0, modal_retries=0), containers)
+            async with (
+                modal as sandbox,
+                Grader(config, sandbox=sandbox, reference=reference_process, static=False) as grader,
+            ):
+                return await grader.grade(PROBLEM, code)
+
+        return asyncio.run(main())
+
+    return grade
+
+
+def test_a_wrong_kernel_is_found_out_through_payloads(graded: Grade) -> None:
     containers = Containers()
-    right, wrong = graded([HONEST, HONEST.replace("tl.sum(a * x", "tl.sum(a + x")], containers)
-    assert (right.kind, right.tests_passed, right.tests_total) == ("ok", 2, 2), right
-    assert right.evidence["launches"] == {"matvec_kernel": 1}
-    assert wrong.kind == "wrong"
-    assert containers.harnesses == ["numerics", "numerics"]
+    wrong = graded(HONEST.replace("tl.sum(a * x", "tl.sum(a + x"), containers)
+    assert wrong.kind == "wrong" and containers.harnesses == ["numerics"]
 
 
-def test_a_candidate_is_timed_beside_its_baseline_in_one_container(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_right_kernel_is_timed_beside_its_baseline_in_one_container(
+    graded: Grade, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Without a GPU Triton has nothing but its interpreter to run on, in the timed job too.
     interpreted = partial(LocalConfig, environment={"TRITON_INTERPRET": "1"})
     monkeypatch.setattr(container, "LocalConfig", interpreted)
     config = chz.replace(CONFIG, measure_performance=True, timing=ON_CPU)
     containers = Containers()
-    (verdict,) = graded([HONEST], containers, config)
+    verdict = graded(HONEST, containers, config)
     assert containers.harnesses == ["numerics", "timed", "timed"], "the look at the baseline alone, then both together"
     assert (verdict.kind, verdict.stage) == ("ok", "timing"), verdict
+    assert (verdict.tests_passed, verdict.tests_total) == (2, 2)
+    assert verdict.evidence["launches"] == {"matvec_kernel": 1}
     assert verdict.timing is not None and 0 < verdict.timing["lower"] <= verdict.timing["upper"]
 
 
 @pytest.mark.parametrize(("lost", "kind"), [("timeout", "timeout"), ("infra", "infra_error")])
-def test_what_became_of_a_container_is_in_the_verdict(lost: str, kind: str) -> None:
+def test_what_became_of_a_container_is_in_the_verdict(graded: Grade, lost: str, kind: str) -> None:
     gpu = GraderConfig(run_on="modal", device="cuda", num_correct_trials=1)
     for config in (CONFIG, gpu):
-        (verdict,) = graded([HONEST], Failing(Lost(lost, "it was lost")), config)  # type: ignore[arg-type]
+        verdict = graded(HONEST, Failing(Lost(lost, "it was lost")), config)  # type: ignore[arg-type]
         assert verdict.kind == kind, verdict
     assert "it was lost" in verdict.message
 
 
-def test_modal_that_refuses_everything_is_no_verdict() -> None:
+def test_modal_that_refuses_everything_is_no_verdict(graded: Grade) -> None:
     with pytest.raises(SandboxError, match="no credentials"):
-        graded([HONEST], Failing(Lost("refused", "no credentials")))
+        graded(HONEST, Failing(Lost("refused", "no credentials")))
 
 
 @pytest.mark.skipif(bool(list(Path("/dev").glob("nvidia[0-9]*"))), reason="there is a GPU here")
-def test_a_container_without_its_gpu_is_a_failure_of_the_grader() -> None:
+def test_a_container_without_its_gpu_is_a_failure_of_the_grader(graded: Grade) -> None:
     gpu = GraderConfig(run_on="modal", device="cuda", num_correct_trials=1)
-    (verdict,) = graded([HONEST], Containers(), gpu)
+    verdict = graded(HONEST, Containers(), gpu)
     assert verdict.kind == "infra_error" and "CUDA did not start" in verdict.message

@@ -15,20 +15,18 @@ from assay.rewards.client import client
 from assay.rewards.client.chat import Refusal, read
 from assay.rewards.client.http import Response
 from support.host_rewards import EchoedScore
-from support.loopback_judge import loopback_judge
+from support.scripted_judge import Asked, scripted_judge
 
 
 def test_the_reason_is_logged_while_calls_are_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(client, "QUIET_S", 0.0)
-    asked: list[str] = []
 
-    def answer(text: str) -> str | int:
-        asked.append(text)
-        return 500 if len(asked) < 3 else "0.5"
+    def answer(asked: Asked) -> str | int:
+        return 500 if asked.number < 2 else "0.5"
 
-    with loopback_judge(answer) as judge, caplog.at_level(logging.WARNING, "assay"):
+    with scripted_judge(answer) as judge, caplog.at_level(logging.WARNING, "assay"):
         config = JudgeConfig(base_url=judge.base_url, api_key_env="")
         with RewardEngine(EchoedScore(), config, EngineConfig(cache=False)) as engine:
             (score,) = engine.score_many_sync([Sample("a")])

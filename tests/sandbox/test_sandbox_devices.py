@@ -122,6 +122,8 @@ def test_private_memory_is_bounded(box: Box) -> None:
     assert answer(box, body) == "'none left'"
 
 
+MOST = 0.2
+"""Share of its own turn's count that a thread which is stopped in its parent's turn stays below."""
 COUNTS = """
 import threading
 count = 0
@@ -136,8 +138,8 @@ def run(inputs, header):
 
 
 @needs_walls
-@pytest.mark.parametrize(("pause", "most"), [(True, 0.2), (False, float("inf"))])
-def test_no_thread_runs_during_a_pause(box: Box, pause: bool, most: float) -> None:
+@pytest.mark.parametrize("pause", [True, False])
+def test_no_thread_runs_during_a_pause(box: Box, pause: bool) -> None:
     """A thread's count over a long turn of the parent's, as a share of what it counts in as long a turn of its own."""
     sleeping = COUNTS.replace("    return", "    import time; time.sleep(0.3 if inputs else 0.0)\n    return")
     rounds = (Round((), (8,)), Round((b"sleep",), (8,)), Round((), (8,)), Round((), (8,)))
@@ -148,21 +150,21 @@ def test_no_thread_runs_during_a_pause(box: Box, pause: bool, most: float) -> No
 
     job = Job(sleeping, "assay.sandbox.plain", rounds, limits=LIMITS, pause=pause)
     shares = []
-    for _ in range(3):  # a busy machine may give the thread little of its own turn
+    for _ in range(5):  # a busy machine may give the thread little of its own turn
         result: JobResult = box.run(job, parents_turn)
         assert result.end == "ok", result
         counts = [int.from_bytes(outputs[0], "little") for outputs in result.outputs]
         own, during = counts[1] - counts[0], counts[2] - counts[1]
         shares.append(during / max(own, 1))
-    assert min(shares) <= most
-    if not pause:
-        assert max(shares) > 0.2
+        if (shares[-1] <= MOST) == pause:
+            return
+    pytest.fail(f"the thread counted {shares} of what it counts in its own turn")
 
 
 @needs_walls
 def test_a_paused_child_is_killed_like_any(box: Box) -> None:
     job = Job(COUNTS, "assay.sandbox.plain", (Round((), (8,)),) * 3, limits=LIMITS, pause=True)
     assert box.run(job, lambda index, outputs: index < 1).end == "stopped"
-    endless = replace(job, source="def run(inputs, header):\n    while True: pass", limits=replace(LIMITS, wall_s=0.5))
+    endless = replace(job, source="def run(inputs, header):\n    while True: pass", limits=replace(LIMITS, wall_s=0.3))
     assert box.run(endless).end == "timeout"
     assert box.sandbox.deaths == 0

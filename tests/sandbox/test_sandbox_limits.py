@@ -61,22 +61,17 @@ def attempt(box: Box, text: str, **limits: float) -> JobResult:
     ids=["loop", "sleep", "ignore", "block", "catch", "thread", "wait", "native"],
 )
 def test_what_does_not_end_is_ended(box: Box, body: str) -> None:
-    result = attempt(box, body, wall_s=0.5)
+    result = attempt(box, body, wall_s=0.3)
     assert (result.end, result.signal) == ("timeout", 9)
-    assert result.wall_s >= 0.5
-    assert "0.5 s" in result.message
+    assert result.wall_s >= 0.3
+    assert "0.3 s" in result.message
 
 
-def test_cpu_time_is_bounded(box: Box) -> None:
-    result = attempt(box, "while True: pass", cpu_s=1)
+def test_cpu_time_is_bounded_also_for_who_ignores_the_signal(box: Box) -> None:
+    result = attempt(box, "signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass", cpu_s=1)
     assert result.end == "timeout"
     assert "CPU" in result.message
     assert 0.9 < result.cpu_s < 4
-
-
-def test_the_cpu_limit_cannot_be_slept_through(box: Box) -> None:
-    result = attempt(box, "signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass", cpu_s=1)
-    assert result.end == "timeout"
 
 
 @pytest.mark.parametrize(

@@ -109,13 +109,13 @@ def test_a_worker_that_died_idle_is_replaced() -> None:
 
 
 def test_a_worker_that_stalls_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_process, "OVERDUE_S", 2.0)
+    monkeypatch.setattr(worker_process, "OVERDUE_S", 1.0)
 
     async def body(sandbox: LocalSandbox) -> None:
         await sandbox.run(ECHO)
         pid = sandbox.worker_pids()[0]
         os.kill(pid, signal.SIGSTOP)
-        result = await sandbox.run(replace(ECHO, limits=replace(LIMITS, wall_s=2)))
+        result = await sandbox.run(replace(ECHO, limits=replace(LIMITS, wall_s=1)))
         assert (result.outputs, result.retried) == (ANSWER, True)
         assert gone(pid)
 

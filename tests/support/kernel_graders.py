@@ -56,11 +56,11 @@ class Ran:
 class Bench:
     """Runs candidates and grades them, one at a time, for tests that are not asynchronous."""
 
-    def __init__(self) -> None:
+    def __init__(self, reference: ReferenceProcess) -> None:
         self._runner = asyncio.Runner()
         config = LocalConfig(workers=1, environment=WORKER_ENVIRONMENT, hidden=HIDDEN)
         self.sandbox = LocalSandbox(config, FEATURES)
-        self.reference = ReferenceProcess()
+        self.reference = reference
         self._graders: dict[Any, Grader] = {}
 
     def wait(self, what: Awaitable[T]) -> T:
@@ -114,7 +114,6 @@ class Bench:
         for grader in self._graders.values():
             self.wait(grader.close())
         self.wait(self.sandbox.close())
-        self.reference.close()
         self._runner.close()
 
 

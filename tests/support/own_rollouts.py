@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,11 @@ GroupReward = Callable[[Sequence[int]], float]
 
 def adapted(name: str) -> Any:
     """A tiny model with adapters that already do something."""
+    return copy.deepcopy(_adapted(name))
+
+
+@cache
+def _adapted(name: str) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         lora = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)

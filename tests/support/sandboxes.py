@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 
 import pytest
@@ -18,6 +21,21 @@ needs_walls = pytest.mark.skipif(
     FEATURES is None or bool(FEATURES.missing),
     reason=f"no walls here: {FEATURES.missing if FEATURES else sys.platform}",
 )
+
+
+def children(pid: int) -> set[int]:
+    """The processes below one."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            for child in task.read_text(encoding="ascii").split():
+                found |= {int(child), *children(int(child))}
+    return found
+
+
+def running(workers: Sequence[int]) -> set[int]:
+    """The processes below any of them."""
+    return set().union(*map(children, workers))
 
 
 class Box:

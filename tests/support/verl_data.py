@@ -17,6 +17,8 @@ from verl import DataProto
 WORDS = ("[PAD]", "[UNK]", "ask", "a", "b", "c", "d", "BROKEN", *(f"w{i}" for i in range(512)))
 PAD = 0
 RESPONSE_LENGTH = 6
+KEY_ENV, KEY = "ASSAY_TEST_KEY", "sk-assay-test-0123456789"
+"""What actors find in their environment: that of the cluster."""
 
 
 def word_tokenizer() -> PreTrainedTokenizerFast:

@@ -9,7 +9,7 @@ from assay.cli.eval import measure
 from assay.errors import TrainingError
 from assay.training.config import load_config
 from assay.training.loop import train
-from support.loopback_judge import loopback_judge
+from support.scripted_judge import scripted_judge
 from support.tiny_run import assert_same_run, read_lines
 
 TINY = [
@@ -56,8 +56,8 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-def by_rule(text):
-    return f"<answer>{FINE in text}</answer>"
+def by_rule(asked):
+    return f"<answer>{FINE in asked.text}</answer>"
 
 
 def test_a_run_without_a_monitor_trains_and_asks_nobody(tmp_path, cache, monkeypatch):
@@ -71,7 +71,7 @@ def test_a_run_without_a_monitor_trains_and_asks_nobody(tmp_path, cache, monkeyp
 
 
 def test_a_monitored_run_pays_by_verdict_and_reports_what_it_cost(tmp_path, cache):
-    with loopback_judge(by_rule) as judge:
+    with scripted_judge(by_rule) as judge:
         # Untrained models write no block, and what cannot be read is not judged: give the form first.
         config = run(tmp_path / "run", tmp_path, *monitor(judge, "sft.num_steps=80", "sft.learning_rate=1e-2"))
         asked = len(judge.asked)
@@ -81,7 +81,7 @@ def test_a_monitored_run_pays_by_verdict_and_reports_what_it_cost(tmp_path, cach
         assert len(judge.asked) == asked
     records = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert sum(r.get("reward_engine/function_correctness/calls", 0) for r in records) == asked > 3
-    assert sum(r.get("reward_engine/function_correctness/usd", 0) for r in records) == pytest.approx(asked * 0.1)
+    assert sum(r.get("reward_engine/function_correctness/usd", 0) for r in records) == pytest.approx(asked * 0.01)
     traces = read_lines(tmp_path / "run" / "traces.jsonl")
     judged = [t["score"] for t in traces if "votes" in t["score"]["evidence"]]
     assert judged
@@ -94,19 +94,19 @@ def test_a_monitored_run_pays_by_verdict_and_reports_what_it_cost(tmp_path, cach
 def test_a_judge_that_fails_stops_the_run_and_the_same_command_goes_on_to_the_same_end(tmp_path, cache):
     log, mended = tmp_path / "run" / "metrics.jsonl", threading.Event()
 
-    def out_of_order_after_the_first_batch(text):
+    def out_of_order_after_the_first_batch(asked):
         broken = log.exists() and len(log.read_bytes().splitlines()) >= 82 and not mended.is_set()
-        return 400 if broken else by_rule(text)
+        return 400 if broken else by_rule(asked)
 
     form = ["sft.num_steps=80", "sft.learning_rate=1e-2", "dataset_builder.engine.cache=false"]
-    with loopback_judge(by_rule) as judge:
+    with scripted_judge(by_rule) as judge:
         run(tmp_path / "whole", cache, *monitor(judge, *form))
-    with loopback_judge(out_of_order_after_the_first_batch) as judge:
+    with scripted_judge(out_of_order_after_the_first_batch) as judge:
         with pytest.raises(TrainingError, match="could not be scored"):
             run(tmp_path / "run", cache, *monitor(judge, *form))
         assert len(read_lines(log)) == 82
     mended.set()
     # The judge comes back at another address; that does not make it another run.
-    with loopback_judge(out_of_order_after_the_first_batch) as judge:
+    with scripted_judge(out_of_order_after_the_first_batch) as judge:
         run(tmp_path / "run", cache, *monitor(judge, *form))
     assert_same_run(tmp_path / "run", tmp_path / "whole")

@@ -11,11 +11,8 @@ from typing import Any
 import pytest
 
 from assay.integrations.common.scoring import close_all
-from support.verl_data import make_batch, word_tokenizer
+from support.verl_data import KEY, KEY_ENV, make_batch, word_tokenizer
 from verl import DataProto
-
-KEY_ENV, KEY = "ASSAY_TEST_KEY", "sk-assay-test-0123456789"
-"""What the actor finds in its environment: that of the cluster."""
 
 
 @pytest.fixture(autouse=True)

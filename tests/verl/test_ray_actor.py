@@ -12,7 +12,6 @@ import pytest
 import ray
 from benchmarks.support.judge_behaviour import Behaviour
 from benchmarks.support.judge_server import JudgeServer
-from conftest import KEY, KEY_ENV
 
 from assay.errors import ConfigError, JudgeError
 from assay.integrations.common.ray_actor import NAMESPACE, RayCaller, actor_name
@@ -21,6 +20,7 @@ from assay.integrations.common.settings import read_settings
 from assay.integrations.verl import compute_score
 from assay.rewards import Request, Sample
 from assay.types import Message
+from support.verl_data import KEY, KEY_ENV
 
 LIMIT = 6
 
@@ -68,13 +68,21 @@ def wait_for(server: JudgeServer, answered: int) -> None:
         time.sleep(0.01)
 
 
-def test_eight_workers_keep_one_limit_and_pay_once(
-    ray_cluster: None, server: JudgeServer, settings: dict[str, Any]
+@pytest.fixture(scope="module")
+def workers(ray_cluster: None) -> Iterator[list[Any]]:
+    """Four workers, for all tests that kill none: starting one takes a second."""
+    started = [Worker.remote() for _ in range(4)]
+    yield started
+    for worker in started:
+        ray.kill(worker)
+
+
+def test_four_workers_keep_one_limit_and_pay_once(
+    workers: list[Any], server: JudgeServer, settings: dict[str, Any]
 ) -> None:
-    workers = [Worker.remote() for _ in range(8)]
     texts = [f"w{i}" for i in range(60)]
     # Each worker has 40 of the 60 texts, so every text is wanted by several at about the same time.
-    shares = [(texts * 2)[8 * i : 8 * i + 40] for i in range(8)]
+    shares = [(texts * 2)[16 * i : 16 * i + 40] for i in range(4)]
     results = ray.get([worker.score.remote(settings, share) for worker, share in zip(workers, shares, strict=True)])
     stats = server.stats()
     assert stats["max_in_flight"] <= LIMIT
@@ -84,14 +92,12 @@ def test_eight_workers_keep_one_limit_and_pay_once(
         for text, value in zip(share, scores, strict=True):
             assert by_text.setdefault(text, value) == value
     assert set(by_text.values()) == {0.25, 0.75}
-    for worker in workers:
-        ray.kill(worker)
 
 
 def test_the_actor_outlives_the_worker_that_made_it(
-    ray_cluster: None, server: JudgeServer, settings: dict[str, Any]
+    workers: list[Any], server: JudgeServer, settings: dict[str, Any]
 ) -> None:
-    first, second = Worker.remote(), Worker.remote()
+    first, second = Worker.remote(), workers[0]
     ray.get(first.score.remote(settings, ["w1"]))
     actor = ray.get_actor(actor_name(read_settings(settings)), namespace=NAMESPACE)
     ray.kill(first)
@@ -99,13 +105,12 @@ def test_the_actor_outlives_the_worker_that_made_it(
     counters = ray.get(actor.counters.remote())
     assert (counters["cache_hits"], counters["calls"]) == (1.0, 2.0)
     assert server.stats()["answered"] == 2
-    ray.kill(second)
 
 
 def test_calls_without_an_answer_are_sent_again_when_the_actor_dies(
-    ray_cluster: None, server: JudgeServer, settings: dict[str, Any]
+    workers: list[Any], server: JudgeServer, settings: dict[str, Any]
 ) -> None:
-    worker, texts = Worker.remote(), [f"w{i}" for i in range(80)]
+    worker, texts = workers[0], [f"w{i}" for i in range(80)]
     scoring = worker.score.remote(settings, texts)
     wait_for(server, 30)
     ray.kill(ray.get_actor(actor_name(read_settings(settings)), namespace=NAMESPACE))
@@ -115,7 +120,6 @@ def test_calls_without_an_answer_are_sent_again_when_the_actor_dies(
     # What had been answered came from the cache: only what was in flight at the kill, or on its way to the disk, was
     # asked twice, and not all of the thirty.
     assert stats["requests"] <= 80 + 3 * LIMIT
-    ray.kill(worker)
 
 
 def test_the_budget_outlives_the_actor(ray_cluster: None, server: JudgeServer, settings: dict[str, Any]) -> None:

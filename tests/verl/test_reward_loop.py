@@ -10,13 +10,12 @@ import pytest
 import torch
 from benchmarks.support.judge_behaviour import Behaviour
 from benchmarks.support.judge_server import JudgeServer
-from conftest import KEY, KEY_ENV
 from omegaconf import OmegaConf
 from verl.trainer.ppo.reward import load_reward_manager
 
 from assay.errors import ConfigError, RewardError
 from assay.integrations.verl.check import compose
-from support.verl_data import place_and_value
+from support.verl_data import KEY, KEY_ENV, place_and_value
 
 LOCAL = ("+reward.custom_reward_function.reward_kwargs.reward=support.host_rewards:ShareOfWords",)
 FUNCTION = (
@@ -126,14 +125,13 @@ def test_a_reward_function_that_would_never_be_called_is_refused(tokenizer: Any)
         asyncio.run(make())
 
 
-@pytest.mark.parametrize("setup", SETUPS)
-def test_reward_workers_fill_the_right_tensor(
-    setup: str, ray_cluster: None, tokenizer_folder: Path, batch: Any
+def test_a_reward_worker_with_the_manager_fills_the_right_tensor(
+    ray_cluster: None, tokenizer_folder: Path, batch: Any
 ) -> None:
     from verl.experimental.reward_loop import RewardLoopManager
 
-    config = config_of(*SETUPS[setup], f"actor_rollout_ref.model.path={tokenizer_folder}", "reward.num_workers=1")
-    responses = ["a b", "", "c", "d d d d", "a d d"]  # odd: verl pads the batch to its workers
+    config = config_of(*SETUPS["manager"], f"actor_rollout_ref.model.path={tokenizer_folder}", "reward.num_workers=1")
+    responses = ["a b", "", "c", "d d d d", "a d d"]
     data = batch(responses, ["a", "a", "a", "d", "d"], extras=[{"index": i} for i in range(5)], uids=list("pqrst"))
     manager = RewardLoopManager(config)
     try:
@@ -145,7 +143,7 @@ def test_reward_workers_fill_the_right_tensor(
     assert torch.isfinite(result.batch["rm_scores"]).all()
 
 
-def test_two_reward_workers_pay_once_for_equal_calls(
+def test_two_reward_workers_with_the_function_fill_the_right_tensor_and_pay_once_for_equal_calls(
     ray_cluster: None, tokenizer_folder: Path, batch: Any, tmp_path: Path
 ) -> None:
     from verl.experimental.reward_loop import RewardLoopManager
@@ -162,16 +160,20 @@ def test_two_reward_workers_pay_once_for_equal_calls(
             f"{kwargs}.engine.cache_path={tmp_path / 'replies.sqlite'}",
             f"{kwargs}.engine.hedge_fraction=0.0",
         )
-        # The halves of the batch, which go to two workers, are equal.
-        data = batch([f"w{i % 10}" for i in range(20)], ["a"] * 20, extras=[{} for _ in range(20)])
+        # What one worker asks the other asks too. The batch is odd: verl pads it to its workers.
+        responses = ["a " * (i % 5) + f"w{i % 10}" for i in range(21)]
+        data = batch(responses, ["a"] * 21, extras=[{"index": i} for i in range(21)])
         manager = RewardLoopManager(config)
         try:
-            rewards = manager.compute_rm_score(data).batch["rm_scores"].sum(1)
+            result = manager.compute_rm_score(data)
         finally:
             end_workers(manager)
         stats = server.stats()
-    assert rewards[:10].tolist() == rewards[10:].tolist()
-    assert set(rewards.tolist()) == {0.25, 0.75}
+    places, values = zip(*place_and_value(result.batch["rm_scores"]), strict=True)
+    assert places == tuple([i % 5] for i in range(21))
+    assert values[:10] == values[10:20] and values[20] == values[0]
+    assert {value for (value,) in values} == {0.25, 0.75}
+    assert not result.non_tensor_batch["assay_errored"].any()
     assert (stats["answered"], stats["paid_twice"]) == (10, 0)
 
 

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import re
 from collections import Counter
 
 import pytest
@@ -14,7 +15,7 @@ from assay.envs.monitor.tasks import ALPHABET, REASONING
 from assay.errors import ConfigError, DataError
 from assay.rewards import EngineConfig, JudgeConfig
 from assay.training.config import load_config
-from support.loopback_judge import loopback_judge
+from support.scripted_judge import Said, scripted_judge
 
 GOOD = "The code does what the text says. <measurements>[True, True, True]</measurements>"
 
@@ -138,19 +139,26 @@ def test_without_a_monitor_answers_are_scored_here(cache):
 def test_a_monitor_is_asked_once_per_reasoning_and_its_verdict_is_paid(cache):
     other = GOOD.replace("True, True, True", "False, False, False")
     bad = "The code does something else. <measurements>[True, True, True]</measurements>"
-    with loopback_judge(lambda text: f"<answer>{'does what' in text}</answer>") as judge:
+    heard = []
+
+    def answer_by_rule(asked):
+        heard.append(asked)
+        return f"<answer>{'does what' in asked.text}</answer>"
+
+    with scripted_judge(answer_by_rule) as judge:
         data = build(cache, **(monitored(judge) | {"engine": EngineConfig()}))
         latent = tasks(data.heldout)[0].payload["is_correct"]
         results = answer(data, [GOOD, other, bad, "no block"])
     assert [r.score.parts["monitor"] for r in results] == [2 * latent - 1, 2 * latent - 1, 1 - 2 * latent, 0.0]
     assert [r.metrics.get("monitor_says_true") for r in results] == [1.0, 1.0, 0.0, None]
-    assert len(judge.asked) == 2 and judge.models == {"rule"} and judge.keys == {""}
+    assert [asked.body["model"] for asked in heard] == ["rule"] * 2
+    assert not any("authorization" in asked.head.lower() for asked in heard)
     evidence = results[0].score.evidence
-    assert evidence["rationales"] == ["<answer>True</answer>"] and evidence["judges"] == ["rule-1"]
+    assert evidence["rationales"] == ["<answer>True</answer>"] and evidence["judges"] == ["judge-2"]
 
 
 def test_counters_say_what_the_monitor_cost(cache):
-    with loopback_judge(lambda _: "<answer>True</answer>") as judge:
+    with scripted_judge(lambda _: Said("<answer>True</answer>", tokens=(100, 10))) as judge:
         settings = monitored(judge) | {
             "judge": JudgeConfig(base_url=judge.base_url, api_key_env="", usd_per_million_prompt_tokens=10_000.0)
         }
@@ -172,7 +180,7 @@ def test_counters_say_what_the_monitor_cost(cache):
 
 
 def test_a_failing_monitor_makes_errored_scores_and_never_wrong_ones(cache):
-    with loopback_judge(lambda _: "I would rather not say.") as judge:
+    with scripted_judge(lambda _: "I would rather not say.") as judge:
         data = build(cache, **monitored(judge))
         (result,) = answer(data, [GOOD])
     assert result.score.status == "errored" and result.score.value is None and result.metrics == {}
@@ -180,7 +188,7 @@ def test_a_failing_monitor_makes_errored_scores_and_never_wrong_ones(cache):
 
 
 def test_a_judge_that_refuses_the_key_makes_errored_scores_that_say_so(cache, caplog):
-    with loopback_judge(lambda _: 401) as judge:
+    with scripted_judge(lambda _: 401) as judge:
         data = build(cache, **monitored(judge))
         results = answer(data, [GOOD, GOOD])
     assert [result.score.status for result in results] == ["errored"] * 2
@@ -199,16 +207,22 @@ def test_a_monitor_without_a_key_is_refused_before_anything_is_built(cache, monk
 
 def test_the_key_reaches_the_judge_and_nothing_else(cache, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-9")
-    with loopback_judge(lambda _: "<answer>True</answer>") as judge:
+    heads = []
+
+    def answer_and_keep_the_head(asked):
+        heads.append(asked.head)
+        return "<answer>True</answer>"
+
+    with scripted_judge(answer_and_keep_the_head) as judge:
         settings = monitored(judge) | {"judge": JudgeConfig(base_url=judge.base_url)}
         data = build(cache, **settings)
         (result,) = answer(data, [GOOD])
-    assert judge.keys == {"Bearer sk-secret-9"}
+    assert re.findall(r"(?i)^authorization: (.*?)\r?$", "\n".join(heads), re.MULTILINE) == ["Bearer sk-secret-9"]
     assert "sk-secret" not in repr(result) + repr(data)
 
 
 def test_rebalancing_uses_the_training_data(cache):
-    with loopback_judge(lambda _: "<answer>True</answer>") as judge:
+    with scripted_judge(lambda _: "<answer>True</answer>") as judge:
         data = build(cache, **monitored(judge, rebalance_monitor_reward=True))
         latents = [task.payload["is_correct"] for task in tasks(data.train)]
         share = sum(latents) / len(latents)
@@ -282,7 +296,7 @@ def test_the_policy_that_says_nothing_is_a_baseline_where_no_monitor_is_asked(ca
     (values,) = asyncio.run(data.baseline_policies()).values()
     truths = [task.payload["measurements"] for task in tasks(data.heldout)]
     assert values["reward"] == pytest.approx([1 + 3 * sum(truth) / len(truth) for truth in truths])
-    with loopback_judge(lambda _: "<answer>True</answer>") as judge:
+    with scripted_judge(lambda _: "<answer>True</answer>") as judge:
         assert asyncio.run(build(cache, **monitored(judge)).baseline_policies()) == {}
     assert not judge.asked
 

@@ -71,19 +71,41 @@ BAD: dict[str, tuple[RolloutGroup, str]] = {
 }
 
 
-@pytest.mark.parametrize("epochs", [False, True])
-@pytest.mark.parametrize("case", BAD)
-def test_bad_data_are_refused_and_change_nothing(case: str, epochs: bool) -> None:
-    group, message = BAD[case]
+@pytest.fixture(scope="module")
+def trained() -> tuple[GRPOTrainer, Any, StepData]:
+    """A trainer that has done a step and refuses what it is given, its model, and the data of that step."""
+    torch.set_num_threads(1)
     model = tiny_model("gpt2")
     trainer = GRPOTrainer(model, None, PLAIN)
     good = made_up(model, size=2)
     trainer.training_step_with_rollout_epochs(good)
+    return trainer, model, good
+
+
+@pytest.mark.parametrize("epochs", [False, True])
+@pytest.mark.parametrize("case", BAD)
+def test_bad_data_are_refused_and_change_nothing(
+    trained: tuple[GRPOTrainer, Any, StepData], case: str, epochs: bool
+) -> None:
+    group, message = BAD[case]
+    trainer, model, good = trained
     before = state(trainer, model)
     step = trainer.training_step_with_rollout_epochs if epochs else trainer.training_step
     with pytest.raises(DataError, match=f"(?s){message}"):
         step(StepData([*good.groups, group]))
     assert_untouched(before, state(trainer, model))
+
+
+@pytest.mark.parametrize("epochs", [False, True])
+def test_a_trainer_that_refused_a_step_does_the_next(epochs: bool) -> None:
+    model = tiny_model("gpt2")
+    trainer = GRPOTrainer(model, None, PLAIN)
+    good = made_up(model, size=2)
+    trainer.training_step_with_rollout_epochs(good)
+    step = trainer.training_step_with_rollout_epochs if epochs else trainer.training_step
+    for group, _ in BAD.values():
+        with pytest.raises(DataError):
+            step(StepData([*good.groups, group]))
     assert step(good)["optimizer_steps"] == (8 if epochs else 4)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,14 +60,10 @@ def test_sound_sources_compile(compiled: Compile, name: str) -> None:
     report = compiled(SOUND[name])
     assert (report.outcome, report.message) == ("ok", "")
     assert report.kernels and all(kernel.registers for kernel in report.kernels)
-
-
-@needs_walls
-@needs_nvcc
-def test_what_a_kernel_needs_is_reported(compiled: Compile) -> None:
-    (matmul,) = compiled(SOUND["tiled matmul"]).kernels
-    assert matmul.name == "matmul_kernel" and matmul.shared_bytes == 4 * (32 * 32 + 32 * 33)
-    assert matmul.spill_bytes == 0
+    if name == "tiled matmul":  # what a kernel needs is reported
+        (matmul,) = report.kernels
+        assert matmul.name == "matmul_kernel" and matmul.shared_bytes == 4 * (32 * 32 + 32 * 33)
+        assert matmul.spill_bytes == 0
 
 
 def test_every_forwarded_header_leads_to_a_light_one(tmp_path: Path) -> None:
@@ -180,7 +177,7 @@ def test_hostile_sources_are_contained(compiled: Compile, name: str) -> None:
 def test_a_compile_bomb_meets_its_limit(compiled: Compile) -> None:
     powers = "#define L0 +1\n" + "".join(f"#define L{i + 1} " + f"L{i} " * 10 + "\n" for i in range(9))
     bomb = Cuda(f"{powers}int sum = 0 L9;\n{ELEMENTWISE.cuda}")
-    report = compiled(bomb, limits=BRIEF)
+    report = compiled(bomb, limits=replace(BRIEF, cpu_s=1))
     assert report.outcome == "timeout" and "limit" in report.message
     assert compiled(ELEMENTWISE).outcome == "ok"
 

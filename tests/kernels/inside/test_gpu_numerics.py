@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from assay.errors import ConfigError
-from assay.kernels import config
+from assay.kernels import config as config_module
 from assay.kernels.config import GraderConfig
 from assay.kernels.grader import Grader
 from assay.kernels.numerics.on_gpu import NATIVE, not_started, refused_by_compiler
+from assay.kernels.numerics.reference import ReferenceProcess
 from assay.kernels.problems.sources import find_problem, load_problems
 from assay.kernels.verdicts import Verdict
 from assay.sandbox import JobResult
@@ -51,19 +52,16 @@ def apart(code: str) -> str:
     return done.stdout
 
 
-def test_a_worker_starts_no_device_and_no_thread() -> None:
-    said = apart(
-        "import os\nfrom assay.kernels.inside import numerics_gpu\nnumerics_gpu.preload()\nimport torch\n"
-        "import triton.runtime.jit as jit, triton.compiler\n"
-        "print(torch.cuda.is_initialized(), len(os.listdir('/proc/self/task')))\n"
-        "print(any('libcuda.so' in line for line in open('/proc/self/maps')))\n"
-        "print(jit.JITFunction.run.__name__, triton.compiler.CompiledKernel.__getitem__.__name__)"
-    )
-    assert said.split() == ["False", "1", "False", "counting", "counting"]
+PRELOADED = """
+import json, os, sys
+from assay.kernels.inside import numerics_gpu
+numerics_gpu.preload()
+import torch
+import triton.runtime.jit as jit, triton.compiler
+print(torch.cuda.is_initialized(), len(os.listdir("/proc/self/task")))
+print(any("libcuda.so" in line for line in open("/proc/self/maps")))
+print(jit.JITFunction.run.__name__, triton.compiler.CompiledKernel.__getitem__.__name__)
 
-
-LAUNCHES = """
-import json, sys
 from types import SimpleNamespace
 from assay.kernels.inside.triton import launches
 seen = []
@@ -86,8 +84,11 @@ print(json.dumps([seen, reports, launches.current().counts]))
 """
 
 
-def test_launches_are_counted_and_left_out() -> None:
-    seen, reports, outside = json.loads(apart(LAUNCHES))
+def test_a_worker_starts_no_device_and_no_thread_and_counts_launches_or_leaves_them_out() -> None:
+    device, memory, counted, launches = apart(PRELOADED).splitlines()
+    assert device.split() == ["False", "1"] and memory == "False"
+    assert counted.split() == ["counting", "counting"]
+    seen, reports, outside = json.loads(launches)
     ran = [[[1], False], [[2], True], ["direct", [3]]]
     left_out = [[[1], True], [[2], True]]  # compiled, as always, but not launched
     assert seen == [*ran, *left_out, [[4], False]]
@@ -156,14 +157,17 @@ def test_a_compiler_that_refuses_is_told_from_a_crash() -> None:
 
 @needs_walls
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_without_a_device_nothing_is_ever_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_device_nothing_is_ever_right(
+    reference_process: ReferenceProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ConfigError, match="/dev/nvidia"):
         GraderConfig(device="cuda")
-    monkeypatch.setattr(config, "nvidia_devices", lambda: ("/dev/nvidia0",))
+    monkeypatch.setattr(config_module, "nvidia_devices", lambda: ("/dev/nvidia0",))
     problem = find_problem(load_problems("shipped", (1,), None, None), 1, 1)
 
     async def grade() -> Verdict:
-        async with Grader(GraderConfig(device="cuda", workers=1), static=False) as grader:
+        config = GraderConfig(device="cuda", workers=1)
+        async with Grader(config, reference=reference_process, static=False) as grader:
             return await grader.grade(problem, KERNEL)
 
     verdict = asyncio.run(grade())

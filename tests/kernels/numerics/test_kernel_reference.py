@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -46,10 +46,11 @@ def get_init_inputs():
 """
 
 
-@pytest.fixture(scope="module")
-def process() -> Iterator[ReferenceProcess]:
-    with ReferenceProcess(timeout_s=60, memory_mb=1024) as one:
-        yield one
+@pytest.fixture
+def process(reference_process: ReferenceProcess, monkeypatch: pytest.MonkeyPatch) -> ReferenceProcess:
+    """The shared process, with less memory for each evaluation."""
+    monkeypatch.setattr(reference_process, "memory_mb", 1024)
+    return reference_process
 
 
 def arrays(result: ReferenceResult) -> list[bytes]:
@@ -195,12 +196,6 @@ def test_a_fault_is_answered_by_its_kind(process: ReferenceProcess, fault: str) 
     assert process.evaluate(TINY, input_seed=1, weight_seed=0, families=("given",)).cases
 
 
-@pytest.fixture(scope="module")
-def hasty() -> Iterator[ReferenceProcess]:
-    with ReferenceProcess(timeout_s=1.0, memory_mb=1024) as one:
-        yield one
-
-
 ENDLESS = {
     "loop": "while True: pass",
     "deaf loop": "import signal; [signal.signal(s, signal.SIG_IGN) for s in (2, 15)]\n        while True: pass",
@@ -213,13 +208,14 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-def test_what_does_not_end_is_ended(hasty: ReferenceProcess, name: str) -> None:
-    hasty.evaluate(TINY, input_seed=1, weight_seed=0, families=("given",))
-    worker = worker_of(hasty)
-    with pytest.raises(ReferenceModelError, match="more than 1 s") as caught:
-        hasty.evaluate(faulty(ENDLESS[name]), input_seed=1, weight_seed=0)
+def test_what_does_not_end_is_ended(process: ReferenceProcess, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    process.evaluate(TINY, input_seed=1, weight_seed=0, families=("given",))
+    worker = worker_of(process)
+    monkeypatch.setattr(process, "timeout_s", 0.4)
+    with pytest.raises(ReferenceModelError, match=r"more than 0\.4 s") as caught:
+        process.evaluate(faulty(ENDLESS[name]), input_seed=1, weight_seed=0)
     assert caught.value.kind == "timeout"
-    assert worker_of(hasty) == worker, "a slow reference does not cost the process that runs them"
+    assert worker_of(process) == worker, "a slow reference does not cost the process that runs them"
 
 
 def worker_of(process: ReferenceProcess) -> int:
@@ -265,29 +261,30 @@ LEAVES = {
 }
 
 
-def test_what_a_reference_starts_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    marker = f"ASSAY_TEST_{os.getpid()}_LEAVES"
-    monkeypatch.setenv(marker, "1")
-    with ReferenceProcess(timeout_s=60) as process:
-        for name, body in LEAVES.items():
-            result = process.evaluate(faulty(body), families=("given",), **SEEDS)
-            assert result.cases[0].family == "given"
-            assert alive(marker) == [worker_of(process)], name
-    assert gone(marker)
-
-
 SEEDS = {"input_seed": 1, "weight_seed": 0}
 
 
-@pytest.mark.parametrize("hard", [False, True])
-def test_closing_or_killing_it_at_work_ends_everything(monkeypatch: pytest.MonkeyPatch, hard: bool) -> None:
-    marker = f"ASSAY_TEST_{os.getpid()}_CLOSE_{hard}"
+def test_nothing_outlives_its_evaluation_nor_the_process_that_is_killed_or_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    marker = f"ASSAY_TEST_{os.getpid()}_LEAVES"
     monkeypatch.setenv(marker, "1")
     process = ReferenceProcess(timeout_s=600)
-    process.evaluate(TINY, families=("given",), **SEEDS)
-    body = (
-        "import os, time\n        os.fork()\n        " + ("" if hard else "os.setsid()\n        ") + "time.sleep(1000)"
-    )
+    for name, body in LEAVES.items():
+        result = process.evaluate(faulty(body), families=("given",), **SEEDS)
+        assert result.cases[0].family == "given"
+        assert alive(marker) == [worker_of(process)], name
+    end_at_work(process, marker, "", lambda: os.kill(worker_of(process), signal.SIGKILL))
+    assert process.evaluate(TINY, families=("given",), **SEEDS).cases, "a later evaluation starts another"
+    end_at_work(process, marker, "os.setsid()\n        ", process.close)
+    with pytest.raises(ReferenceModelError, match="closed") as closed:
+        process.evaluate(TINY, families=("given",), **SEEDS)
+    assert closed.value.kind == "crash"
+
+
+def end_at_work(process: ReferenceProcess, marker: str, apart: str, end: Callable[[], None]) -> None:
+    """End a process in the middle of an evaluation that has forked; nothing of it may be left."""
+    body = f"import os, time\n        os.fork()\n        {apart}time.sleep(1000)"
     failures: list[ReferenceModelError] = []
 
     def wait() -> None:
@@ -300,18 +297,9 @@ def test_closing_or_killing_it_at_work_ends_everything(monkeypatch: pytest.Monke
     thread.start()
     while len(alive(marker)) < 3:
         time.sleep(0.02)
-    if hard:
-        os.kill(worker_of(process), signal.SIGKILL)
-    else:
-        process.close()
+    end()
     thread.join(60)
     assert not thread.is_alive() and [f.kind for f in failures] == ["crash"]
-    if hard:
-        assert process.evaluate(TINY, families=("given",), **SEEDS).cases, "a later evaluation starts another"
-        process.close()
-    with pytest.raises(ReferenceModelError, match="closed") as closed:
-        process.evaluate(TINY, families=("given",), **SEEDS)
-    assert closed.value.kind == "crash"
     assert gone(marker)
 
 
@@ -327,12 +315,12 @@ try:
 except KeyboardInterrupt:
     found = process.evaluate(sys.argv[1], input_seed=1, weight_seed=0, families=("given",))
     print("went on with", found.cases[0].rounded[0].shape, flush=True)
+    process.evaluate(sys.argv[2], input_seed=1, weight_seed=0)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_parent_leaves_nothing_and_reads_no_stale_answer(number: signal.Signals) -> None:
-    marker = f"ASSAY_TEST_{os.getpid()}_PARENT_{number}"
+def test_an_interrupted_parent_reads_no_stale_answer_and_a_killed_one_leaves_nothing() -> None:
+    marker = f"ASSAY_TEST_{os.getpid()}_PARENT"
     small = scale(make_problem(1, 1, "x", TINY, "x"), 32).code
     body = "import os, time\n        os.fork(); time.sleep(3 if os.getppid() else 0); time.sleep(1000)"
     parent = subprocess.Popen(
@@ -342,12 +330,20 @@ def test_an_interrupted_parent_leaves_nothing_and_reads_no_stale_answer(number: 
         env={**os.environ, marker: "1"},
     )
     assert parent.stdout is not None and parent.stdout.readline() == "at work\n"
-    while len(alive(marker)) < 4:
-        time.sleep(0.02)
-    parent.send_signal(number)
+    first = at_work(marker)
+    parent.send_signal(signal.SIGINT)
+    assert parent.stdout.readline() == "went on with (2, 32)\n"
+    assert not at_work(marker) & (first - {parent.pid}), "what the interrupt found at work has ended"
+    parent.kill()
     said, _ = parent.communicate(timeout=120)
-    assert said == ("went on with (2, 32)\n" if number == signal.SIGINT else "")
-    assert gone(marker)
+    assert said == "" and gone(marker)
+
+
+def at_work(marker: str) -> set[int]:
+    """The parent, the worker, and the two of its forks that are asleep, as soon as all are there."""
+    while len(found := alive(marker)) < 4:
+        time.sleep(0.02)
+    return set(found)
 
 
 def test_threads_wait_in_line(process: ReferenceProcess) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -14,12 +12,6 @@ from assay.kernels.numerics.screening import Case, screen
 from assay.kernels.problems.scaling import scale
 from assay.kernels.problems.sources import find_problem, load_problems, make_problem
 from support.kernelbench_data import PUBLISHED, needs_published, shipped
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[ReferenceProcess]:
-    with ReferenceProcess(timeout_s=60) as one:
-        yield one
 
 
 def module(forward: str, init: str = "pass", inputs: str = "[torch.rand(6, 40)]") -> str:
@@ -61,8 +53,8 @@ DEGENERATE = {
 
 
 @pytest.mark.parametrize("reason", DEGENERATE)
-def test_each_reason_by_a_problem(process: ReferenceProcess, reason: str) -> None:
-    result = process.evaluate(DEGENERATE[reason], input_seed=3, weight_seed=0, for_screening=True)
+def test_each_reason_by_a_problem(reference_process: ReferenceProcess, reason: str) -> None:
+    result = reference_process.evaluate(DEGENERATE[reason], input_seed=3, weight_seed=0, for_screening=True)
     found = screening_of(result)
     assert found.reason == reason and not found.rewarded and found.detail
     assert found.to_json()["reason"] == reason
@@ -83,18 +75,20 @@ EARNEST = {
 
 
 @pytest.mark.parametrize("name", EARNEST)
-def test_real_problems_pass(process: ReferenceProcess, name: str) -> None:
-    result = process.evaluate(EARNEST[name], input_seed=3, weight_seed=0, for_screening=True)
+def test_real_problems_pass(reference_process: ReferenceProcess, name: str) -> None:
+    result = reference_process.evaluate(EARNEST[name], input_seed=3, weight_seed=0, for_screening=True)
     found = screening_of(result)
     assert found.rewarded, found
 
 
-def test_families_that_prove_nothing_are_named(process: ReferenceProcess) -> None:
-    saturated = process.evaluate(
+def test_families_that_prove_nothing_are_named(reference_process: ReferenceProcess) -> None:
+    saturated = reference_process.evaluate(
         module("return torch.clamp(x - 0.5, 0, 1)"), input_seed=0, weight_seed=0, for_screening=True
     )
     assert screening_of(saturated).rewarded
-    roots = process.evaluate(EARNEST["a domain of positive numbers"], input_seed=0, weight_seed=0, for_screening=True)
+    roots = reference_process.evaluate(
+        EARNEST["a domain of positive numbers"], input_seed=0, weight_seed=0, for_screening=True
+    )
     assert set(screening_of(roots).dropped_families) == {"signed", "large", "sparse"}
 
 
@@ -125,10 +119,10 @@ def test_nothing_to_compare_is_refused() -> None:
     assert screen([Case("given", (), (), ())]).reason == "no_output"
 
 
-def test_shipped_problems_are_all_worth_a_reward(process: ReferenceProcess) -> None:
+def test_shipped_problems_are_all_worth_a_reward(reference_process: ReferenceProcess) -> None:
     refused = {}
     for key, problem in shipped().items():
-        result = process.evaluate(problem.code, input_seed=11, weight_seed=0, for_screening=True)
+        result = reference_process.evaluate(problem.code, input_seed=11, weight_seed=0, for_screening=True)
         if screening_of(result).reason:
             refused[key] = screening_of(result)
     assert not refused
@@ -139,34 +133,34 @@ PUBLISHED_EMPTY = {23: "tolerance_exceeds_signal", 36: "constant", 80: "zero"}
 
 @needs_published
 @pytest.mark.parametrize("number", PUBLISHED_EMPTY)
-def test_published_problems_that_are_empty(process: ReferenceProcess, number: int) -> None:
+def test_published_problems_that_are_empty(reference_process: ReferenceProcess, number: int) -> None:
     problem = find_problem(load_problems("jsonl", (2,), PUBLISHED), 2, number)
-    result = process.evaluate(scale(problem, 32).code, input_seed=0, weight_seed=0, for_screening=True)
+    result = reference_process.evaluate(scale(problem, 32).code, input_seed=0, weight_seed=0, for_screening=True)
     assert screening_of(result).reason == PUBLISHED_EMPTY[number]
 
 
 @needs_published
-def test_a_published_problem_that_only_large_inputs_fill(process: ReferenceProcess) -> None:
+def test_a_published_problem_that_only_large_inputs_fill(reference_process: ReferenceProcess) -> None:
     problem = find_problem(load_problems("jsonl", (2,), PUBLISHED), 2, 9)
-    fitted = fit_problem(problem, process)
+    fitted = fit_problem(problem, reference_process)
     assert fitted.screening.rewarded
     assert set(fitted.screening.constant_families) == set(FAMILIES) - {"large"}
 
 
-def test_losses_are_scalars_and_worth_a_reward(process: ReferenceProcess) -> None:
+def test_losses_are_scalars_and_worth_a_reward(reference_process: ReferenceProcess) -> None:
     inputs = "[torch.rand(8, 40), torch.randint(0, 2, (8, 40)).float() * 2 - 1]"
     hinge = module("return torch.mean(torch.clamp(1 - x * rest[0], min=0))", inputs=inputs)
     squared = module("return torch.mean((x - rest[0]) ** 2)", inputs="[torch.rand(8, 40), torch.rand(8, 40)]")
     for code in (hinge, squared):
-        result = process.evaluate(code, input_seed=1, weight_seed=0, for_screening=True)
+        result = reference_process.evaluate(code, input_seed=1, weight_seed=0, for_screening=True)
         assert result.outputs == (("float32", ()),)
         assert screening_of(result).rewarded
 
 
-def test_weights_that_start_at_zero_count_for_nothing_until_they_are_moved(process: ReferenceProcess) -> None:
+def test_weights_that_start_at_zero_count_for_nothing_until_they_are_moved(reference_process: ReferenceProcess) -> None:
     code = module("return x + self.bias", "self.bias = nn.Parameter(torch.zeros(40))")
-    still = process.evaluate(code, input_seed=1, weight_seed=0, for_screening=True)
-    moved = process.evaluate(code, input_seed=1, weight_seed=0, for_screening=True, perturb_weights=True)
+    still = reference_process.evaluate(code, input_seed=1, weight_seed=0, for_screening=True)
+    moved = reference_process.evaluate(code, input_seed=1, weight_seed=0, for_screening=True, perturb_weights=True)
     assert screening_of(still).reason == "identity"
     assert screening_of(moved).rewarded
 
@@ -176,5 +170,5 @@ CLAMPED = make_problem(
 )
 
 
-def test_a_minimum_clamped_to_zero_is_refused_at_every_size(process: ReferenceProcess) -> None:
-    assert fit_problem(CLAMPED, process).screening.reason == "zero"
+def test_a_minimum_clamped_to_zero_is_refused_at_every_size(reference_process: ReferenceProcess) -> None:
+    assert fit_problem(CLAMPED, reference_process).screening.reason == "zero"

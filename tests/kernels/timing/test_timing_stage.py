@@ -20,6 +20,7 @@ from assay.kernels.arrays import HostTensor, host_tensor
 from assay.kernels.compile.toolkit import CudaToolkit
 from assay.kernels.config import GraderConfig
 from assay.kernels.grader import Grader
+from assay.kernels.numerics.reference import ReferenceProcess
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import Draw
 from assay.kernels.problems.scaling import unscaled
@@ -35,20 +36,20 @@ from support.sandboxes import needs_walls
 ROOT = Path(__file__).parents[3]
 HONEST = (ROOT / "exploits/honest/batched_matvec.py").read_text(encoding="utf-8")
 ON_CPU = TimingConfig(
-    device="cpu", samples=8, warm_ups=1, alone=2, max_calls=1, wall_s=60, memory_mb=4096, buffer_mb=64
+    device="cpu", samples=6, warm_ups=1, alone=2, max_calls=1, wall_s=60, memory_mb=4096, buffer_mb=64
 )
 PROBLEM = find_problem(load_problems("shipped", (1,), None, None), 1, 5)
 
 
 @needs_walls
-def test_right_kernels_are_timed_and_a_sleeping_one_is_slower() -> None:
+def test_right_kernels_are_timed_and_a_sleeping_one_is_slower(reference_process: ReferenceProcess) -> None:
     pytest.importorskip("triton")
-    sleeping = HONEST.replace("        batch, M, K", "        import time; time.sleep(0.25)\n        batch, M, K")
+    sleeping = HONEST.replace("        batch, M, K", "        import time; time.sleep(0.1)\n        batch, M, K")
     assert sleeping != HONEST
     config = GraderConfig(measure_performance=True, timing=ON_CPU, compile_check="off", num_correct_trials=2)
 
     async def grade() -> list[Verdict]:
-        async with Grader(config, static=False) as grader:
+        async with Grader(config, reference=reference_process, static=False) as grader:
             return [await grader.grade(PROBLEM, code) for code in (HONEST, sleeping)]
 
     honest, slow = asyncio.run(grade())
@@ -58,7 +59,7 @@ def test_right_kernels_are_timed_and_a_sleeping_one_is_slower() -> None:
         assert verdict.timing["device"] == "cpu" and verdict.timing["baseline"] == "eager"
         assert verdict.timing["rewardable"] == verdict.timing["lower"] < 1
     assert honest.timing is not None and slow.timing is not None
-    assert slow.timing["candidate_ms"] >= 250
+    assert slow.timing["candidate_ms"] >= 100
     assert Verdict.from_json(slow.to_json()) == slow
 
 

@@ -76,6 +76,11 @@ class Poison(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.value = value
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would import the compiler, which takes longer than PyTorch itself, to keep it away from this class.
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator, and fill what it allocated."""
         result = func(*args, **(kwargs or {}))
