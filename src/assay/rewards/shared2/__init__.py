@@ -1,0 +1,1 @@
+"""One client for all processes of a machine."""
