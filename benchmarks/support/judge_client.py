@@ -163,7 +163,7 @@ def measured(job: Job) -> dict[str, Any]:
     """Do the job and say what it took."""
     client: Callable[[Job, list[Sample]], tuple[Values, dict[str, float]]] = CLIENTS[job.client]
     for name in IMPORTED_LAZILY.get(job.client, ()):  # they would be, within the measurement
-        importlib.import_module(name)
+        importlib.import_module(name, __package__)
     work = samples(indices(job.samples, job.duplicates))
     cpu, begin = _cpu_s(), time.perf_counter()
     values, counters = client(job, work)
@@ -190,7 +190,7 @@ CLIENTS = {
     "openai_aiohttp": openai_aiohttp,
     "aiohttp_semaphore": aiohttp_semaphore,
 }
-_OPENAI, _AIOHTTP = "openai.resources.chat.completions", "support.aiohttp_pool"
+_OPENAI, _AIOHTTP = "openai.resources.chat.completions", ".aiohttp_pool"
 IMPORTED_LAZILY = {
     "engine_aiohttp": (_AIOHTTP,),
     "serial": (_OPENAI,),
