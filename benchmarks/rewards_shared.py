@@ -4,11 +4,10 @@
 
 Plain processes score at the same time, beside a loopback judge that takes 1 s and refuses what is above 80 in flight.
 Half of every process's samples are those of all the others too, in an order of its own. `together` they share a hub
-(`assay.rewards.shared.hub`), by `proxy` over HTTP (`assay.rewards.shared2.hub`); `apart` each has an engine of its
-own, with the default config and a cache file shared by all. `paid_twice` are answers that the judge gave for a
-question that it had answered, `abandoned` are calls whose connection was closed before their answer.
-`fraction_of_limit` counts answers, because shared samples cost none. Medians over repeats, of `paid_twice` and `lost`
-the worst. The last line is one JSON object.
+(`assay.rewards.shared.hub`); `apart` each has an engine of its own, with the default config and a cache file shared by
+all. `paid_twice` are answers that the judge gave for a question that it had answered, `abandoned` are calls whose
+connection was closed before their answer. `fraction_of_limit` counts answers, because shared samples cost none. Medians
+over repeats, of `paid_twice` and `lost` the worst. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from typing import IO, Any
 
 from assay.rewards import Client, EngineConfig, JudgeConfig, RewardEngine
 from assay.rewards.shared.hub import SharedCaller
-from assay.rewards.shared2.hub import SharedCaller as ProxyCaller
 from support import machine, peak_rss_mb
 from support.judge_behaviour import Behaviour
 from support.judge_runs import Record, medians
@@ -43,12 +41,11 @@ def indices(rank: int, count: int) -> list[int]:
     return found
 
 
-def member(rank: int, count: int, base_url: str, folder: Path, arm: str) -> None:
+def member(rank: int, count: int, base_url: str, folder: Path, together: bool) -> None:
     """One of the processes: say `ready`, wait for a line, score, and print what came of it."""
     judge, config = JudgeConfig(base_url=base_url, model=MODEL, api_key_env=""), EngineConfig()
     work = samples(indices(rank, count))
-    shared = {"together": SharedCaller, "proxy": ProxyCaller}.get(arm)
-    caller = shared(folder / "judge.sock", lambda: Client(judge, config, folder)) if shared else None
+    caller = SharedCaller(folder / "judge.sock", lambda: Client(judge, config, folder)) if together else None
     with RewardEngine(VerdictReward(), judge, config, cache_dir=folder, caller=caller) as engine:
         print("ready", flush=True)
         sys.stdin.readline()
@@ -60,13 +57,13 @@ def member(rank: int, count: int, base_url: str, folder: Path, arm: str) -> None
     print(json.dumps(row))
 
 
-def run(processes: int, count: int, behaviour: Behaviour, arm: str) -> Record:
+def run(processes: int, count: int, behaviour: Behaviour, together: bool) -> Record:
     """All processes once, beside a fresh judge."""
     with JudgeServer(behaviour) as server, tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--samples", str(count), "--member", server.base_url, folder]
         members = [
             subprocess.Popen(
-                [*command, str(rank), "--arm", arm],
+                [*command, str(rank), *(["--together"] if together else [])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -126,18 +123,18 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=80, help="calls in flight that the judge takes")
     parser.add_argument("--latency", type=float, default=1.0, help="seconds that it takes for one")
     parser.add_argument("--member", nargs=3, metavar=("URL", "FOLDER", "RANK"), help=argparse.SUPPRESS)
-    parser.add_argument("--arm", help=argparse.SUPPRESS)
+    parser.add_argument("--together", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     raise_file_limit()
     if args.member:
         url, folder, rank = args.member
-        member(int(rank), args.samples, url, Path(folder), args.arm)
+        member(int(rank), args.samples, url, Path(folder), args.together)
         return
     behaviour = Behaviour(latency_s=args.latency, max_in_flight=args.limit)
-    found: dict[str, list[Record]] = {"together": [], "proxy": [], "apart": []}
+    found: dict[str, list[Record]] = {"together": [], "apart": []}
     for _ in range(args.repeats):
         for name, rows in found.items():
-            rows.append(run(args.processes, args.samples, behaviour, name))
+            rows.append(run(args.processes, args.samples, behaviour, together=name == "together"))
             row = rows[-1]
             print(
                 f"{name:9} {row['calls_per_s']:6.1f} calls/s ({row['fraction_of_limit']:.0%} of the limit)  lost "

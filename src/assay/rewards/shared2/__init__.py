@@ -1,1 +1,0 @@
-"""One client for all processes of a machine."""
