@@ -1,6 +1,6 @@
 """Judged samples per second beside the physical limit, in ten regimes, and beside what is used otherwise.
 
-    python benchmarks/rewards.py [--only steady_60,rpm] [--repeats 3] [--quick] [--no-peers]
+    python benchmarks/rewards.py [--only steady_60,rpm] [--repeats 3] [--quick] [--no-peers] [--http aiohttp]
 
 A loopback judge answers prompts of 4 KB after 1 s, in a process of its own; every measurement has a fresh server and a
 fresh client process, whose CPU is counted alone. Only samples with a score count for `samples_per_s`; the others are
@@ -9,8 +9,10 @@ fresh client process, whose CPU is counted alone. Only samples with a score coun
 `duplicates_60` (30 % repeat another sample) the calls in flight are configured; in the five adaptive regimes the engine
 has its default config, and stands beside itself with fixed numbers in flight (`best_fixed_samples_per_s`). The cache is
 fresh everywhere but in `warm_cache`. `speedup_over_serial` is over calls one after the other on a few samples of a
-healthy judge. Peers (extra `bench`) are `AsyncOpenAI` with its default retries under a semaphore, over both of its
-transports; in adaptive regimes with 60 in flight, and stopped after 120 s (their default timeout would be 600 s).
+healthy judge. Peers (extra `bench`) work under a semaphore: `AsyncOpenAI` with its default retries, over both of its
+transports, and plain aiohttp with equal retries, on uvloop, with any number of connections, 128 attempts to connect at
+once and keep-alive; in adaptive regimes with 60 in flight, and stopped after 120 s (the SDK's default timeout would be
+600 s). `--http aiohttp` adds the engine with aiohttp in the place of its own HTTP client (`engine_aiohttp`).
 Medians over repeats, the arms in turn. The last line is one JSON object.
 """
 
@@ -56,7 +58,8 @@ REGIMES = {
 WARM_SAMPLES = 1024
 NAMES = (*REGIMES, "warm_cache")
 GRID = (40, 60, 80, 100, 120, 160)
-PEERS = ("openai_semaphore", "openai_aiohttp")
+PEERS = ("openai_semaphore", "openai_aiohttp", "aiohttp_semaphore")
+ENGINE_ON_AIOHTTP = "engine_aiohttp"
 SERIAL_SAMPLES = 20
 
 
@@ -114,7 +117,8 @@ def measure_regime(
         fixed["adaptive_over_best_fixed"] = found["engine"]["samples_per_s"] / fixed["best_fixed_samples_per_s"]
     found["engine"] |= fixed
     for peer in peers:
-        found[peer] |= {"in_flight": regime.in_flight, "best_fixed_samples_per_s": None}
+        adapts = regime.adaptive and peer == ENGINE_ON_AIOHTTP
+        found[peer] |= {"in_flight": None if adapts else regime.in_flight, "best_fixed_samples_per_s": None}
     return found
 
 
@@ -148,13 +152,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="fewer samples, once, to see that it works")
     parser.add_argument("--no-peers", action="store_true", help="the engine alone, without a comparison")
+    parser.add_argument("--http", choices=["aiohttp"], help="measure the engine over this client too")
     args = parser.parse_args()
     names = args.only.split(",")
     if unknown := set(names) - set(NAMES):
         parser.error(f"unknown regimes {sorted(unknown)}; there are {', '.join(NAMES)}")
     load_before = os.getloadavg()[0]
     repeats, grid = (1, (40, 80)) if args.quick else (args.repeats, GRID)
-    peers = available_peers(not args.no_peers)
+    others = available_peers(not args.no_peers)
+    peers = (ENGINE_ON_AIOHTTP, *others) if args.http == "aiohttp" else others
     regimes: dict[str, Record] = {}
     found_peers: dict[str, dict[str, Record]] = {peer: {} for peer in peers}
     for name in (name for name in NAMES if name in names):
@@ -167,7 +173,7 @@ def main() -> None:
         regimes[name] = found["engine"]
         for peer in peers:
             found_peers[peer][name] = found[peer]
-    serial = serial_rate(repeats) if peers else None
+    serial = serial_rate(repeats) if others else None
     for record in (*regimes.values(), *(row for rows in found_peers.values() for row in rows.values())):
         record["speedup_over_serial"] = None if serial is None else record["samples_per_s"] / serial["samples_per_s"]
     if serial is not None:
@@ -184,7 +190,7 @@ def main() -> None:
                     "repeats": repeats,
                     "quick": args.quick,
                     "load_before": load_before,
-                    "machine": machine(*(("openai", "aiohttp") if peers else ())),
+                    "machine": machine(*(("openai",) if others else ()), *(("aiohttp",) if peers else ())),
                 }
             )
         )

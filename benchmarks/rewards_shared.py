@@ -1,6 +1,6 @@
 """Eight processes that share one judge: one limit, and every distinct call paid once.
 
-    python benchmarks/rewards_shared.py [--processes 8] [--samples 200] [--repeats 3]
+    python benchmarks/rewards_shared.py [--processes 8] [--samples 200] [--repeats 3] [--limit 80] [--latency 1.0]
 
 Plain processes score at the same time, beside a loopback judge that takes 1 s and refuses what is above 80 in flight.
 Half of every process's samples are those of all the others too, in an order of its own. `together` they share a hub
@@ -31,8 +31,6 @@ from support.judge_runs import Record, medians
 from support.judge_samples import MODEL, VerdictReward, expected, samples
 from support.judge_server import JudgeServer, raise_file_limit
 
-LIMIT, LATENCY_S = 80, 1.0
-
 
 def indices(rank: int, count: int) -> list[int]:
     """The samples of one process: the first half everybody's, the second its own, shuffled."""
@@ -59,9 +57,8 @@ def member(rank: int, count: int, base_url: str, folder: Path, together: bool) -
     print(json.dumps(row))
 
 
-def run(processes: int, count: int, together: bool) -> Record:
+def run(processes: int, count: int, behaviour: Behaviour, together: bool) -> Record:
     """All processes once, beside a fresh judge."""
-    behaviour = Behaviour(latency_s=LATENCY_S, max_in_flight=LIMIT)
     with JudgeServer(behaviour) as server, tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--samples", str(count), "--member", server.base_url, folder]
         members = [
@@ -84,7 +81,7 @@ def run(processes: int, count: int, together: bool) -> Record:
         seconds = time.perf_counter() - begin
         for process in members:
             process.communicate()
-        return record(rows, server.stats(), processes * count, seconds)
+        return record(rows, server.stats(), processes * count, seconds, behaviour)
 
 
 def _open(pipe: IO[str] | None) -> IO[str]:
@@ -92,11 +89,12 @@ def _open(pipe: IO[str] | None) -> IO[str]:
     return pipe
 
 
-def record(rows: Sequence[dict[str, Any]], stats: Record, total: int, seconds: float) -> Record:
+def record(rows: Sequence[dict[str, Any]], stats: Record, total: int, seconds: float, behaviour: Behaviour) -> Record:
     if any(row["wrong"] for row in rows):
         raise RuntimeError("a sample was given another sample's verdict")
     lost, calls = sum(row["lost"] for row in rows), stats["requests"]
-    limit = LIMIT / LATENCY_S
+    assert behaviour.max_in_flight is not None
+    limit = behaviour.max_in_flight / behaviour.latency_s
     return {
         "samples_per_s": (total - lost) / seconds,
         "calls_per_s": stats["answered"] / seconds,
@@ -122,6 +120,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--samples", type=int, default=200, help="of each process")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--limit", type=int, default=80, help="calls in flight that the judge takes")
+    parser.add_argument("--latency", type=float, default=1.0, help="seconds that it takes for one")
     parser.add_argument("--member", nargs=3, metavar=("URL", "FOLDER", "RANK"), help=argparse.SUPPRESS)
     parser.add_argument("--together", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -130,15 +130,17 @@ def main() -> None:
         url, folder, rank = args.member
         member(int(rank), args.samples, url, Path(folder), args.together)
         return
+    behaviour = Behaviour(latency_s=args.latency, max_in_flight=args.limit)
     found: dict[str, list[Record]] = {"together": [], "apart": []}
     for _ in range(args.repeats):
         for name, rows in found.items():
-            rows.append(run(args.processes, args.samples, together=name == "together"))
+            rows.append(run(args.processes, args.samples, behaviour, together=name == "together"))
             row = rows[-1]
             print(
                 f"{name:9} {row['calls_per_s']:6.1f} calls/s ({row['fraction_of_limit']:.0%} of the limit)  lost "
                 f"{row['lost']}  refused {row['refused']}  paid twice {row['paid_twice']}  abandoned "
-                f"{row['abandoned']}  in flight up to {row['max_in_flight']}",
+                f"{row['abandoned']}  in flight up to {row['max_in_flight']}  "
+                f"{row['client_cpu_ms_per_call']:.2f} ms CPU/call",
                 file=sys.stderr,
             )
     arms = {

@@ -6,17 +6,20 @@ CPU is the whole process's from the making of the client to its closing; imports
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from assay.errors import RewardError
-from assay.rewards import EngineConfig, JudgeConfig, RewardEngine, Sample
+from assay.rewards import Client, EngineConfig, JudgeConfig, RewardEngine, Sample
+from assay.rewards.client.chat import PATH, headers_of
+from assay.rewards.loop_thread import new_event_loop
 
 from . import peak_rss_mb
 from .judge_samples import MODEL, VerdictReward, expected, indices, messages, samples, verdict
@@ -45,15 +48,33 @@ class Job:
 
 def engine(job: Job, work: list[Sample]) -> tuple[Values, dict[str, float]]:
     """Assay's engine."""
+    judge, config, cache_dir = _engine_settings(job)
+    return _scores(RewardEngine(VerdictReward(), judge, config, cache_dir=cache_dir), work)
+
+
+def engine_aiohttp(job: Job, work: list[Sample]) -> tuple[Values, dict[str, float]]:
+    """The engine with aiohttp in the place of its own HTTP client."""
+    from .aiohttp_pool import AiohttpPool
+
+    judge, config, cache_dir = _engine_settings(job)
+    caller = Client(judge, config, cache_dir)
+    caller._pool = AiohttpPool(job.base_url + PATH, headers_of(""))  # type: ignore[assignment]
+    return _scores(RewardEngine(VerdictReward(), judge, config, caller=caller), work)
+
+
+def _engine_settings(job: Job) -> tuple[JudgeConfig, EngineConfig, Path | None]:
     judge = JudgeConfig(base_url=job.base_url, model=MODEL, api_key_env="")
-    cache_dir = None if job.cache_dir is None else Path(job.cache_dir)
-    with RewardEngine(VerdictReward(), judge, EngineConfig(**job.settings), cache_dir=cache_dir) as own:
+    return judge, EngineConfig(**job.settings), None if job.cache_dir is None else Path(job.cache_dir)
+
+
+def _scores(engine: RewardEngine, work: list[Sample]) -> tuple[Values, dict[str, float]]:
+    with engine:
         try:
-            scores = own.score_many_sync(work)
+            scores = engine.score_many_sync(work)
         except RewardError as error:
             print(error, file=sys.stderr)
-            return [None] * len(work), own.counters()
-        return [score.value for score in scores], own.counters()
+            return [None] * len(work), engine.counters()
+        return [score.value for score in scores], engine.counters()
 
 
 def serial(job: Job, work: list[Sample]) -> tuple[Values, dict[str, float]]:
@@ -68,36 +89,64 @@ def serial(job: Job, work: list[Sample]) -> tuple[Values, dict[str, float]]:
 
 def openai_semaphore(job: Job, work: list[Sample]) -> tuple[Values, dict[str, float]]:
     """The usual way: one task per sample, a semaphore, the client's own retries."""
-    return asyncio.run(_gather(job, work, aiohttp=False)), {}
+    return asyncio.run(_over_openai(job, work, {})), {}
 
 
 def openai_aiohttp(job: Job, work: list[Sample]) -> tuple[Values, dict[str, float]]:
     """The same over the client's aiohttp transport."""
-    return asyncio.run(_gather(job, work, aiohttp=True)), {}
-
-
-async def _gather(job: Job, work: list[Sample], aiohttp: bool) -> Values:
     import openai
 
-    transport = {"http_client": openai.DefaultAioHttpClient()} if aiohttp else {}
-    places = asyncio.Semaphore(job.in_flight)
+    return asyncio.run(_over_openai(job, work, {"http_client": openai.DefaultAioHttpClient()})), {}
+
+
+def aiohttp_semaphore(job: Job, work: list[Sample]) -> tuple[Values, dict[str, float]]:
+    """The usual way without the SDK: aiohttp on uvloop, a semaphore, and retries as that client makes them."""
+    with asyncio.Runner(loop_factory=new_event_loop) as loops:
+        return loops.run(_over_aiohttp(job, work)), {}
+
+
+async def _over_openai(job: Job, work: list[Sample], transport: dict[str, Any]) -> Values:
+    import openai
+
     async with openai.AsyncOpenAI(base_url=job.base_url, api_key="none", **transport) as client:
 
-        async def one(sample: Sample) -> float | None:
-            async with places:
-                try:
-                    reply = await client.chat.completions.create(**_body(sample))
-                except Exception:  # noqa: BLE001  What its retries did not cure is a lost sample, whatever it is.
-                    return None
-            return verdict(reply.choices[0].message.content or "")
+        async def ask(sample: Sample) -> str:
+            reply = await client.chat.completions.create(**_body(sample))
+            return reply.choices[0].message.content or ""
 
-        tasks = [asyncio.create_task(one(sample)) for sample in work]
-        await asyncio.wait(tasks, timeout=job.deadline_s)
-        values = [task.result() if task.done() else None for task in tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        return values
+        return await _gather(job, work, ask)
+
+
+async def _over_aiohttp(job: Job, work: list[Sample]) -> Values:
+    from .aiohttp_pool import post_with_retries, session
+
+    async with session(headers_of("")) as client:
+
+        async def ask(sample: Sample) -> str:
+            reply = json.loads(await post_with_retries(client, job.base_url + PATH, json.dumps(_body(sample)).encode()))
+            return str(reply["choices"][0]["message"]["content"])
+
+        return await _gather(job, work, ask)
+
+
+async def _gather(job: Job, work: list[Sample], ask: Callable[[Sample], Coroutine[Any, Any, str]]) -> Values:
+    """Ask about every sample, as many at a time as the job says, until its deadline."""
+    places = asyncio.Semaphore(job.in_flight)
+
+    async def one(sample: Sample) -> float | None:
+        async with places:
+            try:
+                return verdict(await ask(sample))
+            except Exception:  # noqa: BLE001  What its retries did not cure is a lost sample, whatever it is.
+                return None
+
+    tasks = [asyncio.create_task(one(sample)) for sample in work]
+    await asyncio.wait(tasks, timeout=job.deadline_s)
+    values = [task.result() if task.done() else None for task in tasks]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return values
 
 
 def _body(sample: Sample) -> dict[str, Any]:
@@ -113,8 +162,8 @@ def _cpu_s() -> float:
 def measured(job: Job) -> dict[str, Any]:
     """Do the job and say what it took."""
     client: Callable[[Job, list[Sample]], tuple[Values, dict[str, float]]] = CLIENTS[job.client]
-    if job.client != "engine":
-        import openai.resources.chat.completions  # noqa: F401  Loaded lazily otherwise, within the measurement.
+    for name in IMPORTED_LAZILY.get(job.client, ()):  # they would be, within the measurement
+        importlib.import_module(name, __package__)
     work = samples(indices(job.samples, job.duplicates))
     cpu, begin = _cpu_s(), time.perf_counter()
     values, counters = client(job, work)
@@ -135,9 +184,19 @@ def to_json(job: Job) -> str:
 
 CLIENTS = {
     "engine": engine,
+    "engine_aiohttp": engine_aiohttp,
     "serial": serial,
     "openai_semaphore": openai_semaphore,
     "openai_aiohttp": openai_aiohttp,
+    "aiohttp_semaphore": aiohttp_semaphore,
+}
+_OPENAI, _AIOHTTP = "openai.resources.chat.completions", ".aiohttp_pool"
+IMPORTED_LAZILY = {
+    "engine_aiohttp": (_AIOHTTP,),
+    "serial": (_OPENAI,),
+    "openai_semaphore": (_OPENAI,),
+    "openai_aiohttp": (_OPENAI, "aiohttp"),
+    "aiohttp_semaphore": (_AIOHTTP,),
 }
 
 if __name__ == "__main__":
