@@ -256,11 +256,15 @@ def _eval(args: argparse.Namespace, overrides: list[str]) -> int:
 
 def _config_of(run: Path, overrides: list[str]) -> TrainingConfig:
     """The config of a run. Its own config.json is a layer like any other, so that a setting can be overridden."""
+    from assay.config.record import changed_files
+    from assay.storage.files import read_object
     from assay.training.config import load_config
 
     record = run / "config.json"
     if not record.is_file():
         raise RunDirectoryError(f"{run} holds no run: there is no config.json in it. Give the log_path of a run.")
+    for file in changed_files(read_object(record) or {}):
+        logging.getLogger(__name__).warning("%s has changed since the run began; what it says now is used.", file)
     return load_config([str(record)], overrides)
 
 

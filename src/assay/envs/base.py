@@ -191,8 +191,9 @@ class DatasetBuilder(Settings):
         raise TypeError(f"{type(self).__name__} does not implement build()")
 
     def describe(self) -> str:
-        """One sentence for the plan that is printed before a run."""
-        raise TypeError(f"{type(self).__name__} does not implement describe()")
+        """What the plan that is printed before a run says of it: the first line of the class's docstring."""
+        said = next(iter((vars(type(self)).get("__doc__") or "").strip().splitlines()), "")
+        return f"{type(self).__name__}: {said}" if said else f"{type(self).__name__}."
 
 
 def iter_builders(dataset: RLDataset) -> Iterator[EnvGroupBuilder]:

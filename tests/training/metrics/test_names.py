@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from support.loopback_judge import loopback_judge
 
 from assay import GRPOConfig, GRPOTrainer
 from assay.config.loader import load_config
@@ -14,7 +15,6 @@ from assay.envs.chess.engine.stockfish import StockfishConfig
 from assay.grpo.config import AlgorithmConfig
 from assay.training.config import SFTConfig, TrainingConfig
 from assay.training.metrics.names import METRICS, ROLLOUTS
-from support.loopback_judge import loopback_judge
 from support.own_rollouts import made_up
 from support.tiny_models import tiny_model
 from support.tiny_run import read_lines, run, tiny
