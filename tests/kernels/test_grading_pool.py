@@ -21,16 +21,18 @@ import pytest
 from assay.config.schema import settings
 from assay.errors import AssayError, CacheError, SandboxError
 from assay.kernels import config, verdict_cache
-from assay.kernels.config import GraderConfig
+from assay.kernels.config import GPU_VERDICT, VERDICT, GraderConfig
 from assay.kernels.grader import VERSION, Grader
 from assay.kernels.pool import AHEAD, GradingPool, GradingProgress, grade_many
 from assay.kernels.problems.scaling import scale, unscaled
 from assay.kernels.problems.sources import Problem, make_problem
-from assay.kernels.verdict_cache import DEVICE_FIELDS, NOT_KEPT, VERDICT_FIELDS, VerdictCache, cache_key
+from assay.kernels.verdict_cache import NOT_KEPT, VerdictCache, cache_key
 from assay.kernels.verdicts import KINDS, Verdict
 from support.kernel_graders import QUICK, Bench
 from support.kernelbench_data import TINY, shipped
 
+VERDICT_FIELDS = [name for name, setting in settings(GraderConfig).items() if VERDICT in setting.marks]
+DEVICE_FIELDS = [name for name, setting in settings(GraderConfig).items() if GPU_VERDICT in setting.marks]
 PROBLEM = make_problem(1, 1, "tiny", TINY, "test")
 OTHER = make_problem(1, 2, "other", TINY + "\n# another\n", "test")
 

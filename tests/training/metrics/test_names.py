@@ -6,16 +6,15 @@ import re
 
 import pytest
 import torch
-from support.loopback_judge import loopback_judge
 
 from assay import GRPOConfig, GRPOTrainer
-from assay.config.loader import load_config
 from assay.envs.chess.dataset import ChessDatasetBuilder
 from assay.envs.chess.engine.stockfish import StockfishConfig
 from assay.grpo.config import AlgorithmConfig
-from assay.training.config import SFTConfig, TrainingConfig
+from assay.training.config import SFTConfig, TrainingConfig, load_config
 from assay.training.metrics.names import METRICS, ROLLOUTS
 from support.own_rollouts import made_up
+from support.scripted_judge import scripted_judge
 from support.tiny_models import tiny_model
 from support.tiny_run import read_lines, run, tiny
 
@@ -74,7 +73,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     positions = ChessDatasetBuilder(
         num_train=2, num_heldout=2, batch_size=2, group_size=2, stockfish=StockfishConfig(nodes=50)
     )
-    with loopback_judge(lambda text: "<answer>True</answer>") as judge:
+    with scripted_judge(lambda text: "<answer>True</answer>") as judge:
         judged = f"dataset_builder.judge.base_url={judge.base_url}"
         monitored = logged(load_config("monitor", [*MONITOR, judged, f"log_path={path / 'run'}", f"cache_dir={path}"]))
     return {
