@@ -150,6 +150,41 @@ def test_one_engine_for_equal_settings_from_many_threads() -> None:
     assert len(scoring._SCORERS) == 2
 
 
+GOOD = "It is right. <measurements>[True, True, True]</measurements>"
+MONITORED = {"data_source": "function_correctness", "solution_str": GOOD, "ground_truth": [True, True, True]}
+MONITORED |= {"extra_info": {"is_correct": True, "text": "x"}}
+
+
+def test_a_variable_that_is_set_after_the_first_call_counts(
+    server: JudgeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that decides what is asked, one that decides what is paid, and the one that holds the key."""
+    settings = {"judge.base_url": server.base_url, "judge.api_key_env": "ASSAY_KEY_OF_A_TEST", "engine.cache": False}
+    monkeypatch.setenv("ASSAY_KEY_OF_A_TEST", "first")
+    without = compute_score(**MONITORED, **settings)["score"]
+    monkeypatch.setenv("VERBOSE_REWARDS", "0.5")
+    assert compute_score(**MONITORED, **settings)["score"] == pytest.approx(without + 3 * 0.5)
+    monkeypatch.delenv("VERBOSE_REWARDS")
+    assert compute_score(**MONITORED, **settings)["score"] == without
+    assert len(scoring._SCORERS) == 2, "what was made for the first settings serves them again"
+    monkeypatch.setenv("MONITOR_CACHE", "false")
+    compute_score(**MONITORED, **{k: v for k, v in settings.items() if k != "engine.cache"})
+    engines = [scorer.config.engine.cache for scorer in scoring._SCORERS.values()]
+    assert engines == [False, False, False]
+    monkeypatch.setenv("ASSAY_KEY_OF_A_TEST", "second")
+    compute_score(**MONITORED, **settings)
+    assert len(scoring._SCORERS) == 4, "a client keeps the key that it was made with"
+
+
+def test_a_settings_file_that_changes_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "rewards.yaml"
+    file.write_text("reward: support.host_rewards:ShareOfWords\n")
+    monkeypatch.setenv("ASSAY_REWARDS_CONFIG", str(file))
+    assert compute_score("a b", "a c", "s", None)["score"] == 0.5
+    file.write_text("reward: support.host_rewards:ShareOfWords\noptions: {scale: 4.0}\n")
+    assert compute_score("a b", "a c", "s", None)["score"] == 2.0
+
+
 def test_blocking_inside_a_running_loop() -> None:
     async def host() -> Any:
         return compute_score("a", "a", "s", None, **LOCAL)
