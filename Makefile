@@ -19,18 +19,30 @@ export OMP_NUM_THREADS ?= 1
 export MKL_CBWR ?= AUTO,STRICT
 export PYTHON TORCH_INDEX_URL
 
-.PHONY: demo test checks test-verl lint bench docs clean system env envs
+# Tests start hundreds of processes that import Assay: it is compiled once, also where the environment would have it
+# compiled by each of them.
+test lint test-verl: export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: demo test tests beside checks test-verl lint bench docs clean system env envs
 
 demo: env system
 	$(BIN)/assay demo
 
-# Environments first, side by side, then everything that runs on one core, then the tests on all.
+# Environments first, side by side, then everything else: tests on all cores, and beside them, in the time in which they
+# wait, what runs on one.
 test: system
 	@$(MAKE) --no-print-directory -j2 envs
-	@$(MAKE) --no-print-directory -j2 --output-sync=target checks
-	$(BIN)/python -m pytest -q -n $(WORKERS) $(PYTEST_ARGS)
+	@$(MAKE) --no-print-directory -j3 tests beside
+
+# A file's tests run in one process, which then has its fixtures once; tests/conftest.py says which files come first.
+tests: env
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 envs: $(STAMP) $(if $(filter-out 0,$(VERL)),$(VERL_STAMP))
+
+# The output of each check comes when it is done, and not between the dots of the tests.
+beside:
+	@$(MAKE) --no-print-directory --output-sync=target checks
 
 checks: lint $(if $(filter-out 0,$(VERL)),test-verl)
 

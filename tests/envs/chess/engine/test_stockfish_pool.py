@@ -54,19 +54,18 @@ def children(parent: int) -> set[int]:
     return found
 
 
-ELSEWHERE = "reference_worker"
-"""Words of the command of a process that tests of another room share, and leave running."""
-
-
 def engines() -> set[int]:
-    return {pid for pid in children(os.getpid()) if ELSEWHERE not in command(pid)}
+    """The engines of this test; what else runs below this process was there before it."""
+    return children(os.getpid()) - THERE_BEFORE
 
 
-def command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
+THERE_BEFORE: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def _there_before() -> None:
+    THERE_BEFORE.clear()
+    THERE_BEFORE.update(children(os.getpid()))
 
 
 def wait_until(condition: Any, what: str) -> None:
@@ -314,7 +313,7 @@ def test_a_hung_engine_is_killed_at_its_deadline_and_replaced(tmp_path: Path) ->
     (expected,) = run_with_pool(tmp_path, StockfishConfig(cache=False), (QUEEN_UP,))
 
     async def work() -> None:
-        async with StockfishPool(StockfishConfig(cache=False, deadline_s=3.0), tmp_path) as pool:
+        async with StockfishPool(StockfishConfig(cache=False, deadline_s=2.0), tmp_path) as pool:
             await pool.analyse(chess.STARTING_FEN)
             (engine,) = engines()
             os.kill(engine, signal.SIGSTOP)
