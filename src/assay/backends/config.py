@@ -61,6 +61,10 @@ class LocalBackend:
     """Most tokens (padding included) in one forward pass of training. Bounds memory, never changes the gradient."""
     sample_batch_tokens: int = 65536
     """Most token positions of key-value cache held by one sampling batch."""
+    cohort_tokens: int = 131072
+    """Most completion tokens that a cohort may sample in a turn. From the second turn on, the rollouts of a batch are
+    sampled in cohorts of `cohort_tokens / max_tokens`: while one waits for its verdicts, another is sampled. Smaller
+    cohorts wait for fewer verdicts and make smaller sampling batches. Without effect on single turns."""
     lora_alpha: int = 32
     """LoRA scale numerator; the update is scaled by `lora_alpha / lora_rank`."""
     lora_targets: str = "all-linear"
@@ -84,7 +88,7 @@ class LocalBackend:
 
     @chz.validate
     def _positive(self) -> None:
-        for name in ("torch_threads", "micro_batch_tokens", "sample_batch_tokens", "lora_alpha"):
+        for name in ("torch_threads", "micro_batch_tokens", "sample_batch_tokens", "cohort_tokens", "lora_alpha"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"local.{name}={getattr(self, name)} must be at least 1.")
 
