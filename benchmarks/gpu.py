@@ -21,6 +21,7 @@ JSON object.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import copy
 import importlib.util
 import itertools
@@ -82,7 +83,8 @@ class Bench:
         return TorchBackend(self.model, None, local)
 
     def sample(self, backend: TorchBackend) -> list[Completion]:
-        return backend._sample(self.prompts, SamplingParams(self.size.completion), range(len(self.prompts)))
+        params = SamplingParams(self.size.completion)
+        return asyncio.run(backend.sample(self.prompts, params, range(len(self.prompts))))
 
     def sampled_per_s(self, backend: TorchBackend) -> Summary:
         """Sampled tokens per second; the warm-up captures what there is to capture."""

@@ -75,6 +75,7 @@ COMMAND_LINES = ("assay.cli.main", "assay.integrations.verl.__main__")
 BROAD = {"Exception", "BaseException"}
 BOUNDARIES = {
     "assay.plugins",
+    "assay.rollouts.play",
     "assay.rollouts.runner",
     "assay.rewards.engine",
     "assay.sandbox.inside.child",

@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
+from assay.backends.base import AdamParams, Backend
 from assay.backends.config import LocalBackend, ScratchModel
 from assay.backends.local.backend import TorchBackend
 from assay.envs.base import BuildContext, Env, StepResult, TokenizerCorpus
 from assay.envs.chess.corpus import ALPHABET, PIECES
 from assay.envs.chess.dataset import ChessDatasetBuilder
 from assay.errors import ModelError
+from assay.rollouts.in_flight import InFlight
 from assay.rollouts.renderers.base import PlainRenderer
 from assay.rollouts.runner import prepare, run_groups
+from assay.rollouts.seeds import derive
 from assay.types import Completion, Message, SamplingParams, Score, Trajectory, TrajectoryGroup
-from support.scripted import RankedGroup, ScriptedGroup, play, scored, share_of_a, task, tiny_backend
+from support import virtual_time
+from support.scripted import (
+    RankedGroup,
+    ScriptedEnv,
+    ScriptedGroup,
+    play,
+    scored,
+    share_of_a,
+    task,
+    tiny_backend,
+)
+from support.scripted_backend import ScriptedBackend
 
 PROMPTS = ["abc", "ab abc 123", "c"]
 
@@ -70,13 +86,86 @@ def test_one_turn_is_what_the_policy_saw_said_and_earned(backend: TorchBackend) 
             assert trajectory.reward == turn.score.value
 
 
-def test_results_are_ordered_and_equal_however_long_each_env_takes(backend: TorchBackend) -> None:
-    prompt = play(backend, builders(judge=insist), max_turns=2)
-    late = [replace(b, delays_s=(0.03, 0.0, 0.02, 0.01)) for b in builders(judge=insist)]
-    late[0].delays_s = (0.05,)
-    assert play(backend, late, max_turns=2) == prompt
-    values = [[t.transitions[1].score.value for t in g.trajectories] for g in prompt]
-    assert values == [[1.0, 1.1, 1.2, 1.3]] * 3
+def late(builders: list[ScriptedGroup], seed: int) -> list[ScriptedGroup]:
+    """The same groups, whose envs answer after random times."""
+    rng = np.random.default_rng(seed)
+    return [replace(b, delays_s=tuple(rng.uniform(0, 0.03, 4))) for b in builders]
+
+
+def uneven(text: str, sample: int, turn: int) -> StepResult:
+    """Some rollouts end early, as their texts have it; others go on with a conversation that is rebuilt."""
+    found = scored(turn + sample / 10, done=text.startswith("a"), say=" 3 ")
+    return replace(found, replace=sample == 1)
+
+
+@pytest.mark.parametrize("cohort", [1, 2, 5, 12])
+def test_results_are_ordered_and_equal_to_the_bit_however_long_each_verdict_takes(cohort: int) -> None:
+    groups = builders(judge=uneven)
+    prompt = play(tiny_backend(cohort_tokens=cohort * 8), groups, max_turns=4)
+    for seed in range(2):
+        assert play(tiny_backend(cohort_tokens=cohort * 8), late(groups, seed), max_turns=4) == prompt
+    assert len({len(t.transitions) for t in flat(prompt)}) > 1, "rollouts must end at different turns"
+    values = [[t.transitions[0].score.value for t in g.trajectories] for g in prompt]
+    assert values == [[0.0, 0.1, 0.2, 0.3]] * 3
+
+
+@pytest.mark.parametrize("invariant", [True, False])
+def test_a_backend_that_answers_in_any_order_gives_the_same_results(invariant: bool) -> None:
+    groups = builders(judge=uneven)
+    found = [
+        play(ScriptedBackend(batch_invariant=invariant, most_s=most_s), some, max_turns=4, run_in=virtual_time.play)
+        for most_s, some in ((0.0, groups), (1.0, late(groups, 0)), (0.01, late(groups, 1)))
+    ]
+    assert found[0] == found[1] == found[2]
+    assert {len(t.transitions) for t in flat(found[0])} >= {1, 4}
+
+
+def test_what_is_sampled_together_is_decided_by_the_run_alone() -> None:
+    def calls(seed: int) -> list[tuple[tuple[int, ...], ...]]:
+        backend = ScriptedBackend(batch_invariant=False, cohort_tokens=4 * 8)
+        play(backend, late(builders(judge=uneven), seed), max_turns=4, run_in=virtual_time.play)
+        return sorted(tuple(call.prompts) for call in backend.calls)
+
+    assert calls(0) == calls(1) == calls(2)
+    assert len(calls(0)) > 4
+
+
+class Watched(ScriptedEnv):
+    """Notes what the backend has in flight when a verdict is asked for."""
+
+    backend: ScriptedBackend
+    in_flight: ClassVar[list[int]] = []
+
+    async def step(self, text: str) -> StepResult:
+        self.in_flight.append(self.backend.open)
+        return await super().step(text)
+
+
+def test_scoring_begins_while_others_are_sampled() -> None:
+    backend = ScriptedBackend(batch_invariant=False)
+    Watched.backend = backend
+    Watched.in_flight.clear()
+
+    class WatchedGroup(ScriptedGroup):
+        async def make(self, n: int) -> list[Env]:
+            return [Watched(self.task, self.judge, i) for i in range(n)]
+
+    play(backend, [WatchedGroup(task(prompt)) for prompt in PROMPTS], run_in=virtual_time.play)
+    assert len(backend.calls) == 1
+    assert Watched.in_flight.count(1) >= 11, "all but the last are scored before the call ends"
+
+
+def test_a_group_is_scored_as_a_whole_when_it_is_complete() -> None:
+    backend, seen = ScriptedBackend(), []
+
+    def rank(trajectories: Sequence[Trajectory]) -> list[Score]:
+        seen.append((trajectories[0].task.id, asyncio.get_running_loop().time()))
+        return by_length(list(trajectories))
+
+    groups = [RankedGroup(task(p), rank=rank, delays_s=(d,)) for p, d in (("slow", 50), ("fast", 1), ("faster", 0))]
+    play(backend, groups, run_in=virtual_time.play)
+    assert [name for name, _ in seen] == ["faster", "fast", "slow"]
+    assert seen[2][1] - seen[1][1] > 40
 
 
 def test_a_sample_depends_on_its_place_and_the_seed_and_not_on_the_others(backend: TorchBackend) -> None:
@@ -90,21 +179,13 @@ def test_a_sample_depends_on_its_place_and_the_seed_and_not_on_the_others(backen
     assert len({t.transitions[0].text for t in flat(same_prompt)}) > 4
 
 
-def test_every_turn_of_every_sample_has_a_seed_of_its_own(
-    backend: TorchBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    used: list[int] = []
-    sample = backend.sample
-
-    async def recording(
-        prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
-    ) -> list[Completion]:
-        used.extend(seeds)
-        return await sample(prompts, params, seeds)
-
-    monkeypatch.setattr(backend, "sample", recording)
-    play(backend, builders(judge=insist), max_turns=3)
+def test_every_turn_of_every_sample_has_a_seed_of_its_own() -> None:
+    backend = ScriptedBackend()
+    groups = play(backend, builders(judge=insist), max_turns=3, run_in=virtual_time.play)
+    used = [seed for call in backend.calls for seed in call.seeds]
     assert len(used) == len(set(used)) == 3 * 4 * 3
+    assert set(used) == {derive(0, g, s, turn) for g in range(3) for s in range(4) for turn in range(3)}
+    assert [t.seed for t in flat(groups)] == [derive(0, g, s) for g in range(3) for s in range(4)]
 
 
 def test_later_turns_extend_the_tokens_that_were_sampled(backend: TorchBackend) -> None:
@@ -263,6 +344,148 @@ def test_extra_stop_tokens_end_a_completion_too(backend: TorchBackend) -> None:
 
     ends = {t.transitions[0].completion.tokens[-1] for t in flat(asyncio.run(run()))}
     assert {a, renderer.stop[0]} <= ends
+
+
+# How it ends before its end
+
+
+class Stuck(ScriptedEnv):
+    """Never gives a verdict, and swallows its first cancellation."""
+
+    left: ClassVar[list[int]] = []
+
+    async def step(self, text: str) -> StepResult:
+        self.left.append(self.sample)
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(1e9)
+            await asyncio.sleep(1e9)
+        finally:
+            self.left.remove(self.sample)
+        raise AssertionError("nobody waits so long")
+
+
+class StuckGroup(ScriptedGroup):
+    async def make(self, n: int) -> list[Env]:
+        return [Stuck(self.task, self.judge, i) for i in range(n)]
+
+
+async def start(backend: Backend, some: list[ScriptedGroup], **settings: Any) -> asyncio.Task[list[TrajectoryGroup]]:
+    renderer = PlainRenderer(backend.tokenizer)
+    options = {"max_turns": 2, "seed": 0, **settings}
+    return asyncio.create_task(run_groups(await prepare(some, 4), backend, renderer, SamplingParams(8), **options))
+
+
+def test_a_cancelled_run_leaves_nothing_running() -> None:
+    backend = ScriptedBackend()
+
+    async def cancelled(after_s: float) -> None:
+        Stuck.left.clear()
+        running = await start(backend, [StuckGroup(task("abc")), *builders(judge=insist)])
+        await asyncio.sleep(after_s)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert backend.open == 0 and not Stuck.left
+
+    for after_s in (0.0, 0.4, 1.5, 100.0):
+        virtual_time.play(cancelled(after_s))
+
+
+def test_the_local_backend_goes_on_after_a_cancelled_run() -> None:
+    backend = tiny_backend(cohort_tokens=16)
+    prompt = play(backend, builders(judge=insist), max_turns=3)
+
+    async def cancelled(turns: int) -> None:
+        running = await start(backend, builders(judge=insist), max_turns=50)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await backend.optim_step(AdamParams(0.0))
+
+    for turns in (0, 1, 3, 10, 100, 1000):
+        asyncio.run(cancelled(turns))
+    again = play(backend, builders(judge=insist), max_turns=3)
+    assert said(again) == said(prompt) and logprobs(again) == logprobs(prompt)
+
+
+class Failing(ScriptedBackend):
+    """Fails in its second call."""
+
+    async def sample_stream(self, *args: Any) -> AsyncGenerator[tuple[int, Completion], None]:
+        async for found in super().sample_stream(*args):
+            if len(self.calls) > 1:
+                raise ModelError("the device is gone")
+            yield found
+
+
+def test_a_backend_that_fails_ends_the_run_with_what_it_said() -> None:
+    backend = Failing()
+
+    async def run() -> None:
+        Stuck.left.clear()
+        with pytest.raises(ModelError, match="the device is gone"):
+            await (await start(backend, [StuckGroup(task("abc")), *builders(judge=insist)]))
+        assert backend.open == 0 and not Stuck.left
+
+    virtual_time.play(run())
+
+
+def test_a_batch_in_flight_says_when_nothing_more_is_sampled() -> None:
+    backend = ScriptedBackend(batch_invariant=False)
+
+    async def run() -> None:
+        prepared = await prepare([ScriptedGroup(task("abc"), insist, delays_s=(100.0,))], 4)
+        renderer, params = PlainRenderer(backend.tokenizer), SamplingParams(8)
+        flight = InFlight(
+            lambda sampled: run_groups(prepared, backend, renderer, params, max_turns=2, seed=0, sampled=sampled)
+        )
+        await flight.sampled()
+        now = asyncio.get_running_loop().time()
+        assert [len(call.yielded) for call in backend.calls] == [4, 4] and backend.open == 0
+        (group,) = await flight.groups()
+        assert [len(t.transitions) for t in group.trajectories] == [2] * 4
+        assert asyncio.get_running_loop().time() - now > 90
+        await flight.stop()
+
+    virtual_time.play(run())
+
+
+def test_a_batch_in_flight_that_fails_keeps_nobody_waiting() -> None:
+    async def run() -> None:
+        prepared = await prepare(builders(judge=insist), 4)
+        backend = Failing()
+        renderer, params = PlainRenderer(backend.tokenizer), SamplingParams(8)
+        flight = InFlight(
+            lambda sampled: run_groups(prepared, backend, renderer, params, max_turns=2, seed=0, sampled=sampled)
+        )
+        with pytest.raises(ModelError, match="the device is gone"):
+            await flight.sampled()
+        with pytest.raises(ModelError, match="the device is gone"):
+            await flight.groups()
+        await flight.stop()
+
+    virtual_time.play(run())
+
+
+def test_stopping_a_batch_in_flight_leaves_nothing_running() -> None:
+    backend = ScriptedBackend()
+
+    async def run() -> None:
+        Stuck.left.clear()
+        prepared = await prepare([StuckGroup(task("abc"))], 4)
+        renderer, params = PlainRenderer(backend.tokenizer), SamplingParams(8)
+        flight = InFlight(
+            lambda sampled: run_groups(prepared, backend, renderer, params, max_turns=1, seed=0, sampled=sampled)
+        )
+        await flight.sampled()
+        assert len(Stuck.left) >= 3
+        await flight.stop()
+        assert not Stuck.left
+
+    virtual_time.play(run())
 
 
 def test_the_chess_environment_plays_several_turns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

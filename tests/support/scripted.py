@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from assay.backends.base import Backend
 from assay.backends.config import LocalBackend, ScratchModel
 from assay.backends.local.backend import TorchBackend
 from assay.envs.base import Env, EnvGroupBuilder, StepResult, TokenizerCorpus
@@ -85,7 +86,7 @@ def tiny_backend(seed: int = 0, context: int = 64, **local: Any) -> TorchBackend
 
 
 def play(
-    backend: TorchBackend,
+    backend: Backend,
     builders: Sequence[EnvGroupBuilder],
     *,
     group_size: int = 4,
@@ -94,8 +95,9 @@ def play(
     temperature: float = 1.0,
     seed: int = 0,
     renderer: Renderer | None = None,
+    run_in: Callable[[Coroutine[Any, Any, Any]], Any] = asyncio.run,
 ) -> list[TrajectoryGroup]:
-    """Make the envs and play every rollout to its end."""
+    """Make the envs and play every rollout to its end; `run_in` is `virtual_time.play` where no thread takes part."""
 
     async def run() -> list[TrajectoryGroup]:
         return await run_groups(
@@ -107,7 +109,8 @@ def play(
             seed=seed,
         )
 
-    return asyncio.run(run())
+    found: list[TrajectoryGroup] = run_in(run())
+    return found
 
 
 def trajectory(rewards: Sequence[float | None], problem: Task | None = None) -> Trajectory:

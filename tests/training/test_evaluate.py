@@ -7,13 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from assay.envs.base import Env, StepResult
 from assay.errors import TrainingError
 from assay.rollouts.renderers.base import PlainRenderer
 from assay.rollouts.seeds import derive
 from assay.training.evaluate import Evaluation, cached_scores, check_errored, evaluate, per_task_means
 from assay.training.metrics.intervals import mean_ci95
-from assay.types import SamplingParams, Score, TrajectoryGroup
+from assay.types import Message, SamplingParams, Score, TrajectoryGroup
+from support import virtual_time
 from support.scripted import ScriptedGroup, group, play, scored, task, tiny_backend, trajectory
+from support.scripted_backend import ScriptedBackend
 
 TASKS = ["abc", "c 12", "3"]
 
@@ -45,6 +48,48 @@ def test_the_same_tasks_get_the_same_samples_every_time() -> None:
     backend = tiny_backend()
     trained = play(backend, [ScriptedGroup(task(t)) for t in TASKS], seed=derive(0, "rl", 0), group_size=3)
     assert texts(Evaluation(trained, {})) != texts(first), "evaluation has a random stream of its own"
+
+
+class SlowVerdicts(ScriptedGroup):
+    """Envs that begin at once."""
+
+    async def make(self, n: int) -> list[Env]:
+        envs = await super().make(n)
+
+        async def at_once() -> list[Message]:
+            return list(self.task.prompt)
+
+        for env in envs:
+            env.reset = at_once  # type: ignore[method-assign]
+        return envs
+
+
+def test_a_chunk_is_sampled_while_the_verdicts_of_the_one_before_are_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.training.evaluate.CHUNK", 2)
+    done: list[int] = []
+    in_flight: list[tuple[int, int]] = []
+
+    def judge(text: str, sample: int, turn: int) -> StepResult:
+        in_flight.append((len(backend.calls), sum(done)))
+        return scored(1.0)
+
+    def measured(delays_s: tuple[float, ...]) -> Evaluation:
+        tasks = [SlowVerdicts(task(str(i)), judge, delays_s) for i in range(7)]
+        renderer, params = PlainRenderer(backend.tokenizer), SamplingParams(8)
+        return virtual_time.play(
+            evaluate(backend, renderer, tasks, params, samples=3, max_turns=1, seed=0, advance=done.append)
+        )
+
+    backend = ScriptedBackend()
+    prompt = measured((0.0,))
+    assert done == [2, 2, 2, 1] and [len(call.prompts) for call in backend.calls] == [6, 6, 6, 3]
+    backend = ScriptedBackend()
+    in_flight.clear()
+    done.clear()
+    assert measured((100.0,)).groups == prompt.groups
+    assert in_flight[0] == (2, 0), "the second chunk is sampled before the first is scored"
+    assert max(calls - finished / 2 for calls, finished in in_flight) <= 2, "no more than two chunks are out"
+    assert sum(done) == 7
 
 
 def test_samples_of_a_task_are_averaged_before_tasks_are_compared() -> None:

@@ -6,11 +6,13 @@ train a local PyTorch model and a hosted one. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
+from assay.errors import ModelError
 from assay.types import Completion, Datum, FloatArray, SamplingParams
 
 Surrogate = Callable[..., Any]
@@ -33,6 +35,11 @@ class Capabilities:
     lora: bool
     full_weights: bool
     exact_resume: bool
+    batch_invariant: bool
+    """Whether a completion has the same bits whatever is sampled beside it. Rollouts then hand their prompts over as
+    they come; otherwise they are sampled in fixed cohorts, so that what is computed together is decided by the run."""
+    cohort_tokens: int = 0
+    """Completion tokens that a cohort may sample in a turn, where the backend is not batch invariant."""
     own_losses: bool = False
     """Whether it computes a surrogate that is given as a function."""
 
@@ -118,11 +125,28 @@ class Backend(Protocol):
     vocab_size: int
     """Token ids lie below it."""
 
+    def sample_stream(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
+    ) -> AsyncGenerator[tuple[int, Completion], None]:
+        """One completion per (prompt, seed), each with its place in `prompts`, as they are done.
+
+        A completion depends on its prompt and seed alone (but for rounding: see `Capabilities.batch_invariant`), and
+        all of a call come from the policy at its beginning. Equal prompts share work. Streams may be open side by side;
+        closing one ends its work and leaves the backend usable.
+        """
+        ...
+
     async def sample(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
     ) -> list[Completion]:
-        """One completion per (prompt, seed); it depends on its prompt and seed alone. Equal prompts share work."""
-        ...
+        """All completions of `sample_stream`, in order."""
+        found: dict[int, Completion] = {}
+        async with aclosing(self.sample_stream(prompts, params, seeds)) as stream:
+            async for place, completion in stream:
+                found[place] = completion
+        if len(found) != len(prompts):
+            raise unanswered(len(prompts) - len(found), len(prompts))
+        return [found[place] for place in range(len(prompts))]
 
     async def forward_backward(self, data: Sequence[Datum], loss: LossSpec) -> ForwardBackwardOutput:
         """Add the gradient of the summed loss over `data` to the accumulated gradient."""
@@ -153,3 +177,11 @@ class Backend(Protocol):
     async def load_state(self, path: Path, *, weights_only: bool = False) -> None:
         """Restore what `save_state` wrote; `weights_only` leaves the optimizer fresh."""
         ...
+
+
+def unanswered(missing: int, asked: int) -> ModelError:
+    """The error of a stream that ended early."""
+    return ModelError(
+        f"The backend answered {asked - missing} of {asked} prompts and said nothing of the others, so the batch is "
+        "not whole. This is a fault of the backend: its sample_stream must yield every place once."
+    )

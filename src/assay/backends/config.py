@@ -57,6 +57,10 @@ class LocalBackend(Settings):
     """Most tokens (padding included) in one forward pass of training. Bounds memory, never changes the gradient."""
     sample_batch_tokens: Annotated[int, AtLeast(1)] = 65536
     """Most token positions of key-value cache held by one sampling batch."""
+    cohort_tokens: Annotated[int, AtLeast(1)] = 131072
+    """Most completion tokens that a cohort may sample in a turn. From the second turn on, the rollouts of a batch are
+    sampled in cohorts of `cohort_tokens / max_tokens`: while one waits for its verdicts, another is sampled. Smaller
+    cohorts wait for fewer verdicts and make smaller sampling batches. Without effect on single turns."""
     lora_alpha: Annotated[int, AtLeast(1), UsedWhen("lora_rank", Above(0))] = 32
     """LoRA scale numerator; the update is scaled by `lora_alpha / lora_rank`."""
     lora_targets: Annotated[str, UsedWhen("lora_rank", Above(0))] = "all-linear"

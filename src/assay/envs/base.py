@@ -22,12 +22,17 @@ from assay.types import Json, Message, Score, Task, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Answer of an env to one turn. `messages` is what the policy is told next; empty when `done`."""
+    """Answer of an env to one turn. `messages` is what the policy is told next; empty when `done`.
+
+    With `replace`, `messages` are the whole conversation that the policy sees next, in place of what it saw and said
+    so far; such a turn is a training sequence of its own.
+    """
 
     score: Score
     done: bool
     messages: tuple[Message, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
+    replace: bool = False
 
 
 class Env(Protocol):

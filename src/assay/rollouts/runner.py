@@ -1,32 +1,26 @@
-"""Rollouts: a batch of groups played to the end, turn by turn.
+"""Rollouts: groups played to the end, with sampling and scoring side by side.
 
-Envs speak messages and the backend speaks tokens; the runner joins them. All rollouts that are still going take a turn
-together in one `sample` call, in (group, sample) order, so results never depend on which env answers first. A failure
-inside an environment is data: the rollouts that it hits become `errored`, and the others go on.
+Each rollout is a coroutine of its own (`play`); what they share is the backend, which answers them in calls as its
+capabilities want them (`sampling`). A group is scored as a whole as soon as its last rollout ends. Results are ordered
+by (group, sample), and do not depend on how long any verdict takes. A failure inside an environment is data: the
+rollouts that it hits become `errored`, and the others go on. A failure of the backend, or a cancellation, ends all.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from assay.backends.base import Backend
-from assay.envs.base import Env, EnvGroupBuilder, GroupScorer, StepResult
+from assay.envs.base import Env, EnvGroupBuilder, GroupScorer
+from assay.rollouts.play import failure, play
 from assay.rollouts.renderers.base import Renderer
-from assay.rollouts.seeds import derive
-from assay.types import (
-    Completion,
-    EpisodeEnd,
-    Message,
-    SamplingParams,
-    Score,
-    Trajectory,
-    TrajectoryGroup,
-    Transition,
-)
+from assay.rollouts.sampling import Sampling
+from assay.rollouts.together import reraise_if_cancelled, together
+from assay.types import Message, SamplingParams, Score, Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
 
@@ -42,27 +36,16 @@ class PreparedGroup:
 
 async def prepare(builders: Sequence[EnvGroupBuilder], group_size: int) -> list[PreparedGroup]:
     """Make the envs of every group, concurrently, in order. Where a builder fails, its rollouts will be errored."""
-    return list(await asyncio.gather(*(_prepare(builder, group_size) for builder in builders)))
+    return await together(_prepare(builder, group_size) for builder in builders)
 
 
 async def _prepare(builder: EnvGroupBuilder, group_size: int) -> PreparedGroup:
     try:
         return PreparedGroup(builder, await builder.make(group_size))
-    except Exception:
+    except (Exception, asyncio.CancelledError) as error:
+        reraise_if_cancelled(error)
         logger.exception("The envs of a group could not be made; its rollouts are errored.")
         return PreparedGroup(builder, [None] * group_size)
-
-
-@dataclass
-class _Rollout:
-    """One rollout in progress."""
-
-    group: int
-    sample: int
-    env: Env | None
-    tokens: list[int] = field(default_factory=list)
-    transitions: list[Transition] = field(default_factory=list)
-    end: EpisodeEnd | None = None
 
 
 async def run_groups(
@@ -73,103 +56,81 @@ async def run_groups(
     *,
     max_turns: int,
     seed: int,
+    sampled: Callable[[], None] | None = None,
 ) -> list[TrajectoryGroup]:
     """Play every rollout of every group.
 
     Args:
         params: sampling parameters; the renderer's stop tokens are added.
-        max_turns: rollouts still going after so many turns end with `max_turns`; those that fill the backend's
-            context before that end with `length`.
+        max_turns: rollouts still going after so many turns end with `max_turns`; those whose next prompt fills the
+            backend's context before that end with `length`.
         seed: seed of the batch; each turn of each sample derives its own.
+        sampled: called as soon as nothing more will be sampled; the last verdicts may still be out.
+
+    Raises:
+        AssayError: the backend cannot sample.
     """
-    params = replace(params, stop=(*params.stop, *renderer.stop))
-    rollouts = [_Rollout(g, s, env) for g, group in enumerate(groups) for s, env in enumerate(group.envs)]
-    starts: dict[tuple[Message, ...], list[int]] = {}
-    await asyncio.gather(*(_begin(rollout, renderer, starts) for rollout in rollouts))
-    for turn in range(max_turns):
-        active = [r for r in rollouts if r.end is None]
-        if not active:
-            break
-        seeds = [derive(seed, r.group, r.sample, turn) for r in active]
-        completions = await backend.sample([r.tokens for r in active], params, seeds)
-        last = turn + 1 == max_turns
-        await asyncio.gather(*(_turn(r, c, renderer, last) for r, c in zip(active, completions, strict=True)))
-        for rollout in active:
-            if rollout.end is None and len(rollout.tokens) >= backend.context_length:
-                rollout.end = "length"
-    finished = _finish(groups, rollouts, seed)
-    return list(await asyncio.gather(*(_rescore(group, f) for group, f in zip(groups, finished, strict=True))))
+    shared = _SharedStarts(renderer)
+    boards = [_GroupBoard(group.builder, len(group.envs)) for group in groups]
+    rollouts = [(g, s, env) for g, group in enumerate(groups) for s, env in enumerate(group.envs)]
+    async with Sampling(backend, len(rollouts), params.max_tokens, sampled) as sampling:
+
+        async def rollout(place: int, group: int, sample: int, env: Env | None) -> None:
+            task = groups[group].builder.task
+            with sampling.seat(place) as policy:
+                trajectory = await play(
+                    env, policy, shared, params, task=task, max_turns=max_turns, seed=(seed, group, sample)
+                )
+            await boards[group].take(sample, trajectory)
+
+        await together(rollout(place, *one) for place, one in enumerate(rollouts))
+    return [board.result() for board in boards]
 
 
-async def _begin(rollout: _Rollout, renderer: Renderer, starts: dict[tuple[Message, ...], list[int]]) -> None:
-    """Show a rollout its first messages; equal ones are made into tokens once and remembered in `starts`."""
-    if rollout.env is None:
-        rollout.end = "errored"
-        return
+class _SharedStarts:
+    """A renderer that makes equal conversations, such as the prompts of a group, into tokens once."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self.stop = renderer.stop
+        self.extend, self.completion, self.text = renderer.extend, renderer.completion, renderer.text
+        self._start = functools.lru_cache(maxsize=1024)(renderer.start)
+
+    def start(self, messages: Sequence[Message]) -> list[int]:
+        """See `Renderer`; the list is shared."""
+        return self._start(tuple(messages))
+
+
+class _GroupBoard:
+    """The rollouts of one group that have ended; the last one to end has the group scored as a whole."""
+
+    def __init__(self, builder: EnvGroupBuilder, size: int) -> None:
+        self._builder = builder
+        self._ended: list[Trajectory | None] = [None] * size
+
+    async def take(self, sample: int, trajectory: Trajectory) -> None:
+        """A rollout has ended."""
+        self._ended[sample] = trajectory
+        if isinstance(self._builder, GroupScorer) and None not in self._ended:
+            self._ended = list(await _rescored(self._builder, self.result().trajectories))
+
+    def result(self) -> TrajectoryGroup:
+        """The group, once all of its rollouts have ended."""
+        return TrajectoryGroup(self._builder.task, tuple(t for t in self._ended if t is not None))
+
+
+async def _rescored(scorer: GroupScorer, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """The trajectories with the scores that the group's scorer gives their last turns; errored ones are left alone."""
+    places = [place for place, trajectory in enumerate(trajectories) if not trajectory.errored]
     try:
-        messages = tuple(await rollout.env.reset())
-        if messages not in starts:
-            starts[messages] = renderer.start(messages)
-        rollout.tokens = starts[messages]
-    except Exception:
-        logger.exception("An env failed to reset; its rollout is errored.")
-        rollout.end = "errored"
-
-
-async def _turn(rollout: _Rollout, completion: Completion, renderer: Renderer, last: bool) -> None:
-    assert rollout.env is not None
-    text = renderer.text(completion.tokens)
-    try:
-        result = await rollout.env.step(text)
-    except Exception as error:
-        logger.exception("An env failed to score a completion; its rollout is errored.")
-        result = StepResult(_failure(error), done=True)
-    prompt = tuple(rollout.tokens)
-    rollout.transitions.append(Transition(prompt, completion, text, result.score, result.metrics))
-    if result.score.status == "errored":
-        rollout.end = "errored"
-    elif result.done:
-        rollout.end = "done"
-    elif last:
-        rollout.end = "max_turns"
-    else:
-        rollout.tokens = [*prompt, *completion.tokens, *_reply(renderer, result.messages, completion)]
-
-
-def _reply(renderer: Renderer, messages: Sequence[Message], completion: Completion) -> list[int]:
-    return renderer.extend(messages, stopped=completion.stop_reason == "stop")
-
-
-def _finish(groups: Sequence[PreparedGroup], rollouts: Sequence[_Rollout], seed: int) -> list[TrajectoryGroup]:
-    trajectories: list[list[Trajectory]] = [[] for _ in groups]
-    for r in rollouts:
-        task = groups[r.group].builder.task
-        end = r.end or "max_turns"
-        trajectories[r.group].append(Trajectory(task, tuple(r.transitions), end, derive(seed, r.group, r.sample)))
-    return [TrajectoryGroup(g.builder.task, tuple(t)) for g, t in zip(groups, trajectories, strict=True)]
-
-
-async def _rescore(group: PreparedGroup, finished: TrajectoryGroup) -> TrajectoryGroup:
-    """Let a builder that ranks whole groups replace the score of each trajectory's last turn."""
-    if not isinstance(group.builder, GroupScorer):
-        return finished
-    places = [place for place, trajectory in enumerate(finished.trajectories) if not trajectory.errored]
-    judged = [finished.trajectories[place] for place in places]
-    try:
-        scores = dict(zip(places, await group.builder.score_group(judged), strict=True))
-    except Exception as error:
+        scores = dict(zip(places, await scorer.score_group([trajectories[i] for i in places]), strict=True))
+    except (Exception, asyncio.CancelledError) as error:
+        reraise_if_cancelled(error)
         logger.exception("A group could not be scored; its rollouts are errored.")
-        scores = dict.fromkeys(places, _failure(error))
-    rescored = [_with_last_score(t, scores[i]) if i in scores else t for i, t in enumerate(finished.trajectories)]
-    return replace(finished, trajectories=tuple(rescored))
+        scores = dict.fromkeys(places, failure(error))
+    return [_with_last_score(t, scores[i]) if i in scores else t for i, t in enumerate(trajectories)]
 
 
 def _with_last_score(trajectory: Trajectory, score: Score) -> Trajectory:
     *earlier, last = trajectory.transitions
     end = "errored" if score.status == "errored" else trajectory.stop_reason
     return replace(trajectory, transitions=(*earlier, replace(last, score=score)), stop_reason=end)
-
-
-def _failure(error: Exception) -> Score:
-    """The score of what an environment failed to judge; call it where the error is caught."""
-    return Score("errored", None, evidence={"error": repr(error), "traceback": traceback.format_exc(limit=5)})

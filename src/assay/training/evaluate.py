@@ -5,8 +5,10 @@ The unit of the statistics is the task: samples of one task are averaged first, 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -15,8 +17,9 @@ from assay.backends.base import Backend
 from assay.envs.base import EnvGroupBuilder
 from assay.errors import TrainingError
 from assay.grpo.rollout_metrics import rollout_metrics
+from assay.rollouts.in_flight import InFlight
 from assay.rollouts.renderers.base import Renderer
-from assay.rollouts.runner import prepare, run_groups
+from assay.rollouts.runner import PreparedGroup, prepare, run_groups
 from assay.rollouts.seeds import derive
 from assay.training.metrics.intervals import mean_ci95
 from assay.types import SamplingParams, TrajectoryGroup
@@ -62,15 +65,27 @@ async def evaluate(
 ) -> Evaluation:
     """Sample every task `samples` times with seeds that depend on `seed`, the task's place and the sample alone.
 
-    `advance` is told how many tasks were just done.
+    While the last verdicts of one chunk are out, the next one is sampled. `advance` is told how many tasks were just
+    done.
     """
-    groups: list[TrajectoryGroup] = []
-    for start in range(0, len(builders), CHUNK):
-        prepared = await prepare(builders[start : start + CHUNK], samples)
-        chunk_seed = derive(seed, "evaluation", start)
-        groups += await run_groups(prepared, backend, renderer, params, max_turns=max_turns, seed=chunk_seed)
+
+    async def chunk(prepared: Sequence[PreparedGroup], seed: int, sampled: Callable[[], None]) -> list[TrajectoryGroup]:
+        found = await run_groups(prepared, backend, renderer, params, max_turns=max_turns, seed=seed, sampled=sampled)
         if advance is not None:
-            advance(len(prepared))
+            advance(len(found))
+        return found
+
+    chunks: list[InFlight] = []
+    try:
+        for start in range(0, len(builders), CHUNK):
+            prepared = await prepare(builders[start : start + CHUNK], samples)
+            if len(chunks) > 1:
+                await chunks[-2].groups()
+            chunks.append(InFlight(partial(chunk, prepared, derive(seed, "evaluation", start))))
+            await chunks[-1].sampled()
+        groups = [group for part in chunks for group in await part.groups()]
+    finally:
+        await asyncio.gather(*(part.stop() for part in chunks))
     return Evaluation(groups, per_task_means(groups))
 
 

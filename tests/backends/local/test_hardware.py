@@ -135,7 +135,7 @@ def test_only_wanted_positions_reach_the_head(make_backend: MakeBackend, name: s
         data.append(Datum(ids[:-1], ids[1:], -mask, mask, mask))
     with Outputs() as seen:
         backend._forward_backward(data, SPEC)
-        backend._sample([tuple(d.tokens) for d in data], SamplingParams(3), range(20))
+        asyncio.run(backend.sample([tuple(d.tokens) for d in data], SamplingParams(3), range(20)))
     rows = max(shape.numel() // VOCAB for shape in seen.shapes if shape[-1:] == (VOCAB,))
     assert rows <= 20 * 3, "only trained positions, and the last ones of prompts"
 

@@ -299,7 +299,7 @@ def test_the_threads_of_the_process_are_the_callers() -> None:
     torch.set_num_threads(2)
     trainer = GRPOTrainer(tiny_model("gpt2"), None, SPEC)
     trainer.training_step(made_up())
-    assert trainer.backend._worker.submit(torch.get_num_threads).result() == 2  # type: ignore[attr-defined]
+    assert asyncio.run(trainer.backend._worker.run(torch.get_num_threads)) == 2  # type: ignore[attr-defined]
     assert torch.get_num_threads() == 2
 
 

@@ -1,21 +1,21 @@
 """The local backend: a Hugging Face causal LM, trained and sampled in this process.
 
 All computation runs on one worker thread, so the event loop stays free for environments while the model works, and
-operations happen in the order they were asked for. The model is always in eval mode: dropout would make the trained
-distribution differ from the sampled one. No global random state is used after the weights exist (sampling is counter
-based), so weights, optimizer and `policy_version` are the whole state.
+operations happen in the order they were asked for. Sampling asks for one batch at a time and yields what has ended
+every few steps; weights cannot change while a stream is open. The model is always in eval mode: dropout would make the
+trained distribution differ from the sampled one. No global random state is used after the weights exist (sampling is
+counter based), so weights, optimizer and `policy_version` are the whole state.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import functools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from assay.backends.base import (
     LOSS_TERMS,
     AdamParams,
+    Backend,
     Capabilities,
     ForwardBackwardOutput,
     LossSpec,
@@ -38,27 +39,18 @@ from assay.backends.local.network import Network
 from assay.backends.local.optimizer import adamw, load_adamw
 from assay.backends.local.reference import BelowAdapters, FrozenWeights, OwnModel, Reference
 from assay.backends.local.sampling.decoding import Decoding
-from assay.backends.local.sampling.sampler import sample
+from assay.backends.local.sampling.sampler import Finished, Request, batches_of, sample
+from assay.backends.local.worker import Worker
 from assay.envs.base import EnvData, TokenizerCorpus
 from assay.errors import CheckpointError, ModelError, NonFiniteGradientError, TrainingError
 from assay.types import Completion, Datum, FloatArray, SamplingParams
 
-T = TypeVar("T")
 REFERENCE = "reference.safetensors"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """See `assay.backends.base.Backend`. Build one with `create`, or from parts that exist already."""
-
-    capabilities = Capabilities(
-        losses=frozenset(SURROGATES),
-        terms=frozenset(LOSS_TERMS),
-        lora=True,
-        full_weights=True,
-        exact_resume=True,
-        own_losses=True,
-    )
 
     def __init__(
         self,
@@ -79,6 +71,16 @@ class TorchBackend:
         """
         hardware.prepare_process(local)
         self.device = _device(local.device)
+        self.capabilities = Capabilities(
+            losses=frozenset(SURROGATES),
+            terms=frozenset(LOSS_TERMS),
+            lora=True,
+            full_weights=True,
+            exact_resume=True,
+            batch_invariant=False,
+            cohort_tokens=local.cohort_tokens,
+            own_losses=True,
+        )
         self.tokenizer: Any = tokenizer
         self.policy_version = 0
         self._local = local
@@ -90,8 +92,9 @@ class TorchBackend:
         self._trained = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
         self._optimizer = adamw(self._trained.values(), local.adamw)
         self._reference = self._first_reference = self._make_reference(reference)
-        threads = local.torch_threads
-        self._worker = ThreadPoolExecutor(1, "torch", initializer=torch.set_num_threads, initargs=(threads,))
+        self._worker = Worker(local.torch_threads)
+        self._streams = 0
+        """Streams of samples that are open."""
 
     @classmethod
     def create(
@@ -130,11 +133,31 @@ class TorchBackend:
         """
         models.check_scratch(self._model.config, self.tokenizer, scratch)
 
-    async def sample(
+    async def sample_stream(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
-    ) -> list[Completion]:
-        """See `Backend.sample`."""
-        return await self._run(lambda: self._sample(prompts, params, seeds))
+    ) -> AsyncGenerator[tuple[int, Completion], None]:
+        """See `Backend.sample_stream`. Streams that are open side by side take turns, batch by batch.
+
+        Raises:
+            ModelError: a prompt is empty or leaves no room for a token, or the model gives no finite probabilities.
+        """
+        batches = batches_of(
+            prompts,
+            seeds,
+            params.max_tokens,
+            context_length=self.context_length,
+            batch_tokens=self._local.sample_batch_tokens,
+        )
+        self._streams += 1
+        try:
+            for batch in batches:
+                parts = self._worker.iterate(functools.partial(self._sample, batch, params))
+                async with contextlib.aclosing(parts):
+                    async for finished in parts:
+                        for completion in finished:
+                            yield completion
+        finally:
+            self._streams -= 1
 
     async def forward_backward(self, data: Sequence[Datum], loss: LossSpec) -> ForwardBackwardOutput:
         """See `Backend.forward_backward`. An error leaves no gradient, not even one of earlier calls.
@@ -143,17 +166,18 @@ class TorchBackend:
             ConfigError: the loss is none.
             TrainingError: a loss of the caller's own made NaN of finite numbers.
         """
-        return await self._run(lambda: self._forward_backward(data, loss))
+        return await self._worker.run(lambda: self._forward_backward(data, loss))
 
     async def optim_step(self, params: AdamParams) -> Mapping[str, float]:
         """See `Backend.optim_step`. A non-finite gradient raises and changes nothing."""
-        return await self._run(lambda: self._optim_step(params))
+        self._refuse_while_sampling("optim_step")
+        return await self._worker.run(lambda: self._optim_step(params))
 
     async def logprobs(
         self, data: Sequence[Datum], *, temperature: float = 1.0, reference: bool = False
     ) -> list[FloatArray]:
         """See `Backend.logprobs`."""
-        return await self._run(lambda: self._logprobs(data, temperature, reference))
+        return await self._worker.run(lambda: self._logprobs(data, temperature, reference))
 
     async def freeze_reference(self) -> None:
         """See `Backend.freeze_reference`."""
@@ -166,7 +190,7 @@ class TorchBackend:
             ModelError: the reference has other weights than the policy, so that they cannot be mixed.
         """
         reference = self._the_reference()
-        self._reference = await self._run(lambda: reference.refresh(mix))
+        self._reference = await self._worker.run(lambda: reference.refresh(mix))
 
     def check_refresh(self, mix: float) -> None:
         """Refuse, before training, a refresh of the reference that cannot be.
@@ -178,7 +202,7 @@ class TorchBackend:
 
     async def save_state(self, path: Path) -> None:
         """See `Backend.save_state`. `path/model` is a folder that `from_pretrained` (or peft) loads."""
-        await self._run(lambda: self._save(path))
+        await self._worker.run(lambda: self._save(path))
 
     async def load_state(self, path: Path, *, weights_only: bool = False) -> None:
         """See `Backend.load_state`.
@@ -186,23 +210,20 @@ class TorchBackend:
         Raises:
             CheckpointError: the folder is not a checkpoint of this model.
         """
-        await self._run(lambda: self._load(path, weights_only))
+        self._refuse_while_sampling("load_state")
+        await self._worker.run(lambda: self._load(path, weights_only))
 
-    async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+    def _refuse_while_sampling(self, what: str) -> None:
+        if self._streams:
+            raise TrainingError(
+                f"{what} was called while {self._streams} streams of samples are open: completions of one call would "
+                "come from different weights. Read the streams to their end or close them first."
+            )
 
-    def _sample(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
-    ) -> list[Completion]:
+    def _sample(self, batch: Sequence[Request], params: SamplingParams) -> Generator[Finished, None, None]:
         with self._decoding.ready() as decode:
-            return sample(
-                decode,
-                prompts,
-                seeds,
-                params,
-                context_length=self.context_length,
-                batch_tokens=self._local.sample_batch_tokens,
-                policy_version=self.policy_version,
+            yield from sample(
+                decode, batch, params, context_length=self.context_length, policy_version=self.policy_version
             )
 
     def _forward_backward(self, data: Sequence[Datum], loss: LossSpec) -> ForwardBackwardOutput:

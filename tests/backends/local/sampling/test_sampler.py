@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from assay.backends.base import AdamParams
 from assay.backends.local.backend import TorchBackend
 from assay.backends.local.module import Module
 from assay.backends.local.sampling.draw_token import draw, truncate, uniform
-from assay.errors import ModelError
+from assay.backends.local.sampling.sampler import LOOK_EVERY, Decode, Layout, Record
+from assay.errors import ModelError, TrainingError
 from assay.types import Completion, SamplingParams
 from support.tiny_models import CONTEXT, VOCAB, prompts, tiny_model
 
@@ -41,6 +46,95 @@ def test_a_sample_does_not_depend_on_its_batch_mates(make_backend: MakeBackend, 
     backwards = draw_all(backend, asked[::-1], params)[::-1]
     alone = [draw_all(backend, [a], params)[0] for a in asked]
     assert all(close(a, b) and close(a, c) for a, b, c in zip(together, backwards, alone, strict=True))
+
+
+def test_a_completion_is_yielded_before_others_of_its_batch_have_ended(make_backend: MakeBackend) -> None:
+    backend, read = make_backend(), threading.Event()
+    decode = backend._decoding.ready
+
+    @contextlib.contextmanager
+    def halting() -> Iterator[Decode]:
+        with decode() as inner:
+
+            def slow(layout: Layout, params: SamplingParams) -> Iterator[Record]:
+                for step, record in enumerate(inner(layout, params)):
+                    assert step < 2 or read.wait(10), "what the first records hold must have been read by now"
+                    yield record
+
+            yield slow
+
+    backend._decoding.ready = halting  # type: ignore[method-assign]
+    asked = [(p, s) for p in prompts(3) for s in range(6)]
+    params = SamplingParams(40, stop=tuple(range(6)))
+
+    async def run() -> dict[int, Completion]:
+        found = {}
+        async for place, completion in backend.sample_stream([p for p, _ in asked], params, [s for _, s in asked]):
+            found[place] = completion
+            read.set()
+        return found
+
+    found = asyncio.run(run())
+    whole = draw_all(make_backend(), asked, params)
+    assert [found[place] for place in range(len(asked))] == whole, "the same to the bit"
+    lengths = [len(c.tokens) for c in found.values()]
+    assert min(lengths) <= LOOK_EVERY and max(lengths) > 2 * LOOK_EVERY and list(found) != sorted(found)
+
+
+def test_streams_side_by_side_are_the_streams_alone(make_backend: MakeBackend) -> None:
+    backend, params = make_backend(sample_batch_tokens=60), SamplingParams(15, stop=STOP)
+    parts = [[(p, 10 * i + s) for s in range(4)] for i, p in enumerate(prompts(3))]
+    alone = [draw_all(backend, part, params) for part in parts]
+
+    async def run() -> list[list[Completion]]:
+        streams = (backend.sample([p for p, _ in part], params, [s for _, s in part]) for part in parts)
+        return await asyncio.gather(*streams)
+
+    assert asyncio.run(run()) == alone
+
+
+def test_weights_cannot_change_under_an_open_stream(make_backend: MakeBackend, tmp_path: Path) -> None:
+    backend, params = make_backend(sample_batch_tokens=20), SamplingParams(10)
+
+    async def run() -> None:
+        await backend.save_state(tmp_path / "state")
+        async with contextlib.aclosing(backend.sample_stream([(1, 2)] * 4, params, range(4))) as stream:
+            await anext(stream)
+            for change in (backend.optim_step(AdamParams(0.0)), backend.load_state(tmp_path / "state")):
+                with pytest.raises(TrainingError, match=r"_st\w+ was called while 1 streams of samples are open"):
+                    await change
+        assert (await backend.optim_step(AdamParams(0.0)))["grad_norm"] == 0
+        assert backend.policy_version == 1
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_is_cancelled_leaves_a_backend_that_samples_the_same(make_backend: MakeBackend) -> None:
+    backend, params = make_backend(sample_batch_tokens=60), SamplingParams(15, stop=STOP)
+    asked = [(p, s) for p in prompts(3) for s in range(6)]
+    want = draw_all(backend, asked, params)
+
+    async def cancelled(read: int) -> None:
+        async def some() -> None:
+            async with contextlib.aclosing(
+                backend.sample_stream([p for p, _ in asked], params, [s for _, s in asked])
+            ) as stream:
+                for _ in range(read):
+                    await anext(stream)
+                began.set()
+                await asyncio.sleep(10)
+
+        began = asyncio.Event()
+        reader = asyncio.create_task(some())
+        await began.wait()
+        reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        assert backend._streams == 0
+
+    for read in (0, 1, 7):
+        asyncio.run(cancelled(read))
+        assert draw_all(backend, asked, params) == want
 
 
 def test_small_batches_and_compaction_change_nothing(make_backend: MakeBackend) -> None:

@@ -3,7 +3,8 @@
 A step feeds the tokens drawn last, draws the next ones, records them and notes who has finished: all on the device,
 with the step number in device memory. What decides shapes is known to the host: the size of the batch, and how much of
 the cache is read, which grows by doubling. For each such shape, a step runs a few times as it is, is then captured, and
-from then on replayed. Every few steps the host looks who is alive, to end the batch or to move it into a smaller one.
+from then on replayed. Every few steps the host looks who is alive, to hand over what has ended, and to end the batch or
+move it into a smaller one.
 
 All batches share one set of buffers, so graphs stay valid while no batch needs larger ones. Uncaptured, the same steps
 run on any device, with the results of `sampler.decode`.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from assay.backends.local.decoder import Decoder, Prefix, extend, prefill
 from assay.backends.local.sampling.draw_token import device_uniform, draw
-from assay.backends.local.sampling.sampler import Layout, Record, living
+from assay.backends.local.sampling.sampler import LOOK_EVERY, Layout, Record, living
 from assay.types import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -34,12 +35,13 @@ FIRST_SPAN = 64
 """Cached tokens that attention reads at first; the span doubles whenever it is full."""
 PROMPT_STEP = 64
 """Prompt widths are rounded up to a multiple, so that batches with other prompts have graphs already."""
-LOOK_EVERY = 8
-"""Steps after which the host looks who is alive."""
 SHRINK_BELOW = 0.5
 """Move to a smaller batch when it would have at most this share of the rows."""
 EAGER_STEPS = 2
 """Steps of a shape that run as they are before it is captured: libraries choose kernels and make room in them."""
+_EMPTY = np.zeros(0, np.int64)
+NOTHING = Record(_EMPTY, _EMPTY, _EMPTY, np.zeros(0, np.float32))
+"""What is handed over where no row has ended since the last look."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ class StaticDecode:
         self._stops: dict[tuple[int, ...], Tensor] = {}
         """Stop tokens on the device, kept because graphs read them."""
 
-    def __call__(self, layout: Layout, params: SamplingParams) -> Record:
+    def __call__(self, layout: Layout, params: SamplingParams) -> Iterator[Record]:
         """See `sampler.Decode`."""
         prompts, group = layout.alive.shape
         most = int(layout.limits.max())
@@ -174,16 +176,23 @@ class StaticDecode:
             self._stops[params.stop] = torch.tensor(params.stop, dtype=torch.long, device=self._device)
         stop = self._stops[params.stop]
         board = self._start(shape, layout, params, stop)
-        taken = 1
+        columns, living_rows = shape.prompts * group + 1, int(layout.alive.sum())
+        taken, given = 1, 0
         while taken < most:
             if taken % LOOK_EVERY == 0:
                 alive = board.alive.cpu()
-                if not alive.any():
-                    break
+                if (count := int(alive.sum())) < living_rows:
+                    # Only what ended is waited for, so that nothing is copied while all rows go on.
+                    yield self._record(columns, given, taken)
+                    given, living_rows = taken, count
+                else:
+                    yield NOTHING
+                if not count:
+                    return
                 board = self._shrunk(board, alive, taken)
             self._advance(board, min(_span(taken), board.shape.capacity), params, stop)
             taken += 1
-        return self._record(prompts * group, taken, layout)
+        yield self._record(columns, given, taken)
 
     def _start(self, shape: Shape, layout: Layout, params: SamplingParams, stop: Tensor) -> Board:
         """Run the prompts, and draw the first token of every row."""
@@ -307,16 +316,15 @@ class StaticDecode:
         small.alive.logical_and_(real.to(self._device))
         return small
 
-    def _record(self, rows: int, taken: int, layout: Layout) -> Record:
-        """The first `rows` columns of `taken` steps; an entry that was never written holds -1."""
+    def _record(self, columns: int, first: int, end: int) -> Record:
+        """Steps `first` to `end` of the record, which has `columns` columns; what was never written holds -1."""
         assert self._arena is not None
-        columns = int(self._arena.columns)
-        tokens, logprobs = (
-            flat[: taken * columns].view(taken, columns)[:, :rows].flatten().cpu().numpy()
-            for flat in (self._arena.tokens, self._arena.logprobs)
-        )
-        origins = np.tile(np.arange(rows), taken)
-        return Record(np.where(tokens >= 0, origins, -1), tokens, logprobs)
+        span = slice(first * columns, end * columns)
+        tokens, logprobs = (flat[span].cpu().numpy() for flat in (self._arena.tokens, self._arena.logprobs))
+        # The last column took what nobody wants.
+        rows = np.tile(np.append(np.arange(columns - 1), -1), end - first)
+        steps = np.repeat(np.arange(first, end), columns)
+        return Record(np.where(tokens >= 0, rows, -1), steps, tokens, logprobs)
 
 
 def _up(number: int, step: int) -> int:

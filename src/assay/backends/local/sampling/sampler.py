@@ -3,12 +3,14 @@
 Each distinct prompt is prefilled once. Continuations decode side by side; when enough of them have finished, the batch
 is compacted. Randomness is counter based: token t of the sample with seed s uses one uniform, a hash of (s, t), so
 batch mates, order and compaction cannot change it. Log-probabilities are those of the distribution that was sampled:
-after temperature, top-k and top-p, in float32. `decode` suits CPUs; `static` decodes without ever asking the device.
+after temperature, top-k and top-p, in float32. `decode` suits CPUs; `cuda_graphs` decodes without ever asking the
+device. Either hands over what it drew every few steps, so that a completion is known soon after its last token and not
+only when the slowest of its batch has ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +25,8 @@ from assay.types import Completion, SamplingParams, StopReason
 
 COMPACT_BELOW = 0.75
 """Compact the batch when the rows still needed fall under this share of the rows held."""
+LOOK_EVERY = 8
+"""Steps after which what was drawn is handed over."""
 
 
 @dataclass(frozen=True)
@@ -55,47 +59,58 @@ class Layout:
 
 @dataclass(frozen=True)
 class Record:
-    """What was drawn, in the order of drawing: row (-1 where nobody wants it), token and log-probability, each [N]."""
+    """What was drawn, each [N]: row (-1 where nobody wants it), step, token and log-probability."""
 
     rows: npt.NDArray[np.int64]
+    steps: npt.NDArray[np.int64]
     tokens: npt.NDArray[np.int64]
     logprobs: npt.NDArray[np.float32]
 
 
-Decode = Callable[[Layout, SamplingParams], Record]
-"""A way to decode a batch; rows are numbered through [P, G]."""
+Decode = Callable[[Layout, SamplingParams], Iterator[Record]]
+"""A way to decode a batch; rows are numbered through [P, G]. The records together hold every token of every row once,
+each row's in order; between two of them lie a few steps at most."""
+Finished = list[tuple[int, Completion]]
+"""Completions with their places in the caller's list."""
 
 
 @torch.no_grad()
 def sample(
-    decode: Decode,
+    decode: Decode, batch: Sequence[Request], params: SamplingParams, *, context_length: int, policy_version: int
+) -> Generator[Finished, None, None]:
+    """The completions of one batch, as they are done; the lists may be empty.
+
+    Args:
+        context_length: most tokens of prompt and completion together; a completion that reaches it ends by `length`.
+
+    Raises:
+        ModelError: the model gives no finite probabilities.
+    """
+    layout = lay_out(batch, params.max_tokens, context_length)
+    board = _Board(batch, layout, params, policy_version)
+    for record in decode(layout, params):
+        yield board.take(record)
+
+
+def batches_of(
     prompts: Sequence[Sequence[int]],
     seeds: Sequence[int],
-    params: SamplingParams,
+    max_tokens: int,
     *,
     context_length: int,
     batch_tokens: int,
-    policy_version: int,
-) -> list[Completion]:
-    """One completion per (prompt, seed), in order.
+) -> list[list[Request]]:
+    """The batches in which to sample; a function of prompts and settings alone.
 
     Args:
-        decode: decodes one batch.
         prompts: token ids, any lengths; equal prompts are prefilled once.
         seeds: one per prompt, any integers.
-        context_length: most tokens of prompt and completion together; a completion that reaches it ends by `length`.
         batch_tokens: bound on cached token positions of one batch.
 
     Raises:
-        ModelError: a prompt is empty or leaves no room for a token, or the model gives no finite probabilities.
+        ModelError: a prompt is empty or leaves no room for a token.
     """
-    requests = _distinct(prompts, seeds, context_length)
-    completions: list[Completion | None] = [None] * len(prompts)
-    for batch in _batches(requests, params.max_tokens, batch_tokens):
-        record = decode(lay_out(batch, params.max_tokens, context_length), params)
-        for index, completion in _collect(batch, record, params, policy_version):
-            completions[index] = completion
-    return [c for c in completions if c is not None]
+    return _batches(_distinct(prompts, seeds, context_length), max_tokens, batch_tokens)
 
 
 def _distinct(prompts: Sequence[Sequence[int]], seeds: Sequence[int], context_length: int) -> list[Request]:
@@ -143,28 +158,29 @@ def lay_out(batch: Sequence[Request], max_tokens: int, context_length: int) -> L
     return Layout(tokens, lengths, seeds, limits, alive)
 
 
-def decode(new_stepper: Callable[[], Stepper], device: torch.device, layout: Layout, params: SamplingParams) -> Record:
+def decode(
+    new_stepper: Callable[[], Stepper], device: torch.device, layout: Layout, params: SamplingParams
+) -> Iterator[Record]:
     """Decode a batch step by step, dropping rows that have finished."""
     stepper, seeds = new_stepper(), layout.seeds
     alive, limits = layout.alive.to(device), layout.limits.to(device)
     group = alive.shape[1]
     origin = torch.arange(alive.numel(), device=device).view_as(alive)
     stop = torch.tensor(params.stop, dtype=torch.long, device=device)
-    tokens: list[Tensor] = []
-    logprobs: list[Tensor] = []
-    rows: list[Tensor] = []
+    drawn_since: list[tuple[Tensor, Tensor, Tensor]] = []
     logits = stepper.prefill(layout.tokens.to(device), layout.lengths)[:, None].expand(-1, group, -1)
     stepper.branch(group)
     for step in range(int(layout.limits.max())):
         uniforms = torch.from_numpy(uniform(seeds, step)).to(device)
-        drawn, drawn_logprobs = draw(logits, uniforms, params)
-        rows.append(torch.where(alive, origin, -1).flatten())
-        tokens.append(drawn.flatten())
-        logprobs.append(drawn_logprobs.flatten())
+        drawn, logprobs = draw(logits, uniforms, params)
+        drawn_since.append((torch.where(alive, origin, -1).flatten(), drawn.flatten(), logprobs.flatten()))
         alive = alive & (limits > step + 1)
         if len(stop):
             alive = alive & ~torch.isin(drawn, stop)
         held = int(alive.sum(1).max())
+        if held == 0 or (step + 1) % LOOK_EVERY == 0:
+            yield _record(drawn_since, step)
+            drawn_since = []
         if held == 0:
             break
         kept = alive.any(1)
@@ -174,7 +190,14 @@ def decode(new_stepper: Callable[[], Stepper], device: torch.device, layout: Lay
             seeds = seeds[prompts.cpu().numpy()[:, None], columns.cpu().numpy()]
             stepper.select(prompts, columns)
         logits = stepper.step(drawn)
-    return Record(*(torch.cat(parts).cpu().numpy() for parts in (rows, tokens, logprobs)))
+
+
+def _record(drawn: Sequence[tuple[Tensor, Tensor, Tensor]], last: int) -> Record:
+    """The rows, tokens and log-probabilities of consecutive steps, of which `last` is the last."""
+    counts = [len(rows) for rows, _, _ in drawn]
+    steps = np.repeat(np.arange(last + 1 - len(drawn), last + 1), counts)
+    rows, tokens, logprobs = (torch.cat(parts).cpu().numpy() for parts in zip(*drawn, strict=True))
+    return Record(rows, steps, tokens, logprobs)
 
 
 def living(alive: Tensor, held: int) -> tuple[Tensor, Tensor]:
@@ -184,27 +207,37 @@ def living(alive: Tensor, held: int) -> tuple[Tensor, Tensor]:
     return prompts, torch.sort((~alive).to(torch.uint8), dim=1, stable=True).indices[prompts, :held]
 
 
-def _collect(
-    batch: list[Request], record: Record, params: SamplingParams, policy_version: int
-) -> list[tuple[int, Completion]]:
-    """Turn the record of a batch into completions."""
-    group = max(len(r.samples) for r in batch)
-    order = np.argsort(record.rows, kind="stable")
-    order = order[record.rows[order] >= 0]
-    flat_tokens, flat_logprobs = record.tokens[order], record.logprobs[order]
-    if not np.isfinite(flat_logprobs).all():
-        raise ModelError(
-            f"Sampling gave log-probabilities that are not finite: after {policy_version} optimizer steps the weights "
-            "are no numbers or far too large, and what was drawn means nothing. Start a new run with a lower "
-            "learning_rate, from an earlier checkpoint (load_checkpoint_path) if there is one."
+class _Board:
+    """The tokens of a batch's rows, put together from records."""
+
+    def __init__(self, batch: Sequence[Request], layout: Layout, params: SamplingParams, policy_version: int) -> None:
+        self._params = params
+        self._version = policy_version
+        self._limits = layout.limits.flatten().numpy()
+        self._tokens = np.zeros((layout.limits.numel(), int(layout.limits.max())), np.int64)
+        self._logprobs = np.zeros(self._tokens.shape, np.float32)
+        group = layout.alive.shape[1]
+        self._places = {p * group + g: place for p, r in enumerate(batch) for g, place in enumerate(r.samples)}
+
+    def take(self, record: Record) -> Finished:
+        """Take a record in; the completions that it ends."""
+        wanted = record.rows >= 0
+        rows, steps, tokens, logprobs = (
+            part[wanted] for part in (record.rows, record.steps, record.tokens, record.logprobs)
         )
-    ends = np.cumsum(np.bincount(record.rows[order], minlength=len(batch) * group))
-    done = []
-    for prompt, request in enumerate(batch):
-        for column, index in enumerate(request.samples):
-            row = prompt * group + column
-            span = slice(ends[row - 1] if row else 0, ends[row])
-            text = tuple(flat_tokens[span].tolist())
-            reason: StopReason = "stop" if text[-1] in params.stop else "length"
-            done.append((index, Completion(text, tuple(flat_logprobs[span].tolist()), reason, policy_version)))
-    return done
+        if not np.isfinite(logprobs).all():
+            raise ModelError(
+                f"Sampling gave log-probabilities that are not finite: after {self._version} optimizer steps the "
+                "weights are no numbers or far too large, and what was drawn means nothing. Start a new run with a "
+                "lower learning_rate, from an earlier checkpoint (load_checkpoint_path) if there is one."
+            )
+        self._tokens[rows, steps] = tokens
+        self._logprobs[rows, steps] = logprobs
+        ends = np.isin(tokens, self._params.stop) | (steps + 1 == self._limits[rows])
+        return [self._completion(*end) for end in zip(rows[ends].tolist(), steps[ends].tolist(), strict=True)]
+
+    def _completion(self, row: int, last: int) -> tuple[int, Completion]:
+        tokens = tuple(self._tokens[row, : last + 1].tolist())
+        reason: StopReason = "stop" if tokens[-1] in self._params.stop else "length"
+        logprobs = tuple(self._logprobs[row, : last + 1].tolist())
+        return self._places[row], Completion(tokens, logprobs, reason, self._version)

@@ -1,0 +1,44 @@
+"""A batch of rollouts that plays by itself while its owner does something else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from assay.rollouts.together import stop
+from assay.types import TrajectoryGroup
+
+Start = Callable[[Callable[[], None]], Coroutine[Any, Any, list[TrajectoryGroup]]]
+"""Plays the rollouts; it is given what to call when nothing more will be sampled."""
+
+
+class InFlight:
+    """Rollouts that began when this was made. Whoever made it stops it in the end."""
+
+    def __init__(self, start: Start) -> None:
+        self._sampled = asyncio.Event()
+        self._task = asyncio.create_task(start(self._sampled.set))
+        self._task.add_done_callback(lambda _: self._sampled.set())
+
+    async def sampled(self) -> None:
+        """Wait until nothing more will be sampled, so that the policy may change; verdicts may still be out.
+
+        Raises:
+            AssayError: the rollouts have failed.
+        """
+        await self._sampled.wait()
+        if self._task.done():
+            self._task.result()
+
+    async def groups(self) -> list[TrajectoryGroup]:
+        """The rollouts, when all of them are scored.
+
+        Raises:
+            AssayError: as `sampled`.
+        """
+        return await self._task
+
+    async def stop(self) -> None:
+        """End what still runs; safe to call twice, and after a failure."""
+        await stop([self._task])

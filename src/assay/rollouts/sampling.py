@@ -1,0 +1,155 @@
+"""Many rollouts that want completions, and one backend: who asks is answered, in calls as the backend wants them.
+
+The decisions are `cohorts.Cohorts`; this is the shell that owns the calls in flight and hands each completion to the
+rollout that waits for it, as soon as the backend yields it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Protocol
+
+from assay.backends.base import Backend, unanswered
+from assay.rollouts.cohorts import Cohorts
+from assay.rollouts.together import stop
+from assay.types import Completion, SamplingParams
+
+
+class Policy(Protocol):
+    """Whatever answers one completion for a prompt and a seed."""
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a prompt and its completion together."""
+        ...
+
+    async def complete(self, prompt: Sequence[int], params: SamplingParams, seed: int, *, last: bool) -> Completion:
+        """One completion; `last` says that this rollout will not ask again."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Ask:
+    prompt: Sequence[int]
+    params: SamplingParams
+    seed: int
+    last: bool
+    answer: asyncio.Future[Completion]
+
+
+class Sampling:
+    """The calls of `count` rollouts, which sit at places 0 to `count - 1`. An async context manager."""
+
+    def __init__(
+        self, backend: Backend, count: int, max_tokens: int, sampled: Callable[[], None] | None = None
+    ) -> None:
+        """See above.
+
+        Args:
+            max_tokens: the limit of a turn, which decides how many rollouts a cohort has.
+            sampled: called when nobody will ask any more and no call is in flight, so that the policy may change.
+        """
+        can = backend.capabilities
+        size = None if can.batch_invariant else max(1, can.cohort_tokens // max_tokens)
+        self._sampled = sampled
+        self._backend = backend
+        self._cohorts = Cohorts(count, size)
+        self._asks: dict[int, _Ask] = {}
+        self._calls: set[asyncio.Task[None]] = set()
+        self._looking = False
+        self._look_soon()
+
+    @contextmanager
+    def seat(self, place: int) -> Iterator[Policy]:
+        """The policy of one rollout; when it is left, nobody waits for this rollout any more."""
+        try:
+            yield _Seat(self, place)
+        finally:
+            self._cohorts.leave(place)
+            self._look_soon()
+
+    async def ask(self, place: int, prompt: Sequence[int], params: SamplingParams, seed: int, last: bool) -> Completion:
+        """See `Policy.complete`.
+
+        Raises:
+            AssayError: what the backend raised; every rollout of the call gets it.
+        """
+        answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._asks[place] = _Ask(prompt, params, seed, last, answer)
+        self._cohorts.ask(place)
+        self._look_soon()
+        return await answer
+
+    @property
+    def context_length(self) -> int:
+        """See `Policy`."""
+        return self._backend.context_length
+
+    def _look_soon(self) -> None:
+        """Look when the event loop comes round, so that what is asked in one go becomes one call."""
+        if not self._looking:
+            self._looking = True
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        self._looking = False
+        for places in self._cohorts.due():
+            by_params: dict[SamplingParams, list[_Ask]] = {}
+            for place in places:
+                ask = self._asks.pop(place)
+                by_params.setdefault(ask.params, []).append(ask)
+                if ask.last:
+                    self._cohorts.leave(place)
+            for params, asks in by_params.items():
+                call = asyncio.create_task(self._call(asks, params))
+                self._calls.add(call)
+                call.add_done_callback(partial(self._ended, asks))
+        if self._sampled is not None and self._cohorts.over and not self._calls:
+            self._sampled()
+            self._sampled = None
+
+    async def _call(self, asks: Sequence[_Ask], params: SamplingParams) -> None:
+        stream = self._backend.sample_stream([ask.prompt for ask in asks], params, [ask.seed for ask in asks])
+        async with aclosing(stream):
+            async for place, completion in stream:
+                if not asks[place].answer.done():
+                    asks[place].answer.set_result(completion)
+
+    def _ended(self, asks: Sequence[_Ask], call: asyncio.Task[None]) -> None:
+        """See that nobody waits for ever for a call that is over."""
+        self._calls.discard(call)
+        missing = [ask.answer for ask in asks if not ask.answer.done()]
+        if call.cancelled():
+            for answer in missing:
+                answer.cancel()
+        elif missing:
+            error = call.exception() or unanswered(len(missing), len(asks))
+            for answer in missing:
+                answer.set_exception(error)
+        self._look_soon()
+
+    async def __aenter__(self) -> Sampling:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await stop(self._calls)
+
+
+@dataclass(frozen=True)
+class _Seat:
+    sampling: Sampling
+    place: int
+
+    @property
+    def context_length(self) -> int:
+        return self.sampling.context_length
+
+    async def complete(self, prompt: Sequence[int], params: SamplingParams, seed: int, *, last: bool) -> Completion:
+        return await self.sampling.ask(self.place, prompt, params, seed, last)
