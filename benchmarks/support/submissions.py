@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from assay.errors import DataError
-from assay.kernels.base import Backend
+from assay.kernels.base import Language
 from assay.types import Json
 
 StaticExpectation = Literal["cheat", "suspect", "clean", "fault"]
@@ -59,7 +59,7 @@ class Submission:
     """Whether it attacks the sandbox, and so is to be run with the static checks off as well."""
     needs: str = ""
     """`gpu` where it means nothing without one."""
-    backend: Backend = "triton"
+    backend: Language = "triton"
     cap: int = 32
     """Sizes at which a published problem is to be graded (see `assay.kernels.problems.scaling.scale`)."""
     batch_cap: int = 2

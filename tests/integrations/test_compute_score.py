@@ -89,7 +89,7 @@ def test_parts_that_nobody_declares_are_those_of_the_batch() -> None:
         def score(self, sample: Any, replies: Any) -> Any:
             return scoring.Score("scored", 1.0, {sample.response: 0.5, "score": 9.0})
 
-    one = scoring.Scorer(scoring.read_settings(LOCAL), Undeclared())
+    one = scoring.HostScorer(scoring.read_settings(LOCAL), Undeclared())
     scores = one.engine.score_many_sync([scoring.sample_of("x"), scoring.sample_of("y")])
     rows = one.rows(scores)
     assert [(row["x"], row["y"], row["score"]) for row in rows] == [(0.5, 0.0, 1.0), (0.0, 0.5, 1.0)]

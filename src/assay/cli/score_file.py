@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from assay.errors import ConfigError, DataError
-from assay.integrations.common.scoring import Scorer, sample_of
+from assay.integrations.common.scoring import HostScorer, sample_of
 from assay.integrations.common.settings import HostConfig
 from assay.rewards import Sample
 from assay.types import Json, Message, Score
@@ -45,10 +45,10 @@ def score_file(source: Path, target: Path, config: HostConfig) -> Mapping[str, J
             f"engine.on_failure={policy} would have no effect: a file of scores says which samples have none. Set it "
             "to drop."
         )
-    return asyncio.run(_score_file(source, target, Scorer(config)))
+    return asyncio.run(_score_file(source, target, HostScorer(config)))
 
 
-async def _score_file(source: Path, target: Path, scorer: Scorer) -> Mapping[str, Json]:
+async def _score_file(source: Path, target: Path, scorer: HostScorer) -> Mapping[str, Json]:
     tally = _Tally()
     waiting: dict[int, Score] = {}
     partial = target.with_name(f"{target.name}.partial")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from assay.errors import ConfigError, DataError
-from assay.integrations.common.scoring import Scorer, sample_of, scorer
+from assay.integrations.common.scoring import HostScorer, sample_of, scorer
 from assay.integrations.common.settings import plain, read_settings
 from assay.rewards import Reward, Sample
 from assay.types import Message, Score
@@ -60,7 +60,7 @@ def reward_func(
         raise ConfigError("options are for a reward that is given by name; this one is made already.")
     else:
         # Under a name of its own: variables of the monitor's environment are no matter of another reward.
-        one = Scorer(read_settings({"reward": f"given:{reward.name}", **settings}), reward)
+        one = HostScorer(read_settings({"reward": f"given:{reward.name}", **settings}), reward)
     columns_read = {"ground_truth": ground_truth, "data_source": data_source}
     last: dict[str, float] = {}
 
@@ -134,7 +134,7 @@ def content_of(message: Mapping[str, Any]) -> str:
 
 
 def _log(
-    one: Scorer,
+    one: HostScorer,
     scores: Sequence[Score],
     log_metric: Callable[[str, float], None] | None,
     log_extra: Callable[[str, list[Any]], None] | None,

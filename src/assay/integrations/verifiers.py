@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from assay.errors import DataError, MissingDependencyError
-from assay.integrations.common.scoring import Scorer, missing, sample_of, scorer
+from assay.integrations.common.scoring import HostScorer, missing, sample_of, scorer
 from assay.types import Message
 
 try:
@@ -77,7 +77,7 @@ def _sample(data: Any, trace: Any, ground_truth: str | None, whole_trace: bool) 
     return sample_of(response, truth, data.name or "", fields, prompt)
 
 
-def _record(one: Scorer, row: dict[str, float], trace: Any, name: str) -> None:
+def _record(one: HostScorer, row: dict[str, float], trace: Any, name: str) -> None:
     """The parts beside the reward, as metrics of the trace."""
     names = one.parts if one.parts is not None else ()
     trace.record_metrics({f"{name}/{part}": row[part] for part in names} | {f"{name}/cached": row["assay_cached"]})

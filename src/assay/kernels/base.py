@@ -6,11 +6,11 @@ from typing import Literal
 
 from assay.errors import ConfigError
 
-Backend = Literal["triton", "cuda"]
+Language = Literal["triton", "cuda"]
 """Language of a candidate's kernels."""
 Precision = Literal["float32", "float16", "bfloat16"]
 """Working precision of inputs, weights and outputs."""
-Baseline = Literal["eager", "compile"]
+TimedAgainst = Literal["eager", "compile"]
 """The reference as PyTorch runs it, or under `torch.compile`."""
 
 SHARED_LIMITS = {

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args
 import chz
 
 from assay.config import Above, AtLeast, AtMost, Settings, refuse
-from assay.kernels.base import Backend, Baseline, Precision, shared_limit
+from assay.kernels.base import Language, Precision, TimedAgainst, shared_limit
 from assay.kernels.devices import nvidia_devices
 from assay.kernels.timing.config import TimingConfig
 from assay.sandbox.modal.config import ModalConfig
@@ -39,7 +39,7 @@ MAX_TRIALS = 64
 class GraderConfig(Settings):
     """How candidates are graded."""
 
-    backend: Annotated[Backend, VERDICT] = "triton"
+    backend: Annotated[Language, VERDICT] = "triton"
     """Language of the kernels: `triton`, or `cuda` for sources given to `load_inline`."""
     precision: Annotated[Precision, VERDICT] = "float32"
     """Working precision of inputs, weights and outputs: float32, float16 or bfloat16."""
@@ -71,7 +71,7 @@ class GraderConfig(Settings):
     """Memory on the host that a candidate on a GPU may use, in MiB, in place of `memory_mb`."""
     measure_performance: Annotated[bool, VERDICT] = False
     """Time right candidates against the reference; needs device=cuda."""
-    baselines: tuple[Baseline, ...] = ("eager",)
+    baselines: tuple[TimedAgainst, ...] = ("eager",)
     """What they are timed against: the reference as it is (`eager`), under `torch.compile` (`compile`), or both. The
     speedup over the first is the verdict's."""
     timing: TimingConfig = chz.field(default_factory=TimingConfig)
@@ -123,7 +123,7 @@ def _not_at_hand(config: GraderConfig) -> Iterator[str]:
 
 def _not_timed(config: GraderConfig) -> Iterator[str]:
     if not config.baselines or len(set(config.baselines)) < len(config.baselines):
-        yield f"baselines={config.baselines}: give one or both of {', '.join(get_args(Baseline))}."
+        yield f"baselines={config.baselines}: give one or both of {', '.join(get_args(TimedAgainst))}."
     if not config.measure_performance:
         return
     if config.device != config.timing.device:

@@ -24,13 +24,13 @@ from assay.kernels.compile.stage import TRITON_HARNESS, CompileReport, compile_c
 from assay.kernels.config import GraderConfig
 from assay.kernels.numerics import on_gpu
 from assay.kernels.numerics.reference import ReferenceProcess, fit_problem, may_pass
-from assay.kernels.numerics.secret_inputs import Draw, DrawBank
+from assay.kernels.numerics.secret_inputs import InputBank, InputSet
 from assay.kernels.numerics.stage import HARNESS as NUMERICS
-from assay.kernels.numerics.stage import Answers, Call, job_inputs, judge, numerics_job, plan_calls
+from assay.kernels.numerics.stage import Answers, Call, job_inputs, numerics_job, plan_calls, verdict_of
 from assay.kernels.prepared import Closed, Preparations, Prepared, shared
 from assay.kernels.problems.scaling import ScaledProblem, unscaled
 from assay.kernels.problems.sources import SHIPPED, Problem
-from assay.kernels.sandboxes import place_of
+from assay.kernels.sandboxes import sandbox_for
 from assay.kernels.static.checks import VERSION as STATIC_VERSION
 from assay.kernels.static.checks import StaticReport, check
 from assay.kernels.timing.jobs import HARNESS as TIMED
@@ -80,7 +80,7 @@ class Grader:
         self.config = config or GraderConfig()
         self._own_sandbox = sandbox is None
         self._own_reference = reference is None
-        self.sandbox: Sandbox = sandbox or place_of(self.config)
+        self.sandbox: Sandbox = sandbox or sandbox_for(self.config)
         self._reference = reference or ReferenceProcess(device=self.config.reference_device)
         self._stopwatch = stopwatch_for(self.config, self.sandbox) if self.config.measure_performance else None
         self._turns = Turns(one_device=not isinstance(self.sandbox, RunsGroups))
@@ -207,7 +207,7 @@ class Grader:
                     fit_problem, problem, self._reference, input_seed=seed, precision=config.precision
                 )
                 scaled, screening = fitted.scaled, fitted.screening
-            bank = DrawBank(
+            bank = InputBank(
                 scaled,
                 self._reference,
                 config.precision,
@@ -225,7 +225,7 @@ class Grader:
             refusal = f"the problem's own reference does not run here: {error}"
             return Prepared(source, None, refusal, lasting=not may_pass(error))
 
-    async def _try(self, prepared: Prepared, draw: Draw, code: str, report: StaticReport) -> Verdict:
+    async def _try(self, prepared: Prepared, draw: InputSet, code: str, report: StaticReport) -> Verdict:
         config = self.config
         calls = plan_calls(draw, config.num_correct_trials, self._random, _constant_families(prepared))
         evidence = _suspicions(report) | {"scaling": prepared.scaled.scaling.to_json()}
@@ -242,7 +242,7 @@ class Grader:
         return verdict
 
     async def _right(
-        self, draw: Draw, calls: tuple[Call, ...], code: str, report: StaticReport, evidence: dict[str, Json]
+        self, draw: InputSet, calls: tuple[Call, ...], code: str, report: StaticReport, evidence: dict[str, Json]
     ) -> Verdict:
         """The verdict of numerics and compiler."""
         config = self.config
@@ -267,20 +267,20 @@ class Grader:
         return replace(verdict, compiled=compiled.outcome == "ok", cpu_s=cpu_s, evidence=_with(verdict, compiled))
 
     async def _numerics(
-        self, draw: Draw, calls: tuple[Call, ...], code: str, report: StaticReport, evidence: dict[str, Json]
+        self, draw: InputSet, calls: tuple[Call, ...], code: str, report: StaticReport, evidence: dict[str, Json]
     ) -> Verdict:
         config = self.config
         limits = Limits(wall_s=config.wall_s, cpu_s=config.cpu_s, memory_mb=config.memory_mb)
         answers = Answers(draw, calls, config.precision)
         job = numerics_job(code, draw, calls, limits, config.max_programs, config.precision)
         result = await self.sandbox.run(job, answers.take)
-        verdict = judge(result, answers, report.kernels, config.policy, evidence)
+        verdict = verdict_of(result, answers, report.kernels, config.policy, evidence)
         if verdict.kind == "wrong" and report.tf32_dot_possible and config.precision == "float32":
             return replace(verdict, message=f"{verdict.message}{TF32_HINT}")
         return verdict
 
     async def _on_gpu(
-        self, draw: Draw, calls: tuple[Call, ...], code: str, report: StaticReport, evidence: dict[str, Json]
+        self, draw: InputSet, calls: tuple[Call, ...], code: str, report: StaticReport, evidence: dict[str, Json]
     ) -> Verdict:
         config = self.config
         answers = Answers(draw, calls, config.precision, exact=False)
@@ -290,14 +290,14 @@ class Grader:
             return lost
         result = on_gpu.without_start(result)
         kernels = (on_gpu.NATIVE,) if config.backend == "cuda" else report.kernels
-        verdict = judge(result, answers, kernels, config.policy, evidence)
+        verdict = verdict_of(result, answers, kernels, config.policy, evidence)
         if verdict.kind == "crash" and (words := on_gpu.refused_by_compiler(result)) is not None:
             return replace(verdict, kind="compile_error", stage="compile", message=words, compiled=False)
         if verdict.kind == "wrong" and report.tf32_dot_possible and config.precision == "float32":
             return replace(verdict, message=f"{verdict.message}{TF32_HINT}")
         return replace(verdict, compiled=True) if verdict.ok else verdict
 
-    async def _compile(self, draw: Draw, calls: tuple[Call, ...], code: str) -> CompileReport:
+    async def _compile(self, draw: InputSet, calls: tuple[Call, ...], code: str) -> CompileReport:
         header, inputs = job_inputs(draw, calls[0].case)
         return await compile_triton(
             self.sandbox,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from assay.kernels.numerics.secret_inputs import DrawBank
+from assay.kernels.numerics.secret_inputs import InputBank
 from assay.kernels.problems.scaling import ScaledProblem
 
 MAX_PREPARED = 64
@@ -30,7 +30,7 @@ class Prepared:
     """A problem at the sizes it is graded at, or why it cannot be graded."""
 
     scaled: ScaledProblem
-    bank: DrawBank | None
+    bank: InputBank | None
     refusal: str = ""
     lasting: bool = True
     """False for a refusal for which a machine under load may be to blame: the next grade tries again."""

@@ -24,7 +24,7 @@ PCI = ("/sys/devices", "/sys/bus/pci")
 """Where CUDA looks for the place of its GPUs."""
 
 
-def place_of(config: GraderConfig) -> Sandbox:
+def sandbox_for(config: GraderConfig) -> Sandbox:
     """The sandbox in which candidates are graded.
 
     Raises:

@@ -4,7 +4,7 @@ import chess
 import numpy as np
 import pytest
 
-from assay.envs.chess.arbiter import judge, rebuild, verdict
+from assay.envs.chess.arbiter import rebuild, ruling, ruling_on
 from assay.envs.chess.positions.base import draw_distinct
 from assay.envs.chess.positions.selfplay import RandomGames, random_legal_move
 from assay.errors import DataError
@@ -84,13 +84,13 @@ LEGAL, WIN, DRAW, ILLEGAL = (0.001, False, False), (1.0, True, False), (0.5, Tru
     ],
 )
 def test_a_move_has_the_verdict_of_the_rules(name, fen, uci, after, verdict_):
-    truth = judge(fen, uci, [uci])
+    truth = ruling_on(fen, uci, [uci])
     assert truth.fen == after
     assert (truth.reward, truth.terminated, truth.truncated) == verdict_
 
 
 def test_published_samples_are_reproduced():
-    truth = judge(
+    truth = ruling_on(
         "1k1r2nr/1p4b1/2pP3p/q3N1P1/R1PP1B2/3B1N1P/1P3QP1/5RK1 b - - 0 22",
         "g8e7",
         ["c1f4", "b4a5", "e4f6", "e6e5", "f6d7", "f8g7", "d7e5", "c8b8", "a1a4", "g8e7"],
@@ -108,11 +108,11 @@ def test_the_fifth_repetition_ends_the_game_when_the_history_shows_it():
         board.push_uci(uci)
     last = board.pop()
     history = SHUFFLE * 4
-    truth = judge(board.fen(), last.uci(), history)
-    assert truth == verdict(board, last)
+    truth = ruling_on(board.fen(), last.uci(), history)
+    assert truth == ruling(board, last)
     assert (truth.reward, truth.terminated, truth.truncated) == DRAW
     # Ten half-moves hold at most three of the five: the text alone does not end the game.
-    assert not judge(board.fen(), last.uci(), history[-10:]).terminated
+    assert not ruling_on(board.fen(), last.uci(), history[-10:]).terminated
 
 
 def test_a_threefold_repetition_is_only_a_claim():
@@ -120,7 +120,7 @@ def test_a_threefold_repetition_is_only_a_claim():
     for uci in (SHUFFLE * 2)[:-1]:
         board.push_uci(uci)
     assert board.copy().can_claim_threefold_repetition()
-    assert not judge(board.fen(), "f6g8", SHUFFLE * 2).terminated
+    assert not ruling_on(board.fen(), "f6g8", SHUFFLE * 2).terminated
 
 
 def test_a_history_is_rebuilt_as_far_as_it_was_reversible():
@@ -154,7 +154,7 @@ def test_the_verdict_of_the_text_is_that_of_the_game():
                 break
             move = random_legal_move(board, rng)
             history = [m.uci() for m in board.move_stack[-9:]] + [move.uci()]
-            assert judge(board.fen(), move.uci(), history) == verdict(board, move)
+            assert ruling_on(board.fen(), move.uci(), history) == ruling(board, move)
             board.push(move)
 
 
@@ -167,12 +167,12 @@ def test_positions_of_played_games_carry_the_moves_that_led_to_them():
 
 
 def test_a_notational_en_passant_square_is_normalised_and_a_wrong_one_is_not():
-    truth = judge(START, "e2e4", ["e2e4"])
+    truth = ruling_on(START, "e2e4", ["e2e4"])
     printed = truth.fen.replace("KQkq -", "KQkq e3")
     assert truth.normalise(printed) == truth.fen
     assert truth.normalise(truth.fen) == truth.fen
     assert truth.normalise(truth.fen.replace("KQkq -", "KQkq d3")) != truth.fen
-    real = judge("4k3/8/8/8/3p4/8/4P3/4K3 w - - 0 1", "e2e4")
+    real = ruling_on("4k3/8/8/8/3p4/8/4P3/4K3 w - - 0 1", "e2e4")
     assert real.normalise(real.fen) == real.fen
     assert real.normalise(real.fen.replace("e3", "-")) != real.fen
 
@@ -188,4 +188,4 @@ def test_a_notational_en_passant_square_is_normalised_and_a_wrong_one_is_not():
 )
 def test_what_cannot_be_judged_is_refused(fen, uci, history, complaint):
     with pytest.raises(DataError, match=complaint):
-        judge(fen, uci, history)
+        ruling_on(fen, uci, history)

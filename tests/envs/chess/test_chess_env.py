@@ -6,7 +6,7 @@ import pytest
 
 from assay.envs.chess.baselines import known_policies
 from assay.envs.chess.engine.stockfish import StockfishConfig, StockfishPool
-from assay.envs.chess.env import ChessGroupBuilder, Judge
+from assay.envs.chess.env import ChessGroupBuilder, Referee
 from assay.envs.chess.figures import draw_task
 from assay.envs.chess.grammar import ParsedPolicy, arbiter_answer, policy_answer
 from assay.envs.chess.positions.base import position_of
@@ -25,18 +25,18 @@ def position(fen):
 
 
 def run(tmp_path, play, config=None):
-    """The result of `play(judge)` with a live engine."""
+    """The result of `play(referee)` with a live engine."""
 
     async def inside():
         async with StockfishPool(config or StockfishConfig(nodes=200), tmp_path) as pool:
-            return await play(Judge(pool, PolicyWeights(), ArbiterWeights()))
+            return await play(Referee(pool, PolicyWeights(), ArbiterWeights()))
 
     return asyncio.run(inside())
 
 
 def test_a_group_shares_one_analysis_and_scores_each_answer(tmp_path):
-    async def play(judge):
-        envs = await ChessGroupBuilder(policy_task(position(QUEEN), SHORT), judge).make(4)
+    async def play(referee):
+        envs = await ChessGroupBuilder(policy_task(position(QUEEN), SHORT), referee).make(4)
         truth = envs[0].truth.policy
         answers = [f" B: {truth.best_moves(50)[0]}", " B: b1a1", " B: b1a3", "what?"]
         assert [m.content for m in await envs[0].reset()] == [f"P: {QUEEN}"]
@@ -57,8 +57,8 @@ def test_a_group_shares_one_analysis_and_scores_each_answer(tmp_path):
 
 
 def test_keeps_win_is_measured_only_where_there_is_a_win(tmp_path):
-    async def play(judge):
-        (env,) = await ChessGroupBuilder(policy_task(position(LOST), SHORT), judge).make(1)
+    async def play(referee):
+        (env,) = await ChessGroupBuilder(policy_task(position(LOST), SHORT), referee).make(1)
         return await env.step(" B: e5d4")
 
     result = run(tmp_path, play)
@@ -67,8 +67,8 @@ def test_keeps_win_is_measured_only_where_there_is_a_win(tmp_path):
 
 
 def test_the_long_form_is_scored_against_the_same_analysis(tmp_path):
-    async def play(judge):
-        (env,) = await ChessGroupBuilder(policy_task(position(QUEEN), FULL), judge).make(1)
+    async def play(referee):
+        (env,) = await ChessGroupBuilder(policy_task(position(QUEEN), FULL), referee).make(1)
         values = env.truth.policy.values
         top = sorted(values, key=lambda uci: -values[uci])[:5]
         text = policy_answer(top[0], top, [values[uci] / 100 for uci in top], form="full")
@@ -79,10 +79,10 @@ def test_the_long_form_is_scored_against_the_same_analysis(tmp_path):
 
 def test_arbiter_tasks_need_no_engine():
     task = arbiter_task(position(QUEEN), SHORT, np.random.default_rng(1))
-    judge = Judge(None, PolicyWeights(), ArbiterWeights())
+    referee = Referee(None, PolicyWeights(), ArbiterWeights())
 
     async def play():
-        right, wrong = await ChessGroupBuilder(task, judge).make(2)
+        right, wrong = await ChessGroupBuilder(task, referee).make(2)
         truth = right.truth.arbiter
         text = arbiter_answer(truth.fen, truth.reward, truth.terminated, truth.truncated)
         return await right.step(text), await wrong.step("no idea")
@@ -102,8 +102,8 @@ def test_a_failing_engine_makes_scores_errored_and_never_raises(tmp_path, script
     engine.write_text(script)
     engine.chmod(0o755)
 
-    async def play(judge):
-        envs = await ChessGroupBuilder(policy_task(position(QUEEN), SHORT), judge, max_turns=3).make(2)
+    async def play(referee):
+        envs = await ChessGroupBuilder(policy_task(position(QUEEN), SHORT), referee, max_turns=3).make(2)
         return [await env.step(text) for env, text in zip(envs, (" B: b1a1", "junk"), strict=True)]
 
     for result in run(tmp_path, play, StockfishConfig(path=str(engine), deadline_s=2.0)):
@@ -114,8 +114,8 @@ def test_a_failing_engine_makes_scores_errored_and_never_raises(tmp_path, script
 
 
 def test_an_invalid_answer_may_be_corrected_while_turns_are_left(tmp_path):
-    async def play(judge):
-        builder = ChessGroupBuilder(policy_task(position(QUEEN), LABELLED), judge, max_turns=3)
+    async def play(referee):
+        builder = ChessGroupBuilder(policy_task(position(QUEEN), LABELLED), referee, max_turns=3)
         first, second = await builder.make(2)
         return (
             [await first.step(text) for text in ("junk", " B: b1a3", " B: b1a3")],
@@ -136,12 +136,12 @@ def test_an_invalid_answer_may_be_corrected_while_turns_are_left(tmp_path):
 def test_the_random_legal_baseline_is_the_mean_over_all_legal_moves(tmp_path):
     tasks = [policy_task(position(QUEEN), SHORT), policy_task(position(LOST), SHORT)]
 
-    async def play(judge):
+    async def play(referee):
         truths = []
         for task in tasks:
-            (env,) = await ChessGroupBuilder(task, judge).make(1)
+            (env,) = await ChessGroupBuilder(task, referee).make(1)
             truths.append(env.truth.policy)
-        return truths, await known_policies(tasks, judge)
+        return truths, await known_policies(tasks, referee)
 
     truths, baselines = run(tmp_path, play)
     random_legal = baselines["random_legal"]
@@ -159,7 +159,7 @@ def test_the_baseline_of_arbiter_tasks_copies_the_board():
     rng = np.random.default_rng(0)
     style = TaskStyle("best", "P: {fen}", 1.0, 0.5, True)
     tasks = [arbiter_task(position(QUEEN), style, rng) for _ in range(20)]
-    baselines = asyncio.run(known_policies(tasks, Judge(None, PolicyWeights(), ArbiterWeights())))
+    baselines = asyncio.run(known_policies(tasks, Referee(None, PolicyWeights(), ArbiterWeights())))
     row = baselines["unchanged_board"]
     illegal = [t.payload["uci"] not in {m.uci() for m in chess.Board(t.payload["fen"]).legal_moves} for t in tasks]
     assert row["exact"] == [float(is_illegal) for is_illegal in illegal]
@@ -192,8 +192,8 @@ def test_figures_show_the_board_and_the_answers_harmlessly():
 
 
 def test_truth_is_refused_when_moves_were_left_out(tmp_path):
-    async def play(judge):
-        (env,) = await ChessGroupBuilder(policy_task(position(QUEEN), SHORT), judge).make(1)
+    async def play(referee):
+        (env,) = await ChessGroupBuilder(policy_task(position(QUEEN), SHORT), referee).make(1)
         return await env.step(" B: b1a1")
 
     result = run(tmp_path, play, StockfishConfig(nodes=200, multipv=3))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.envs.chess.arbiter import judge
+from assay.envs.chess.arbiter import ruling_on
 from assay.envs.chess.grammar import arbiter_answer, parse_arbiter, parse_policy, policy_answer
 from assay.envs.chess.positions.base import draw_distinct
 from assay.envs.chess.positions.endgames import EndgameSource
@@ -167,7 +167,7 @@ def test_the_engines_own_answer_earns_the_maximum_and_none_earns_more(truth_valu
 @given(st.text(), st.sampled_from(["best", "full"]))
 def test_any_text_has_a_finite_reward(text, form):
     assert math.isfinite(score_policy(TRUTH, parse_policy(text, form), WEIGHTS, form).value)
-    truth = judge(chess.STARTING_FEN, "e2e4")
+    truth = ruling_on(chess.STARTING_FEN, "e2e4")
     assert math.isfinite(score_arbiter(truth, parse_arbiter(text), RULES).value)
     framed = parse_arbiter(f"{truth.fen}+{text}+0+0")
     assert math.isfinite(score_arbiter(truth, framed, RULES).value)
@@ -180,7 +180,7 @@ def cases():
     positions += draw_distinct(EndgameSource("KPk,KRkp,KQk", "both"), rng, "train", 40)
     for position in positions:
         uci = random_legal_move(position.board, rng).uci()
-        yield position.fen, uci, judge(position.fen, uci)
+        yield position.fen, uci, ruling_on(position.fen, uci)
 
 
 def arbiter_score(truth, fen, reward=None, flags=None):
@@ -205,7 +205,7 @@ def test_the_exact_arbiter_answer_earns_the_maximum_and_copying_the_board_earns_
 
 
 def test_half_of_a_move_earns_half_of_its_credit_and_damage_costs():
-    truth = judge("4k3/8/8/8/8/8/8/R3K3 w - - 0 1", "a1a4")
+    truth = ruling_on("4k3/8/8/8/8/8/8/R3K3 w - - 0 1", "a1a4")
     assert fen_credit(truth, "4k3/8/8/8/8/8/8/4K3 b - - 1 1") == 0.5
     assert fen_credit(truth, "4k3/8/8/8/R7/8/8/R3K3 b - - 1 1") == 0.5
     assert fen_credit(truth, "4k3/8/8/8/R7/8/8/4K3 b - - 1 1") == 1.0
@@ -216,7 +216,7 @@ def test_half_of_a_move_earns_half_of_its_credit_and_damage_costs():
 
 def test_an_illegal_move_is_answered_by_the_unchanged_board():
     fen = "4k3/8/8/8/8/8/8/R3K3 w - - 0 1"
-    truth = judge(fen, "a1b2")
+    truth = ruling_on(fen, "a1b2")
     assert arbiter_score(truth, fen).value == pytest.approx(1.0)
     moved = arbiter_score(truth, "4k3/8/8/8/8/8/1R6/4K3 b - - 1 1", 0.001, (False, False))
     assert moved.parts["fen"] < 0
@@ -224,7 +224,7 @@ def test_an_illegal_move_is_answered_by_the_unchanged_board():
 
 
 def test_counters_do_not_count_for_the_position_alone():
-    truth = judge("4k3/8/8/8/8/8/8/R3K3 w - - 7 20", "a1a4")
+    truth = ruling_on("4k3/8/8/8/8/8/8/R3K3 w - - 7 20", "a1a4")
     score = arbiter_score(truth, truth.fen.replace(" 8 20", " 9 20"))
     assert (score.parts["exact"], score.parts["exact4"]) == (0.0, 1.0)
     assert arbiter_score(truth, truth.fen, reward=0.5).parts["reward_field"] == 0.0
@@ -243,7 +243,7 @@ def mirrored_fen(fen):
 
 def test_rewards_are_the_same_with_colours_swapped():
     for fen, uci, truth in cases():
-        mirror = judge(mirrored_fen(fen), mirrored_uci(uci))
+        mirror = ruling_on(mirrored_fen(fen), mirrored_uci(uci))
         half = fen.split()[1] == "w"
         # Black's moves end a full move, White's do not: that counter alone cannot be mirrored.
         assert mirror.fen.rsplit(" ", 1)[0] == mirrored_fen(truth.fen).rsplit(" ", 1)[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import MissingDependencyError
-from assay.kernels.compile.messages import judge, plain_name, usages
+from assay.kernels.compile.messages import fault_of, plain_name, usages
 from assay.kernels.compile.stage import CompileReport, compile_cuda
 from assay.kernels.compile.toolkit import CudaToolkit, find_toolkit
 from assay.kernels.inside.light_torch.forwarding import FORWARDED, HEADERS, write_forwarding_headers
@@ -231,15 +231,15 @@ def test_extensions_are_read_from_the_text() -> None:
 
 
 def test_messages_of_compilers_are_told_apart() -> None:
-    assert judge("nvcc error   : 'cicc' died due to signal 24", "", ())[0] == "time"
-    assert judge("nvcc error   : 'cicc' died due to signal 11 (Invalid memory reference)", "", ())[0] == "crash"
-    assert judge("nvcc fatal   : Cannot find compiler 'gcc' in PATH", "", ())[0] == "tool"
-    assert judge("main.cpp:3:9: error: 'foo' is not a member of 'torch'", "", ())[0] == "unknown_api"
-    assert judge("main.cpp:3:9: error: 'foo' was not declared in this scope", "", ())[0] == "candidate"
+    assert fault_of("nvcc error   : 'cicc' died due to signal 24", "", ())[0] == "time"
+    assert fault_of("nvcc error   : 'cicc' died due to signal 11 (Invalid memory reference)", "", ())[0] == "crash"
+    assert fault_of("nvcc fatal   : Cannot find compiler 'gcc' in PATH", "", ())[0] == "tool"
+    assert fault_of("main.cpp:3:9: error: 'foo' is not a member of 'torch'", "", ())[0] == "unknown_api"
+    assert fault_of("main.cpp:3:9: error: 'foo' was not declared in this scope", "", ())[0] == "candidate"
     plain = 'cuda_sources(3): error: identifier "q" is undefined'
     foreign = 'cuda_sources(5): error: namespace "torch" has no member "x"'
-    assert judge(f"{plain}\n{foreign}", "", ())[0] == "candidate"
-    assert judge(f"{foreign}\n{plain}", "", ())[0] == "unknown_api"
+    assert fault_of(f"{plain}\n{foreign}", "", ())[0] == "candidate"
+    assert fault_of(f"{foreign}\n{plain}", "", ())[0] == "unknown_api"
 
 
 def test_accounts_of_the_assembler_are_read() -> None:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from assay.kernels.arrays import HostTensor, host_tensor
 from assay.kernels.numerics.families import FAMILIES
 from assay.kernels.numerics.screening import Case
-from assay.kernels.numerics.secret_inputs import Draw
-from assay.kernels.numerics.stage import POISONS, Answers, Call, judge, numerics_job, plan_calls
+from assay.kernels.numerics.secret_inputs import InputSet
+from assay.kernels.numerics.stage import POISONS, Answers, Call, numerics_job, plan_calls, verdict_of
 from assay.kernels.verdicts import Verdict
 from assay.sandbox import JobResult, Limits
 from assay.types import Json
@@ -34,8 +34,8 @@ def case(family: str, seed: int) -> Case:
 
 def draw(
     families: Sequence[str] = FAMILIES, moved: bool = False, work: dict[str, tuple[int, int]] | None = None
-) -> Draw:
-    return Draw(
+) -> InputSet:
+    return InputSet(
         input_seed=1,
         weight_seed=2,
         init_inputs=(3, host_tensor(np.ones(2), "float32")),
@@ -149,7 +149,7 @@ class Candidate:
                 self.result = replace(self.result, end="stopped")
                 break
         result = replace(self.result, report=self.report, outputs=tuple(outputs))
-        verdict = judge(result, answers, self.kernels, self.policy, {"known": 1})
+        verdict = verdict_of(result, answers, self.kernels, self.policy, {"known": 1})
         assert Verdict.from_json(json.loads(json.dumps(verdict.to_json(), allow_nan=False))) == verdict
         assert verdict.evidence["known"] == 1 and verdict.stage == "numerics" and verdict.cpu_s == 0.5
         return verdict

@@ -16,7 +16,7 @@ from benchmarks.support.timing_cheats import CHEATS, HONEST, REFERENCE, forging
 
 from assay.errors import ConfigError
 from assay.kernels.arrays import Value, host_tensor
-from assay.kernels.base import Baseline
+from assay.kernels.base import TimedAgainst
 from assay.kernels.numerics.tolerance import Tolerance
 from assay.kernels.timing.config import TimingConfig
 from assay.kernels.timing.jobs import TimedProblem, make_job, sample_set
@@ -59,7 +59,7 @@ class Bench:
         self.stopwatch = Stopwatch(self.sandbox, CONFIG)
 
     def time(
-        self, source: str, problem: TimedProblem = PROBLEM, baseline: Baseline = "eager", **fields: float
+        self, source: str, problem: TimedProblem = PROBLEM, baseline: TimedAgainst = "eager", **fields: float
     ) -> Timing | Finding:
         stopwatch = Stopwatch(self.sandbox, chz.replace(CONFIG, **fields)) if fields else self.stopwatch
         return self._runner.run(stopwatch.time(source, problem, baseline))

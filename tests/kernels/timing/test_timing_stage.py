@@ -22,7 +22,7 @@ from assay.kernels.config import GraderConfig
 from assay.kernels.grader import Grader
 from assay.kernels.numerics.reference import ReferenceProcess
 from assay.kernels.numerics.screening import Case
-from assay.kernels.numerics.secret_inputs import Draw
+from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.problems.scaling import unscaled
 from assay.kernels.problems.sources import find_problem, load_problems
 from assay.kernels.timing.config import TimingConfig
@@ -127,10 +127,10 @@ def case(family: str, first: float = 0.0) -> Case:
     return Case(family, (host_tensor(values.reshape(8, 8), "float32"), 3), exact, exact)
 
 
-def draw_of(*families: str) -> Draw:
+def draw_of(*families: str) -> InputSet:
     cases = tuple(case(family) for family in families)
     work = {"mm": (1, 1000), "relu": (1, 50)}
-    return Draw(1, 2, (), cases, (("float32", (4, 2)),), (("w", (10,)),), work)
+    return InputSet(1, 2, (), cases, (("float32", (4, 2)),), (("w", (10,)),), work)
 
 
 def test_each_call_has_fresh_inputs() -> None:

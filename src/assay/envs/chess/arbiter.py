@@ -30,7 +30,7 @@ FINGERPRINT = f"python-chess {chess.__version__}"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Ruling:
     """What a move leads to. Positions are in normal form: the en-passant square only where a capture is legal."""
 
     fen: str
@@ -53,7 +53,7 @@ class Verdict:
         return " ".join(fields)
 
 
-def judge(fen: str, uci: str, history: Sequence[str] = ()) -> Verdict:
+def ruling_on(fen: str, uci: str, history: Sequence[str] = ()) -> Ruling:
     """The verdict on playing `uci` in the position `fen`. `history`, if given, ends with `uci`.
 
     Raises:
@@ -69,15 +69,15 @@ def judge(fen: str, uci: str, history: Sequence[str] = ()) -> Verdict:
     if history and history[-1] != uci:
         raise DataError(f"the history {' '.join(history)!r} must end with the move being made, {uci}")
     # Only a repetition depends on the past, and a shorter one cannot hold it.
-    return verdict(rebuild(board, history[:-1]) if len(history) >= FIVEFOLD_PLIES else board, move)
+    return ruling(rebuild(board, history[:-1]) if len(history) >= FIVEFOLD_PLIES else board, move)
 
 
-def verdict(board: chess.Board, move: chess.Move) -> Verdict:
+def ruling(board: chess.Board, move: chess.Move) -> Ruling:
     """The verdict on playing `move` on a board whose move stack is the game so far; the board is left as it was."""
     before = board.fen(en_passant="legal")
     # push() takes pseudo-legal moves too, so legality must be asked for.
     if move not in board.legal_moves:
-        return Verdict(before, ILLEGAL_REWARD, False, True, before, "-")
+        return Ruling(before, ILLEGAL_REWARD, False, True, before, "-")
     double_step = board.piece_type_at(move.from_square) == chess.PAWN and abs(move.to_square - move.from_square) == 16
     behind = chess.square_name((move.from_square + move.to_square) // 2) if double_step else "-"
     board.push(move)
@@ -87,7 +87,7 @@ def verdict(board: chess.Board, move: chess.Move) -> Verdict:
         after = board.fen(en_passant="legal")
     finally:
         board.pop()
-    return Verdict(after, reward, outcome is not None, False, _passed(before, after), behind)
+    return Ruling(after, reward, outcome is not None, False, _passed(before, after), behind)
 
 
 def rebuild(board: chess.Board, history: Sequence[str]) -> chess.Board:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from assay.envs.base import BaselineMetrics
 from assay.envs.chess.arbiter import LEGAL_REWARD
-from assay.envs.chess.env import Judge, metrics_of, policy_truth, true_verdict
+from assay.envs.chess.env import Referee, metrics_of, policy_truth, true_ruling
 from assay.envs.chess.grammar import ParsedArbiter, ParsedPolicy
 from assay.envs.chess.rewards import score_arbiter, score_policy
 from assay.types import Score, Task
@@ -18,7 +18,7 @@ UNCHANGED_BOARD = "unchanged_board"
 """Answers an A: task with the position it was given, as if a legal move had changed nothing."""
 
 
-async def known_policies(tasks: Sequence[Task], judge: Judge) -> BaselineMetrics:
+async def known_policies(tasks: Sequence[Task], referee: Referee) -> BaselineMetrics:
     """Expected metrics and `reward` of the policies above on the tasks that they apply to.
 
     The random mover is left out for the long form, where it has no natural lists to give.
@@ -30,28 +30,28 @@ async def known_policies(tasks: Sequence[Task], judge: Judge) -> BaselineMetrics
     arbiter = [task for task in tasks if task.payload["kind"] == "A"]
     baselines: dict[str, dict[str, list[float]]] = {}
     if policy:
-        rows = await asyncio.gather(*(_random_mover(task, judge) for task in policy))
+        rows = await asyncio.gather(*(_random_mover(task, referee) for task in policy))
         baselines[RANDOM_LEGAL] = _columns(rows)
     if arbiter:
-        baselines[UNCHANGED_BOARD] = _columns([_copier(task, judge) for task in arbiter])
+        baselines[UNCHANGED_BOARD] = _columns([_copier(task, referee) for task in arbiter])
     return baselines
 
 
-async def _random_mover(task: Task, judge: Judge) -> dict[str, float]:
-    if judge.pool is None:
+async def _random_mover(task: Task, referee: Referee) -> dict[str, float]:
+    if referee.pool is None:
         raise ValueError("P: tasks need an engine")
-    truth = policy_truth(await judge.pool.analyse(task.payload["fen"]))
+    truth = policy_truth(await referee.pool.analyse(task.payload["fen"]))
     rows = []
     for uci in truth.values:
-        score = score_policy(truth, ParsedPolicy((), (), uci, ()), judge.policy_weights, "best")
-        rows.append(_row(score, metrics_of(score, truth, judge.policy_weights)))
+        score = score_policy(truth, ParsedPolicy((), (), uci, ()), referee.policy_weights, "best")
+        rows.append(_row(score, metrics_of(score, truth, referee.policy_weights)))
     return {name: sum(values) / len(values) for name, values in _columns(rows).items()}
 
 
-def _copier(task: Task, judge: Judge) -> dict[str, float]:
+def _copier(task: Task, referee: Referee) -> dict[str, float]:
     answer = ParsedArbiter(task.payload["fen"], LEGAL_REWARD, False, False, ())
-    score = score_arbiter(true_verdict(task), answer, judge.arbiter_weights)
-    return _row(score, metrics_of(score, None, judge.policy_weights))
+    score = score_arbiter(true_ruling(task), answer, referee.arbiter_weights)
+    return _row(score, metrics_of(score, None, referee.policy_weights))
 
 
 def _row(score: Score, metrics: dict[str, float]) -> dict[str, float]:

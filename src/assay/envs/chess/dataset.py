@@ -14,7 +14,7 @@ from assay.envs.base import BaselineMetrics, BuildContext, DatasetBuilder, EnvDa
 from assay.envs.chess.baselines import known_policies
 from assay.envs.chess.corpus import corpus_of
 from assay.envs.chess.engine.stockfish import StockfishConfig, StockfishPool
-from assay.envs.chess.env import ChessGroupBuilder, Judge
+from assay.envs.chess.env import ChessGroupBuilder, Referee
 from assay.envs.chess.figures import draw_task
 from assay.envs.chess.grammar import POLICY_PROMPT, AnswerForm, given_label
 from assay.envs.chess.positions.base import FixedSource, PositionSource, draw_distinct
@@ -95,7 +95,7 @@ class ChessDatasetBuilder(DatasetBuilder):
     def build(self, context: BuildContext) -> EnvData:
         """See `DatasetBuilder.build`."""
         pool = StockfishPool(self.stockfish, context.cache_dir) if self.needs_engine else None
-        judge = Judge(pool, self.policy_weights, self.arbiter_weights)
+        referee = Referee(pool, self.policy_weights, self.arbiter_weights)
         style = self.style()
         source = self._source(pool)
         train_rng = np.random.default_rng([context.seed, TRAIN_STREAM])
@@ -109,10 +109,10 @@ class ChessDatasetBuilder(DatasetBuilder):
         sft = ChessSupervisedDataset(sft_source, style, context.seed)
 
         def group(task: Task) -> ChessGroupBuilder:
-            return ChessGroupBuilder(task, judge, context.max_turns)
+            return ChessGroupBuilder(task, referee, context.max_turns)
 
         async def baselines() -> BaselineMetrics:
-            return await known_policies(heldout_tasks, judge)
+            return await known_policies(heldout_tasks, referee)
 
         async def close() -> None:
             if pool is not None:

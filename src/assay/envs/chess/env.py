@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import chess
 
 from assay.envs.base import Env, StepResult
-from assay.envs.chess.arbiter import Verdict, judge
+from assay.envs.chess.arbiter import Ruling, ruling_on
 from assay.envs.chess.engine.stockfish import Analysis, StockfishPool
 from assay.envs.chess.grammar import parse_arbiter, parse_policy
 from assay.envs.chess.rewards import (
@@ -28,7 +28,7 @@ from assay.types import Message, Score, Task
 
 
 @dataclass(frozen=True)
-class Judge:
+class Referee:
     """What the envs of a run share: the engine pool (None where no task needs it) and the rewards."""
 
     pool: StockfishPool | None
@@ -41,7 +41,7 @@ class GroupTruth:
     """The truth of one task: a verdict, or the values of all moves, or the message of the failure that hid them."""
 
     policy: PolicyTruth | None = None
-    arbiter: Verdict | None = None
+    arbiter: Ruling | None = None
     failure: str = ""
 
 
@@ -51,7 +51,7 @@ class ChessEnv:
 
     task: Task
     truth: GroupTruth
-    judge: Judge
+    referee: Referee
     max_turns: int = 1
     turns: int = field(default=0, init=False)
 
@@ -68,7 +68,7 @@ class ChessEnv:
             score=score,
             done=not retry,
             messages=(Message("user", complaint(score)),) if retry else (),
-            metrics=metrics_of(score, self.truth.policy, self.judge.policy_weights),
+            metrics=metrics_of(score, self.truth.policy, self.referee.policy_weights),
         )
 
     def _score(self, text: str) -> Score:
@@ -76,11 +76,11 @@ class ChessEnv:
             return errored(self.truth.failure)
         payload = self.task.payload
         if payload["kind"] == "A":
-            return score_arbiter(self.truth.arbiter, parse_arbiter(text), self.judge.arbiter_weights)
+            return score_arbiter(self.truth.arbiter, parse_arbiter(text), self.referee.arbiter_weights)
         # A prompt that ends with the answer's label shows it in the first turn only.
         given = payload["given"] if self.turns == 1 else ""
         answer = parse_policy(text, payload["form"], given)
-        return score_policy(self.truth.policy, answer, self.judge.policy_weights, payload["form"])
+        return score_policy(self.truth.policy, answer, self.referee.policy_weights, payload["form"])
 
 
 @dataclass
@@ -88,20 +88,20 @@ class ChessGroupBuilder:
     """Makes the envs of one task and finds its truth, once."""
 
     task: Task
-    judge: Judge
+    referee: Referee
     max_turns: int = 1
 
     async def make(self, n: int) -> list[Env]:
         """`n` fresh envs that share one truth."""
-        truth = await find_truth(self.task, self.judge.pool)
-        return [ChessEnv(self.task, truth, self.judge, self.max_turns) for _ in range(n)]
+        truth = await find_truth(self.task, self.referee.pool)
+        return [ChessEnv(self.task, truth, self.referee, self.max_turns) for _ in range(n)]
 
 
 async def find_truth(task: Task, pool: StockfishPool | None) -> GroupTruth:
     """The truth of a task. A failing engine is reported in `failure`; it does not raise."""
     payload = task.payload
     if payload["kind"] == "A":
-        return GroupTruth(arbiter=true_verdict(task))
+        return GroupTruth(arbiter=true_ruling(task))
     if pool is None:
         return GroupTruth(failure="no engine: P: answers are verified by Stockfish")
     try:
@@ -110,9 +110,9 @@ async def find_truth(task: Task, pool: StockfishPool | None) -> GroupTruth:
         return GroupTruth(failure=str(error))
 
 
-def true_verdict(task: Task) -> Verdict:
+def true_ruling(task: Task) -> Ruling:
     """The verdict of the rules on an A: task."""
-    return judge(task.payload["fen"], task.payload["uci"], task.payload["history"])
+    return ruling_on(task.payload["fen"], task.payload["uci"], task.payload["history"])
 
 
 def policy_truth(analysis: Analysis) -> PolicyTruth:

@@ -15,7 +15,7 @@ import chess
 import chz
 
 from assay.config import Above, AtLeast, Settings, UsedWhen
-from assay.envs.chess.arbiter import Verdict
+from assay.envs.chess.arbiter import Ruling
 from assay.envs.chess.engine.stockfish import MATE_CP
 from assay.envs.chess.grammar import MAX_CANDIDATES, AnswerForm, ParsedArbiter, ParsedPolicy, expand_board
 from assay.types import Json, Score
@@ -205,7 +205,7 @@ def eval_credit(truth: PolicyTruth, moves: Sequence[str], evals: Sequence[float]
     return credit / max(due, len(moves))
 
 
-def score_arbiter(truth: Verdict | None, answer: ParsedArbiter, weights: ArbiterWeights) -> Score:
+def score_arbiter(truth: Ruling | None, answer: ParsedArbiter, weights: ArbiterWeights) -> Score:
     """Score of an A: answer. Parts lie in [0, 1], except `fen` in [-1, 1]; malformed answers are `invalid`.
 
     Three parts carry no weight and are there to be watched: `exact4` (the position without its counters), `legal_fen`
@@ -252,7 +252,7 @@ def is_possible(fen: str) -> bool:
         return False
 
 
-def fen_credit(truth: Verdict, fen: str) -> float:
+def fen_credit(truth: Ruling, fen: str) -> float:
     """Credit, in [-1, 1], of a predicted position, relative to a board on which only turn and counters have moved on.
 
     Squares and fields that the move changes beyond that count 1 each when right; every other one that is wrong takes

@@ -9,7 +9,7 @@ import chess
 import numpy as np
 
 from assay.envs.base import Example
-from assay.envs.chess.arbiter import judge
+from assay.envs.chess.arbiter import ruling_on
 from assay.envs.chess.grammar import (
     MAX_CANDIDATES,
     AnswerForm,
@@ -104,7 +104,7 @@ def policy_example(position: Position, style: TaskStyle, rng: np.random.Generato
 
 def arbiter_example(task: Task) -> Example:
     """The exact answer to an A: task."""
-    truth = judge(task.payload["fen"], task.payload["uci"], task.payload["history"])
+    truth = ruling_on(task.payload["fen"], task.payload["uci"], task.payload["history"])
     return Example(task.prompt, arbiter_answer(truth.fen, truth.reward, truth.terminated, truth.truncated))
 
 

@@ -41,7 +41,7 @@ CANNOT_DROP = (
 )
 
 
-class Scorer:
+class HostScorer:
     """One reward in one process, with its engine."""
 
     def __init__(self, config: HostConfig, reward: Reward | None = None, caller: Caller | None = None) -> None:
@@ -172,7 +172,7 @@ def samples_of(
     return [sample_of(*fields) for fields in zip(*columns, strict=True)]
 
 
-def scorer(given: Mapping[str, object], defaults: Mapping[str, Json] | None = None) -> Scorer:
+def scorer(given: Mapping[str, object], defaults: Mapping[str, Json] | None = None) -> HostScorer:
     """The scorer of this process for settings as a host passes them; equal settings share one.
 
     Environment variables (the API key among them) and the file of `ASSAY_REWARDS_CONFIG` are part of the settings:
@@ -187,7 +187,7 @@ def scorer(given: Mapping[str, object], defaults: Mapping[str, Json] | None = No
         _KEY_VARIABLES[said] = config.judge.api_key_env
         key = said, _api_key(said)
         if key not in _SCORERS:
-            _SCORERS[key] = Scorer(config)
+            _SCORERS[key] = HostScorer(config)
         return _SCORERS[key]
 
 
@@ -203,7 +203,7 @@ def close_all() -> None:
             _SCORERS.popitem()[1].close()
 
 
-_SCORERS: dict[tuple[str, int], Scorer] = {}
+_SCORERS: dict[tuple[str, int], HostScorer] = {}
 _KEY_VARIABLES: dict[str, str] = {}
 """Settings as given -> the environment variable that holds their API key."""
 _MAKING = threading.Lock()

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from assay.errors import ConfigError, MissingDependencyError
-from assay.integrations.common.scoring import Row, Scorer, missing, sample_of, scorer
+from assay.integrations.common.scoring import HostScorer, Row, missing, sample_of, scorer
 from assay.integrations.common.settings import plain
 from assay.integrations.verl.score import REWARD_LOOP, served_judge
 from assay.rewards import Sample
@@ -66,7 +66,7 @@ class AssayRewardManager(RewardManagerBase):  # type: ignore[misc]
         self._batches: set[asyncio.Task[None]] = set()
 
     @property
-    def scorer(self) -> Scorer:
+    def scorer(self) -> HostScorer:
         """The scorer of this process."""
         return self._scorer
 

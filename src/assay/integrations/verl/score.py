@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from assay.errors import DataError
-from assay.integrations.common.scoring import Row, Scorer, missing, sample_of, samples_of, scorer
+from assay.integrations.common.scoring import HostScorer, Row, missing, sample_of, samples_of, scorer
 from assay.rewards import Sample
 from assay.types import Json, Score
 
@@ -85,7 +85,7 @@ async def acompute_score(*args: Any, **kwargs: Any) -> Row | list[Row]:
     return one.row(score, _single_reward(one, score, REWARD_LOOP))
 
 
-def _single_reward(one: Scorer, score: Score, host: str) -> float:
+def _single_reward(one: HostScorer, score: Score, host: str) -> float:
     """The reward of a sample that comes alone: it is all of its group."""
     reward = one.rewards([score], [0])[0]
     if reward is None:

@@ -84,7 +84,7 @@ def plain_name(mangled: str) -> str:
     return name or mangled
 
 
-def judge(said: str, sources: str, known_macros: Iterable[str]) -> tuple[Fault, str]:
+def fault_of(said: str, sources: str, known_macros: Iterable[str]) -> tuple[Fault, str]:
     """Whose fault a failed compilation is, and the errors worth reading.
 
     Args:

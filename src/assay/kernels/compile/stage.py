@@ -239,7 +239,7 @@ def cuda_report(result: JobResult, extensions: Sequence[Extension], limits: Limi
     if steps[-1]["status"] == 0:
         return CompileReport("ok", "", kernels, result.cpu_s)
     sources = "\n".join(extension.cuda + extension.cpp for extension in extensions)
-    fault, words = messages.judge(steps[-1]["said"], sources, known_macros())
+    fault, words = messages.fault_of(steps[-1]["said"], sources, known_macros())
     outcome, head = _CUDA_FAULTS[fault]
     return CompileReport(outcome, shortened(f"{head}{words}"), kernels, result.cpu_s)
 

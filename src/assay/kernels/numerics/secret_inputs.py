@@ -1,6 +1,6 @@
 """Secret draws of a problem: inputs and weights that no candidate has seen, with what the reference makes of them.
 
-    bank = DrawBank(scaled, process, precision="float32")
+    bank = InputBank(scaled, process, precision="float32")
     draw = await bank.take()
 
 Making a draw costs as much as grading a kernel, so a bank keeps a few and hands each out a number of times before a new
@@ -30,7 +30,7 @@ ATTEMPTS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class InputSet:
     """One construction of the model, and its outputs on inputs of several families."""
 
     input_seed: int
@@ -48,7 +48,7 @@ class Draw:
     moved_weights: Mapping[str, HostTensor] = field(default_factory=dict)
 
 
-class DrawBank:
+class InputBank:
     """The draws of one problem at one size and precision. Not for use from several event loops at a time."""
 
     def __init__(
@@ -77,7 +77,7 @@ class DrawBank:
         self.screening = screening
         self._process, self._draws, self._uses = process, draws, uses
         self._random: random.Random = random.Random(seed) if seed is not None else secrets.SystemRandom()
-        self._kept: list[tuple[Draw, int]] = []
+        self._kept: list[tuple[InputSet, int]] = []
         self._making = asyncio.Lock()
 
     async def ready(self) -> None:
@@ -90,7 +90,7 @@ class DrawBank:
             if self.screening is None:
                 await self._screen()
 
-    async def take(self) -> Draw | None:
+    async def take(self) -> InputSet | None:
         """A draw, or None where screening found that the problem is not worth a reward (see `screening`).
 
         Raises:
@@ -126,7 +126,7 @@ class DrawBank:
             for_screening=for_screening,
         )
 
-    def _make(self) -> Draw:
+    def _make(self) -> InputSet:
         for _ in range(ATTEMPTS):
             draw = self._attempt()
             if draw.cases:
@@ -135,7 +135,7 @@ class DrawBank:
             "noise", f"in {ATTEMPTS} draws the reference gave nothing but rounding error or values that are not finite."
         )
 
-    def _attempt(self) -> Draw:
+    def _attempt(self) -> InputSet:
         input_seed, weight_seed = self._random.getrandbits(_SEED_BITS), self._random.getrandbits(31)
         run = self._process.evaluate
         code, precision = self.scaled.code, self.precision
@@ -158,7 +158,9 @@ class DrawBank:
                 moved_weights = {name: other.state[name] for name in result.constant}
         cases = tuple(case for case in result.cases if usable(case) and _has_form(case, result.outputs))
         work = result.work
-        return Draw(input_seed, weight_seed, init, cases, result.outputs, result.weights, work, moved, moved_weights)
+        return InputSet(
+            input_seed, weight_seed, init, cases, result.outputs, result.weights, work, moved, moved_weights
+        )
 
 
 def usable(case: Case) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from assay.kernels.arrays import HostTensor, size_in_bytes
 from assay.kernels.frames import Frame
 from assay.kernels.numerics.screening import Case
-from assay.kernels.numerics.secret_inputs import Draw
+from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.numerics.tolerance import Comparison, compare
 from assay.kernels.operators import Kind, is_heavy, kind_of
 from assay.kernels.verdicts import Verdict, VerdictKind, plain_text
@@ -52,12 +52,14 @@ class Call:
     skip: bool = False
     """Whether launches are left out: a right answer then proves that they do nothing."""
     moved: bool = False
-    """Whether the weights of `Draw.moved_weights` are set first; they stay for the calls after it."""
+    """Whether the weights of `InputSet.moved_weights` are set first; they stay for the calls after it."""
     repeats: int | None = None
     """The number of an earlier call with the same inputs, whose answer must be the same."""
 
 
-def plan_calls(draw: Draw, trials: int, rng: random.Random, constant_families: Sequence[str] = ()) -> tuple[Call, ...]:
+def plan_calls(
+    draw: InputSet, trials: int, rng: random.Random, constant_families: Sequence[str] = ()
+) -> tuple[Call, ...]:
     """The calls for one candidate: `trials` with inputs of all families in turn, one repeated, one without launches.
 
     Args:
@@ -96,7 +98,7 @@ def shows_answer(case: Case) -> bool:
 
 
 def numerics_job(
-    code: str, draw: Draw, calls: Sequence[Call], limits: Limits, max_programs: int, precision: str
+    code: str, draw: InputSet, calls: Sequence[Call], limits: Limits, max_programs: int, precision: str
 ) -> Job:
     """The job that puts a candidate to some calls."""
     header, (init, _) = job_inputs(draw, calls[0].case)
@@ -106,7 +108,7 @@ def numerics_job(
     return Job(code, HARNESS, rounds, header, limits)
 
 
-def job_inputs(draw: Draw, case: Case) -> tuple[dict[str, Json], tuple[tuple[Buffer, ...], tuple[Buffer, ...]]]:
+def job_inputs(draw: InputSet, case: Case) -> tuple[dict[str, Json], tuple[tuple[Buffer, ...], tuple[Buffer, ...]]]:
     """The header that any job on a draw has, and the buffers of the constructor's arguments and of one call's."""
     init, inputs = Frame({}), Frame({})
     header: dict[str, Json] = {
@@ -119,7 +121,7 @@ def job_inputs(draw: Draw, case: Case) -> tuple[dict[str, Json], tuple[tuple[Buf
     return header, (tuple(init.blobs), tuple(inputs.blobs))
 
 
-def _buffers(draw: Draw, call: Call) -> tuple[Buffer, ...]:
+def _buffers(draw: InputSet, call: Call) -> tuple[Buffer, ...]:
     frame = Frame({})
     for value in call.case.inputs:
         frame.add(value)
@@ -132,7 +134,7 @@ def _buffers(draw: Draw, call: Call) -> tuple[Buffer, ...]:
 class Answers:
     """The answers of one candidate to its calls, compared as they come."""
 
-    draw: Draw
+    draw: InputSet
     calls: Sequence[Call]
     precision: str
     exact: bool = True
@@ -177,7 +179,7 @@ class Answers:
         return not (call.skip or call.moved or call.repeats is not None)
 
 
-def judge(
+def verdict_of(
     result: JobResult, answers: Answers, kernels: Sequence[str], policy: str = "strict", evidence: Json = None
 ) -> Verdict:
     """The verdict of the numerics stage; pure.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from assay.kernels.base import Backend
+from assay.kernels.base import Language
 from assay.kernels.source_text import MAX_SOURCE_CHARACTERS, is_model_new
 from assay.kernels.static.compute import find_library_work, reference_operations
 from assay.kernels.static.danger import find_dangers
@@ -54,7 +54,7 @@ class StaticReport:
         return tuple(f for f in self.findings if f.severity == "suspect")
 
 
-def check(code: str, backend: Backend = "triton", reference: str | None = None) -> StaticReport:
+def check(code: str, backend: Language = "triton", reference: str | None = None) -> StaticReport:
     """Look at the source of a submission. Never runs it, and never raises for any text.
 
     Args:
@@ -84,7 +84,7 @@ def _operations(reference: str | None) -> frozenset[str]:
         return frozenset()
 
 
-def _all_findings(source: Source, backend: Backend, operations: frozenset[str]) -> list[Finding]:
+def _all_findings(source: Source, backend: Language, operations: frozenset[str]) -> list[Finding]:
     native = backend == "cuda"
     findings = [
         *find_dangers(source, native),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from assay.kernels.arrays import HostTensor, Value, size_in_bytes
-from assay.kernels.base import Baseline
+from assay.kernels.base import TimedAgainst
 from assay.kernels.frames import Frame
 from assay.kernels.job_reports import explain, fault_of
 from assay.kernels.numerics.tolerance import Tolerance, compare
@@ -84,7 +84,7 @@ def bytes_of_call(problem: TimedProblem, form: Frame) -> int:
 def make_job(
     source: str,
     problem: TimedProblem,
-    baseline: Baseline | None,
+    baseline: TimedAgainst | None,
     calls: int,
     sets: Sequence[SampleSet],
     config: TimingConfig,
@@ -115,7 +115,7 @@ def make_job(
     return Job(source, HARNESS, (*rounds, Round()), header, limits, profile, pause=True)
 
 
-def _profile(device: str, baseline: Baseline | None) -> Profile:
+def _profile(device: str, baseline: TimedAgainst | None) -> Profile:
     """Triton and `torch.compile` run an assembler and a C compiler, so on a GPU nobody does without processes."""
     if device == "cuda":
         return "gpu-compile"

@@ -21,7 +21,7 @@ from assay.kernels.base import Precision
 from assay.kernels.config import GraderConfig
 from assay.kernels.numerics.families import vary
 from assay.kernels.numerics.reference import ReferenceProcess
-from assay.kernels.numerics.secret_inputs import Draw
+from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.operators import is_heavy
 from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.timing.jobs import TimedProblem
@@ -108,7 +108,7 @@ def stopwatch_for(config: GraderConfig, sandbox: Sandbox) -> Stopwatch:
 
 
 def timed_problem(
-    scaled: ScaledProblem, draw: Draw, precision: Precision, reference: ReferenceProcess, bits: GetBits
+    scaled: ScaledProblem, draw: InputSet, precision: Precision, reference: ReferenceProcess, bits: GetBits
 ) -> TimedProblem:
     """A problem as it is timed, with the model and the form of inputs of a draw.
 
@@ -146,7 +146,7 @@ def timed_problem(
     )
 
 
-def work_of(draw: Draw, precision: str) -> Work:
+def work_of(draw: InputSet, precision: str) -> Work:
     """What a call has to move (inputs, weights, outputs, once each) and to compute: two operations for each
     multiply-add of the reference's products and their like, nothing for anything lighter."""
     moved = sum(len(tensor.data) for value in draw.cases[0].inputs for tensor in _tensors(value))

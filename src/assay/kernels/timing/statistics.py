@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Literal
 
-from assay.kernels.base import Baseline
+from assay.kernels.base import TimedAgainst
 from assay.kernels.timing.roofline import Work, find_gpu, floor_s
 from assay.types import Json
 
@@ -204,7 +204,7 @@ class Rules:
 class Measured:
     """Everything that two jobs in step gave. `alone`: samples of the baseline before the candidate was there."""
 
-    baseline: Baseline
+    baseline: TimedAgainst
     device: str
     alone: tuple[Sample, ...]
     baseline_samples: tuple[Sample, ...]
@@ -220,7 +220,7 @@ class Timing:
     speedup: float
     lower: float
     upper: float
-    baseline: Baseline
+    baseline: TimedAgainst
     candidate_ms: float
     baseline_ms: float
     samples: int

@@ -17,7 +17,7 @@ import random
 from collections.abc import Sequence
 
 from assay.errors import ConfigError
-from assay.kernels.base import Baseline
+from assay.kernels.base import TimedAgainst
 from assay.kernels.job_reports import explain
 from assay.kernels.timing.config import TimingConfig
 from assay.kernels.timing.jobs import (
@@ -62,9 +62,9 @@ class Stopwatch:
         self._draw = draw or random.SystemRandom()
         # Each comparison at Modal has a container, with a GPU, of its own.
         self._turn = contextlib.nullcontext() if isinstance(sandbox, RunsGroups) else asyncio.Lock()
-        self._call_s: dict[tuple[str, str, Baseline], float] = {}
+        self._call_s: dict[tuple[str, str, TimedAgainst], float] = {}
 
-    async def time(self, source: str, problem: TimedProblem, baseline: Baseline = "eager") -> Timing | Finding:
+    async def time(self, source: str, problem: TimedProblem, baseline: TimedAgainst = "eager") -> Timing | Finding:
         """The speedup of a candidate over a baseline.
 
         Raises:
@@ -78,7 +78,7 @@ class Stopwatch:
             except _BaselineError as error:
                 return Finding("infra", f"the baseline failed: {explain(error.result)}")
 
-    async def _calls(self, problem: TimedProblem, baseline: Baseline) -> int:
+    async def _calls(self, problem: TimedProblem, baseline: TimedAgainst) -> int:
         """Calls in a sample, from a first look at how long the baseline takes; the look is remembered."""
         config = self.config
         form = form_of(await asyncio.to_thread(problem.draw))
@@ -96,7 +96,7 @@ class Stopwatch:
             )
         return calls
 
-    async def _pilot(self, problem: TimedProblem, baseline: Baseline) -> float:
+    async def _pilot(self, problem: TimedProblem, baseline: TimedAgainst) -> float:
         """Seconds of the shortest of a few calls of the baseline."""
         sets = await asyncio.to_thread(self._sets, problem, 1, PILOT_SAMPLES)
         job = await asyncio.to_thread(make_job, problem.code, problem, baseline, 1, sets, self.config)
@@ -105,7 +105,9 @@ class Stopwatch:
             raise _BaselineError(result)
         return min(sample.claimed_s[0] for sample in samples_of(result.outputs, result.round_s, 1))
 
-    async def _compare(self, source: str, problem: TimedProblem, baseline: Baseline, calls: int) -> Timing | Finding:
+    async def _compare(
+        self, source: str, problem: TimedProblem, baseline: TimedAgainst, calls: int
+    ) -> Timing | Finding:
         config = self.config
         warm_ups = config.warm_ups + self._draw.randrange(config.warm_ups + 1)
         alone = await asyncio.to_thread(self._sets, problem, calls, config.alone)

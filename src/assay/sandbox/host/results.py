@@ -41,7 +41,7 @@ def result(
         turns: seconds the child took before each of its requests; the first is its setup.
     """
     code = os.waitstatus_to_exitcode(ended.status)
-    end, message = judge(job, ended, code, len(turns) > len(job.rounds))
+    end, message = end_of(job, ended, code, len(turns) > len(job.rounds))
     return JobResult(
         end=end,
         message=message,
@@ -57,7 +57,7 @@ def result(
     )
 
 
-def judge(job: Job, ended: Ended, code: int, complete: bool) -> tuple[End, str]:
+def end_of(job: Job, ended: Ended, code: int, complete: bool) -> tuple[End, str]:
     """How a job ended, and that in words. `code` is an exit status, or minus a signal; `complete`: it acknowledged all
     rounds."""
     limits = job.limits
