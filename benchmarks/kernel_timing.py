@@ -28,7 +28,7 @@ from glob import glob
 import numpy as np
 
 from assay.kernels.arrays import Value, host_tensor
-from assay.kernels.base import Baseline
+from assay.kernels.base import TimedAgainst
 from assay.kernels.numerics.tolerance import Tolerance
 from assay.kernels.timing.config import TimingConfig
 from assay.kernels.timing.jobs import TimedProblem
@@ -85,7 +85,7 @@ def simulated_share(samples: int, confidence: float) -> float:
 async def measure(options: argparse.Namespace) -> dict[str, object]:
     """All figures."""
     gpu = options.device == "cuda"
-    baseline: Baseline = options.baseline
+    baseline: TimedAgainst = options.baseline
     devices = tuple(path for path in sorted(glob("/dev/nvidia*")) if not os.path.isdir(path)) if gpu else ()
     timed = problem(8192, 4096) if gpu else problem(256, 256)
     config = TimingConfig(device=options.device, memory_mb=65536)
