@@ -18,10 +18,9 @@ export OMP_NUM_THREADS ?= 1
 # Matrix products that do not depend on where operands lie in memory, also where a test imports torch by itself.
 export MKL_CBWR ?= AUTO,STRICT
 export PYTHON TORCH_INDEX_URL
-
-# Tests start hundreds of processes that import Assay: it is compiled once, also where the environment would have it
-# compiled by each of them.
-test lint test-verl: export PYTHONDONTWRITEBYTECODE :=
+# Tests start hundreds of processes that import Assay: it is compiled once, also where the environment would have each of
+# them compile it again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test tests beside checks test-verl lint bench docs clean system env envs
 
