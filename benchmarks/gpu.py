@@ -42,8 +42,8 @@ from assay.backends.config import LocalBackend
 from assay.backends.local.backend import TorchBackend
 from assay.grpo.recipes import RECIPES
 from assay.types import Completion, Datum, SamplingParams
-from support import Summary, machine
-from support.accelerator import (
+from common import Summary, machine
+from common.accelerator import (
     DATASHEET_BF16,
     SIZES,
     Size,

@@ -48,8 +48,8 @@ from assay.grpo.trainer import GRPOTrainer
 from assay.rollouts.renderers.base import PlainRenderer
 from assay.rollouts.runner import prepare, run_groups
 from assay.types import SamplingParams
-from support import Summary, machine, summary
-from support.chess_policy import chess_backend, chess_data, warm_up
+from common import Summary, machine, summary
+from common.chess_policy import chess_backend, chess_data, warm_up
 
 SIZES = ((8, 8), (16, 16))
 """Prompts and completions per prompt of a step."""

@@ -3,7 +3,7 @@
     python benchmarks/health.py [--seeds N] [--sources made_up toy chess] [--chess-batches N] [--quick]
 
 Two sources of series, both on seeds that no threshold was chosen on: made-up runs with realistic noise
-(`tests/support/health_series.py`), and real training runs (`benchmarks/support/health_runs.py`): tiny ones that
+(`tests/support/health_series.py`), and real training runs (`benchmarks/common/health_runs.py`): tiny ones that
 collapse or are sabotaged, chess with a learning rate 20 times too high, and tiny and chess runs that learn. Every step
 of a series goes through a `HealthMonitor` with default settings. The last line is one JSON object:
 
@@ -46,8 +46,9 @@ from pathlib import Path
 from assay.grpo.health.config import HealthConfig
 from assay.grpo.health.monitor import HealthMonitor
 from assay.grpo.health.rules import Finding
-from support import health_series, machine
-from support.health_runs import FAULTS, chess_run, failing_run, healthy_run
+from common import machine
+from common.health_runs import FAULTS, chess_run, failing_run, healthy_run
+from support import health_series
 
 FIRST_SEED = 5000
 """Thresholds were chosen on lower ones."""

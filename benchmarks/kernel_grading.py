@@ -32,7 +32,7 @@ from assay.kernels.problems.scaling import unscaled
 from assay.kernels.problems.sources import Problem, load_problems, make_problem
 from assay.kernels.verdicts import Verdict
 from assay.sandbox.local import LocalSandbox
-from support.submissions import Submission, read_submissions
+from common.submissions import Submission, read_submissions
 
 ROOT = Path(__file__).parents[1]
 IN_FLIGHT = 4

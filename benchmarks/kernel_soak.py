@@ -28,8 +28,8 @@ from assay.kernels.pool import GradingPool
 from assay.kernels.problems.scaling import unscaled
 from assay.kernels.problems.sources import make_problem
 from assay.sandbox.local import LocalSandbox
+from common.processes import descendants, descriptors, resident_mb
 from kernel_grading import ADDITION, KERNEL
-from support.processes import descendants, descriptors, resident_mb
 
 FORWARD = "        out = torch.empty_like(x)\n"
 

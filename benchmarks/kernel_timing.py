@@ -36,7 +36,7 @@ from assay.kernels.timing.roofline import Work
 from assay.kernels.timing.statistics import Finding, Timing, secret_order, speedup_interval
 from assay.kernels.timing.stopwatch import Stopwatch
 from assay.sandbox.local import LocalConfig, LocalSandbox
-from support.timing_cheats import CHEATS, HONEST, REFERENCE
+from common.timing_cheats import CHEATS, HONEST, REFERENCE
 
 SIMULATIONS = 2000
 TWICE = HONEST.replace(

@@ -18,7 +18,7 @@ from pathlib import Path
 from assay.kernels.config import GraderConfig
 from assay.kernels.pool import GradingPool
 from assay.kernels.problems.sources import read_jsonl
-from support.submissions import read_submissions
+from common.submissions import read_submissions
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = ROOT.parent / "shared" / "data" / "kernelbench.jsonl"

@@ -29,7 +29,7 @@ from typing import Any
 
 from assay.training.metrics.intervals import paired_difference_ci95
 from assay.training.run.reader import HeldoutTask, RunRecords, read_run
-from support import machine
+from common import machine
 
 METRICS = {"P": ("reward", "legal", "best", "keeps_win"), "A": ("reward", "exact")}
 FINAL = ["dataset_builder.heldout_split=final"]

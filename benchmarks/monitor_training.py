@@ -35,7 +35,7 @@ from typing import Any
 from assay.training.config import load_config
 from assay.training.metrics.intervals import paired_difference_ci95
 from assay.training.run.reader import RunRecords, read_run
-from support import machine
+from common import machine
 
 METRICS = ("reward", "format", "correctness", "exact", "monitor_right")
 SETTINGS = [

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from support import machine
+from common import machine
 
 METRICS = ("legal", "best", "keeps_win", "rank", "reward")
 QUICK = ["sft.num_steps=100", "max_batches=10", "dataset_builder.num_train=160", "dataset_builder.num_heldout=40"]

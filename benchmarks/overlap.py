@@ -47,7 +47,7 @@ from assay.rollouts.renderers.base import PlainRenderer, Renderer
 from assay.rollouts.runner import PreparedGroup, prepare, run_groups
 from assay.rollouts.seeds import derive
 from assay.types import Completion, Message, SamplingParams, Score, Task, TrajectoryGroup
-from support import Summary, machine, summary
+from common import Summary, machine, summary
 
 GROUPS, GROUP = 8, 8
 TURNS = 4

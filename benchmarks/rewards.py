@@ -27,9 +27,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from support import machine
-from support.judge_behaviour import Behaviour
-from support.judge_runs import Record, Regime, medians, run, run_serial, run_warm_cache
+from common import machine
+from common.judge_behaviour import Behaviour
+from common.judge_runs import Record, Regime, medians, run, run_serial, run_warm_cache
 
 SECOND = Behaviour(latency_s=1.0)
 FAULTS = {

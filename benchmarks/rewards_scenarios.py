@@ -24,10 +24,10 @@ import numpy as np
 
 from assay.envs.monitor.answers import write_answer
 from assay.integrations.verl import compute_score
-from support import machine
-from support.judge_behaviour import Behaviour
-from support.judge_samples import indices, response
-from support.judge_server import JudgeServer
+from common import machine
+from common.judge_behaviour import Behaviour
+from common.judge_samples import indices, response
+from common.judge_server import JudgeServer
 
 SAMPLES = 1024
 DUPLICATES = 0.3

@@ -25,11 +25,11 @@ from typing import IO, Any
 
 from assay.rewards import Client, EngineConfig, JudgeConfig, RewardEngine
 from assay.rewards.shared.hub import SharedCaller
-from support import machine, peak_rss_mb
-from support.judge_behaviour import Behaviour
-from support.judge_runs import Record, medians
-from support.judge_samples import MODEL, VerdictReward, expected, samples
-from support.judge_server import JudgeServer, raise_file_limit
+from common import machine, peak_rss_mb
+from common.judge_behaviour import Behaviour
+from common.judge_runs import Record, medians
+from common.judge_samples import MODEL, VerdictReward, expected, samples
+from common.judge_server import JudgeServer, raise_file_limit
 
 
 def indices(rank: int, count: int) -> list[int]:

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from assay.rewards import EngineConfig, JudgeConfig, RewardEngine
-from support import machine, peak_rss_mb
-from support.judge_samples import MODEL, VerdictReward, endless_samples
-from support.judge_server import JudgeServer, raise_file_limit
+from common import machine, peak_rss_mb
+from common.judge_samples import MODEL, VerdictReward, endless_samples
+from common.judge_server import JudgeServer, raise_file_limit
 
 FEW = 10_000
 

@@ -28,7 +28,7 @@ from statistics import fmean
 from typing import Any
 
 from assay.training.run.reader import read_run
-from support import machine
+from common import machine
 
 POINTS = 5
 """Evaluations during RL, the last one at the end."""

@@ -31,8 +31,8 @@ from assay.backends.local.backend import TorchBackend
 from assay.backends.local.models import load_pretrained
 from assay.rollouts.renderers.base import PlainRenderer
 from assay.types import SamplingParams
-from support import machine, summary
-from support.chess_policy import chess_backend, chess_data, warm_up
+from common import machine, summary
+from common.chess_policy import chess_backend, chess_data, warm_up
 
 PROMPTS, GROUP = 8, 16
 Rows = list[list[int]]

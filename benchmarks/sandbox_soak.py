@@ -27,7 +27,7 @@ from pathlib import Path
 
 from assay.sandbox import Job, JobResult, Limits, Round
 from assay.sandbox.local import LocalConfig, LocalSandbox
-from support.processes import descendants, descriptors, resident_mb
+from common.processes import descendants, descriptors, resident_mb
 
 LIMITS = Limits(wall_s=30, cpu_s=30, memory_mb=256, tmp_mb=8, processes=32, open_files=64)
 LARGE = 4 << 20

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.support.judge_behaviour import Behaviour
-from benchmarks.support.judge_server import JudgeServer
+from benchmarks.common.judge_behaviour import Behaviour
+from benchmarks.common.judge_server import JudgeServer
 
 from assay.cli.main import main
 

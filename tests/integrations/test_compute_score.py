@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.support.judge_behaviour import Behaviour
-from benchmarks.support.judge_server import JudgeServer
+from benchmarks.common.judge_behaviour import Behaviour
+from benchmarks.common.judge_server import JudgeServer
 
 from assay.errors import ConfigError, DataError, RewardError
 from assay.integrations.common import scoring

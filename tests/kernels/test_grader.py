@@ -12,7 +12,7 @@ from typing import Any
 
 import chz
 import pytest
-from benchmarks.support.submissions import read_submission
+from benchmarks.common.submissions import read_submission
 
 from assay.errors import MissingDependencyError, ReferenceModelError, SandboxError
 from assay.kernels.compile import stage as compile_stage

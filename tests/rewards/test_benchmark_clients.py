@@ -6,9 +6,9 @@ import random
 from pathlib import Path
 
 import pytest
-from benchmarks.support.judge_behaviour import Behaviour
-from benchmarks.support.judge_client import CLIENTS, Job, measured
-from benchmarks.support.judge_server import JudgeServer
+from benchmarks.common.judge_behaviour import Behaviour
+from benchmarks.common.judge_client import CLIENTS, Job, measured
+from benchmarks.common.judge_server import JudgeServer
 
 pytest.importorskip("aiohttp", reason="needs the bench extra")
 pytest.importorskip("openai", reason="needs the bench extra")

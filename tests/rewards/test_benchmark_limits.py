@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.support.judge_behaviour import Behaviour
-from benchmarks.support.judge_runs import Regime, mean_limit, medians, physical_limit, record
+from benchmarks.common.judge_behaviour import Behaviour
+from benchmarks.common.judge_runs import Regime, mean_limit, medians, physical_limit, record
 
 FOUND = {"seconds": 10.0, "cpu_s": 0.5, "lost": 0, "wrong": 0, "peak_rss_mb": 50.0, "counters": {}}
 STATS = {

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.support.judge_behaviour import Behaviour
-from benchmarks.support.judge_server import JudgeServer
+from benchmarks.common.judge_behaviour import Behaviour
+from benchmarks.common.judge_server import JudgeServer
 
 from assay.errors import ConfigError, JudgeError, RewardError
 from assay.rewards import EngineConfig, JudgeConfig, RewardEngine

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.support.judge_behaviour import Behaviour, Bucket, Limit, duration
-from benchmarks.support.judge_server import JudgeServer
+from benchmarks.common.judge_behaviour import Behaviour, Bucket, Limit, duration
+from benchmarks.common.judge_server import JudgeServer
 
 Answer = tuple[int, dict[str, str], dict[str, Any]]
 

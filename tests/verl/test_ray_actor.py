@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import ray
-from benchmarks.support.judge_behaviour import Behaviour
-from benchmarks.support.judge_server import JudgeServer
+from benchmarks.common.judge_behaviour import Behaviour
+from benchmarks.common.judge_server import JudgeServer
 
 from assay.errors import ConfigError, JudgeError
 from assay.integrations.common.ray_actor import NAMESPACE, RayCaller, actor_name

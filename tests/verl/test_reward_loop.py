@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.support.judge_behaviour import Behaviour
-from benchmarks.support.judge_server import JudgeServer
+from benchmarks.common.judge_behaviour import Behaviour
+from benchmarks.common.judge_server import JudgeServer
 from omegaconf import OmegaConf
 from verl.trainer.ppo.reward import load_reward_manager
 

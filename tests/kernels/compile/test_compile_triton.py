@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.support.submissions import Submission, read_submissions
+from benchmarks.common.submissions import Submission, read_submissions
 
 from assay.errors import ConfigError
 from assay.kernels.arrays import Value, host_tensor

@@ -12,7 +12,7 @@ from dataclasses import replace
 import chz
 import numpy as np
 import pytest
-from benchmarks.support.timing_cheats import CHEATS, HONEST, REFERENCE, forging
+from benchmarks.common.timing_cheats import CHEATS, HONEST, REFERENCE, forging
 
 from assay.errors import ConfigError
 from assay.kernels.arrays import Value, host_tensor

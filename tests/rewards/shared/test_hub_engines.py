@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.support.judge_behaviour import Behaviour
-from benchmarks.support.judge_server import JudgeServer
+from benchmarks.common.judge_behaviour import Behaviour
+from benchmarks.common.judge_server import JudgeServer
 
 CODE = """
 import os, sys, time

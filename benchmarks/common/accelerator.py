@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from assay.backends.local.backend import TorchBackend
 from assay.types import Datum
-from support import Summary, summary
+from common import Summary, summary
 
 DATASHEET_BF16 = 989e12
 """Dense bf16 rate of an H100 or H200 SXM by NVIDIA's datasheet, in FLOP/s."""

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-__path__.append(str(Path(__file__).resolve().parents[2] / "tests" / "support"))
-"""The tests' helpers are a package of this name too; here it is one package in two folders."""
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
+"""Where `support`, the helpers of the tests, is: some serve benchmarks too."""
 Summary = dict[str, float]
 
 

@@ -1,6 +1,6 @@
 """A judge on the loopback interface: OpenAI's chat completions as cheaply as Python can, with every fault on order.
 
-    python benchmarks/support/judge_server.py --port 0 --behaviour '{"latency_s": 1.0, "max_in_flight": 80}'
+    python benchmarks/common/judge_server.py --port 0 --behaviour '{"latency_s": 1.0, "max_in_flight": 80}'
 
 prints one JSON line with its port, and ends when its standard input does. `GET /stats` counts; `POST /configure` sets
 fields of `Behaviour` while it runs; `POST /reset` sets the counters to zero. The last message's text decides which of
