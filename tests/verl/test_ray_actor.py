@@ -20,6 +20,7 @@ from assay.integrations.common.settings import read_settings
 from assay.integrations.verl import compute_score
 from assay.rewards import Request, Sample
 from assay.types import Message
+from support.ray_worker import Worker
 from support.verl_data import KEY, KEY_ENV
 
 LIMIT = 6
@@ -52,15 +53,6 @@ def end_actor(given: dict[str, Any]) -> None:
     name = actor_name(read_settings(given))
     if name in {found["name"] for found in ray.util.list_named_actors(all_namespaces=True)}:
         ray.kill(ray.get_actor(name, namespace=NAMESPACE))
-
-
-@ray.remote(num_cpus=0)
-class Worker:
-    """A reward worker of a host: a process with an engine of its own."""
-
-    def score(self, given: dict[str, Any], texts: list[str]) -> list[float]:
-        rows = compute_score(solution_strs=texts, **given)
-        return [row["score"] for row in rows]
 
 
 def wait_for(server: JudgeServer, answered: int) -> None:
