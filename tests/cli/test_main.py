@@ -153,3 +153,40 @@ def test_a_reader_that_has_left_is_no_error() -> None:
     os.close(writer)
     assert done.stderr == ""
     assert done.returncode == 141
+
+
+WITHOUT_CHESS = """
+import sys
+sys.modules["chess"] = None  # as where python-chess is not installed
+from assay.cli.main import main
+try:
+    status = main(sys.argv[1:])
+except SystemExit as left:
+    status = left.code
+print("status", status)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "--help"], "dataset_builder=chess: its settings cannot be listed, since chess is not installed."),
+        (["train", "--config", "monitor", "--dry-run", "dataset_builder.num_train=8"], "Monitor tasks"),
+        (["config", "--config", "monitor"], '"type": "monitor"'),
+    ],
+)
+def test_what_needs_no_chess_runs_without_it(tmp_path: Path, arguments: list[str], words: str) -> None:
+    place = [f"cache_dir={tmp_path}", f"log_path={tmp_path / 'run'}"] if "--help" not in arguments else []
+    command = [sys.executable, "-c", WITHOUT_CHESS, *arguments, *place]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert words in done.stdout and "status 0" in done.stdout, done.stdout[-2000:] + done.stderr
+
+
+def test_what_needs_chess_says_how_to_get_it() -> None:
+    command = [sys.executable, "-c", WITHOUT_CHESS, "config", "--config", "chess"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert "status 1" in done.stdout
+    assert (
+        done.stderr.strip()
+        == "error: chess is not installed, and this command needs it: pip install 'assay-rl[chess]'."
+    )

@@ -55,7 +55,9 @@ def listing(root: type, width: int) -> str:
     parts = ["settings (key=default), in dot notation on the command line, nested or dotted in YAML:"]
     for node in nodes(root):
         if node.cls is None:
-            parts.append(f"\n{node.key}={node.choice}: its settings cannot be listed, since {node.missing} is missing.")
+            parts.append(
+                f"\n{node.key}={node.choice}: its settings cannot be listed, since {node.missing} is not installed."
+            )
             continue
         heading = f"{node.key}={node.choice or node.cls.__name__}" if node.key else node.cls.__name__
         parts.append(f"\n{heading}: {inspect.getdoc(node.cls)}")

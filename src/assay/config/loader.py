@@ -110,7 +110,7 @@ class Draft(Generic[_C]):
         """Add one layer: classes first, since they decide which other keys exist."""
         self._rank += 1
         rest: dict[str, Json] = {}
-        for written, value in sorted(layer.values.items(), key=lambda item: item[0].count(".")):
+        for written, value in sorted(layer.values.items(), key=_classes_first):
             if written.partition(".")[0] == FILES_KEY and FILES_KEY not in settings(self.root):
                 continue
             key = written.removesuffix(f".{TYPE_KEY}")
@@ -246,12 +246,12 @@ class Draft(Generic[_C]):
         for name, setting in settings(cls).items():
             inner = f"{key}.{name}" if key else name
             below = [k for k in self.values if k.startswith(f"{inner}.")]
-            start = setting.default if default is None else getattr(default, name)
             if node_class(setting.annotation) is not None:
                 if below or any(f"{k}.".startswith(f"{inner}.") for k in self.classes):
-                    changes[name] = self._construct_node(start, inner, setting)
+                    changes[name] = self._construct_node(default, inner, setting)
             elif entry_type(setting.annotation) is not None:
                 if below:
+                    start = setting.default if default is None else getattr(default, name)
                     changes[name] = {**start, **self._entries(inner, below)}
             elif inner in self.values:
                 changes[name] = parse(self.values[inner].value, setting.annotation)
@@ -262,10 +262,14 @@ class Draft(Generic[_C]):
         except SettingsError as error:
             raise error.below(key) if key else error from None
 
-    def _construct_node(self, start: Any, key: str, setting: Setting) -> Any:
+    def _construct_node(self, above: Any, key: str, setting: Setting) -> Any:
+        """The node at `key`; `above` is the default of the node above it, None for that node's class alone."""
         cls = self.class_at(key, setting)
         if cls is None:
             return None
+        if setting.code is not None and key in self.classes:
+            return self._construct(cls, None, key)  # the default may be of a class whose packages are not installed
+        start = setting.default if above is None else getattr(above, setting.name)
         return self._construct(cls, start if type(start) is cls else None, key)
 
     def _entries(self, key: str, below: Sequence[str]) -> dict[str, Json]:
@@ -281,6 +285,11 @@ class Draft(Generic[_C]):
                 place[part] = place = inner if isinstance(inner, dict) else {}
             place[name] = parse(self.values[dotted].value, setting.annotation)
         return entries
+
+
+def _classes_first(item: tuple[str, Json]) -> tuple[int, bool]:
+    """Parents before what is below them, and of one depth the keys that choose a class before all others."""
+    return item[0].count("."), not item[0].endswith(f".{TYPE_KEY}")
 
 
 def _environment(draft: Draft[Any]) -> Layer:
