@@ -130,6 +130,10 @@ class TrainingConfig:
     dynamic_sampling_rounds: int = 0
     """Times that a batch is topped up with further problems in place of its groups of equal rewards; 0 trains on what
     is left."""
+    max_steps_off_policy: int = 0
+    """Steps that a batch may be sampled ahead of its training step, from the policy of that earlier step: then its
+    verdicts may come in while other batches are sampled and trained on. The loss's ratio corrects for the difference.
+    0 samples every batch from the policy that it trains."""
     max_batches: int | None = None
     """Stop after so many RL batches; null means the whole data set, 0 means SFT alone."""
     max_errored_fraction: float = 0.1
@@ -237,6 +241,7 @@ _LEAST: Mapping[str, float] = {
     "num_substeps": 1,
     "rollout_epochs": 1,
     "dynamic_sampling_rounds": 0,
+    "max_steps_off_policy": 0,
     "kl_penalty_coef": 0,
     "kl_discount_factor": 0,
     "max_batches": 0,
@@ -298,6 +303,7 @@ def _impossible(config: TrainingConfig) -> list[str]:
             f"{', '.join(f'grpo.{name}' for name in idle)} set, but rollout_epochs=1 keeps no rollouts. Raise "
             "rollout_epochs, or remove it."
         )
+    problems += _impossible_ahead(config)
     if config.temperature <= 0:
         problems.append(f"temperature={config.temperature} must be above 0: RL needs samples, not the argmax.")
     if config.active_builder.group_size == 1 and config.max_batches != 0:
@@ -312,4 +318,30 @@ def _impossible(config: TrainingConfig) -> list[str]:
         )
     if (renderer := config.active_builder.renderer_name) not in RENDERERS:
         problems.append(f"renderer_name={renderer!r} of the dataset builder is not one of {', '.join(RENDERERS)}.")
+    return problems
+
+
+def _impossible_ahead(config: TrainingConfig) -> list[str]:
+    """What cannot go together with sampling ahead of training."""
+    ahead, problems = config.max_steps_off_policy, list[str]()
+    if not ahead:
+        return problems
+    if config.dynamic_sampling_rounds:
+        problems.append(
+            f"dynamic_sampling_rounds={config.dynamic_sampling_rounds} with max_steps_off_policy={ahead}: which "
+            "problems are replaced is known when all verdicts are in, and by then the policy that sampled the batch is "
+            "gone. Set one of them to 0."
+        )
+    if config.grpo.max_ratio_error is not None:
+        problems.append(
+            f"grpo.max_ratio_error={config.grpo.max_ratio_error} with max_steps_off_policy={ahead}: it checks rollouts "
+            "of the present policy, and there would be none. Set it to null, or max_steps_off_policy=0."
+        )
+    stale, age = config.grpo.max_staleness, ahead * config.num_substeps * config.rollout_epochs
+    if stale is not None and stale < age:
+        problems.append(
+            f"grpo.max_staleness={stale} with max_steps_off_policy={ahead}: a batch is {age} optimizer steps old when "
+            f"its turn comes ({ahead} x num_substeps x rollout_epochs), so it would be retired unused. Raise "
+            f"grpo.max_staleness to at least {age}, or lower max_steps_off_policy."
+        )
     return problems
