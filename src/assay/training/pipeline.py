@@ -1,9 +1,9 @@
 """The rollouts of RL batches, in flight up to `max_steps_off_policy` steps ahead of their training step.
 
-Step i trains on batch i. Every batch is sampled from one policy: batch j from the policy as it is when step j - k begins
-(k = `max_steps_off_policy`; the first k + 1 batches from the policy that RL starts from), and the update of a step
-waits until nothing of any batch in flight remains to be sampled. So which policy samples which batch is a function of
-the step alone. What overlaps with the update, and with sampling, are the verdicts that are still out; and with k = 0
+Step i trains on batch i. Every batch is sampled from one policy: batch j from the policy as it is when step j - k
+begins (k = `max_steps_off_policy`; the first k + 1 batches from the policy that RL starts from), and the update of a
+step waits until nothing of any batch in flight remains to be sampled. So which policy samples which batch is a function
+of the step alone. What overlaps with the update, and with sampling, are the verdicts that are still out; and with k = 0
 the making of the next batch's envs (engine analyses, say).
 
 A checkpoint waits for the verdicts of the batches in flight and holds their rollouts, since the policy that sampled
