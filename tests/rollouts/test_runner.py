@@ -445,7 +445,7 @@ def test_a_batch_in_flight_says_when_nothing_more_is_sampled() -> None:
         await flight.sampled()
         now = asyncio.get_running_loop().time()
         assert [len(call.yielded) for call in backend.calls] == [4, 4] and backend.open == 0
-        (group,) = await flight.groups()
+        (group,) = await flight.result()
         assert [len(t.transitions) for t in group.trajectories] == [2] * 4
         assert asyncio.get_running_loop().time() - now > 90
         await flight.stop()
@@ -464,7 +464,7 @@ def test_a_batch_in_flight_that_fails_keeps_nobody_waiting() -> None:
         with pytest.raises(ModelError, match="the device is gone"):
             await flight.sampled()
         with pytest.raises(ModelError, match="the device is gone"):
-            await flight.groups()
+            await flight.result()
         await flight.stop()
 
     virtual_time.play(run())

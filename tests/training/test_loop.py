@@ -144,14 +144,16 @@ def test_equal_configs_give_equal_runs_and_another_seed_another(reference: Path,
 # Killed and resumed
 
 LOOP, LEDGER, TORCH = "assay.training.loop", "assay.training.run.ledger", "assay.backends.local.backend"
-TRAINER = "assay.grpo.trainer"
+TRAINER, AHEAD = "assay.grpo.trainer", "assay.training.pipeline"
 
 
 @pytest.mark.parametrize(
     "bombs",
     [
         pytest.param([(TORCH, "TorchBackend.optim_step", 2), (TORCH, "TorchBackend.optim_step", 5)], id="sft"),
-        pytest.param([(LOOP, "run_groups", 2), (TRAINER, "GRPOTrainer.update", 2), (LOOP, "_finish_step", 3)], id="rl"),
+        pytest.param(
+            [(AHEAD, "run_groups", 2), (TRAINER, "GRPOTrainer.update", 2), (LOOP, "_finish_step", 3)], id="rl"
+        ),
         pytest.param([(LOOP, "evaluate", 1), (LOOP, "evaluate", 3)], id="evaluation"),
         pytest.param([("torch", "save", 3), ("torch", "save", 2)], id="half a checkpoint"),
         pytest.param(

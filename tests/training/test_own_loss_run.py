@@ -12,7 +12,6 @@ import pytest
 
 from assay.backends.base import Capabilities
 from assay.backends.config import ScratchModel
-from assay.backends.local.backend import TorchBackend
 from assay.cli.eval import measure
 from assay.cli.main import main as assay
 from assay.config import from_resolved
@@ -23,8 +22,13 @@ from support.losses import PPO, SQUARE, own_loss
 from support.tiny_run import assert_same_run, final_weights, kill, outcome, run, tiny
 
 SHORT: dict[str, Any] = {"sft": SFTConfig(num_steps=0), "num_substeps": 2, "rollout_epochs": 2}
-CAN = replace(
-    TorchBackend.capabilities, losses=frozenset({"ppo", "importance_sampling"}), terms=frozenset(), own_losses=False
+CAN = Capabilities(
+    losses=frozenset({"ppo", "importance_sampling"}),
+    terms=frozenset(),
+    lora=True,
+    full_weights=True,
+    exact_resume=True,
+    batch_invariant=True,
 )
 
 

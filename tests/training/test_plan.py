@@ -47,12 +47,13 @@ def test_plan_names_what_changes_the_objective() -> None:
         "kl_penalty_coef=0.1",
         "normalize_advantages_by_std=true",
         "temperature=0.8",
+        "dynamic_sampling_rounds=2",
     ]
     text = describe(load_config(None, overrides), num_batches=2, heldout_tasks=4)
     assert "rollouts of up to 3 turns" in text
     assert (
         "Loss: ppo, clip_high_threshold=1.3, advantages divided by their group's standard deviation, KL penalty 0.1 "
-        "(k2 in the loss), temperature 0.8." in text
+        "(k2 in the loss), groups of equal rewards replaced up to 2 times, temperature 0.8." in text
     )
 
 
@@ -64,11 +65,11 @@ def test_plan_counts_passes_and_says_what_adapts() -> None:
         "kl_penalty_coef=0.1",
         "grpo.kl_target=0.05",
         "grpo.entropy_coef=0.01",
-        "dynamic_sampling_rounds=2",
+        "max_steps_off_policy=2",
     ]
     text = describe(load_config(None, overrides), num_batches=2, heldout_tasks=4)
     assert "2 optimizer steps in each of 3 passes at 0.0001" in text
     assert (
         "Loss: dapo, advantages divided by their group's standard deviation, KL penalty 0.1 (k2 in the loss, adapted "
-        "to 0.05), entropy bonus 0.01, groups of equal rewards replaced up to 2 times." in text
+        "to 0.05), entropy bonus 0.01, batches sampled 2 steps ahead." in text
     )

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from assay.rollouts.together import stop
-from assay.types import TrajectoryGroup
 
-Start = Callable[[Callable[[], None]], Coroutine[Any, Any, list[TrajectoryGroup]]]
-"""Plays the rollouts; it is given what to call when nothing more will be sampled."""
+T = TypeVar("T")
 
 
-class InFlight:
+class InFlight(Generic[T]):
     """Rollouts that began when this was made. Whoever made it stops it in the end."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: Callable[[Callable[[], None]], Coroutine[Any, Any, T]]) -> None:
+        """`start` plays the rollouts; it is given what to call when nothing more will be sampled."""
         self._sampled = asyncio.Event()
         self._task = asyncio.create_task(start(self._sampled.set))
         self._task.add_done_callback(lambda _: self._sampled.set())
@@ -31,8 +30,8 @@ class InFlight:
         if self._task.done():
             self._task.result()
 
-    async def groups(self) -> list[TrajectoryGroup]:
-        """The rollouts, when all of them are scored.
+    async def result(self) -> T:
+        """What `start` returned, when all rollouts are scored.
 
         Raises:
             AssayError: as `sampled`.

@@ -133,6 +133,10 @@ class TrainingConfig(Settings):
     dynamic_sampling_rounds: Annotated[int, AtLeast(0)] = 0
     """Times that a batch is topped up with further problems in place of its groups of equal rewards; 0 trains on what
     is left."""
+    max_steps_off_policy: Annotated[int, AtLeast(0)] = 0
+    """Steps that a batch may be sampled ahead of its training step, from the policy of that earlier step: then its
+    verdicts may come in while other batches are sampled and trained on. The loss's ratio corrects for the difference.
+    0 samples every batch from the policy that it trains."""
     max_batches: Annotated[int | None, AtLeast(0)] = None
     """Stop after so many RL batches; null means the whole data set, 0 means SFT alone."""
     max_errored_fraction: Annotated[float, AtLeast(0), AtMost(1)] = 0.1
@@ -267,6 +271,7 @@ def _impossible(config: TrainingConfig) -> Iterator[str]:
             f"grpo.{idle[0]} is set, but rollout_epochs=1 keeps no rollouts, so it would have no effect. Raise "
             "rollout_epochs, or remove it."
         )
+    yield from _impossible_ahead(config)
     builder = config.active_builder
     if builder.group_size == 1 and config.max_batches != 0:
         yield (
@@ -279,6 +284,31 @@ def _impossible(config: TrainingConfig) -> Iterator[str]:
             "split among optimizer steps. Lower num_substeps or raise the builder's batch_size."
         )
     find(builder.renderer_name, RENDERER, "renderer_name")
+
+
+def _impossible_ahead(config: TrainingConfig) -> Iterator[str]:
+    """What cannot go together with sampling ahead of training."""
+    ahead = config.max_steps_off_policy
+    if not ahead:
+        return
+    if config.dynamic_sampling_rounds:
+        yield (
+            f"dynamic_sampling_rounds={config.dynamic_sampling_rounds} with max_steps_off_policy={ahead}: which "
+            "problems are replaced is known when all verdicts are in, and by then the policy that sampled the batch is "
+            "gone. Set one of them to 0."
+        )
+    if config.grpo.max_ratio_error is not None:
+        yield (
+            f"grpo.max_ratio_error={config.grpo.max_ratio_error} with max_steps_off_policy={ahead}: it checks rollouts "
+            "of the present policy, and there would be none. Set it to null, or max_steps_off_policy=0."
+        )
+    stale, age = config.grpo.max_staleness, ahead * config.num_substeps * config.rollout_epochs
+    if stale is not None and stale < age:
+        yield (
+            f"grpo.max_staleness={stale} with max_steps_off_policy={ahead}: a batch is {age} optimizer steps old when "
+            f"its turn comes ({ahead} x num_substeps x rollout_epochs), so it would be retired unused. Raise "
+            f"grpo.max_staleness to at least {age}, or lower max_steps_off_policy."
+        )
 
 
 def load_config(sources: str | Sequence[str] | None, overrides: Sequence[str] = ()) -> TrainingConfig:

@@ -75,15 +75,15 @@ async def evaluate(
             advance(len(found))
         return found
 
-    chunks: list[InFlight] = []
+    chunks: list[InFlight[list[TrajectoryGroup]]] = []
     try:
         for start in range(0, len(builders), CHUNK):
             prepared = await prepare(builders[start : start + CHUNK], samples)
             if len(chunks) > 1:
-                await chunks[-2].groups()
+                await chunks[-2].result()
             chunks.append(InFlight(partial(chunk, prepared, derive(seed, "evaluation", start))))
             await chunks[-1].sampled()
-        groups = [group for part in chunks for group in await part.groups()]
+        groups = [group for part in chunks for group in await part.result()]
     finally:
         await asyncio.gather(*(part.stop() for part in chunks))
     return Evaluation(groups, per_task_means(groups))

@@ -1,14 +1,13 @@
 """The one training loop: SFT steps, then RL batches, each committed to the run directory before the next begins.
 
-An RL batch is: sample groups from the current policy -> envs score them -> update -> evaluate and checkpoint when due
--> one ledger line. Every step is a pure function of the policy and of seeds derived from its place in the run, so a
-killed run that is started again does exactly what it would have done.
+An RL batch is: sample groups from the current policy (or some steps ahead: see `pipeline`) -> envs score them -> update
+-> evaluate and checkpoint when due -> one ledger line. Every step is a pure function of the policy and of seeds derived
+from its place in the run, so a killed run that is started again does exactly what it would have done.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -21,11 +20,10 @@ from assay.grpo.advantages import has_constant_rewards
 from assay.grpo.datum import example_datum
 from assay.grpo.normalise import normalise
 from assay.grpo.trainer import StepReport
-from assay.rollouts.runner import PreparedGroup, prepare, run_groups
-from assay.rollouts.seeds import derive
 from assay.training.config import TrainingConfig
 from assay.training.evaluate import Evaluation, cached_scores, check_errored, evaluate
 from assay.training.metrics.traces import trace_records
+from assay.training.pipeline import Rollouts
 from assay.training.plan import describe
 from assay.training.recovery import act_on_alarms
 from assay.training.report.report import write_report
@@ -85,13 +83,15 @@ class _Step:
         return cls(phase, index, {}, time.monotonic(), time.process_time(), {})
 
 
-async def _finish_step(session: Session, step: _Step, *, checkpoint: bool, durable: bool = True) -> None:
-    """Log the step's metrics and commit it."""
+async def _finish_step(
+    session: Session, step: _Step, *, checkpoint: bool, durable: bool = True, rollouts: Rollouts | None = None
+) -> None:
+    """Log the step's metrics and commit it; a checkpoint holds the `rollouts` that are ahead."""
     step.metrics |= session.counters.take()
     step.metrics["perf/wall_s"] = time.monotonic() - step.wall_s
     step.metrics["perf/cpu_s"] = time.process_time() - step.cpu_s
     session.log.log(session.run.next_step, step.phase, step.index, step.metrics, step.histograms)
-    save = session.trainer.save_state if checkpoint else None
+    save = (session.trainer if rollouts is None else rollouts).save_state if checkpoint else None
     state: Mapping[str, Json] | None = None
     if checkpoint:
         state = {"policy_version": session.backend.policy_version, "healthy": session.trainer.health.healthy}
@@ -144,10 +144,10 @@ async def _rl(session: Session) -> None:
     config, batches = session.config, session.num_batches
     done = sum(1 for commit in session.run.commits if commit.phase == "rl")
     with session.progress.phase("rl", batches, done) as progress:
-        async with _Prefetch(session, done, batches) as prefetch:
+        async with Rollouts(session, done, batches) as rollouts:
             for index in range(done, batches):
                 step = _Step.begin("rl", index)
-                groups = await _rollouts(session, step, await prefetch.take(index))
+                groups = await _rollouts(session, step, rollouts)
                 report = await _update(session, step, groups, rl_learning_rate(config, index, batches))
                 last = index + 1 == batches
                 # Before the evaluation, which is to measure the policy that the step's checkpoint holds.
@@ -157,7 +157,7 @@ async def _rl(session: Session) -> None:
                 due = last or (index + 1) % config.save_every == 0 or session.trainer.paused
                 if alarm is not None and not session.trainer.paused:
                     due = False  # from a checkpoint of a stopped step the same command would go on
-                await _finish_step(session, step, checkpoint=due)
+                await _finish_step(session, step, checkpoint=due, rollouts=rollouts)
                 if alarm is not None:
                     raise alarm
                 progress.advance(note=f"reward {step.metrics.get('reward/mean', float('nan')):.3f}")
@@ -182,66 +182,30 @@ async def _update(session: Session, step: _Step, groups: Sequence[TrajectoryGrou
     return report
 
 
-class _Prefetch:
-    """Makes the envs of the next batch (engine analyses, say) while the policy works on this one."""
-
-    def __init__(self, session: Session, first: int, batches: int) -> None:
-        self._session = session
-        self._batches = batches
-        self._pending: asyncio.Task[list[PreparedGroup]] | None = None
-        self._begin(first)
-
-    def _begin(self, index: int) -> None:
-        builders = self._session.data.train.batch(index) if index < self._batches else []
-        group_size = self._session.config.active_builder.group_size
-        self._pending = asyncio.create_task(prepare(builders, group_size))
-
-    async def take(self, index: int) -> list[PreparedGroup]:
-        """The groups of batch `index`; the next batch is begun."""
-        assert self._pending is not None
-        groups = await self._pending
-        self._begin(index + 1)
-        return groups
-
-    async def __aenter__(self) -> _Prefetch:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._pending is not None:
-            self._pending.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._pending
-
-
-async def _rollouts(session: Session, step: _Step, prepared: Sequence[PreparedGroup]) -> list[TrajectoryGroup]:
-    """Sample and score one batch, and record it.
+async def _rollouts(session: Session, step: _Step, rollouts: Rollouts) -> list[TrajectoryGroup]:
+    """The scored rollouts of one batch; they are recorded.
 
     Raises:
         TrainingError: too many rollouts could not be scored.
     """
     config = session.config
-    step.metrics["perf/env_wait_s"] = time.monotonic() - step.wall_s
-    started = time.monotonic()
-    groups = await _play(session, prepared, derive(config.seed, "rl", step.index))
+    batch = await rollouts.take(step.index)
+    started, problems = time.monotonic(), len(batch.groups)
+    groups = list(batch.groups)
     for attempt in range(config.dynamic_sampling_rounds):
-        missing = sum(has_constant_rewards(group) for group in groups) - (len(groups) - len(prepared))
+        missing = sum(has_constant_rewards(group) for group in groups) - (len(groups) - problems)
         if not missing:
             break
         further = _further_problems(session, step.index, attempt, missing)
-        fresh = await prepare(further, config.active_builder.group_size)
-        groups += await _play(session, fresh, derive(config.seed, "rl", step.index, "further", attempt))
-    elapsed = time.monotonic() - started
-    tokens = sum(len(turn.completion.tokens) for turn in _turns(groups))
-    step.metrics |= {"perf/rollout_s": elapsed, "perf/sampled_tokens_per_s": tokens / elapsed}
+        groups += await rollouts.play(further, "rl", step.index, "further", attempt)
+    step.metrics |= batch.metrics
+    if (played := batch.metrics.get("perf/rollout_s")) is not None:
+        elapsed = played + time.monotonic() - started
+        tokens = sum(len(turn.completion.tokens) for turn in _turns(groups))
+        step.metrics |= {"perf/rollout_s": elapsed, "perf/sampled_tokens_per_s": tokens / elapsed}
     _record(session, step, groups, "train")
     check_errored(groups, config.max_errored_fraction, f"RL batch {step.index}")
     return groups
-
-
-async def _play(session: Session, prepared: Sequence[PreparedGroup], seed: int) -> list[TrajectoryGroup]:
-    return await run_groups(
-        prepared, session.backend, session.renderer, session.sampling, max_turns=session.max_turns, seed=seed
-    )
 
 
 def _further_problems(session: Session, index: int, attempt: int, count: int) -> Sequence[EnvGroupBuilder]:

@@ -72,6 +72,8 @@ def _extras(config: TrainingConfig) -> Iterator[str]:
         yield f"entropy bonus {trainer.entropy_coef:g}"
     if config.dynamic_sampling_rounds:
         yield f"groups of equal rewards replaced up to {_count(config.dynamic_sampling_rounds, 'time')}"
+    if config.max_steps_off_policy:
+        yield f"batches sampled {_count(config.max_steps_off_policy, 'step')} ahead"
     if config.temperature != 1:
         yield f"temperature {config.temperature:g}"
 

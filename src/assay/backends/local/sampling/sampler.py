@@ -87,9 +87,9 @@ def sample(
         ModelError: the model gives no finite probabilities.
     """
     layout = lay_out(batch, params.max_tokens, context_length)
-    board = _Board(batch, layout, params, policy_version)
+    rows = _Rows(batch, layout, params, policy_version)
     for record in decode(layout, params):
-        yield board.take(record)
+        yield rows.take(record)
 
 
 def batches_of(
@@ -207,7 +207,7 @@ def living(alive: Tensor, held: int) -> tuple[Tensor, Tensor]:
     return prompts, torch.sort((~alive).to(torch.uint8), dim=1, stable=True).indices[prompts, :held]
 
 
-class _Board:
+class _Rows:
     """The tokens of a batch's rows, put together from records."""
 
     def __init__(self, batch: Sequence[Request], layout: Layout, params: SamplingParams, policy_version: int) -> None:
