@@ -104,18 +104,19 @@ class _GroupBoard:
     """The rollouts of one group that have ended; the last one to end has the group scored as a whole."""
 
     def __init__(self, builder: EnvGroupBuilder, size: int) -> None:
-        self._builder = builder
+        self._task = builder.task
+        self._scorer = builder if isinstance(builder, GroupScorer) else None
         self._ended: list[Trajectory | None] = [None] * size
 
     async def take(self, sample: int, trajectory: Trajectory) -> None:
         """A rollout has ended."""
         self._ended[sample] = trajectory
-        if isinstance(self._builder, GroupScorer) and None not in self._ended:
-            self._ended = list(await _rescored(self._builder, self.result().trajectories))
+        if self._scorer is not None and None not in self._ended:
+            self._ended = list(await _rescored(self._scorer, self.result().trajectories))
 
     def result(self) -> TrajectoryGroup:
         """The group, once all of its rollouts have ended."""
-        return TrajectoryGroup(self._builder.task, tuple(t for t in self._ended if t is not None))
+        return TrajectoryGroup(self._task, tuple(t for t in self._ended if t is not None))
 
 
 async def _rescored(scorer: GroupScorer, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
