@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_sinks import scalars
 
 from assay.backends.config import ScratchModel
 from assay.envs.chess.dataset import ChessDatasetBuilder
@@ -20,6 +19,7 @@ from assay.envs.chess.engine.stockfish import StockfishConfig
 from assay.errors import ConfigError, ModelError, RunDirectoryError, TrainingError
 from assay.grpo.config import AlgorithmConfig
 from assay.training.config import SFTConfig, TrainingConfig
+from support.tensorboard import scalars
 from support.tiny_run import (
     RL_BATCHES,
     SFT_STEPS,

@@ -6,34 +6,14 @@ import subprocess
 import sys
 
 import pytest
-from tensorboardX.proto.event_pb2 import Event
-from tensorboardX.record_writer import masked_crc32c
 
 from assay.errors import MissingDependencyError
 from assay.training.metrics.logger import MetricsLogger
 from assay.training.metrics.sinks import ConsoleSink, JsonlSink, TensorBoardSink, WandbSink
 from assay.training.run.directory import RunDirectory
+from support.tensorboard import read_events, scalars
 
 METRICS = {"env/legal": 0.25, "reward/mean": 0.5, "tag/P/white/legal": 1.0}
-
-
-def read_events(path):
-    """The events of a TensorBoard file, by the rules of the format: every length and checksum must be right."""
-    data, events = path.read_bytes(), []
-    while data:
-        (length,) = struct.unpack("<Q", data[:8])
-        assert struct.unpack("<I", data[8:12])[0] == masked_crc32c(data[:8])
-        body = data[12 : 12 + length]
-        assert struct.unpack("<I", data[12 + length : 16 + length])[0] == masked_crc32c(body)
-        events.append(Event.FromString(body))
-        data = data[16 + length :]
-    return events
-
-
-def scalars(path):
-    return [
-        (e.step, v.tag, v.simple_value) for e in read_events(path) for v in e.summary.value if not v.HasField("histo")
-    ]
 
 
 def test_json_records_are_whole_lines_as_soon_as_they_are_written(tmp_path):
