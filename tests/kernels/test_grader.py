@@ -23,7 +23,6 @@ from assay.kernels.numerics.reference import fit_problem
 from assay.kernels.prepared import MAX_PREPARED, Preparations, Prepared
 from assay.kernels.problems.scaling import unscaled
 from assay.kernels.problems.sources import Problem, make_problem
-from assay.kernels.sandboxes import local_sandbox
 from assay.kernels.static.checks import check
 from assay.kernels.verdicts import KINDS, Verdict
 from assay.sandbox import AfterRound, Job, JobResult
@@ -32,7 +31,7 @@ from assay.sandbox.host.probe import NAMESPACE_CURE, Features, Missing
 from assay.sandbox.local import LocalSandbox
 from support.kernel_graders import QUICK, Bench
 from support.kernelbench_data import ATTACKS, HONEST, TINY, shipped
-from support.sandboxes import children, needs_walls, running
+from support.sandboxes import needs_walls, running
 
 pytestmark = needs_walls
 
@@ -502,38 +501,6 @@ def test_a_cancelled_grade_leaves_nothing_behind(bench: Bench) -> None:
     assert bench.sandbox.worker_pids() == workers and running(workers) == quiet
 
 
-def test_workers_that_always_die_and_a_close_amid_grades(bench: Bench) -> None:
-    async def main() -> tuple[Verdict, int, list[Verdict | BaseException], set[int]]:
-        inner = local_sandbox(chz.replace(QUICK, workers=1))
-        reached = asyncio.Event()
-
-        async def kill() -> None:
-            os.kill(inner.worker_pids()[0], signal.SIGKILL)
-
-        async def reach() -> None:
-            reached.set()
-
-        sandbox = Watched(inner, kill)
-        grader = Grader(QUICK, sandbox=sandbox, reference=bench.reference, static=False)
-        lost = await grader.grade(SMALL, candidate())
-        deaths = inner.deaths
-        sandbox.act = reach
-        endless = candidate(host="self.calls = getattr(self, 'calls', 0) + 1\nwhile self.calls > 1: pass")
-        grades = [asyncio.create_task(grader.grade(SMALL, code)) for code in (endless, candidate())]
-        await reached.wait()
-        processes = {pid for worker in inner.worker_pids() for pid in {worker, *children(worker)}}
-        assert len(processes) > 1
-        await inner.close()
-        await grader.close()
-        ended = await asyncio.gather(*grades, return_exceptions=True)
-        return lost, deaths, ended, {pid for pid in processes if Path(f"/proc/{pid}").exists()}
-
-    lost, deaths, ended, alive = bench.wait(asyncio.wait_for(main(), 100))
-    assert lost.kind == "infra_error" and lost.errored and "sandbox failed" in lost.message and deaths == 2
-    assert [v.kind for v in ended if isinstance(v, Verdict)] == ["infra_error"] * 2, ended
-    assert alive == set()
-
-
 def test_a_problem_is_prepared_once_and_a_failure_of_the_grader_is_not_kept(bench: Bench) -> None:
     calls: list[str] = []
 
@@ -664,7 +631,9 @@ def test_closing_while_a_problem_is_made_ready(bench: Bench) -> None:
     assert all("closed" in verdict.message for verdict in verdicts) and entered == [SMALL.code]
 
 
-def test_a_worker_that_dies_while_it_is_warmed_costs_no_grade(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_while_it_is_warmed_costs_no_grade_and_a_close_amid_grades_ends_them_all(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     boot, boots = local_module.WorkerProcess.boot, []
 
     async def dying(self: local_module.WorkerProcess) -> None:
@@ -675,12 +644,24 @@ def test_a_worker_that_dies_while_it_is_warmed_costs_no_grade(bench: Bench, monk
 
     monkeypatch.setattr(local_module.WorkerProcess, "boot", dying)
 
-    async def main() -> list[Verdict]:
-        async with Grader(chz.replace(QUICK, workers=1), reference=bench.reference) as grader:
-            return [await grader.grade(SMALL, candidate()) for _ in range(2)]
+    async def main() -> None:
+        grader = Grader(chz.replace(QUICK, workers=1), reference=bench.reference)
+        assert isinstance(grader.sandbox, LocalSandbox)
+        assert [(await grader.grade(SMALL, candidate())).kind for _ in range(2)] == ["ok", "ok"]
+        assert len(boots) == 2
+        workers = grader.sandbox.worker_pids()
+        quiet = running(workers)
+        endless = candidate(host="while True: pass")
+        grades = [asyncio.create_task(grader.grade(SMALL, code)) for code in (endless, candidate())]
+        while running(workers) <= quiet:
+            await asyncio.sleep(0.01)
+        processes = {*workers, *running(workers)}
+        await grader.close()
+        ended = await asyncio.gather(*grades)
+        assert [verdict.kind for verdict in ended] == ["infra_error"] * 2 and all(v.errored for v in ended), ended
+        assert not {pid for pid in processes if Path(f"/proc/{pid}").exists()}
 
-    assert [verdict.kind for verdict in bench.wait(main())] == ["ok", "ok"]
-    assert len(boots) == 2
+    bench.wait(asyncio.wait_for(main(), 100))
 
 
 def test_a_long_source_is_examined_beside_the_event_loop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def test_a_run_without_a_monitor_trains_and_asks_nobody(tmp_path, cache, monkeyp
 def test_a_monitored_run_pays_by_verdict_and_reports_what_it_cost(tmp_path, cache):
     with scripted_judge(by_rule) as judge:
         # Untrained models write no block, and what cannot be read is not judged: give the form first.
-        config = run(tmp_path / "run", tmp_path, *monitor(judge, "sft.num_steps=80", "sft.learning_rate=1e-2"))
+        config = run(tmp_path / "run", tmp_path, *monitor(judge, "sft.num_steps=50", "sft.learning_rate=1e-2"))
         asked = len(judge.asked)
         assert asked == len(set(judge.asked)), "no question is paid for twice"
         # Measuring asks the monitor about the same answers, whose verdicts are kept.
@@ -95,16 +95,16 @@ def test_a_judge_that_fails_stops_the_run_and_the_same_command_goes_on_to_the_sa
     log, mended = tmp_path / "run" / "metrics.jsonl", threading.Event()
 
     def out_of_order_after_the_first_batch(asked):
-        broken = log.exists() and len(log.read_bytes().splitlines()) >= 82 and not mended.is_set()
+        broken = log.exists() and len(log.read_bytes().splitlines()) >= 52 and not mended.is_set()
         return 400 if broken else by_rule(asked)
 
-    form = ["sft.num_steps=80", "sft.learning_rate=1e-2", "dataset_builder.engine.cache=false"]
+    form = ["sft.num_steps=50", "sft.learning_rate=1e-2", "dataset_builder.engine.cache=false"]
     with scripted_judge(by_rule) as judge:
         run(tmp_path / "whole", cache, *monitor(judge, *form))
     with scripted_judge(out_of_order_after_the_first_batch) as judge:
         with pytest.raises(TrainingError, match="could not be scored"):
             run(tmp_path / "run", cache, *monitor(judge, *form))
-        assert len(read_lines(log)) == 82
+        assert len(read_lines(log)) == 52
     mended.set()
     # The judge comes back at another address; that does not make it another run.
     with scripted_judge(out_of_order_after_the_first_batch) as judge:

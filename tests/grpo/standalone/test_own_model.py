@@ -85,9 +85,14 @@ def test_a_step_trains_the_callers_model_in_place(make: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "reference"), [("llama", "llama"), ("gpt2", "qwen3"), ("gpt_neox", "gpt2"), ("qwen2", "gpt_bigcode")]
+    ("make", "policy", "reference"),
+    [
+        (tiny_model, "llama", "llama"),
+        (tiny_model, "gpt_neox", "gpt2"),
+        (adapted, "gpt2", "qwen3"),
+        (adapted, "qwen2", "gpt_bigcode"),
+    ],
 )
-@pytest.mark.parametrize("make", [tiny_model, adapted])
 def test_a_reference_of_its_own_may_have_any_architecture(make: Any, policy: str, reference: str) -> None:
     model, ref_model = make(policy), changed(tiny_model(reference))
     kept = snapshot(ref_model)

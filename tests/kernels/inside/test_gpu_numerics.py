@@ -54,12 +54,13 @@ def apart(code: str) -> str:
 
 PRELOADED = """
 import json, os, sys
-from assay.kernels.inside import numerics_gpu
-numerics_gpu.preload()
+from assay.kernels.inside import numerics_gpu, timed
 import torch
+for harness in (timed, numerics_gpu):
+    harness.preload()
+    mapped = any("libcuda.so" in line for line in open("/proc/self/maps"))
+    print(torch.cuda.is_initialized(), len(os.listdir("/proc/self/task")), mapped)
 import triton.runtime.jit as jit, triton.compiler
-print(torch.cuda.is_initialized(), len(os.listdir("/proc/self/task")))
-print(any("libcuda.so" in line for line in open("/proc/self/maps")))
 print(jit.JITFunction.run.__name__, triton.compiler.CompiledKernel.__getitem__.__name__)
 
 from types import SimpleNamespace
@@ -84,9 +85,9 @@ print(json.dumps([seen, reports, launches.current().counts]))
 """
 
 
-def test_a_worker_starts_no_device_and_no_thread_and_counts_launches_or_leaves_them_out() -> None:
-    device, memory, counted, launches = apart(PRELOADED).splitlines()
-    assert device.split() == ["False", "1"] and memory == "False"
+def test_workers_start_no_device_and_no_thread_and_count_launches_or_leave_them_out() -> None:
+    timed, numerics, counted, launches = apart(PRELOADED).splitlines()
+    assert timed.split() == numerics.split() == ["False", "1", "False"]
     assert counted.split() == ["counting", "counting"]
     seen, reports, outside = json.loads(launches)
     ran = [[[1], False], [[2], True], ["direct", [3]]]

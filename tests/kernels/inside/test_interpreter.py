@@ -526,3 +526,8 @@ def test_what_the_interpreter_lacks_is_unsupported(bench: Bench) -> None:
     body = 'v = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [i], dtype=tl.int32, is_pure=True, pack=1)'
     ran = bench.run(pointwise(body), X, outputs=OUT)
     assert ran.fault["kind"] == "unsupported" and "interpreter" in ran.fault["message"]
+
+
+def test_a_worker_is_warm_without_the_compiler_of_pytorch(bench: Bench) -> None:
+    code = module("", "import sys\nraise RuntimeError('torch._dynamo' in sys.modules)")
+    assert bench.run(code, X, outputs=OUT).fault["message"] == "False", "it takes longer than all else in a worker"

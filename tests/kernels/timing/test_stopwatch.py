@@ -23,7 +23,7 @@ from assay.kernels.timing.jobs import TimedProblem, make_job, sample_set
 from assay.kernels.timing.statistics import Finding, Timing
 from assay.kernels.timing.stopwatch import Stopwatch
 from assay.sandbox.local import LocalConfig, LocalSandbox
-from support.sandboxes import FEATURES, needs_walls, running
+from support.sandboxes import FEATURES, children, needs_walls, running
 
 pytest.importorskip("torch")
 pytestmark = needs_walls
@@ -187,10 +187,12 @@ def test_a_worker_that_dies_says_nothing_about_the_candidate(bench: Bench) -> No
 
     async def killed() -> Timing | Finding:
         task = asyncio.create_task(bench.stopwatch.time(forging("time.sleep(0.1)\nreturn self.right(x)"), PROBLEM))
+        while not (at_work := running(workers) - quiet):
+            await asyncio.sleep(0.01)
         while len(running(workers) - quiet) < len(workers):
             await asyncio.sleep(0.01)
-        for pid in workers:
-            os.kill(pid, signal.SIGKILL)
+        (first,) = (pid for pid in workers if children(pid) & at_work)
+        os.kill(first, signal.SIGKILL)  # the baseline's, which has gone on by the time that the candidate is there
         return await task
 
     outcome = bench.run(killed)

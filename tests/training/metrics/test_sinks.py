@@ -10,7 +10,7 @@ import pytest
 from assay.errors import MissingDependencyError
 from assay.training.metrics.logger import MetricsLogger
 from assay.training.metrics.sinks import ConsoleSink, JsonlSink, TensorBoardSink, WandbSink
-from support.event_files import read_events, scalars
+from support.tensorboard import read_events, scalars
 from support.toy_run import open_run
 
 METRICS = {"env/legal": 0.25, "reward/mean": 0.5, "tag/P/white/legal": 1.0}

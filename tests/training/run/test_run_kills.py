@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import RunDirectoryError
+from support.small_process import in_small_process
 from support.toy_run import RL_STEPS, SFT_STEPS, content, in_child, killed_at, run_toy
 
 
@@ -42,6 +43,10 @@ def steps(path: Path) -> list[int]:
 def test_a_run_killed_at_any_file_operation_and_again_while_resuming_equals_an_uninterrupted_one(
     memory_path, reference
 ):
+    in_small_process(kill_at_every_operation, memory_path, reference)
+
+
+def kill_at_every_operation(memory_path, reference):
     generator = random.Random(0)
     operation = 0
     while True:
@@ -58,6 +63,10 @@ def test_a_run_killed_at_any_file_operation_and_again_while_resuming_equals_an_u
 
 
 def test_a_rewind_killed_at_any_file_operation_leaves_a_run_that_goes_on_to_the_same_end(memory_path, reference):
+    in_small_process(kill_rewinds, memory_path, reference)
+
+
+def kill_rewinds(memory_path, reference):
     for operation in range(1, 100):
         path = memory_path / f"run{operation}"
         run_toy(path)
@@ -67,10 +76,14 @@ def test_a_rewind_killed_at_any_file_operation_leaves_a_run_that_goes_on_to_the_
         if rewound:
             break
     else:
-        pytest.fail("the rewind never came to its end")
+        raise AssertionError("the rewind never came to its end")
 
 
 def test_a_run_killed_at_random_moments_equals_an_uninterrupted_one(memory_path, reference):
+    in_small_process(kill_at_random_moments, memory_path, reference)
+
+
+def kill_at_random_moments(memory_path, reference):
     generator = random.Random(1)
     path = memory_path / "run"
     kills = 0

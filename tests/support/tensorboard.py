@@ -1,15 +1,16 @@
-"""What a TensorBoard file holds."""
+"""What stands in a TensorBoard file."""
 
 from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import Any
 
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
 
-def read_events(path: Path) -> list[Event]:
+def read_events(path: Path) -> list[Any]:
     """The events of a TensorBoard file, by the rules of the format: every length and checksum must be right."""
     data, events = path.read_bytes(), []
     while data:
@@ -23,6 +24,7 @@ def read_events(path: Path) -> list[Event]:
 
 
 def scalars(path: Path) -> list[tuple[int, str, float]]:
+    """(step, tag, value) of each scalar of a TensorBoard file."""
     return [
         (e.step, v.tag, v.simple_value) for e in read_events(path) for v in e.summary.value if not v.HasField("histo")
     ]
