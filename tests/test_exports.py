@@ -90,6 +90,11 @@ def test_type_checkers_and_python_are_told_the_same(room: str) -> None:
     assert checked == set(NAMES[room])
 
 
+@pytest.mark.parametrize("room", LAZY)
+def test_public_names_can_be_listed_before_they_are_loaded(room: str) -> None:
+    assert dir(import_module(room)) == sorted(NAMES[room])
+
+
 def test_a_name_that_a_lazy_room_lacks_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match=r"'assay\.kernels' has no attribute 'Gradr'"):
         _ = import_module("assay.kernels").Gradr

@@ -113,3 +113,25 @@ def test_a_module_that_raises_is_named(tmp_path: Path, monkeypatch: pytest.Monke
         find("needs_more:Thing", CLASSES, "key")
     with pytest.raises(ConfigError, match="the module divides, which raises when it is loaded: ZeroDivisionError"):
         find("divides:Thing", CLASSES, "key")
+
+
+def test_what_runs_is_the_source_and_no_bytecode_of_an_earlier_version(own: Path) -> None:
+    import os
+    import py_compile
+
+    own.write_text("class Thing:\n    base = 1\n")
+    py_compile.compile(str(own))
+    then = own.stat()
+    own.write_text("class Thing:\n    base = 2\n")  # of the same size, and soon of the same age
+    os.utime(own, ns=(then.st_atime_ns, then.st_mtime_ns))
+    assert find(f"{own}:Thing", CLASSES, "key").base == 2
+
+
+def test_threads_see_a_file_only_once_it_is_loaded(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    path = tmp_path / "slow.py"
+    path.write_text("import time\ntime.sleep(0.1)\nclass Thing: pass\n")
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: find(f"{path}:Thing", CLASSES, "key"), range(4)))
+    assert len(set(found)) == 1

@@ -28,8 +28,8 @@ from typing import Any
 
 if __name__ == "__main__":  # A script has no package, and so no neighbours.
     sys.path[0] = str(Path(__file__).parents[1])
-    from support.judge_behaviour import Behaviour
-    from support.judge_state import Head, Judge, error_body, http_reply, read_head
+    from common.judge_behaviour import Behaviour
+    from common.judge_state import Head, Judge, error_body, http_reply, read_head
 else:
     from .judge_behaviour import Behaviour
     from .judge_state import Head, Judge, error_body, http_reply, read_head

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 else:
     from assay.exports import lazy_exports
 
-    __getattr__ = lazy_exports(__name__)
+    __getattr__, __dir__ = lazy_exports(__name__)
 
 __all__ = [
     "GRPOConfig",

@@ -3,7 +3,7 @@
     if TYPE_CHECKING:
         from assay.kernels.grader import Grader
     else:
-        __getattr__ = lazy_exports(__name__)
+        __getattr__, __dir__ = lazy_exports(__name__)
 
     __all__ = ["Grader"]
 
@@ -20,8 +20,8 @@ from importlib.util import find_spec
 from typing import Any
 
 
-def lazy_exports(room: str) -> Callable[[str], Any]:
-    """The `__getattr__` of the package `room`, for the names that its `if TYPE_CHECKING:` imports."""
+def lazy_exports(room: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of the package `room`, for the names that its `if TYPE_CHECKING:` imports."""
 
     def find(name: str) -> Any:
         home = None if name.startswith("__") else _homes(room).get(name)
@@ -29,7 +29,7 @@ def lazy_exports(room: str) -> Callable[[str], Any]:
             raise AttributeError(f"module {room!r} has no attribute {name!r}")
         return getattr(import_module(home), name)
 
-    return find
+    return find, lambda: sorted(_homes(room))
 
 
 @cache

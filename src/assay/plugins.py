@@ -10,10 +10,11 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib
-import importlib.util
 import inspect
 import linecache
+import re
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,9 @@ from assay.errors import ConfigError
 _PREFIX = "assay_file_"
 _FILES: dict[str, Path] = {}
 """Name of a module that was loaded from a file -> that file."""
+_WRITTEN: dict[type, str] = {}
+"""Class that a reference led to -> that reference: its file may have the class from elsewhere."""
+_LOADING = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Kind:
     """Short name -> reference."""
     fits: Callable[[object], bool] = lambda found: True
     """Whether an object is of this kind; for `Name`s of files and modules, and for what else stands there."""
+    form: str = ""
+    """What such an object is, in words: `a class over assay.envs.DatasetBuilder`."""
 
     def canonical(self, reference: str) -> str:
         """The reference as a record keeps it: short names as they are, files by their absolute path."""
@@ -75,16 +81,20 @@ def find(reference: str, kind: Kind, setting: str) -> Any:
         found = getattr(found, part)
     if not kind.fits(found):
         what = f"a class ({name})" if inspect.isclass(found) else f"a {type(found).__name__}"
-        raise ConfigError(f"{said}: looked for a {kind.noun} in {where}, and {name} is {what}. {_there(module, kind)}")
+        wanted = f"a {kind.noun} ({kind.form})" if kind.form else f"a {kind.noun}"
+        raise ConfigError(f"{said}: looked for {wanted} in {where}, and {name} is {what}. {_there(module, kind)}")
+    if inspect.isclass(found) and reference not in kind.known:
+        _WRITTEN[found] = kind.canonical(reference)
     return found
 
 
 def reference_to(found: Any, kind: Kind) -> str:
     """The reference that leads to a class or function again: its short name, or its file or module and its name."""
     module, name = found.__module__, found.__qualname__
-    place = str(_FILES.get(module, module))
-    reference = f"{place}:{name}"
-    return next((short for short, known in kind.known.items() if known == reference), reference)
+    script = getattr(sys.modules.get("__main__"), "__file__", None) if module == "__main__" else None
+    place = str(Path(script).resolve() if script else _FILES.get(module, module))
+    reference = _WRITTEN.get(found, f"{place}:{name}") if inspect.isclass(found) else f"{place}:{name}"
+    return next((short for short, known in kind.known.items() if known == f"{module}:{name}"), reference)
 
 
 def source_file(reference: str, kind: Kind) -> Path | None:
@@ -142,6 +152,8 @@ def _there(module: ModuleType, kind: Kind) -> str:
     listed = fitting or [name for name in own if not isinstance(vars(module)[name], ModuleType)]
     if not listed:
         return "It defines nothing."
+    if not fitting:
+        return f"None of what it has is one ({', '.join(listed[:10])}{', ...' if len(listed) > 10 else ''})."
     return f"It has {', '.join(listed[:10])}{', ...' if len(listed) > 10 else ''}."
 
 
@@ -174,28 +186,36 @@ def _import(place: str, said: str, kind: Kind) -> ModuleType:
 def _load_file(place: str, said: str, kind: Kind) -> ModuleType:
     """The module in a file, loaded once per content. Its folder is put at the end of the import path."""
     path = Path(place).expanduser().resolve()
-    content = digest(path)
-    if not content:
+    try:
+        source = path.read_bytes()
+    except OSError as error:
         beside = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
         there = f"That folder has {', '.join(beside[:10])}." if beside else "There is no Python file in that folder."
-        raise ConfigError(f"{said}: looked for a {kind.noun} in {path}, and there is no such file to read. {there}")
-    name = f"{_PREFIX}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{content[:8]}"
-    if name in sys.modules:
+        text = f"looked for a {kind.noun} in {path}, and there is no such file to read. {there}"
+        raise ConfigError(f"{said}: {text}") from error
+    hashes = hashlib.sha256(str(path).encode()).hexdigest()[:8], hashlib.sha256(source).hexdigest()[:8]
+    name = f"{_PREFIX}{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}_{'_'.join(hashes)}"
+    with _LOADING:
+        if name not in sys.modules:
+            _execute(name, path, source, said, kind)
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None, path
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    _FILES[name] = path
+
+
+def _execute(name: str, path: Path, source: bytes, said: str, kind: Kind) -> None:
+    """Run the source that was read, and no bytecode that an earlier version of the file may have left."""
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name], _FILES[name] = module, path
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     linecache.checkcache(str(path))
     try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
+    except BaseException as error:
         del sys.modules[name], _FILES[name]
-        raise _raised(str(path), error, said, kind) from error
-    return module
+        if isinstance(error, Exception | SystemExit):
+            raise _raised(str(path), error, said, kind) from error
+        raise
 
 
 def _raised(where: str, error: BaseException, said: str, kind: Kind) -> ConfigError:

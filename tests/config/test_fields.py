@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,6 +24,7 @@ from assay.config import (
     UsedWhen,
     build,
     from_resolved,
+    load,
     resolved,
 )
 from assay.config.record import changed_files, may_change
@@ -217,3 +219,90 @@ def test_an_outside_class_that_cannot_be_used(own: Path, name: str, values: dict
 
 def test_a_setting_without_a_default_is_taken_where_it_is_given(own: Path) -> None:
     assert made({"shape": f"{own}:Needs", "shape.radius": 2}).shape.radius == 2.0  # type: ignore[attr-defined]
+
+
+@chz.chz
+class Weighed(Settings):
+    """A mapping that is not empty by default."""
+
+    weights: Mapping[str, float] = chz.field(default_factory=lambda: {"a": 1.0})
+    """By name."""
+    options: Mapping[str, Any] = chz.field(default_factory=dict)
+    """Anything."""
+
+
+def test_entries_add_to_the_default_ones_and_braces_drop_them() -> None:
+    def weights(*layers: dict[str, Any]) -> Mapping[str, float]:
+        return build(Weighed, [Layer(str(number), values) for number, values in enumerate(layers)]).weights
+
+    assert weights({"weights.b": 2}) == {"a": 1.0, "b": 2.0}
+    assert weights({"weights": "{}"}) == {}
+    assert weights({"weights": {}}, {"weights.b": 2}) == {"b": 2.0}
+
+
+@pytest.mark.parametrize("weights", [{}, {"b": 2.0}, {"a": 3.0}])
+def test_a_record_has_all_entries_there_are(weights: dict[str, float], tmp_path: Path) -> None:
+    config = Weighed(weights=weights, options={"rate": 1e-05, "deep": {"x": [1]}})
+    record = json.loads(json.dumps(resolved(config)))
+    assert from_resolved(Weighed, record) == config
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    assert load(Weighed, str(tmp_path / "config.json")) == config, "a number stays one: JSON is not read as YAML"
+
+
+def test_a_value_and_entries_below_it_are_not_both_taken() -> None:
+    with pytest.raises(ConfigError, match=r"options\.a\.b is given, and so is a above it"):
+        build(Weighed, [Layer("one", {"options.a": 1, "options.a.b": 2})])
+
+
+def test_bounds_are_for_numbers_and_a_remarked_field_keeps_those_of_its_base() -> None:
+    @chz.chz
+    class Worded(Settings):
+        """Bounds on text."""
+
+        word: Annotated[str, AtLeast(2)] = "ab"
+        """A word."""
+
+    with pytest.raises(ConfigError, match="The field word has bounds, which are for numbers, and is text"):
+        Worded()
+
+    @chz.chz
+    class Marked(Shape):
+        """Says something else of its area."""
+
+        area: Annotated[float, MAY_CHANGE] = 1.0
+        """Its area."""
+
+    with pytest.raises(SettingsError, match="area=0 must be above 0"):
+        Marked(area=0)
+
+
+def test_a_field_called_type_would_hide_the_class(own: Path) -> None:
+    own.write_text(OWN.replace("side: Annotated[int, AtLeast(1)] = 2", "type: str = 'big'"))
+    assert "Square has a field type, which is the key that names the class itself" in refusal(
+        {"shape": f"{own}:Square"}
+    )
+
+
+def test_what_a_file_has_from_elsewhere_is_found_through_it_again(own: Path) -> None:
+    front = own.with_name("front.py")
+    front.write_text("from own_shapes import Square as Quad\n")
+    record = resolved(made({"shape": f"{front}:Quad"}))
+    assert record["shape"]["type"] == f"{front}:Quad" and list(record["files"]) == [str(front)]
+    assert type(from_resolved(Root, record).shape).__name__ == "Square"
+
+
+def test_a_chosen_class_that_a_later_layer_makes_idle_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    from assay.training.config import TrainingConfig
+
+    chosen = {"mode": "multi_turn", "multiturn_dataset_builder": "chess"}
+    config = build(TrainingConfig, [Layer("a file", chosen), Layer("command line", {"mode": "single_turn"})])
+    assert config.multiturn_dataset_builder is None
+    assert "multiturn_dataset_builder=chess (a file) is dropped" in caplog.text
+
+
+def test_the_environment_makes_nothing_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    from assay.training.config import load_config
+
+    monkeypatch.setenv("MONITOR_CACHE", "false")
+    with pytest.raises(ConfigError, match="cache_path=x is set, but it is read only when cache is true"):
+        load_config("monitor", ["dataset_builder.engine.cache_path=x"])

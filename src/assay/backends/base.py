@@ -39,7 +39,8 @@ class Capabilities:
     """Whether a completion has the same bits whatever is sampled beside it. Rollouts then hand their prompts over as
     they come; otherwise they are sampled in fixed cohorts, so that what is computed together is decided by the run."""
     cohort_tokens: int = 0
-    """Completion tokens that a cohort may sample in a turn, where the backend is not batch invariant."""
+    """Completion tokens that a cohort may sample in a turn, where the backend is not batch invariant; 0 makes one
+    cohort of all rollouts."""
     own_losses: bool = False
     """Whether it computes a surrogate that is given as a function."""
 

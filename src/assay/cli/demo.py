@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from assay.envs.base import build_data
 from assay.errors import ConfigError, RunDirectoryError, TrainingError
 from assay.storage.files import Writing, encode_json, replace_file
 from assay.training.config import TrainingConfig, load_config
@@ -204,7 +205,7 @@ async def _conclude(root: Path, config: TrainingConfig, trained: RunRecords) -> 
     control = read_run(root / CONTROL)
     if trained.first is None or trained.last is None or control.first is None:
         raise TrainingError(f"The runs in {root} were not evaluated: there are no held-out tasks to compare on.")
-    data = config.active_builder.build(config.build_context())
+    data = build_data(config.active_builder, config.build_context())
     try:
         report = run_report(trained, config, data, await known_baselines(config, data))
         grpo = measured_policy("GRPO", trained.last)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
-from assay.envs.base import iter_builders
+from assay.envs.base import build_data, iter_builders
 from assay.errors import RunDirectoryError
 from assay.rollouts.renderers.base import make_renderer
 from assay.training.config import TrainingConfig
@@ -40,7 +40,7 @@ def measure(run: Path, config: TrainingConfig, batch: int | None) -> Mapping[str
 async def _measure(run: Path, config: TrainingConfig, batch: int | None) -> Mapping[str, Json]:
     folder = run / "checkpoints" / _checkpoint_name(run, batch)
     checkpoint = open_checkpoint(folder)
-    data = config.active_builder.build(config.build_context())
+    data = build_data(config.active_builder, config.build_context())
     try:
         backend = await make_backend(config, data, checkpoint.policy)
         tasks = list(iter_builders(data.heldout))[: config.eval.max_tasks]

@@ -236,11 +236,11 @@ def _train(args: argparse.Namespace, overrides: list[str]) -> int:
 
 async def _plan(config: TrainingConfig) -> str:
     """The plan of a run whose data sets are built to see how large they are, and closed again."""
-    from assay.envs.base import iter_builders
+    from assay.envs.base import build_data, iter_builders
     from assay.training.plan import describe
     from assay.training.session import num_batches
 
-    data = config.active_builder.build(config.build_context())
+    data = build_data(config.active_builder, config.build_context())
     try:
         return describe(config, num_batches(config, data), sum(1 for _ in iter_builders(data.heldout)))
     finally:

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TextIO
 
-from assay.envs.base import Env, EnvData, EnvGroupBuilder, iter_builders
+from assay.envs.base import Env, EnvData, EnvGroupBuilder, build_data, iter_builders
 from assay.errors import RunDirectoryError
 from assay.training.config import TrainingConfig
 from assay.training.run.reader import read_lines
@@ -91,7 +91,7 @@ async def _rescore(run: Path, config: TrainingConfig, output: Path) -> Mapping[s
             f"The scores would overwrite {output}, which belongs to the run. Choose another output."
         )
     tally = Tally()
-    data = config.active_builder.build(config.build_context())
+    data = build_data(config.active_builder, config.build_context())
     try:
         builders = _builders(data)
         with output.open("w", encoding="utf-8") as file:

@@ -100,6 +100,9 @@ class Draft(Generic[_C]):
         self.values: dict[str, _Given] = {}
         self.classes: dict[str, type | None] = {}
         """The class chosen for a key that holds one of several; None for null."""
+        self._chosen_by: dict[str, _Given] = {}
+        self._emptied: set[str] = set()
+        """Mappings whose default entries are gone: `{}` was given, or all entries there are."""
         self._dropped: dict[str, _Given] = {}
         """What a later layer has made idle, at its default, as that layer's doing."""
         self._rank = 0
@@ -117,6 +120,7 @@ class Draft(Generic[_C]):
             setting = self.find(key)
             if setting is not None and is_choice(setting) and value != {}:
                 self.classes[key] = _chosen(key, value, setting, layer.name)
+                self._chosen_by[key] = _Given(value, layer.name, self._rank)
             else:
                 rest[written] = value
         self._drop_foreign(layer.name)
@@ -125,11 +129,20 @@ class Draft(Generic[_C]):
             if setting is None:
                 raise ConfigError(_unknown_key(key, layer.name, list(self.keys()), self.unknown))
             self._put(key, value, setting, layer.name)
+        if layer.whole:
+            self._emptied |= {key for key in self.keys() if entry_type(self._setting(key).annotation) is not None}
+
+    def _setting(self, key: str) -> Setting:
+        found = self.find(key)
+        assert found is not None, key
+        return found
 
     def fill_in(self, layer: Layer) -> list[str]:
         """Add those settings of a layer that no other has set; returns them as written on the command line."""
         rest = {key: value for key, value in layer.values.items() if key not in self.values}
+        rank, self._rank = self._rank, -1  # below all others
         self.apply(Layer(layer.name, rest))
+        self._rank = rank
         return [f"{key}={shown(value)}" for key, value in rest.items()]
 
     def _put(self, key: str, value: Json, setting: Setting, layer: str) -> None:
@@ -141,6 +154,7 @@ class Draft(Generic[_C]):
         elif entry_type(setting.annotation) is not None:
             if value not in ({}, "{}"):
                 raise ConfigError(f"{given}: {key} holds entries. Set them one by one: {key}.NAME=VALUE.")
+            self._emptied.add(key)
             for entry in [k for k in self.values if k.startswith(f"{key}.")]:
                 del self.values[entry]
         else:
@@ -191,6 +205,11 @@ class Draft(Generic[_C]):
             return plugins.find(setting.code.default, setting.code.kind, key)  # type: ignore[no-any-return]
         return type(setting.default) if setting.default is not None else base
 
+    def is_choice_at(self, key: str) -> bool:
+        """Whether the key holds one of several classes."""
+        setting = self.find(key) if key else None
+        return setting is not None and is_choice(setting)
+
     def keys(self, parent: str = "") -> Iterator[str]:
         """Every key that exists, given the classes chosen so far."""
         for name in self.settings_at(parent):
@@ -204,7 +223,7 @@ class Draft(Generic[_C]):
         Raises:
             ConfigError: a value is missing, out of bounds, or cannot go together with others.
         """
-        while any(self._drop_idle(key) for key in list(self.values)):
+        while any(self._drop_idle(key) for key in [*self.values, *self.classes]):
             pass  # what was dropped may have been what another setting needs
         made: _C = self._construct(self.root, None, "")
         return made
@@ -216,7 +235,7 @@ class Draft(Generic[_C]):
             setting = self.find(".".join(parts[:end]))
             for rule in setting.used_when if setting is not None else ():
                 decider = self._nearest(rule.name, parts[: end - 1])
-                given, other = self.values[key], self._given(decider)
+                given, other = self.values.get(key) or self._chosen_by[key], self._given(decider)
                 if decider is None or other is None or other.rank <= given.rank:
                     continue
                 found = self.find(decider)
@@ -225,7 +244,8 @@ class Draft(Generic[_C]):
                     message = "%s=%s (%s) is dropped: under %s=%s (%s) nothing reads it."
                     logger.warning(message, key, shown(given.value), given.layer, decider, other.value, other.layer)
                     self._dropped[key] = _Given(setting.default if setting else None, other.layer, other.rank)
-                    del self.values[key]
+                    self.values.pop(key, None)
+                    self.classes.pop(key, None)
                     return True
         return False
 
@@ -250,9 +270,9 @@ class Draft(Generic[_C]):
                 if below or any(f"{k}.".startswith(f"{inner}.") for k in self.classes):
                     changes[name] = self._construct_node(default, inner, setting)
             elif entry_type(setting.annotation) is not None:
-                if below:
+                if below or inner in self._emptied:
                     start = setting.default if default is None else getattr(default, name)
-                    changes[name] = {**start, **self._entries(inner, below)}
+                    changes[name] = {**({} if inner in self._emptied else start), **self._entries(inner, below)}
             elif inner in self.values:
                 changes[name] = parse(self.values[inner].value, setting.annotation)
             elif default is None and setting.make_default is None:
@@ -275,14 +295,15 @@ class Draft(Generic[_C]):
     def _entries(self, key: str, below: Sequence[str]) -> dict[str, Json]:
         """The entries of the mapping at `key`, nested where their keys are."""
         entries: dict[str, Json] = {}
-        for dotted in below:
+        for dotted in sorted(below, key=lambda k: k.count(".")):
             setting = self.find(dotted)
             assert setting is not None, dotted
             *path, name = dotted.removeprefix(f"{key}.").split(".")
             place = entries
             for part in path:
-                inner = place.get(part)
-                place[part] = place = inner if isinstance(inner, dict) else {}
+                place = place.setdefault(part, {})
+                if not isinstance(place, dict):
+                    raise ConfigError(f"{dotted} is given, and so is {part} above it as a value. Keep one of them.")
             place[name] = parse(self.values[dotted].value, setting.annotation)
         return entries
 
@@ -295,7 +316,10 @@ def _classes_first(item: tuple[str, Json]) -> tuple[int, bool]:
 def _environment(draft: Draft[Any]) -> Layer:
     """What environment variables say to the classes that were chosen."""
     values: dict[str, Json] = {}
-    for key, cls in draft.classes.items():
+    given = [key.rpartition(".")[0] for key in draft.values]
+    for key in dict.fromkeys([*draft.classes, *(k for k in given if draft.is_choice_at(k))]):
+        setting = draft.find(key)
+        cls = draft.class_at(key, setting) if setting is not None else None
         read = getattr(cls, "environment", None)
         if read is not None:
             values |= {f"{key}.{name}": value for name, value in read(os.environ).items()}
@@ -312,7 +336,13 @@ def _chosen(key: str, value: Json, setting: Setting, layer: str) -> type | None:
         return None
     base = node_class(setting.annotation)
     if setting.code is not None:
-        return plugins.find(name, setting.code.kind, key)  # type: ignore[no-any-return]
+        found: type = plugins.find(name, setting.code.kind, key)
+        if TYPE_KEY in settings(found):
+            raise ConfigError(
+                f"{key}={shown(value)}: {found.__name__} has a field {TYPE_KEY}, which is the key that "
+                f"names the class itself. Rename the field."
+            )
+        return found
     if name not in choices:
         near = difflib.get_close_matches(name, choices, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""

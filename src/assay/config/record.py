@@ -33,7 +33,7 @@ def resolved(config: object) -> dict[str, Json]:
 
 def from_resolved(root: type[_C], data: Mapping[str, Json], source: str = "config.json") -> _C:
     """The config that `resolved` wrote. Settings that `data` lacks (an older version wrote it) take their defaults."""
-    config = build(root, [Layer(source, flatten(data, source))])
+    config = build(root, [Layer(source, flatten(data, source), whole=True)])
     missing = flatten(resolved(config), source).keys() - flatten(data, source).keys()
     if missing:
         logger.warning("%s lacks %s; using the defaults.", source, ", ".join(sorted(missing)))
@@ -86,7 +86,9 @@ def _plain_node(node: Any) -> dict[str, Json]:
     data: dict[str, Json] = {}
     for name, setting in settings(type(node)).items():
         value = getattr(node, name)
-        if not chz.is_chz(value):
+        if setting.code is not None and isinstance(value, str):
+            data[name] = setting.code.kind.canonical(value)
+        elif not chz.is_chz(value):
             data[name] = _plain(value)
         elif is_choice(setting):
             data[name] = {TYPE_KEY: _type_of(value, setting), **_plain_node(value)}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import textwrap
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ import chz
 from chz.util import MISSING
 
 from assay.config.fields import MAY_CHANGE, Bound, Code, Like, UsedWhen
-from assay.config.values import is_readable
+from assay.config.values import is_readable, members, type_name
 from assay.errors import ConfigError
 
 
@@ -83,13 +84,17 @@ def settings(cls: type) -> Mapping[str, Setting]:
     if cls not in _SETTINGS:
         if "__chz_fields__" not in vars(cls):
             raise ConfigError(
-                f"{cls.__module__}:{cls.__qualname__} lacks the decorator @chz.chz, so its own fields would be no "
-                "settings. Put @chz.chz above the class."
+                f"The class {cls.__qualname__} ({_file_of(cls)}) lacks the decorator @chz.chz, so its own fields would "
+                "be no settings. Put @chz.chz above the class."
             )
         docs = _attribute_docs(cls)
         above = [settings(base) for base in cls.__mro__[1:] if "__chz_fields__" in vars(base)]
         _SETTINGS[cls] = {name: _setting(name, field, docs, above) for name, field in chz.chz_fields(cls).items()}
     return _SETTINGS[cls]
+
+
+def _file_of(cls: type) -> str:
+    return str(getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__)
 
 
 def _setting(name: str, field: Any, docs: Mapping[str, str], above: Sequence[Mapping[str, Setting]]) -> Setting:
@@ -99,7 +104,10 @@ def _setting(name: str, field: Any, docs: Mapping[str, str], above: Sequence[Map
     if typing.get_origin(annotation) is Annotated:
         annotation, marks = annotation.__origin__, annotation.__metadata__
     _check_type(name, annotation)
-    marks = marks or next((base[name].marks for base in above if name in base), ())
+    inherited = next((base[name].marks for base in above if name in base), ())
+    marks = (*marks, *(mark for mark in inherited if type(mark) not in {type(own) for own in marks}))
+    if any(isinstance(mark, Bound) for mark in marks) and not {int, float} & set(members(annotation)):
+        raise ConfigError(f"The field {name} has bounds, which are for numbers, and is {type_name(annotation)}.")
     return Setting(name, annotation, docs.get(name, ""), _default_of(field), marks)
 
 

@@ -8,6 +8,7 @@ dataset_builder.batch_size: 8
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ class Layer:
 
     name: str
     values: Mapping[str, Json]
+    whole: bool = False
+    """Whether it is a whole config, whose entries of a mapping are all there are."""
 
 
 def read_overrides(overrides: Sequence[str]) -> Layer:
@@ -57,7 +60,22 @@ def read_source(source: str) -> Layer:
         raise ConfigError(f"Cannot read the config file {source}: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{source} is not UTF-8 text ({error.reason} at byte {error.start}), so no YAML.") from error
-    return parse_yaml(text, name=source)
+    return parse_json(text, source) if path.suffix == ".json" else parse_yaml(text, name=source)
+
+
+def parse_json(text: str, name: str) -> Layer:
+    """A config that was written as JSON (`assay config`, a run's `config.json`) as a layer; it is a whole one.
+
+    Raises:
+        ConfigError: malformed JSON, or a document that is no object.
+    """
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{name}: malformed JSON: {error}.") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{name} holds a {type(data).__name__}, but a config is an object of keys and values.")
+    return Layer(name, flatten(data, name), whole=True)
 
 
 def parse_yaml(text: str, name: str) -> Layer:

@@ -16,6 +16,7 @@ from typing import Annotated, Protocol, runtime_checkable
 import chz
 
 from assay.config import AtLeast, Code, Settings
+from assay.errors import ConfigError
 from assay.plugins import Kind
 from assay.types import Json, Message, Score, Task, Trajectory
 
@@ -193,12 +194,28 @@ class DatasetBuilder(Settings):
             ConfigError: impossible settings.  DataError: unreadable source files.
             EngineError: a verifier program is missing.
         """
-        raise TypeError(f"{type(self).__name__} does not implement build()")
+        raise ConfigError(
+            f"{type(self).__name__} does not define build(self, context). Define it to return an EnvData."
+        )
 
     def describe(self) -> str:
         """What the plan that is printed before a run says of it: the first line of the class's docstring."""
         said = next(iter((vars(type(self)).get("__doc__") or "").strip().splitlines()), "")
         return f"{type(self).__name__}: {said}" if said else f"{type(self).__name__}."
+
+
+def build_data(builder: DatasetBuilder, context: BuildContext) -> EnvData:
+    """What a builder makes, once it is known to be that.
+
+    Raises:
+        ConfigError: it makes something else, or the builder cannot.
+    """
+    data = builder.build(context)
+    if not isinstance(data, EnvData):
+        raise ConfigError(
+            f"{type(builder).__name__}.build() returned {data!r}, and not an EnvData. Return one from it."
+        )
+    return data
 
 
 def iter_builders(dataset: RLDataset) -> Iterator[EnvGroupBuilder]:

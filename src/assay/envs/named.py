@@ -14,5 +14,6 @@ ENVIRONMENT = Kind(
         "monitor": "assay.envs.monitor.dataset:MonitorDatasetBuilder",
     },
     lambda found: inspect.isclass(found) and issubclass(found, DatasetBuilder) and found is not DatasetBuilder,
+    "a class over assay.envs.DatasetBuilder",
 )
 """What `dataset_builder` may name."""

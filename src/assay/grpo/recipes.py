@@ -121,6 +121,11 @@ def recipe_of(loss_fn: str | Recipe) -> Recipe:
             f"The recipe of loss_fn={loss_fn} has surrogate={recipe.surrogate!r}, which is not one of {names}. One of "
             "your own is a function."
         )
+    if recipe.ratio not in (own.ratio, "token"):  # the second is what a recipe has that says nothing
+        raise ConfigError(
+            f"The recipe of loss_fn={loss_fn} has ratio={recipe.ratio}, but the ratio of {recipe.surrogate} is per "
+            f"{own.ratio}. Remove ratio: it is for functions of your own."
+        )
     return replace(recipe, thresholds={**own.thresholds, **recipe.thresholds}, ratio=own.ratio)
 
 

@@ -78,7 +78,10 @@ async def _first_prompt(env: Env | None, renderer: Renderer) -> Sequence[int] | 
 
 async def _verdict(env: Env, text: str) -> StepResult:
     try:
-        return await env.step(text)
+        result = await env.step(text)
+        if not isinstance(result, StepResult):
+            raise TypeError(f"{type(env).__name__}.step() returned {result!r}, and not a StepResult")
+        return result
     except (Exception, asyncio.CancelledError) as error:
         reraise_if_cancelled(error)
         logger.exception("An env failed to score a completion; its rollout is errored.")

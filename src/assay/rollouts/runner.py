@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from assay.backends.base import Backend
 from assay.envs.base import Env, EnvGroupBuilder, GroupScorer
+from assay.errors import ConfigError
 from assay.rollouts.play import failure, play
 from assay.rollouts.renderers.base import Renderer
 from assay.rollouts.sampling import Sampling
@@ -35,17 +36,28 @@ class PreparedGroup:
 
 
 async def prepare(builders: Sequence[EnvGroupBuilder], group_size: int) -> list[PreparedGroup]:
-    """Make the envs of every group, concurrently, in order. Where a builder fails, its rollouts will be errored."""
+    """Make the envs of every group, concurrently, in order. Where a builder fails, its rollouts will be errored.
+
+    Raises:
+        ConfigError: a builder makes another number of envs than it is asked for.
+    """
     return await together(_prepare(builder, group_size) for builder in builders)
 
 
 async def _prepare(builder: EnvGroupBuilder, group_size: int) -> PreparedGroup:
     try:
-        return PreparedGroup(builder, await builder.make(group_size))
+        envs = await builder.make(group_size)
     except (Exception, asyncio.CancelledError) as error:
         reraise_if_cancelled(error)
         logger.exception("The envs of a group could not be made; its rollouts are errored.")
         return PreparedGroup(builder, [None] * group_size)
+    found = len(envs) if isinstance(envs, Sequence) else type(envs).__name__
+    if found != group_size:
+        raise ConfigError(
+            f"{type(builder).__name__}.make({group_size}) gave {found} and not {group_size} envs, so that rewards "
+            "would be compared within a group of another size than group_size. Return one env for each rollout."
+        )
+    return PreparedGroup(builder, envs)
 
 
 async def run_groups(

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Protocol
 
 from assay.backends.base import Backend, unanswered
+from assay.errors import ModelError
 from assay.rollouts.cohorts import Cohorts
 from assay.rollouts.together import stop
 from assay.types import Completion, SamplingParams
@@ -55,13 +56,16 @@ class Sampling:
             sampled: called when nobody will ask any more and no call is in flight, so that the policy may change.
         """
         can = backend.capabilities
-        size = None if can.batch_invariant else max(1, can.cohort_tokens // max_tokens)
+        size = max(1, can.cohort_tokens // max_tokens) if can.cohort_tokens else count
         self._sampled = sampled
         self._backend = backend
-        self._cohorts = Cohorts(count, size)
+        self._cohorts = Cohorts(count, None if can.batch_invariant else size)
         self._asks: dict[int, _Ask] = {}
         self._calls: set[asyncio.Task[None]] = set()
         self._looking = False
+        self._closing = False
+        self._failed: BaseException | None = None
+        """The error of a call that had answered everybody."""
         self._look_soon()
 
     @contextmanager
@@ -79,6 +83,8 @@ class Sampling:
         Raises:
             AssayError: what the backend raised; every rollout of the call gets it.
         """
+        if self._failed is not None:
+            raise self._failed
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._asks[place] = _Ask(prompt, params, seed, last, answer)
         self._cohorts.ask(place)
@@ -117,6 +123,10 @@ class Sampling:
         stream = self._backend.sample_stream([ask.prompt for ask in asks], params, [ask.seed for ask in asks])
         async with aclosing(stream):
             async for place, completion in stream:
+                if not 0 <= place < len(asks):
+                    raise ModelError(
+                        f"The backend answered prompt {place} of a call of {len(asks)}: a fault of its own."
+                    )
                 if not asks[place].answer.done():
                     asks[place].answer.set_result(completion)
 
@@ -124,14 +134,22 @@ class Sampling:
         """See that nobody waits for ever for a call that is over."""
         self._calls.discard(call)
         missing = [ask.answer for ask in asks if not ask.answer.done()]
-        if call.cancelled():
-            for answer in missing:
+        error = self._error_of(call) or (unanswered(len(missing), len(asks)) if missing else None)
+        for answer in missing:
+            if self._closing:
                 answer.cancel()
-        elif missing:
-            error = call.exception() or unanswered(len(missing), len(asks))
-            for answer in missing:
+            else:
+                assert error is not None, "what is missing has a reason"
                 answer.set_exception(error)
+        if error is not None and not missing:
+            self._failed = self._failed or error
         self._look_soon()
+
+    def _error_of(self, call: asyncio.Task[None]) -> BaseException | None:
+        """Why a call failed; None where it did not, or was ended from here."""
+        if call.cancelled():
+            return None if self._closing else ModelError("The backend cancelled a call that nobody had cancelled.")
+        return call.exception()
 
     async def __aenter__(self) -> Sampling:
         return self
@@ -139,7 +157,13 @@ class Sampling:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None:
+            # Everybody is answered; a call that fails at its very end is a failure all the same.
+            await asyncio.wait(self._calls) if self._calls else None
+        self._closing = True
         await stop(self._calls)
+        if error is None and self._failed is not None:
+            raise self._failed
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from assay.backends.config import PolicySpec
 from assay.backends.named import open_named
 from assay.config import resolved
 from assay.config.record import may_change
-from assay.envs.base import EnvData, EnvGroupBuilder, iter_builders
+from assay.envs.base import EnvData, EnvGroupBuilder, build_data, iter_builders
 from assay.errors import ConfigError
 from assay.grpo.recipes import RECIPES
 from assay.grpo.trainer import GRPOTrainer
@@ -95,7 +95,7 @@ async def open_session(config: TrainingConfig, plan: ResumePlan) -> AsyncIterato
         AssayError: any part cannot be had; the message says which and what to do. Nothing committed is lost.
     """
     with ExitStack() as stack:
-        data = config.active_builder.build(config.build_context())
+        data = build_data(config.active_builder, config.build_context())
         try:
             if config.sft.num_steps and data.sft is None:
                 raise ConfigError(

@@ -13,16 +13,25 @@ import logging
 import os
 import threading
 from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from assay.errors import ConfigError, DataError, RewardError
-from assay.integrations.common.settings import HostConfig, plain, read_from_environment, read_settings, shared_name
+from assay.integrations.common.settings import (
+    HostConfig,
+    plain,
+    read_from_environment,
+    read_settings,
+    shared_name,
+    version_of,
+)
+from assay.plugins import source_file
 from assay.rewards import Client, RewardEngine, Sample
 from assay.rewards.base import Caller, CallFailure, Outcome, Request, Reward
 from assay.rewards.client.reply_cache import default_cache_path
 from assay.rewards.client.resources import api_key
 from assay.rewards.failures import rewards_of
-from assay.rewards.named import find_reward
+from assay.rewards.named import REWARD, find_reward
 from assay.rewards.shared.hub import SharedCaller
 from assay.types import Json, Message, Score
 
@@ -175,25 +184,26 @@ def samples_of(
 def scorer(given: Mapping[str, object], defaults: Mapping[str, Json] | None = None) -> HostScorer:
     """The scorer of this process for settings as a host passes them; equal settings share one.
 
-    Environment variables (the API key among them) and the file of `ASSAY_REWARDS_CONFIG` are part of the settings:
-    after a change of theirs the next call is scored by a new one.
+    Environment variables (the API key among them), the file of `ASSAY_REWARDS_CONFIG` and that of the reward are part
+    of the settings: after a change of theirs the next call is scored by a new one.
     """
     said = json.dumps([plain(given), dict(defaults or {}), read_from_environment()], sort_keys=True, default=str)
-    found = _SCORERS.get((said, _api_key(said)))
+    found = _SCORERS.get((said, _outside(said)))
     if found is not None:
         return found
     with _MAKING:
         config = read_settings(given, defaults)
-        _KEY_VARIABLES[said] = config.judge.api_key_env
-        key = said, _api_key(said)
+        _READ_OUTSIDE[said] = config.judge.api_key_env, source_file(config.reward, REWARD)
+        key = said, _outside(said)
         if key not in _SCORERS:
             _SCORERS[key] = HostScorer(config)
         return _SCORERS[key]
 
 
-def _api_key(said: str) -> int:
-    """A hash of the API key that settings lead to now; a process that is given another one makes another client."""
-    return hash(os.environ.get(_KEY_VARIABLES.get(said, ""), ""))
+def _outside(said: str) -> int:
+    """A hash of what settings lead to outside them, as it is now: the API key, and the file that the reward is in."""
+    variable, file = _READ_OUTSIDE.get(said, ("", None))
+    return hash((os.environ.get(variable, ""), version_of(file) if file is not None else None))
 
 
 def close_all() -> None:
@@ -204,8 +214,8 @@ def close_all() -> None:
 
 
 _SCORERS: dict[tuple[str, int], HostScorer] = {}
-_KEY_VARIABLES: dict[str, str] = {}
-"""Settings as given -> the environment variable that holds their API key."""
+_READ_OUTSIDE: dict[str, tuple[str, Path | None]] = {}
+"""Settings as given -> the environment variable that holds their API key, and the file of their reward."""
 _MAKING = threading.Lock()
 
 

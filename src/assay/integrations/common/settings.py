@@ -82,12 +82,17 @@ def read_settings(given: Mapping[str, object], defaults: Mapping[str, Json] | No
 def read_from_environment() -> tuple[object, ...]:
     """What `read_settings` reads beside its arguments, as it is now: settings read under equal values are equal."""
     path = os.environ.get(CONFIG_ENV, "")
+    file = version_of(Path(path).expanduser()) if path else None
+    return (path, file, *(os.environ.get(name, "") for name in VARIABLES))
+
+
+def version_of(file: Path) -> tuple[int, ...] | None:
+    """What tells a file from what it was before, without reading it; None where there is none."""
     try:
-        stat = os.stat(os.path.expanduser(path)) if path else None
+        stat = file.stat()
     except OSError:
-        stat = None
-    file = (path, stat.st_mtime_ns, stat.st_size, stat.st_ino) if stat is not None else (path,)
-    return (file, *(os.environ.get(name, "") for name in VARIABLES))
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def _monitor_layer() -> Layer:
