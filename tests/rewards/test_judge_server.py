@@ -270,7 +270,7 @@ def test_an_outage_on_one_port() -> None:
 
 
 def test_it_ends_with_its_parent() -> None:
-    script = Path(__file__).parents[2] / "benchmarks" / "support" / "judge_server.py"
+    script = Path(__file__).parents[2] / "benchmarks" / "common" / "judge_server.py"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, str(script)], **pipes) as process:  # type: ignore[call-overload]
         assert json.loads(process.stdout.readline())["port"] > 0
