@@ -240,6 +240,18 @@ def test_entries_add_to_the_default_ones_and_braces_drop_them() -> None:
     assert weights({"weights": {}}, {"weights.b": 2}) == {"b": 2.0}
 
 
+@chz.chz
+class Holder(Settings):
+    """Holds a node with a mapping."""
+
+    inner: Weighed = chz.field(default_factory=Weighed)
+    """The node."""
+
+
+def test_braces_reach_a_mapping_of_a_node_that_is_not_set_otherwise() -> None:
+    assert build(Holder, [Layer("one", {"inner.weights": "{}"})]).inner.weights == {}
+
+
 @pytest.mark.parametrize("weights", [{}, {"b": 2.0}, {"a": 3.0}])
 def test_a_record_has_all_entries_there_are(weights: dict[str, float], tmp_path: Path) -> None:
     config = Weighed(weights=weights, options={"rate": 1e-05, "deep": {"x": [1]}})
@@ -300,9 +312,23 @@ def test_a_chosen_class_that_a_later_layer_makes_idle_is_dropped(caplog: pytest.
     assert "multiturn_dataset_builder=chess (a file) is dropped" in caplog.text
 
 
-def test_the_environment_makes_nothing_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    from assay.training.config import load_config
+@chz.chz
+class Weathered(Shape):
+    """A shape that the environment makes wet."""
 
-    monkeypatch.setenv("MONITOR_CACHE", "false")
-    with pytest.raises(ConfigError, match="cache_path=x is set, but it is read only when cache is true"):
-        load_config("monitor", ["dataset_builder.engine.cache_path=x"])
+    wet: bool = False
+    """Whether it is."""
+    coat: Annotated[str, UsedWhen("wet", False)] = "none"
+    """Its paint, while it is dry."""
+
+    @classmethod
+    def environment(cls, environ: Mapping[str, str]) -> Mapping[str, Any]:
+        return {"wet": True}
+
+
+def test_what_is_said_is_never_dropped_for_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPE.known, "weathered", f"{__name__}:Weathered")  # type: ignore[arg-type]
+    assert load(Root, None, ["shape=weathered"]).shape == Weathered(wet=True)
+    with pytest.raises(ConfigError, match="coat=red is set, but it is read only when wet is false, and wet=true"):
+        load(Root, None, ["shape=weathered", "shape.coat=red"])
+    assert load(Root, None, ["shape=weathered", "shape.coat=red", "shape.wet=false"]).shape == Weathered(coat="red")

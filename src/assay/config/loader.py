@@ -267,7 +267,7 @@ class Draft(Generic[_C]):
             inner = f"{key}.{name}" if key else name
             below = [k for k in self.values if k.startswith(f"{inner}.")]
             if node_class(setting.annotation) is not None:
-                if below or any(f"{k}.".startswith(f"{inner}.") for k in self.classes):
+                if below or any(f"{k}.".startswith(f"{inner}.") for k in (*self.classes, *self._emptied)):
                     changes[name] = self._construct_node(default, inner, setting)
             elif entry_type(setting.annotation) is not None:
                 if below or inner in self._emptied:

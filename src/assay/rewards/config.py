@@ -68,7 +68,7 @@ class EngineConfig(Settings):
     """Keep replies on disk and never pay for one twice."""
     offline: bool = False
     """Answer from the cache alone and never ask the judge; a call that is not there errors its sample. Needs no key."""
-    cache_path: Annotated[Path | None, UsedWhen("cache", True)] = None
+    cache_path: Path | None = None
     """Cache file; null takes `rewards.sqlite` in the run's cache folder, or in the user's."""
     cache_max_mb: Annotated[int, Above(0)] = 4096
     """Size beyond which the replies used longest ago are dropped."""
