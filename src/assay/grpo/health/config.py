@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 import chz
 
 from assay.config import Above, AtLeast, AtMost, Settings, refuse
+from assay.config.schema import settings
 
 Action = Literal["ignore", "warn", "pause", "rollback", "stop"]
 ACTIONS: tuple[Action, ...] = get_args(Action)
@@ -45,26 +47,16 @@ DEFAULT_ACTIONS: Mapping[str, Action] = {
 }
 """Rule -> what is done about its findings unless `HealthConfig.actions` says otherwise."""
 
-_READ_BY: Mapping[str, tuple[str, ...]] = {
-    "kl_tail_limit": ("kl_tail",),
-    "kl_runaway_level": ("kl_runaway",),
-    "kl_runaway_factor": ("kl_runaway",),
-    "mismatch_ratio_limit": ("mismatch",),
-    "mismatch_kl_limit": ("mismatch",),
-    "entropy_floor": ("entropy_floor", "entropy_slope"),
-    "entropy_horizon": ("entropy_slope",),
-    "trend_significance": ("entropy_slope", "part_divergence"),
-    "clip_fraction_limit": ("clip_fraction",),
-    "constant_groups_limit": ("constant_groups",),
-    "truncation_limit": ("truncation",),
-    "grad_norm_limit": ("grad_norm",),
-    "grad_norm_spike_factor": ("grad_norm",),
-    "grad_norm_harmless": ("grad_norm",),
-    "part_divergence_share": ("part_divergence",),
-    "window": ("kl_runaway", "entropy_slope", "grad_norm", "part_divergence"),
-    "sustained_steps": ("clip_fraction", "constant_groups", "truncation"),
-}
-"""Threshold -> the rules that read it."""
+
+@dataclass(frozen=True, slots=True)
+class ReadBy:
+    """A threshold is read by these rules alone."""
+
+    rules: tuple[str, ...]
+
+
+def _read_by(*rules: str) -> ReadBy:
+    return ReadBy(rules)
 
 
 @chz.chz
@@ -79,41 +71,41 @@ class HealthConfig(Settings):
     """Rollbacks of a run before the next one becomes a stop."""
     rollback_lr_factor: Annotated[float, Above(0), AtMost(1)] = 0.5
     """Factor on the learning rate at every rollback."""
-    window: Annotated[int, AtLeast(10)] = 20
+    window: Annotated[int, AtLeast(10), _read_by("kl_runaway", "entropy_slope", "grad_norm", "part_divergence")] = 20
     """Steps over which trends, growth and the median gradient norm are taken."""
-    sustained_steps: Annotated[int, AtLeast(1)] = 10
+    sustained_steps: Annotated[int, AtLeast(1), _read_by("clip_fraction", "constant_groups", "truncation")] = 10
     """Steps over which clipping, constant groups and truncation are averaged."""
     quiet_steps: Annotated[int, AtLeast(1)] = 10
     """Steps without a finding after which a rule has cleared and may speak again."""
-    kl_tail_limit: Annotated[float, Above(0)] = 4.0
+    kl_tail_limit: Annotated[float, Above(0), _read_by("kl_tail")] = 4.0
     """95th percentile of the tokens' KL estimates against the reference, in nats, above which the tail is heavy."""
-    kl_runaway_level: Annotated[float, Above(0)] = 0.6
+    kl_runaway_level: Annotated[float, Above(0), _read_by("kl_runaway")] = 0.6
     """Mean KL against the reference, in nats per token, below which no growth counts as a runaway."""
-    kl_runaway_factor: Annotated[float, Above(1)] = 3.0
+    kl_runaway_factor: Annotated[float, Above(1), _read_by("kl_runaway")] = 3.0
     """Growth of the mean KL over the window that counts as a runaway."""
-    entropy_floor: Annotated[float, Above(0)] = 0.03
+    entropy_floor: Annotated[float, Above(0), _read_by("entropy_floor", "entropy_slope")] = 0.03
     """Entropy, in nats per token, below which the policy no longer explores."""
-    entropy_horizon: Annotated[int, AtLeast(1)] = 10
+    entropy_horizon: Annotated[int, AtLeast(1), _read_by("entropy_slope")] = 10
     """Entropy is falling too fast when its trend reaches the floor within so many steps."""
-    trend_significance: Annotated[float, Above(0)] = 5.0
+    trend_significance: Annotated[float, Above(0), _read_by("entropy_slope", "part_divergence")] = 5.0
     """Slope of a trend, in standard errors, from which it is told from noise."""
-    clip_fraction_limit: Annotated[float, Above(0), AtMost(1)] = 0.3
+    clip_fraction_limit: Annotated[float, Above(0), AtMost(1), _read_by("clip_fraction")] = 0.3
     """Share of clipped tokens above which the updates have left the trust region."""
-    constant_groups_limit: Annotated[float, Above(0), AtMost(1)] = 0.9
+    constant_groups_limit: Annotated[float, Above(0), AtMost(1), _read_by("constant_groups")] = 0.9
     """Share of groups without any difference in reward above which there is too little to learn from."""
-    truncation_limit: Annotated[float, Above(0), AtMost(1)] = 0.5
+    truncation_limit: Annotated[float, Above(0), AtMost(1), _read_by("truncation")] = 0.5
     """Share of completions cut off at the token limit above which rewards judge the limit, not the answers."""
-    mismatch_ratio_limit: Annotated[float, Above(0)] = 0.2
+    mismatch_ratio_limit: Annotated[float, Above(0), _read_by("mismatch")] = 0.2
     """Largest |ratio - 1| of a token before any update; 0.2 is where the usual clip would already act."""
-    mismatch_kl_limit: Annotated[float, Above(0)] = 0.01
+    mismatch_kl_limit: Annotated[float, Above(0), _read_by("mismatch")] = 0.01
     """KL between sampler and trainer on equal weights, in nats per token."""
-    grad_norm_limit: Annotated[float, Above(0)] = 100.0
+    grad_norm_limit: Annotated[float, Above(0), _read_by("grad_norm")] = 100.0
     """Gradient norm, before clipping, that is too large whatever came before."""
-    grad_norm_spike_factor: Annotated[float, Above(1)] = 10.0
+    grad_norm_spike_factor: Annotated[float, Above(1), _read_by("grad_norm")] = 10.0
     """Gradient norm, in medians of the window, that is a spike."""
-    grad_norm_harmless: Annotated[float, AtLeast(0)] = 1.0
+    grad_norm_harmless: Annotated[float, AtLeast(0), _read_by("grad_norm")] = 1.0
     """Gradient norm up to which nothing counts as a spike; the usual clip does not touch it."""
-    part_divergence_share: Annotated[float, Above(0)] = 0.25
+    part_divergence_share: Annotated[float, Above(0), _read_by("part_divergence")] = 0.25
     """Least change of a part of the reward over the window: a rise in standard deviations of one step's rewards, a
     fall in those or, if that is less, in its own level."""
 
@@ -146,10 +138,11 @@ def _without_effect(config: HealthConfig) -> Iterator[str]:
     """Settings that differ from their defaults though nothing reads them."""
     if not config.actions:
         return
-    defaults = HealthConfig()
-    changed = {name for name in chz.chz_fields(HealthConfig) if getattr(config, name) != getattr(defaults, name)}
-    for name, rules in _READ_BY.items():
-        if name in changed and all(config.action(rule) == "ignore" for rule in rules):
+    known = settings(HealthConfig)
+    changed = [name for name in known if getattr(config, name) != known[name].default]
+    for name in changed:
+        rules = [rule for mark in known[name].marks if isinstance(mark, ReadBy) for rule in mark.rules]
+        if rules and all(config.action(rule) == "ignore" for rule in rules):
             off = ", ".join(f"actions.{rule}=ignore" for rule in rules)
             yield (
                 f"{name}={getattr(config, name)} is set, but with {off} nothing reads it. "
