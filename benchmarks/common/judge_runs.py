@@ -45,7 +45,7 @@ def client_process(job: Job) -> Record:
     parent = Path(__file__).parents[1]
     path = os.pathsep.join(filter(None, [str(parent), *sys.path[1:]]))
     done = subprocess.run(
-        [sys.executable, "-m", "support.judge_client"],
+        [sys.executable, "-m", "common.judge_client"],
         input=to_json(job),
         stdout=subprocess.PIPE,
         text=True,
