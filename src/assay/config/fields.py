@@ -10,8 +10,10 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from assay.plugins import Kind
 
@@ -30,71 +32,53 @@ class Condition(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class AtLeast:
+_RELATIONS: Mapping[str, Callable[[Any, float], bool]] = {
+    "at least": operator.ge,
+    "at most": operator.le,
+    "above": operator.gt,
+    "below": operator.lt,
+}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A condition on a number; null is in range."""
+
+    bound: float
+    relation: ClassVar[str]
+
+    @property
+    def words(self) -> str:
+        """See `Condition`."""
+        return f"{self.relation} {self.bound}"
+
+    def holds(self, value: object) -> bool:
+        """See `Condition`."""
+        return value is None or _RELATIONS[self.relation](value, self.bound)
+
+
+class AtLeast(Bound):
     """A number not below a bound."""
 
-    bound: float
-
-    @property
-    def words(self) -> str:
-        """See `Condition`."""
-        return f"at least {self.bound}"
-
-    def holds(self, value: object) -> bool:
-        """See `Condition`; null is in range."""
-        return value is None or value >= self.bound  # type: ignore[operator]
+    relation = "at least"
 
 
-@dataclass(frozen=True, slots=True)
-class AtMost:
+class AtMost(Bound):
     """A number not above a bound."""
 
-    bound: float
-
-    @property
-    def words(self) -> str:
-        """See `Condition`."""
-        return f"at most {self.bound}"
-
-    def holds(self, value: object) -> bool:
-        """See `Condition`; null is in range."""
-        return value is None or value <= self.bound  # type: ignore[operator]
+    relation = "at most"
 
 
-@dataclass(frozen=True, slots=True)
-class Above:
+class Above(Bound):
     """A number above a bound."""
 
-    bound: float
-
-    @property
-    def words(self) -> str:
-        """See `Condition`."""
-        return f"above {self.bound}"
-
-    def holds(self, value: object) -> bool:
-        """See `Condition`; null is in range."""
-        return value is None or value > self.bound  # type: ignore[operator]
+    relation = "above"
 
 
-@dataclass(frozen=True, slots=True)
-class Below:
+class Below(Bound):
     """A number below a bound."""
 
-    bound: float
-
-    @property
-    def words(self) -> str:
-        """See `Condition`."""
-        return f"below {self.bound}"
-
-    def holds(self, value: object) -> bool:
-        """See `Condition`; null is in range."""
-        return value is None or value < self.bound  # type: ignore[operator]
-
-
-Bound = AtLeast | AtMost | Above | Below
+    relation = "below"
 
 
 @dataclass(frozen=True, slots=True)
