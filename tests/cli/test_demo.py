@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The folder of a finished demo, and its cache."""
     root, cache = tmp_path_factory.mktemp("demo") / "runs", tmp_path_factory.mktemp("cache")
     torch.set_num_threads(1)
-    assert demo.main(settings(root, cache)) == 0
+    assert demo.run(Namespace(), settings(root, cache)) == 0
     return root, cache
 
 
@@ -124,7 +125,7 @@ def test_the_same_command_shows_a_finished_demo_again(
     root, cache = finished
     before, result, page = ends(root), (root / "result.json").read_bytes(), (root / "report.html").read_bytes()
     (root / "result.json").unlink()
-    assert demo.main(settings(root, cache)) == 0
+    assert demo.run(Namespace(), settings(root, cache)) == 0
     shown = capsys.readouterr().out
     assert (ends(root), (root / "result.json").read_bytes(), (root / "report.html").read_bytes()) == (
         before,
@@ -142,7 +143,7 @@ def test_an_interrupted_control_goes_on(finished: tuple[Path, Path], tmp_path: P
     ledger = tmp_path / "runs" / demo.CONTROL / "ledger.jsonl"
     lines = ledger.read_bytes().splitlines(keepends=True)
     ledger.write_bytes(b"".join(lines[:-1]))  # all but the line that says the run is complete
-    assert demo.main(settings(tmp_path / "runs", cache)) == 0
+    assert demo.run(Namespace(), settings(tmp_path / "runs", cache)) == 0
     assert read_ledger(ledger).is_complete
     again = json.loads((tmp_path / "runs" / "result.json").read_text())
     assert again["policies"] == json.loads((root / "result.json").read_text())["policies"]
@@ -154,21 +155,21 @@ def test_other_settings_are_refused_and_nothing_is_lost(finished: tuple[Path, Pa
     root, cache = finished
     before = ends(root)
     with pytest.raises(RunDirectoryError, match=r"learning_rate: 0\.0005 -> 0\.001[\s\S]*Remove .* or set log_path"):
-        demo.main(settings(root, cache, learning_rate=0.001))
+        demo.run(Namespace(), settings(root, cache, learning_rate=0.001))
     assert ends(root) == before
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(RunDirectoryError, match=r"thesis\.tex"):
-        demo.main(settings(tmp_path, tmp_path / "cache"))
+        demo.run(Namespace(), settings(tmp_path, tmp_path / "cache"))
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 @pytest.mark.parametrize("key", ["sft.num_steps", "max_batches"])
 def test_a_demo_without_anything_to_compare_is_refused(tmp_path: Path, key: str) -> None:
     with pytest.raises(ConfigError, match=f"{key.rpartition('.')[2]}=0"):
-        demo.main(settings(tmp_path / "runs", tmp_path, **{key: 0}))
+        demo.run(Namespace(), settings(tmp_path / "runs", tmp_path, **{key: 0}))
     assert not (tmp_path / "runs").exists()
 
 

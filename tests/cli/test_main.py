@@ -122,7 +122,7 @@ def test_a_missing_optional_package_names_its_extra(
     def needs_chess(*_: object) -> int:
         raise ModuleNotFoundError("No module named 'chess'", name="chess.engine")
 
-    monkeypatch.setitem(cli._COMMANDS, "config", needs_chess)
+    monkeypatch.setattr("assay.cli.config.run", needs_chess)
     assert cli.main(["config"]) == 1
     assert "pip install 'assay-rl[chess]'" in capsys.readouterr().err
 
@@ -131,7 +131,7 @@ def test_a_missing_module_of_ours_is_a_bug_and_keeps_its_traceback(monkeypatch: 
     def broken(*_: object) -> int:
         raise ModuleNotFoundError("No module named 'assay.nowhere'", name="assay.nowhere")
 
-    monkeypatch.setitem(cli._COMMANDS, "config", broken)
+    monkeypatch.setattr("assay.cli.config.run", broken)
     with pytest.raises(ModuleNotFoundError):
         cli.main(["config"])
 
@@ -140,7 +140,7 @@ def test_an_interrupt_says_how_to_resume(monkeypatch: pytest.MonkeyPatch, capsys
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(cli._COMMANDS, "train", interrupted)
+    monkeypatch.setattr("assay.cli.runs.train.run", interrupted)
     assert cli.main(["train", "--config", "chess", "wandb_name=a b"]) == 130
     assert "assay train --config chess 'wandb_name=a b'" in capsys.readouterr().err
 
@@ -190,3 +190,24 @@ def test_what_needs_chess_says_how_to_get_it() -> None:
         done.stderr.strip()
         == "error: chess is not installed, and this command needs it: pip install 'assay-rl[chess]'."
     )
+
+
+def test_a_command_that_is_not_there_is_one_line_with_those_that_are() -> None:
+    done = assay("trian", "--config", "chess")
+    assert done.returncode == 2
+    assert done.stderr == f"error: 'trian' is not a command. The commands are {', '.join(cli.COMMANDS)}.\n"
+
+
+@pytest.mark.parametrize("package", ["assay", "assay.cli"])
+def test_either_package_runs_as_a_module(package: str) -> None:
+    done = subprocess.run([sys.executable, "-m", package, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("assay ")
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help_of_its_own(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main([name, "--help"])
+    assert left.value.code == 0
+    summary = cli.COMMANDS[name].summary
+    assert f"{summary[0].upper()}{summary[1:]}." in capsys.readouterr().out.replace("\n", " ")

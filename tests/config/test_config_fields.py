@@ -11,7 +11,7 @@ from pathlib import Path
 import chz
 import pytest
 
-from assay.cli.grade import GradeConfig
+from assay.cli.tasks.grade import GradeConfig
 from assay.config.help import nodes
 from assay.config.loader import TYPE_KEY
 from assay.config.schema import settings

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from assay.cli.eval import measure
+from assay.cli.runs.eval import measure
 from assay.errors import TrainingError
 from assay.training.config import load_config
 from assay.training.loop import train

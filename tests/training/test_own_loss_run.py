@@ -12,8 +12,8 @@ import pytest
 
 from assay.backends.base import Capabilities
 from assay.backends.config import ScratchModel
-from assay.cli.eval import measure
 from assay.cli.main import main as assay
+from assay.cli.runs.eval import measure
 from assay.config import from_resolved
 from assay.errors import ConfigError
 from assay.training.config import SFTConfig, TrainingConfig

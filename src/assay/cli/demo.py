@@ -7,6 +7,7 @@ a mover of random legal moves, whose results are exact. The same command goes on
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import logging
@@ -81,7 +82,11 @@ class Outcome:
         return [verdict(policy, other, self.metrics) for policy, other in self.comparisons.values()]
 
 
-def main(overrides: list[str]) -> int:
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """None of its own."""
+
+
+def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Run or go on with the demo; print the result and write it beside the runs. Returns the exit status.
 
     Args:

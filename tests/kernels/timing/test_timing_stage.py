@@ -13,7 +13,7 @@ import chz
 import numpy as np
 import pytest
 
-from assay.cli.grade import read_grading
+from assay.cli.tasks.grade import read_grading
 from assay.errors import ConfigError, MissingDependencyError
 from assay.kernels import config, devices, sandboxes
 from assay.kernels.arrays import HostTensor, host_tensor

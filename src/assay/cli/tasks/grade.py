@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import chz
 
+from assay.cli.options import add_settings_help
 from assay.config import Layer, build
-from assay.config.sources import COMMAND_LINE
+from assay.config.sources import COMMAND_LINE, read_overrides
 from assay.errors import DataError
 from assay.kernels.config import GraderConfig
 from assay.kernels.pool import grade_many
@@ -18,6 +21,8 @@ from assay.kernels.problems.sources import DatasetSource, Problem, find_problem,
 from assay.kernels.verdicts import Verdict
 from assay.types import Json
 
+NOT_OK = 3
+"""Exit status for any verdict but `ok`: 1 and 2 say that nothing was graded."""
 MAX_KERNEL_BYTES = 20_000_000
 """A larger file is not read; the grader refuses sources far below that."""
 
@@ -32,6 +37,33 @@ class GradeConfig(GraderConfig):
     """The checkout (`local`; KERNELBENCH_ROOT or the usual places when null) or the file (`jsonl`)."""
     revision: str | None = None
     """Commit or tag of the data set (`huggingface`)."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Its options."""
+    parser.add_argument("--problem", required=True, metavar="FILE|level/id", help="a problem's file, or one by number")
+    parser.add_argument(
+        "--kernel", required=True, metavar="FILE", help="the kernel: a module with ModelNew; - for stdin"
+    )
+    parser.add_argument("--backend", choices=("triton", "cuda"), help="its language (default: triton)")
+    parser.add_argument("--json", action="store_true", help="print the whole verdict as one JSON object")
+    parser.add_argument("--no-cache", action="store_true", help="grade anew, and keep nothing")
+    add_settings_help(parser, "assay.cli.tasks.grade:GradeConfig")
+
+
+def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
+    """Grade, print the verdict, and say in the exit status whether it is `ok`."""
+    given = dict(read_overrides(overrides).values)
+    if args.backend is not None:
+        given["backend"] = args.backend
+    if args.no_cache:
+        given["cache"] = "false"
+    problem, verdict = grade_file(args.problem, args.kernel, given)
+    if args.json:
+        print(json.dumps({"name": problem.name, "key": problem.key, **verdict.to_json()}))
+    else:
+        print(describe(problem, verdict))
+    return 0 if verdict.ok else NOT_OK
 
 
 def grade_file(problem: str, kernel: str, given: Mapping[str, Json]) -> tuple[Problem, Verdict]:

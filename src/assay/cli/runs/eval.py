@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from assay.cli.options import config_of
 from assay.envs.base import build_data, iter_builders
 from assay.errors import RunDirectoryError
 from assay.rollouts.renderers.base import make_renderer
@@ -17,6 +20,18 @@ from assay.training.run.checkpoints import open_checkpoint
 from assay.training.run.ledger import read_ledger
 from assay.training.session import make_backend
 from assay.types import Json, SamplingParams
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Its options."""
+    parser.add_argument("--run", required=True, type=Path, metavar="DIR", help="run directory (`log_path` of the run)")
+    parser.add_argument("--step", type=int, metavar="N", help="checkpoint of RL batch N (default: the last one)")
+
+
+def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
+    """Measure, and print the figures as JSON."""
+    print(json.dumps(measure(args.run, config_of(args.run, overrides), args.step), indent=2))
+    return 0
 
 
 def measure(run: Path, config: TrainingConfig, batch: int | None) -> Mapping[str, Json]:

@@ -6,7 +6,7 @@ import chz
 import numpy as np
 import pytest
 
-from assay.cli.eval import measure
+from assay.cli.runs.eval import measure
 from assay.errors import CheckpointError, RunDirectoryError, TrainingError
 from assay.training.config import EvalConfig
 from support.tiny_run import metric, run, snapshot, tiny

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from assay.cli.grade import describe, read_grading
 from assay.cli.main import main
+from assay.cli.tasks.grade import describe, read_grading
 from assay.errors import ConfigError
 from assay.kernels.config import GraderConfig
 from assay.kernels.grader import VERSION
@@ -133,7 +133,7 @@ def test_a_file_that_is_no_kernel(assay: Run, tmp_path: Path, data: bytes, json_
         (("dataset_src=web",), 2, "web"),
         (("dataset_src=jsonl",), 2, "needs the path"),
         (("dataset_src=local", "problems_path=/nowhere"), 1, "/nowhere is no checkout"),
-        (("--colour",), 2, "'--colour' is no option of `assay grade`"),
+        (("--colour",), 2, "'--colour' is not an option of `assay grade`"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be(assay: Run, words: tuple[str, ...], status: int, said: str) -> None:
@@ -179,7 +179,7 @@ def test_the_options_that_stand_for_settings(
         seen.append((config, candidates))
         return [Verdict("compiled_not_run", "compile", "no GPU here", compiled=True)]
 
-    monkeypatch.setattr("assay.cli.grade.grade_many", grade)
+    monkeypatch.setattr("assay.cli.tasks.grade.grade_many", grade)
     words = ["grade", "--problem=1/1", f"--kernel={SNAKE}", "--backend=cuda", "--no-cache", "wall_s=5", "--scale=none"]
     assert main(words) == 3 and "compiled_not_run: problem 1/1" in capsys.readouterr().out
     [(config, [(problem, code)])] = seen

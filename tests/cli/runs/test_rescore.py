@@ -6,7 +6,7 @@ from pathlib import Path
 import chz
 import pytest
 
-from assay.cli.rescore import rescore
+from assay.cli.runs.rescore import rescore
 from assay.errors import RunDirectoryError
 from support.tiny_run import run, snapshot, tiny
 from support.toy_env import ToyBuilder

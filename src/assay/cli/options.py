@@ -1,0 +1,68 @@
+"""Options that several commands have, and the config of a run that is there already."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shutil
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from assay.errors import RunDirectoryError
+from assay.presets import presets
+
+if TYPE_CHECKING:
+    from assay.training.config import TrainingConfig
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """`--config`, which may be repeated."""
+    parser.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="NAME|PATH",
+        help=f"a preset ({', '.join(presets())}) or a YAML file; may be repeated, later ones win",
+    )
+
+
+def add_settings_help(parser: argparse.ArgumentParser, root: str) -> None:
+    """`--help` with every setting below the class `root` (`package.module:Name`), which loads only when asked for."""
+    text = "show this message, with every setting"
+    parser.add_argument("--help", "-h", action=_SettingsHelp, const=root, help=text)
+
+
+class _SettingsHelp(argparse.Action):
+    def __init__(self, option_strings: Sequence[str], dest: str, const: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest=argparse.SUPPRESS, nargs=0, help=help, const=const.split(":"))
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        """Print and leave."""
+        from assay.config.help import listing
+
+        module, name = self.const
+        root = getattr(import_module(module), name)
+        parser.epilog = listing(root, min(120, shutil.get_terminal_size().columns))
+        parser.print_help()
+        parser.exit()
+
+
+def config_of(run: Path, overrides: Sequence[str]) -> TrainingConfig:
+    """The config of a run. Its own config.json is a layer like any other, so that a setting can be overridden.
+
+    Raises:
+        RunDirectoryError: there is no run in that folder.
+        ConfigError: an override that does not fit.
+    """
+    from assay.config.record import changed_files
+    from assay.storage.files import read_object
+    from assay.training.config import load_config
+
+    record = run / "config.json"
+    if not record.is_file():
+        raise RunDirectoryError(f"{run} holds no run: there is no config.json in it. Give the log_path of a run.")
+    for file in changed_files(read_object(record) or {}):
+        logging.getLogger(__name__).warning("%s has changed since the run began; what it says now is used.", file)
+    return load_config([str(record)], overrides)

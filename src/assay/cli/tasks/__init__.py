@@ -1,0 +1,1 @@
+"""Commands on tasks, completions and kernels: nothing is trained."""

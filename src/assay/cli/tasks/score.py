@@ -1,0 +1,44 @@
+"""`assay score`: the rollouts of a run judged again (`--run`), or any file of completions (`--input`)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from assay.cli.options import config_of
+from assay.errors import ConfigError
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Its options."""
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--run", type=Path, metavar="DIR", help="run directory whose saved rollouts are judged again")
+    what.add_argument("--input", type=Path, metavar="FILE", help="JSON lines with `response` and what the reward needs")
+    parser.add_argument("--reward", metavar="NAME", help="with --input: a reward's name, path.py:name or module:name")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="where scores go (default: beside what is judged)")
+
+
+def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
+    """Judge, and print what came of it as JSON."""
+    if args.run is not None:
+        if args.reward is not None:
+            raise ConfigError("--reward goes with --input. A run has its own; change it with key=value.")
+        from assay.cli.runs.rescore import OUTPUT, rescore
+
+        output = args.output or args.run / OUTPUT
+        print(json.dumps(rescore(args.run, config_of(args.run, overrides), output), indent=2))
+        return 0
+    if args.reward is None:
+        raise ConfigError(
+            "--input needs to know what to score with: --reward judge, monitor, path.py:name or module:name."
+        )
+    from assay.cli.tasks.score_file import score_file
+    from assay.config.sources import read_overrides
+    from assay.integrations.common.settings import read_settings
+
+    given = {**read_overrides(overrides).values, "reward": args.reward}
+    output = args.output or args.input.with_suffix(".scores.jsonl")
+    print(json.dumps(score_file(args.input, output, read_settings(given)), indent=2))
+    return 0
