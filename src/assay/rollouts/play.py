@@ -18,7 +18,7 @@ from assay.rollouts.renderers.base import Renderer
 from assay.rollouts.sampling import Policy
 from assay.rollouts.seeds import derive
 from assay.rollouts.together import reraise_if_cancelled
-from assay.types import Completion, EpisodeEnd, SamplingParams, Score, Task, Trajectory, Transition
+from assay.types import Completion, EpisodeEnd, Message, SamplingParams, Score, Task, Trajectory, Transition
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +48,15 @@ async def play(
     params = replace(params, stop=(*params.stop, *renderer.stop))
     transitions: list[Transition] = []
     end: EpisodeEnd | None = None
-    prompt = await _first_prompt(env, renderer)
+    messages, prompt = await _begin(env, renderer)
     while env is not None and prompt is not None and end is None:
         turn = len(transitions)
         last = turn + 1 >= max_turns
         completion = await policy.complete(prompt, params, derive(*seed, turn), last=last)
         text = renderer.text(completion.tokens)
         result = await _verdict(env, text)
-        transitions.append(Transition(tuple(prompt), completion, text, result.score, result.metrics))
+        transitions.append(Transition(tuple(prompt), completion, text, result.score, result.metrics, messages))
+        messages = tuple(result.messages) if result.replace else ()
         end = _end(result, last)
         if end is None:
             prompt = _next_prompt(prompt, completion, result, renderer)
@@ -64,16 +65,17 @@ async def play(
     return Trajectory(task, tuple(transitions), end or "errored", derive(*seed))
 
 
-async def _first_prompt(env: Env | None, renderer: Renderer) -> Sequence[int] | None:
-    """None where the env fails."""
+async def _begin(env: Env | None, renderer: Renderer) -> tuple[tuple[Message, ...], Sequence[int] | None]:
+    """What the env says first, and that as a prompt; None for the prompt where the env fails."""
     if env is None:
-        return None
+        return (), None
     try:
-        return renderer.start(await env.reset())
+        messages = tuple(await env.reset())
+        return messages, renderer.start(messages)
     except (Exception, asyncio.CancelledError) as error:
         reraise_if_cancelled(error)
         logger.exception("An env failed to reset; its rollout is errored.")
-        return None
+        return (), None
 
 
 async def _verdict(env: Env, text: str) -> StepResult:

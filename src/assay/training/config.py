@@ -142,7 +142,7 @@ class TrainingConfig(Settings):
     max_errored_fraction: Annotated[float, AtLeast(0), AtMost(1)] = 0.1
     """Stop the run when more than this share of a batch's rollouts could not be scored."""
     log_path: Annotated[Path, MAY_CHANGE] = Path("./runs/kernel_rl")
-    """Run directory: config, ledger, checkpoints, metrics, traces, TensorBoard, report."""
+    """Run directory: config, ledger, checkpoints, metrics, traces, tokens, TensorBoard, report."""
     save_every: Annotated[int, AtLeast(1)] = 10
     """Checkpoint cadence in RL batches. Checkpoints are also saved at the start, after SFT and at the end."""
     eval_every: Annotated[int, AtLeast(0)] = 10
@@ -151,6 +151,8 @@ class TrainingConfig(Settings):
     """Weights & Biases project; disabled when null."""
     wandb_name: Annotated[str | None, UsedWhen("wandb_project", NOT_NULL), MAY_CHANGE] = None
     """Weights & Biases run name."""
+    trace_token_groups: Annotated[int, AtLeast(0), MAY_CHANGE] = 2
+    """Groups of each training batch, from its first on, whose turns are recorded token by token in `tokens.jsonl`."""
     tensorboard_enabled: bool = True
     """Write TensorBoard event files."""
     tensorboard_log_histograms_every: Annotated[int, AtLeast(0)] = 5
