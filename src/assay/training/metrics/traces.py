@@ -45,10 +45,13 @@ def _turns(trajectory: Trajectory, decode: Decode | None) -> Iterator[dict[str, 
         "seed": trajectory.seed,
         "end": trajectory.stop_reason,
         "reward": trajectory.reward,
+        **({"error": trajectory.error} if trajectory.error else {}),
     }
     prompt = [{"role": message.role, "content": message.content} for message in task.prompt]
     if not trajectory.transitions:
-        yield {"turn": 0, **rollout, "messages": prompt, "text": None, "score": {"status": "errored", "value": None}}
+        evidence = {"evidence": {"error": trajectory.error}} if trajectory.error else {}
+        score = {"status": "errored", "value": None, **evidence}
+        yield {"turn": 0, **rollout, "messages": prompt, "text": None, "score": score}
     before: Transition | None = None
     for turn, transition in enumerate(trajectory.transitions):
         told: dict[str, Json] = {"messages": prompt} if before is None else {}
