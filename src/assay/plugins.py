@@ -131,7 +131,7 @@ def source_files(reference: str, kind: Kind) -> list[Path]:
     folder = first.parent if place.endswith(".py") else first.parents[_depth(place, first)]
     found = [first]
     for path in found:
-        found += [near for near in _imported(path, folder) if near not in found]
+        found += [near for near in dict.fromkeys(_imported(path, folder)) if near not in found]
     return [first, *sorted(found[1:])]
 
 
