@@ -13,12 +13,13 @@ import hashlib
 import importlib
 import inspect
 import linecache
+import math
 import re
 import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,13 +57,21 @@ class Kind:
     """Whether an object is of this kind; for `Name`s of files and modules, and for what else stands there."""
     form: str = ""
     """What such an object is, in words: `a class over assay.envs.DatasetBuilder`."""
+    weighted: bool = False
+    """Whether a reference may end in a weight: `rewards.py:correct*0.5`."""
 
     def canonical(self, reference: str) -> str:
         """The reference as a record keeps it: short names as they are, files by their absolute path."""
+        if self.weighted and (bare := split_weight(reference)[0]) != reference:
+            return self.canonical(bare) + reference[len(bare) :]
         place, colon, name = _split(reference)
         if reference in self.known or not colon or not place.endswith(".py"):
             return reference
         return f"{Path(place).expanduser().resolve()}:{name}"
+
+    def recorded(self, value: str | Sequence[str]) -> str | list[str]:
+        """What a setting that names code, or several pieces of it, is in a record. See `canonical`."""
+        return self.canonical(value) if isinstance(value, str) else [self.canonical(reference) for reference in value]
 
 
 def find(reference: str, kind: Kind, setting: str) -> Any:
@@ -109,8 +118,28 @@ def reference_to(found: Any, kind: Kind) -> str:
     return next((short for short, known in kind.known.items() if known == f"{module}:{name}"), reference)
 
 
+def split_weight(reference: str) -> tuple[str, float]:
+    """A reference and the weight behind it: `math*0.5` is `math`, 0.5; without one, 1.
+
+    Raises:
+        ConfigError: what follows the last `*` is no finite number.
+    """
+    bare, star, weight = reference.rpartition("*")
+    if not star:
+        return reference, 1.0
+    try:
+        number = float(weight)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigError(f"{reference!r}: the weight {weight!r} is not a finite number: NAME*0.5.")
+    return bare.strip(), number
+
+
 def source_file(reference: str, kind: Kind) -> Path | None:
     """The file behind a reference outside Assay, once it was loaded; None for short names and for what has no file."""
+    if kind.weighted:
+        reference = split_weight(reference)[0]
     place, colon, _ = _split(reference)
     if reference in kind.known or not colon:
         return None

@@ -170,7 +170,7 @@ class Draft(Generic[_C]):
                 default = "" if setting.default is None else f" The default is {shown(setting.default)}."
                 raise ConfigError(f"{given}: expected {type_name(setting.annotation)}.{default}") from None
             if setting.code is not None and read is not None:
-                value = setting.code.kind.canonical(read)
+                value = setting.code.kind.recorded(read)
             self.values[key] = _Given(value, layer, self._rank)
 
     def _drop_foreign(self, layer: str) -> None:

@@ -77,16 +77,17 @@ def _files(config: object) -> Iterator[Path]:
     for _, setting, value in _walk(config):
         if setting.code is not None and value is not None:
             kind = setting.code.kind
-            reference = plugins.reference_to(type(value), kind) if chz.is_chz(value) else str(value)
-            yield from plugins.source_files(reference, kind)
+            named = plugins.reference_to(type(value), kind) if chz.is_chz(value) else value
+            for reference in named if isinstance(named, tuple) else (str(named),):
+                yield from plugins.source_files(reference, kind)
 
 
 def _plain_node(node: Any) -> dict[str, Json]:
     data: dict[str, Json] = {}
     for name, setting in settings(type(node)).items():
         value = getattr(node, name)
-        if setting.code is not None and isinstance(value, str):
-            data[name] = setting.code.kind.canonical(value)
+        if setting.code is not None and isinstance(value, str | tuple):
+            data[name] = setting.code.kind.recorded(value)
         elif not chz.is_chz(value):
             data[name] = _plain(value)
         elif is_choice(setting):
