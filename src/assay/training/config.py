@@ -240,7 +240,7 @@ class TrainingConfig(Settings):
 
     def build_context(self) -> BuildContext:
         """What the run tells its data set builder."""
-        max_turns = self.max_turns if self.mode == "multi_turn" else 1
+        max_turns = self.active_builder.turns(self.max_turns if self.mode == "multi_turn" else 1)
         return BuildContext(seed=self.seed, max_turns=max_turns, cache_dir=self.cache_dir.expanduser())
 
 
@@ -275,6 +275,12 @@ def _impossible(config: TrainingConfig) -> Iterator[str]:
         )
     yield from _impossible_ahead(config)
     builder = config.active_builder
+    own = builder.turns(config.max_turns)
+    if config.max_turns not in (own, settings(TrainingConfig)["max_turns"].default):
+        yield (
+            f"max_turns={config.max_turns} would have no effect: {type(builder).__name__} plays {own} turns by its own "
+            f"setting. Set dataset_builder.max_turns={config.max_turns}."
+        )
     if builder.group_size == 1 and config.max_batches != 0:
         yield (
             "group_size=1 of the dataset builder leaves a reward nothing to be compared with, so no batch would teach "
