@@ -1,5 +1,6 @@
 # make demo    train a small chess model on this machine and report what it learned
 # make test    linters, type checker, generated pages, tests; also against verl, in an environment of its own
+# make docs    generated pages, and the documentation as a site in site/
 # Environments are made on first use, in .venv and (for tests against verl) .venv-verl, and renewed when pyproject.toml or
 # their constraints change. `make test VERL=0` leaves verl out.
 
@@ -59,12 +60,18 @@ lint: env
 bench: env system
 	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file; done
 
-docs: env
+docs: $(VENV)/.docs
 	$(BIN)/python scripts/gen_config_docs.py
 	$(BIN)/python scripts/gen_metric_docs.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "The documentation is in site/index.html"
+
+$(VENV)/.docs: $(STAMP)
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt -e '.[docs]'
+	@touch $@
 
 clean:
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 env: $(STAMP)
