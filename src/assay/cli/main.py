@@ -44,7 +44,7 @@ COMMANDS: Mapping[str, Command] = {
         "assay.cli.tasks.grade", "grade a kernel against a KernelBench problem; exit status 0 for ok, 3 for not"
     ),
     "config": Command("assay.cli.config", "print the whole config that a command would use, as JSON"),
-    "demo": Command("assay.cli.demo", "train a small chess model on this machine, in minutes, and report"),
+    "demo": Command("assay.cli.demo.command", "train a small chess model on this machine, in minutes, and report"),
 }
 
 EXTRAS = {
