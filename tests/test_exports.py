@@ -17,7 +17,7 @@ SRC = ROOT / "src"
 PROMISED = {
     "assay": "GRPOConfig GRPOTrainer HealthConfig Rollout RolloutBuffer RolloutGroup StepData reward",
     "assay.backends": "Backend Capabilities LocalBackend LossSpec",
-    "assay.envs": "DatasetBuilder Env EnvData EnvGroupBuilder Message Score StepResult Task",
+    "assay.envs": "DatasetBuilder Environment Env EnvData EnvGroupBuilder Message Score StepResult Task",
     "assay.grpo": "GRPOConfig GRPOTrainer HealthConfig RolloutBuffer",
     "assay.integrations.verl": "acompute_score compute_score",
     "assay.kernels": "Grader GraderConfig GradingPool Verdict grade_many load_problems",

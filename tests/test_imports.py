@@ -25,7 +25,7 @@ LAYERS = [
     ["assay.rollouts", "assay.backends"],
     ["assay.grpo"],
     ["assay.training"],
-    ["assay.server", "assay.integrations"],
+    ["assay.server", "assay.viewer", "assay.integrations"],
     ["assay.cli"],
     ["assay.__main__"],
 ]
