@@ -12,9 +12,7 @@ from pathlib import Path
 
 import chz
 
-from assay.cli.tasks import problems
 from assay.config import Layer, build
-from assay.config.help import listing as settings_listing
 from assay.config.sources import COMMAND_LINE, read_overrides
 from assay.errors import ConfigError, DataError
 from assay.kernels.config import GraderConfig
@@ -99,7 +97,9 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """List, show, or grade: then print the verdict, and say in the exit status whether it is `ok`."""
     _refuse_strays(args)
     if args.settings:
-        print(settings_listing(GradeConfig, min(120, shutil.get_terminal_size().columns)))
+        from assay.config.help import listing
+
+        print(listing(GradeConfig, min(120, shutil.get_terminal_size().columns)))
         return 0
     given = dict(read_overrides(overrides).values)
     if args.backend is not None:
@@ -134,6 +134,8 @@ def _refuse_strays(args: argparse.Namespace) -> None:
 
 
 def _about_problems(args: argparse.Namespace, config: GradeConfig) -> str:
+    from assay.cli.tasks import problems
+
     if args.list:
         found = load_problems(config.dataset_src, args.level, config.problems_path, config.revision)
         return problems.listing(found, args.json)
