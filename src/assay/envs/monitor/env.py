@@ -13,10 +13,8 @@ from assay.envs.monitor.answers import parse_answer
 from assay.envs.monitor.rewards import LATENT, MonitorReward, metrics_of
 from assay.errors import RewardError
 from assay.rewards import RewardEngine, Sample
+from assay.rewards.base import LEVELS
 from assay.types import Message, Score, Task
-
-LEVELS = frozenset({"in_flight", "waiting", "limit"})
-"""Counters of an engine that say how things stand; all others are totals."""
 
 
 @dataclass

@@ -65,17 +65,22 @@ class HostConfig(Settings):
     """How fast, how long, how much, and what a failure means."""
 
 
-def read_settings(given: Mapping[str, object], defaults: Mapping[str, Json] | None = None) -> HostConfig:
+def read_settings(
+    given: Mapping[str, object], defaults: Mapping[str, Json] | None = None, said: str = "reward keywords"
+) -> HostConfig:
     """The settings of this process: `defaults` (a host's own), below the file of `ASSAY_REWARDS_CONFIG`, below `given`.
+
+    Args:
+        said: what `given` is, for messages.
 
     Raises:
         ConfigError: an unknown key, a wrong type, an unreadable file, or settings that cannot go together.
     """
-    said = [Layer("reward keywords", flatten(plain(given), "reward keywords"))]
+    own = [Layer(said, flatten(plain(given), said))]
     if path := os.environ.get(CONFIG_ENV):
-        said.insert(0, _read_file(path))
-    layers = [Layer("the host's defaults", dict(defaults or {})), *said]
-    named = [layer.values["reward"] for layer in said if "reward" in layer.values]
+        own.insert(0, _read_file(path))
+    layers = [Layer("the host's defaults", dict(defaults or {})), *own]
+    named = [layer.values["reward"] for layer in own if "reward" in layer.values]
     if not named or named[-1] in ("monitor", ["monitor"]):
         layers.insert(1, _monitor_layer())
     return build(HostConfig, layers, unknown=_UNKNOWN)
