@@ -51,6 +51,9 @@ class HostConfig(Settings):
     order: Literal["specification", "verl"] = "specification"
     """Order of positional arguments: (response, ground_truth, dataset_name, extra_info), or verl's own
     (data_source, solution_str, ground_truth, extra_info). The two cannot be told apart by looking."""
+    details: bool | None = None
+    """Answer verl's call for one sample with a dictionary (score, parts, how it came about) instead of a number. null:
+    `compute_score` gives the number, `acompute_score` the dictionary."""
     group_by: str = "index"
     """Key of `extra_info` whose equal values, within a data source, are the rollouts of one prompt: where the mean of a
     group stands in for a failed score and the host does not say which samples are a group."""
