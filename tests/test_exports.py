@@ -17,7 +17,7 @@ SRC = ROOT / "src"
 PROMISED = {
     "assay": "GRPOConfig GRPOTrainer HealthConfig Rollout RolloutBuffer RolloutGroup StepData reward",
     "assay.backends": "Backend Capabilities LocalBackend LossSpec",
-    "assay.envs": "DatasetBuilder Env EnvData EnvGroupBuilder Message Score StepResult Task",
+    "assay.envs": "DatasetBuilder Environment Env EnvData EnvGroupBuilder Message Score StepResult Task",
     "assay.grpo": "GRPOConfig GRPOTrainer HealthConfig RolloutBuffer",
     "assay.integrations.verl": "acompute_score compute_score",
     "assay.kernels": "Grader GraderConfig GradingPool Verdict grade_many load_problems",
@@ -28,7 +28,7 @@ PROMISED = {
     "assay.sandbox.modal": "ModalConfig ModalSandbox",
     "assay.storage": "Contents KeyedStore",
     "assay.config": "Settings load resolved AtLeast UsedWhen",
-    "assay.training": "TrainingConfig load_config train",
+    "assay.training": "TrainingConfig load_config open_rollouts read_rollouts train",
 }
 """Names that users import, by room."""
 
