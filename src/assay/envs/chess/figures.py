@@ -56,5 +56,5 @@ def _item(text: str, mark: str) -> str:
 
 
 def _arrow(uci: str, colour: str) -> chess.svg.Arrow:
-    # A readable answer can name one square twice, which python-chess takes for no move.
+    # A readable answer can name one square twice, which python-chess does not accept as a move.
     return chess.svg.Arrow(chess.parse_square(uci[:2]), chess.parse_square(uci[2:4]), color=colour)
