@@ -103,6 +103,7 @@ class Environment(DatasetBuilder):
             train=TaskBatches(splits.train, self.group, self.batch_size, self.num_epochs, self.shuffle, context.seed),
             heldout=TaskBatches(splits.test, self.group, self.batch_size),
             tokenizer_corpus=TokenizerCorpus(ExampleTexts(lambda: self._corpus(splits)), PIECES, ""),
+            notes=splits.removed,
         )
 
     def splits(self) -> Splits:
