@@ -28,7 +28,7 @@ PROMISED = {
     "assay.sandbox.modal": "ModalConfig ModalSandbox",
     "assay.storage": "Contents KeyedStore",
     "assay.config": "Settings load resolved AtLeast UsedWhen",
-    "assay.training": "TrainingConfig load_config train",
+    "assay.training": "TrainingConfig load_config open_rollouts read_rollouts train",
 }
 """Names that users import, by room."""
 

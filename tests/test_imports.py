@@ -15,7 +15,7 @@ import pytest
 SRC = Path(__file__).parents[1] / "src"
 
 LAYERS = [
-    ["assay.errors", "assay.types", "assay.presets", "assay.exports"],
+    ["assay.errors", "assay.types", "assay.presets", "assay.exports", "assay.terminal"],
     ["assay.plugins"],
     ["assay.config"],
     ["assay.storage", "assay.backends.base"],
@@ -25,7 +25,7 @@ LAYERS = [
     ["assay.rollouts", "assay.backends"],
     ["assay.grpo"],
     ["assay.training"],
-    ["assay.server", "assay.integrations"],
+    ["assay.server", "assay.viewer", "assay.integrations"],
     ["assay.cli"],
     ["assay.__main__"],
 ]

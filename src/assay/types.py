@@ -176,13 +176,18 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One turn: what the policy saw, what it said, and what that earned."""
+    """One turn: what the policy saw, what it said, and what that earned.
+
+    `messages` are those that a conversation begins with at this turn: what the env said first, or what it put in place
+    of everything so far. Empty where the turn goes on with what was said before, or where no env speaks in messages.
+    """
 
     prompt_tokens: tuple[int, ...]
     completion: Completion
     text: str
     score: Score
     metrics: Mapping[str, float] = field(default_factory=dict)
+    messages: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

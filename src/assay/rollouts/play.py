@@ -49,7 +49,7 @@ async def play(
     params = replace(params, stop=(*params.stop, *renderer.stop))
     transitions: list[Transition] = []
     end: EpisodeEnd | None = None
-    start = env if isinstance(env, str) else await _first_prompt(env, renderer)
+    messages, start = ((), env) if isinstance(env, str) else await _begin(env, renderer)
     error, prompt = (start, ()) if isinstance(start, str) else ("", start)
     while not isinstance(env, str) and not error and end is None:
         turn = len(transitions)
@@ -57,7 +57,8 @@ async def play(
         completion = await policy.complete(prompt, params, derive(*seed, turn), last=last)
         text = renderer.text(completion.tokens)
         result = await _verdict(env, text)
-        transitions.append(Transition(tuple(prompt), completion, text, result.score, result.metrics))
+        transitions.append(Transition(tuple(prompt), completion, text, result.score, result.metrics, messages))
+        messages = tuple(result.messages) if result.replace else ()
         end = _end(result, last)
         if end is None:
             following = _next_prompt(prompt, completion, result, renderer)
@@ -67,16 +68,16 @@ async def play(
     return Trajectory(task, tuple(transitions), end or "errored", derive(*seed), error)
 
 
-async def _first_prompt(env: Env, renderer: Renderer) -> Sequence[int] | str:
-    """Why there is none, where the env fails."""
+async def _begin(env: Env, renderer: Renderer) -> tuple[tuple[Message, ...], Sequence[int] | str]:
+    """What the env says first, and that as a prompt; in the prompt's place why there is none, where the env fails."""
     try:
         messages = await env.reset()
         check_messages(messages, f"{type(env).__name__}.reset() returned")
-        return renderer.start(messages)
+        return tuple(messages), renderer.start(messages)
     except (Exception, asyncio.CancelledError) as error:
         reraise_if_cancelled(error)
         logger.debug("An env failed to reset; its rollout is errored.", exc_info=True)
-        return in_words(error)
+        return (), in_words(error)
 
 
 def check_messages(messages: object, said: str) -> None:
