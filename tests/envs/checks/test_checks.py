@@ -33,7 +33,7 @@ def checked(environment: Environment, tasks: int = 8) -> CheckReport:
     async def check() -> CheckReport:
         data = build_data(environment, CONTEXT)
         turns = environment.turns(1)
-        return report_of(data, await play_all(builders_of(data, tasks), environment.gold, turns))
+        return report_of(data, await play_all(builders_of(data, tasks), environment.gold, turns), turns)
 
     return asyncio.run(check())
 
@@ -135,7 +135,9 @@ class Talker:
 
 
 def test_several_turns_are_played_and_what_a_scratch_model_cannot_read_is_noted() -> None:
-    report = checked(scoring(Sound.score, env=lambda self, task: Talker(task), max_turns=5))
+    alike = [Task.of("Guess.", answer=n) for n in range(9)]  # which is another game each time
+    game = scoring(Sound.score, env=lambda self, task: Talker(task), max_turns=5, tasks=lambda self: alike)
+    report = checked(game)
     assert report.earned["gold"].mean == 2.0 and not report.problems
     assert "characters that a model from scratch (model_name=scratch) could not read: '\\n!agin'" in report.notes[0]
 

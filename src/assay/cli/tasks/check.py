@@ -46,7 +46,8 @@ async def check(builder: DatasetBuilder, context: BuildContext, tasks: int) -> C
     """
     data = build_data(builder, context)
     try:
-        return report_of(data, await play_all(builders_of(data, tasks), builder.gold, context.max_turns))
+        plays = await play_all(builders_of(data, tasks), builder.gold, context.max_turns)
+        return report_of(data, plays, context.max_turns)
     finally:
         await data.close()
 

@@ -60,13 +60,18 @@ class CheckReport:
         return asdict(self)
 
 
-def report_of(data: EnvData, plays: Sequence[Play]) -> CheckReport:
-    """What the tasks of an environment, and the plays of some of them, amount to."""
+def report_of(data: EnvData, plays: Sequence[Play], max_turns: int) -> CheckReport:
+    """What the tasks of an environment, and the plays of some of them, amount to.
+
+    Args:
+        max_turns: in a game of several turns, equal prompts may be different problems.
+    """
     train, heldout = tasks_of(data.train), tasks_of(data.heldout)
     seconds = [second for play in plays for second in play.seconds]
     problems = [
         *(Problem("repeats", text, _REPEATS) for text in data.notes),
-        *_prompt_problems(train, heldout),
+        *(_repeats(train, heldout) if max_turns == 1 else ()),
+        *_prompts(train, heldout),
         *_failures(plays),
         *_unstable(plays),
         *_pay(plays),
@@ -99,7 +104,7 @@ def _earned(plays: Sequence[Play]) -> Earned:
     )
 
 
-def _prompt_problems(train: Sequence[Task], heldout: Sequence[Task]) -> Iterator[Problem]:
+def _repeats(train: Sequence[Task], heldout: Sequence[Task]) -> Iterator[Problem]:
     for split, tasks in (("training", train), ("held-out", heldout)):
         again = Counter(task.prompt for task in tasks)
         repeated = [task for task in tasks if again[task.prompt] > 1]
@@ -110,6 +115,19 @@ def _prompt_problems(train: Sequence[Task], heldout: Sequence[Task]) -> Iterator
                 f"what is kept for the verifier, such as {_shown(repeated[0])}.",
                 "Pose each problem once, or put into the prompt what makes it another problem.",
             )
+    known = {task.prompt for task in train}
+    shared = [task for task in heldout if task.prompt in known]
+    if shared:
+        yield Problem(
+            "repeats",
+            f"{_count(len(shared), 'held-out prompt')} of {len(heldout)} are trained on too, such as "
+            f"{_shown(shared[0])}: what is measured on them is memory.",
+            "Give the splits different problems.",
+        )
+
+
+def _prompts(train: Sequence[Task], heldout: Sequence[Task]) -> Iterator[Problem]:
+    for split, tasks in (("training", train), ("held-out", heldout)):
         empty = [task for task in tasks if not task.text.strip()]
         if empty:
             yield Problem(
@@ -125,15 +143,6 @@ def _prompt_problems(train: Sequence[Task], heldout: Sequence[Task]) -> Iterator
                 f"characters, at most {max(long):,}.",
                 "Shorten them, or make sure that the model's context holds them and an answer of max_tokens.",
             )
-    known = {task.prompt for task in train}
-    shared = [task for task in heldout if task.prompt in known]
-    if shared:
-        yield Problem(
-            "repeats",
-            f"{_count(len(shared), 'held-out prompt')} of {len(heldout)} are trained on too, such as "
-            f"{_shown(shared[0])}: what is measured on them is memory.",
-            "Give the splits different problems.",
-        )
 
 
 def _failures(plays: Sequence[Play]) -> Iterator[Problem]:
