@@ -25,7 +25,7 @@ LAYERS = [
     ["assay.rollouts", "assay.backends"],
     ["assay.grpo"],
     ["assay.training"],
-    ["assay.server", "assay.integrations"],
+    ["assay.server", "assay.viewer", "assay.integrations"],
     ["assay.cli"],
     ["assay.__main__"],
 ]
@@ -77,7 +77,8 @@ BOUNDARIES = {
     "assay.plugins",
     "assay.rollouts.play",
     "assay.rollouts.runner",
-    "assay.rewards.engine",
+    "assay.rewards.scoring",
+    "assay.rewards.functions.worker",
     "assay.training.report.report",
     "assay.sandbox.inside.child",
     "assay.sandbox.inside.worker",

@@ -40,12 +40,13 @@ COMMANDS: Mapping[str, Command] = {
     "eval": Command("assay.cli.runs.eval", "measure a checkpoint of a run on held-out tasks"),
     "show": Command("assay.cli.runs.show", "print what a run's policy was asked, what it said and what that earned"),
     "report": Command("assay.cli.runs.report", "write a run's report.html anew, also of a run in progress"),
+    "view": Command("assay.cli.runs.view", "read a run's rollouts in a browser; two runs side by side"),
     "score": Command("assay.cli.tasks.score", "judge completions: those of a run again, or any file of them"),
     "grade": Command(
         "assay.cli.tasks.grade", "grade a kernel against a KernelBench problem; exit status 0 for ok, 3 for not"
     ),
     "config": Command("assay.cli.config", "print the whole config that a command would use, as JSON"),
-    "demo": Command("assay.cli.demo", "train a small chess model on this machine, in minutes, and report"),
+    "demo": Command("assay.cli.demo.command", "train a small chess model on this machine, in minutes, and report"),
 }
 
 EXTRAS = {
@@ -73,6 +74,7 @@ Reinforcement learning for language models from verifiable rewards.
   assay train --config chess learning_rate=3e-4   train; the same command resumes after an interruption
   assay eval --run runs/chess                     measure a run's last checkpoint on held-out tasks
   assay show runs/chess                           print the answers of its last step, with rewards and evidence
+  assay view runs/chess                           read its rollouts in a browser
   assay score --run runs/chess                    judge a run's saved rollouts again, with other rewards perhaps
   assay grade --problem 1/1 --kernel kernel.py    grade an untrusted GPU kernel, in a sandbox
 """

@@ -108,27 +108,34 @@ def read_run(path: Path) -> RunRecords:
         path=path,
         config=config,
         code=read_object(path / "code.json") or {},
-        metrics=list(_lines(path / "metrics.jsonl", sizes)),
-        events=list(_lines(path / "events.jsonl", sizes)),
+        metrics=list(read_lines(path / "metrics.jsonl", sizes.get("metrics.jsonl", 0))),
+        events=list(read_lines(path / "events.jsonl", sizes.get("events.jsonl", 0))),
         first=first,
         last=last,
         complete=content.is_complete,
     )
 
 
-def _lines(path: Path, sizes: Mapping[str, int]) -> Iterator[dict[str, Json]]:
-    """The JSON records of a file, as far as they are committed; nothing where there is no file."""
+def read_lines(path: Path, size: int | None = None) -> Iterator[dict[str, Json]]:
+    """The JSON records in the first `size` bytes of a file, without half a last line; nothing where there is no file.
+
+    Raises:
+        RunDirectoryError: a line is damaged.
+    """
     if not path.exists():
         return
+    start = 0
     with path.open("rb") as file:
-        lines = file.read(sizes.get(path.name, 0)).splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            yield json.loads(line)
-        except ValueError as error:
-            raise RunDirectoryError(
-                f"{path}, line {number} is damaged ({error}), so the run cannot be reported. Restore the file."
-            ) from error
+        for number, line in enumerate(file, start=1):
+            start += len(line)
+            if (size is not None and start > size) or not line.endswith(b"\n"):
+                return
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise RunDirectoryError(
+                    f"{path}, line {number} is damaged ({error}), so the run cannot be reported. Restore the file."
+                ) from error
 
 
 def evaluated_steps(rollouts: Rollouts) -> list[int]:

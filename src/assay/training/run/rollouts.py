@@ -197,6 +197,10 @@ class Rollouts:
         records = _records(path, self._tokens[key])
         return _parsed(path, self._tokens[key].line, lambda: [_token_turn(record) for record in records])
 
+    def has_tokens(self, key: GroupKey) -> bool:
+        """Whether a group was recorded token by token."""
+        return key in self._tokens
+
     def __iter__(self) -> Iterator[Group]:
         """All groups in order, one in memory at a time."""
         return (self.group(key) for key in self._traces)
