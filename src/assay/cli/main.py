@@ -37,6 +37,7 @@ class Command:
 COMMANDS: Mapping[str, Command] = {
     "train": Command("assay.cli.runs.train", "train a model; the same command resumes an interrupted run"),
     "eval": Command("assay.cli.runs.eval", "measure a checkpoint of a run on held-out tasks"),
+    "export": Command("assay.cli.runs.export", "write a checkpoint of a run as a Hugging Face folder"),
     "score": Command("assay.cli.tasks.score", "judge completions: those of a run again, or any file of them"),
     "grade": Command(
         "assay.cli.tasks.grade", "grade a kernel against a KernelBench problem; exit status 0 for ok, 3 for not"
