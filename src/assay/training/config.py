@@ -143,7 +143,7 @@ class TrainingConfig(Settings):
     max_errored_fraction: Annotated[float, AtLeast(0), AtMost(1)] = 0.1
     """Stop the run when more than this share of a batch's rollouts could not be scored."""
     log_path: Annotated[Path, MAY_CHANGE] = Path("./runs/kernel_rl")
-    """Run directory: config, ledger, checkpoints, metrics, traces, TensorBoard, report."""
+    """Run directory: config, ledger, checkpoints, metrics, traces, tokens, TensorBoard, report."""
     save_every: Annotated[int, AtLeast(1)] = 10
     """Checkpoint cadence in RL batches. Checkpoints are also saved at the start, after SFT and at the end."""
     keep_last: Annotated[int | None, AtLeast(1), MAY_CHANGE] = None
@@ -160,6 +160,8 @@ class TrainingConfig(Settings):
     """Weights & Biases project; disabled when null."""
     wandb_name: Annotated[str | None, UsedWhen("wandb_project", NOT_NULL), MAY_CHANGE] = None
     """Weights & Biases run name."""
+    trace_token_groups: Annotated[int, AtLeast(0), MAY_CHANGE] = 2
+    """Groups of each training batch, from its first on, whose turns are recorded token by token in `tokens.jsonl`."""
     tensorboard_enabled: bool = True
     """Write TensorBoard event files."""
     tensorboard_log_histograms_every: Annotated[int, AtLeast(0)] = 5
@@ -247,7 +249,7 @@ class TrainingConfig(Settings):
 
     def build_context(self) -> BuildContext:
         """What the run tells its data set builder."""
-        max_turns = self.max_turns if self.mode == "multi_turn" else 1
+        max_turns = self.active_builder.turns(self.max_turns if self.mode == "multi_turn" else 1)
         return BuildContext(seed=self.seed, max_turns=max_turns, cache_dir=self.cache_dir.expanduser())
 
 
@@ -282,6 +284,12 @@ def _impossible(config: TrainingConfig) -> Iterator[str]:
         )
     yield from _impossible_ahead(config)
     builder = config.active_builder
+    own = builder.turns(config.max_turns)
+    if config.max_turns not in (own, settings(TrainingConfig)["max_turns"].default):
+        yield (
+            f"max_turns={config.max_turns} would have no effect: {type(builder).__name__} plays {own} turns by its own "
+            f"setting. Set dataset_builder.max_turns={config.max_turns}."
+        )
     if builder.group_size == 1 and config.max_batches != 0:
         yield (
             "group_size=1 of the dataset builder leaves a reward nothing to be compared with, so no batch would teach "

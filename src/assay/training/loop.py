@@ -24,7 +24,8 @@ from assay.grpo.normalise import normalise
 from assay.grpo.trainer import StepReport
 from assay.training.config import TrainingConfig
 from assay.training.evaluate import Evaluation, cached_scores, check_errored, evaluate
-from assay.training.metrics.traces import trace_records
+from assay.training.metrics.token_traces import token_records
+from assay.training.metrics.traces import Turns, trace_records
 from assay.training.pipeline import Rollouts
 from assay.training.plan import describe
 from assay.training.recovery import act_on_alarms
@@ -209,14 +210,24 @@ async def _rl(session: Session) -> None:
 
 
 async def _update(session: Session, step: _Step, groups: Sequence[TrajectoryGroup], learning_rate: float) -> StepReport:
-    """Train on one batch, and record what the step says."""
-    started, trainer = time.monotonic(), session.trainer
+    """Train on one batch, and record its rollouts and what the step says.
+
+    Raises:
+        TrainingError: too many rollouts could not be scored, or sampler and trainer disagree.
+    """
+    config, started, trainer = session.config, time.monotonic(), session.trainer
     # Each rollback has lowered the rate for good.
     rate = learning_rate * trainer.health.learning_rate_factor
-    report = await trainer.update(groups, learning_rate=rate, reuse=session.config.rollout_epochs > 1)
+    turns: Turns | None = None
+    try:
+        check_errored(groups, config.max_errored_fraction, f"RL batch {step.index}")
+        report = await trainer.update(groups, learning_rate=rate, reuse=config.rollout_epochs > 1)
+        turns = report.turns
+    finally:  # rollouts of a step that fails are recorded too: they say why it did
+        _record(session, step, groups, "train", turns)
     step.metrics |= report.rollouts | {f"train/{name}": value for name, value in report.metrics.items()}
     step.metrics |= {"perf/update_s": time.monotonic() - started} | cached_scores(groups)
-    every = session.config.tensorboard_log_histograms_every
+    every = config.tensorboard_log_histograms_every
     if every and (step.index + 1) % every == 0:
         step.histograms |= _histograms(groups, report.rewards)
     number = session.run.next_step
@@ -228,11 +239,7 @@ async def _update(session: Session, step: _Step, groups: Sequence[TrajectoryGrou
 
 
 async def _rollouts(session: Session, step: _Step, rollouts: Rollouts) -> list[TrajectoryGroup]:
-    """The scored rollouts of one batch; they are recorded.
-
-    Raises:
-        TrainingError: too many rollouts could not be scored.
-    """
+    """The scored rollouts of one batch."""
     config = session.config
     batch = await rollouts.take(step.index)
     started, problems = time.monotonic(), len(batch.groups)
@@ -248,8 +255,6 @@ async def _rollouts(session: Session, step: _Step, rollouts: Rollouts) -> list[T
         elapsed = played + time.monotonic() - started
         tokens = sum(len(turn.completion.tokens) for turn in _turns(groups))
         step.metrics |= {"perf/rollout_s": elapsed, "perf/sampled_tokens_per_s": tokens / elapsed}
-    _record(session, step, groups, "train")
-    check_errored(groups, config.max_errored_fraction, f"RL batch {step.index}")
     return groups
 
 
@@ -263,7 +268,13 @@ def _further_problems(session: Session, index: int, attempt: int, count: int) ->
     return data.batch((index + (attempt + 1) * stride) % len(data))[:count]
 
 
-def _record(session: Session, step: _Step, groups: Sequence[TrajectoryGroup], split: Literal["train", "eval"]) -> None:
+def _record(
+    session: Session,
+    step: _Step,
+    groups: Sequence[TrajectoryGroup],
+    split: Literal["train", "eval"],
+    turns: Turns | None = None,
+) -> None:
     session.log.traces(
         trace_records(
             groups,
@@ -273,8 +284,12 @@ def _record(session: Session, step: _Step, groups: Sequence[TrajectoryGroup], sp
             index=step.index,
             split=split,
             decode=session.renderer.text,
+            turns=turns,
         )
     )
+    if split == "train":
+        some, text = groups[: session.config.trace_token_groups], session.renderer.text
+        session.log.tokens(token_records(some, step=session.run.next_step, turns=turns, text=text))
 
 
 def _turns(groups: Sequence[TrajectoryGroup]) -> list[Transition]:

@@ -1,7 +1,7 @@
 """The run directory: created once, locked while in use, and resumed exactly.
 
     config.json  code.json  ledger.jsonl  checkpoints.jsonl  checkpoints/  run.lock
-    metrics.jsonl  traces.jsonl  events.jsonl  tensorboard/       (sinks: files that only ever grow)
+    metrics.jsonl  traces.jsonl  tokens.jsonl  events.jsonl  tensorboard/   (sinks: files that only ever grow)
 
 A step is committed in this order: sinks flushed, checkpoint renamed into place if one is due, one ledger line, which
 also names the earlier checkpoints that are no longer kept; only then are these removed. To resume, the ledger is cut

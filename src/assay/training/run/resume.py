@@ -30,7 +30,7 @@ from assay.types import Json
 logger = logging.getLogger(__name__)
 
 LEDGER, CONFIG = "ledger.jsonl", "config.json"
-SINKS = ("metrics.jsonl", "traces.jsonl", "events.jsonl", "tensorboard")
+SINKS = ("metrics.jsonl", "traces.jsonl", "tokens.jsonl", "events.jsonl", "tensorboard")
 """Files, and folders of files, that a run appends to; a resume cuts them back to the step it resumes from."""
 REPORT = "report.html"
 """Made as a whole when the run ends; a resume removes it."""
