@@ -21,6 +21,7 @@ from typing import NoReturn
 from assay.errors import AssayError, ConfigError
 from assay.presets import presets
 from assay.terminal import inert
+from assay.training.logs import StderrHandler
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def _run(arguments: list[str]) -> int:
             f"{unknown[0]!r} is not an option of `assay {name}`. Settings are written key=value, such as "
             f"learning_rate=3e-4; `assay {name} --help` lists what there is."
         )
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[_StderrHandler()])
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[StderrHandler()])
     logging.getLogger("assay").setLevel(logging.INFO)
     status: int = module.run(args, overrides)
     return status
@@ -141,14 +142,6 @@ def _is_override(argument: str, parser: argparse.ArgumentParser) -> bool:
     """Whether an argument is `key=value` or `--key=value`, and not an option of the command given with `=`."""
     match = _OVERRIDE.match(argument)
     return match is not None and not (match[1] and f"--{match[2]}" in parser._option_string_actions)
-
-
-class _StderrHandler(logging.Handler):
-    """Writes to whatever `sys.stderr` is at the time, so that log lines go around a progress display."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print one record, which may quote what a model or a judge said."""
-        print(inert(self.format(record)), file=sys.stderr)
 
 
 class _Overview(argparse.ArgumentParser):

@@ -53,7 +53,8 @@ def measure(run: Path, config: TrainingConfig, batch: int | None) -> Mapping[str
 
 async def _measure(run: Path, config: TrainingConfig, batch: int | None) -> Mapping[str, Json]:
     checkpoint = open_checkpoint(checkpoint_folder(run, find_checkpoint(run, batch)))
-    data = build_data(config.active_builder, config.build_context())
+    with RunProgress() as progress, progress.building() as show:
+        data = build_data(config.active_builder, config.build_context(show))
     try:
         backend = await make_backend(config, data, checkpoint.policy)
         tasks = list(iter_builders(data.heldout))[: config.eval.max_tasks]
