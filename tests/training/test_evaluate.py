@@ -164,6 +164,6 @@ def test_a_rollout_that_never_began_counts_as_unscored() -> None:
 def test_where_all_fail_for_one_reason_it_is_said_first() -> None:
     broken = replace(trajectory([1.0]), stop_reason="errored", error="TypeError: no list (own.py, line 3)")
     with pytest.raises(
-        TrainingError, match=r"^TypeError: no list \(own\.py, line 3\)\. For this reason none of the 2 rollouts of RL"
+        TrainingError, match=r"^TypeError: no list \(own\.py, line 3\)\. For this reason none of the 2 "
     ):
         check_errored([TrajectoryGroup(broken.task, (broken, broken))], 0.1, "RL batch 0")
