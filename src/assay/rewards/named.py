@@ -26,6 +26,7 @@ REWARD = Kind(
     {
         "math": "assay.rewards.math_answers:math",
         "judge": "assay.rewards.judge.reward:JudgeReward",
+        "chess": "assay.envs.chess.position_reward:ChessReward",
         "monitor": "assay.envs.monitor.rewards:monitor_reward",
     },
     lambda found: is_reward(found) or callable(found),
