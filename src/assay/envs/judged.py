@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from assay.envs.base import Counters
 from assay.errors import RewardError
 from assay.rewards import RewardEngine, Sample
+from assay.rewards.base import LEVELS
 from assay.types import Score
-
-LEVELS = frozenset({"in_flight", "waiting", "limit"})
-"""Counters of an engine that say how things stand; all others are totals."""
 
 
 @dataclass(frozen=True)

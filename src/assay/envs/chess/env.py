@@ -38,7 +38,7 @@ class Referee:
 
 @dataclass(frozen=True)
 class GroupTruth:
-    """The truth of one task: a verdict, or the values of all moves, or the message of the failure that hid them."""
+    """The truth of one task: a verdict, or the values of all moves, or why neither is known."""
 
     policy: PolicyTruth | None = None
     arbiter: Ruling | None = None
