@@ -63,6 +63,7 @@ EXTRAS = {
     "chess": "chess",
     "wandb": "wandb",
     "httptools": "rewards",
+    "math_verify": "math",
     "ray": "verl",
     "triton": "kernelbench",
     "modal": "modal",
