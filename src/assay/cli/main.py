@@ -57,6 +57,7 @@ EXTRAS = {
     "safetensors": "torch",
     "peft": "torch",
     "chess": "chess",
+    "tensorboardX": "tensorboard",
     "wandb": "wandb",
     "httptools": "rewards",
     "ray": "verl",
