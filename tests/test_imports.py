@@ -75,6 +75,7 @@ COMMAND_LINES = ("assay.cli", "assay.integrations.verl.__main__")
 BROAD = {"Exception", "BaseException"}
 BOUNDARIES = {
     "assay.plugins",
+    "assay.envs.checks.plays",
     "assay.rollouts.play",
     "assay.rollouts.runner",
     "assay.rewards.scoring",

@@ -46,6 +46,8 @@ COMMANDS: Mapping[str, Command] = {
     "grade": Command(
         "assay.cli.tasks.grade", "grade a kernel against a KernelBench problem; exit status 0 for ok, 3 for not"
     ),
+    "init": Command("assay.cli.tasks.init", "write a file to start an environment or a reward from"),
+    "check": Command("assay.cli.tasks.check", "play known answers through an environment; say what is wrong"),
     "config": Command("assay.cli.config", "print the whole config that a command would use, as JSON"),
     "demo": Command("assay.cli.demo.command", "train a small chess model on this machine, in minutes, and report"),
 }

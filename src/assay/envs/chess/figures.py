@@ -46,5 +46,5 @@ def _answered_move(task: Task, text: str) -> str | None:
 
 
 def _arrow(uci: str, colour: str) -> chess.svg.Arrow:
-    # A readable answer can name one square twice, which python-chess takes for no move.
+    # A readable answer can name one square twice, which python-chess does not accept as a move.
     return chess.svg.Arrow(chess.parse_square(uci[:2]), chess.parse_square(uci[2:4]), color=colour)
