@@ -8,6 +8,7 @@ from its place in the run, so a killed run that is started again does exactly wh
 from __future__ import annotations
 
 import asyncio
+import difflib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Literal
 
 from assay.backends.base import LossSpec
 from assay.envs.base import EnvGroupBuilder
+from assay.errors import ConfigError
 from assay.grpo.advantages import has_constant_rewards
 from assay.grpo.datum import example_datum
 from assay.grpo.normalise import normalise
@@ -28,6 +30,7 @@ from assay.training.pipeline import Rollouts
 from assay.training.plan import describe
 from assay.training.recovery import act_on_alarms
 from assay.training.report.report import write_report
+from assay.training.run.checkpoints import HEALTHY, REGULAR
 from assay.training.run.ledger import Phase
 from assay.training.run.resume import Refusal
 from assay.training.schedule import rl_learning_rate, sft_learning_rate
@@ -51,7 +54,9 @@ async def _train(config: TrainingConfig) -> None:
     if isinstance(plan, Refusal):
         raise plan.error
     if plan.is_complete:
-        logger.info("The run in %s is complete; nothing was done.", config.log_path)
+        done = sum(commit.phase == "rl" for commit in plan.commits)
+        said = "The run in %s is complete after %d RL batches; nothing was done. %s"
+        logger.info(said, config.log_path, done, _more(config, done))
         return
     async with open_session(config, plan) as session:
         logger.info("%s", describe(config, session.num_batches, len(session.heldout)))
@@ -65,6 +70,15 @@ async def _train(config: TrainingConfig) -> None:
         await write_report(session.run, config, session.data)
         session.run.finish()
         logger.info("Done: %s.", session.run.path)
+
+
+def _more(config: TrainingConfig, done: int) -> str:
+    """How a complete run could go on, in words."""
+    if config.max_batches is None or config.max_batches > done:
+        return "Its data set has no more."
+    if config.optimizer.lr_schedule != "constant":
+        return f"With optimizer.lr_schedule={config.optimizer.lr_schedule} it cannot have more."
+    return "Raise max_batches to go on."
 
 
 @dataclass
@@ -85,9 +99,18 @@ class _Step:
 
 
 async def _finish_step(
-    session: Session, step: _Step, *, checkpoint: bool, durable: bool = True, rollouts: Rollouts | None = None
+    session: Session,
+    step: _Step,
+    *,
+    checkpoint: bool,
+    regular: bool = True,
+    durable: bool = True,
+    rollouts: Rollouts | None = None,
 ) -> None:
-    """Log the step's metrics and commit it; a checkpoint holds the `rollouts` that are ahead."""
+    """Log the step's metrics and commit it.
+
+    A checkpoint holds the `rollouts` that are ahead; it is `regular` where a longer run would write it too.
+    """
     step.metrics |= session.counters.take()
     step.metrics["perf/wall_s"] = time.monotonic() - step.wall_s
     step.metrics["perf/cpu_s"] = time.process_time() - step.cpu_s
@@ -95,7 +118,8 @@ async def _finish_step(
     save = (session.trainer if rollouts is None else rollouts).save_state if checkpoint else None
     state: Mapping[str, Json] | None = None
     if checkpoint:
-        state = {"policy_version": session.backend.policy_version, "healthy": session.trainer.health.healthy}
+        healthy = session.trainer.health.healthy
+        state = {"policy_version": session.backend.policy_version, HEALTHY: healthy, REGULAR: regular}
     await session.run.commit(
         step.phase, step.index, step.metrics, save=save, state=state, durable=durable or checkpoint
     )
@@ -114,6 +138,24 @@ async def _before_rl(session: Session, step: _Step) -> None:
     if session.config.kl_penalty_coef:
         await session.backend.freeze_reference()
     await _evaluate(session, step)
+    if session.config.best_metric.startswith("eval/"):
+        _check_best_metric(session.config, step)
+
+
+def _check_best_metric(config: TrainingConfig, step: _Step) -> None:
+    """Refuse, at the first steps that could measure it, a metric that is to decide which checkpoints stay and is none.
+
+    Raises:
+        ConfigError: as said; the step is not committed.
+    """
+    name, measured = config.best_metric, step.metrics
+    if config.keep_best is None or name in measured or (name.startswith("eval/") and step.phase == "rl"):
+        return
+    near = difflib.get_close_matches(name, measured, n=1)
+    hint = f" Did you mean {near[0]}?" if near else f" There are {', '.join(sorted(measured))}."
+    raise ConfigError(
+        f"best_metric={name} is not measured, so keep_best={config.keep_best} would keep checkpoints by nothing.{hint}"
+    )
 
 
 async def _sft(session: Session) -> None:
@@ -155,10 +197,13 @@ async def _rl(session: Session) -> None:
                 alarm = await act_on_alarms(session, report)
                 if last or (config.eval_every and (index + 1) % config.eval_every == 0):
                     await _evaluate(session, step)
-                due = last or (index + 1) % config.save_every == 0 or session.trainer.paused
+                regular = (index + 1) % config.save_every == 0 or session.trainer.paused
+                due = last or regular
+                if index == 0:
+                    _check_best_metric(config, step)
                 if alarm is not None and not session.trainer.paused:
                     due = False  # from a checkpoint of a stopped step the same command would go on
-                await _finish_step(session, step, checkpoint=due, rollouts=rollouts)
+                await _finish_step(session, step, checkpoint=due, regular=regular, rollouts=rollouts)
                 if alarm is not None:
                     raise alarm
                 progress.advance(note=f"reward {step.metrics.get('reward/mean', float('nan')):.3f}")

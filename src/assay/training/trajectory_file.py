@@ -58,7 +58,7 @@ def _group(record: Mapping[str, Json]) -> TrajectoryGroup:
 
 def _trajectory(record: Mapping[str, Json]) -> Trajectory:
     turns = tuple(_transition(turn) for turn in record["transitions"])
-    return Trajectory(_task(record["task"]), turns, record["stop_reason"], record["seed"])
+    return Trajectory(_task(record["task"]), turns, record["stop_reason"], record["seed"], record.get("error", ""))
 
 
 def _task(record: Mapping[str, Json]) -> Task:

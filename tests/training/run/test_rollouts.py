@@ -2,52 +2,20 @@ import json
 import logging
 import re
 
-import numpy as np
 import pytest
 
 from assay.errors import RunDirectoryError
-from assay.grpo.group_data import TurnTraining
 from assay.storage.files import encode_json
-from assay.training.metrics.token_traces import token_records
-from assay.training.metrics.traces import trace_records
 from assay.training.run.rollouts import GroupKey, open_rollouts, read_rollouts
-from assay.types import Completion, Message, Score, Task, Trajectory, TrajectoryGroup, Transition
-
-
-def turn(text, reward):
-    score = Score("scored", reward, {"right": reward}, {"why": "because"}, fingerprint="v1")
-    return Transition((1, 2), Completion((104, 105), (-0.5, -0.25), "stop", 3), text, score, {"legal": 1.0})
-
-
-def group(name, *rewards):
-    task = Task("toy", name, (Message("user", f"say {name}"),), tags=("easy",))
-    rollouts = tuple(Trajectory(task, (turn(f"{name} {reward}", reward),), "done", 7) for reward in rewards)
-    return TrajectoryGroup(task, rollouts)
-
-
-TURNS = {
-    (0, s, 0): TurnTraining(None, np.full(2, a, np.float32), np.zeros(2, np.float32)) for s, a in enumerate((-0.5, 0.5))
-}
+from assay.types import Message
+from support.recorded_run import group, record
 
 
 @pytest.fixture
 def run(tmp_path):
     """Two steps; the first has two groups and an evaluation, and only the first group trained."""
-    batches = [
-        (0, "train", [group("a", 0.0, 1.0), group("b", 1.0, 1.0)]),
-        (0, "eval", [group("h", 0.25)]),
-        (1, "train", [group("c", 0.0, 1.0)]),
-    ]
-    traces, tokens = [], []
-    for step, split, made in batches:
-        header = {"run_id": "r", "step": step, "phase": "rl", "index": step, "split": split}
-        traces += trace_records(made, **header, turns=TURNS)
-        if split == "train":
-            tokens += token_records(made[:1], step=step, turns=TURNS, text=lambda ids: bytes(ids).decode())
-    (tmp_path / "config.json").write_text("{}")
-    for name, records in (("traces.jsonl", traces), ("tokens.jsonl", tokens)):
-        (tmp_path / name).write_bytes(b"".join(encode_json(record) + b"\n" for record in records))
-    return tmp_path
+    first = [group("a", 0.0, 1.0), group("b", 1.0, 1.0)]
+    return record(tmp_path, (0, "train", first), (0, "eval", [group("h", 0.25)]), (1, "train", [group("c", 0.0, 1.0)]))
 
 
 def test_rollouts_come_back_as_they_were_recorded(run):
@@ -104,16 +72,14 @@ def test_half_a_last_line_is_left_out_and_said_once(run, caplog):
 
 
 def test_only_what_is_committed_is_a_consistent_state(run):
-    first = b"".join((run / "traces.jsonl").read_bytes().splitlines(keepends=True)[:5])
-    sinks = {"traces.jsonl": len(first), "tokens.jsonl": 0}
-    commits = [
-        {"version": 1, "step": step, "phase": phase, "index": 0, "checkpoint": None, "sinks": sinks, "digest": ""}
-        for step, phase in ((-1, "start"), (0, "rl"))
-    ]
-    (run / "ledger.jsonl").write_text("".join(json.dumps(commit) + "\n" for commit in commits))
+    ledger = (run / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "ledger.jsonl").write_bytes(b"".join(ledger[:2]))  # of step 1 only the files are there
     assert open_rollouts(run, committed=True).keys == open_rollouts(run).keys[:3]
     assert open_rollouts(run).committed == 0
-    assert open_rollouts(run, committed=True).tokens(GroupKey(0, "train", 0)) == []
+    assert open_rollouts(run, committed=True).tokens(GroupKey(1, "train", 0)) == []
+    (run / "ledger.jsonl").unlink()
+    assert open_rollouts(run, committed=True).keys == []
+    assert open_rollouts(run).committed is None
 
 
 @pytest.mark.parametrize("junk", [b"garbage\n", b'{"a":1}\n', b"\n", b'{"version":2,"run":"r"\n'])

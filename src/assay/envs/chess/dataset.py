@@ -74,7 +74,7 @@ class ChessDatasetBuilder(DatasetBuilder):
     illegal_fraction: Annotated[float, AtLeast(0), AtMost(1), UsedWhen("task", "arbiter", "mixed")] = 0.1
     """Share of A: tasks whose move is illegal."""
     renderer_name: str = "plain"
-    """How messages become tokens; `plain` writes their bare text, as the grammar of these tasks wants."""
+    """How messages become tokens; `plain` writes their bare text, which the grammar of these tasks requires."""
     policy_weights: Annotated[PolicyWeights, UsedWhen("task", "policy", "mixed")] = chz.field(
         default_factory=PolicyWeights
     )
@@ -131,9 +131,9 @@ class ChessDatasetBuilder(DatasetBuilder):
     def describe(self) -> str:
         """See `DatasetBuilder.describe`."""
         what = {
-            "policy": f"P: tasks ({self.answer} form)",
-            "arbiter": "A: tasks",
-            "mixed": f"P: tasks ({self.answer} form) with {self.arbiter_fraction:.0%} A: tasks",
+            "policy": f"choose a move (P:, {self.answer} form)",
+            "arbiter": "make a move (A:)",
+            "mixed": f"choose a move (P:, {self.answer} form), or make one (A:, {self.arbiter_fraction:.0%} of tasks)",
         }[self.task]
         where = self.material if self.source == "endgames" else self.source_path or f"{self.source} self-play"
         judges = " and ".join(
@@ -142,8 +142,8 @@ class ChessDatasetBuilder(DatasetBuilder):
         )
         moving = "either side" if self.side == "both" else self.side.capitalize()
         return (
-            f"Chess {what} on {self.num_train} positions from {where} with {moving} to move, judged by {judges}; "
-            f"held out: {self.num_heldout} {self.heldout_split} positions."
+            f"Chess: {what}; {self.num_train} training positions from {where} with {moving} to move, judged by "
+            f"{judges}; held out: {self.num_heldout} {self.heldout_split} positions."
         )
 
     def style(self) -> TaskStyle:
@@ -185,7 +185,7 @@ def _impossible(config: ChessDatasetBuilder) -> Iterator[str]:
     label = given_label(config.prompt_template)
     if label and label != ("B:" if config.answer == "best" else "M:"):
         yield (
-            f"prompt_template ends with {label!r}, with which no answer={config.answer} starts. "
+            f"prompt_template ends with {label!r}, but no answer starts with it under answer={config.answer}. "
             "End it with 'B:' for answer=best, 'M:' for answer=full, or neither."
         )
     if config.task != "arbiter" and config.stockfish.multipv < MOST_LEGAL_MOVES:

@@ -1,6 +1,6 @@
 """What a host's reward is made of: the YAML file that `ASSAY_REWARDS_CONFIG` names, then the host's own keywords.
 
-    reward: monitor                  name of a reward, or path.py:name, or package.module:name
+    reward: monitor                  name of a reward, or path.py:name, or package.module:name, or a list of these
     options: {verbosity: 0.1}        what the reward itself takes
     judge: {base_url: ..., model: ...}
     engine: {max_in_flight: 512, on_failure: raise}
@@ -40,16 +40,20 @@ _NOT_THE_CLIENTS = ("on_failure", "failure_value", "max_failure_rate", "batch_de
 class HostConfig(Settings):
     """A reward as a host runs it."""
 
-    reward: Annotated[str, Code(REWARD)] = "monitor"
-    """Name of a reward, or where its class, factory or object is: `path.py:name`, `package.module:name`."""
+    reward: Annotated[tuple[str, ...], Code(REWARD)] = ("monitor",)
+    """Name of a reward, or where a function or another reward is: `path.py:name`, `package.module:name`. Several make a
+    weighted sum: `rewards.py:correct,rewards.py:format*0.2`."""
     options: Mapping[str, Json] = chz.field(default_factory=dict)
-    """Keyword arguments of the reward."""
+    """Keyword arguments of the reward; of several rewards `NAME.KEY`, where NAME is what follows the colon."""
     parts: tuple[str, ...] = ()
     """Parts of the score that a host is given beside it, always all of them. Empty takes the names that the reward
     declares (`parts`), and else, where a host passes a whole batch, those that occur in it."""
     order: Literal["specification", "verl"] = "specification"
     """Order of positional arguments: (response, ground_truth, dataset_name, extra_info), or verl's own
     (data_source, solution_str, ground_truth, extra_info). The two cannot be told apart by looking."""
+    details: bool | None = None
+    """Answer verl's call for one sample with a dictionary (score, parts, how it came about) instead of a number. null:
+    `compute_score` gives the number, `acompute_score` the dictionary."""
     group_by: str = "index"
     """Key of `extra_info` whose equal values, within a data source, are the rollouts of one prompt: where the mean of a
     group stands in for a failed score and the host does not say which samples are a group."""
@@ -64,17 +68,23 @@ class HostConfig(Settings):
     """How fast, how long, how much, and what a failure means."""
 
 
-def read_settings(given: Mapping[str, object], defaults: Mapping[str, Json] | None = None) -> HostConfig:
+def read_settings(
+    given: Mapping[str, object], defaults: Mapping[str, Json] | None = None, said: str = "reward keywords"
+) -> HostConfig:
     """The settings of this process: `defaults` (a host's own), below the file of `ASSAY_REWARDS_CONFIG`, below `given`.
+
+    Args:
+        said: what `given` is, for messages.
 
     Raises:
         ConfigError: an unknown key, a wrong type, an unreadable file, or settings that cannot go together.
     """
-    said = [Layer("reward keywords", flatten(plain(given), "reward keywords"))]
+    own = [Layer(said, flatten(plain(given), said))]
     if path := os.environ.get(CONFIG_ENV):
-        said.insert(0, _read_file(path))
-    layers = [Layer("the host's defaults", dict(defaults or {})), *said]
-    if [HostConfig().reward, *(layer.values["reward"] for layer in said if "reward" in layer.values)][-1] == "monitor":
+        own.insert(0, _read_file(path))
+    layers = [Layer("the host's defaults", dict(defaults or {})), *own]
+    named = [layer.values["reward"] for layer in own if "reward" in layer.values]
+    if not named or named[-1] in ("monitor", ["monitor"]):
         layers.insert(1, _monitor_layer())
     return build(HostConfig, layers, unknown=_UNKNOWN)
 

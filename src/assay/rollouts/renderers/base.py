@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from assay.backends.base import Tokenizer
 from assay.envs.base import RENDERER
 from assay.errors import ConfigError
-from assay.plugins import find
+from assay.plugins import calling, find
 from assay.types import Message
 
 
@@ -116,9 +116,17 @@ def make_renderer(name: str, tokenizer: Tokenizer) -> Renderer:
     """The renderer that `renderer_name` names, over a tokenizer.
 
     Raises:
-        ConfigError: there is no such renderer, or the tokenizer cannot serve it.
+        ConfigError: there is no such renderer, it is none, or the tokenizer cannot serve it.
     """
-    made: Renderer = find(name, RENDERER, "renderer_name")(tokenizer)
+    make = find(name, RENDERER, "renderer_name")
+    with calling(f"renderer_name={name}"):
+        made: Renderer = make(tokenizer)
+    lacking = [part for part in ("stop", "start", "extend", "completion", "text") if not hasattr(made, part)]
+    if lacking:
+        raise ConfigError(
+            f"renderer_name={name} made a {type(made).__name__}, which is not a Renderer: it lacks "
+            f"{', '.join(lacking)}. See assay.rollouts.Renderer."
+        )
     return made
 
 

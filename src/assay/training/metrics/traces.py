@@ -65,10 +65,13 @@ def _turns(trajectory: Trajectory, decode: Decode | None) -> Iterator[dict[str, 
         "seed": trajectory.seed,
         "end": trajectory.stop_reason,
         "reward": trajectory.reward,
+        **({"error": trajectory.error} if trajectory.error else {}),
     }
     if not trajectory.transitions:
         told: dict[str, Json] = {"messages": _messages(task.prompt)}
-        yield {"turn": 0, **rollout, **told, "text": None, "score": {"status": "errored", "value": None}}
+        evidence = {"evidence": {"error": trajectory.error}} if trajectory.error else {}
+        score = {"status": "errored", "value": None, **evidence}
+        yield {"turn": 0, **rollout, **told, "text": None, "score": score}
     before: Transition | None = None
     for turn, transition in enumerate(trajectory.transitions):
         told = {}
