@@ -63,8 +63,8 @@ def serve(runs: Sequence[Catalogue], port: int) -> int:
             f"Port {port} cannot be used ({error.strerror}). Give another one with --port, or leave it out."
         ) from error
     with server:
-        print(f"Serving at {server.url} for this machine only. Ctrl-C ends it.", flush=True)
         try:
+            print(f"Serving at {server.url} for this machine only. Ctrl-C ends it.", flush=True)
             server.serve_forever()
         except KeyboardInterrupt:
             print()
