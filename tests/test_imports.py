@@ -35,6 +35,7 @@ HOMES = {
     "torch": ("assay.backends.local", "assay.grpo", "assay.kernels.inside"),
     "transformers": ("assay.backends.local", "assay.grpo"),
     "peft": ("assay.backends.local", "assay.grpo"),
+    "huggingface_hub": ("assay.backends.local",),
     "tinker": ("assay.backends.tinker", "assay.server", "assay.integrations.tinker_cookbook"),
     "verl": ("assay.integrations",),
     "trl": ("assay.integrations",),

@@ -12,6 +12,8 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+
 from assay.backends.base import AdamParams, Backend, Capabilities
 from assay.backends.config import PolicySpec
 from assay.backends.named import open_named
@@ -89,14 +91,16 @@ def plan_run(config: TrainingConfig) -> ResumePlan | Refusal:
 
 
 @asynccontextmanager
-async def open_session(config: TrainingConfig, plan: ResumePlan) -> AsyncIterator[Session]:
-    """Open or resume the run of `config` as planned for its directory.
+async def open_session(config: TrainingConfig, plan: ResumePlan, *, quiet: bool = False) -> AsyncIterator[Session]:
+    """Open or resume the run of `config` as planned for its directory; `quiet` draws no progress.
 
     Raises:
         AssayError: any part cannot be had; the message says which and what to do. Nothing committed is lost.
     """
     with ExitStack() as stack:
-        data = build_data(config.active_builder, config.build_context())
+        progress = stack.enter_context(RunProgress(Console(stderr=True, quiet=True) if quiet else None))
+        with progress.building() as show:
+            data = build_data(config.active_builder, config.build_context(show))
         try:
             if config.sft.num_steps and data.sft is None:
                 raise ConfigError(
@@ -109,7 +113,6 @@ async def open_session(config: TrainingConfig, plan: ResumePlan) -> AsyncIterato
             if run.resumed is not None:
                 trainer.restore(run.resumed.policy)
             log = stack.enter_context(MetricsLogger(run, make_sinks(config, run, num_batches(config, data))))
-            progress = stack.enter_context(RunProgress())
             renderer = make_renderer(config.active_builder.renderer_name, backend.tokenizer)
             counters = StepCounters(data.counters)
             yield Session(config, run, data, backend, trainer, renderer, log, progress, counters)

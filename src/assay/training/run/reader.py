@@ -14,7 +14,7 @@ from statistics import fmean
 
 from assay.errors import RunDirectoryError
 from assay.storage.files import read_object
-from assay.training.run.ledger import read_ledger
+from assay.training.run.ledger import Commit, live_checkpoints, read_ledger
 from assay.training.run.rollouts import TRACES, Group, Rollout, Rollouts, open_rollouts
 from assay.types import Json, ScoreStatus
 
@@ -155,6 +155,40 @@ def measurement(rollouts: Rollouts, step: int) -> Measurement:
     groups = [rollouts.group(key) for key in sorted(keys, key=lambda key: key.group)]
     first = groups[0].rollouts[0]
     return Measurement(step, first.phase, first.index, tuple(map(_task, groups)))
+
+
+def find_checkpoint(path: Path, batch: int | None = None) -> Commit:
+    """The commit of the run at `path` whose checkpoint was taken after `batch` RL batches; the last one by default.
+
+    Raises:
+        RunDirectoryError: no such run or checkpoint; the message lists those there are.
+    """
+    saved = live_checkpoints(read_ledger(path / "ledger.jsonl").commits)
+    if not saved:
+        raise RunDirectoryError(f"{path} holds no run with a checkpoint. Give the log_path of a run.")
+    found = [commit for commit in saved if batch in (None, commit.batch)]
+    if not found:
+        batches = ", ".join(str(b) for b in sorted({commit.batch for commit in saved}))
+        raise RunDirectoryError(f"{path} has no checkpoint of RL batch {batch}; there are {batches}.")
+    return found[-1]
+
+
+def best_checkpoint(path: Path, metric: str) -> Commit:
+    """The commit with the largest `metric` among those of the run at `path` that have a checkpoint; of equals the last.
+
+    Raises:
+        RunDirectoryError: no such run or checkpoint, or the metric was measured at none of them.
+    """
+    find_checkpoint(path)
+    saved = live_checkpoints(read_ledger(path / "ledger.jsonl").commits)
+    values = {row["step"]: row.get(metric) for row in read_lines(path / "metrics.jsonl")}
+    measured = [(float(value), c.step, c) for c in saved if (value := values.get(c.step)) is not None]
+    if not measured:
+        raise RunDirectoryError(
+            f"{metric} was measured at no checkpoint of {path}, so none of them is the best by it. Choose another "
+            "best_metric (metrics.jsonl has their names), or a checkpoint by --step."
+        )
+    return max(measured)[2]
 
 
 def _task(group: Group) -> HeldoutTask:
