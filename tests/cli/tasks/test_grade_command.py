@@ -119,7 +119,7 @@ def test_a_file_that_is_no_kernel(assay: Run, tmp_path: Path, data: bytes, json_
     [
         (("polcy=partial",), 2, "polcy (command line): there is no such setting"),
         (("polcy=partial",), 2, "Did you mean policy?"),
-        (("quite_other=1",), 2, "`assay grade --help` lists all settings"),
+        (("quite_other=1",), 2, "`assay settings --of grade` shows all settings"),
         (("workers=many",), 2, "workers=many (command line): expected"),
         (("num_correct_trials=0",), 2, "must be at least 1"),
         (("precision=float8",), 2, "float8"),

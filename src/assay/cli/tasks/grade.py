@@ -40,6 +40,25 @@ class GradeConfig(GraderConfig):
     """Commit or tag of the data set (`huggingface`)."""
 
 
+CHANGED_MOST = (
+    "backend",
+    "device",
+    "precision",
+    "num_correct_trials",
+    "scale",
+    "policy",
+    "compile_check",
+    "arch",
+    "wall_s",
+    "memory_mb",
+    "sandbox",
+    "measure_performance",
+    "dataset_src",
+    "cache",
+)
+"""Settings that `--help` shows."""
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     parser.add_argument("--problem", required=True, metavar="FILE|level/id", help="a problem's file, or one by number")
@@ -49,7 +68,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=("triton", "cuda"), help="its language (default: triton)")
     parser.add_argument("--json", action="store_true", help="print the whole verdict as one JSON object")
     parser.add_argument("--no-cache", action="store_true", help="grade anew, and keep nothing")
-    add_settings_help(parser, "assay.cli.tasks.grade:GradeConfig")
+    add_settings_help(
+        parser, "assay.cli.tasks.grade:GradeConfig", CHANGED_MOST, "`assay settings --of grade` shows all settings."
+    )
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -90,7 +111,9 @@ def read_grading(given: Mapping[str, Json]) -> GradeConfig:
     Raises:
         ConfigError: unknown, or not of its type.
     """
-    return build(GradeConfig, [Layer(COMMAND_LINE, dict(given))], unknown="`assay grade --help` lists all settings.")
+    return build(
+        GradeConfig, [Layer(COMMAND_LINE, dict(given))], unknown="`assay settings --of grade` shows all settings."
+    )
 
 
 def read_problem(name: str, source: GradeConfig) -> Problem:
