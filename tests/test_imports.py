@@ -76,10 +76,12 @@ COMMAND_LINES = ("assay.cli", "assay.integrations.verl.__main__")
 BROAD = {"Exception", "BaseException"}
 BOUNDARIES = {
     "assay.plugins",
+    "assay.envs.checks.plays",
     "assay.rollouts.play",
     "assay.rollouts.runner",
     "assay.rewards.scoring",
     "assay.rewards.functions.worker",
+    "assay.training.report.report",
     "assay.sandbox.inside.child",
     "assay.sandbox.inside.worker",
     "assay.kernels.inside.compile_triton",
@@ -88,7 +90,8 @@ BOUNDARIES = {
     "assay.kernels.inside.rounds",
     "assay.kernels.inside.timed",
 }
-"""Modules where any failure becomes data: a user's file, a rollout, a reward's code, a sandboxed job, a kernel."""
+"""Modules where any failure becomes data: a user's file, an environment that a report could do
+without, a rollout, a reward's code, a sandboxed job, a kernel."""
 
 
 def module_of(path: Path) -> str:

@@ -50,7 +50,7 @@ def test_no_command_prints_the_same_help(capsys: pytest.CaptureFixture[str]) -> 
     assert "assay train --config chess" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "score", "grade"])
+@pytest.mark.parametrize("command", ["train", "eval", "score"])
 def test_help_fits_on_a_screen_or_two_and_points_to_all_settings(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

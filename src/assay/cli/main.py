@@ -40,12 +40,16 @@ COMMANDS: Mapping[str, Command] = {
     "train": Command("assay.cli.runs.train", "train a model; the same command resumes an interrupted run"),
     "eval": Command("assay.cli.runs.eval", "measure a checkpoint of a run on held-out tasks"),
     "show": Command("assay.cli.runs.show", "print what a run's policy was asked, what it said and what that earned"),
+    "report": Command("assay.cli.runs.report", "write a run's report.html anew, also of a run in progress"),
     "view": Command("assay.cli.runs.view", "read a run's rollouts in a browser; two runs side by side"),
+    "compare": Command("assay.cli.runs.compare", "compare two evaluations task by task: is the gain noise?"),
     "export": Command("assay.cli.runs.export", "write a checkpoint of a run as a Hugging Face folder"),
     "score": Command("assay.cli.tasks.score", "judge completions: those of a run again, or any file of them"),
     "grade": Command(
         "assay.cli.tasks.grade", "grade a kernel against a KernelBench problem; exit status 0 for ok, 3 for not"
     ),
+    "init": Command("assay.cli.tasks.init", "write a file to start an environment or a reward from"),
+    "check": Command("assay.cli.tasks.check", "play known answers through an environment; say what is wrong"),
     "config": Command("assay.cli.config", "print the whole config that a command would use, as JSON"),
     "settings": Command("assay.cli.settings", "show what can be set: below a key, or by words"),
     "demo": Command("assay.cli.demo.command", "train a small chess model on this machine, in minutes, and report"),

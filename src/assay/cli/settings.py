@@ -99,6 +99,7 @@ def _groups(root: type, chosen: Mapping[str, type | None]) -> str:
             name = f"{node.key}={node.choice}" if node.choice else node.key
             about = (inspect.getdoc(node.cls) or "").partition("\n")[0]
             lines.append(f"  {name}  ({len(settings(node.cls))} settings)\n      {about}")
+    lines += [f"  {name}  (as {s.like})\n      {s.doc}" for name, s in settings(root).items() if s.like is not None]
     lines += ["", "`assay settings KEY` shows what is below a key; `assay settings WORD ...` searches."]
     return "\n".join(lines)
 

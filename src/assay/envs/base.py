@@ -164,6 +164,8 @@ class EnvData:
     """An HTML fragment that shows a task and answers to it, for `report.html`."""
     counters: Callable[[], Counters] | None = None
     """What the environment's reward engine has done, for the metrics of each step."""
+    notes: Sequence[str] = ()
+    """What was wrong with the tasks and is no more: repeats that were left out, say. It was logged already."""
     close: Callable[[], Awaitable[None]] = _nothing_to_close
     """Releases processes and files; safe to call twice."""
 

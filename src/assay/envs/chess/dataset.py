@@ -75,7 +75,7 @@ class ChessDatasetBuilder(DatasetBuilder):
     illegal_fraction: Annotated[float, AtLeast(0), AtMost(1), UsedWhen("task", "arbiter", "mixed")] = 0.1
     """Share of A: tasks whose move is illegal."""
     renderer_name: str = "plain"
-    """How messages become tokens; `plain` writes their bare text, as the grammar of these tasks wants."""
+    """How messages become tokens; `plain` writes their bare text, which the grammar of these tasks requires."""
     policy_weights: Annotated[PolicyWeights, UsedWhen("task", "policy", "mixed")] = chz.field(
         default_factory=PolicyWeights
     )
@@ -190,7 +190,7 @@ def _impossible(config: ChessDatasetBuilder) -> Iterator[str]:
     label = given_label(config.prompt_template)
     if label and label != ("B:" if config.answer == "best" else "M:"):
         yield (
-            f"prompt_template ends with {label!r}, with which no answer={config.answer} starts. "
+            f"prompt_template ends with {label!r}, but no answer starts with it under answer={config.answer}. "
             "End it with 'B:' for answer=best, 'M:' for answer=full, or neither."
         )
     if config.task != "arbiter" and config.stockfish.multipv < MOST_LEGAL_MOVES:

@@ -40,11 +40,11 @@ class TaskStyle:
     illegal_fraction: float
     """Share of A: tasks whose move is illegal."""
     timeless: bool
-    """Positions come without a game (endgames): A: tasks get an invented past."""
+    """Positions come without a game (endgames), so A: tasks get an invented history."""
 
 
 def make_tasks(positions: Sequence[Position], style: TaskStyle, rng: np.random.Generator) -> list[Task]:
-    """One task for each position, in order; exactly the nearest number to the share of A: tasks are A:."""
+    """One task for each position, in order; the number of A: tasks is the nearest one to their share."""
     arbiter = np.arange(len(positions)) < round(style.arbiter_share * len(positions))
     return [
         arbiter_task(position, style, rng) if is_arbiter else policy_task(position, style)
@@ -87,7 +87,7 @@ def arbiter_task(position: Position, style: TaskStyle, rng: np.random.Generator)
 
 
 def policy_example(position: Position, style: TaskStyle, rng: np.random.Generator) -> Example:
-    """A supervised P: example that teaches the form and the rules and nothing of strength.
+    """A supervised P: example that teaches the form and the rules, but not which moves are good.
 
     The best move is a random legal one; the long form lists random distinct legal moves, the best move among them, with
     evaluations of 0.

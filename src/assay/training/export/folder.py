@@ -15,7 +15,8 @@ from assay.training.config import TrainingConfig
 from assay.training.export.card import Card, render
 from assay.training.run.checkpoints import checkpoint_folder, open_checkpoint
 from assay.training.run.ledger import Commit
-from assay.training.run.reader import best_checkpoint, evaluation_at, find_checkpoint, read_lines
+from assay.training.run.reader import best_checkpoint, evaluated_steps, find_checkpoint, measurement
+from assay.training.run.rollouts import open_rollouts
 
 logger = logging.getLogger(__name__)
 
@@ -131,8 +132,8 @@ def _write(config: TrainingConfig, wanted: Wanted, model: Path, base: str | None
 
 
 def _card(run: Path, config: TrainingConfig, commit: Commit, wanted: Wanted, adapters: bool) -> Card:
-    measured = (row["step"] for row in read_lines(run / "metrics.jsonl") if "eval/reward/mean" in row)
-    first = next(measured, None)
+    rollouts = open_rollouts(run, committed=True)
+    evaluated = evaluated_steps(rollouts)
     return Card(
         name=wanted.repo or wanted.target.resolve().name,
         config=config,
@@ -140,8 +141,8 @@ def _card(run: Path, config: TrainingConfig, commit: Commit, wanted: Wanted, ada
         base=_hub_id(config),
         adapters=adapters,
         code=read_object(run / "code.json") or {},
-        before=evaluation_at(run, first) if first is not None else None,
-        after=evaluation_at(run, commit.step),
+        before=measurement(rollouts, evaluated[0]) if evaluated else None,
+        after=measurement(rollouts, commit.step) if commit.step in evaluated else None,
     )
 
 

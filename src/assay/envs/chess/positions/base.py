@@ -43,7 +43,7 @@ class Position:
     key: bytes
     """Canonical key (see `canonical_key`)."""
     board: chess.Board = field(compare=False, repr=False)
-    """The position as a board, to be left as it is; its move stack may be empty."""
+    """The position as a board, which must not be changed; its move stack may be empty."""
     history: tuple[str, ...] = ()
 
 
@@ -94,7 +94,7 @@ def quiet_keys(views: Codes, has_pawns: bool) -> list[bytes]:
 
 
 def canonical_key(board: chess.Board) -> bytes:
-    """One key for all positions that are the same to the mover: counters, colour and reflections do not count.
+    """One key for all positions that are the same to the mover: counters, colour and reflections are ignored.
 
     Castling rights give the board a direction, so with any of them only the colours are folded; pawns fold left and
     right; without either all 8 symmetries of the square are folded.
