@@ -6,6 +6,7 @@ parse("two", int)                        ->  ValueError("a whole number")
 
 from __future__ import annotations
 
+import json
 import math
 import numbers
 import types
@@ -123,6 +124,19 @@ def parse(value: object, annotation: Any) -> Any:
         except ValueError:
             continue
     raise ValueError(type_name(annotation))
+
+
+def as_json(value: object) -> Any:
+    """The value of text that is JSON (`2`, `true`, `[1, 2]`), and other text as it is.
+
+    For the command line, where nothing else says what an entry of any type is: `options.within=2` is a number.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
 
 
 def _parse_member(value: object, member: Any) -> Any:
