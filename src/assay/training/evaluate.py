@@ -103,9 +103,10 @@ def check_errored(groups: Sequence[TrajectoryGroup], most: float, where: str) ->
     reasons = Counter(trajectory.failure or "see the log" for trajectory in errored)
     reason, count = reasons.most_common(1)[0]
     reason = reason.rstrip(".")
-    if count == len(rollouts):
+    if len(errored) == len(rollouts):
+        why = "this reason" if len(reasons) == 1 else f"this and {len(reasons) - 1} more reasons"
         raise TrainingError(
-            f"{reason}. For this reason none of the {count} rollouts of {where} could be scored. Fix it and run the "
+            f"{reason}. For {why} none of the {len(rollouts)} rollouts of {where} could be scored. Fix it and run the "
             "same command again: the run goes on from its last checkpoint."
         )
     raise TrainingError(
