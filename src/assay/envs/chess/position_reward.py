@@ -1,8 +1,8 @@
-"""The reward `chess`: a completion judged by Stockfish for the position that its sample names, outside any environment.
+"""The reward `chess`: a completion judged by Stockfish for the position that its sample names, without an environment.
 
-    assay score --input moves.jsonl --reward chess            {"response": "B: e2e4", "fen": "rnbqkbnr/... w KQkq - 0 1"}
+    assay score --input moves.jsonl --reward chess      {"response": "B: e2e4", "fen": "rnbqkbnr/... w KQkq - 0 1"}
 
-The position is the column `fen`, or else the only FEN in the prompt. Answers and their rewards are those of the P: task.
+The position is the column `fen`, or else the only FEN in the prompt. Answers and rewards are those of the P: task.
 """
 
 from __future__ import annotations
@@ -58,21 +58,13 @@ class ChessReward:
         if answer not in ("best", "full"):
             raise ConfigError(f"options.answer={answer!r} of the reward chess must be best or full.")
         self._answer: AnswerForm = answer
-        self._weights = build(PolicyWeights, [Layer("options.weights", flatten(weights or {}, "options.weights"))])
-        self._config = build(
-            StockfishConfig, [Layer("options.stockfish", flatten(stockfish or {}, "options.stockfish"))]
-        )
+        self._weights = build(PolicyWeights, [_layer("options.weights", weights)])
+        self._config = build(StockfishConfig, [_layer("options.stockfish", stockfish)])
         find_stockfish(self._config.path)
         self._cache_dir = Path(cache_dir) if cache_dir is not None else default_cache_path().parent
         self._pool: StockfishPool | None = None
-        self.parts = (
-            "format",
-            "legal",
-            "keeps",
-            "rank",
-            "best",
-            *(("candidates", "evals") if answer == "full" else ()),
-        )
+        more = ("candidates", "evals") if answer == "full" else ()
+        self.parts = ("format", "legal", "keeps", "rank", "best", *more)
         what = [answer, resolved(self._weights), self._config.nodes, self._config.multipv, self._config.hash_mb]
         self.fingerprint = f"chess:{hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]}"
 
@@ -103,6 +95,10 @@ class ChessReward:
             await pool.close()
 
 
+def _layer(name: str, given: Mapping[str, Json] | None) -> Layer:
+    return Layer(name, flatten(given or {}, name))
+
+
 def position_of_sample(sample: Sample) -> str:
     """The FEN that a sample names: its column `fen`, or the only one in its prompt.
 
@@ -116,6 +112,6 @@ def position_of_sample(sample: Sample) -> str:
         return str(found[0])
     what = f"shows {len(found)} different positions" if found else "shows no position"
     raise DataError(
-        f"The reward chess needs to know the position: a column `fen`, or one FEN in the prompt. This prompt {what}, and "
-        f"the columns are {', '.join(sample.extra) or 'none'}."
+        f"The reward chess needs to know the position: a column `fen`, or one FEN in the prompt. This prompt {what}, "
+        f"and the columns are {', '.join(sample.extra) or 'none'}."
     )
