@@ -61,6 +61,7 @@ EXTRAS = {
     "safetensors": "torch",
     "peft": "torch",
     "chess": "chess",
+    "tensorboardX": "tensorboard",
     "wandb": "wandb",
     "httptools": "rewards",
     "ray": "verl",

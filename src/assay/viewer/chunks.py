@@ -47,6 +47,7 @@ def index_of(
     number = {tag: place for place, tag in enumerate(tags)}
     return {
         "name": name,
+        "committed": catalogue.source.committed,
         "tags": tags,
         "groups": {
             "step": [group.key.step for group in groups],
