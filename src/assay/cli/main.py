@@ -51,6 +51,7 @@ COMMANDS: Mapping[str, Command] = {
     "init": Command("assay.cli.tasks.init", "write a file to start an environment or a reward from"),
     "check": Command("assay.cli.tasks.check", "play known answers through an environment; say what is wrong"),
     "config": Command("assay.cli.config", "print the whole config that a command would use, as JSON"),
+    "settings": Command("assay.cli.settings", "show what can be set: below a key, or by words"),
     "demo": Command("assay.cli.demo.command", "train a small chess model on this machine, in minutes, and report"),
 }
 
@@ -64,6 +65,7 @@ EXTRAS = {
     "tensorboardX": "tensorboard",
     "wandb": "wandb",
     "httptools": "rewards",
+    "math_verify": "math",
     "ray": "verl",
     "triton": "kernelbench",
     "modal": "modal",
@@ -135,7 +137,7 @@ def _run(arguments: list[str]) -> int:
     if unknown:
         raise ConfigError(
             f"{unknown[0]!r} is not an option of `assay {name}`. Settings are written key=value, such as "
-            f"learning_rate=3e-4; `assay {name} --help` lists what there is."
+            f"learning_rate=3e-4; `assay {name} --help` and `assay settings` list what there is."
         )
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[StderrHandler()])
     logging.getLogger("assay").setLevel(logging.INFO)
