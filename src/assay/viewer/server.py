@@ -77,7 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(b"".join(page_parts(self.server.runs, served=True)), "text/html; charset=utf-8")
             elif found := _CHUNK.fullmatch(path):
                 run = self.server.runs[int(found[1])]
-                self._send(chunk_of(run, int(found[2])), "application/octet-stream")
+                self._send(chunk_of(run, int(found[2]), level=1), "application/octet-stream")
             else:
                 self._refuse(HTTPStatus.NOT_FOUND, "There is nothing but the page here.")
         except IndexError:
