@@ -23,6 +23,8 @@ MAX_DEPTH = 8
 STATUSES = ("scored", "invalid", "errored")
 CURVES = ("reward/mean", "reward_25pct", "reward_75pct", "eval/reward/mean")
 """Metrics that the page draws."""
+DECIMALS = {"logprobs": 4, "advantages": 6, "log_ratios": 5}
+"""Decimals of the values per token."""
 MAX_EVENTS = 1000
 
 
@@ -163,5 +165,5 @@ def _turn(turn: Turn, prompt: Sequence[Message], streams: Json | None) -> Json:
 def _streams(turn: TokenTurn) -> Json:
     columns = {"logprobs": turn.logprobs, "advantages": turn.advantages, "log_ratios": turn.log_ratios}
     known = {name: column for name, column in columns.items() if column is not None}
-    cut = {name: [None if v is None else round(v, 6) for v in column] for name, column in known.items()}
+    cut = {name: [None if v is None else round(v, DECIMALS[name]) for v in column] for name, column in known.items()}
     return {"pieces": list(turn.text), **cut}
