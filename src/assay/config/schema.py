@@ -1,7 +1,7 @@
 """What a config class says about itself: its settings with type, default, documentation, and what they may be.
 
 A config node is a `chz` class; the string literal right under a field documents it, and `assay.config.fields` has what
-else a field can say. Everything that talks about settings (the loader, `assay train --help`, the generated reference)
+else a field can say. Everything that talks about settings (the loader, `assay settings`, the generated reference)
 asks here, so they cannot disagree.
 
     settings(LocalBackend)["torch_threads"]  ->  Setting("torch_threads", int, "CPU threads of torch ...", ...)
