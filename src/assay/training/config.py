@@ -177,7 +177,7 @@ class TrainingConfig(Settings):
     """Start from the weights of this checkpoint folder, with a fresh optimizer and step count."""
     resume_from_batch: Annotated[int | None, AtLeast(0), MAY_CHANGE] = None
     """Resume from the checkpoint of this RL batch instead of the last one; what came after it is discarded."""
-    seed: int = 0
+    seed: Annotated[int, AtLeast(0), AtMost(2**63 - 1)] = 0
     """Seed of everything random: initial weights, data order, sampling."""
     backend: Annotated[str, Code(named.BACKEND)] = chz.field(
         default="local", munger=lambda _, value: named.canonical(value)

@@ -95,7 +95,9 @@ class ChessDatasetBuilder(DatasetBuilder):
 
     def build(self, context: BuildContext) -> EnvData:
         """See `DatasetBuilder.build`."""
-        pool = StockfishPool(self.stockfish, context.cache_dir) if self.needs_engine else None
+        pool = (
+            StockfishPool(self.stockfish, context.cache_dir, "dataset_builder.stockfish") if self.needs_engine else None
+        )
         referee = Referee(pool, self.policy_weights, self.arbiter_weights)
         style = self.style()
         source = self._source(pool)

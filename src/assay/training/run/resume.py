@@ -190,6 +190,7 @@ def plan_resume(
             content = read_ledger(path / LEDGER) if _holds_run(path) else LedgerContent()
             if content.commits:
                 return _go_on(replace(plan, content=content))
+            _check_nothing_is_lost(path)
     except RunDirectoryError as error:
         return Refusal(error)
     if resume_from_batch is not None:
@@ -200,6 +201,21 @@ def plan_resume(
             )
         )
     return replace(plan, content=content)
+
+
+def _check_nothing_is_lost(path: Path) -> None:
+    """Refuse to start afresh over checkpoints that a run without a ledger cannot have written.
+
+    Raises:
+        RunDirectoryError: the ledger is gone.
+    """
+    folders = (path / "checkpoints").glob("*")
+    if later := sorted(f.name for f in folders if _CHECKPOINT.fullmatch(f.name) and not f.name.startswith("start")):
+        raise RunDirectoryError(
+            f"{path} holds checkpoints ({', '.join(later[:5])}) and no {LEDGER} that says what the run had committed, "
+            "so starting here would remove them. Restore the file, or set log_path to a new directory "
+            f"(load_checkpoint_path={path / 'checkpoints' / later[-1]} starts from their weights)."
+        )
 
 
 def _go_on(plan: ResumePlan) -> ResumePlan | Refusal:
