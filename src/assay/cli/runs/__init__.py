@@ -1,0 +1,1 @@
+"""Commands that train, and commands that read what a run wrote."""
