@@ -118,8 +118,11 @@ class Transition:
     prompt_tokens: tuple[int, ...]
     completion: Completion
     text: str
+    """What was judged: the completion's text, without the thought before it."""
     score: Score
     metrics: Mapping[str, float] = field(default_factory=dict)
+    thought: str | None = None
+    """What the policy thought before it answered; None where nothing parts the two."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from typing import Annotated, Protocol, runtime_checkable
 
 import chz
 
-from assay.config import AtLeast, Code, Settings
+from assay.config import AtLeast, Code, Settings, UsedWhen
+from assay.envs.chat import ChatConfig
 from assay.errors import ConfigError
 from assay.plugins import Kind
 from assay.types import Json, Message, Score, Task, Trajectory
@@ -102,6 +103,8 @@ class BuildContext:
     seed: int
     max_turns: int
     cache_dir: Path
+    chat: bool = False
+    """Whether messages are written by a chat template, so that the model can be told what to do."""
 
 
 BaselineMetrics = Mapping[str, Mapping[str, Sequence[float]]]
@@ -159,8 +162,9 @@ class EnvData:
 RENDERER = Kind(
     "renderer",
     {
+        "auto": "assay.rollouts.renderers.named:auto_renderer",
         "plain": "assay.rollouts.renderers.base:PlainRenderer",
-        "chat": "assay.rollouts.renderers.base:ChatRenderer",
+        "chat": "assay.rollouts.renderers.chat:ChatRenderer",
     },
     callable,
 )
@@ -175,8 +179,11 @@ class DatasetBuilder(Settings):
     """Prompts per batch."""
     group_size: Annotated[int, AtLeast(1)] = 4
     """Rollouts per prompt."""
-    renderer_name: Annotated[str, Code(RENDERER)] = "plain"
-    """How messages become tokens."""
+    renderer_name: Annotated[str, Code(RENDERER)] = "auto"
+    """How messages become tokens: `chat` (the tokenizer's chat template), `plain` (their bare text), or `auto`: `chat`
+    where the tokenizer has a template, else `plain`."""
+    chat: Annotated[ChatConfig, UsedWhen("renderer_name", "auto", "chat")] = chz.field(default_factory=ChatConfig)
+    """How the chat template is used."""
 
     @classmethod
     def environment(cls, environ: Mapping[str, str]) -> Mapping[str, Json]:

@@ -1,8 +1,8 @@
 """One rollout, from the first messages of an env to the end: a coroutine.
 
-An env speaks messages, a policy speaks tokens; the renderer joins them. Scoring begins when the completion arrives, and
-the next turn when its verdict does; nothing here knows of other rollouts. A failure of the env is data: the rollout
-becomes `errored`. A failure of the policy is not, and is raised.
+An env speaks messages, a policy speaks tokens; the renderer joins them, and keeps a model's thoughts from the env.
+Scoring begins when the completion arrives, and the next turn when its verdict does; nothing here knows of other
+rollouts. A failure of the env is data: the rollout becomes `errored`. A failure of the policy is not, and is raised.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from assay.rollouts.renderers.base import Renderer
 from assay.rollouts.sampling import Policy
 from assay.rollouts.seeds import derive
 from assay.rollouts.together import reraise_if_cancelled
-from assay.types import Completion, EpisodeEnd, SamplingParams, Score, Task, Trajectory, Transition
+from assay.types import Completion, EpisodeEnd, Message, SamplingParams, Score, Task, Trajectory, Transition
 
 logger = logging.getLogger(__name__)
 
@@ -48,32 +48,37 @@ async def play(
     params = replace(params, stop=(*params.stop, *renderer.stop))
     transitions: list[Transition] = []
     end: EpisodeEnd | None = None
-    prompt = await _first_prompt(env, renderer)
+    conversation, prompt = await _first_prompt(env, renderer)
     while env is not None and prompt is not None and end is None:
         turn = len(transitions)
         last = turn + 1 >= max_turns
         completion = await policy.complete(prompt, params, derive(*seed, turn), last=last)
         text = renderer.text(completion.tokens)
-        result = await _verdict(env, text)
-        transitions.append(Transition(tuple(prompt), completion, text, result.score, result.metrics))
+        reply = renderer.read(text)
+        result = await _verdict(env, reply.answer)
+        transitions.append(
+            Transition(tuple(prompt), completion, reply.answer, result.score, result.metrics, reply.thought)
+        )
         end = _end(result, last)
         if end is None:
-            prompt = _next_prompt(prompt, completion, result, renderer)
+            conversation = (*conversation, renderer.said(text))
+            conversation, prompt = _next_prompt(conversation, prompt, completion, result, renderer)
             if prompt is not None and len(prompt) >= policy.context_length:
                 end = "length"
     return Trajectory(task, tuple(transitions), end or "errored", derive(*seed))
 
 
-async def _first_prompt(env: Env | None, renderer: Renderer) -> Sequence[int] | None:
-    """None where the env fails."""
+async def _first_prompt(env: Env | None, renderer: Renderer) -> tuple[tuple[Message, ...], Sequence[int] | None]:
+    """The first messages and their tokens; None where the env fails."""
     if env is None:
-        return None
+        return (), None
     try:
-        return renderer.start(await env.reset())
+        messages = tuple(await env.reset())
+        return messages, renderer.start(messages)
     except (Exception, asyncio.CancelledError) as error:
         reraise_if_cancelled(error)
         logger.exception("An env failed to reset; its rollout is errored.")
-        return None
+        return (), None
 
 
 async def _verdict(env: Env, text: str) -> StepResult:
@@ -97,19 +102,29 @@ def _end(result: StepResult, last: bool) -> EpisodeEnd | None:
 
 
 def _next_prompt(
-    prompt: Sequence[int], completion: Completion, result: StepResult, renderer: Renderer
-) -> Sequence[int] | None:
-    """What the policy sees next: what it saw and said with what it is told now, or a conversation begun anew."""
+    conversation: tuple[Message, ...],
+    prompt: Sequence[int],
+    completion: Completion,
+    result: StepResult,
+    renderer: Renderer,
+) -> tuple[tuple[Message, ...], Sequence[int] | None]:
+    """The conversation as it goes on, and what the policy sees of it: what it saw and said with what it is told now
+    behind it, or the conversation written anew. None where that cannot be written.
+
+    Args:
+        conversation: up to what the policy has just said.
+    """
     try:
-        if not result.replace:
-            told = renderer.extend(result.messages, stopped=completion.stop_reason == "stop")
-            return [*prompt, *completion.tokens, *told]
-        if not result.messages:
+        following = tuple(result.messages) if result.replace else (*conversation, *result.messages)
+        if not following:
             raise ValueError("StepResult(replace=True) without messages leaves the policy nothing to answer")
-        return renderer.start(result.messages)
+        if result.replace or renderer.rewrites:
+            return following, renderer.start(following)
+        told = renderer.extend(result.messages, stopped=completion.stop_reason == "stop")
+        return following, [*prompt, *completion.tokens, *told]
     except Exception:
         logger.exception("What an env said cannot be shown to the policy; its rollout is errored.")
-        return None
+        return conversation, None
 
 
 def failure(error: BaseException) -> Score:

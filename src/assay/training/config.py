@@ -239,7 +239,8 @@ class TrainingConfig(Settings):
     def build_context(self) -> BuildContext:
         """What the run tells its data set builder."""
         max_turns = self.max_turns if self.mode == "multi_turn" else 1
-        return BuildContext(seed=self.seed, max_turns=max_turns, cache_dir=self.cache_dir.expanduser())
+        chat = self.active_builder.renderer_name == "chat"
+        return BuildContext(self.seed, max_turns, self.cache_dir.expanduser(), chat)
 
 
 _BUFFER = ("buffer_capacity", "min_fresh_fraction", "max_staleness")

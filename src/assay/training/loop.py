@@ -31,6 +31,7 @@ from assay.training.run.ledger import Phase
 from assay.training.run.resume import Refusal
 from assay.training.schedule import rl_learning_rate, sft_learning_rate
 from assay.training.session import Session, adam, open_session, plan_run
+from assay.training.settle import RENDERER_STATE, settle
 from assay.types import Json, TrajectoryGroup, Transition
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ def train(config: TrainingConfig) -> None:
 
 
 async def _train(config: TrainingConfig) -> None:
+    config = settle(config)
     plan = plan_run(config)
     if isinstance(plan, Refusal):
         raise plan.error
@@ -94,7 +96,11 @@ async def _finish_step(
     save = (session.trainer if rollouts is None else rollouts).save_state if checkpoint else None
     state: Mapping[str, Json] | None = None
     if checkpoint:
-        state = {"policy_version": session.backend.policy_version, "healthy": session.trainer.health.healthy}
+        state = {
+            "policy_version": session.backend.policy_version,
+            "healthy": session.trainer.health.healthy,
+            RENDERER_STATE: session.renderer.record(),
+        }
     await session.run.commit(
         step.phase, step.index, step.metrics, save=save, state=state, durable=durable or checkpoint
     )

@@ -21,7 +21,7 @@ from assay.envs.base import EnvData, EnvGroupBuilder, build_data, iter_builders
 from assay.errors import ConfigError
 from assay.grpo.recipes import RECIPES
 from assay.grpo.trainer import GRPOTrainer
-from assay.rollouts.renderers.base import Renderer, make_renderer
+from assay.rollouts.renderers.base import Renderer
 from assay.training.config import TrainingConfig
 from assay.training.metrics.counters import StepCounters
 from assay.training.metrics.logger import MetricsLogger
@@ -30,6 +30,7 @@ from assay.training.metrics.sinks import ConsoleSink, MetricSink, TensorBoardSin
 from assay.training.run.checkpoints import open_checkpoint
 from assay.training.run.directory import RunDirectory
 from assay.training.run.resume import Refusal, ResumePlan, plan_resume
+from assay.training.settle import renderer_of
 from assay.types import SamplingParams
 
 SHOWN = ("reward/mean", "train/loss", "train/entropy", "train/grad_norm", "rollout/constant_group_fraction")
@@ -109,7 +110,7 @@ async def open_session(config: TrainingConfig, plan: ResumePlan) -> AsyncIterato
                 trainer.restore(run.resumed.policy)
             log = stack.enter_context(MetricsLogger(run, make_sinks(config, run, num_batches(config, data))))
             progress = stack.enter_context(RunProgress())
-            renderer = make_renderer(config.active_builder.renderer_name, backend.tokenizer)
+            renderer = renderer_of(config, backend, run.resumed)
             counters = StepCounters(data.counters)
             yield Session(config, run, data, backend, trainer, renderer, log, progress, counters)
         finally:

@@ -78,7 +78,8 @@ def _transition(record: Mapping[str, Json]) -> Transition:
     )
     score = Score(**{**scored, "parts": _floats(scored["parts"]), "usage": _floats(scored["usage"])})
     prompt = tuple(record["prompt_tokens"])
-    return Transition(prompt, completion, record["text"], score, _floats(record["metrics"]))
+    metrics, thought = _floats(record["metrics"]), record.get("thought")
+    return Transition(prompt, completion, record["text"], score, metrics, thought)
 
 
 def _floats(record: Mapping[str, Json]) -> dict[str, float]:

@@ -73,8 +73,6 @@ class ChessDatasetBuilder(DatasetBuilder):
     """Reorder the training positions in every epoch."""
     illegal_fraction: Annotated[float, AtLeast(0), AtMost(1), UsedWhen("task", "arbiter", "mixed")] = 0.1
     """Share of A: tasks whose move is illegal."""
-    renderer_name: str = "plain"
-    """How messages become tokens; `plain` writes their bare text, as the grammar of these tasks wants."""
     policy_weights: Annotated[PolicyWeights, UsedWhen("task", "policy", "mixed")] = chz.field(
         default_factory=PolicyWeights
     )

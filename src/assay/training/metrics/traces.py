@@ -26,6 +26,7 @@ def trace_records(
 ) -> list[dict[str, Json]]:
     """One record per turn, in (group, sample, turn) order; a rollout that never got a turn has one without text.
 
+    `text` is the answer that was judged; `thought` stands beside it where a thinking model thought before it.
     `messages` are the task's prompt, on first turns. `observation` is what the policy was told since its last turn, as
     text, on later ones (with `decode`).
     """
@@ -62,6 +63,7 @@ def _turn(transition: Transition) -> dict[str, Json]:
     completion = transition.completion
     return {
         "text": transition.text,
+        **({} if transition.thought is None else {"thought": transition.thought}),
         "stop_reason": completion.stop_reason,
         "prompt_tokens": len(transition.prompt_tokens),
         "completion_tokens": len(completion.tokens),
