@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.envs.base import StepResult
-from assay.envs.chat import ChatConfig, instructions_for
+from assay.envs.chat import ChatConfig, Instructions
 from assay.errors import ConfigError
 from assay.grpo.datum import trajectory_data
 from assay.rollouts.play import play
@@ -297,7 +297,7 @@ def not_a_renderer(tokenizer: object) -> Message:
 
 
 def test_who_is_told_what_to_do() -> None:
-    assert instructions_for("auto", "own", chat=True) == "own"
-    assert instructions_for("auto", "own", chat=False) == ""
-    assert instructions_for("none", "own", chat=True) == ""
-    assert instructions_for("say x", "own", chat=False) == "say x"
+    assert Instructions("auto", chat=True).messages("own") == (Message("system", "own"),)
+    assert Instructions("auto", chat=False).messages("own") == Instructions("none", chat=True).messages("own") == ()
+    assert Instructions("say x", chat=True).messages("own") == (Message("system", "say x"),)
+    assert Instructions("say x", chat=False).messages("own") == (Message("system", "say x\n\n"),)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from assay.backends.local.models import train_tokenizer
 from assay.envs.base import TokenizerCorpus
@@ -107,3 +111,16 @@ def chat_tokenizer(family: str, corpus: TokenizerCorpus = CORPUS) -> Any:
     tokenizer.add_special_tokens(special)
     tokenizer.chat_template = template
     return tokenizer
+
+
+def chat_model(folder: Path, family: str) -> Path:
+    """A tiny model with a chat tokenizer, saved as a hub would have it."""
+    tokenizer = chat_tokenizer(family)
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.eos_token_id}
+    config = LlamaConfig(**shape, **ids, vocab_size=len(tokenizer), max_position_embeddings=512)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import chz
 
 from assay.config import Settings, refuse
+from assay.types import Message
 
 AUTO, NONE = "auto", "none"
 BETWEEN_TAGS = "..."
@@ -41,16 +43,18 @@ def tags_of(written: str) -> tuple[str, str]:
     return opening.strip(), closing.strip()
 
 
-def instructions_for(setting: str, own: str, chat: bool) -> str:
-    """What a model is told about the form of an answer; empty where it is told nothing.
+@dataclass(frozen=True, slots=True)
+class Instructions:
+    """Whether and how a model is told what to do."""
 
-    Args:
-        setting: `auto` (chat models are told `own`), `none`, or the text itself.
-        own: the environment's own text.
-        chat: whether messages are written by a chat template.
-    """
-    if setting == NONE:
-        return ""
-    if setting == AUTO:
-        return own if chat else ""
-    return setting
+    setting: str = AUTO
+    """`auto` (chat models are told the environment's own text), `none`, or the text itself."""
+    chat: bool = False
+    """Whether messages are written by a chat template."""
+
+    def messages(self, own: str) -> tuple[Message, ...]:
+        """What stands before the task: a system message, or nothing. `own` is the environment's text."""
+        if self.setting == NONE or (self.setting == AUTO and not self.chat):
+            return ()
+        told = own if self.setting == AUTO else self.setting
+        return (Message("system", told if self.chat else f"{told}\n\n"),)

@@ -11,6 +11,7 @@ import numpy as np
 
 from assay.config import AtLeast, AtMost, UsedWhen, refuse
 from assay.envs.base import BaselineMetrics, BuildContext, DatasetBuilder, EnvData
+from assay.envs.chat import Instructions
 from assay.envs.chess.baselines import known_policies
 from assay.envs.chess.corpus import corpus_of
 from assay.envs.chess.engine.stockfish import StockfishConfig, StockfishPool
@@ -48,6 +49,9 @@ class ChessDatasetBuilder(DatasetBuilder):
     """Form of a P: answer: `best` (`B: e2e4`) or `full` (`M: ... E: ... B: ...`)."""
     prompt_template: Annotated[str, UsedWhen("task", "policy", "mixed")] = POLICY_PROMPT
     """P: prompt with `{fen}`; it may end with the label that the answer would start with (`M:` or `B:`)."""
+    instructions: str = "auto"
+    """What the model is told before each task: `auto` (chat models are told what to do and the form of an answer, with
+    an example; others see the bare grammar), `none`, or a text of your own."""
     source: Literal["endgames", "random", "engine", "openings", "fen", "epd", "pgn"] = "endgames"
     """Where positions come from: `endgames` (random placements of `material`), self-play (`random` legal moves, or
     `engine` moves), or a file at `source_path`."""
@@ -94,7 +98,7 @@ class ChessDatasetBuilder(DatasetBuilder):
         """See `DatasetBuilder.build`."""
         pool = StockfishPool(self.stockfish, context.cache_dir) if self.needs_engine else None
         referee = Referee(pool, self.policy_weights, self.arbiter_weights)
-        style = self.style()
+        style = self.style(context.chat)
         source = self._source(pool)
         train_rng = np.random.default_rng([context.seed, TRAIN_STREAM])
         train = draw_distinct(source, train_rng, "train", self.num_train)
@@ -144,10 +148,11 @@ class ChessDatasetBuilder(DatasetBuilder):
             f"held out: {self.num_heldout} {self.heldout_split} positions."
         )
 
-    def style(self) -> TaskStyle:
-        """How positions are posed."""
+    def style(self, chat: bool = False) -> TaskStyle:
+        """How positions are posed, to a chat model or to one that knows the bare grammar."""
         share = {"policy": 0.0, "arbiter": 1.0, "mixed": self.arbiter_fraction}[self.task]
-        return TaskStyle(self.answer, self.prompt_template, share, self.illegal_fraction, self.source == "endgames")
+        timeless, told = self.source == "endgames", Instructions(self.instructions, chat)
+        return TaskStyle(self.answer, self.prompt_template, share, self.illegal_fraction, timeless, told)
 
     @property
     def needs_engine(self) -> bool:

@@ -12,13 +12,14 @@ import numpy as np
 
 from assay.config import MAY_CHANGE, AtLeast, AtMost, UsedWhen, refuse
 from assay.envs.base import BaselineMetrics, BuildContext, DatasetBuilder, EnvData, TokenizerCorpus
+from assay.envs.chat import Instructions
 from assay.envs.monitor.answers import parse_answer, write_answer
 from assay.envs.monitor.env import MonitorGroupBuilder, Scorer, sample_of
 from assay.envs.monitor.generator import GeneratorConfig, generate
 from assay.envs.monitor.prompts import words_for
 from assay.envs.monitor.rewards import ClassBalance, MonitorReward, MonitorRewardConfig, metrics_of
 from assay.envs.monitor.rows import MonitorRow, read_source
-from assay.envs.monitor.tasks import ALPHABET, PIECES, MonitorSupervisedDataset, PromptForm, make_task
+from assay.envs.monitor.tasks import ALPHABET, PIECES, MonitorSupervisedDataset, make_task
 from assay.envs.monitor.variables import monitor_settings
 from assay.envs.tasks import TRAIN_STREAM, ExampleTexts, TaskBatches
 from assay.errors import ConfigError, DataError
@@ -43,8 +44,9 @@ class MonitorDatasetBuilder(DatasetBuilder):
     .jsonl or .parquet file or of a folder with the columns of the published data."""
     dataset_name: str = "function_correctness"
     """What the rows are: `function_correctness`, or `diamonds-seed0` and its like."""
-    prompt_form: PromptForm = "instructed"
-    """`instructed` (a system message says what to do) or `bare` (the problem alone, for a model from scratch)."""
+    instructions: str = "auto"
+    """What the model is told before each problem: `auto` (chat models are told what to do and the form of an answer;
+    others see the problem alone), `none`, or a text of your own."""
     batch_size: int = 16
     """Prompts per batch."""
     group_size: int = 16
@@ -92,12 +94,11 @@ class MonitorDatasetBuilder(DatasetBuilder):
         def group(task: Task) -> MonitorGroupBuilder:
             return MonitorGroupBuilder(task, scorer)
 
-        tasks, heldout_tasks = ([self._task(row) for row in rows] for rows in (train, heldout))
+        told = Instructions(self.instructions, context.chat)
+        tasks, heldout_tasks = ([make_task(row, self.dataset_name, told) for row in rows] for rows in (train, heldout))
         sft = corpus = None
         if self.dataset_src == GENERATED:
-            sft = MonitorSupervisedDataset(
-                train, self.dataset_name, self.prompt_form, self.truthful_fraction, context.seed
-            )
+            sft = MonitorSupervisedDataset(train, self.dataset_name, told, self.truthful_fraction, context.seed)
             examples = sft
             corpus = TokenizerCorpus(ExampleTexts(lambda: examples.batch(0, CORPUS_EXAMPLES)), PIECES, ALPHABET)
 
@@ -131,9 +132,6 @@ class MonitorDatasetBuilder(DatasetBuilder):
             f"Monitor tasks ({self.dataset_name}, {where}): at most {self.num_train} for training; held out: "
             f"{self.num_heldout} {self.heldout_split} tasks. {judged}."
         )
-
-    def _task(self, row: MonitorRow) -> Task:
-        return make_task(row, self.dataset_name, self.prompt_form)
 
     def _check_key(self) -> None:
         """Refuse a monitor without a key now, and not after sampling."""
