@@ -1,31 +1,25 @@
-"""An environment of your own: assay train dataset_builder=own_env.py:LargestDigit model_name=scratch lora_rank=0"""
+"""An environment of your own: assay train dataset_builder=own_env.py:LargestDigit"""
 
-import chz
-
-from assay.envs import DatasetBuilder, EnvData, Message, Score, StepResult, Task, TaskBatches, TokenizerCorpus
+from assay.envs import Environment, Task
 
 
-class Question:  # one turn and nothing to prepare: the group is its own env
-    def __init__(self, task):
-        self.task = task
+class LargestDigit(Environment):
+    """The largest digit of a number, learned from scratch on a CPU."""
 
-    async def make(self, n):
-        return [self] * n
+    digits: int = 2  # a setting: dataset_builder.digits=3
+    batch_size, group_size, num_epochs, test_fraction = 16, 16, 40, 0.2
+    run_settings = {  # defaults of the run; drop them for a pretrained model
+        "model_name": "scratch",
+        "lora_rank": 0,
+        "learning_rate": 3e-3,
+        "max_tokens": 2,
+        "log_path": "runs/largest_digit",
+        "scratch": {"hidden_size": 64, "num_layers": 2, "context_length": 16},
+    }
 
-    async def reset(self):
-        return list(self.task.prompt)
+    def tasks(self):
+        numbers = [f"{n:0{self.digits}}" for n in range(10**self.digits)]
+        return [Task.of(f"{number}=", answer=max(number)) for number in numbers]
 
-    async def step(self, text):
-        return StepResult(Score("scored", float(text == self.task.payload["answer"])), done=True)
-
-
-@chz.chz
-class LargestDigit(DatasetBuilder):
-    digits: int = 2  # of each number
-
-    def build(self, context):
-        texts = [f"{n:0{self.digits}}=" for n in range(10**self.digits)]
-        tasks = [Task("largest", text, (Message("user", text),), {"answer": max(text[:-1])}) for text in texts]
-        train = TaskBatches([t for i, t in enumerate(tasks) if i % 5], Question, self.batch_size, num_epochs=40)
-        heldout = TaskBatches(tasks[::5], Question, self.batch_size)
-        return EnvData(train, heldout, tokenizer_corpus=TokenizerCorpus(texts, r"\d|=", "0123456789="))
+    def score(self, task, text):
+        return text == task.answer

@@ -15,20 +15,20 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 
 PROMISED = {
-    "assay": "GRPOConfig GRPOTrainer HealthConfig Rollout RolloutBuffer RolloutGroup StepData",
+    "assay": "GRPOConfig GRPOTrainer HealthConfig Rollout RolloutBuffer RolloutGroup StepData reward",
     "assay.backends": "Backend Capabilities LocalBackend LossSpec",
-    "assay.envs": "DatasetBuilder Env EnvData EnvGroupBuilder Message Score StepResult Task",
+    "assay.envs": "DatasetBuilder Environment Env EnvData EnvGroupBuilder Message Score StepResult Task",
     "assay.grpo": "GRPOConfig GRPOTrainer HealthConfig RolloutBuffer",
     "assay.integrations.verl": "acompute_score compute_score",
     "assay.kernels": "Grader GraderConfig GradingPool Verdict grade_many load_problems",
     "assay.kernels.timing": "Stopwatch TimedProblem TimingConfig",
-    "assay.rewards": "EngineConfig JudgeConfig JudgeReward RewardEngine Sample Score rewards_of",
+    "assay.rewards": "EngineConfig FunctionReward JudgeConfig JudgeReward RewardEngine Sample Score rewards_of",
     "assay.rollouts": "Renderer make_renderer",
     "assay.sandbox": "Job JobResult Limits LocalConfig LocalSandbox Round",
     "assay.sandbox.modal": "ModalConfig ModalSandbox",
     "assay.storage": "Contents KeyedStore",
     "assay.config": "Settings load resolved AtLeast UsedWhen",
-    "assay.training": "TrainingConfig load_config train",
+    "assay.training": "TrainingConfig load_config open_rollouts read_rollouts train",
 }
 """Names that users import, by room."""
 

@@ -15,7 +15,7 @@ import pytest
 SRC = Path(__file__).parents[1] / "src"
 
 LAYERS = [
-    ["assay.errors", "assay.types", "assay.presets", "assay.exports"],
+    ["assay.errors", "assay.types", "assay.presets", "assay.exports", "assay.terminal"],
     ["assay.plugins"],
     ["assay.config"],
     ["assay.storage", "assay.backends.base"],
@@ -25,7 +25,7 @@ LAYERS = [
     ["assay.rollouts", "assay.backends"],
     ["assay.grpo"],
     ["assay.training"],
-    ["assay.server", "assay.integrations"],
+    ["assay.server", "assay.viewer", "assay.integrations"],
     ["assay.cli"],
     ["assay.__main__"],
 ]
@@ -77,7 +77,8 @@ BOUNDARIES = {
     "assay.plugins",
     "assay.rollouts.play",
     "assay.rollouts.runner",
-    "assay.rewards.engine",
+    "assay.rewards.scoring",
+    "assay.rewards.functions.worker",
     "assay.sandbox.inside.child",
     "assay.sandbox.inside.worker",
     "assay.kernels.inside.compile_triton",

@@ -115,7 +115,7 @@ def test_it_is_trained_killed_resumed_evaluated_and_rescored(assay: Assay, place
     assert_same_run(place / "run", place / "whole")
 
     text = (place / "own_env.py").read_text()
-    (place / "own_env.py").write_text(text.replace("float(text ==", "1.0 - float(text =="))
+    (place / "own_env.py").write_text(text.replace("text == task.answer", "text != task.answer"))
     _, err = assay(*train, "resume_from_batch=6")
     assert f"{place / 'own_env.py'}: changed" in err and "Resuming after step" in err
     out, err = assay("score", "--run", "run")
@@ -127,7 +127,7 @@ def test_it_is_trained_killed_resumed_evaluated_and_rescored(assay: Assay, place
     ("written", "words"),
     [
         ("own_evn.py:LargestDigit", "own_evn.py, and there is no such file to read. That folder has own_env.py."),
-        ("own_env.py:Question", "Question is a class (Question). It has LargestDigit."),
+        ("own_env.py:Task", "and Task is a class (Task). It has LargestDigit."),
         ("own_env.py", "which dataset builder of that file? Put its name after a colon: own_env.py:Name."),
         ("own_env.py:LargestDigits", "looked for the dataset builder 'LargestDigits' in "),
         ("raises.py:LargestDigit", "which raises when it is loaded: line 2: ZeroDivisionError: division by zero"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import ConfigError
-from assay.plugins import Kind, digest, find, reference_to, source_file
+from assay.plugins import Kind, calling, digest, find, in_words, reference_to, source_file, source_files
 
 CLASSES = Kind("thing", {"counter": "collections:Counter"}, lambda found: isinstance(found, type))
 
@@ -135,3 +135,41 @@ def test_threads_see_a_file_only_once_it_is_loaded(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda _: find(f"{path}:Thing", CLASSES, "key"), range(4)))
     assert len(set(found)) == 1
+
+
+def test_files_that_a_file_imports_from_its_own_folder_belong_to_it(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (own.parent / "neighbour.py").write_text("def f():\n    from kit import tools\nBASE = 7\n")
+    kit = own.parent / "kit"
+    kit.mkdir()
+    (kit / "__init__.py").write_text("")
+    (kit / "tools.py").write_text("from . import parts\nimport own_things\n")
+    (kit / "parts.py").write_text("x = (1\n")
+    (own.parent / "unrelated.py").write_text("")
+    near = [own.parent / "neighbour.py", kit / "__init__.py", kit / "tools.py", kit / "parts.py"]
+    assert source_files(f"{own}:Thing", CLASSES) == [own, *sorted(near)]
+    assert source_files("counter", CLASSES) == []
+    (kit / "parts.py").write_text("")
+    monkeypatch.syspath_prepend(str(own.parent))
+    find("kit.tools:parts", Kind("module"), "key")
+    assert set(source_files("kit.tools:parts", CLASSES)) == {own, *near}, "a module's files are those of its top folder"
+
+
+def test_a_module_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "stands_here.py").write_text("class Thing: pass\n")
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))])
+    monkeypatch.chdir(tmp_path)
+    assert find("stands_here:Thing", CLASSES, "key").__name__ == "Thing"
+
+
+def test_what_a_user_s_code_raises_is_one_line_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "raising.py"
+    path.write_text("import json\n\ndef f(text):\n    return json.loads(text)\n")
+    raising = find(f"{path}:f", Kind("function"), "key")
+    with pytest.raises(ConfigError) as caught, calling("Own.tasks()"):
+        raising("{")
+    said = str(caught.value)
+    assert said.startswith("Own.tasks() raised json.decoder.JSONDecodeError: Expecting property name")
+    assert said.endswith(f"({path}, line 4).") and "\n" not in said
+    with pytest.raises(ConfigError, match=r"^mine$"), calling("Own.tasks()"):
+        raise ConfigError("mine")
+    assert len(in_words(ValueError("x" * 9999))) < 500

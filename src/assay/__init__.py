@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from assay.grpo import GRPOConfig, GRPOTrainer, HealthConfig, Recipe, Rollout, RolloutBuffer, RolloutGroup, StepData
+    from assay.rewards.functions.options import reward
 else:
     from assay.exports import lazy_exports
 
@@ -20,4 +21,5 @@ __all__ = [
     "RolloutBuffer",
     "RolloutGroup",
     "StepData",
+    "reward",
 ]

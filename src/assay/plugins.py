@@ -7,22 +7,26 @@ looked for, where, and what stands there.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import hashlib
 import importlib
 import inspect
 import linecache
+import math
 import re
 import sys
+import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from assay.errors import ConfigError
+from assay.errors import AssayError, ConfigError
 
 _PREFIX = "assay_file_"
 _FILES: dict[str, Path] = {}
@@ -30,6 +34,15 @@ _FILES: dict[str, Path] = {}
 _WRITTEN: dict[type, str] = {}
 """Class that a reference led to -> that reference: its file may have the class from elsewhere."""
 _LOADING = threading.RLock()
+_NOT_THEIRS = tuple(
+    {
+        str(Path(__file__).parent),
+        *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    }
+)
+"""Folders of code that is no user's own."""
+MOST_CHARACTERS = 400
+"""Of what an error says of itself, in a message."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +57,21 @@ class Kind:
     """Whether an object is of this kind; for `Name`s of files and modules, and for what else stands there."""
     form: str = ""
     """What such an object is, in words: `a class over assay.envs.DatasetBuilder`."""
+    weighted: bool = False
+    """Whether a reference may end in a weight: `rewards.py:correct*0.5`."""
 
     def canonical(self, reference: str) -> str:
         """The reference as a record keeps it: short names as they are, files by their absolute path."""
+        if self.weighted and (bare := split_weight(reference)[0]) != reference:
+            return self.canonical(bare) + reference[len(bare) :]
         place, colon, name = _split(reference)
         if reference in self.known or not colon or not place.endswith(".py"):
             return reference
         return f"{Path(place).expanduser().resolve()}:{name}"
+
+    def recorded(self, value: str | Sequence[str]) -> str | list[str]:
+        """What a setting that names code, or several pieces of it, is in a record. See `canonical`."""
+        return self.canonical(value) if isinstance(value, str) else [self.canonical(reference) for reference in value]
 
 
 def find(reference: str, kind: Kind, setting: str) -> Any:
@@ -97,8 +118,28 @@ def reference_to(found: Any, kind: Kind) -> str:
     return next((short for short, known in kind.known.items() if known == f"{module}:{name}"), reference)
 
 
+def split_weight(reference: str) -> tuple[str, float]:
+    """A reference and the weight behind it: `math*0.5` is `math`, 0.5; without one, 1.
+
+    Raises:
+        ConfigError: what follows the last `*` is no finite number.
+    """
+    bare, star, weight = reference.rpartition("*")
+    if not star:
+        return reference, 1.0
+    try:
+        number = float(weight)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigError(f"{reference!r}: the weight {weight!r} is not a finite number: NAME*0.5.")
+    return bare.strip(), number
+
+
 def source_file(reference: str, kind: Kind) -> Path | None:
     """The file behind a reference outside Assay, once it was loaded; None for short names and for what has no file."""
+    if kind.weighted:
+        reference = split_weight(reference)[0]
     place, colon, _ = _split(reference)
     if reference in kind.known or not colon:
         return None
@@ -106,6 +147,80 @@ def source_file(reference: str, kind: Kind) -> Path | None:
         return Path(place).expanduser().resolve()
     origin = getattr(sys.modules.get(place), "__file__", None)
     return Path(origin) if origin else None
+
+
+def source_files(reference: str, kind: Kind) -> list[Path]:
+    """The file behind a reference outside Assay and those of its own folder (of its package's, in a package) that it
+    imports, and they import: all that decides what the code does and is not installed. Empty for short names.
+    """
+    first = source_file(reference, kind)
+    if first is None:
+        return []
+    place, _, _ = _split(reference)
+    folder = first.parent if place.endswith(".py") else first.parents[_depth(place, first)]
+    found = [first]
+    for path in found:
+        found += [near for near in dict.fromkeys(_imported(path, folder)) if near not in found]
+    return [first, *sorted(found[1:])]
+
+
+def _depth(module: str, path: Path) -> int:
+    """How many folders above a module's file its top package stands."""
+    return module.count(".") + (path.name == "__init__.py")
+
+
+def _imported(path: Path, folder: Path) -> Iterator[Path]:
+    """The files below `folder` that a file imports, anywhere in its text."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return  # what loads it says what is wrong with it
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            above = path.parents[node.level - 1].relative_to(folder).parts if _inside(path, node.level, folder) else ()
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            names = [base, *(f"{base}.{alias.name}" if base else alias.name for alias in node.names)]
+        for name in names:
+            parts = name.split(".") if name else []
+            for end in range(1, len(parts) + 1):
+                module = folder.joinpath(*parts[:end])
+                yield from (file for file in (module.with_suffix(".py"), module / "__init__.py") if file.is_file())
+
+
+def _inside(path: Path, level: int, folder: Path) -> bool:
+    """Whether a relative import of this level stays below `folder`."""
+    return 0 < level <= len(path.parents) and path.parents[level - 1].is_relative_to(folder)
+
+
+@contextmanager
+def calling(said: str) -> Iterator[None]:
+    """What the user's own code raises, as one line.
+
+    Args:
+        said: what is called, for the message: `LargestDigit.tasks()`.
+
+    Raises:
+        ConfigError: it raised; the message has the error and the line of the user's file that raised it.
+        AssayError: as it raises that itself.
+    """
+    try:
+        yield
+    except AssayError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{said} raised {in_words(error)}.") from error
+
+
+def in_words(error: BaseException) -> str:
+    """An error on one line: `KeyError: 'x' (own_env.py, line 12)`, with the innermost line outside Assay and what is
+    installed, where there is one."""
+    said = " ".join(traceback.format_exception_only(error)[-1].split()).rstrip(".")
+    if len(said) > MOST_CHARACTERS:
+        said = f"{said[:MOST_CHARACTERS]}..."
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith((*_NOT_THEIRS, "<"))]
+    return f"{said} ({own[-1].filename}, line {own[-1].lineno})" if own else said
 
 
 def digest(path: Path) -> str:
@@ -165,6 +280,10 @@ def _home(value: object, module: str) -> str:
 
 
 def _import(place: str, said: str, kind: Kind) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:  # a console script does not look there, `python -m` does
+        sys.path.append(here)
+        importlib.invalidate_caches()
     try:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -38,6 +38,30 @@ class Message:
     content: str
 
 
+def messages_of(prompt: str | Sequence[Message | Mapping[str, str]]) -> tuple[Message, ...]:
+    """A text, or messages as plain data, as messages.
+
+    Raises:
+        TypeError, ValueError: it is neither.
+    """
+    if isinstance(prompt, str):
+        return (Message("user", prompt),)
+    if not isinstance(prompt, Sequence) or not prompt:
+        raise TypeError(f"prompt={prompt!r} is neither a text nor a list of messages")
+    return tuple(_message(one) for one in prompt)
+
+
+def _message(one: object) -> Message:
+    role, content = (one.role, one.content) if isinstance(one, Message) else (None, None)
+    if isinstance(one, Mapping):
+        role, content = one.get("role"), one.get("content")
+    if role not in ("system", "user", "assistant") or not isinstance(content, str):
+        raise ValueError(
+            f"{one!r} is not a message: it needs a role (system, user or assistant) and a content that is text"
+        )
+    return one if isinstance(one, Message) else Message(role, content)
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """One problem that can be posed to a policy and verified.
@@ -51,6 +75,45 @@ class Task:
     prompt: tuple[Message, ...]
     payload: Mapping[str, Json] = field(default_factory=dict)
     tags: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        prompt: str | Sequence[Message | Mapping[str, str]],
+        answer: Json = None,
+        *,
+        tags: Sequence[str] = (),
+        id: str = "",
+        env: str = "",
+        **payload: Json,
+    ) -> Task:
+        """A task as it is most often written: `Task.of("2+2=", answer="4")`.
+
+        Args:
+            prompt: what the policy is told: a text, or messages (`Message`, or `{"role": ..., "content": ...}`).
+            answer: what is right; kept in `payload`, and read as `task.answer`.
+            tags: names of slices that metrics are split by.
+            id: names the task in traces; where it is empty, whoever collects tasks names it by its key.
+            env: names the environment; where it is empty, whoever collects tasks does.
+            payload: what else the verifier needs.
+
+        Raises:
+            TypeError, ValueError: a prompt that is neither, or tags that are no texts.
+        """
+        if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
+            raise TypeError(f"tags={tags!r} of a Task must be a list of texts")
+        known = {} if answer is None else {"answer": answer}
+        return cls(env, id, messages_of(prompt), {**known, **payload}, tuple(tags))
+
+    @property
+    def answer(self) -> Json:
+        """The right answer, where `payload` has one."""
+        return self.payload.get("answer")
+
+    @property
+    def text(self) -> str:
+        """The contents of the prompt's messages, each on lines of its own."""
+        return "\n".join(message.content for message in self.prompt)
 
     @property
     def key(self) -> str:
@@ -113,7 +176,11 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One turn: what the policy saw, what it said, and what that earned."""
+    """One turn: what the policy saw, what it said, and what that earned.
+
+    `messages` are those that a conversation begins with at this turn: what the env said first, or what it put in place
+    of everything so far. Empty where the turn goes on with what was said before, or where no env speaks in messages.
+    """
 
     prompt_tokens: tuple[int, ...]
     completion: Completion
@@ -121,6 +188,7 @@ class Transition:
     """What was judged: the completion's text, without the thought before it."""
     score: Score
     metrics: Mapping[str, float] = field(default_factory=dict)
+    messages: tuple[Message, ...] = ()
     thought: str | None = None
     """What the policy thought before it answered; None where nothing parts the two."""
 
@@ -133,11 +201,20 @@ class Trajectory:
     transitions: tuple[Transition, ...]
     stop_reason: EpisodeEnd
     seed: int
+    error: str = ""
+    """Why it is errored, where no turn's score says so."""
 
     @property
     def errored(self) -> bool:
         """Whether any turn could not be scored; such a rollout trains nothing."""
         return self.stop_reason == "errored" or any(t.score.status == "errored" for t in self.transitions)
+
+    @property
+    def failure(self) -> str:
+        """Why it is errored, in words; empty where it is not, or where nobody said."""
+        evidence = self.transitions[-1].score.evidence if self.transitions and not self.error else {}
+        said = self.error or evidence.get("error") or evidence.get("message") or ""
+        return str(said) if self.errored else ""
 
     @property
     def reward(self) -> float | None:

@@ -50,6 +50,7 @@ class Square(Shape):
     '''What it is painted with.'''
 
 class Bare(Shape):
+    area = 7.0
     side: int = 3
 
 @chz.chz
@@ -201,7 +202,6 @@ def test_the_record_keeps_the_reference_and_the_hash_of_its_file(own: Path, monk
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        ("Bare", {}, "lacks the decorator @chz.chz"),
         ("Strange", {}, "The field when is of type complex, which cannot be read from text"),
         ("Needs", {}, "shape.radius is not set, and Needs has no default for it. Set shape.radius=..."),
         ("Nothing", {}, "looked for the shape 'Nothing' in {own}. It has Bare, Needs, Square, Strange."),
@@ -215,6 +215,64 @@ def test_an_outside_class_that_cannot_be_used(own: Path, name: str, values: dict
     else:
         assert message.format(own=own) in said
     assert "\n" not in said
+
+
+def test_a_class_needs_no_decorator_and_a_new_default_no_type(own: Path) -> None:
+    config = made({"shape": f"{own}:Bare", "shape.side": 4})
+    assert (config.shape.side, config.shape.area) == (4, 7.0)  # type: ignore[attr-defined]
+    assert "shape.side=four (layer 1): expected a whole number" in refusal(
+        {"shape": f"{own}:Bare", "shape.side": "four"}
+    )
+    assert "area=-1.0 must be above 0" in refusal({"shape": f"{own}:Bare", "shape.area": -1})
+    assert from_resolved(Root, json.loads(json.dumps(resolved(config)))) == config
+
+
+def test_classes_with_and_without_the_decorator_may_stand_above_each_other_where_nothing_is_lost() -> None:
+    class Plain(Settings):
+        side: int = 1
+
+    @chz.chz
+    class Decorated(Plain):
+        extra: int = 1
+
+    class Wide(Plain):
+        side = 3
+        colors = "red"  # a constant of the class
+
+    with pytest.raises(ConfigError, match="Plain above it has not, so the settings side would be lost"):
+        Decorated()
+    assert Wide() == Wide(side=3) and list(settings(Wide)) == ["side"]
+
+
+def test_a_default_that_could_be_changed_for_everybody_is_refused() -> None:
+    class Listed(Settings):
+        words: tuple[str, ...] = ["a"]  # type: ignore[assignment]
+
+    with pytest.raises(ConfigError, match=r"The setting words of .* has a list as its default"):
+        settings(Listed)
+
+
+class Suggesting(Shape):
+    """What suits it is said of the whole config."""
+
+    run_settings = {"name": "own", "pen": {"width": 5}}  # noqa: RUF012
+
+
+class Mistaken(Shape):
+    """It sets what it is itself."""
+
+    run_settings = {"shape.area": 3}  # noqa: RUF012
+
+
+def test_a_class_suggests_settings_of_the_whole_config(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    own = f"{__name__}:Suggesting"
+    config = load(Root, None, [f"shape={own}", "pen.width=2", "project=p"])
+    assert (config.name, config.pen.width) == ("own", 2), "what is given outranks it"
+    assert "Taken from Suggesting.run_settings: name=own." in caplog.messages
+    assert load(Root, None, ["project=p"]).name != "own"
+    with pytest.raises(ConfigError, match=r"Mistaken\.run_settings sets shape\.area, which is of the class"):
+        load(Root, None, [f"shape={__name__}:Mistaken"])
 
 
 def test_a_setting_without_a_default_is_taken_where_it_is_given(own: Path) -> None:
@@ -299,7 +357,7 @@ def test_what_a_file_has_from_elsewhere_is_found_through_it_again(own: Path) -> 
     front = own.with_name("front.py")
     front.write_text("from own_shapes import Square as Quad\n")
     record = resolved(made({"shape": f"{front}:Quad"}))
-    assert record["shape"]["type"] == f"{front}:Quad" and list(record["files"]) == [str(front)]
+    assert record["shape"]["type"] == f"{front}:Quad" and list(record["files"]) == [str(front), str(own)]
     assert type(from_resolved(Root, record).shape).__name__ == "Square"
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.grpo.datum import example_datum, trained_tokens, trajectory_data
+from assay.grpo.datum import example_datum, trained_tokens, trajectory_data, turn_spans
 from assay.types import Completion, Datum, Score, Trajectory, Transition
 from support.scripted import task, trajectory
 
@@ -109,3 +109,13 @@ def test_examples_weigh_the_answer_and_not_the_question() -> None:
     assert datum.targets.tolist() == [8, 9, 10, 11]
     assert datum.advantages.tolist() == datum.mask.tolist() == [0, 1, 1, 1]
     assert trained_tokens([datum, datum]) == 6
+
+
+@settings(max_examples=30, deadline=None)
+@given(rollouts())
+def test_every_turn_is_found_in_its_sequences(case: tuple[Trajectory, list[float], list[bool]]) -> None:
+    rollout, advantages, _ = case
+    data = trajectory_data(rollout, advantages)
+    for turn, span in zip(rollout.transitions, turn_spans(rollout), strict=True):
+        assert tuple(data[span.datum].targets[span.start : span.stop]) == turn.completion.tokens
+        assert data[span.datum].mask[span.start : span.stop].all()

@@ -16,10 +16,12 @@ from benchmarks.common.submissions import read_submission
 
 from assay.errors import MissingDependencyError, ReferenceModelError, SandboxError
 from assay.kernels.compile import stage as compile_stage
+from assay.kernels.compile.stage import TRITON_HARNESS
 from assay.kernels.compile.toolkit import find_toolkit
 from assay.kernels.config import GraderConfig
 from assay.kernels.grader import Grader
 from assay.kernels.numerics.reference import fit_problem
+from assay.kernels.numerics.stage import HARNESS as NUMERICS
 from assay.kernels.prepared import MAX_PREPARED, Preparations, Prepared
 from assay.kernels.problems.scaling import unscaled
 from assay.kernels.problems.sources import Problem, make_problem
@@ -662,6 +664,35 @@ def test_a_worker_that_dies_while_it_is_warmed_costs_no_grade_and_a_close_amid_g
         assert not {pid for pid in processes if Path(f"/proc/{pid}").exists()}
 
     bench.wait(asyncio.wait_for(main(), 100))
+
+
+def test_workers_are_warmed_side_by_side_and_a_job_waits_for_its_own_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    numerics = asyncio.Event()
+
+    async def start(self: LocalSandbox, harnesses: list[str], each: int | None = None) -> None:
+        begun.extend(harnesses)
+        if TRITON_HARNESS in harnesses:
+            numerics.set()
+            await asyncio.Event().wait()  # a compiler that never comes up
+        await numerics.wait()
+
+    monkeypatch.setattr(LocalSandbox, "start", start)
+
+    async def main() -> list[Verdict]:
+        config = chz.replace(QUICK, compile_check="right")
+        grader = Grader(config, sandbox=bench.sandbox, reference=bench.reference)
+        wrong = await grader.grade(SMALL, candidate("v = v * scale"))
+        right = asyncio.create_task(grader.grade(SMALL, candidate()))
+        await asyncio.sleep(0)
+        await grader.close()
+        return [wrong, await right]
+
+    wrong, right = bench.wait(asyncio.wait_for(main(), 60))
+    assert (wrong.kind, begun) == ("wrong", [NUMERICS, TRITON_HARNESS])
+    assert right.kind == "infra_error" and "closed" in right.message
 
 
 def test_a_long_source_is_examined_beside_the_event_loop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

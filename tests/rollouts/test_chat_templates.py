@@ -288,7 +288,7 @@ def test_what_is_no_renderer_or_no_template_is_named() -> None:
     with pytest.raises(ConfigError, match="chat template cannot write a conversation of one user message"):
         ChatRenderer(tokenizer)
     assert chosen(tiny_backend().tokenizer) == "plain"
-    with pytest.raises(ConfigError, match="made a Message, which lacks stop, rewrites, start"):
+    with pytest.raises(ConfigError, match="made a Message, which is not a Renderer: it lacks stop, rewrites, start"):
         make_renderer(f"{__name__}:not_a_renderer", tokenizer)
 
 

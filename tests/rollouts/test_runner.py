@@ -244,8 +244,9 @@ def test_an_env_that_fails_makes_its_rollout_errored_and_no_other(
     broken = group.trajectories[2]
     assert (broken.stop_reason, broken.reward, len(broken.transitions)) == ("errored", None, 2)
     evidence = broken.transitions[1].score.evidence
-    assert evidence["error"] == "ValueError('no verdict on turn 1')" and "in failing" in evidence["traceback"]
-    assert "An env failed to score" in caplog.text
+    assert evidence["error"].startswith(f"ValueError: no verdict on turn 1 ({__file__}, line ")
+    assert "in failing" in evidence["traceback"]
+    assert "1 of 4 rollouts could not be scored: 1 x ValueError: no verdict on turn 1 (" in caplog.text
     assert said([group])[:2] + said([group])[3:] == said([sound])[:2] + said([sound])[3:]
 
 

@@ -99,6 +99,7 @@ def outcome(path: Path) -> dict[str, Any]:
     return {
         "metrics": [comparable(record) for record in read_lines(path / "metrics.jsonl")],
         "traces": (path / "traces.jsonl").read_bytes(),
+        "tokens": (path / "tokens.jsonl").read_bytes(),
         "events": (path / "events.jsonl").read_bytes(),
         "ledger": ledger,
         "index": (path / "checkpoints.jsonl").read_bytes(),

@@ -7,7 +7,9 @@ import hashlib
 import os
 import random
 import signal
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from assay.config.record import may_change
@@ -15,6 +17,7 @@ from assay.training.config import load_config
 from assay.training.metrics.logger import MetricsLogger
 from assay.training.run.directory import RunDirectory
 from assay.training.run.resume import Refusal, plan_resume
+from assay.training.run.retention import Keep
 from assay.types import Json
 
 CONFIG = {"learning_rate": 1e-4, "log_path": "runs/toy", "wandb_name": None, "dataset_builder": {"sizes": [1, 2]}}
@@ -55,19 +58,26 @@ MAY_CHANGE = may_change(load_config("monitor"))
 """What a run of monitor tasks may change on resume."""
 
 
-def open_run(path: Path, config: Mapping[str, Json], resume_from_batch: int | None = None) -> RunDirectory:
+def open_run(
+    path: Path, config: Mapping[str, Json], resume_from_batch: int | None = None, keep: Keep | None = None
+) -> RunDirectory:
     """Start, resume or reopen a run; what is refused raises."""
     plan = plan_resume(path, config, resume_from_batch, MAY_CHANGE)
     if isinstance(plan, Refusal):
         raise plan.error
-    return RunDirectory.open(plan)
+    return RunDirectory.open(plan, keep)
 
 
 async def train(
-    path: Path, *, resume_from_batch: int | None = None, size: int = 64, stop_after: int | None = None
+    path: Path,
+    *,
+    resume_from_batch: int | None = None,
+    size: int = 64,
+    stop_after: int | None = None,
+    keep: Keep | None = None,
 ) -> None:
     """Start, resume or leave alone the toy run at `path`; stop without finishing after `stop_after` steps in all."""
-    with open_run(path, CONFIG, resume_from_batch) as run:
+    with open_run(path, CONFIG, resume_from_batch, keep) as run:
         if run.is_complete:
             return
         policy = ToyPolicy(size)
@@ -99,6 +109,17 @@ def run_toy(path: Path, **options: object) -> None:
 def content(path: Path) -> dict[str, bytes]:
     """Every file of a directory, by relative path, but for the lock."""
     return {str(f.relative_to(path)): f.read_bytes() for f in path.rglob("*") if f.is_file() and f.name != "run.lock"}
+
+
+@contextmanager
+def memory_folder(otherwise: Path) -> Iterator[Path]:
+    """A folder where waiting for the disk costs nothing, so that hundreds of runs take seconds."""
+    shared_memory = Path("/dev/shm")
+    if not os.access(shared_memory, os.W_OK):
+        yield otherwise
+        return
+    with tempfile.TemporaryDirectory(dir=shared_memory) as folder:
+        yield Path(folder)
 
 
 def in_child(work: Callable[[], None]) -> int:

@@ -152,10 +152,16 @@ def test_rollouts_may_be_unscored_up_to_the_share_that_was_set() -> None:
         check_errored(failing(2, 9), 0.1, "RL batch 3")
     message = str(caught.value)
     assert "2 of 11 rollouts of RL batch 3 could not be scored (max_errored_fraction=0.1)" in message
-    assert "First finding: engine died. Mend the verifier and run the same command again" in message
+    assert "Most frequent reason (2): engine died. Mend the verifier and run the same command again" in message
 
 
 def test_a_rollout_that_never_began_counts_as_unscored() -> None:
     nothing = replace(trajectory([1.0]), transitions=(), stop_reason="errored")
-    with pytest.raises(TrainingError, match=r"1 of 1 .* First finding: see the log\. Mend"):
+    with pytest.raises(TrainingError, match=r"^see the log\. So ended all 1 rollouts of the evaluation"):
         check_errored([TrajectoryGroup(nothing.task, (nothing,))], 0.5, "the evaluation")
+
+
+def test_where_all_fail_for_one_reason_it_is_said_first() -> None:
+    broken = replace(trajectory([1.0]), stop_reason="errored", error="TypeError: no list (own.py, line 3)")
+    with pytest.raises(TrainingError, match=r"^TypeError: no list \(own\.py, line 3\)\. So ended all 2 rollouts of RL"):
+        check_errored([TrajectoryGroup(broken.task, (broken, broken))], 0.1, "RL batch 0")

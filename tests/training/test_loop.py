@@ -120,7 +120,7 @@ def test_a_complete_run_is_left_alone_without_building_anything(
     monkeypatch.setattr(ToyBuilder, "build", build)
     caplog.set_level(logging.INFO, "assay")
     run(tiny(reference))
-    assert f"The run in {reference} is complete; nothing was done." in caplog.text
+    assert f"The run in {reference} is complete after {RL_BATCHES} RL batches; nothing was done." in caplog.text
     assert snapshot(reference) == before
     with pytest.raises(RunDirectoryError, match=r"other settings.*\n  learning_rate: 0.005 -> 0.1"):
         run(tiny(reference, learning_rate=0.1))

@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from assay.errors import AssayError, ConfigError
 from assay.presets import presets
+from assay.terminal import inert
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,14 @@ class Command:
 COMMANDS: Mapping[str, Command] = {
     "train": Command("assay.cli.runs.train", "train a model; the same command resumes an interrupted run"),
     "eval": Command("assay.cli.runs.eval", "measure a checkpoint of a run on held-out tasks"),
+    "show": Command("assay.cli.runs.show", "print what a run's policy was asked, what it said and what that earned"),
+    "view": Command("assay.cli.runs.view", "read a run's rollouts in a browser; two runs side by side"),
     "score": Command("assay.cli.tasks.score", "judge completions: those of a run again, or any file of them"),
     "grade": Command(
         "assay.cli.tasks.grade", "grade a kernel against a KernelBench problem; exit status 0 for ok, 3 for not"
     ),
     "config": Command("assay.cli.config", "print the whole config that a command would use, as JSON"),
-    "demo": Command("assay.cli.demo", "train a small chess model on this machine, in minutes, and report"),
+    "demo": Command("assay.cli.demo.command", "train a small chess model on this machine, in minutes, and report"),
 }
 
 EXTRAS = {
@@ -69,6 +72,8 @@ Reinforcement learning for language models from verifiable rewards.
   assay train --config chess --dry-run            say what a run would do
   assay train --config chess learning_rate=3e-4   train; the same command resumes after an interruption
   assay eval --run runs/chess                     measure a run's last checkpoint on held-out tasks
+  assay show runs/chess                           print the answers of its last step, with rewards and evidence
+  assay view runs/chess                           read its rollouts in a browser
   assay score --run runs/chess                    judge a run's saved rollouts again, with other rewards perhaps
   assay grade --problem 1/1 --kernel kernel.py    grade an untrusted GPU kernel, in a sandbox
 """
@@ -102,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {inert(message)}", file=sys.stderr)
     return status
 
 
@@ -141,8 +146,8 @@ class _StderrHandler(logging.Handler):
     """Writes to whatever `sys.stderr` is at the time, so that log lines go around a progress display."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one record."""
-        print(self.format(record), file=sys.stderr)
+        """Print one record, which may quote what a model or a judge said."""
+        print(inert(self.format(record)), file=sys.stderr)
 
 
 class _Overview(argparse.ArgumentParser):

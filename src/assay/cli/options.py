@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from assay.errors import RunDirectoryError
+from assay.errors import ConfigError, RunDirectoryError
 from assay.presets import presets
 
 if TYPE_CHECKING:
@@ -47,6 +47,18 @@ class _SettingsHelp(argparse.Action):
         parser.epilog = listing(root, min(120, shutil.get_terminal_size().columns))
         parser.print_help()
         parser.exit()
+
+
+def no_settings(overrides: Sequence[str], command: str) -> None:
+    """Refuse `key=value` arguments of a command that has no settings.
+
+    Raises:
+        ConfigError: there are some.
+    """
+    if overrides:
+        raise ConfigError(
+            f"{overrides[0]!r}: `assay {command}` has no settings. Its options begin with --; see --help."
+        )
 
 
 def config_of(run: Path, overrides: Sequence[str]) -> TrainingConfig:

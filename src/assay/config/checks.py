@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Self
 
 import chz
 
 from assay.config.fields import Condition, UsedWhen
-from assay.config.schema import settings
+from assay.config.schema import complete, settings
 from assay.config.values import choices, is_of, is_optional, members, shown, type_name
 from assay.errors import ConfigError
 
@@ -95,7 +96,15 @@ def refuse(problems: Iterable[str]) -> None:
 
 @chz.chz
 class Settings:
-    """Base of every config class: types, bounds and idle settings are checked whenever one is made."""
+    """Base of every config class: types, bounds and idle settings are checked whenever one is made.
+
+    A class over it is a config class with and without the decorator `@chz.chz`.
+    """
+
+    def __new__(cls, **values: object) -> Self:
+        """A new one; its class is completed where it lacks the decorator."""
+        complete(cls)
+        return super().__new__(cls)
 
     @chz.validate
     def _sound(self) -> None:

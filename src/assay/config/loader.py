@@ -1,5 +1,7 @@
 """Layers of settings become a config: class defaults < environment < presets and YAML files, in order < `key=value`.
 
+A chosen class may have `run_settings`, defaults of the whole config that suit it; they outrank class defaults alone.
+
 Each key is checked against the config tree as it stands at its layer, so that a misspelt key or a wrong type names the
 layer it came from. A key that holds one of several config classes (`dataset_builder`) takes the name of one, or
 `package.module:Name` or `path/to/file.py:Name`, and the keys below it are those of that class:
@@ -22,14 +24,14 @@ import chz
 from assay import plugins
 from assay.config.checks import SettingsError
 from assay.config.schema import Setting, settings
-from assay.config.sources import Layer, read_overrides, read_source
+from assay.config.sources import Layer, flatten, read_overrides, read_source
 from assay.config.values import entry_type, is_null, is_optional, node_class, parse, shown, type_name
 from assay.errors import ConfigError
 from assay.types import Json
 
 logger = logging.getLogger(__name__)
 
-ENVIRONMENT = "environment"
+ENVIRONMENT = "the environment"
 """Name of the layer of settings that come from environment variables."""
 TYPE_KEY = "type"
 """Key that names the class of a node which can be one of several."""
@@ -42,16 +44,16 @@ _C = TypeVar("_C")
 def load(root: type[_C], sources: str | Sequence[str] | None, overrides: Sequence[str] = ()) -> _C:
     """Build a config from presets or YAML paths (later wins) and `key=value` overrides (which win over both).
 
-    Environment variables that a chosen class reads (its `environment`) win over defaults alone.
+    What a chosen class reads from environment variables, and its `run_settings`, win over defaults alone.
 
     Raises:
         ConfigError: an unknown key, a wrong type, an unreadable or malformed file, or settings that cannot go together.
     """
     names = [sources] if isinstance(sources, str) else list(sources or ())
     draft = Draft(root, [*map(read_source, names), read_overrides(overrides)])
-    taken = draft.fill_in(_environment(draft))
-    if taken:
-        logger.info("Taken from the environment: %s.", ", ".join(taken))
+    for layer in (_environment(draft), *_suggestions(draft)):
+        if taken := draft.fill_in(layer):
+            logger.info("Taken from %s: %s.", layer.name, ", ".join(taken))
     return draft.construct()
 
 
@@ -139,7 +141,11 @@ class Draft(Generic[_C]):
 
     def fill_in(self, layer: Layer) -> list[str]:
         """Add those settings of a layer that no other has set; returns them as written on the command line."""
-        rest = {key: value for key, value in layer.values.items() if key not in self.values}
+        rest = {
+            key: value
+            for key, value in layer.values.items()
+            if key not in self.values and not any(key.startswith(f"{empty}.") for empty in self._emptied)
+        }
         rank, self._rank = self._rank, -1  # below all others
         self.apply(Layer(layer.name, rest))
         self._rank = rank
@@ -164,7 +170,7 @@ class Draft(Generic[_C]):
                 default = "" if setting.default is None else f" The default is {shown(setting.default)}."
                 raise ConfigError(f"{given}: expected {type_name(setting.annotation)}.{default}") from None
             if setting.code is not None and read is not None:
-                value = setting.code.kind.canonical(read)
+                value = setting.code.kind.recorded(read)
             self.values[key] = _Given(value, layer, self._rank)
 
     def _drop_foreign(self, layer: str) -> None:
@@ -324,6 +330,21 @@ def _environment(draft: Draft[Any]) -> Layer:
         if read is not None:
             values |= {f"{key}.{name}": value for name, value in read(os.environ).items()}
     return Layer(ENVIRONMENT, values)
+
+
+def _suggestions(draft: Draft[Any]) -> Iterator[Layer]:
+    """What the classes that were chosen say of the whole config (`run_settings`)."""
+    for key, cls in draft.classes.items():
+        values = getattr(cls, "run_settings", None)
+        if cls is None or not values:
+            continue
+        name = f"{cls.__name__}.run_settings"
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{name} is {values!r} and not a mapping of settings of the run to values.")
+        flat = flatten(values, name)
+        if below := [k for k in flat if k.partition(".")[0] == key.partition(".")[0]]:
+            raise ConfigError(f"{name} sets {below[0]}, which is of the class itself. Give it as a default there.")
+        yield Layer(name, flat)
 
 
 def _chosen(key: str, value: Json, setting: Setting, layer: str) -> type | None:

@@ -24,7 +24,8 @@ _C = TypeVar("_C")
 def resolved(config: object) -> dict[str, Json]:
     """The whole config as nested JSON-ready data, nulls included; `type` names the class where there is a choice.
 
-    Where settings name code outside Assay, `files` has its files with their SHA-256 (hex).
+    Where settings name code outside Assay, `files` has its files, and those of their folders that they import, with
+    their SHA-256 (hex).
     """
     data = _plain_node(config)
     files = {str(path): plugins.digest(path) for path in _files(config)}
@@ -72,22 +73,21 @@ def _walk(node: object, parent: str = "") -> Iterator[tuple[str, Setting, Any]]:
 
 
 def _files(config: object) -> Iterator[Path]:
-    """The files of code outside Assay that a config names."""
+    """The files of code outside Assay that a config names, with those of their own folders that they import."""
     for _, setting, value in _walk(config):
         if setting.code is not None and value is not None:
             kind = setting.code.kind
-            reference = plugins.reference_to(type(value), kind) if chz.is_chz(value) else str(value)
-            path = plugins.source_file(reference, kind)
-            if path is not None:
-                yield path
+            named = plugins.reference_to(type(value), kind) if chz.is_chz(value) else value
+            for reference in named if isinstance(named, tuple) else (str(named),):
+                yield from plugins.source_files(reference, kind)
 
 
 def _plain_node(node: Any) -> dict[str, Json]:
     data: dict[str, Json] = {}
     for name, setting in settings(type(node)).items():
         value = getattr(node, name)
-        if setting.code is not None and isinstance(value, str):
-            data[name] = setting.code.kind.canonical(value)
+        if setting.code is not None and isinstance(value, str | tuple):
+            data[name] = setting.code.kind.recorded(value)
         elif not chz.is_chz(value):
             data[name] = _plain(value)
         elif is_choice(setting):

@@ -73,24 +73,64 @@ class Setting:
 
 
 _SETTINGS: dict[type, Mapping[str, Setting]] = {}
+_COMPLETE: set[type] = set()
 
 
 def settings(cls: type) -> Mapping[str, Setting]:
     """The settings of a config class by name, inherited ones first.
 
     Raises:
-        ConfigError: the class is no config class, or has a field of a type that cannot be written as text.
+        ConfigError: the class is not a config class, or has a field of a type that cannot be written as text.
     """
     if cls not in _SETTINGS:
-        if "__chz_fields__" not in vars(cls):
-            raise ConfigError(
-                f"The class {cls.__qualname__} ({_file_of(cls)}) lacks the decorator @chz.chz, so its own fields would "
-                "be no settings. Put @chz.chz above the class."
-            )
+        complete(cls)
         docs = _attribute_docs(cls)
         above = [settings(base) for base in cls.__mro__[1:] if "__chz_fields__" in vars(base)]
         _SETTINGS[cls] = {name: _setting(name, field, docs, above) for name, field in chz.chz_fields(cls).items()}
     return _SETTINGS[cls]
+
+
+def complete(cls: type) -> None:
+    """Make `cls`, and what it derives from, config classes where their source does not say `@chz.chz`.
+
+    A value that such a class gives to an inherited setting needs no type there: `batch_size = 16` is a new default.
+
+    Raises:
+        ConfigError: one of them cannot be a config class.
+    """
+    if not chz.is_chz(cls):
+        raise ConfigError(
+            f"The class {cls.__qualname__} ({_file_of(cls)}) is not a config class (assay.config.Settings)."
+        )
+    for base in reversed(cls.__mro__):
+        if chz.is_chz(base) and "__chz_fields__" not in vars(base):
+            _decorate(base)
+    known = set(chz.chz_fields(cls))
+    for base in cls.__mro__:
+        if chz.is_chz(base) and (lost := [name for name in chz.chz_fields(base) if name not in known]):
+            raise ConfigError(
+                f"{cls.__qualname__} ({_file_of(cls)}) has the decorator @chz.chz and {base.__qualname__} above it has "
+                f"not, so the settings {', '.join(lost)} would be lost. Put @chz.chz above both classes, or above none."
+            )
+    _COMPLETE.add(cls)
+
+
+def _decorate(cls: type) -> None:
+    own = dict(inspect.get_annotations(cls))
+    for name, value in vars(cls).items():
+        if name in own and isinstance(value, list | dict | set):
+            raise ConfigError(
+                f"The setting {name} of {cls.__qualname__} ({_file_of(cls)}) has a {type(value).__name__} as its "
+                "default, which could be changed for everybody by accident. Write a tuple, or leave out the type: then "
+                "it is a constant of the class and not a setting."
+            )
+    inherited = chz.chz_fields(cls)
+    cls.__annotations__ = {n: field.final_type for n, field in inherited.items() if n in vars(cls)} | own
+    try:
+        chz.chz(cls)
+    except (TypeError, ValueError) as error:
+        said = " ".join(str(error).split())
+        raise ConfigError(f"The class {cls.__qualname__} ({_file_of(cls)}) cannot hold settings: {said}") from error
 
 
 def _file_of(cls: type) -> str:
@@ -123,7 +163,8 @@ def _check_type(name: str, annotation: Any) -> None:
         shown = getattr(annotation, "__name__", annotation)
         raise ConfigError(
             f"The field {name} is of type {shown}, which cannot be read from text. A setting is a bool, int, float, "
-            "str, Path, Literal, tuple[T, ...], Mapping[str, T], one of these or None, or a config class."
+            "str, Path, Literal, tuple[T, ...], Mapping[str, T], one of these or None, or a config class; without a "
+            "type it is a constant of the class and not a setting."
         )
 
 

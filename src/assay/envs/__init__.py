@@ -18,7 +18,9 @@ if TYPE_CHECKING:
         StepResult,
         SupervisedDataset,
         TokenizerCorpus,
+        iter_builders,
     )
+    from assay.envs.environment import Environment
     from assay.envs.tasks import ExampleTexts, TaskBatches
     from assay.types import Message, Score, Task, Trajectory
 else:
@@ -33,6 +35,7 @@ __all__ = [
     "Env",
     "EnvData",
     "EnvGroupBuilder",
+    "Environment",
     "Example",
     "ExampleTexts",
     "GroupScorer",
@@ -45,4 +48,5 @@ __all__ = [
     "TaskBatches",
     "TokenizerCorpus",
     "Trajectory",
+    "iter_builders",
 ]

@@ -8,6 +8,7 @@ examples of an optional SFT stage, and the corpus that a from-scratch tokenizer 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ import chz
 from assay.config import AtLeast, Code, Settings, UsedWhen
 from assay.envs.chat import ChatConfig
 from assay.errors import ConfigError
-from assay.plugins import Kind
+from assay.plugins import Kind, calling
 from assay.types import Json, Message, Score, Task, Trajectory
 
 
@@ -116,7 +117,8 @@ class TokenizerCorpus:
     """Texts to train a from-scratch tokenizer on, and how to cut them before merges.
 
     `pieces` is a regular expression; each match becomes one pre-token (merges never cross pre-tokens), and characters
-    outside any match stand alone. `alphabet` are the characters that must be representable.
+    outside any match stand alone. `alphabet` are the characters that must be representable; where it is empty, those of
+    the texts.
     """
 
     texts: Sequence[str]
@@ -205,6 +207,14 @@ class DatasetBuilder(Settings):
             f"{type(self).__name__} does not define build(self, context). Define it to return an EnvData."
         )
 
+    def turns(self, max_turns: int) -> int:
+        """Most turns of a rollout, where the run's mode allows `max_turns`; a builder may have a number of its own."""
+        return max_turns
+
+    def gold(self, task: Task) -> str | None:
+        """A best answer to a task, where one is known without asking a verifier. `assay check` plays it."""
+        return None
+
     def describe(self) -> str:
         """What the plan that is printed before a run says of it: the first line of the class's docstring."""
         said = next(iter((vars(type(self)).get("__doc__") or "").strip().splitlines()), "")
@@ -215,9 +225,15 @@ def build_data(builder: DatasetBuilder, context: BuildContext) -> EnvData:
     """What a builder makes, once it is known to be that.
 
     Raises:
-        ConfigError: it makes something else, or the builder cannot.
+        ConfigError: it makes something else, takes something else, or the builder cannot.
     """
-    data = builder.build(context)
+    said = f"{type(builder).__name__}.build"
+    try:
+        inspect.signature(builder.build).bind(context)
+    except TypeError as error:
+        raise ConfigError(f"{said}{inspect.signature(builder.build)}: {error}. Define build(self, context).") from None
+    with calling(f"{said}()"):
+        data = builder.build(context)
     if not isinstance(data, EnvData):
         raise ConfigError(
             f"{type(builder).__name__}.build() returned {data!r}, and not an EnvData. Return one from it."

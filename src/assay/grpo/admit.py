@@ -18,8 +18,12 @@ from assay.types import FloatArray, TrajectoryGroup
 async def admit(
     backend: Backend, config: GRPOConfig, groups: Sequence[TrajectoryGroup], *, behaviour_known: bool = True
 ) -> tuple[list[BufferedGroup], dict[str, float]]:
-    """The data of each informative group, with everything that is computed once per rollout."""
-    items = [item for group in groups if (item := group_data(group, config)) is not None]
+    """The data of each informative group, with everything that is computed once per rollout.
+
+    Each item's `id` is its group's place among `groups`.
+    """
+    found = [(place, group_data(group, config)) for place, group in enumerate(groups)]
+    items = [replace(item, id=place) for place, item in found if item is not None]
     metrics: dict[str, float] = {}
     if not behaviour_known:
         items = await _behaviour_from_policy(backend, config, items)

@@ -31,7 +31,7 @@ class BufferedGroup:
     rollouts: int
     """Rollouts behind the data."""
     id: int = -1
-    """Order of arrival, given by the buffer."""
+    """Order of arrival, given by the buffer; before that, the group's place in its batch."""
     uses: int = 0
     """Times it was trained on."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from assay.types import Completion, Datum, Trajectory
+from assay.types import Completion, Datum, Trajectory, Transition
 
 
 def trajectory_data(
@@ -28,16 +28,45 @@ def trajectory_data(
     """
     data: list[Datum] = []
     part = _Sequence()
-    for transition, advantage in zip(trajectory.transitions, advantages, strict=True):
-        prompt = transition.prompt_tokens
-        if part.tokens and prompt[: len(part.tokens)] != tuple(part.tokens):
+    for transition, advantage, span in zip(trajectory.transitions, advantages, turn_spans(trajectory), strict=True):
+        if span.datum != len(data):
             data.append(part.datum())
             part = _Sequence()
-        part.see(prompt[len(part.tokens) :])
-        masked = mask_truncated and transition.completion.stop_reason == "length"
+        part.see(transition.prompt_tokens[len(part.tokens) :])
+        masked = is_masked(transition, mask_truncated)
         part.say(transition.completion, 0.0 if masked else advantage, 0.0 if masked else 1.0)
     data.append(part.datum())
     return data
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSpan:
+    """Where a turn's sampled tokens are: `targets[start:stop]` of a datum, by its place in `trajectory_data`.
+
+    `start` is -1 where a turn has no prompt: its first token is then no target.
+    """
+
+    datum: int
+    start: int
+    stop: int
+
+
+def turn_spans(trajectory: Trajectory) -> list[TurnSpan]:
+    """Where each turn of a trajectory is in its training sequences."""
+    spans: list[TurnSpan] = []
+    datum = 0
+    seen: tuple[int, ...] = ()
+    for transition in trajectory.transitions:
+        prompt, said = transition.prompt_tokens, transition.completion.tokens
+        datum += prompt[: len(seen)] != seen
+        spans.append(TurnSpan(datum, len(prompt) - 1, len(prompt) - 1 + len(said)))
+        seen = (*prompt, *said)
+    return spans
+
+
+def is_masked(transition: Transition, mask_truncated: bool) -> bool:
+    """Whether no token of a turn is trained, since it ran into the length limit."""
+    return mask_truncated and transition.completion.stop_reason == "length"
 
 
 def example_datum(prompt: Sequence[int], completion: Sequence[int]) -> Datum:

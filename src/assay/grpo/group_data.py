@@ -1,15 +1,39 @@
-"""From a scored group to what the buffer holds and the trainer trains on: data with raw advantages. Pure."""
+"""From a scored group to what the buffer holds and trains on, and back: what each turn trained with. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from assay.grpo.advantages import group_advantages
+import numpy as np
+
+from assay.grpo.advantages import group_advantages, has_constant_rewards
 from assay.grpo.buffer import BufferedGroup
 from assay.grpo.config import GRPOConfig
-from assay.grpo.datum import trajectory_data
-from assay.types import Datum, TrajectoryGroup
+from assay.grpo.datum import TurnSpan, is_masked, trajectory_data, turn_spans
+from assay.grpo.step_metrics import Pass
+from assay.types import Datum, FloatArray, TrajectoryGroup
+
+TurnPlace = tuple[int, int, int]
+"""(group, sample, turn) within a batch."""
+Removed = Literal["errored", "constant", "truncated", "skipped", "failed"]
+"""Why a turn trained nothing: its rollout could not be scored; its group's rewards do not differ; it ran into the
+length limit (`mask_truncated`); no optimizer step was taken on it; the training step failed before any was."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTraining:
+    """What a turn trained with when it was first trained on; one value per sampled token, NaN for one without prompt.
+
+    Arrays are None where the turn was removed.
+    """
+
+    removed: Removed | None = None
+    advantages: FloatArray | None = None
+    """Before importance weights and the normaliser of the optimizer step; a KL penalty in the reward is in them."""
+    log_ratios: FloatArray | None = None
+    """The trained policy's log-probability minus the behaviour policy's, before the optimizer step."""
 
 
 def group_data(group: TrajectoryGroup, config: GRPOConfig) -> BufferedGroup | None:
@@ -49,3 +73,74 @@ def with_data(groups: Sequence[BufferedGroup], data: Sequence[Datum]) -> list[Bu
 def without_reference(group: BufferedGroup) -> BufferedGroup:
     """The group with its reference log-probabilities forgotten."""
     return replace(group, data=tuple(replace(d, ref_logprobs=None) for d in group.data))
+
+
+def turn_training(
+    groups: Sequence[TrajectoryGroup], numbers: Mapping[int, int], passes: Sequence[Pass], *, mask_truncated: bool
+) -> dict[TurnPlace, TurnTraining]:
+    """What every turn of a batch trained with in a training step.
+
+    Args:
+        groups: the batch.
+        numbers: `BufferedGroup.id` of each admitted group -> its place in the batch.
+        passes: the optimizer steps; the first that was taken on a group counts.
+    """
+    used: dict[int, list[tuple[FloatArray, FloatArray]]] = {}
+    for one in passes:
+        gaps = (now - datum.logprobs for datum, now in zip(one.data, one.logprobs, strict=True))
+        rows = iter(zip(one.advantages, gaps, strict=True))
+        for group in one.groups:
+            streams = [next(rows) for _ in group.data]
+            if "grad_norm" in one.metrics and group.id in numbers:
+                used.setdefault(numbers[group.id], streams)
+    admitted = set(numbers.values())
+    return {
+        (g, *place): found
+        for g, group in enumerate(groups)
+        for place, found in _turns(group, used.get(g), mask_truncated, g in admitted)
+    }
+
+
+def _turns(
+    group: TrajectoryGroup,
+    streams: Sequence[tuple[FloatArray, FloatArray]] | None,
+    mask_truncated: bool,
+    admitted: bool,
+) -> Iterator[tuple[tuple[int, int], TurnTraining]]:
+    """What each (sample, turn) of a group trained with; `streams` are None where no step was taken on the group."""
+    spans = _spans(group, mask_truncated)
+    untaken: Removed = "skipped" if admitted and not has_constant_rewards(group) else "constant"
+    for s, rollout in enumerate(group.trajectories):
+        for t, turn in enumerate(rollout.transitions):
+            if rollout.errored:
+                yield (s, t), TurnTraining("errored")
+            elif is_masked(turn, mask_truncated):
+                yield (s, t), TurnTraining("truncated")
+            elif streams is None or (s, t) not in spans:
+                yield (s, t), TurnTraining(untaken)
+            else:
+                span = spans[s, t]
+                yield (s, t), TurnTraining(None, *(_cut(stream, span) for stream in streams[span.datum]))
+
+
+def _spans(group: TrajectoryGroup, mask_truncated: bool) -> dict[tuple[int, int], TurnSpan]:
+    """Where each trained (sample, turn) is in `group_data`, which drops the sequences in which nothing is trained."""
+    found: dict[tuple[int, int], TurnSpan] = {}
+    before = 0
+    for s, rollout in enumerate(group.trajectories):
+        if rollout.errored:
+            continue
+        spans = {
+            t: span
+            for t, span in enumerate(turn_spans(rollout))
+            if span.stop > max(span.start, 0) and not is_masked(rollout.transitions[t], mask_truncated)
+        }
+        numbers = {datum: before + n for n, datum in enumerate(dict.fromkeys(span.datum for span in spans.values()))}
+        found |= {(s, t): replace(span, datum=numbers[span.datum]) for t, span in spans.items()}
+        before += len(numbers)
+    return found
+
+
+def _cut(stream: FloatArray, span: TurnSpan) -> FloatArray:
+    found = stream[max(span.start, 0) : span.stop]
+    return found if span.start >= 0 else np.concatenate([np.full(1, np.nan, np.float32), found])

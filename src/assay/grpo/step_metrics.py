@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from assay.grpo.buffer import BufferedGroup
 from assay.grpo.kl import estimates
 from assay.grpo.recipes import CLIP, Recipe
 from assay.types import Datum, FloatArray
@@ -21,11 +22,16 @@ from assay.types import Datum, FloatArray
 class Pass:
     """One optimizer step: its data, what the backend found before it, and what the optimizer said."""
 
+    groups: Sequence[BufferedGroup]
+    """The groups behind the data, in their order."""
+    advantages: Sequence[FloatArray]
+    """The data's advantages before importance weights and the normaliser, a KL penalty in the reward included."""
+
     data: Sequence[Datum]
     logprobs: Sequence[FloatArray]
     """The learner's log-probabilities before the step."""
     metrics: Mapping[str, float]
-    """Of the backend: `loss`, `kl_loss`, `entropy`, `grad_norm`."""
+    """Of the backend: `loss`, `kl_loss`, `entropy`, `grad_norm`; the last is absent where no step was taken."""
     fresh: bool
     """Whether the data were sampled by exactly the policy that was trained."""
 

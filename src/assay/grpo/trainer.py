@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ from assay.errors import CheckpointError, HealthError, NonFiniteGradientError, T
 from assay.grpo.admit import admit, with_reference
 from assay.grpo.buffer import BufferedGroup, RolloutBuffer
 from assay.grpo.config import GRPOConfig
-from assay.grpo.group_data import flat, without_reference
+from assay.grpo.group_data import TurnPlace, TurnTraining, flat, turn_training, without_reference
 from assay.grpo.health.monitor import HealthMonitor
 from assay.grpo.health.rules import Finding, watched
 from assay.grpo.kl import adapt, add_penalty
@@ -56,6 +56,8 @@ class StepReport:
     """The health report, at its cadence."""
     rewards: dict[str, list[float]] = field(default_factory=dict)
     """Rewards of the step's scored rollouts by task type, for histograms."""
+    turns: Mapping[TurnPlace, TurnTraining] = field(default_factory=dict)
+    """What each turn of the step's groups trained with, or why it trained nothing."""
 
 
 class GRPOTrainer:
@@ -225,7 +227,9 @@ class GRPOTrainer:
         items, found = await admit(self.backend, self.config, groups, behaviour_known=behaviour_known)
         metrics = {"groups": float(len(items))}
         passes: list[Pass] = []
+        numbers = {item.id: item.id for item in items}
         if reuse:
+            numbers = {self.buffer.added + order: item.id for order, item in enumerate(items)}
             self.buffer.add(items)
             await self._train_from_buffer(adam, passes)
             metrics |= self._buffer_metrics()
@@ -247,7 +251,8 @@ class GRPOTrainer:
         report = None
         if self.health.report_due:
             report, self._rewards = self.health.report(self._rewards), {}
-        return StepReport(rollouts, metrics, findings, report, rewards)
+        turns = turn_training(groups, numbers, passes, mask_truncated=self.config.mask_truncated)
+        return StepReport(rollouts, metrics, findings, report, rewards, turns)
 
     def _adam(self, learning_rate: float) -> AdamParams:
         c = self.config
@@ -283,6 +288,7 @@ class GRPOTrainer:
             return
         version = self.backend.policy_version
         fresh = all(group.policy_version == version for group in groups)
+        advantages = [datum.advantages for datum in data]
         data = normalise(data, recipe.aggregation, config.constant_length)
         output = await self.backend.forward_backward(data, loss)
         metrics = {"loss": output.metrics["loss:sum"], "entropy": output.metrics["entropy:mean"], "nan_skip": 0.0}
@@ -293,7 +299,7 @@ class GRPOTrainer:
         except NonFiniteGradientError as error:
             logger.warning("%s", error)
             metrics["nan_skip"] = 1.0
-        passes.append(Pass(data, output.logprobs, metrics, fresh))
+        passes.append(Pass(groups, advantages, data, output.logprobs, metrics, fresh))
 
     def _buffer_metrics(self) -> dict[str, float]:
         buffer = self.buffer

@@ -88,7 +88,7 @@ class Grader:
         self._random: random.Random = random.Random(seed) if seed is not None else secrets.SystemRandom()
         self._static = static
         self._preparations = Preparations()
-        self._warming: asyncio.Task[None] | None = None
+        self._warming: dict[str, asyncio.Task[None]] = {}  # by harness: a job waits for no worker but its own
         self._closed = False
 
     @property
@@ -108,7 +108,7 @@ class Grader:
         A candidate that runs already in a sandbox of the caller's may still get its verdict.
         """
         self._closed = True
-        tasks = [*self._preparations.tasks(), *([self._warming] if self._warming is not None else [])]
+        tasks = [*self._preparations.tasks(), *self._warming.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -136,15 +136,16 @@ class Grader:
             compiled = await compile_cuda(self.sandbox, code, arch=self.config.arch)
             return replace(_of_cuda(compiled, _suspicions(report)), problem=problem.hash)
         try:
-            prepared = await self._prepare(problem, self._warm_up())
+            self._warm_up()
+            prepared = await self._prepare(problem)
             draw = await prepared.bank.take() if prepared.bank is not None else None
+            if draw is None:
+                return Verdict("unsupported", "problem", _refusal(prepared), problem=prepared.scaled.hash)
+            verdict = await self._try(prepared, draw, code, report)
         except Closed:
             return _closed(problem)
         except ReferenceModelError as error:
             return Verdict("infra_error", "problem", f"no inputs could be drawn: {error}", problem=problem.hash)
-        if draw is None:
-            return Verdict("unsupported", "problem", _refusal(prepared), problem=prepared.scaled.hash)
-        verdict = await self._try(prepared, draw, code, report)
         return replace(verdict, problem=prepared.scaled.hash)
 
     async def _examined(self, problem: Problem | ScaledProblem, code: str) -> tuple[StaticReport, Verdict | None]:
@@ -167,31 +168,37 @@ class Grader:
             return report, Verdict("cheat", "static", said, first.kind, findings, problem=problem.hash)
         return report, None
 
-    def _warm_up(self) -> asyncio.Task[None] | None:
-        """Start the first workers beside the first reference: each imports PyTorch, which takes seconds."""
-        if self._warming is None and isinstance(self.sandbox, LocalSandbox):
-            on_cuda = self.config.device == "cuda"
-            harnesses = [on_gpu.HARNESS if on_cuda else NUMERICS]
-            harnesses += [TRITON_HARNESS] if self.config.compile_check != "off" and not on_cuda else []
-            harnesses += 2 * [TIMED] if self._stopwatch is not None else []
-            self._warming = asyncio.create_task(self._warm(self.sandbox, harnesses))
-        return self._warming
+    def _warm_up(self) -> None:
+        """Start the first workers side by side, and beside the first reference: each imports PyTorch for seconds."""
+        if not isinstance(self.sandbox, LocalSandbox):
+            return
+        on_cuda = self.config.device == "cuda"
+        wanted = {on_gpu.HARNESS if on_cuda else NUMERICS: 1}
+        if self.config.compile_check != "off" and not on_cuda:
+            wanted[TRITON_HARNESS] = 1
+        if self._stopwatch is not None:
+            wanted[TIMED] = 2
+        for harness, each in wanted.items():
+            if harness not in self._warming:
+                self._warming[harness] = asyncio.create_task(self._warm(self.sandbox, harness, each))
 
-    async def _warm(self, sandbox: LocalSandbox, harnesses: Sequence[str]) -> None:
+    async def _warm(self, sandbox: LocalSandbox, harness: str, each: int) -> None:
         """Warm workers. A failure is the business of the first job, which boots a worker and reports it."""
         try:
-            await sandbox.start(harnesses, each=1)
+            await sandbox.start([harness], each)
         except SandboxError as error:
-            log.warning("no workers could be warmed, which is tried again with the next grade: %s", error)
-            self._warming = None
+            log.warning("no worker could be warmed, which is tried again with the next grade: %s", error)
+            del self._warming[harness]
 
-    async def _prepare(self, problem: Problem | ScaledProblem, warming: asyncio.Task[None] | None) -> Prepared:
+    async def _warmed(self, harness: str) -> None:
+        """Wait for a worker that is being warmed. Raises `Closed` where the grader is closed meanwhile."""
+        if (warming := self._warming.get(harness)) is not None:
+            await shared(warming)
+
+    async def _prepare(self, problem: Problem | ScaledProblem) -> Prepared:
         """The problem with its draws, made once for each problem and size."""
         key = problem.hash if isinstance(problem, ScaledProblem) else f"{self.config.scale}:{problem.hash}"
-        task = self._preparations.task(key, lambda: self._make_ready(problem))
-        if warming is not None:
-            await shared(warming)
-        return await shared(task)
+        return await shared(self._preparations.task(key, lambda: self._make_ready(problem)))
 
     async def _make_ready(self, problem: Problem | ScaledProblem) -> Prepared:
         config = self.config
@@ -234,6 +241,7 @@ class Grader:
             bits = self._random.getrandbits
             problem = timed_problem(prepared.scaled, draw, config.precision, self._reference, bits)
             try:
+                await self._warmed(TIMED)
                 async with self._turns.alone():
                     verdict = await timed(verdict, code, problem, self._stopwatch, config)
             except ReferenceModelError as error:
@@ -273,6 +281,7 @@ class Grader:
         limits = Limits(wall_s=config.wall_s, cpu_s=config.cpu_s, memory_mb=config.memory_mb)
         answers = Answers(draw, calls, config.precision)
         job = numerics_job(code, draw, calls, limits, config.max_programs, config.precision)
+        await self._warmed(job.harness)
         result = await self.sandbox.run(job, answers.take)
         verdict = verdict_of(result, answers, report.kernels, config.policy, evidence)
         if verdict.kind == "wrong" and report.tf32_dot_possible and config.precision == "float32":
@@ -285,6 +294,7 @@ class Grader:
         config = self.config
         answers = Answers(draw, calls, config.precision, exact=False)
         plain = numerics_job(code, draw, calls, Limits(), config.max_programs, config.precision)
+        await self._warmed(on_gpu.HARNESS)
         result = await self.sandbox.run(on_gpu.on_device(plain, config), partial(on_gpu.after_start, answers))
         if (lost := on_gpu.not_started(result)) is not None:
             return lost
@@ -299,6 +309,7 @@ class Grader:
 
     async def _compile(self, draw: InputSet, calls: tuple[Call, ...], code: str) -> CompileReport:
         header, inputs = job_inputs(draw, calls[0].case)
+        await self._warmed(TRITON_HARNESS)
         return await compile_triton(
             self.sandbox,
             code,

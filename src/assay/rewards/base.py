@@ -117,11 +117,14 @@ FailureKind = Literal[
     "budget",
     "not_cached",
     "reward",
+    "unscored",
+    "died",
 ]
 """Why a call has no reply: refused by a limit; the account's quota is used up; key refused; no such model; the request
 itself is at fault; no answer in time; broken or refused connection; 5xx; a reply that is not what the protocol says;
 none that ever was; a reply from which the reward can read no verdict; the batch ran out of time; the money is spent;
-offline and not in the cache; the reward's own code raised."""
+offline and not in the cache; the reward's own code raised or returned nonsense; it said that there is no score; the
+process that it ran in died."""
 
 FATAL: frozenset[FailureKind] = frozenset({"quota", "auth", "unknown_model", "not_a_judge", "budget"})
 """Failures that every further call would share: they stop a batch instead of erroring its samples one by one."""
@@ -158,6 +161,26 @@ class Reward(Protocol):
 
         Raises:
             UnreadableReplyError: no verdict can be read from a reply. It is asked again, and not cached.
+        """
+        ...
+
+
+class DirectReward(Protocol):
+    """A reward that scores a sample by itself: a user's function, a checker in a process of its own, a chess engine.
+
+    It asks no judge. `close`, where it has one (`async def close(self) -> None`), ends what it holds; it is awaited
+    when an engine with this reward is closed, and what is scored afterwards begins anew.
+    """
+
+    name: str
+    fingerprint: str
+
+    async def evaluate(self, sample: Sample) -> Score:
+        """The score of one sample. The engine awaits as many at once as calls may be in flight, until their deadline.
+
+        Raises:
+            ConfigError, DataError, RewardError: nothing can be scored this way; ends the batch. Any other exception
+                errors this sample alone.
         """
         ...
 

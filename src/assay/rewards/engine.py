@@ -12,7 +12,6 @@ import asyncio
 import logging
 import os
 import threading
-import traceback
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -20,17 +19,19 @@ from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from assay.errors import JudgeError, RewardError, UnreadableReplyError
-from assay.rewards.base import FATAL, Caller, CallFailure, Outcome, Reply, Request, Reward, Sample, Usage
+from assay.errors import DataError, JudgeError, RewardError
+from assay.rewards.base import Caller, CallFailure, Sample, Usage
 from assay.rewards.client.client import Client
 from assay.rewards.client.http import require_parser
-from assay.rewards.client.offline import OfflineCaller
+from assay.rewards.client.offline import NobodyToAsk, OfflineCaller
 from assay.rewards.client.resources import api_key, check_prices
+from assay.rewards.combined import AnyReward, CombinedReward, asks_judge, is_direct
 from assay.rewards.config import EngineConfig, JudgeConfig
 from assay.rewards.failures import SMALL_BATCH, FailureWatch
 from assay.rewards.handoff import Flow
 from assay.rewards.loop_thread import LoopThread
 from assay.rewards.progress import Progress
+from assay.rewards.scoring import Scoring
 from assay.types import Score
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class RewardEngine:
     Args:
         reward: what a completion is worth.
         judge: whom to ask; its key is looked up here, so that a missing one is an error before anything is sampled.
+            A reward that asks nobody (a function; `asks_judge = False`) needs none.
         config: limits, deadlines, cache, budget, failure policy.
         cache_dir: folder of the reply cache, where `config.cache_path` names no file.
         caller: answers the calls instead of a `Client` of the judge's (a hub shared by processes, say); the engine
@@ -65,7 +67,7 @@ class RewardEngine:
 
     def __init__(
         self,
-        reward: Reward,
+        reward: AnyReward,
         judge: JudgeConfig | None = None,
         config: EngineConfig | None = None,
         *,
@@ -77,7 +79,7 @@ class RewardEngine:
         self.config = config or EngineConfig()
         self._cache_dir = cache_dir
         self._given_caller = caller
-        if caller is None and not self.config.offline:
+        if caller is None and asks_judge(reward) and not self.config.offline:
             require_parser()
             api_key(self.judge)
             check_prices(self.judge, self.config)
@@ -91,6 +93,7 @@ class RewardEngine:
         self._thread: LoopThread | None = None
         self._ended: LoopThread | None = None
         self._caller: Caller | None = None
+        self._scoring: Scoring | None = None
         self._flows: set[Flow] = set()
         self._blocked: set[Future[Any]] = set()
 
@@ -165,7 +168,7 @@ class RewardEngine:
         for flow in flows:
             flow.fail(RewardError("the engine was closed before this batch was scored. What was answered is cached."))
         wait(blocked, LAST_WORDS_S)
-        thread.submit(caller.close()).result()
+        thread.submit(self._close_all(caller)).result()
         thread.close()
 
     def __enter__(self) -> Self:
@@ -242,6 +245,7 @@ class RewardEngine:
                 thread = LoopThread("assay-rewards")
                 try:
                     self._caller = thread.submit(self._make_caller()).result()
+                    self._scoring = Scoring(self._caller, self.config, self._counts, self.usage_by_source)
                 except BaseException:
                     thread.close()
                     raise
@@ -260,86 +264,41 @@ class RewardEngine:
     async def _make_caller(self) -> Caller:
         if self._given_caller is not None:
             return self._given_caller
+        if not asks_judge(self.reward):
+            return NobodyToAsk()
         make = OfflineCaller if self.config.offline else Client
         return make(self.judge, self.config, self._cache_dir)
 
+    async def _close_all(self, caller: Caller) -> None:
+        members = self.reward.members if isinstance(self.reward, CombinedReward) else [(self.reward, 1.0)]
+        for member, _ in members:
+            if is_direct(member) and (close := getattr(member, "close", None)) is not None:
+                await close()
+        await caller.close()
+
     async def _score(self, sample: Sample, deadline: float | None) -> Score | JudgeError:
-        """The score of one sample; an error where the judge refuses every call."""
-        result = await self._judge(sample, deadline)
-        if isinstance(result, Score):
-            self._counts["samples"] += 1
-            self._counts[result.status] += 1
+        """The score of one sample; an error where the judge refuses every call.
+
+        Raises:
+            DataError: it is no sample.
+        """
+        if not isinstance(sample, Sample):
+            raise DataError(
+                f"An engine scores samples, not {type(sample).__name__} ({repr(sample)[:60]}): Sample(response, "
+                "ground_truth=...) of assay.rewards."
+            )
+        assert self._scoring is not None
+        result = await self._scoring.score(self.reward, sample, deadline)
+        if isinstance(result, CallFailure):
+            return self._stopped(result)
+        self._counts["samples"] += 1
+        self._counts[result.status] += 1
         return result
-
-    async def _judge(self, sample: Sample, deadline: float | None) -> Score | JudgeError:
-        usage = Usage()
-        replies: dict[int, Reply] = {}
-        try:
-            requests = list(self.reward.requests(sample))
-            if not all(isinstance(request, Request) for request in requests):
-                raise TypeError(f"requests() returned {requests!r}, which are not all Requests")
-        except Exception as error:
-            logger.debug("A reward's requests() raised.", exc_info=True)
-            return self._errored(_own_fault(error), usage)
-        for _ in range(self.config.reread_limit + 1):
-            missing = [place for place in range(len(requests)) if place not in replies]
-            outcomes = await self._call([requests[place] for place in missing], deadline)
-            usage = sum((outcome.usage for outcome in outcomes), usage)
-            self._bill(sample, outcomes)
-            for place, outcome in zip(missing, outcomes, strict=True):
-                if isinstance(outcome, CallFailure):
-                    return self._stopped(outcome) if outcome.kind in FATAL else self._errored(outcome, usage)
-                replies[place] = outcome
-            try:
-                return self._scored(sample, [replies[place] for place in range(len(requests))], usage)
-            except UnreadableReplyError as error:
-                unreadable = CallFailure("unreadable", str(error))
-                unread = (set(error.places) & replies.keys()) or set(replies)
-                for place in unread:
-                    self._counts["reread"] += 1
-                    del replies[place]
-                if (failure := await self._forget([requests[place] for place in unread])) is not None:
-                    return self._errored(failure, usage)
-            except Exception as error:
-                logger.debug("A reward's score() raised.", exc_info=True)
-                return self._errored(_own_fault(error), usage)
-        return self._errored(unreadable, usage)
-
-    def _scored(self, sample: Sample, replies: Sequence[Reply], usage: Usage) -> Score:
-        """What the reward says, with what it cost."""
-        score = self.reward.score(sample, replies)
-        if not isinstance(score, Score):
-            raise TypeError(f"score() returned {score!r}, which is no Score")
-        cached = bool(replies) and all(reply.cached for reply in replies)
-        evidence, fingerprint = score.evidence, self.reward.fingerprint
-        return Score(score.status, score.value, score.parts, evidence, _plain(usage), cached, fingerprint)
 
     @property
     def _caller_(self) -> Caller:
         assert self._caller is not None
         return self._caller
-
-    async def _call(self, requests: Sequence[Request], deadline: float | None) -> list[Outcome]:
-        if len(requests) == 1:
-            return [await self._caller_.call(requests[0], deadline)]
-        return list(await asyncio.gather(*(self._caller_.call(request, deadline) for request in requests)))
-
-    async def _forget(self, requests: Sequence[Request]) -> CallFailure | None:
-        """Drop stored replies before they are asked for again; a failure where whoever has them cannot be reached."""
-        try:
-            for request in requests:
-                await self._caller_.forget(request)
-        except RewardError as error:
-            return CallFailure("connection", str(error))
-        return None
-
-    def _bill(self, sample: Sample, outcomes: Sequence[Outcome]) -> None:
-        source = sample.data_source or self.reward.name
-        self.usage_by_source[source] = sum((o.usage for o in outcomes), self.usage_by_source.get(source, Usage()))
-
-    def _errored(self, failure: CallFailure, usage: Usage) -> Score:
-        evidence = {"failure": failure.kind, "message": failure.message, "attempts": failure.attempts}
-        return Score("errored", None, evidence=evidence, usage=_plain(usage), fingerprint=self.reward.fingerprint)
 
     def _stopped(self, failure: CallFailure) -> JudgeError:
         cures = {
@@ -354,17 +313,3 @@ class RewardEngine:
         return JudgeError(
             f"{what}, so no reward can be computed: {failure.message.rstrip('.')}. {cures[failure.kind]}{kept}"
         )
-
-
-def _plain(usage: Usage) -> dict[str, float]:
-    return {
-        "calls": usage.calls,
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "usd": usage.usd,
-    }
-
-
-def _own_fault(error: Exception) -> CallFailure:
-    """The failure of a reward's own code; call it where the error is caught."""
-    return CallFailure("reward", f"{error!r} in the reward's own code: {traceback.format_exc(limit=-3)}")

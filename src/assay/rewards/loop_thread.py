@@ -6,7 +6,7 @@ import asyncio
 import importlib
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -46,10 +46,19 @@ class LoopThread:
         """Run a coroutine; cancelling the future cancels it."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
-    def close(self) -> None:
-        """Cancel what still runs, stop the loop and wait for the thread."""
+    def close(self, wait_s: float | None = None) -> None:
+        """Cancel what still runs, stop the loop and wait for the thread.
+
+        Args:
+            wait_s: longest wait for a loop that foreign code may block. Its thread is left behind then: it ends with
+                that code, or with the process.
+        """
         if self.alive:
-            self.submit(_end_tasks()).result()
+            ending = self.submit(_end_tasks())
+            done, _ = wait([ending], wait_s)
+            if not done:
+                ending.add_done_callback(lambda _: self.loop.call_soon_threadsafe(self.loop.stop))
+                return
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()
             self.loop.close()

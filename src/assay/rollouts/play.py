@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from assay.envs.base import Env, StepResult
+from assay.plugins import in_words
 from assay.rollouts.renderers.base import Renderer
 from assay.rollouts.sampling import Policy
 from assay.rollouts.seeds import derive
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 async def play(
-    env: Env | None,
+    env: Env | str,
     policy: Policy,
     renderer: Renderer,
     params: SamplingParams,
@@ -36,7 +37,7 @@ async def play(
     """Play one rollout to its end.
 
     Args:
-        env: None stands for one that could not be made; the rollout is errored.
+        env: a text stands for one that could not be made, and says why; the rollout is errored.
         params: sampling parameters; the renderer's stop tokens are added.
         max_turns: a rollout still going after so many turns ends with `max_turns`; one whose next prompt fills the
             policy's context ends with `length`.
@@ -48,37 +49,53 @@ async def play(
     params = replace(params, stop=(*params.stop, *renderer.stop))
     transitions: list[Transition] = []
     end: EpisodeEnd | None = None
-    conversation, prompt = await _first_prompt(env, renderer)
-    while env is not None and prompt is not None and end is None:
+    messages, start = ((), env) if isinstance(env, str) else await _begin(env, renderer)
+    error, prompt = (start, ()) if isinstance(start, str) else ("", start)
+    conversation = messages
+    while not isinstance(env, str) and not error and end is None:
         turn = len(transitions)
         last = turn + 1 >= max_turns
         completion = await policy.complete(prompt, params, derive(*seed, turn), last=last)
         text = renderer.text(completion.tokens)
         reply = renderer.read(text)
         result = await _verdict(env, reply.answer)
-        transitions.append(
-            Transition(tuple(prompt), completion, reply.answer, result.score, result.metrics, reply.thought)
-        )
+        judged = (reply.answer, result.score, result.metrics)
+        transitions.append(Transition(tuple(prompt), completion, *judged, messages, reply.thought))
+        messages = tuple(result.messages) if result.replace else ()
         end = _end(result, last)
         if end is None:
-            conversation = (*conversation, renderer.said(text))
-            conversation, prompt = _next_prompt(conversation, prompt, completion, result, renderer)
-            if prompt is not None and len(prompt) >= policy.context_length:
+            conversation = messages if result.replace else (*conversation, renderer.said(text), *result.messages)
+            following = _next_prompt(conversation, prompt, completion, result, renderer)
+            error, prompt = (following, prompt) if isinstance(following, str) else ("", following)
+            if not error and len(prompt) >= policy.context_length:
                 end = "length"
-    return Trajectory(task, tuple(transitions), end or "errored", derive(*seed))
+    return Trajectory(task, tuple(transitions), end or "errored", derive(*seed), error)
 
 
-async def _first_prompt(env: Env | None, renderer: Renderer) -> tuple[tuple[Message, ...], Sequence[int] | None]:
-    """The first messages and their tokens; None where the env fails."""
-    if env is None:
-        return (), None
+async def _begin(env: Env, renderer: Renderer) -> tuple[tuple[Message, ...], Sequence[int] | str]:
+    """What the env says first, and that as a prompt; in the prompt's place why there is none, where the env fails."""
     try:
-        messages = tuple(await env.reset())
-        return messages, renderer.start(messages)
+        messages = await env.reset()
+        check_messages(messages, f"{type(env).__name__}.reset() returned")
+        return tuple(messages), renderer.start(messages)
     except (Exception, asyncio.CancelledError) as error:
         reraise_if_cancelled(error)
-        logger.exception("An env failed to reset; its rollout is errored.")
-        return (), None
+        logger.debug("An env failed to reset; its rollout is errored.", exc_info=True)
+        return (), in_words(error)
+
+
+def check_messages(messages: object, said: str) -> None:
+    """Refuse what is not a list of messages.
+
+    Raises:
+        TypeError: it is not; `said` begins the message.
+    """
+    if not isinstance(messages, list | tuple) or not all(isinstance(message, Message) for message in messages):
+        shown = repr(messages)
+        raise TypeError(
+            f"{said} {shown if len(shown) <= 80 else f'{shown[:80]}...'}, and not a list of Message: "
+            '[Message("user", "...")]'
+        )
 
 
 async def _verdict(env: Env, text: str) -> StepResult:
@@ -86,10 +103,11 @@ async def _verdict(env: Env, text: str) -> StepResult:
         result = await env.step(text)
         if not isinstance(result, StepResult):
             raise TypeError(f"{type(env).__name__}.step() returned {result!r}, and not a StepResult")
+        check_messages(result.messages, f"{type(env).__name__}.step() returned a StepResult whose messages are")
         return result
     except (Exception, asyncio.CancelledError) as error:
         reraise_if_cancelled(error)
-        logger.exception("An env failed to score a completion; its rollout is errored.")
+        logger.debug("An env failed to score a completion; its rollout is errored.", exc_info=True)
         return StepResult(failure(error), done=True)
 
 
@@ -102,31 +120,28 @@ def _end(result: StepResult, last: bool) -> EpisodeEnd | None:
 
 
 def _next_prompt(
-    conversation: tuple[Message, ...],
+    conversation: Sequence[Message],
     prompt: Sequence[int],
     completion: Completion,
     result: StepResult,
     renderer: Renderer,
-) -> tuple[tuple[Message, ...], Sequence[int] | None]:
-    """The conversation as it goes on, and what the policy sees of it: what it saw and said with what it is told now
-    behind it, or the conversation written anew. None where that cannot be written.
+) -> Sequence[int] | str:
+    """What the policy sees next: what it saw and said with what it is told now, or the conversation written anew.
 
-    Args:
-        conversation: up to what the policy has just said.
+    Why there is nothing, where it cannot be shown.
     """
     try:
-        following = tuple(result.messages) if result.replace else (*conversation, *result.messages)
-        if not following:
+        if not conversation:
             raise ValueError("StepResult(replace=True) without messages leaves the policy nothing to answer")
         if result.replace or renderer.rewrites:
-            return following, renderer.start(following)
+            return renderer.start(conversation)
         told = renderer.extend(result.messages, stopped=completion.stop_reason == "stop")
-        return following, [*prompt, *completion.tokens, *told]
-    except Exception:
-        logger.exception("What an env said cannot be shown to the policy; its rollout is errored.")
-        return conversation, None
+        return [*prompt, *completion.tokens, *told]
+    except Exception as error:
+        logger.debug("What an env said cannot be shown to the policy; its rollout is errored.", exc_info=True)
+        return in_words(error)
 
 
 def failure(error: BaseException) -> Score:
     """The score of what an environment failed to judge; call it where the error is caught."""
-    return Score("errored", None, evidence={"error": repr(error), "traceback": traceback.format_exc(limit=5)})
+    return Score("errored", None, evidence={"error": in_words(error), "traceback": traceback.format_exc(limit=-5)})

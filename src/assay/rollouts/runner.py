@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from assay.backends.base import Backend
 from assay.envs.base import Env, EnvGroupBuilder, GroupScorer
 from assay.errors import ConfigError
+from assay.plugins import in_words
 from assay.rollouts.play import failure, play
 from assay.rollouts.renderers.base import Renderer
 from assay.rollouts.renderers.thinking import Reply
@@ -32,8 +34,8 @@ class PreparedGroup:
     """A builder with its envs made: the shared work of the group (an engine analysis, say) is done."""
 
     builder: EnvGroupBuilder
-    envs: Sequence[Env | None]
-    """None stands for an env that could not be made."""
+    envs: Sequence[Env | str]
+    """A text stands for an env that could not be made, and says why."""
 
 
 async def prepare(builders: Sequence[EnvGroupBuilder], group_size: int) -> list[PreparedGroup]:
@@ -50,8 +52,8 @@ async def _prepare(builder: EnvGroupBuilder, group_size: int) -> PreparedGroup:
         envs = await builder.make(group_size)
     except (Exception, asyncio.CancelledError) as error:
         reraise_if_cancelled(error)
-        logger.exception("The envs of a group could not be made; its rollouts are errored.")
-        return PreparedGroup(builder, [None] * group_size)
+        logger.debug("The envs of a group could not be made; its rollouts are errored.", exc_info=True)
+        return PreparedGroup(builder, [in_words(error)] * group_size)
     found = len(envs) if isinstance(envs, Sequence) else type(envs).__name__
     if found != group_size:
         raise ConfigError(
@@ -88,7 +90,7 @@ async def run_groups(
     rollouts = [(g, s, env) for g, group in enumerate(groups) for s, env in enumerate(group.envs)]
     async with Sampling(backend, len(rollouts), params.max_tokens, sampled) as sampling:
 
-        async def rollout(place: int, group: int, sample: int, env: Env | None) -> None:
+        async def rollout(place: int, group: int, sample: int, env: Env | str) -> None:
             task = groups[group].builder.task
             with sampling.seat(place) as policy:
                 trajectory = await play(
@@ -97,7 +99,21 @@ async def run_groups(
             await boards[group].take(sample, trajectory)
 
         await together(rollout(place, *one) for place, one in enumerate(rollouts))
-    return [board.result() for board in boards]
+    played = [board.result() for board in boards]
+    if said := errors_in_words(played):
+        logger.warning("%s", said)
+    return played
+
+
+def errors_in_words(groups: Sequence[TrajectoryGroup]) -> str:
+    """How many rollouts are errored, and why; empty where none is."""
+    rollouts = [trajectory for group in groups for trajectory in group.trajectories]
+    reasons = Counter(t.failure or "nothing said why" for t in rollouts if t.errored)
+    if not reasons:
+        return ""
+    listed = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(3))
+    more = f"; {len(reasons) - 3} more reasons" if len(reasons) > 3 else ""
+    return f"{reasons.total()} of {len(rollouts)} rollouts could not be scored: {listed}{more}."
 
 
 class _SharedStarts(Renderer):
@@ -159,7 +175,7 @@ async def _rescored(scorer: GroupScorer, trajectories: Sequence[Trajectory]) -> 
         scores = dict(zip(places, await scorer.score_group([trajectories[i] for i in places]), strict=True))
     except (Exception, asyncio.CancelledError) as error:
         reraise_if_cancelled(error)
-        logger.exception("A group could not be scored; its rollouts are errored.")
+        logger.debug("A group could not be scored; its rollouts are errored.", exc_info=True)
         scores = dict.fromkeys(places, failure(error))
     return [_with_last_score(t, scores[i]) if i in scores else t for i, t in enumerate(trajectories)]
 

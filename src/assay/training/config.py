@@ -138,19 +138,30 @@ class TrainingConfig(Settings):
     verdicts may come in while other batches are sampled and trained on. The loss's ratio corrects for the difference.
     0 samples every batch from the policy that it trains."""
     max_batches: Annotated[int | None, AtLeast(0)] = None
-    """Stop after so many RL batches; null means the whole data set, 0 means SFT alone."""
+    """Stop after so many RL batches; null means the whole data set, 0 means SFT alone. With
+    `optimizer.lr_schedule=constant` a run, also a finished one, may be given more batches and goes on."""
     max_errored_fraction: Annotated[float, AtLeast(0), AtMost(1)] = 0.1
     """Stop the run when more than this share of a batch's rollouts could not be scored."""
     log_path: Annotated[Path, MAY_CHANGE] = Path("./runs/kernel_rl")
-    """Run directory: config, ledger, checkpoints, metrics, traces, TensorBoard, report."""
+    """Run directory: config, ledger, checkpoints, metrics, traces, tokens, TensorBoard, report."""
     save_every: Annotated[int, AtLeast(1)] = 10
     """Checkpoint cadence in RL batches. Checkpoints are also saved at the start, after SFT and at the end."""
+    keep_last: Annotated[int | None, AtLeast(1), MAY_CHANGE] = None
+    """Keep so many of the newest checkpoints and remove older ones, once a newer one is on the disk. Those that a
+    resume or a health rollback needs always stay. null here and in `keep_best` keeps all."""
+    keep_best: Annotated[int | None, AtLeast(1), MAY_CHANGE] = None
+    """Keep so many of the checkpoints with the largest `best_metric`; null keeps none for that reason."""
+    best_metric: Annotated[str, MAY_CHANGE] = "eval/reward/mean"
+    """Metric by which checkpoints are compared (`keep_best`, `assay export --best`): the larger the better. Where it
+    was not measured at a checkpoint's own step (let `eval_every` divide `save_every`), the checkpoint has none."""
     eval_every: Annotated[int, AtLeast(0)] = 10
     """Held-out evaluation cadence in RL batches; 0 evaluates only at the start and the end of RL."""
     wandb_project: Annotated[str | None, MAY_CHANGE] = None
     """Weights & Biases project; disabled when null."""
     wandb_name: Annotated[str | None, UsedWhen("wandb_project", NOT_NULL), MAY_CHANGE] = None
     """Weights & Biases run name."""
+    trace_token_groups: Annotated[int, AtLeast(0), MAY_CHANGE] = 2
+    """Groups of each training batch, from its first on, whose turns are recorded token by token in `tokens.jsonl`."""
     tensorboard_enabled: bool = True
     """Write TensorBoard event files."""
     tensorboard_log_histograms_every: Annotated[int, AtLeast(0)] = 5
@@ -238,9 +249,9 @@ class TrainingConfig(Settings):
 
     def build_context(self) -> BuildContext:
         """What the run tells its data set builder."""
-        max_turns = self.max_turns if self.mode == "multi_turn" else 1
-        chat = self.active_builder.renderer_name == "chat"
-        return BuildContext(self.seed, max_turns, self.cache_dir.expanduser(), chat)
+        builder = self.active_builder
+        max_turns = builder.turns(self.max_turns if self.mode == "multi_turn" else 1)
+        return BuildContext(self.seed, max_turns, self.cache_dir.expanduser(), builder.renderer_name == "chat")
 
 
 _BUFFER = ("buffer_capacity", "min_fresh_fraction", "max_staleness")
@@ -274,6 +285,12 @@ def _impossible(config: TrainingConfig) -> Iterator[str]:
         )
     yield from _impossible_ahead(config)
     builder = config.active_builder
+    own = builder.turns(config.max_turns)
+    if config.max_turns not in (own, settings(TrainingConfig)["max_turns"].default):
+        yield (
+            f"max_turns={config.max_turns} would have no effect: {type(builder).__name__} plays {own} turns by its own "
+            f"setting. Set dataset_builder.max_turns={config.max_turns}."
+        )
     if builder.group_size == 1 and config.max_batches != 0:
         yield (
             "group_size=1 of the dataset builder leaves a reward nothing to be compared with, so no batch would teach "

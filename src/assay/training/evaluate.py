@@ -6,6 +6,7 @@ The unit of the statistics is the task: samples of one task are averaged first, 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -99,12 +100,17 @@ def check_errored(groups: Sequence[TrajectoryGroup], most: float, where: str) ->
     errored = [trajectory for trajectory in rollouts if trajectory.errored]
     if len(errored) <= most * len(rollouts):
         return
-    scores = [turn.score for trajectory in errored for turn in trajectory.transitions]
-    said = (score.evidence.get("error") or score.evidence.get("message") for score in scores)
-    finding = next((str(text) for text in said if text), "see the log")
+    reasons = Counter(trajectory.failure or "see the log" for trajectory in errored)
+    reason, count = reasons.most_common(1)[0]
+    reason = reason.rstrip(".")
+    if count == len(rollouts):
+        raise TrainingError(
+            f"{reason}. So ended all {count} rollouts of {where}: none could be scored, and there is nothing to train "
+            "on. Mend that and run the same command again: the run goes on from its last checkpoint."
+        )
     raise TrainingError(
         f"{len(errored)} of {len(rollouts)} rollouts of {where} could not be scored (max_errored_fraction={most:g}), "
-        f"so their verifier is broken and the others prove little. First finding: {finding.rstrip('.')}. Mend the "
+        f"so their verifier is broken and the others prove little. Most frequent reason ({count}): {reason}. Mend the "
         "verifier and run the same command again: the run goes on from its last checkpoint."
     )
 

@@ -8,6 +8,7 @@ from its place in the run, so a killed run that is started again does exactly wh
 from __future__ import annotations
 
 import asyncio
+import difflib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -16,17 +17,20 @@ from typing import Literal
 
 from assay.backends.base import LossSpec
 from assay.envs.base import EnvGroupBuilder
+from assay.errors import ConfigError
 from assay.grpo.advantages import has_constant_rewards
 from assay.grpo.datum import example_datum
 from assay.grpo.normalise import normalise
 from assay.grpo.trainer import StepReport
 from assay.training.config import TrainingConfig
 from assay.training.evaluate import Evaluation, cached_scores, check_errored, evaluate
-from assay.training.metrics.traces import trace_records
+from assay.training.metrics.token_traces import token_records
+from assay.training.metrics.traces import Turns, trace_records
 from assay.training.pipeline import Rollouts
 from assay.training.plan import describe
 from assay.training.recovery import act_on_alarms
 from assay.training.report.report import write_report
+from assay.training.run.checkpoints import HEALTHY, REGULAR
 from assay.training.run.ledger import Phase
 from assay.training.run.resume import Refusal
 from assay.training.schedule import rl_learning_rate, sft_learning_rate
@@ -52,7 +56,9 @@ async def _train(config: TrainingConfig) -> None:
     if isinstance(plan, Refusal):
         raise plan.error
     if plan.is_complete:
-        logger.info("The run in %s is complete; nothing was done.", config.log_path)
+        done = sum(commit.phase == "rl" for commit in plan.commits)
+        said = "The run in %s is complete after %d RL batches; nothing was done. %s"
+        logger.info(said, config.log_path, done, _more(config, done))
         return
     async with open_session(config, plan) as session:
         logger.info("%s", describe(config, session.num_batches, len(session.heldout)))
@@ -66,6 +72,15 @@ async def _train(config: TrainingConfig) -> None:
         await write_report(session.run, config, session.data)
         session.run.finish()
         logger.info("Done: %s.", session.run.path)
+
+
+def _more(config: TrainingConfig, done: int) -> str:
+    """How a complete run could go on, in words."""
+    if config.max_batches is None or config.max_batches > done:
+        return "Its data set has no more."
+    if config.optimizer.lr_schedule != "constant":
+        return f"With optimizer.lr_schedule={config.optimizer.lr_schedule} it cannot have more."
+    return "Raise max_batches to go on."
 
 
 @dataclass
@@ -86,9 +101,18 @@ class _Step:
 
 
 async def _finish_step(
-    session: Session, step: _Step, *, checkpoint: bool, durable: bool = True, rollouts: Rollouts | None = None
+    session: Session,
+    step: _Step,
+    *,
+    checkpoint: bool,
+    regular: bool = True,
+    durable: bool = True,
+    rollouts: Rollouts | None = None,
 ) -> None:
-    """Log the step's metrics and commit it; a checkpoint holds the `rollouts` that are ahead."""
+    """Log the step's metrics and commit it.
+
+    A checkpoint holds the `rollouts` that are ahead; it is `regular` where a longer run would write it too.
+    """
     step.metrics |= session.counters.take()
     step.metrics["perf/wall_s"] = time.monotonic() - step.wall_s
     step.metrics["perf/cpu_s"] = time.process_time() - step.cpu_s
@@ -98,7 +122,8 @@ async def _finish_step(
     if checkpoint:
         state = {
             "policy_version": session.backend.policy_version,
-            "healthy": session.trainer.health.healthy,
+            HEALTHY: session.trainer.health.healthy,
+            REGULAR: regular,
             RENDERER_STATE: session.renderer.record(),
         }
     await session.run.commit(
@@ -119,6 +144,24 @@ async def _before_rl(session: Session, step: _Step) -> None:
     if session.config.kl_penalty_coef:
         await session.backend.freeze_reference()
     await _evaluate(session, step)
+    if session.config.best_metric.startswith("eval/"):
+        _check_best_metric(session.config, step)
+
+
+def _check_best_metric(config: TrainingConfig, step: _Step) -> None:
+    """Refuse, at the first steps that could measure it, a metric that is to decide which checkpoints stay and is none.
+
+    Raises:
+        ConfigError: as said; the step is not committed.
+    """
+    name, measured = config.best_metric, step.metrics
+    if config.keep_best is None or name in measured or (name.startswith("eval/") and step.phase == "rl"):
+        return
+    near = difflib.get_close_matches(name, measured, n=1)
+    hint = f" Did you mean {near[0]}?" if near else f" There are {', '.join(sorted(measured))}."
+    raise ConfigError(
+        f"best_metric={name} is not measured, so keep_best={config.keep_best} would keep checkpoints by nothing.{hint}"
+    )
 
 
 async def _sft(session: Session) -> None:
@@ -160,24 +203,37 @@ async def _rl(session: Session) -> None:
                 alarm = await act_on_alarms(session, report)
                 if last or (config.eval_every and (index + 1) % config.eval_every == 0):
                     await _evaluate(session, step)
-                due = last or (index + 1) % config.save_every == 0 or session.trainer.paused
+                regular = (index + 1) % config.save_every == 0 or session.trainer.paused
+                due = last or regular
+                if index == 0:
+                    _check_best_metric(config, step)
                 if alarm is not None and not session.trainer.paused:
                     due = False  # from a checkpoint of a stopped step the same command would go on
-                await _finish_step(session, step, checkpoint=due, rollouts=rollouts)
+                await _finish_step(session, step, checkpoint=due, regular=regular, rollouts=rollouts)
                 if alarm is not None:
                     raise alarm
                 progress.advance(note=f"reward {step.metrics.get('reward/mean', float('nan')):.3f}")
 
 
 async def _update(session: Session, step: _Step, groups: Sequence[TrajectoryGroup], learning_rate: float) -> StepReport:
-    """Train on one batch, and record what the step says."""
-    started, trainer = time.monotonic(), session.trainer
+    """Train on one batch, and record its rollouts and what the step says.
+
+    Raises:
+        TrainingError: too many rollouts could not be scored, or sampler and trainer disagree.
+    """
+    config, started, trainer = session.config, time.monotonic(), session.trainer
     # Each rollback has lowered the rate for good.
     rate = learning_rate * trainer.health.learning_rate_factor
-    report = await trainer.update(groups, learning_rate=rate, reuse=session.config.rollout_epochs > 1)
+    turns: Turns | None = None
+    try:
+        check_errored(groups, config.max_errored_fraction, f"RL batch {step.index}")
+        report = await trainer.update(groups, learning_rate=rate, reuse=config.rollout_epochs > 1)
+        turns = report.turns
+    finally:  # rollouts of a step that fails are recorded too: they say why it did
+        _record(session, step, groups, "train", turns)
     step.metrics |= report.rollouts | {f"train/{name}": value for name, value in report.metrics.items()}
     step.metrics |= {"perf/update_s": time.monotonic() - started} | cached_scores(groups)
-    every = session.config.tensorboard_log_histograms_every
+    every = config.tensorboard_log_histograms_every
     if every and (step.index + 1) % every == 0:
         step.histograms |= _histograms(groups, report.rewards)
     number = session.run.next_step
@@ -189,11 +245,7 @@ async def _update(session: Session, step: _Step, groups: Sequence[TrajectoryGrou
 
 
 async def _rollouts(session: Session, step: _Step, rollouts: Rollouts) -> list[TrajectoryGroup]:
-    """The scored rollouts of one batch; they are recorded.
-
-    Raises:
-        TrainingError: too many rollouts could not be scored.
-    """
+    """The scored rollouts of one batch."""
     config = session.config
     batch = await rollouts.take(step.index)
     started, problems = time.monotonic(), len(batch.groups)
@@ -209,8 +261,6 @@ async def _rollouts(session: Session, step: _Step, rollouts: Rollouts) -> list[T
         elapsed = played + time.monotonic() - started
         tokens = sum(len(turn.completion.tokens) for turn in _turns(groups))
         step.metrics |= {"perf/rollout_s": elapsed, "perf/sampled_tokens_per_s": tokens / elapsed}
-    _record(session, step, groups, "train")
-    check_errored(groups, config.max_errored_fraction, f"RL batch {step.index}")
     return groups
 
 
@@ -224,7 +274,13 @@ def _further_problems(session: Session, index: int, attempt: int, count: int) ->
     return data.batch((index + (attempt + 1) * stride) % len(data))[:count]
 
 
-def _record(session: Session, step: _Step, groups: Sequence[TrajectoryGroup], split: Literal["train", "eval"]) -> None:
+def _record(
+    session: Session,
+    step: _Step,
+    groups: Sequence[TrajectoryGroup],
+    split: Literal["train", "eval"],
+    turns: Turns | None = None,
+) -> None:
     session.log.traces(
         trace_records(
             groups,
@@ -234,8 +290,12 @@ def _record(session: Session, step: _Step, groups: Sequence[TrajectoryGroup], sp
             index=step.index,
             split=split,
             decode=session.renderer.text,
+            turns=turns,
         )
     )
+    if split == "train":
+        some, text = groups[: session.config.trace_token_groups], session.renderer.text
+        session.log.tokens(token_records(some, step=session.run.next_step, turns=turns, text=text))
 
 
 def _turns(groups: Sequence[TrajectoryGroup]) -> list[Transition]:

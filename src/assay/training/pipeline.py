@@ -61,7 +61,9 @@ class Rollouts:
         self._rollbacks = session.trainer.health.rollbacks
         resumed = session.run.resumed
         if resumed is not None and (path := resumed.policy / FILE).exists():
-            self._held = {index: Batch(groups) for index, groups in decode(path.read_bytes(), path).items()}
+            held = decode(path.read_bytes(), path)
+            # A run that is to end earlier than it was has batches too many in flight.
+            self._held = {index: Batch(groups) for index, groups in held.items() if index < batches}
         self._make_envs(first)
 
     async def take(self, index: int) -> Batch:

@@ -39,7 +39,8 @@ def _model(config: TrainingConfig) -> str:
 def _rl(config: TrainingConfig, num_batches: int) -> str:
     builder = config.active_builder
     samples = builder.batch_size * builder.group_size
-    turns = f" of up to {_count(config.max_turns, 'turn')}" if config.mode == "multi_turn" else ""
+    most = config.build_context().max_turns
+    turns = f" of up to {_count(most, 'turn')}" if config.mode == "multi_turn" or most > 1 else ""
     loss = ", ".join([_loss(config), *_extras(config)])
     passes = f" in each of {config.rollout_epochs} passes" if config.rollout_epochs > 1 else " each"
     return (

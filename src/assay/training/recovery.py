@@ -6,6 +6,7 @@ import logging
 
 from assay.errors import HealthError
 from assay.grpo.trainer import StepReport
+from assay.training.run.checkpoints import is_refuge
 from assay.training.run.ledger import Commit
 from assay.training.session import Session
 
@@ -58,9 +59,12 @@ async def act_on_alarms(session: Session, report: StepReport) -> HealthError | N
 
 
 def last_healthy(session: Session) -> Commit:
-    """The last commit whose checkpoint was written while no grave alarm was active; the first one at the least."""
+    """The last commit whose checkpoint was written while no grave alarm was active; the first one at the least.
+
+    One that the run wrote only because it was then to end does not count (see `is_refuge`).
+    """
     checkpoints = session.run.checkpoints
     for commit in reversed(checkpoints):
-        if session.run.load_checkpoint(commit).state.get("healthy", True):
+        if is_refuge(session.run.load_checkpoint(commit).state):
             return commit
     return checkpoints[0]

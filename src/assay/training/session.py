@@ -30,6 +30,7 @@ from assay.training.metrics.sinks import ConsoleSink, MetricSink, TensorBoardSin
 from assay.training.run.checkpoints import open_checkpoint
 from assay.training.run.directory import RunDirectory
 from assay.training.run.resume import Refusal, ResumePlan, plan_resume
+from assay.training.run.retention import Keep
 from assay.training.settle import renderer_of
 from assay.types import SamplingParams
 
@@ -103,7 +104,7 @@ async def open_session(config: TrainingConfig, plan: ResumePlan) -> AsyncIterato
                     f"sft.num_steps={config.sft.num_steps}, but this environment has no supervised examples. "
                     "Set sft.num_steps=0."
                 )
-            run = stack.enter_context(RunDirectory.open(plan))
+            run = stack.enter_context(RunDirectory.open(plan, retention(config, data)))
             backend = await make_backend(config, data, run.resumed.policy if run.resumed else None)
             trainer = GRPOTrainer.over(backend, config.trainer())
             if run.resumed is not None:
@@ -115,6 +116,20 @@ async def open_session(config: TrainingConfig, plan: ResumePlan) -> AsyncIterato
             yield Session(config, run, data, backend, trainer, renderer, log, progress, counters)
         finally:
             await data.close()
+
+
+def retention(config: TrainingConfig, data: EnvData) -> Keep:
+    """Which checkpoints the run keeps.
+
+    Raises:
+        ConfigError: the best ones are to be kept by a held-out metric, and there are no held-out tasks.
+    """
+    if config.keep_best is not None and config.best_metric.startswith("eval/") and not len(data.heldout):
+        raise ConfigError(
+            f"keep_best={config.keep_best} by best_metric={config.best_metric}, but this environment has no held-out "
+            "tasks, so it is never measured. Set best_metric to one of training (reward/mean), or keep_best=null."
+        )
+    return Keep(config.keep_last, config.keep_best, config.best_metric, config.max_steps_off_policy)
 
 
 async def make_backend(config: TrainingConfig, data: EnvData, resume: Path | None) -> Backend:

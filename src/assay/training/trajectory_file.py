@@ -58,12 +58,15 @@ def _group(record: Mapping[str, Json]) -> TrajectoryGroup:
 
 def _trajectory(record: Mapping[str, Json]) -> Trajectory:
     turns = tuple(_transition(turn) for turn in record["transitions"])
-    return Trajectory(_task(record["task"]), turns, record["stop_reason"], record["seed"])
+    return Trajectory(_task(record["task"]), turns, record["stop_reason"], record["seed"], record.get("error", ""))
 
 
 def _task(record: Mapping[str, Json]) -> Task:
-    prompt = tuple(Message(**message) for message in record["prompt"])
-    return Task(record["env"], record["id"], prompt, record["payload"], tuple(record["tags"]))
+    return Task(record["env"], record["id"], _messages(record["prompt"]), record["payload"], tuple(record["tags"]))
+
+
+def _messages(records: Sequence[Mapping[str, Json]]) -> tuple[Message, ...]:
+    return tuple(Message(**message) for message in records)
 
 
 def _transition(record: Mapping[str, Json]) -> Transition:
@@ -78,8 +81,8 @@ def _transition(record: Mapping[str, Json]) -> Transition:
     )
     score = Score(**{**scored, "parts": _floats(scored["parts"]), "usage": _floats(scored["usage"])})
     prompt = tuple(record["prompt_tokens"])
-    metrics, thought = _floats(record["metrics"]), record.get("thought")
-    return Transition(prompt, completion, record["text"], score, metrics, thought)
+    messages, thought = _messages(record.get("messages", ())), record.get("thought")
+    return Transition(prompt, completion, record["text"], score, _floats(record["metrics"]), messages, thought)
 
 
 def _floats(record: Mapping[str, Json]) -> dict[str, float]:

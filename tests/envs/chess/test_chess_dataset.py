@@ -215,8 +215,8 @@ def test_possible_combinations_are_not_refused():
 
 def test_the_plan_is_told_in_a_sentence():
     text = ChessDatasetBuilder(task="mixed", side="both").describe()
-    assert "3200 positions from KQk,KRk with either side to move" in text
-    assert "20% A: tasks" in text and "Stockfish at 2000 nodes" in text and "200 validation" in text
+    assert "3200 training positions from KQk,KRk with either side to move" in text
+    assert "20% of tasks" in text and "Stockfish at 2000 nodes" in text and "200 validation" in text
     assert "Stockfish" not in ChessDatasetBuilder(task="arbiter", source="random").describe()
 
 

@@ -12,7 +12,7 @@ from assay.envs.monitor.rewards import ClassBalance, MonitorReward
 from assay.errors import ConfigError
 from assay.integrations.common.settings import CONFIG_ENV, HostConfig, plain, read_settings
 from assay.rewards import JudgeConfig
-from assay.rewards.named import find_reward
+from assay.rewards.named import find_reward, find_rewards
 from support.host_rewards import ShareOfWords
 
 
@@ -21,7 +21,7 @@ def test_the_file_ranks_below_keywords_and_above_defaults(tmp_path: Path, monkey
     file.write_text("reward: m:r\njudge:\n  model: from-file\nengine.max_in_flight: 128\n")
     monkeypatch.setenv(CONFIG_ENV, str(file))
     config = read_settings({"judge": {"model": "said"}}, {"engine.on_failure": "group_mean", "reward": "default"})
-    assert (config.reward, config.judge.model) == ("m:r", "said")
+    assert (config.reward, config.judge.model) == (("m:r",), "said")
     assert (config.engine.max_in_flight, config.engine.on_failure) == (128, "group_mean")
 
 
@@ -61,7 +61,7 @@ def test_the_monitors_variables_rank_below_what_is_said(monkeypatch: pytest.Monk
     monkeypatch.setenv("MONITOR_CORRECT_REWARD", "2.5")
     config = read_settings({"judge.model": "said"})
     assert (config.judge.model, config.engine.cache) == ("said", False)
-    reward = find_reward(config.reward, config.options, config.judge)
+    reward = find_rewards(config.reward, config.options, config.judge)
     assert isinstance(reward, MonitorReward)
     assert (reward.config.train_with_monitor, reward.config.monitor_correct_reward) == (True, 2.5)
     assert read_settings({"reward": "m:r"}).judge.model == HostConfig().judge.model  # no business of other rewards
@@ -71,12 +71,12 @@ def test_the_monitors_classes_are_counted_in_the_data(tmp_path: Path, monkeypatc
     monkeypatch.setenv("REBALANCE_MONITOR_REWARD", "true")
     config = read_settings({})
     with pytest.raises(ConfigError, match=r"options\.train_data"):
-        find_reward(config.reward, config.options, config.judge)
+        find_rewards(config.reward, config.options, config.judge)
     rows = [{"text": f"problem {i}", "measurements": [True], "is_correct": i < 10} for i in range(40)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "validation.jsonl").write_text(json.dumps({**rows[0], "text": "held out"}) + "\n")
     config = read_settings({"options.train_data": str(tmp_path)})
-    reward = find_reward(config.reward, config.options, config.judge)
+    reward = find_rewards(config.reward, config.options, config.judge)
     assert isinstance(reward, MonitorReward) and reward.balance == ClassBalance(0.25)
 
 

@@ -1,5 +1,9 @@
 import json
+from dataclasses import replace
 
+import numpy as np
+
+from assay.grpo.group_data import TurnTraining
 from assay.storage.files import encode_json
 from assay.training.metrics.traces import trace_records
 from assay.types import Completion, Message, Score, Task, Trajectory, TrajectoryGroup, Transition
@@ -26,7 +30,7 @@ def test_a_record_says_what_was_told_said_and_earned():
     rollout = Trajectory(TASK, (transition((1, 2), (3, 4, 5), scored()),), "done", 99)
     (record,) = trace_records(groups(rollout), **HEADER)
     assert record == {
-        "version": 1,
+        "version": 2,
         "run": "abc",
         "step": 4,
         "phase": "rl",
@@ -53,6 +57,9 @@ def test_a_record_says_what_was_told_said_and_earned():
             "verifier": "sf16",
         },
         "metrics": {"legal": 1.0},
+        "advantage": None,
+        "trained": False,
+        "removed": "failed",
     }
     assert json.loads(encode_json(record)) == record
 
@@ -71,6 +78,37 @@ def test_later_turns_show_what_the_env_answered():
     assert ["messages" in record for record in records] == [True, False, True, False]
 
 
+def test_a_conversation_that_was_begun_anew_is_recorded_whole():
+    began = (Message("system", "be brief"), Message("user", "asked again"))
+    turns = (transition((1, 2), (3,), scored()), replace(transition((6, 7), (4,), scored()), messages=began))
+    records = trace_records(groups(Trajectory(TASK, turns, "done", 0)), **HEADER, decode=str)
+    assert [record["messages"] for record in records] == [
+        [{"role": "user", "content": "P: fen"}],
+        [{"role": "system", "content": "be brief"}, {"role": "user", "content": "asked again"}],
+    ]
+    assert "observation" not in records[1]
+
+
+def test_a_first_turn_shows_what_the_env_said_and_not_what_the_task_says():
+    turn = replace(transition((1, 2), (3,), scored()), messages=(Message("user", "from the env"),))
+    (record,) = trace_records(groups(Trajectory(TASK, (turn,), "done", 0)), **HEADER)
+    assert record["messages"] == [{"role": "user", "content": "from the env"}]
+
+
+def test_a_record_says_what_its_turn_trained_with():
+    rollout = Trajectory(TASK, (transition((1, 2), (3, 4), scored()),), "done", 0)
+    ratios = np.zeros(2, np.float32)
+    turns = {
+        (0, 0, 0): TurnTraining(None, np.array([0.1, 0.3], np.float32), ratios),
+        (0, 1, 0): TurnTraining("constant"),
+    }
+    records = trace_records(groups(rollout, rollout), **HEADER, turns=turns)
+    found = [(record["advantage"], record["trained"], record["removed"]) for record in records]
+    assert found == [(0.2, True, None), (None, False, "constant")]
+    (record,) = trace_records(groups(rollout), **{**HEADER, "split": "eval"}, turns=None)
+    assert (record["advantage"], record["trained"], record["removed"]) == (None, False, None)
+
+
 def test_traces_do_not_depend_on_the_cache():
     fresh, again = (
         trace_records(groups(Trajectory(TASK, (transition((1,), (3,), scored(cached)),), "done", 0)), **HEADER)
@@ -82,4 +120,4 @@ def test_traces_do_not_depend_on_the_cache():
 def test_a_rollout_that_never_got_a_turn_is_recorded():
     (record,) = trace_records(groups(Trajectory(TASK, (), "errored", 0)), **HEADER)
     assert (record["end"], record["text"], record["reward"]) == ("errored", None, None)
-    assert record["score"]["status"] == "errored"
+    assert record["score"]["status"] == record["removed"] == "errored"

@@ -7,15 +7,16 @@ import random
 import resource
 import signal
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
 from assay.errors import RunDirectoryError
+from assay.training.run.ledger import read_ledger
+from assay.training.run.retention import Keep
 from support.small_process import in_small_process
-from support.toy_run import RL_STEPS, SFT_STEPS, content, in_child, killed_at, run_toy
+from support.toy_run import RL_STEPS, SFT_STEPS, content, in_child, killed_at, memory_folder, run_toy
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +28,8 @@ def reference(tmp_path_factory):
 
 @pytest.fixture
 def memory_path(tmp_path):
-    """A folder where waiting for the disk costs nothing, so that hundreds of runs take seconds."""
-    shared_memory = Path("/dev/shm")
-    if not os.access(shared_memory, os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=shared_memory) as folder:
-        yield Path(folder)
+    with memory_folder(tmp_path) as path:
+        yield path
 
 
 def steps(path: Path) -> list[int]:
@@ -43,23 +39,39 @@ def steps(path: Path) -> list[int]:
 def test_a_run_killed_at_any_file_operation_and_again_while_resuming_equals_an_uninterrupted_one(
     memory_path, reference
 ):
-    in_small_process(kill_at_every_operation, memory_path, reference)
+    in_small_process(kill_at_every_operation, memory_path, reference, None)
 
 
-def kill_at_every_operation(memory_path, reference):
+def test_a_run_that_removes_checkpoints_may_be_killed_at_any_file_operation_too(memory_path, tmp_path, reference):
+    keep = Keep(last=1, best=1, metric="loss")
+    run_toy(tmp_path / "run", keep=keep)
+    pruned = content(tmp_path / "run")
+    assert len(pruned) < len(reference)
+    in_small_process(kill_at_every_operation, memory_path, pruned, keep)
+
+
+def kill_at_every_operation(memory_path, reference, keep):
     generator = random.Random(0)
     operation = 0
     while True:
         operation += 1
         path = memory_path / f"run{operation}"
-        if killed_at(operation, lambda path=path: run_toy(path)):
+        if killed_at(operation, lambda path=path: run_toy(path, keep=keep)):
             break
+        check_that_a_resume_has_its_checkpoint(path)
         if operation % 4 == 1:
-            killed_at(generator.randrange(1, 40), lambda path=path: run_toy(path))
-        run_toy(path)
+            killed_at(generator.randrange(1, 40), lambda path=path: run_toy(path, keep=keep))
+        run_toy(path, keep=keep)
         assert content(path) == reference, f"killed at operation {operation}"
         assert steps(path) == list(range(SFT_STEPS + RL_STEPS))
     assert operation > 100, "the run made fewer changes than a run must"
+
+
+def check_that_a_resume_has_its_checkpoint(path):
+    saved = [
+        commit.checkpoint for commit in read_ledger(path / "ledger.jsonl").commits if commit.checkpoint is not None
+    ]
+    assert not saved or (path / "checkpoints" / saved[-1] / "manifest.json").exists()
 
 
 def test_a_rewind_killed_at_any_file_operation_leaves_a_run_that_goes_on_to_the_same_end(memory_path, reference):

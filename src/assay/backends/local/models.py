@@ -173,8 +173,9 @@ def train_tokenizer(corpus: TokenizerCorpus, vocab_size: int) -> PreTrainedToken
     Raises:
         ModelError: the corpus holds a character outside its alphabet, which could not be decoded again.
     """
-    stray = set().union(*corpus.texts) - set(corpus.alphabet)
-    if stray:
+    there: set[str] = set().union(*corpus.texts)
+    alphabet = set(corpus.alphabet) or there
+    if stray := there - alphabet:
         raise ModelError(f"The tokenizer corpus holds {sorted(stray)}, which its alphabet does not list.")
     tokenizer = Tokenizer(BPE())
     # The last alternative makes every character outside the pieces a pre-token of its own.
@@ -183,7 +184,7 @@ def train_tokenizer(corpus: TokenizerCorpus, vocab_size: int) -> PreTrainedToken
     trainer = BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[EOS],
-        initial_alphabet=sorted(corpus.alphabet),
+        initial_alphabet=sorted(alphabet),
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus.texts, trainer)

@@ -19,6 +19,7 @@ from assay.kernels.config import GraderConfig
 from assay.kernels.pool import grade_many
 from assay.kernels.problems.sources import DatasetSource, Problem, find_problem, load_problems, read_problem_file
 from assay.kernels.verdicts import Verdict
+from assay.terminal import inert
 from assay.types import Json
 
 NOT_OK = 3
@@ -141,7 +142,7 @@ def describe(problem: Problem, verdict: Verdict) -> str:
     if verdict.timing is not None:
         facts.append(_speed(verdict.timing))
     facts.append("from the cache" if verdict.cached else f"{verdict.cpu_s:.2f} CPU seconds")
-    return "\n".join([*lines, "  " + "; ".join(facts)])
+    return inert("\n".join([*lines, "  " + "; ".join(facts)]))
 
 
 def _speed(timing: Mapping[str, Json]) -> str:

@@ -133,9 +133,9 @@ class ChessDatasetBuilder(DatasetBuilder):
     def describe(self) -> str:
         """See `DatasetBuilder.describe`."""
         what = {
-            "policy": f"P: tasks ({self.answer} form)",
-            "arbiter": "A: tasks",
-            "mixed": f"P: tasks ({self.answer} form) with {self.arbiter_fraction:.0%} A: tasks",
+            "policy": f"choose a move (P:, {self.answer} form)",
+            "arbiter": "make a move (A:)",
+            "mixed": f"choose a move (P:, {self.answer} form), or make one (A:, {self.arbiter_fraction:.0%} of tasks)",
         }[self.task]
         where = self.material if self.source == "endgames" else self.source_path or f"{self.source} self-play"
         judges = " and ".join(
@@ -144,8 +144,8 @@ class ChessDatasetBuilder(DatasetBuilder):
         )
         moving = "either side" if self.side == "both" else self.side.capitalize()
         return (
-            f"Chess {what} on {self.num_train} positions from {where} with {moving} to move, judged by {judges}; "
-            f"held out: {self.num_heldout} {self.heldout_split} positions."
+            f"Chess: {what}; {self.num_train} training positions from {where} with {moving} to move, judged by "
+            f"{judges}; held out: {self.num_heldout} {self.heldout_split} positions."
         )
 
     def style(self, chat: bool = False) -> TaskStyle:

@@ -27,11 +27,12 @@ from assay.integrations.common.settings import (
 )
 from assay.plugins import source_file
 from assay.rewards import Client, RewardEngine, Sample
-from assay.rewards.base import Caller, CallFailure, Outcome, Request, Reward
+from assay.rewards.base import Caller
 from assay.rewards.client.reply_cache import default_cache_path
 from assay.rewards.client.resources import api_key
+from assay.rewards.combined import AnyReward, asks_judge
 from assay.rewards.failures import rewards_of
-from assay.rewards.named import REWARD, find_reward
+from assay.rewards.named import REWARD, find_rewards
 from assay.rewards.shared.hub import SharedCaller
 from assay.types import Json, Message, Score
 
@@ -53,12 +54,12 @@ CANNOT_DROP = (
 class HostScorer:
     """One reward in one process, with its engine."""
 
-    def __init__(self, config: HostConfig, reward: Reward | None = None, caller: Caller | None = None) -> None:
+    def __init__(self, config: HostConfig, reward: AnyReward | None = None, caller: Caller | None = None) -> None:
         self.config = config
-        self.reward = reward if reward is not None else find_reward(config.reward, config.options, config.judge)
+        self.reward = reward if reward is not None else find_rewards(config.reward, config.options, config.judge)
         self.parts = _parts(self.reward, config)
-        if caller is None:
-            caller = _shared_caller(config) if getattr(self.reward, "asks_judge", True) else NobodyToAsk()
+        if caller is None and asks_judge(self.reward):
+            caller = _shared_caller(config)
         self.engine = RewardEngine(self.reward, config.judge, config.engine, caller=caller)
 
     def rewards(self, scores: Sequence[Score], groups: Sequence[Hashable] | None = None) -> list[float | None]:
@@ -103,24 +104,6 @@ class HostScorer:
     def close(self) -> None:
         """End the engine."""
         self.engine.close()
-
-
-class NobodyToAsk:
-    """The `Caller` of a reward that says it asks no judge (`asks_judge` is false): no key, no connection, no actor."""
-
-    async def call(self, request: Request, deadline: float | None = None) -> Outcome:
-        """A failure: there should have been no call."""
-        return CallFailure("reward", f"a reward whose asks_judge is false asked {request.model}")
-
-    async def forget(self, request: Request) -> None:
-        """Nothing is stored."""
-
-    async def counters(self) -> dict[str, float]:
-        """Nothing is counted."""
-        return {}
-
-    async def close(self) -> None:
-        """Nothing is open."""
 
 
 def missing(score: Score, host: str) -> RewardError:
@@ -193,7 +176,8 @@ def scorer(given: Mapping[str, object], defaults: Mapping[str, Json] | None = No
         return found
     with _MAKING:
         config = read_settings(given, defaults)
-        _READ_OUTSIDE[said] = config.judge.api_key_env, source_file(config.reward, REWARD)
+        files = tuple(file for name in config.reward if (file := source_file(name, REWARD)) is not None)
+        _READ_OUTSIDE[said] = config.judge.api_key_env, files
         key = said, _outside(said)
         if key not in _SCORERS:
             _SCORERS[key] = HostScorer(config)
@@ -201,9 +185,9 @@ def scorer(given: Mapping[str, object], defaults: Mapping[str, Json] | None = No
 
 
 def _outside(said: str) -> int:
-    """A hash of what settings lead to outside them, as it is now: the API key, and the file that the reward is in."""
-    variable, file = _READ_OUTSIDE.get(said, ("", None))
-    return hash((os.environ.get(variable, ""), version_of(file) if file is not None else None))
+    """A hash of what settings lead to outside them, as it is now: the API key, and the rewards' files."""
+    variable, files = _READ_OUTSIDE.get(said, ("", ()))
+    return hash((os.environ.get(variable, ""), *(version_of(file) for file in files)))
 
 
 def close_all() -> None:
@@ -214,8 +198,8 @@ def close_all() -> None:
 
 
 _SCORERS: dict[tuple[str, int], HostScorer] = {}
-_READ_OUTSIDE: dict[str, tuple[str, Path | None]] = {}
-"""Settings as given -> the environment variable that holds their API key, and the file of their reward."""
+_READ_OUTSIDE: dict[str, tuple[str, tuple[Path, ...]]] = {}
+"""Settings as given -> the environment variable that holds their API key, and the files of their rewards."""
 _MAKING = threading.Lock()
 
 
@@ -230,7 +214,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_after_fork)
 
 
-def _parts(reward: Reward, config: HostConfig) -> tuple[str, ...] | None:
+def _parts(reward: AnyReward, config: HostConfig) -> tuple[str, ...] | None:
     """The names of the parts that every row has; None where neither settings nor reward say."""
     declared: Sequence[str] | None = config.parts or getattr(reward, "parts", None)
     if declared is None:

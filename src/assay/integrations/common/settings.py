@@ -1,6 +1,6 @@
 """What a host's reward is made of: the YAML file that `ASSAY_REWARDS_CONFIG` names, then the host's own keywords.
 
-    reward: monitor                  name of a reward, or path.py:name, or package.module:name
+    reward: monitor                  name of a reward, or path.py:name, or package.module:name, or a list of these
     options: {verbosity: 0.1}        what the reward itself takes
     judge: {base_url: ..., model: ...}
     engine: {max_in_flight: 512, on_failure: raise}
@@ -40,10 +40,11 @@ _NOT_THE_CLIENTS = ("on_failure", "failure_value", "max_failure_rate", "batch_de
 class HostConfig(Settings):
     """A reward as a host runs it."""
 
-    reward: Annotated[str, Code(REWARD)] = "monitor"
-    """Name of a reward, or where its class, factory or object is: `path.py:name`, `package.module:name`."""
+    reward: Annotated[tuple[str, ...], Code(REWARD)] = ("monitor",)
+    """Name of a reward, or where a function or another reward is: `path.py:name`, `package.module:name`. Several make a
+    weighted sum: `rewards.py:correct,rewards.py:format*0.2`."""
     options: Mapping[str, Json] = chz.field(default_factory=dict)
-    """Keyword arguments of the reward."""
+    """Keyword arguments of the reward; of several rewards `NAME.KEY`, where NAME is what follows the colon."""
     parts: tuple[str, ...] = ()
     """Parts of the score that a host is given beside it, always all of them. Empty takes the names that the reward
     declares (`parts`), and else, where a host passes a whole batch, those that occur in it."""
@@ -74,7 +75,8 @@ def read_settings(given: Mapping[str, object], defaults: Mapping[str, Json] | No
     if path := os.environ.get(CONFIG_ENV):
         said.insert(0, _read_file(path))
     layers = [Layer("the host's defaults", dict(defaults or {})), *said]
-    if [HostConfig().reward, *(layer.values["reward"] for layer in said if "reward" in layer.values)][-1] == "monitor":
+    named = [layer.values["reward"] for layer in said if "reward" in layer.values]
+    if not named or named[-1] in ("monitor", ["monitor"]):
         layers.insert(1, _monitor_layer())
     return build(HostConfig, layers, unknown=_UNKNOWN)
 

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from assay.errors import AssayError
 from assay.integrations.common.settings import read_settings
-from assay.rewards.named import find_reward
+from assay.rewards.combined import asks_judge
+from assay.rewards.named import find_rewards
 
 OURS = "pkg://assay.integrations.verl"
 OUR_MANAGER = "AssayRewardManager"
@@ -121,12 +122,12 @@ def _check_settings(kwargs: Mapping[str, object], key: str) -> Iterator[Finding]
     """Settings of ours are read here, so that a wrong one is found before any worker starts."""
     try:
         config = read_settings(kwargs)
-        reward = find_reward(config.reward, config.options, config.judge)
+        reward = find_rewards(config.reward, config.options, config.judge)
     except AssayError as wrong:
         yield error(key, str(wrong))
         return
     variable = config.judge.api_key_env
-    if variable and not os.environ.get(variable) and getattr(reward, "asks_judge", True):
+    if variable and not os.environ.get(variable) and asks_judge(reward):
         missing = f"{variable} (judge.api_key_env) is not set here."
         yield warning(key, f"{missing} Export it where Ray is started, or set judge.api_key_env to nothing.")
 

@@ -1,4 +1,4 @@
-"""Answers from the cache and from nothing else: scores of what was judged before, without a network or a key."""
+"""Callers without a network or a key: one answers from the cache alone, one has nobody to ask."""
 
 from __future__ import annotations
 
@@ -44,3 +44,21 @@ class OfflineCaller:
     async def close(self) -> None:
         """See `Caller.close`."""
         self._cache.close()
+
+
+class NobodyToAsk:
+    """The `Caller` of a reward that says it asks no judge (`asks_judge` is false): no key, no connection, no cache."""
+
+    async def call(self, request: Request, deadline: float | None = None) -> Outcome:
+        """A failure: there should have been no call."""
+        return CallFailure("reward", f"a reward whose asks_judge is false asked {request.model}")
+
+    async def forget(self, request: Request) -> None:
+        """Nothing is stored."""
+
+    async def counters(self) -> dict[str, float]:
+        """Nothing is counted."""
+        return {}
+
+    async def close(self) -> None:
+        """Nothing is open."""

@@ -8,7 +8,7 @@ from assay.backends.base import Tokenizer
 from assay.envs.base import RENDERER
 from assay.envs.chat import AUTO, ChatConfig
 from assay.errors import ConfigError
-from assay.plugins import find
+from assay.plugins import calling, find
 from assay.rollouts.renderers.base import Renderer
 from assay.rollouts.renderers.chat import ChatRenderer, template_of
 
@@ -35,10 +35,13 @@ def make_renderer(name: str, tokenizer: Tokenizer, chat: ChatConfig | None = Non
     name = chosen(tokenizer) if name == AUTO else name
     if name == "chat":
         return ChatRenderer(tokenizer, chat)
-    made: Renderer = find(name, RENDERER, "renderer_name")(tokenizer)
+    make = find(name, RENDERER, "renderer_name")
+    with calling(f"renderer_name={name}"):
+        made: Renderer = make(tokenizer)
     if lacking := [member for member in NEEDED if not hasattr(made, member)]:
         raise ConfigError(
-            f"renderer_name={name} made a {type(made).__name__}, which lacks {', '.join(lacking)}. Let its class "
-            "inherit from assay.rollouts.Renderer, which has all but start, extend, completion, text and stop."
+            f"renderer_name={name} made a {type(made).__name__}, which is not a Renderer: it lacks "
+            f"{', '.join(lacking)}. Let its class inherit from assay.rollouts.Renderer, which has all but stop, start, "
+            "extend, completion and text."
         )
     return made

@@ -48,6 +48,8 @@ from assay.sandbox.inside.syscalls import machine
 
 MIB = 1 << 20
 TEXT_BYTES = 4096
+JOBS_OF_A_BUSY_WORKER = 2
+"""After so many jobs a worker spends a third of a second on cheaper forks, which a single job would not pay back."""
 WALLS_S = 20.0
 """A child whose walls are not up by then is given up."""
 _FDS_OF_AN_ORDER = 4
@@ -119,6 +121,7 @@ class Worker:
     def boot(self) -> None:
         """Become harmless, import the harness, warm it, and prove on a trial child that the walls stand."""
         setting = self._setting
+        gc.disable()  # for good: it costs a tenth of an import, and a fork copies every page that it touches
         if setting.drop_to is not None:
             os.setgroups([])
             os.setresgid(setting.drop_to, setting.drop_to, setting.drop_to)
@@ -133,18 +136,16 @@ class Worker:
         threads = len(os.listdir("/proc/self/task"))
         if threads != 1:
             raise RuntimeError(f"{setting.harness}.preload() left {threads} threads; a fork of them would hang")
+        gc.freeze()
         if setting.strict:
             self._try_walls()
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-        linux.use_huge_pages()
         with open("/proc/self/statm", encoding="ascii") as file:
             self._shared_bytes = int(file.read().split()[0]) * resource.getpagesize()
         self._say(Kind.READY)
 
     def serve(self) -> None:
         """Run jobs until the parent closes its socket."""
+        done = 0
         while True:
             message, descriptors, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES, _FDS_OF_AN_ORDER)
             if not message:
@@ -164,6 +165,9 @@ class Worker:
                     os.close(descriptor)
             if not self._supervise(running):
                 return
+            done += 1
+            if done == JOBS_OF_A_BUSY_WORKER:
+                linux.use_huge_pages()
 
     def _say(self, kind: Kind, text: str = "") -> None:
         self._control.send(BARE.pack(kind, 0) + text.encode("utf-8", "replace")[:TEXT_BYTES])

@@ -51,16 +51,18 @@ class MetricsLogger:
     """Fans out to the run's JSON lines and to further sinks; every commit of the run flushes them all."""
 
     def __init__(self, run: RunDirectory, sinks: Sequence[MetricSink] = ()) -> None:
-        """Open `metrics.jsonl`, `traces.jsonl` and `events.jsonl` of the run, and attach these and `sinks` to it.
+        """Open the run's `metrics.jsonl`, `traces.jsonl`, `tokens.jsonl` and `events.jsonl`; attach them and `sinks`.
 
         Raises:
             RunDirectoryError: the files cannot be written to.
         """
         self._metrics = JsonlSink(run.path / "metrics.jsonl")
         self._traces = JsonlSink(run.path / "traces.jsonl")
+        self._tokens = JsonlSink(run.path / "tokens.jsonl")
         self._events = JsonlSink(run.path / "events.jsonl")
         self._sinks = tuple(sinks)
-        run.attach(self._metrics, self._traces, self._events, *sinks)
+        self._files = (self._metrics, self._traces, self._tokens, self._events)
+        run.attach(*self._files, *sinks)
 
     def log(
         self,
@@ -104,9 +106,17 @@ class MetricsLogger:
         """
         self._traces.write_records(records)
 
+    def tokens(self, records: Sequence[Mapping[str, Json]]) -> None:
+        """Record turns token by token: the records of `token_records`.
+
+        Raises:
+            RunDirectoryError: the disk is full or unwritable.
+        """
+        self._tokens.write_records(records)
+
     def close(self) -> None:
         """Close every sink; safe to call twice."""
-        for sink in (self._metrics, self._traces, self._events, *self._sinks):
+        for sink in (*self._files, *self._sinks):
             sink.close()
 
     def __enter__(self) -> MetricsLogger:

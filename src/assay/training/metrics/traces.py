@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
+from assay.grpo.group_data import TurnPlace, TurnTraining
+from assay.training.metrics.token_traces import mean_of
 from assay.training.run.ledger import Phase
-from assay.types import Json, Score, Trajectory, TrajectoryGroup, Transition
+from assay.types import Json, Message, Score, Trajectory, TrajectoryGroup, Transition
 
-VERSION = 1
-"""Format of the records of `traces.jsonl`."""
+VERSION = 2
+"""Format of the records of `traces.jsonl`; a reader refuses a larger one."""
 Decode = Callable[[Sequence[int]], str]
 """Text of token ids."""
+Turns = Mapping[TurnPlace, TurnTraining]
+"""What the turns of a batch trained with."""
+_FAILED = TurnTraining("failed")
 
 
 def trace_records(
@@ -23,20 +28,35 @@ def trace_records(
     index: int,
     split: Literal["train", "eval"],
     decode: Decode | None = None,
+    turns: Turns | None = None,
 ) -> list[dict[str, Json]]:
     """One record per turn, in (group, sample, turn) order; a rollout that never got a turn has one without text.
 
     `text` is the answer that was judged; `thought` stands beside it where a thinking model thought before it.
-    `messages` are the task's prompt, on first turns. `observation` is what the policy was told since its last turn, as
-    text, on later ones (with `decode`).
+    `messages` are the conversation that a turn began with: on first turns, and where the env put another in place of
+    everything so far. `observation` is what the policy was told since its last turn, as text, on the other turns (with
+    `decode`).
+
+    Args:
+        turns: what the turns of a training batch trained with; None where its training step failed.
     """
     header = {"version": VERSION, "run": run_id, "step": step, "phase": phase, "index": index, "split": split}
     return [
-        {**header, "group": g, "sample": s, **record}
+        {**header, "group": g, "sample": s, **record, **_training(trajectory, split, turns, (g, s, record["turn"]))}
         for g, group in enumerate(groups)
         for s, trajectory in enumerate(group.trajectories)
         for record in _turns(trajectory, decode)
     ]
+
+
+def _training(trajectory: Trajectory, split: str, turns: Turns | None, place: TurnPlace) -> dict[str, Json]:
+    """What a turn trained with, and where it trained nothing, why; an evaluation trains nothing for no reason."""
+    if split == "eval":
+        return {"advantage": None, "trained": False, "removed": None}
+    unseen = TurnTraining("errored") if trajectory.errored else _FAILED
+    found = unseen if turns is None else turns.get(place, unseen)
+    advantage = None if found.advantages is None else mean_of(found.advantages)
+    return {"advantage": advantage, "trained": found.removed is None, "removed": found.removed}
 
 
 def _turns(trajectory: Trajectory, decode: Decode | None) -> Iterator[dict[str, Json]]:
@@ -46,17 +66,26 @@ def _turns(trajectory: Trajectory, decode: Decode | None) -> Iterator[dict[str, 
         "seed": trajectory.seed,
         "end": trajectory.stop_reason,
         "reward": trajectory.reward,
+        **({"error": trajectory.error} if trajectory.error else {}),
     }
-    prompt = [{"role": message.role, "content": message.content} for message in task.prompt]
     if not trajectory.transitions:
-        yield {"turn": 0, **rollout, "messages": prompt, "text": None, "score": {"status": "errored", "value": None}}
+        told: dict[str, Json] = {"messages": _messages(task.prompt)}
+        evidence = {"evidence": {"error": trajectory.error}} if trajectory.error else {}
+        score = {"status": "errored", "value": None, **evidence}
+        yield {"turn": 0, **rollout, **told, "text": None, "score": score}
     before: Transition | None = None
     for turn, transition in enumerate(trajectory.transitions):
-        told: dict[str, Json] = {"messages": prompt} if before is None else {}
-        if before is not None and decode is not None:
+        told = {}
+        if before is None or transition.messages:
+            told = {"messages": _messages(transition.messages or task.prompt)}
+        elif decode is not None:
             told = {"observation": decode(_new_tokens(before, transition))}
         yield {"turn": turn, **rollout, **told, **_turn(transition)}
         before = transition
+
+
+def _messages(messages: Sequence[Message]) -> list[dict[str, Json]]:
+    return [{"role": message.role, "content": message.content} for message in messages]
 
 
 def _turn(transition: Transition) -> dict[str, Json]:

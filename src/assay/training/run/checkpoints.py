@@ -29,6 +29,10 @@ POLICY = "policy"
 TEMPORARY = ".tmp"
 """Suffix of a checkpoint that is being written; such a folder is never read and is deleted when the run reopens."""
 
+HEALTHY, REGULAR = "healthy", "regular"
+"""Keys of the state that the loop saves: whether no grave alarm was active, and whether the checkpoint was due (and not
+written only because the run was then to end)."""
+
 SaveState = Callable[[Path], Awaitable[None]]
 """Writes the policy into the folder it is given, which does not exist yet: `Backend.save_state`."""
 
@@ -67,6 +71,15 @@ class Checkpoint:
 def checkpoint_name(phase: Phase, index: int) -> str:
     """`start`, `sft_000150` (after 150 supervised steps) or `rl_000010` (after 10 RL batches)."""
     return "start" if phase == "start" else f"{phase}_{index + 1:06d}"
+
+
+def is_refuge(state: Mapping[str, Json]) -> bool:
+    """Whether a rollback may go back to the checkpoint with this state.
+
+    One that was written only because the run was then to end does not count: had the run been longer from the start, it
+    would not be there.
+    """
+    return bool(state.get(HEALTHY, True)) and bool(state.get(REGULAR, True))
 
 
 def checkpoint_folder(run: Path, commit: Commit) -> Path:

@@ -1,10 +1,11 @@
 """The run directory: created once, locked while in use, and resumed exactly.
 
     config.json  code.json  ledger.jsonl  checkpoints.jsonl  checkpoints/  run.lock
-    metrics.jsonl  traces.jsonl  events.jsonl  tensorboard/       (sinks: files that only ever grow)
+    metrics.jsonl  traces.jsonl  tokens.jsonl  events.jsonl  tensorboard/   (sinks: files that only ever grow)
 
-A step is committed in this order: sinks flushed, checkpoint renamed into place if one is due, one ledger line. To
-resume, the ledger is cut after its last line that has a checkpoint, and then everything beyond that line is removed:
+A step is committed in this order: sinks flushed, checkpoint renamed into place if one is due, one ledger line, which
+also names the earlier checkpoints that are no longer kept; only then are these removed. To resume, the ledger is cut
+after its last line that has a checkpoint, and then everything beyond that line is removed:
 `assay.training.run.resume` decides that and does it. A directory that is refused is left as it was.
 """
 
@@ -13,22 +14,27 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
 from assay.errors import RunDirectoryError
-from assay.storage.files import Writing, append, replace_file
+from assay.storage.files import Writing, append, read_object, remove, replace_file
 from assay.training.run.checkpoints import (
+    STATE,
     Checkpoint,
     SaveState,
     checkpoint_folder,
     checkpoint_name,
+    is_refuge,
     open_checkpoint,
     write_checkpoint,
 )
-from assay.training.run.ledger import Commit, Ledger, Phase, metrics_digest
+from assay.training.run.ledger import Commit, Ledger, Phase, live_checkpoints, metrics_digest
+from assay.training.run.reader import read_lines
 from assay.training.run.resume import LEDGER, SINKS, ResumePlan
+from assay.training.run.retention import Keep, Saved, superfluous
 from assay.types import Json
 
 
@@ -52,7 +58,7 @@ class Sink(Protocol):
 class RunDirectory:
     """A run's open, locked directory; made by `RunDirectory.open`. Use it as a context manager, or call `close`."""
 
-    def __init__(self, plan: ResumePlan, lock: int, ledger: Ledger) -> None:
+    def __init__(self, plan: ResumePlan, lock: int, ledger: Ledger, keep: Keep) -> None:
         self.path = plan.path
         self.config = plan.config
         """The resolved config, as plain JSON data."""
@@ -62,15 +68,17 @@ class RunDirectory:
         """Short hash of the settings that decide what the run computes; equal runs have equal ids."""
         self._lock = lock
         self._ledger = ledger
+        self._keep = keep
         self._sinks: list[Sink] = []
         self._checkpoint_bytes = plan.checkpoint.size if plan.checkpoint is not None else None
+        self._saved = self._describe_saved()
 
     @classmethod
-    def open(cls, plan: ResumePlan) -> RunDirectory:
+    def open(cls, plan: ResumePlan, keep: Keep | None = None) -> RunDirectory:
         """Create, or bring back to its last checkpoint, the directory of a run, as planned by `plan_resume`.
 
         Where another process has changed the directory since it was planned, it is planned anew. A complete run is left
-        alone: see `is_complete`.
+        alone: see `is_complete`. Checkpoints that `keep` does not want are removed when a new one is committed.
 
         Raises:
             RunDirectoryError: the directory is in use or not writable, or has become one that is refused.
@@ -82,7 +90,7 @@ class RunDirectory:
         try:
             plan = plan.renewed()
             plan.apply()
-            return cls(plan, lock, Ledger(plan.path / LEDGER, plan.commits, plan.ledger_size))
+            return cls(plan, lock, Ledger(plan.path / LEDGER, plan.commits, plan.ledger_size), keep or Keep())
         except BaseException:
             os.close(lock)
             raise
@@ -104,8 +112,12 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Sequence[Commit]:
-        """The commits that have a checkpoint, oldest first."""
-        return [commit for commit in self.commits if commit.checkpoint is not None]
+        """The commits whose checkpoint is kept, oldest first."""
+        saved = live_checkpoints(self.commits)
+        if not self._keep.everything:
+            # A run that went back to an earlier step does not get back what it had removed by then.
+            saved = [commit for commit in saved if checkpoint_folder(self.path, commit).is_dir()]
+        return saved
 
     def load_checkpoint(self, commit: Commit) -> Checkpoint:
         """The verified checkpoint of one of `checkpoints`.
@@ -158,9 +170,16 @@ class RunDirectory:
             self._checkpoint_bytes = await write_checkpoint(
                 target, step, phase, index, save, state, needed=self._checkpoint_bytes
             )
-        commit = Commit(step, phase, index, name, sizes, metrics_digest(step, phase, index, metrics or {}))
-        self._ledger.append(commit, durable=durable or save is not None)
+        digest = metrics_digest(step, phase, index, metrics or {})
+        commit = Commit(step, phase, index, name, sizes, digest)
         if name is not None:
+            value = (metrics or {}).get(self._keep.metric)
+            self._saved.append(Saved(name, commit.batch, is_refuge(state or {}), value))
+            commit = replace(commit, removed=tuple(superfluous(self._saved, self._keep)))
+        self._ledger.append(commit, durable=durable or save is not None)
+        if commit.removed:
+            self._remove(commit.removed)
+        elif name is not None:
             self._append_index(commit)
         return commit
 
@@ -205,6 +224,31 @@ class RunDirectory:
             sink.flush(durable=durable)
         files = [file for sink in self._sinks for file in sink.files]
         return {file.relative_to(self.path).as_posix(): file.stat().st_size for file in files}
+
+    def _describe_saved(self) -> list[Saved]:
+        """What decides which of the checkpoints are kept; nothing where all are."""
+        if self._keep.everything:
+            return []
+        metrics = {row["step"]: row for row in read_lines(self.path / "metrics.jsonl")}
+        return [
+            Saved(
+                str(commit.checkpoint),
+                commit.batch,
+                is_refuge(read_object(checkpoint_folder(self.path, commit) / STATE) or {}),
+                metrics.get(commit.step, {}).get(self._keep.metric),
+            )
+            for commit in self.checkpoints
+        ]
+
+    def _remove(self, names: Sequence[str]) -> None:
+        """Remove checkpoints; the ledger says already that they are gone."""
+        index = b"".join(commit.encode_checkpoint() for commit in self.checkpoints)
+        replace_file(self.path / "checkpoints.jsonl", index)
+        for name in names:
+            folder = self.path / "checkpoints" / name
+            with Writing(folder, f"without the checkpoint {name}, which is no longer kept,"):
+                remove(folder)
+        self._saved = [saved for saved in self._saved if saved.name not in names]
 
     def _append_index(self, commit: Commit) -> None:
         path = self.path / "checkpoints.jsonl"

@@ -41,6 +41,8 @@ class Commit:
     """SHA-256 of the step's metrics without the machine-dependent ones; equal in a resumed and an uninterrupted run."""
     done: bool = False
     """Whether the run is complete."""
+    removed: Sequence[str] = ()
+    """Names of earlier checkpoints that the run no longer keeps from this step on."""
     version: int = VERSION
 
     @property
@@ -54,6 +56,8 @@ class Commit:
         record: dict[str, Json] = {name: getattr(self, name) for name in names}
         if self.done:
             record["done"] = True
+        if self.removed:
+            record["removed"] = list(self.removed)
         return encode_json(record) + b"\n"
 
     def encode_checkpoint(self) -> bytes:
@@ -82,6 +86,12 @@ class LedgerContent:
     def is_complete(self) -> bool:
         """Whether the run came to its end."""
         return bool(self.commits) and self.commits[-1].done
+
+
+def live_checkpoints(commits: Sequence[Commit]) -> list[Commit]:
+    """The commits whose checkpoint the run still keeps after the last of them, oldest first."""
+    removed = {name for commit in commits for name in commit.removed}
+    return [commit for commit in commits if commit.checkpoint is not None and commit.checkpoint not in removed]
 
 
 def is_machine_metric(name: str) -> bool:
@@ -141,7 +151,7 @@ def _parse_line(line: bytes, path: Path) -> Commit | None:
     if not isinstance(record.get("step"), int) or not isinstance(record.get("sinks"), dict):
         return None
     try:
-        return Commit(**record)
+        return Commit(**{**record, "removed": tuple(record.get("removed", ()))})
     except TypeError:
         return None
 

@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,14 +22,15 @@ from assay.config.record import changed_files
 from assay.errors import RunDirectoryError
 from assay.storage.files import Writing, encode_json, human_bytes, read_object, remove, replace_file, truncate_file
 from assay.training.run.checkpoints import Checkpoint, checkpoint_folder, open_checkpoint
-from assay.training.run.ledger import Commit, LedgerContent, read_ledger
+from assay.training.run.growth import MAX_BATCHES, Length, is_free, length_change, schedule
+from assay.training.run.ledger import Commit, LedgerContent, live_checkpoints, read_ledger
 from assay.training.run.provenance import code_changes, describe_code
 from assay.types import Json
 
 logger = logging.getLogger(__name__)
 
-LEDGER = "ledger.jsonl"
-SINKS = ("metrics.jsonl", "traces.jsonl", "events.jsonl", "tensorboard")
+LEDGER, CONFIG = "ledger.jsonl", "config.json"
+SINKS = ("metrics.jsonl", "traces.jsonl", "tokens.jsonl", "events.jsonl", "tensorboard")
 """Files, and folders of files, that a run appends to; a resume cuts them back to the step it resumes from."""
 REPORT = "report.html"
 """Made as a whole when the run ends; a resume removes it."""
@@ -73,6 +74,8 @@ class ResumePlan:
     """Versions that are others than when the run was started, as `name: old -> new`, and files of code that changed."""
     resume_from_batch: int | None = None
     may_change: MayChange = nothing_may_change
+    length: Length | None = None
+    """How the number of batches differs from the one that the run was started or last grown with; None where not."""
 
     @property
     def commits(self) -> Sequence[Commit]:
@@ -92,7 +95,8 @@ class ResumePlan:
     @property
     def run_id(self) -> str:
         """Hash (12 hex digits) of the settings that decide what the run computes; equal runs have equal ids."""
-        deciding = {key: value for key, value in _settings(self.config) if not self.may_change(key)}
+        free = {MAX_BATCHES} if is_free(self.config) else set()
+        deciding = {k: v for k, v in _settings(self.config) if k not in free and not self.may_change(k)}
         return hashlib.sha256(encode_json(deciding, sort_keys=True)).hexdigest()[:12]
 
     def renewed(self) -> ResumePlan:
@@ -120,7 +124,7 @@ class ResumePlan:
         if not self.kept:
             # With the second file in place the directory is a run's.
             replace_file(self.path / "code.json", encode_json(describe_code(), indent=2) + b"\n")
-            replace_file(self.path / "config.json", encode_json(self.config, indent=2) + b"\n")
+            replace_file(self.path / CONFIG, encode_json(self.config, indent=2) + b"\n")
         if self.code_changes:
             logger.warning(
                 "%s was started under other code (%s). The run goes on, but it is not guaranteed to equal an "
@@ -128,16 +132,24 @@ class ResumePlan:
                 self.path,
                 "; ".join(self.code_changes),
             )
-        if dropped := len(self.content.commits) - self.kept:
+        dropped = sum(not commit.done for commit in self.content.commits[self.kept :])
+        if self.length is not None:
+            logger.info("%s: the run in %s goes on after step %d.", self.length, self.path, self.commits[-1].step)
+        if dropped:
             logger.info("removing %d steps of %s after its checkpoint", dropped, self.path)
         self._cut()
+        if self.length is not None:
+            # Last: until the ledger is cut, a run that was complete still is.
+            kept = {**(read_object(self.path / CONFIG) or {}), MAX_BATCHES: self.length.now}
+            replace_file(self.path / CONFIG, encode_json(kept, indent=2) + b"\n")
 
     def _cut(self) -> None:
         with Writing(self.path, "the run directory"):
             ledger = self.path / LEDGER
             if ledger.exists():
                 truncate_file(ledger, self.ledger_size)
-            index = b"".join(commit.encode_checkpoint() for commit in self.commits if commit.checkpoint is not None)
+            saved = live_checkpoints(self.commits)
+            index = b"".join(commit.encode_checkpoint() for commit in saved)
             replace_file(self.path / "checkpoints.jsonl", index)
             sizes = self.commits[-1].sinks if self.kept else {}
             for file in list(_sink_files(self.path)):
@@ -146,7 +158,7 @@ class ResumePlan:
                     remove(file)
                 else:
                     truncate_file(file, size)
-            names = {commit.checkpoint for commit in self.commits}
+            names = {commit.checkpoint for commit in saved}
             for folder in list((self.path / "checkpoints").glob("*")):
                 if _CHECKPOINT.fullmatch(folder.name) and folder.name not in names:
                     remove(folder)
@@ -162,7 +174,7 @@ def plan_resume(
     """Decide how a run with these settings starts or goes on at `path`. Reads whole checkpoints, changes nothing.
 
     A run that was killed before its first commit starts afresh, under the settings given now. Any other goes on from
-    its last checkpoint; a complete one is left alone.
+    its last checkpoint; a complete one is left alone, unless it is to have more batches now (see `growth`).
 
     Args:
         path: the run directory, which need not exist.
@@ -197,10 +209,10 @@ def _go_on(plan: ResumePlan) -> ResumePlan | Refusal:
         RunDirectoryError, CheckpointError: what it would go on from is damaged or not there.
     """
     path, content, batch = plan.path, plan.content, plan.resume_from_batch
-    before = read_object(path / "config.json")
+    before = read_object(path / CONFIG)
     if before is None:
         raise RunDirectoryError(
-            f"{path / 'config.json'} cannot be read, so it is unknown which run this is. "
+            f"{path / CONFIG} cannot be read, so it is unknown which run this is. "
             "Restore the file from a copy, or set log_path to a new directory."
         )
     changes = config_changes(before, plan.config, plan.may_change)
@@ -211,25 +223,39 @@ def _go_on(plan: ResumePlan) -> ResumePlan | Refusal:
             "Set log_path to a new directory for the new settings, or use the original ones to go on with this run."
         )
         return Refusal(error, changes)
-    if content.is_complete and batch is None:
+    length = length_change(before, plan.config)
+    done = sum(commit.phase == "rl" for commit in content.commits)
+    if content.is_complete and batch is None and (length is None or length.adds_nothing(done)):
         return replace(plan, kept=len(content.commits))
-    position = _position(path, content, batch)
+    if length is not None and batch is None and length.now is not None and length.now < done:
+        raise RunDirectoryError(
+            f"{length}: {done} batches of the run in {path} are done, and going on does not undo them. Set "
+            f"max_batches={done} or more, or also give resume_from_batch=N to go back to a checkpoint before "
+            f"{length.now} batches and discard what came later "
+            f"(available: {_listed(b for b in _available_batches(path, content.commits) if b < length.now)})."
+        )
+    position = _position(path, content, batch, length)
     commit = content.commits[position]
     checkpoint = open_checkpoint(checkpoint_folder(path, commit), cure=_cure(path, content, commit))
     _check_sinks(path, commit)
     versions = code_changes(read_object(path / "code.json") or {}, describe_code())
     files = [f"{file}: changed" for file in changed_files(before)]
-    return replace(plan, kept=position + 1, checkpoint=checkpoint, code_changes=[*versions, *files])
+    return replace(plan, kept=position + 1, checkpoint=checkpoint, code_changes=[*versions, *files], length=length)
 
 
 def config_changes(before: Mapping[str, Json], now: Mapping[str, Json], may_change: MayChange) -> list[str]:
     """The settings that differ in a way that a resumed run may not, as `key: old -> new` in JSON notation."""
     old, new = dict(_settings(before)), dict(_settings(now))
-    return [
-        f"{key}: {old.get(key, _ABSENT)} -> {new.get(key, _ABSENT)}"
-        for key in sorted(old | new)
-        if old.get(key) != new.get(key) and not may_change(key)
-    ]
+    differing = [key for key in sorted(old | new) if old.get(key) != new.get(key) and not may_change(key)]
+    why = {}
+    if is_free(before):
+        differing = [key for key in differing if key != MAX_BATCHES]
+    else:
+        why[MAX_BATCHES] = (
+            f" (optimizer.lr_schedule={schedule(before)} spreads the learning rate over all batches, so those that are "
+            "done would have been trained at other rates)"
+        )
+    return [f"{key}: {old.get(key, _ABSENT)} -> {new.get(key, _ABSENT)}{why.get(key, '')}" for key in differing]
 
 
 def _settings(config: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
@@ -260,7 +286,7 @@ def _holds_run(path: Path) -> bool:
     if names <= _NEWBORN:
         return False
     code = read_object(path / "code.json")
-    if "config.json" in names and code is not None and "assay-rl" in code.get("packages", {}):
+    if CONFIG in names and code is not None and "assay-rl" in code.get("packages", {}):
         return True
     some = ", ".join(sorted(names)[:5])
     raise RunDirectoryError(
@@ -269,29 +295,41 @@ def _holds_run(path: Path) -> bool:
     )
 
 
-def _position(path: Path, content: LedgerContent, resume_from_batch: int | None) -> int:
+def _position(path: Path, content: LedgerContent, resume_from_batch: int | None, length: Length | None) -> int:
     """Position in the ledger of the commit to go on from.
 
     Raises:
-        RunDirectoryError: no commit has a checkpoint (of that batch); the message lists the batches that have one.
+        RunDirectoryError: no commit has a checkpoint (of that batch) from which a run of this `length` can go on; the
+            message lists the batches that have one.
     """
-    candidates = [i for i, commit in enumerate(content.commits) if commit.checkpoint is not None]
-    if resume_from_batch is not None:
-        candidates = [i for i in candidates if content.commits[i].batch == resume_from_batch]
-    if not candidates:
-        batches = _available_batches(path, content.commits)
-        wanted = "" if resume_from_batch is None else f" of RL batch {resume_from_batch}"
-        listed = ", ".join(map(str, batches)) if batches else "none"
+    saved = [commit.step + 1 for commit in live_checkpoints(content.commits)]
+    wanted = [i for i in saved if resume_from_batch in (None, content.commits[i].batch)]
+    serving = [i for i in wanted if length is None or length.serves(content.commits[i])]
+    if serving:
+        return serving[-1]
+    available = [c for c in content.commits if length is None or length.serves(c)]
+    batches = _listed(_available_batches(path, available))
+    which = "" if resume_from_batch is None else f" of RL batch {resume_from_batch}"
+    if wanted and length is not None:
         raise RunDirectoryError(
-            f"{path} has no checkpoint{wanted} to resume from. Batches with a checkpoint: {listed}. "
-            "Set resume_from_batch to one of them, or set log_path to a new directory to start again."
+            f"{length}: {path} has no checkpoint{which} from which a run of the new length could go on: it would be "
+            f"over there, or (max_steps_off_policy={length.ahead}) the checkpoint lacks batches that it would have "
+            f"sampled ahead by then. Batches from which it can: {batches}. Set resume_from_batch to one of them, or "
+            f"leave max_batches={length.before}."
         )
-    return candidates[-1]
+    raise RunDirectoryError(
+        f"{path} has no checkpoint{which} to resume from. Batches with a checkpoint: {batches}. "
+        "Set resume_from_batch to one of them, or set log_path to a new directory to start again."
+    )
 
 
 def _available_batches(path: Path, commits: Sequence[Commit]) -> list[int]:
     """RL batches that `resume_from_batch` can name: those whose checkpoint folder exists."""
-    return sorted({c.batch for c in commits if c.checkpoint is not None and checkpoint_folder(path, c).is_dir()})
+    return sorted({c.batch for c in live_checkpoints(commits) if checkpoint_folder(path, c).is_dir()})
+
+
+def _listed(batches: Iterable[int]) -> str:
+    return ", ".join(map(str, batches)) or "none"
 
 
 def _cure(path: Path, content: LedgerContent, damaged: Commit) -> str:
@@ -300,9 +338,8 @@ def _cure(path: Path, content: LedgerContent, damaged: Commit) -> str:
     again = "set log_path to a new directory to start again."
     if not others:
         return f"Nothing was changed. Restore it from a copy, or {again}"
-    listed = ", ".join(map(str, others))
     first = f"resume_from_batch={others[-1]}"
-    return f"Nothing was changed. Resume from another with {first} (available: {listed}), or {again}"
+    return f"Nothing was changed. Resume from another with {first} (available: {_listed(others)}), or {again}"
 
 
 def _check_sinks(path: Path, commit: Commit) -> None:

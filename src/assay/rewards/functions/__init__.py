@@ -1,0 +1,1 @@
+"""A plain Python function as a reward: what it may take, what it may return, where it runs."""

@@ -1,0 +1,80 @@
+"""`@assay.reward`: what may be said about a reward function beside its code. It stays the function that it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+from assay.errors import ConfigError
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_MARK = "__assay_reward__"
+
+
+@dataclass(frozen=True)
+class FunctionOptions:
+    """How a reward function is run and named.
+
+    Attributes:
+        name: names the reward in metrics and in the parts of a weighted sum; the function's own by default.
+        parts: names of the parts of the `Score`s that it returns, where hosts are to know them beforehand.
+        timeout_s: longest that one call may take, in seconds; its sample is then errored. A plain function runs in
+            worker processes that can be killed, an `async def` is cancelled.
+        processes: worker processes; by default up to four for a plain function with a `timeout_s`, else a thread.
+    """
+
+    name: str | None = None
+    parts: tuple[str, ...] | None = None
+    timeout_s: float | None = None
+    processes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.timeout_s) or (self.timeout_s is not None and not self.timeout_s > 0):
+            raise ConfigError(f"timeout_s={self.timeout_s!r} of a reward function must be a number of seconds above 0.")
+        if not isinstance(self.processes, int | None) or (self.processes is not None and self.processes < 1):
+            raise ConfigError(f"processes={self.processes!r} of a reward function must be a whole number, at least 1.")
+
+
+def _is_number(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+@overload
+def reward(function: _F) -> _F: ...
+
+
+@overload
+def reward(
+    *,
+    name: str | None = None,
+    parts: Sequence[str] | None = None,
+    timeout_s: float | None = None,
+    processes: int | None = None,
+) -> Callable[[_F], _F]: ...
+
+
+def reward(function: Any = None, *, parts: Sequence[str] | None = None, **said: Any) -> Any:
+    """Say more about a reward function: `@assay.reward(timeout_s=5)`. Never required. See `FunctionOptions`.
+
+    Raises:
+        ConfigError: impossible values.
+    """
+    options = FunctionOptions(parts=tuple(parts) if parts is not None else None, **said)
+
+    def mark(function: Any) -> Any:
+        setattr(function, _MARK, options)
+        return function
+
+    return mark if function is None else mark(function)
+
+
+def options_of(function: object) -> FunctionOptions:
+    """What `@assay.reward` said about a function."""
+    found = getattr(function, _MARK, None)
+    return found if isinstance(found, FunctionOptions) else FunctionOptions()
+
+
+def is_marked(function: object) -> bool:
+    """Whether `@assay.reward` stands above a function."""
+    return isinstance(getattr(function, _MARK, None), FunctionOptions)
