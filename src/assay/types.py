@@ -31,6 +31,18 @@ ScoreStatus = Literal["scored", "invalid", "errored"]
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that a run needs of the machine, looked at: a row of `assay doctor`."""
+
+    name: str
+    ok: bool
+    found: str
+    """What is there, or what is wrong."""
+    cure: str = ""
+    """What to do where it is not ok."""
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One message of a conversation."""
 

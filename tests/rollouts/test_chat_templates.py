@@ -285,7 +285,7 @@ def test_a_conversation_begun_anew_forgets_the_old_one_also_later(family: str) -
 def test_what_is_no_renderer_or_no_template_is_named() -> None:
     tokenizer = chat_tokenizer("qwen3")
     tokenizer.chat_template = "{{ messages[0].content.nothing.there }}"
-    with pytest.raises(ConfigError, match="chat template cannot write a conversation of one user message"):
+    with pytest.raises(ConfigError, match=r"chat template cannot write a conversation of user: .* has no attribute"):
         ChatRenderer(tokenizer)
     assert chosen(tiny_backend().tokenizer) == "plain"
     with pytest.raises(ConfigError, match="made a Message, which is not a Renderer: it lacks stop, rewrites, start"):

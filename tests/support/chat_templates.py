@@ -97,7 +97,7 @@ BEGINS = {"llama3": "<|begin|>", "gemma": "<bos>", "mistral": "<s>"}
 CORPUS = TokenizerCorpus(
     ["which one of these is right then? say so, and no more than that."] * 3,
     "[a-z]+",
-    "".join(map(chr, range(32, 127))) + "\n\x00",
+    "".join(map(chr, range(32, 127))) + "\n\x00\x1b",
 )
 
 

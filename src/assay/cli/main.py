@@ -44,6 +44,7 @@ COMMANDS: Mapping[str, Command] = {
     "grade": Command(
         "assay.cli.tasks.grade", "grade a kernel against a KernelBench problem; exit status 0 for ok, 3 for not"
     ),
+    "doctor": Command("assay.cli.doctor", "look for what this machine, or one run, lacks, and say what to do"),
     "config": Command("assay.cli.config", "print the whole config that a command would use, as JSON"),
     "demo": Command("assay.cli.demo.command", "train a small chess model on this machine, in minutes, and report"),
 }

@@ -20,7 +20,7 @@ from assay.config import AtLeast, Code, Settings, UsedWhen
 from assay.envs.chat import ChatConfig
 from assay.errors import ConfigError
 from assay.plugins import Kind, calling
-from assay.types import Json, Message, Score, Task, Trajectory
+from assay.types import Check, Json, Message, Score, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +214,10 @@ class DatasetBuilder(Settings):
     def gold(self, task: Task) -> str | None:
         """A best answer to a task, where one is known without asking a verifier. `assay check` plays it."""
         return None
+
+    async def checks(self, context: BuildContext) -> list[Check]:
+        """What the environment needs of the machine (an engine, an API key), tried out. `assay doctor` shows it."""
+        return []
 
     def describe(self) -> str:
         """What the plan that is printed before a run says of it: the first line of the class's docstring."""

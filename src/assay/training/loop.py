@@ -27,14 +27,13 @@ from assay.training.evaluate import Evaluation, cached_scores, check_errored, ev
 from assay.training.metrics.token_traces import token_records
 from assay.training.metrics.traces import Turns, trace_records
 from assay.training.pipeline import Rollouts
-from assay.training.plan import describe
+from assay.training.plan import describe, describe_prompts
 from assay.training.recovery import act_on_alarms
 from assay.training.report.report import write_report
 from assay.training.run.checkpoints import HEALTHY, REGULAR
 from assay.training.run.ledger import Phase
-from assay.training.run.resume import Refusal
 from assay.training.schedule import rl_learning_rate, sft_learning_rate
-from assay.training.session import Session, adam, open_session, plan_run
+from assay.training.session import Session, accepted, adam, open_session, plan_run
 from assay.training.settle import RENDERER_STATE, settle
 from assay.types import Json, TrajectoryGroup, Transition
 
@@ -52,9 +51,7 @@ def train(config: TrainingConfig) -> None:
 
 async def _train(config: TrainingConfig) -> None:
     config = settle(config)
-    plan = plan_run(config)
-    if isinstance(plan, Refusal):
-        raise plan.error
+    plan = accepted(plan_run(config))
     if plan.is_complete:
         done = sum(commit.phase == "rl" for commit in plan.commits)
         said = "The run in %s is complete after %d RL batches; nothing was done. %s"
@@ -62,6 +59,7 @@ async def _train(config: TrainingConfig) -> None:
         return
     async with open_session(config, plan) as session:
         logger.info("%s", describe(config, session.num_batches, len(session.heldout)))
+        logger.info("%s", describe_prompts(config, session.data, session.renderer))
         if session.run.resumed is not None:
             logger.info("Resuming after step %d (%s).", session.run.resumed.step, session.run.resumed.name)
         if session.run.next_step == -1:

@@ -27,11 +27,11 @@ from assay.training.metrics.counters import StepCounters
 from assay.training.metrics.logger import MetricsLogger
 from assay.training.metrics.progress import RunProgress
 from assay.training.metrics.sinks import ConsoleSink, MetricSink, TensorBoardSink, WandbSink
-from assay.training.run.checkpoints import open_checkpoint
+from assay.training.run.checkpoints import Checkpoint, open_checkpoint
 from assay.training.run.directory import RunDirectory
 from assay.training.run.resume import Refusal, ResumePlan, plan_resume
 from assay.training.run.retention import Keep
-from assay.training.settle import renderer_of
+from assay.training.settle import renderer_of, settle
 from assay.types import SamplingParams
 
 SHOWN = ("reward/mean", "train/loss", "train/entropy", "train/grad_norm", "rollout/constant_group_fraction")
@@ -85,8 +85,50 @@ def adam(config: TrainingConfig, learning_rate: float) -> AdamParams:
 
 
 def plan_run(config: TrainingConfig) -> ResumePlan | Refusal:
-    """How the run of a config starts or goes on in its directory. Changes nothing."""
-    return plan_resume(config.log_path, resolved(config), config.resume_from_batch, may_change(config))
+    """How the run of a config starts or goes on in its directory. Changes nothing.
+
+    Raises:
+        ModelError, ConfigError: as `settle`.
+    """
+    record = resolved(settle(config))
+    return plan_resume(config.log_path, record, config.resume_from_batch, may_change(config))
+
+
+def accepted(plan: ResumePlan | Refusal) -> ResumePlan:
+    """The plan of a run that can start or go on.
+
+    Raises:
+        RunDirectoryError, CheckpointError: it can do neither.
+    """
+    if isinstance(plan, Refusal):
+        raise plan.error
+    return plan
+
+
+def open_data(config: TrainingConfig) -> EnvData:
+    """The data of a run.
+
+    Raises:
+        ConfigError: it lacks supervised examples that the run wants.
+        AssayError: as `DatasetBuilder.build`.
+    """
+    data = build_data(config.active_builder, config.build_context())
+    if config.sft.num_steps and data.sft is None:
+        raise ConfigError(
+            f"sft.num_steps={config.sft.num_steps}, but this environment has no supervised examples. "
+            "Set sft.num_steps=0."
+        )
+    return data
+
+
+async def open_policy(config: TrainingConfig, data: EnvData, resumed: Checkpoint | None) -> tuple[Backend, Renderer]:
+    """The policy of a run at its start or as at a checkpoint, and how it is spoken to.
+
+    Raises:
+        AssayError: as `make_backend` and `renderer_of`.
+    """
+    backend = await make_backend(config, data, resumed.policy if resumed else None)
+    return backend, renderer_of(config, backend, resumed)
 
 
 @asynccontextmanager
@@ -97,21 +139,15 @@ async def open_session(config: TrainingConfig, plan: ResumePlan) -> AsyncIterato
         AssayError: any part cannot be had; the message says which and what to do. Nothing committed is lost.
     """
     with ExitStack() as stack:
-        data = build_data(config.active_builder, config.build_context())
+        data = open_data(config)
         try:
-            if config.sft.num_steps and data.sft is None:
-                raise ConfigError(
-                    f"sft.num_steps={config.sft.num_steps}, but this environment has no supervised examples. "
-                    "Set sft.num_steps=0."
-                )
             run = stack.enter_context(RunDirectory.open(plan, retention(config, data)))
-            backend = await make_backend(config, data, run.resumed.policy if run.resumed else None)
+            backend, renderer = await open_policy(config, data, run.resumed)
             trainer = GRPOTrainer.over(backend, config.trainer())
             if run.resumed is not None:
                 trainer.restore(run.resumed.policy)
             log = stack.enter_context(MetricsLogger(run, make_sinks(config, run, num_batches(config, data))))
             progress = stack.enter_context(RunProgress())
-            renderer = renderer_of(config, backend, run.resumed)
             counters = StepCounters(data.counters)
             yield Session(config, run, data, backend, trainer, renderer, log, progress, counters)
         finally:
@@ -139,10 +175,22 @@ async def make_backend(config: TrainingConfig, data: EnvData, resume: Path | Non
         ConfigError: the backend cannot do what the config asks for.
         AssayError: as `open_named`.
     """
+    backend = await open_named(config.backend, policy_of(config, resume), data, resume)
+    if problems := list(beyond(backend.capabilities, config)):
+        raise ConfigError("\n".join(problems))
+    return backend
+
+
+def policy_of(config: TrainingConfig, resume: Path | None) -> PolicySpec:
+    """What a run says of its policy to whoever opens it.
+
+    Raises:
+        CheckpointError: there is no whole checkpoint at `load_checkpoint_path`.
+    """
     start = None
     if resume is None and config.load_checkpoint_path is not None:
         start = open_checkpoint(config.load_checkpoint_path.expanduser()).policy
-    policy = PolicySpec(
+    return PolicySpec(
         model_name=config.model_name,
         lora_rank=config.lora_rank,
         seed=config.seed,
@@ -151,10 +199,6 @@ async def make_backend(config: TrainingConfig, data: EnvData, resume: Path | Non
         local=config.local,
         scratch=config.scratch,
     )
-    backend = await open_named(config.backend, policy, data, resume)
-    if problems := list(beyond(backend.capabilities, config)):
-        raise ConfigError("\n".join(problems))
-    return backend
 
 
 def beyond(can: Capabilities, config: TrainingConfig) -> Iterator[str]:

@@ -108,17 +108,22 @@ def build_scratch(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model with random weights and a tokenizer trained on `corpus`; the same seed gives the same weights."""
     tokenizer = train_tokenizer(corpus, scratch.vocab_size)
-    config = AutoConfig.for_model(scratch.architecture, **_shape(scratch, tokenizer))
+    config = scratch_config(scratch, tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     return model, tokenizer
 
 
-def _shape(scratch: ScratchModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    eos = tokenizer.eos_token_id
+def scratch_config(scratch: ScratchModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Any:
+    """The Hugging Face config of a small transformer; without its tokenizer, of the largest vocabulary it may have."""
+    return AutoConfig.for_model(scratch.architecture, **_shape(scratch, tokenizer))
+
+
+def _shape(scratch: ScratchModel, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
+    eos = None if tokenizer is None else tokenizer.eos_token_id
     shared = {
-        "vocab_size": len(tokenizer),
+        "vocab_size": scratch.vocab_size if tokenizer is None else len(tokenizer),
         "initializer_range": scratch.initializer_range,
         "bos_token_id": eos,
         "eos_token_id": eos,

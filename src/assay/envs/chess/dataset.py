@@ -14,6 +14,7 @@ from assay.envs.base import BaselineMetrics, BuildContext, DatasetBuilder, EnvDa
 from assay.envs.chat import Instructions
 from assay.envs.chess.baselines import known_policies
 from assay.envs.chess.corpus import corpus_of
+from assay.envs.chess.engine.engine_check import engine_check
 from assay.envs.chess.engine.stockfish import StockfishConfig, StockfishPool
 from assay.envs.chess.env import ChessGroupBuilder, Referee
 from assay.envs.chess.figures import draw_task
@@ -27,7 +28,7 @@ from assay.envs.chess.supervised import ChessSupervisedDataset
 from assay.envs.chess.tasks import TaskStyle, make_tasks
 from assay.envs.tasks import TRAIN_STREAM, TaskBatches
 from assay.errors import ConfigError, EngineError
-from assay.types import Task
+from assay.types import Check, Task
 
 HELDOUT_SEED = 20_241_120
 """Held-out tasks are drawn with this seed and not with the run's, so that runs with different seeds can be compared."""
@@ -129,6 +130,10 @@ class ChessDatasetBuilder(DatasetBuilder):
             figure=draw_task,
             close=close,
         )
+
+    async def checks(self, context: BuildContext) -> list[Check]:
+        """See `DatasetBuilder.checks`: the engine, where one is asked."""
+        return [await engine_check(self.stockfish)] if self.needs_engine else []
 
     def describe(self) -> str:
         """See `DatasetBuilder.describe`."""

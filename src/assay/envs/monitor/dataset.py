@@ -24,7 +24,8 @@ from assay.envs.monitor.variables import monitor_settings
 from assay.envs.tasks import TRAIN_STREAM, ExampleTexts, TaskBatches
 from assay.errors import ConfigError, DataError
 from assay.rewards import EngineConfig, JudgeConfig, RewardEngine
-from assay.types import Json, Task
+from assay.rewards.client.resources import key_check
+from assay.types import Check, Json, Task
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +115,10 @@ class MonitorDatasetBuilder(DatasetBuilder):
             counters=scorer.counters,
             close=scorer.close,
         )
+
+    async def checks(self, context: BuildContext) -> list[Check]:
+        """See `DatasetBuilder.checks`: the monitor's key, where one is asked."""
+        return [key_check(self.judge)] if self.reward.train_with_monitor and not self.engine.offline else []
 
     def describe(self) -> str:
         """See `DatasetBuilder.describe`."""

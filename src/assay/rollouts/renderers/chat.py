@@ -47,7 +47,7 @@ class ChatRenderer(Renderer):
         _check_variables(tokenizer, self.template, chat)
         self.takes_system = True
         self.takes_system = self._writes_system()
-        opened = self._first()
+        opened = self._write([_QUESTION])
         closing = self._encode(self._after_reply([_QUESTION]).lstrip())[:1]
         # Some chat models (Gemma, say) close turns with another token than the tokenizer's end of sequence.
         special = closing and closing[0] in tokenizer.all_special_ids
@@ -134,37 +134,32 @@ class ChatRenderer(Renderer):
         return self._tokenizer.encode(text, add_special_tokens=False)  # type: ignore[no-any-return]
 
     def _write(self, messages: Sequence[Message], *, prompt: bool = True) -> str:
-        """The text of a conversation, up to where the model answers with `prompt`."""
-        folded = messages if self.takes_system else fold_system(messages)
-        plain = [{"role": m.role, "content": m.content} for m in folded]
-        written: str = self._tokenizer.apply_chat_template(
-            plain, add_generation_prompt=prompt, tokenize=False, **self._kwargs
-        )
-        return written
-
-    def _first(self) -> str:
-        """A first prompt.
+        """The text of a conversation, up to where the model answers with `prompt`.
 
         Raises:
-            ConfigError: the template fails.
+            ConfigError: the template refuses it.
         """
         from jinja2 import TemplateError
 
+        folded = messages if self.takes_system else fold_system(messages)
+        plain = [{"role": m.role, "content": m.content} for m in folded]
         try:
-            return self._write([_QUESTION])
+            written: str = self._tokenizer.apply_chat_template(
+                plain, add_generation_prompt=prompt, tokenize=False, **self._kwargs
+            )
         except (TemplateError, TypeError, ValueError) as error:
+            roles = ", ".join(m.role for m in folded)
             raise ConfigError(
-                f"The tokenizer's chat template cannot write a conversation of one user message: {error}. Use "
+                f"The tokenizer's chat template cannot write a conversation of {roles}: {error}. Use "
                 "renderer_name=plain, or a renderer of your own."
             ) from error
+        return written
 
     def _writes_system(self) -> bool:
         """Whether the template has a place for a system message; one that has none raises, or leaves it out."""
-        from jinja2 import TemplateError
-
         try:
             return _SYSTEM.content in self._write([_SYSTEM, _QUESTION])
-        except (TemplateError, TypeError, ValueError):
+        except ConfigError:
             return False
 
     def _after_reply(self, messages: Sequence[Message]) -> str:
