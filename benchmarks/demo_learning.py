@@ -1,18 +1,21 @@
-"""What the demo learns, over several seeds, on held-out positions that nobody has looked at.
+"""What the demo learns, over several seeds, on held-out positions that no setting was chosen by.
 
     python benchmarks/demo_learning.py [--seeds 0 1 2] [--jobs 1] [--out DIR] [--quick] [key=value ...]
 
 Each seed is a whole `assay demo` in a process of its own (initial weights, training positions and sampling differ),
 judged on the positions of `heldout_split=final`, which are the same for all seeds. The settings are those of the
-preset; with `--quick` a small run on the validation positions shows that everything works, and says nothing about
-learning.
+preset `chess_pawn`, which were chosen on the positions of `heldout_split=validation`. With `--quick` a small run on
+those shows that everything works, and says nothing about learning.
 
 The last line is one JSON object. `*_before` is the warm-up alone, `sft_only_*` the warm-up of the same CPU time,
-`*_after` is after GRPO, `random_legal_*` a mover of random legal moves (exact): means over the seeds. `*_ci95` are
-95 % intervals over positions, each position's values averaged over the seeds first; `legal_after_ci95_over_seeds` is
-Student's interval over the seeds. `claims` says of each seed whether GRPO is above (1), below (-1) or not shown to
-differ from (0) another policy, by paired intervals over positions. `cpu_s` (warm-up and GRPO), `control_cpu_s`,
-`verifier_cpu_s` (Stockfish) and `wall_s` (everything) are means over the seeds.
+`*_after` is after GRPO, `random_legal_*` a mover of random legal moves (exact): means over the seeds. `*_ci95` are 95 %
+intervals over positions, each position's values averaged over the seeds first; `legal_after_ci95_over_seeds` is
+Student's interval over the seeds. `reward_after_low`, `keeps_win_after_low` and `best_after_low` are the lower ends of
+the intervals after GRPO, to be compared with `random_reward`, `random_keeps_win` and `random_best`; `above_random`
+counts the seeds whose own lower end is above. `claims` says of each seed whether GRPO is above (1), below (-1) or not
+shown to differ from (0) another policy, by paired intervals over positions. `constant_groups_end` is the share of
+constant groups in the last fifth of GRPO. `cpu_s` (warm-up and GRPO), `control_cpu_s`, `verifier_cpu_s` (Stockfish),
+`total_cpu_s` (all processes) and `wall_s` (the control runs beside GRPO) are means over the seeds.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from assay.cli.demo import CONTROL, GRPO, METRICS, RESULT
+from assay.cli.demo.command import CONTROL, GRPO
+from assay.cli.demo.outcome import METRICS, RESULT
 from assay.training.metrics.intervals import Interval, mean_ci95
 from assay.training.report.comparison import Policy, measured_policy
 from assay.training.run.reader import read_run
@@ -38,6 +42,8 @@ POSITIONS = 500
 FINAL = ["dataset_builder.heldout_split=final", f"dataset_builder.num_heldout={POSITIONS}"]
 QUICK = ["sft.num_steps=40", "max_batches=6", "dataset_builder.num_heldout=60", "dataset_builder.num_train=96"]
 ROLES = {"before": "warm_up", "sft_only": "same_cpu", "after": "grpo", "random_legal": "random_legal"}
+PLAYED = ("reward", "keeps_win", "best")
+"""Metrics in which a policy can beat the random legal mover, whose moves are all legal."""
 COSTS = ("control_cpu_s", "verifier_cpu_s", "wall_s")
 
 
@@ -64,6 +70,8 @@ def of_seed(seed: int, result: Mapping[str, Any]) -> dict[str, Any]:
         if found["after"]:
             row[f"{metric}_after_ci95"] = [found["after"]["low"], found["after"]["high"]]
     row["cpu_s"] = result["warm_up_cpu_s"] + result["grpo_cpu_s"]
+    row["total_cpu_s"] = result["cpu_s"]
+    row["constant_groups_end"] = result["constant_groups"][-1]
     return row | {name: result[name] for name in COSTS} | {"differences": result["differences"]}
 
 
@@ -118,7 +126,17 @@ def summary(rows: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
     if len(rows) > 1:
         seeds = mean_ci95([row["legal_after"] for row in rows])
         result["legal_after_ci95_over_seeds"] = [seeds.low, seeds.high]
+    for metric in PLAYED:
+        if f"{metric}_after" in result:
+            result[f"{metric}_after_low"] = result[f"{metric}_after_ci95"][0]
+            result[f"random_{metric}"] = result[f"random_legal_{metric}"]
+    above = {
+        metric: sum(row[f"{metric}_after_ci95"][0] > row[f"random_legal_{metric}"] for row in rows)
+        for metric in PLAYED
+        if f"{metric}_after" in result
+    }
     return result | {
+        "above_random": above,
         "claims": claims(rows),
         "seeds": [{k: v for k, v in r.items() if k != "differences"} for r in rows],
     }

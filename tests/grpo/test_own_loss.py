@@ -109,7 +109,7 @@ def rooted(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, sequences: T
         (
             rooted,
             TrainingError,
-            r"loss_fn: rooted returned NaN although everything .* finite: \d+ tokens with logprobs between -.*"
+            r"loss_fn: rooted returned NaN although all its inputs are finite: \d+ tokens with logprobs between -.*"
             r"behaviour between -.* advantages between -.*The weights were left as they were",
         ),
     ],

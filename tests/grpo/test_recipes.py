@@ -126,7 +126,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "baseline": (lambda: Recipe("ppo", baseline="median"), "'median' is not one of mean, leave_one_out"),  # type: ignore[arg-type]
     "aggregation": (lambda: Recipe("ppo", aggregation="sum"), "'sum' is not one of token, sequence, constant"),  # type: ignore[arg-type]
     "std": (lambda: Recipe("ppo", by_std=1), "by_std=1 is neither True nor False"),  # type: ignore[arg-type]
-    "threshold": (lambda: Recipe("ppo", {CLIP[0]: "0.8"}), "clip_low_threshold='0.8' is no number"),  # type: ignore[dict-item]
+    "threshold": (lambda: Recipe("ppo", {CLIP[0]: "0.8"}), "clip_low_threshold='0.8' is not a number"),  # type: ignore[dict-item]
     "name": (
         lambda: GRPOConfig(loss_fn="cross_entropy"),
         "among importance_sampling, ppo, .*One of your own is",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-# Some processors' matrix products otherwise round by where their operands lie in memory, so that a resumed run would
-# not be the same run bit for bit. MKL reads this with its first product.
+# Otherwise, on some processors, the rounding of matrix products depends on where the operands lie in memory, and a
+# resumed run would not be the same run bit for bit. MKL reads this with its first product.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 if TYPE_CHECKING:

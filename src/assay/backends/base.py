@@ -16,9 +16,9 @@ from assay.errors import ModelError
 from assay.types import Completion, Datum, FloatArray, SamplingParams
 
 Surrogate = Callable[..., Any]
-"""A loss of one's own: `(logprobs, behaviour, advantages, sequences, **thresholds) -> Tensor`, all [N] for N trained
-tokens. `logprobs` are the learner's, with gradient; `behaviour` those of the policy that sampled; `sequences` numbers
-the sequence of each token. What is returned is the loss of each token; their sum is minimised."""
+"""A loss function of your own: `(logprobs, behaviour, advantages, sequences, **thresholds) -> Tensor`, all [N] for N
+trained tokens. `logprobs` are the learner's, with gradient; `behaviour` those of the policy that sampled; `sequences`
+numbers the sequence of each token. It returns the loss of each token; their sum is minimised."""
 KLEstimator = Literal["k1", "k2", "k3", "abs"]
 LossTerm = Literal["policy", "kl", "entropy"]
 LOSS_TERMS: tuple[LossTerm, ...] = get_args(LossTerm)
@@ -26,7 +26,7 @@ LOSS_TERMS: tuple[LossTerm, ...] = get_args(LossTerm)
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can do; what it cannot is refused before anything is sampled."""
+    """What a backend can do. Settings that ask for more are refused before anything is sampled."""
 
     losses: frozenset[str]
     """Surrogates that it computes by name."""
@@ -56,7 +56,7 @@ class KLTerm:
 
 @dataclass(frozen=True, slots=True)
 class LossSpec:
-    """A surrogate (by its Tinker name, or a function) with all its thresholds, and terms added to it.
+    """A surrogate (by its Tinker name, or a function) with all its thresholds, and the terms added to it.
 
     `config` is Tinker's `loss_fn_config`, whose thresholds are absolute ratios. `temperature` divides the logits, so
     that trained log-probabilities are those of the distribution that was sampled. `kl` (against `Datum.ref_logprobs`)
@@ -183,6 +183,6 @@ class Backend(Protocol):
 def unanswered(missing: int, asked: int) -> ModelError:
     """The error of a stream that ended early."""
     return ModelError(
-        f"The backend answered {asked - missing} of {asked} prompts and said nothing of the others, so the batch is "
-        "not whole. This is a fault of the backend: its sample_stream must yield every place once."
+        f"The backend answered {asked - missing} of {asked} prompts and left out the others, so the batch is "
+        "incomplete. This is a fault of the backend: its sample_stream must yield every place once."
     )

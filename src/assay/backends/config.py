@@ -74,7 +74,7 @@ class LocalBackend(Settings):
     compile: bool = False
     """Run layers through `torch.compile`: a slow start, then fewer and larger kernels. Needs a compiler."""
     cuda_graphs: bool = True
-    """Replay decoding steps as CUDA graphs, without a word to the host per token. Without effect on CPUs."""
+    """Replay decoding steps as CUDA graphs, without contacting the host for each token. Without effect on CPUs."""
     matmul_precision: Literal["highest", "high"] = "high"
     """Float32 matrix products on CUDA: `high` uses TF32, `highest` does not. Without effect on CPUs."""
     cudnn_benchmark: bool = True
@@ -85,7 +85,7 @@ class LocalBackend(Settings):
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """What a run says of its policy to whoever opens it (`backends.named`)."""
+    """What a backend is told about the run's policy when it is opened (`backends.named`)."""
 
     model_name: str
     lora_rank: int

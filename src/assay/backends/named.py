@@ -33,12 +33,12 @@ TO_COME: Mapping[str, str] = {
 
 
 def canonical(backend: Any) -> Any:
-    """The reference as a config keeps it, files by their absolute path; what is no text stays as it is."""
+    """The reference as a config keeps it, files by their absolute path; anything but text stays as it is."""
     return BACKEND.canonical(backend) if isinstance(backend, str) else backend
 
 
 def check(reference: str) -> None:
-    """Refuse what is no backend, without loading one of Assay's own (and torch with it).
+    """Refuse what is not a backend, without loading one of Assay's own (and torch with it).
 
     Raises:
         ConfigError: as `plugins.find`, or it is to come.
@@ -65,13 +65,13 @@ async def open_named(reference: str, policy: PolicySpec, data: EnvData, resume: 
     """Open a policy.
 
     Raises:
-        ConfigError: there is no such backend, or what it opened is none.
+        ConfigError: there is no such backend, or what it opened is not a backend.
         AssayError: what the backend raises.
     """
     backend = await _opener(reference)(policy, data, resume)
     if lacking := sorted(name for name in _members(Backend) if not hasattr(backend, name)):
         raise ConfigError(
-            f"backend={reference} opened a {type(backend).__name__}, which is no backend: it lacks "
+            f"backend={reference} opened a {type(backend).__name__}, which is not a backend: it lacks "
             f"{', '.join(lacking)}. See assay.backends.base.Backend."
         )
     return backend
@@ -95,5 +95,5 @@ def _opener(reference: str) -> Opener:
 
 
 def _members(protocol: type) -> set[str]:
-    """What a class has to have to be of a protocol."""
+    """The names that a class needs to implement a protocol."""
     return {*protocol.__annotations__, *(name for name in vars(protocol) if not name.startswith("_"))}

@@ -1,4 +1,4 @@
-"""The mathematics of group-relative policy optimisation, and the update built from it."""
+"""The mathematics of group-relative policy optimisation, and the trainer that applies it."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ async def _behaviour_from_policy(
 async def _compare_with_sampler(
     backend: Backend, config: GRPOConfig, items: list[BufferedGroup]
 ) -> tuple[list[BufferedGroup], dict[str, float]]:
-    """Check, and with `tis_cap` correct, that rollouts came from what the trainer takes for the present policy."""
+    """Check that rollouts came from the policy that the trainer has; with `tis_cap`, correct for the difference."""
     if not items:
         return items, {}
     data, logprobs = flat(items), await _logprobs(backend, config, items)
@@ -56,7 +56,7 @@ async def _compare_with_sampler(
         raise TrainingError(
             f"Trainer and sampler disagree on the probability of a token by a factor of up to "
             f"{1 + metrics['ratio_error']:.4g} (max_ratio_error={most:g}): the rollouts were sampled by another "
-            "policy, at another temperature or precision, so their gradient would be biased. Mend the sampler, "
+            "policy, at another temperature or precision, so their gradient would be biased. Fix the sampler, "
             "correct for it (tis_cap=2), or raise max_ratio_error. Nothing was changed."
         )
     if config.tis_cap:

@@ -1,7 +1,7 @@
 """From a group's rewards to advantages: pure functions, no tokens.
 
-A rollout that could not be scored leaves the baseline and gets no advantage. Multi-turn rollouts earn discounted
-returns per turn, and the group's baseline is the mean over all its turns (Baronio et al., 2025, "Kevin").
+A rollout that could not be scored is excluded from the baseline and gets no advantage. Multi-turn rollouts earn
+discounted returns per turn, and the group's baseline is the mean over all its turns (Baronio et al., 2025, "Kevin").
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def group_advantages(
 
 
 def has_constant_rewards(group: TrajectoryGroup) -> bool:
-    """Whether a group says nothing about which of its answers was better (errored rollouts left out).
+    """Whether a group's rewards do not show which of its answers was better; errored rollouts are ignored.
 
-    That is so when all rewards of all turns are equal, and when all rollouts earned the same turn by turn: returns then
-    differ between turns by the discount alone.
+    So it is when all rewards of all turns are equal, and when all rollouts earned the same turn by turn: then only the
+    discount makes returns differ between turns.
     """
     rewards = [
         [turn.score.value for turn in trajectory.transitions if turn.score.value is not None]

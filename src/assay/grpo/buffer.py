@@ -1,8 +1,8 @@
 """Rollouts that are trained on more than once.
 
 A group enters with everything that is computed once: advantages, behaviour and reference log-probabilities, and the
-version of the policy that sampled it. It leaves after exactly `epochs` uses, when it has become too stale, or, the
-oldest first, when the buffer is full. Its data are let go at that moment, so memory is bounded by `capacity` groups.
+version of the policy that sampled it. It is removed after exactly `epochs` uses, when it has become too stale, or when
+the buffer is full, oldest first. Its data are freed at once, so memory is bounded by `capacity` groups.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BufferedGroup:
 
 
 class RolloutBuffer:
-    """Groups of rollouts with epochs left; see the module for when one leaves."""
+    """Groups of rollouts with epochs left; the module says when one is removed."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class RolloutBuffer:
 
         Args:
             capacity: most groups held.
-            epochs: uses after which a group leaves.
+            epochs: uses after which a group is removed.
             max_staleness: most optimizer steps between sampling and use; None sets no bound.
             min_fresh_fraction: `wants_rollouts` below this share of fresh groups.
         """
@@ -61,7 +61,7 @@ class RolloutBuffer:
         self.max_staleness = max_staleness
         self.min_fresh_fraction = min_fresh_fraction
         self.added = self.reused = self.stale = self.evicted = 0
-        """Groups since the beginning: taken in; uses beyond the first; retired as stale; evicted unfinished."""
+        """Groups since the beginning: added; uses beyond the first; removed as stale; evicted with epochs left."""
         self._groups: list[BufferedGroup] = []
         self._spent = 0
 
@@ -84,7 +84,7 @@ class RolloutBuffer:
         return not self._groups or self.fresh_fraction < self.min_fresh_fraction
 
     def add(self, groups: Sequence[BufferedGroup]) -> None:
-        """Take groups in; where they do not fit, the groups of the oldest policies leave first."""
+        """Add groups; where they do not fit, the groups of the oldest policies are removed first."""
         numbered = [replace(group, id=self.added + place, uses=0) for place, group in enumerate(groups)]
         self.added += len(numbered)
         ordered = sorted([*self._groups, *numbered], key=lambda g: (g.policy_version, g.id))
@@ -103,7 +103,7 @@ class RolloutBuffer:
         self._groups = kept
 
     def use(self, groups: Sequence[BufferedGroup]) -> None:
-        """Count one use of each of these groups; those that were used `epochs` times leave."""
+        """Count one use of each of these groups; those that were used `epochs` times are removed."""
         used = {group.id for group in groups}
         self.reused += sum(1 for g in self._groups if g.id in used and g.uses)
         counted = [replace(g, uses=g.uses + 1) if g.id in used else g for g in self._groups]

@@ -18,7 +18,7 @@ from assay.grpo.health.config import HealthConfig
 from assay.grpo.recipes import LOSS, Aggregation, Baseline, Recipe, canonical, check_thresholds, recipe_of, resolve
 
 KL_ALIASES: Mapping[str, KLEstimator] = {"kl1": "k1", "kl2": "k3", "kl3": "k2"}
-"""The specification's names: `kl1` simple, `kl2` exponential, `kl3` quadratic. Schulman counts them differently."""
+"""Further names: `kl1` simple, `kl2` exponential, `kl3` quadratic. Schulman's k1, k2, k3 are numbered differently."""
 
 
 @chz.chz
@@ -39,8 +39,8 @@ class AlgorithmConfig(Settings):
     """Leave completions that ran into the length limit out of the loss (they stay in their group's baseline)."""
     kl_estimator: Literal["k1", "k2", "k3", "abs", "kl1", "kl2", "kl3"] = "kl3"
     """Estimate of the KL divergence per token, from d = log policy - log reference: `k1` = d, `k2` = d^2/2,
-    `k3` = exp(-d) - 1 + d, `abs` = |d|. The specification's `kl1` (simple), `kl2` (exponential) and `kl3` (quadratic)
-    are k1, k3 and k2."""
+    `k3` = exp(-d) - 1 + d, `abs` = |d|. `kl1` (simple), `kl2` (exponential) and `kl3` (quadratic) are further names
+    of k1, k3 and k2."""
     kl_placement: Literal["loss", "reward"] = "loss"
     """Where the penalty acts: in the `loss`, by its gradient, or in the `reward` of each token, centred."""
     kl_unbiased: Annotated[bool, UsedWhen("kl_coef", Above(0)), UsedWhen("kl_placement", "loss")] = False
@@ -177,7 +177,7 @@ class GRPOConfig(AlgorithmConfig):
 
 def _contradictions(config: AlgorithmConfig) -> Iterator[str]:
     if config.kl_unbiased and config.kl_estimator == "abs":
-        yield "kl_estimator=abs estimates no KL divergence, so there is no unbiased form of it. Use k1, k2 or k3."
+        yield "kl_estimator=abs does not estimate a KL divergence, so it has no unbiased form. Use k1, k2 or k3."
     if config.constant_length is not None and config.aggregation not in (None, "constant"):
         yield (
             f"constant_length is set but aggregation={config.aggregation} does not divide by it. Remove one of them."

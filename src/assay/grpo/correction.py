@@ -1,10 +1,10 @@
 """Truncated importance sampling for rollouts whose sampler differs from the trainer (Yao et al. 2025).
 
-A separate inference engine gives slightly other probabilities than the model that is trained, even for the same
+A separate inference engine gives slightly different probabilities than the model that is trained, even with the same
 weights. Each token's advantage is weighted by min(trainer / sampler, cap), detached, and the trainer's own
-log-probabilities take the sampler's place in the policy ratio: for fresh rollouts, mismatch and what later passes add
-are corrected apart (rollouts of an older policy come with both in one weight). The weights stay apart until the
-normaliser, because a KL penalty in the reward is part of the advantage too.
+log-probabilities replace the sampler's in the policy ratio. So for fresh rollouts the mismatch and the effect of later
+passes are corrected separately (for rollouts of an older policy one weight holds both). The weights are kept apart from
+the advantages until the normaliser, because a KL penalty in the reward is part of the advantage too.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def example_datum(prompt: Sequence[int], completion: Sequence[int]) -> Datum:
 
 @dataclass
 class _Sequence:
-    """A training sequence being put together, one entry per token."""
+    """A training sequence while it is built, one entry per token."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -88,7 +88,7 @@ class _Sequence:
     reference: list[float] | None = field(default_factory=list)
 
     def see(self, tokens: Sequence[int]) -> None:
-        """Add tokens that the policy was told."""
+        """Add tokens of the prompt."""
         zeros = [0.0] * len(tokens)
         self._add(tokens, zeros, zeros, zeros, zeros)
 

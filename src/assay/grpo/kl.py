@@ -23,7 +23,7 @@ KL_COEF_RANGE = (1e-3, 1.0)
 
 def estimates(estimator: KLEstimator, logprobs: FloatArray, reference: FloatArray) -> FloatArray:
     """Estimate of each token from two arrays of log-probabilities of the same shape."""
-    # torch comes with whoever trains; a run's settings are checked without it.
+    # Imported here, because a run's settings are checked without torch.
     import torch
 
     from assay.backends.local.losses import kl_estimate
@@ -75,7 +75,7 @@ def adapt(
         rollouts: rollouts of the step.
         horizon: rollouts over which `ziegler` corrects an error.
 
-    Source: the specification of the trainer (`threshold`); Ziegler et al. 2019, arXiv 1909.08593, section 2.2.
+    Source of `ziegler`: Ziegler et al. 2019, arXiv 1909.08593, section 2.2.
     """
     if controller == "ziegler":
         error = min(0.2, max(-0.2, kl / target - 1))

@@ -1,4 +1,4 @@
-"""One normaliser for a whole optimizer step: what makes a sum over tokens the mean that was asked for.
+"""One normaliser for a whole optimizer step: it turns a sum over tokens into the mean that the settings ask for.
 
     token      1 / N                       N trained tokens in the step
     sequence   1 / (S * n_i)               S trained sequences, n_i trained tokens in the token's own

@@ -1,10 +1,10 @@
 """What a loss name stands for: a surrogate with its thresholds, a baseline, a scale and an aggregation.
 
-`RECIPES` has one row for each name, and all that lists losses reads it. A row's surrogate is a function of that name in
-`assay.backends.local.losses`, which a hosted service computes by the same name. One of your own is a `Recipe` around a
-function, by reference (`loss_fn=mine.py:RECIPE`) or, in Python, as it is.
+`RECIPES` has one row for each name, and everything that lists losses reads it. A row's surrogate is a function of that
+name in `assay.backends.local.losses`, which a hosted service computes by the same name. One of your own is a `Recipe`
+around a function, given by reference (`loss_fn=mine.py:RECIPE`) or, in Python, as an object.
 
-Every part can be set by itself; a setting that is null is the recipe's. Imports no torch.
+Every part can be set by itself; a setting that is null keeps the recipe's value. Imports no torch.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Recipe:
             for name, allowed in (("baseline", Baseline), ("aggregation", Aggregation), ("ratio", Ratio))
             if getattr(self, name) not in get_args(allowed)
         ]
-        problems += [f"{n}={v!r} is no number" for n, v in self.thresholds.items() if not _is_number(v)]
+        problems += [f"{n}={v!r} is not a number" for n, v in self.thresholds.items() if not _is_number(v)]
         given: dict[str, object] = {"surrogate": self.surrogate, "by_std": self.by_std}
         if not isinstance(given["surrogate"], str) and not callable(given["surrogate"]):
             problems.append(f"surrogate={self.surrogate!r} is neither a name nor a function")
@@ -121,7 +121,7 @@ def recipe_of(loss_fn: str | Recipe) -> Recipe:
             f"The recipe of loss_fn={loss_fn} has surrogate={recipe.surrogate!r}, which is not one of {names}. One of "
             "your own is a function."
         )
-    if recipe.ratio not in (own.ratio, "token"):  # the second is what a recipe has that says nothing
+    if recipe.ratio not in (own.ratio, "token"):  # "token" is the default of a recipe that does not set it
         raise ConfigError(
             f"The recipe of loss_fn={loss_fn} has ratio={recipe.ratio}, but the ratio of {recipe.surrogate} is per "
             f"{own.ratio}. Remove ratio: it is for functions of your own."
@@ -136,7 +136,7 @@ def resolve(
     by_std: bool | None,
     aggregation: Aggregation | None,
 ) -> Recipe:
-    """The recipe of a loss with everything that is set (not None) in its place; `check_thresholds` says if it fits.
+    """The recipe of a loss with every setting that is not None in its place; `check_thresholds` checks the result.
 
     Raises:
         ConfigError: as `recipe_of`.
@@ -152,7 +152,7 @@ def resolve(
 
 
 def check_thresholds(recipe: Recipe, given: Mapping[str, float]) -> None:
-    """Refuse thresholds that the surrogate would not read, that it lacks, or that are out of order.
+    """Refuse thresholds that the surrogate does not read, that are missing, or that are out of order.
 
     Args:
         recipe: as `recipe_of` returns it.
@@ -181,7 +181,7 @@ def check_thresholds(recipe: Recipe, given: Mapping[str, float]) -> None:
 
 
 def canonical(loss_fn: Any) -> Any:
-    """The reference as a config keeps it, files by their absolute path; what is no text stays as it is."""
+    """The reference as a config keeps it, files by their absolute path; anything but text stays as it is."""
     return LOSS.canonical(loss_fn) if isinstance(loss_fn, str) else loss_fn
 
 

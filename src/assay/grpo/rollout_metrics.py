@@ -1,9 +1,9 @@
 """From rollouts to numbers: the metrics of a batch, overall and per tag. Pure.
 
 Names: `reward/...` over rollouts; `env/<metric>` and `part/<part>` as the environment reports them; `tag/<tag>/...` the
-same for the tasks that carry a tag; `rollout/...` counts and shares. An errored rollout is counted and enters nothing
-else: its reward is unknown, not 0. A number that no rollout can give is absent, never 0. Nothing here depends on the
-machine or on what is cached.
+same for the tasks that carry a tag; `rollout/...` counts and shares. An errored rollout is counted and is
+in no other metric: its reward is unknown, not 0. A metric that no rollout reports is absent, never 0. Nothing here
+depends on the machine or on the cache.
 """
 
 from __future__ import annotations

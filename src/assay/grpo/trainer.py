@@ -76,7 +76,7 @@ class GRPOTrainer:
         Raises:
             ModelError: the models do not fit together, or nothing of the model is trained.
         """
-        # torch is imported by whoever trains a model of this process, not by who drives a hosted one.
+        # Imported here, because a trainer of a hosted model needs no torch.
         from assay.grpo.standalone.model import own_backend
 
         config = config or GRPOConfig()
@@ -120,7 +120,7 @@ class GRPOTrainer:
     def training_step_with_rollout_epochs(
         self, step_data: StepData | Sequence[RolloutGroup] | None = None
     ) -> dict[str, float]:
-        """Add rollouts to the buffer, then train until it wants new ones: `rollout_epochs` passes over each group.
+        """Add rollouts to the buffer, then train until it needs new ones: `rollout_epochs` passes over each group.
 
         Args:
             step_data: None trains on what the buffer still holds; see `needs_rollouts`.
@@ -133,7 +133,7 @@ class GRPOTrainer:
 
     @property
     def needs_rollouts(self) -> bool:
-        """Whether the buffer wants new rollouts before the next `training_step_with_rollout_epochs`."""
+        """Whether the buffer needs new rollouts before the next `training_step_with_rollout_epochs`."""
         return self.buffer.wants_rollouts()
 
     def save(self, path: Path | str) -> None:
@@ -178,7 +178,7 @@ class GRPOTrainer:
             )
         elif self.buffer.wants_rollouts():
             raise TrainingError(
-                "The rollout buffer wants new rollouts, and none were given. Sample with the present policy and pass "
+                "The rollout buffer needs new rollouts, and none were given. Sample with the present policy and pass "
                 "them as step_data (see needs_rollouts)."
             )
         step = await self.update(groups, reuse=reuse, behaviour_known=known)
@@ -259,7 +259,7 @@ class GRPOTrainer:
         return AdamParams(learning_rate, c.beta1, c.beta2, c.eps, c.weight_decay, c.grad_clip_norm)
 
     async def _train_from_buffer(self, adam: AdamParams, passes: list[Pass]) -> None:
-        """Passes over the fresh groups until the buffer wants new rollouts."""
+        """Passes over the fresh groups until the buffer needs new rollouts."""
         while True:
             self.buffer.retire_stale(self.backend.policy_version)
             if self.buffer.wants_rollouts():
@@ -274,7 +274,7 @@ class GRPOTrainer:
                 self.buffer.use(part)
 
     async def _optimizer_step(self, groups: Sequence[BufferedGroup], adam: AdamParams, passes: list[Pass]) -> None:
-        """One optimizer step on the data of some groups; none where nothing would pull at the weights.
+        """One optimizer step on the data of some groups; none where the gradient would be 0.
 
         Adam would move the weights even by a gradient of 0. A gradient that is not finite is dropped and counted.
         """
@@ -366,8 +366,8 @@ class GRPOTrainer:
     async def roll_back_state(self, path: Path) -> None:
         """Take the policy, optimizer, reference and KL coefficient of an earlier checkpoint of this trainer.
 
-        Time does not go back: step counts go on, the buffered rollouts (of a policy that is no more) are dropped, and
-        the monitor starts anew.
+        Step counts go on; the buffered rollouts, which are those of the discarded policy, are dropped, and the monitor
+        starts anew.
         """
         saved = self._read(path)
         await self.backend.load_state(path)

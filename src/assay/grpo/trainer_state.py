@@ -46,7 +46,7 @@ def write_state(path: Path, state: TrainerState) -> None:
 def read_state(path: Path, health: HealthMonitor, buffer: RolloutBuffer) -> TrainerState:
     """The state in the directory `path`, taken into a new monitor and an empty buffer.
 
-    Who restores a paused run has read its alarms, so the monitor counts them as acknowledged.
+    Restoring a paused run acknowledges its alarms: somebody has read them.
 
     Raises:
         CheckpointError: the files are missing, damaged or of a newer format.

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from importlib import resources
+from importlib.util import find_spec
 
 from assay.errors import MissingDependencyError
 from assay.kernels.compile.toolkit import find_toolkit, triton_executables
@@ -24,13 +25,31 @@ PCI = ("/sys/devices", "/sys/bus/pci")
 """Where CUDA looks for the place of its GPUs."""
 
 
+def require_packages(config: GraderConfig) -> None:
+    """Make sure that the packages are there with which references and candidates run. Imports none of them.
+
+    Raises:
+        MissingDependencyError: one is not installed; the message names the extras that install them.
+    """
+    if config.backend == "cuda" and config.device == "cpu":
+        return  # sources are compiled, and nothing runs
+    wanted = ["torch", *(["triton"] if config.backend == "triton" and config.run_on == "local" else [])]
+    missing = [package for package in wanted if find_spec(package) is None]
+    if missing:
+        raise MissingDependencyError(
+            f"grading runs {' and '.join(wanted)} here, and {' and '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not installed: pip install 'assay-rl[torch,kernelbench]'."
+        )
+
+
 def sandbox_for(config: GraderConfig) -> Sandbox:
     """The sandbox in which candidates are graded.
 
     Raises:
         SandboxError: the machine cannot isolate untrusted code.
-        MissingDependencyError: what running on a GPU or at Modal needs is not installed.
+        MissingDependencyError: a package, or what running on a GPU or at Modal needs, is not installed.
     """
+    require_packages(config)
     return ModalSandbox(config.modal) if config.run_on == "modal" else local_sandbox(config)
 
 

@@ -80,7 +80,7 @@ def find_reward(name: str, options: Mapping[str, Json], judge: JudgeConfig) -> A
     if is_reward(found):
         if options:
             raise ConfigError(f"reward={name} is made already, so options ({', '.join(options)}) would have no effect.")
-        return found  # type: ignore[no-any-return]
+        return found
     if is_marked(found) or takes_completion(found):
         return of_function(found, options)
     arguments = {**options, **({"judge": judge} if _takes_judge(found) and "judge" not in options else {})}
@@ -100,7 +100,7 @@ def find_reward(name: str, options: Mapping[str, Json], judge: JudgeConfig) -> A
             "`completion`, or has `name`, `fingerprint`, and `requests` with `score` or `evaluate`. It was called with "
             "the options, because it takes no `completion` itself."
         )
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def of_function(function: Any, options: Mapping[str, Json] | None = None) -> FunctionReward:

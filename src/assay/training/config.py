@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -32,7 +33,7 @@ from assay.config import (
     refuse,
 )
 from assay.config.schema import settings
-from assay.envs.base import RENDERER, BuildContext, DatasetBuilder
+from assay.envs.base import RENDERER, BuildContext, BuildProgress, DatasetBuilder
 from assay.envs.named import ENVIRONMENT
 from assay.grpo.config import AlgorithmConfig, GRPOConfig
 from assay.grpo.recipes import LOSS, canonical, recipe_of
@@ -247,11 +248,13 @@ class TrainingConfig(Settings):
             return self.multiturn_dataset_builder
         return self.dataset_builder
 
-    def build_context(self) -> BuildContext:
-        """What the run tells its data set builder."""
+    def build_context(self, progress: BuildProgress | None = None) -> BuildContext:
+        """What the run tells its data set builder; the builder tells `progress` how far it is."""
         builder = self.active_builder
         max_turns = builder.turns(self.max_turns if self.mode == "multi_turn" else 1)
-        return BuildContext(self.seed, max_turns, self.cache_dir.expanduser(), builder.renderer_name == "chat")
+        chat = builder.renderer_name == "chat"
+        context = BuildContext(seed=self.seed, max_turns=max_turns, cache_dir=self.cache_dir.expanduser(), chat=chat)
+        return context if progress is None else replace(context, progress=progress)
 
 
 _BUFFER = ("buffer_capacity", "min_fresh_fraction", "max_staleness")
@@ -329,7 +332,7 @@ def _impossible_ahead(config: TrainingConfig) -> Iterator[str]:
         )
 
 
-def load_config(sources: str | Sequence[str] | None, overrides: Sequence[str] = ()) -> TrainingConfig:
+def load_config(sources: str | Sequence[str] | None, overrides: str | Sequence[str] = ()) -> TrainingConfig:
     """The config of a run, of presets or YAML paths (later wins) and `key=value` overrides (which win over both).
 
     Raises:

@@ -12,16 +12,17 @@ from itertools import islice
 from assay.backends import named
 from assay.backends.base import Backend, LossSpec
 from assay.backends.probe import measure_speed
-from assay.envs.base import EnvData, iter_builders
+from assay.envs.base import EnvData, build_data, iter_builders
 from assay.errors import ConfigError
 from assay.rollouts.renderers.base import Renderer
 from assay.rollouts.renderers.named import make_renderer
 from assay.training import forecast
 from assay.training.config import TrainingConfig
+from assay.training.metrics.progress import RunProgress
 from assay.training.plan import describe, describe_prompts
 from assay.training.run.checkpoints import Checkpoint
 from assay.training.run.resume import ResumePlan
-from assay.training.session import accepted, num_batches, open_data, open_policy, plan_run, policy_of, retention
+from assay.training.session import accepted, check_data, num_batches, open_policy, plan_run, policy_of
 from assay.training.settle import settle
 from assay.types import Check, SamplingParams
 
@@ -41,10 +42,11 @@ async def dry_run(config: TrainingConfig) -> str:
     plan = accepted(plan_run(config))
     if plan.is_complete:
         return f"The run in {config.log_path} is complete; nothing would be done."
-    data = open_data(config)
+    with RunProgress() as progress, progress.building() as show:
+        data = build_data(config.active_builder, config.build_context(show))
     try:
+        check_data(config, data)
         refuse_failing(await config.active_builder.checks(config.build_context()))
-        retention(config, data)
         heldout = sum(1 for _ in iter_builders(data.heldout))
         lines = [describe(config, num_batches(config, data), heldout), *_goes_on(plan)]
         look = await _look(config, data, plan)

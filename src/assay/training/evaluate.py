@@ -105,8 +105,8 @@ def check_errored(groups: Sequence[TrajectoryGroup], most: float, where: str) ->
     reason = reason.rstrip(".")
     if count == len(rollouts):
         raise TrainingError(
-            f"{reason}. So ended all {count} rollouts of {where}: none could be scored, and there is nothing to train "
-            "on. Mend that and run the same command again: the run goes on from its last checkpoint."
+            f"{reason}. For this reason none of the {count} rollouts of {where} could be scored. Fix it and run the "
+            "same command again: the run goes on from its last checkpoint."
         )
     raise TrainingError(
         f"{len(errored)} of {len(rollouts)} rollouts of {where} could not be scored (max_errored_fraction={most:g}), "

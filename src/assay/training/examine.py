@@ -6,14 +6,14 @@ from pathlib import Path
 
 from assay.backends.config import LocalBackend
 from assay.backends.probe import check_agreement
-from assay.envs.base import EnvData, iter_builders
+from assay.envs.base import EnvData, build_data, iter_builders
 from assay.errors import AssayError
 from assay.rewards.client.resources import key_check
 from assay.rewards.config import JudgeConfig
 from assay.storage.files import disk_check
 from assay.training.config import TrainingConfig
 from assay.training.dry_run import foresee
-from assay.training.session import open_data, open_policy
+from assay.training.session import check_data, open_policy
 from assay.training.settle import settle
 from assay.types import Check, SamplingParams
 
@@ -50,7 +50,7 @@ async def examine_run(config: TrainingConfig) -> list[Check]:
     found += await config.active_builder.checks(config.build_context())
     try:
         config = settle(config)
-        data = open_data(config)
+        data = build_data(config.active_builder, config.build_context())
     except AssayError as error:
         return [*found, _failed("model and data", error)]
     try:
@@ -65,6 +65,7 @@ async def _policy_checks(config: TrainingConfig, data: EnvData) -> list[Check]:
     memory, obstacle = foresee(config, data, None)
     if obstacle:
         return [Check("model", False, " ".join([*memory, obstacle]), "see there; the model was not loaded")]
+    check_data(config, data)
     backend, renderer = await open_policy(config, data, None)
     rows = [Check("model", True, f"{config.model_name}, context of {backend.context_length} tokens")]
     rows += [Check("memory", True, words) for words in memory]

@@ -8,6 +8,7 @@ from its place in the run, so a killed run that is started again does exactly wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
 import logging
 import time
@@ -24,6 +25,7 @@ from assay.grpo.normalise import normalise
 from assay.grpo.trainer import StepReport
 from assay.training.config import TrainingConfig
 from assay.training.evaluate import Evaluation, cached_scores, check_errored, evaluate
+from assay.training.logs import spoken
 from assay.training.metrics.token_traces import token_records
 from assay.training.metrics.traces import Turns, trace_records
 from assay.training.pipeline import Rollouts
@@ -40,16 +42,19 @@ from assay.types import Json, TrajectoryGroup, Transition
 logger = logging.getLogger(__name__)
 
 
-def train(config: TrainingConfig) -> None:
+def train(config: TrainingConfig, *, quiet: bool = False) -> None:
     """Run training to its end, from the start or from where an earlier call was interrupted.
+
+    Says what it does on standard error, unless logging is configured, which then decides, or `quiet`.
 
     Raises:
         AssayError: the run cannot start or go on; everything committed is intact.
     """
-    asyncio.run(_train(config))
+    with contextlib.nullcontext() if quiet else spoken():
+        asyncio.run(_train(config, quiet))
 
 
-async def _train(config: TrainingConfig) -> None:
+async def _train(config: TrainingConfig, quiet: bool) -> None:
     config = settle(config)
     plan = accepted(plan_run(config))
     if plan.is_complete:
@@ -57,7 +62,7 @@ async def _train(config: TrainingConfig) -> None:
         said = "The run in %s is complete after %d RL batches; nothing was done. %s"
         logger.info(said, config.log_path, done, _more(config, done))
         return
-    async with open_session(config, plan) as session:
+    async with open_session(config, plan, quiet=quiet) as session:
         logger.info("%s", describe(config, session.num_batches, len(session.heldout)))
         logger.info("%s", describe_prompts(config, session.data, session.renderer))
         if session.run.resumed is not None:

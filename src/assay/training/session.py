@@ -12,6 +12,8 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+
 from assay.backends.base import AdamParams, Backend, Capabilities
 from assay.backends.config import PolicySpec
 from assay.backends.named import open_named
@@ -105,20 +107,18 @@ def accepted(plan: ResumePlan | Refusal) -> ResumePlan:
     return plan
 
 
-def open_data(config: TrainingConfig) -> EnvData:
-    """The data of a run.
+def check_data(config: TrainingConfig, data: EnvData) -> Keep:
+    """Refuse data that lack what the run wants of them; returns which checkpoints the run keeps.
 
     Raises:
-        ConfigError: it lacks supervised examples that the run wants.
-        AssayError: as `DatasetBuilder.build`.
+        ConfigError: they lack supervised examples, or as `retention`.
     """
-    data = build_data(config.active_builder, config.build_context())
     if config.sft.num_steps and data.sft is None:
         raise ConfigError(
             f"sft.num_steps={config.sft.num_steps}, but this environment has no supervised examples. "
             "Set sft.num_steps=0."
         )
-    return data
+    return retention(config, data)
 
 
 async def open_policy(config: TrainingConfig, data: EnvData, resumed: Checkpoint | None) -> tuple[Backend, Renderer]:
@@ -132,22 +132,23 @@ async def open_policy(config: TrainingConfig, data: EnvData, resumed: Checkpoint
 
 
 @asynccontextmanager
-async def open_session(config: TrainingConfig, plan: ResumePlan) -> AsyncIterator[Session]:
-    """Open or resume the run of `config` as planned for its directory.
+async def open_session(config: TrainingConfig, plan: ResumePlan, *, quiet: bool = False) -> AsyncIterator[Session]:
+    """Open or resume the run of `config` as planned for its directory; `quiet` draws no progress.
 
     Raises:
         AssayError: any part cannot be had; the message says which and what to do. Nothing committed is lost.
     """
     with ExitStack() as stack:
-        data = open_data(config)
+        progress = stack.enter_context(RunProgress(Console(stderr=True, quiet=True) if quiet else None))
+        with progress.building() as show:
+            data = build_data(config.active_builder, config.build_context(show))
         try:
-            run = stack.enter_context(RunDirectory.open(plan, retention(config, data)))
+            run = stack.enter_context(RunDirectory.open(plan, check_data(config, data)))
             backend, renderer = await open_policy(config, data, run.resumed)
             trainer = GRPOTrainer.over(backend, config.trainer())
             if run.resumed is not None:
                 trainer.restore(run.resumed.policy)
             log = stack.enter_context(MetricsLogger(run, make_sinks(config, run, num_batches(config, data))))
-            progress = stack.enter_context(RunProgress())
             counters = StepCounters(data.counters)
             yield Session(config, run, data, backend, trainer, renderer, log, progress, counters)
         finally:

@@ -25,9 +25,9 @@ def test_answers_are_read(text, reasoning, measurements):
         ("[True, True]", "one <measurements>"),
         ("<measurements>[True]", "one <measurements>"),
         ("<measurements>[True]</measurements><measurements>[True]</measurements>", "one <measurements>"),
-        ("</measurements>[True]<measurements>", "stands before"),
+        ("</measurements>[True]<measurements>", "comes before"),
         ("<measurements>[True]</measurements> but really it is wrong", "where no monitor would read it"),
-        ("<measurements>True</measurements>", "no list"),
+        ("<measurements>True</measurements>", "not a list"),
         ("<measurements>[]</measurements>", "not True or False"),
         ("<measurements>[True,]</measurements>", "not True or False"),
         ("<measurements>[1, 0]</measurements>", "not True or False"),
@@ -57,5 +57,5 @@ def test_true_measurements_in_an_array():
 
 @pytest.mark.parametrize("value", [None, [], "yes", "[2]", [True, None], {"a": True}, 1])
 def test_anything_else_is_refused(value):
-    with pytest.raises(DataError, match="no list of True and False"):
+    with pytest.raises(DataError, match="not a list of True and False"):
         true_measurements(value)

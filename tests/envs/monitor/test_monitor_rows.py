@@ -54,8 +54,8 @@ def test_a_folder_with_a_file_per_split_keeps_them_apart(tmp_path, name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"measurements": None}, "true measurements 'None' are no list"),
-        ({"measurements": []}, "no list of True and False"),
+        ({"measurements": None}, "true measurements 'None' are not a list"),
+        ({"measurements": []}, "not a list of True and False"),
         ({"is_correct": "True"}, "is_correct is 'True' and not True or False"),
         ({"is_clean": 3}, "is_clean is 3"),
         ({"text": " "}, "no problem to pose"),
@@ -79,15 +79,15 @@ def test_columns_that_only_some_data_have_may_be_missing():
 def test_damaged_lines_are_refused_with_their_number(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(record(1)) + "\n\n{broken\n")
-    with pytest.raises(DataError, match="line 3 is no JSON"):
+    with pytest.raises(DataError, match="line 3 is not valid JSON"):
         read_source(str(file), "function_correctness")
     file.write_text("[1]\n")
-    with pytest.raises(DataError, match="line 1 is no JSON object"):
+    with pytest.raises(DataError, match="line 1 is not a JSON object"):
         read_source(str(file), "function_correctness")
 
 
 def test_sources_that_do_not_exist_are_refused(tmp_path):
-    with pytest.raises(DataError, match="is no file and no folder"):
+    with pytest.raises(DataError, match="is neither a file nor a folder"):
         read_source(str(tmp_path / "nothing"), "function_correctness")
     with pytest.raises(DataError, match=r"holds no train\.jsonl"):
         read_source(str(tmp_path), "function_correctness")
@@ -125,7 +125,7 @@ def test_the_hub_is_asked_for_the_published_data(monkeypatch):
     source = read_source("huggingface", "diamonds-seed4")
     assert asked == ["redwoodresearch/diamonds-seed4"]
     assert (len(source.train), len(source.heldout)) == (2, 1)
-    with pytest.raises(DataError, match="diamonds-seed9 cannot be had from the hub: no route"):
+    with pytest.raises(DataError, match="diamonds-seed9 cannot be loaded from the hub: no route"):
         read_source("huggingface", "diamonds-seed9")
 
 

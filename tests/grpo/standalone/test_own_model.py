@@ -384,7 +384,7 @@ def test_leftover_groups_are_trained_on_with_the_next_rollouts() -> None:
     first = trainer.training_step_with_rollout_epochs(made_up(groups=5))
     assert first["optimizer_steps"] == 9 and first["rollout_buffer_size"] == 1
     assert trainer.needs_rollouts and first["rollouts_fresh_fraction"] == 0.2
-    with pytest.raises(TrainingError, match="wants new rollouts, and none were given"):
+    with pytest.raises(TrainingError, match="needs new rollouts, and none were given"):
         trainer.training_step_with_rollout_epochs()
     second = trainer.training_step_with_rollout_epochs(made_up(groups=5, seed=1))
     uses = 2 * trainer.buffer.added - sum(2 - g.uses for g in trainer.buffer.fresh)

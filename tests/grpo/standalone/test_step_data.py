@@ -118,7 +118,7 @@ def test_a_step_without_groups_is_refused() -> None:
             trainer.training_step(empty)
         with pytest.raises(DataError, match="no groups"):
             trainer.training_step_with_rollout_epochs(empty)
-    with pytest.raises(TrainingError, match="wants new rollouts, and none were given"):
+    with pytest.raises(TrainingError, match="needs new rollouts, and none were given"):
         trainer.training_step_with_rollout_epochs()
     assert_untouched(before, state(trainer, model))
 

@@ -27,7 +27,7 @@ def fused_decoder(model: Any, config: Any) -> Decoder | None:
     if build is None or not _full_attention(config):
         return None
     if type(model.get_input_embeddings()) is not nn.Embedding:
-        return None  # an adapter on the embedding would be passed by, and cannot be seen while it is still zero
+        return None  # an adapter on the embedding would be bypassed, and cannot be detected while it is still zero
     decoder = build(model, config)
     return decoder if _agrees(decoder, model, config) else None
 

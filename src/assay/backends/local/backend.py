@@ -193,7 +193,7 @@ class TorchBackend(Backend):
         self._reference = await self._worker.run(lambda: reference.refresh(mix))
 
     def check_refresh(self, mix: float) -> None:
-        """Refuse, before training, a refresh of the reference that cannot be.
+        """Refuse, before training, a refresh of the reference that is not possible.
 
         Raises:
             ModelError: as `refresh_reference`.
@@ -246,7 +246,7 @@ class TorchBackend(Backend):
             summed = torch.stack([values.sum() for values in (*terms.values(), entropies)])
             summed[: len(names)].sum().backward()  # type: ignore[no-untyped-call]
             done.append((packed, now.detach(), summed.detach()))
-        # Only now is the device asked for numbers, so that it never waits for the host between micro-batches.
+        # The device is read only here, so that it never waits for the host between micro-batches.
         logprobs = [np.zeros(len(d), np.float32) for d in data]
         sums, entropy, count = dict.fromkeys(LOSS_TERMS, 0.0), 0.0, 0
         for packed, now, summed in done:
@@ -364,7 +364,7 @@ def _save_tensors(state: Any, path: Path) -> None:
         try:
             torch.save(state, file)
         except RuntimeError as error:
-            # torch covers what the file said (a full disk, say) with a complaint about its own position.
+            # torch hides the cause (a full disk, say) behind an error about its position in the file.
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise

@@ -1,6 +1,6 @@
 """The halves of a decoder's layers through `torch.compile`: fewer kernels, each doing more.
 
-What lies between the halves (attention, the cache) is fused already or changes memory, and stays as it is. All layers
+What lies between the halves (attention, the cache) is already fused or changes memory, and is not compiled. All layers
 share the compiled code.
 """
 
@@ -21,13 +21,13 @@ VARIANTS = 32
 
 
 def compiled(decoder: Decoder, vocab_size: int, device: torch.device, half: bool) -> Decoder:
-    """The decoder with compiled layers; the decoder itself where they cannot be had or compute something else.
+    """The decoder with compiled layers; the decoder itself where they cannot be compiled or compute something else.
 
     Args:
         vocab_size: token ids of the trial lie below it.
         half: whether layers run under autocast to bfloat16.
     """
-    # Seconds to import, for those who want it.
+    # Takes seconds to import, and few runs use it.
     from torch._dynamo import config as dynamo_config
 
     # Prompts, continuations and single tokens, with gradient and without, are functions of their own.

@@ -150,7 +150,7 @@ def _renumber(rows: IntArray, split: int) -> tuple[IntArray, IntArray]:
 
 
 def states(source: Decoder | Module, packed: Packed, device: torch.device) -> Tensor:
-    """What the head of `source` is given for the N trained targets of a micro-batch: [N, E] (see `Module.states`)."""
+    """The inputs of the head of `source` for the N trained targets of a micro-batch: [N, E] (see `Module.states`)."""
     tokens, lengths = _to(packed.prompts, device), torch.from_numpy(packed.lengths)
     if isinstance(source, Decoder):
         hidden, prefix = prefill(source, tokens, lengths, _to(packed.inside, device))

@@ -1,4 +1,4 @@
-"""What PyTorch is told of the machine: once for the process, and in how a model is run."""
+"""PyTorch's settings for the machine: once for the process, and in how a model is run."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ F = TypeVar("F", bound=Callable[..., Tensor])
 
 @dataclass(frozen=True)
 class Streams:
-    """What a loss needs of N trained tokens, each [N]; `weights` and `reference` where the data have them.
+    """What a loss needs to know of N trained tokens, each [N]; `weights` and `reference` where the data have them.
 
     `sequences` numbers the sequence that each token belongs to, from 0.
     """
@@ -179,7 +179,7 @@ def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tens
 
 
 def sequence_mean(values: Tensor, sequences: Tensor) -> Tensor:
-    """The mean of [N] values over the tokens of each sequence, given to each of its tokens."""
+    """The mean of [N] values over the tokens of each sequence, at each of its tokens."""
     count = int(sequences.max()) + 1 if len(sequences) else 0
     sums = values.new_zeros(count).index_add(0, sequences, values)
     sizes = torch.bincount(sequences, minlength=count).to(values.dtype)
@@ -242,7 +242,7 @@ def try_out(spec: LossSpec) -> None:
 
 
 def nan_of_finite(spec: LossSpec, logprobs: Sequence[FloatArray], data: Sequence[Datum]) -> TrainingError | None:
-    """The error for a surrogate that made NaN of finite numbers; None where what it was given was not finite.
+    """The error for a surrogate that returned NaN for finite inputs; None where its inputs were not finite.
 
     Args:
         logprobs: the learner's, as `ForwardBackwardOutput.logprobs`.
@@ -258,7 +258,7 @@ def nan_of_finite(spec: LossSpec, logprobs: Sequence[FloatArray], data: Sequence
         for name, column in zip(("logprobs", "behaviour", "advantages"), columns, strict=True)
     ]
     return TrainingError(
-        f"loss_fn: {spec.name} returned NaN although everything that it was given is finite: {len(columns[0])} tokens "
+        f"loss_fn: {spec.name} returned NaN although all its inputs are finite: {len(columns[0])} tokens "
         f"with {', '.join(ranges)}. The weights were left as they were. Bound what it divides by, takes the logarithm "
         "of or raises to a power."
     )

@@ -25,7 +25,7 @@ class Reference(Protocol):
         ...
 
     def check_refresh(self, mix: float) -> None:
-        """Refuse a refresh that cannot be; changes nothing.
+        """Refuse a refresh that is not possible; changes nothing.
 
         Raises:
             ModelError: its weights cannot be mixed with the policy's.
@@ -41,7 +41,7 @@ class Reference(Protocol):
         ...
 
     def weights(self) -> Mapping[str, Tensor] | None:
-        """What a checkpoint must hold of it; None where it can be had again without."""
+        """What a checkpoint must hold of it; None where it can be made again without."""
         ...
 
 
@@ -51,7 +51,7 @@ class FrozenWeights:
     def __init__(
         self, policy: Network, trained: Mapping[str, Tensor], copy: Mapping[str, Tensor] | None = None
     ) -> None:
-        """`copy` are weights from a checkpoint; by default those of now."""
+        """`copy` are weights from a checkpoint; by default the present ones."""
         self._policy = policy
         self._trained = trained
         self._copy = {name: p.detach().clone() for name, p in trained.items()} if copy is None else dict(copy)

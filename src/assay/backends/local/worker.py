@@ -21,7 +21,7 @@ class Worker:
         self._pool = ThreadPoolExecutor(1, "torch", initializer=torch.set_num_threads, initargs=(torch_threads,))
 
     async def run(self, work: Callable[[], T]) -> T:
-        """The result of `work`. Cancelling the wait does not interrupt it; whatever is asked next comes after it."""
+        """The result of `work`. Cancelling the wait does not interrupt it; the next work starts after it."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     async def iterate(self, work: Callable[[], Generator[T, None, None]]) -> AsyncGenerator[T, None]:

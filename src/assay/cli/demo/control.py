@@ -1,7 +1,7 @@
 """The control of the demo: warm-up alone, for the CPU time of warm-up and GRPO, in a process of its own.
 
-It runs beside GRPO, so its number of steps is decided before GRPO has ended: from the CPU time of the warm-up and of
-the first batches. In doubt the control gets more.
+It runs beside GRPO, so its number of steps is chosen before GRPO has ended: from the CPU time of the warm-up and of the
+first batches. Later batches cost less, since more of their groups are constant, so the control gets rather too much.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ from assay.training.loop import train
 from assay.types import Json
 
 FIRST_BATCHES = 20
-"""GRPO batches whose mean CPU time stands for that of all. Later ones cost less: more of their groups are constant."""
-MARGIN = 1.03
-"""How much more CPU time the control gets than warm-up and GRPO are expected to take."""
+"""GRPO batches whose mean CPU time stands for that of all."""
 STOP_S = 60.0
 """Seconds that an interrupted control has to end by itself."""
 
@@ -47,7 +45,7 @@ def is_foreseeable(rows: Sequence[Mapping[str, Json]], config: TrainingConfig, n
 
 
 def control_steps(rows: Sequence[Mapping[str, Json]], num_batches: int) -> int:
-    """Supervised steps that take the CPU time of the warm-up and of `num_batches` GRPO batches, and a little more.
+    """Supervised steps that take the CPU time of the warm-up and of `num_batches` GRPO batches like those done.
 
     Evaluations are not counted. A supervised step is taken to cost the median, which the first steps of a process and a
     busy machine do not raise.
@@ -58,7 +56,7 @@ def control_steps(rows: Sequence[Mapping[str, Json]], num_batches: int) -> int:
     warm_up, batches = (_cpu_s(rows, phase) for phase in ("sft", "rl"))
     if not warm_up or not batches:
         raise TrainingError("The run has no warm-up or no GRPO steps whose CPU time the control could be given.")
-    return ceil(MARGIN * (sum(warm_up) + num_batches * fmean(batches)) / median(warm_up))
+    return ceil((sum(warm_up) + num_batches * fmean(batches)) / median(warm_up))
 
 
 def _cpu_s(rows: Sequence[Mapping[str, Json]], phase: str) -> list[float]:

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from assay.cli.options import config_of
 from assay.envs.base import build_data, iter_builders
-from assay.errors import RunDirectoryError
 from assay.training.config import TrainingConfig
 from assay.training.evaluate import check_errored, evaluate
 from assay.training.metrics.intervals import mean_ci95
 from assay.training.metrics.progress import RunProgress
-from assay.training.run.checkpoints import open_checkpoint
-from assay.training.run.ledger import read_ledger
+from assay.training.run.checkpoints import checkpoint_folder, open_checkpoint
+from assay.training.run.reader import find_checkpoint
 from assay.training.session import make_backend
 from assay.training.settle import renderer_of
 from assay.types import Json, SamplingParams
@@ -53,9 +52,9 @@ def measure(run: Path, config: TrainingConfig, batch: int | None) -> Mapping[str
 
 
 async def _measure(run: Path, config: TrainingConfig, batch: int | None) -> Mapping[str, Json]:
-    folder = run / "checkpoints" / _checkpoint_name(run, batch)
-    checkpoint = open_checkpoint(folder)
-    data = build_data(config.active_builder, config.build_context())
+    checkpoint = open_checkpoint(checkpoint_folder(run, find_checkpoint(run, batch)))
+    with RunProgress() as progress, progress.building() as show:
+        data = build_data(config.active_builder, config.build_context(show))
     try:
         backend = await make_backend(config, data, checkpoint.policy)
         tasks = list(iter_builders(data.heldout))[: config.eval.max_tasks]
@@ -91,14 +90,3 @@ def _intervals(per_task: Mapping[str, object]) -> dict[str, Json]:
         interval = mean_ci95(values)  # type: ignore[arg-type]
         found[name] = {"mean": interval.mean, "low": interval.low, "high": interval.high}
     return found
-
-
-def _checkpoint_name(run: Path, batch: int | None) -> str:
-    saved = {c.batch: c.checkpoint for c in read_ledger(run / "ledger.jsonl").commits if c.checkpoint is not None}
-    if not saved:
-        raise RunDirectoryError(f"{run} holds no run with a checkpoint. Give the log_path of a run.")
-    if batch is None:
-        return list(saved.values())[-1]
-    if batch not in saved:
-        raise RunDirectoryError(f"{run} has no checkpoint of RL batch {batch}; there are {sorted(saved)}.")
-    return saved[batch]

@@ -46,7 +46,7 @@ class Ruling:
     fingerprint: str = FINGERPRINT
 
     def normalise(self, fen: str) -> str:
-        """A predicted position with a merely notational en-passant square removed; other fields are left alone."""
+        """A predicted position without an en-passant square on which no capture is legal; other fields stay."""
         fields = fen.split()
         if fields[3] == self.pushed_square != "-":
             fields[3] = self.fen.split()[3]
@@ -113,7 +113,7 @@ def rebuild(board: chess.Board, history: Sequence[str]) -> chess.Board:
 
 
 def _retract(board: chess.Board, uci: str) -> chess.Move | None:
-    """Take a quiet piece move back on `board`, or return None and leave it alone when it cannot have been one."""
+    """Take a quiet piece move back on `board`; None, and the board as it was, when the move cannot have been one."""
     try:
         move = chess.Move.from_uci(uci)
     except ValueError:

@@ -21,7 +21,7 @@ UNCHANGED_BOARD = "unchanged_board"
 async def known_policies(tasks: Sequence[Task], referee: Referee) -> BaselineMetrics:
     """Expected metrics and `reward` of the policies above on the tasks that they apply to.
 
-    The random mover is left out for the long form, where it has no natural lists to give.
+    The random mover is left out for the long form, because its lists are undefined.
 
     Raises:
         EngineError: a position could not be analysed, so the baseline is unknown.

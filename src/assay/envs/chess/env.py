@@ -13,7 +13,16 @@ import chess
 from assay.envs.base import Env, StepResult
 from assay.envs.chess.arbiter import Ruling, ruling_on
 from assay.envs.chess.engine.stockfish import Analysis, StockfishPool
-from assay.envs.chess.grammar import ParsedArbiter, ParsedPolicy, final_line, parse_arbiter, parse_policy
+from assay.envs.chess.grammar import (
+    MAX_CANDIDATES,
+    ParsedArbiter,
+    ParsedPolicy,
+    arbiter_answer,
+    final_line,
+    parse_arbiter,
+    parse_policy,
+    policy_answer,
+)
 from assay.envs.chess.rewards import (
     ArbiterWeights,
     PolicyTruth,
@@ -38,7 +47,7 @@ class Referee:
 
 @dataclass(frozen=True)
 class GroupTruth:
-    """The truth of one task: a verdict, or the values of all moves, or the message of the failure that hid them."""
+    """The truth of one task: a verdict, or the values of all moves, or why neither is known."""
 
     policy: PolicyTruth | None = None
     arbiter: Ruling | None = None
@@ -70,6 +79,19 @@ class ChessEnv:
             messages=(Message("user", complaint(score)),) if retry else (),
             metrics=metrics_of(score, self.truth.policy, self.referee.policy_weights),
         )
+
+    def gold(self) -> str | None:
+        """A best answer; None where the truth is not known."""
+        payload, truth = self.task.payload, self.truth
+        if truth.arbiter is not None:
+            ruling = truth.arbiter
+            return arbiter_answer(ruling.fen, ruling.reward, ruling.terminated, ruling.truncated)
+        if truth.policy is None:
+            return None
+        values = truth.policy.values
+        moves = sorted(values, key=lambda uci: -values[uci])[:MAX_CANDIDATES]
+        pawns = [values[uci] / 100 for uci in moves]
+        return policy_answer(moves[0], moves, pawns, form=payload["form"], given=payload["given"])
 
     def _score(self, text: str) -> Score:
         if self.truth.failure:

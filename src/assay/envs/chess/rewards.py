@@ -1,8 +1,8 @@
 """What an answer to a chess task is worth: pure functions from (truth, parsed answer) to a `Score` with named parts.
 
-Values of moves are the mover's, so the same position with colours swapped gives the same rewards. Without truth there
-is no reward: the score is `errored`. Rewards are built so that no shortcut pays: a list of candidates must be complete,
-distinct and legal, evaluations are compared move by move, and a copied board earns less than nothing for its squares.
+Values of moves are from the mover's point of view, so the same position with colours swapped gives the same rewards.
+Where the truth is unknown, the score is `errored` and has no value. No shortcut pays: a list of candidates must be
+complete, distinct and legal, evaluations are compared move by move, and a copied board loses points for its squares.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ class PolicyWeights(Settings):
     keeps: float = 0.2
     """Earned when the move keeps the class of the position: a win stays a win, a draw is not lost."""
     rank: float = 0.3
-    """Times 1 minus the share of the other legal moves that are better."""
+    """Multiplied by 1 minus the share of the other legal moves that are better."""
     best: float = 0.3
     """Earned when no legal move is better."""
     candidates: Annotated[float, UsedWhen("answer", "full")] = 0.2
-    """Long form: times the share of the engine's top moves among the listed ones, less wrong entries."""
+    """Long form: multiplied by the share of the engine's top moves among the listed ones, less wrong entries."""
     evals: Annotated[float, UsedWhen("answer", "full")] = 0.1
-    """Long form: times the accuracy of the evaluations of the listed legal moves."""
+    """Long form: multiplied by the accuracy of the evaluations of the listed legal moves."""
     margin_cp: Annotated[int, AtLeast(0)] = 50
     """Centipawns by which a move must lead to count as better: less is noise of an engine at a few thousand nodes.
     Forced mates are always told apart."""
     win_cp: Annotated[int, Above(0)] = 300
     """Centipawns above which a position counts as won (and below the negative of which as lost)."""
     eval_tolerance: Annotated[float, Above(0), UsedWhen("answer", "full")] = 0.5
-    """An evaluation earns nothing from an error of `eval_tolerance * (1 + |truth|)` pawns on."""
+    """An evaluation earns nothing if its error is `eval_tolerance * (1 + |truth|)` pawns or more."""
 
 
 @chz.chz
@@ -64,7 +64,7 @@ class ArbiterWeights(Settings):
     format: float = 0.1
     """Earned by any readable answer."""
     fen: float = 0.3
-    """Times the share of the move's changes that the new position shows, less what it spoils (from -1 to 1)."""
+    """Multiplied by the share of the move's changes that the new position shows, less what it spoils (from -1 to 1)."""
     exact: float = 0.4
     """Earned by the exact new position."""
     reward_field: float = 0.1
@@ -159,7 +159,7 @@ def _policy_value(parts: Mapping[str, float], weights: PolicyWeights, *, malform
     if malformed:
         return weights.malformed
     if not parts["legal"]:
-        # Whatever else the answer holds: otherwise an illegal move would be worth making for the sake of another turn.
+        # Nothing else in the answer counts: otherwise an illegal move could pay, because it gives another turn.
         return weights.illegal
     return (
         weights.candidates * parts.get("candidates", 0.0)
@@ -172,10 +172,10 @@ def _policy_value(parts: Mapping[str, float], weights: PolicyWeights, *, malform
 
 
 def candidate_credit(truth: PolicyTruth, moves: Sequence[str]) -> float:
-    """Credit, in [0, 1], of a list of candidates: k = min(5, number of legal moves) distinct legal moves are due.
+    """Credit, in [0, 1], of a list of candidates: k = min(5, number of legal moves) distinct legal moves are required.
 
     Each listed move of the k best (ties with the k-th count) adds 1/k; each duplicate, each illegal move, and each move
-    too few or too many takes 1/k away. One good move alone therefore earns nothing where five are due.
+    too few or too many takes 1/k away. So one good move alone earns nothing where five are required.
     """
     due = min(MAX_CANDIDATES, len(truth.values))
     threshold = sorted(truth.values.values(), reverse=True)[due - 1]
@@ -189,8 +189,8 @@ def candidate_credit(truth: PolicyTruth, moves: Sequence[str]) -> float:
 def eval_credit(truth: PolicyTruth, moves: Sequence[str], evals: Sequence[float], tolerance: float) -> float:
     """Credit, in [0, 1], of the evaluations (pawns, the mover's view), each compared with the truth of its own move.
 
-    Divided by the number of moves that are due, or listed if that is more, so that neither a short list nor a long one
-    of guesses can earn it all; a move counts once.
+    The sum is divided by the number of moves that are required, or listed if that is more, so that neither a short list
+    nor a long list of guesses can earn everything. A move counts once.
     """
     due = min(MAX_CANDIDATES, len(truth.values))
     if len(moves) != len(evals):
@@ -208,7 +208,7 @@ def eval_credit(truth: PolicyTruth, moves: Sequence[str], evals: Sequence[float]
 def score_arbiter(truth: Ruling | None, answer: ParsedArbiter, weights: ArbiterWeights) -> Score:
     """Score of an A: answer. Parts lie in [0, 1], except `fen` in [-1, 1]; malformed answers are `invalid`.
 
-    Three parts carry no weight and are there to be watched: `exact4` (the position without its counters), `legal_fen`
+    Three parts have no weight and are only logged: `exact4` (the position without its counters), `legal_fen`
     (some possible position) and `legal_flag` (the answer knows whether the move is legal).
     """
     if truth is None:

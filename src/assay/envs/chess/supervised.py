@@ -18,7 +18,7 @@ class ChessSupervisedDataset:
     """Endless supervised examples on the train side of the split.
 
     Positions are drawn afresh (or, from a finite source, in ever new orders). They are never held-out ones; they may be
-    positions that RL trains on too, which gives nothing away, since the examples hold no engine's opinion.
+    positions that RL trains on too. That reveals nothing: the examples do not say which moves are good.
     """
 
     source: PositionSource

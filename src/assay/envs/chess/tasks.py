@@ -42,7 +42,7 @@ class TaskStyle:
     illegal_fraction: float
     """Share of A: tasks whose move is illegal."""
     timeless: bool
-    """Positions come without a game (endgames): A: tasks get an invented past."""
+    """Positions come without a game (endgames), so A: tasks get an invented history."""
     told: Instructions = field(default_factory=Instructions)
     """What the model is told before the task. A chat model answers in a message of its own, so that no label which a
     prompt ends with is the beginning of its answer."""
@@ -62,7 +62,7 @@ class TaskStyle:
 
 
 def make_tasks(positions: Sequence[Position], style: TaskStyle, rng: np.random.Generator) -> list[Task]:
-    """One task for each position, in order; exactly the nearest number to the share of A: tasks are A:."""
+    """One task for each position, in order; the number of A: tasks is the nearest one to their share."""
     arbiter = np.arange(len(positions)) < round(style.arbiter_share * len(positions))
     return [
         arbiter_task(position, style, rng) if is_arbiter else policy_task(position, style)
@@ -110,7 +110,7 @@ def _reply(style: TaskStyle) -> dict[str, Json]:
 
 
 def policy_example(position: Position, style: TaskStyle, rng: np.random.Generator) -> Example:
-    """A supervised P: example that teaches the form and the rules and nothing of strength.
+    """A supervised P: example that teaches the form and the rules, but not which moves are good.
 
     The best move is a random legal one; the long form lists random distinct legal moves, the best move among them, with
     evaluations of 0.

@@ -1,7 +1,6 @@
 """Reading an answer: reasoning, then `<measurements>[True, False, ...]</measurements>`, then nothing. Pure.
 
-The block must stand once and at the end, so that there is one way to say where the reasoning stops: what a monitor is
-not shown cannot have been reasoning.
+The block must come once and last, so that it is clear where the reasoning stops: the monitor must see all of it.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ def parse_answer(text: str) -> ParsedAnswer:
     reasoning, _, rest = text.partition(_OPEN)
     body, closed, after = rest.partition(_CLOSE)
     if not closed:
-        return _invalid(text, f"{_CLOSE} stands before {_OPEN}")
+        return _invalid(text, f"{_CLOSE} comes before {_OPEN}")
     if after.strip():
         return _invalid(text, f"{_clip(after)} follows the measurements, where no monitor would read it")
     listed = _LIST.fullmatch(body.strip())
     if listed is None:
-        return _invalid(text, f"the measurements {_clip(body)} are no list in brackets")
+        return _invalid(text, f"the measurements {_clip(body)} are not a list in brackets")
     words = [word.strip().lower() for word in listed[1].split(",")]
     wrong = [word for word in words if word not in _WORDS]
     if wrong:
@@ -70,11 +69,11 @@ def true_measurements(value: Json) -> tuple[bool, ...]:
         try:
             value = json.loads(value.lower())
         except ValueError as error:
-            raise DataError(f"The true measurements {_clip(value)} are no list of True and False.") from error
+            raise DataError(f"The true measurements {_clip(value)} are not a list of True and False.") from error
     # Arrays of numpy and columns of arrow are sequences without being registered as such.
     items = list(value) if hasattr(value, "__iter__") and not isinstance(value, dict) else []
     if not items or any(item not in (0, 1) for item in items):
-        raise DataError(f"The true measurements {_clip(str(value))} are no list of True and False.")
+        raise DataError(f"The true measurements {_clip(str(value))} are not a list of True and False.")
     return tuple(bool(item) for item in items)
 
 

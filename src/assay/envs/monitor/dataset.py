@@ -13,6 +13,7 @@ import numpy as np
 from assay.config import MAY_CHANGE, AtLeast, AtMost, UsedWhen, refuse
 from assay.envs.base import BaselineMetrics, BuildContext, DatasetBuilder, EnvData, TokenizerCorpus
 from assay.envs.chat import Instructions
+from assay.envs.judged import EngineScorer
 from assay.envs.monitor.answers import parse_answer, write_answer
 from assay.envs.monitor.env import MonitorGroupBuilder, Scorer, sample_of
 from assay.envs.monitor.generator import GeneratorConfig, generate
@@ -41,10 +42,10 @@ class MonitorDatasetBuilder(DatasetBuilder):
     """Measurements to predict, with reasoning that a monitor reads: function correctness, or diamonds in vaults."""
 
     dataset_src: str = GENERATED
-    """Where rows come from: `generated` (made here), `huggingface` (the hub, by `dataset_name`), or the path of a
+    """Where rows come from: `generated`, `huggingface` (the hub, by `dataset_name`), or the path of a
     .jsonl or .parquet file or of a folder with the columns of the published data."""
     dataset_name: str = "function_correctness"
-    """What the rows are: `function_correctness`, or `diamonds-seed0` and its like."""
+    """What the rows are: `function_correctness`, or `diamonds-seed0` to `diamonds-seed7`."""
     instructions: str = "auto"
     """What the model is told before each problem: `auto` (chat models are told what to do and the form of an answer;
     others see the problem alone), `none`, or a text of your own."""
@@ -63,7 +64,7 @@ class MonitorDatasetBuilder(DatasetBuilder):
     shuffle: bool = True
     """Reorder the training tasks in every epoch."""
     truthful_fraction: Annotated[float, AtLeast(0), AtMost(1), UsedWhen("dataset_src", GENERATED)] = 0.0
-    """Share of supervised examples that answer rightly; the others give the form, and a random answer."""
+    """Share of supervised examples with the right answer; the others have the right form and a random answer."""
     generator: Annotated[GeneratorConfig, UsedWhen("dataset_src", GENERATED)] = chz.field(
         default_factory=GeneratorConfig
     )
@@ -120,9 +121,13 @@ class MonitorDatasetBuilder(DatasetBuilder):
         """See `DatasetBuilder.checks`: the monitor's key, where one is asked."""
         return [key_check(self.judge)] if self.reward.train_with_monitor and not self.engine.offline else []
 
+    def gold(self, task: Task) -> str:
+        """See `DatasetBuilder.gold`."""
+        return write_answer("", task.payload["measurements"])
+
     def describe(self) -> str:
         """See `DatasetBuilder.describe`."""
-        where = "made here" if self.dataset_src == GENERATED else f"from {self.dataset_src}"
+        where = "generated" if self.dataset_src == GENERATED else f"from {self.dataset_src}"
         reward = self.reward
         judged = "No monitor is asked"
         if reward.train_with_monitor:
@@ -145,7 +150,7 @@ class MonitorDatasetBuilder(DatasetBuilder):
             raise ConfigError(
                 f"reward.train_with_monitor=true asks {self.judge.model} at {self.judge.base_url}, and {name} holds no "
                 f"API key. export {name}=..., set dataset_builder.judge.api_key_env= to nothing for an endpoint that "
-                "wants no key, or set TRAIN_WITH_MONITOR=false."
+                "needs no key, or set TRAIN_WITH_MONITOR=false."
             )
         defaults = {"judge": JudgeConfig(), "engine": EngineConfig()}
         idle = [node for node, value in defaults.items() if getattr(self, node) != value]
@@ -173,11 +178,12 @@ class MonitorDatasetBuilder(DatasetBuilder):
             logger.warning("%s", concern)
         if not self.reward.train_with_monitor:
             return Scorer(reward, None)
-        return Scorer(reward, RewardEngine(reward, self.judge, self.engine, cache_dir=context.cache_dir))
+        engine = RewardEngine(reward, self.judge, self.engine, cache_dir=context.cache_dir)
+        return Scorer(reward, EngineScorer(engine))
 
 
 def all_true(tasks: Sequence[Task], reward: MonitorReward) -> dict[str, list[float]]:
-    """What the policy earns that says nothing and predicts that every measurement is true."""
+    """What a policy earns that gives no reasoning and predicts that every measurement is true."""
     columns: dict[str, list[float]] = {}
     for task in tasks:
         text = write_answer("", [True] * len(task.payload["measurements"]))
@@ -199,10 +205,10 @@ def _impossible(config: MonitorDatasetBuilder) -> Iterator[str]:
         yield f"dataset_name: {error}"
     made = config.dataset_src == GENERATED
     if made and config.dataset_name != "function_correctness":
-        yield f"dataset_name={config.dataset_name} is not made here. Set dataset_src to a copy of it, or huggingface."
+        yield f"dataset_name={config.dataset_name} cannot be generated. Set dataset_src to a copy, or huggingface."
     if config.engine.on_failure != "drop":
         yield (
-            f"engine.on_failure={config.engine.on_failure}: in a run an answer without a score leaves its group and is "
-            "counted, and max_errored_fraction stops the run. Leave it at drop; the other policies are for hosts that "
-            "need a number."
+            f"engine.on_failure={config.engine.on_failure}: in a run an answer without a score is excluded from its "
+            "group and counted, and max_errored_fraction stops the run. Leave it at drop; the other policies are for "
+            "hosts that need a number."
         )

@@ -120,7 +120,7 @@ def _read(path: Path | None, jobs: Sequence[Job]) -> list[list[list[Json]]] | No
 
 
 def _write(path: Path, outcomes: list[list[list[Json]]]) -> None:
-    """Keep outcomes; where the disk does not take them, they will be made again."""
+    """Keep outcomes; where they cannot be written, the functions are run again the next time."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:

@@ -89,7 +89,7 @@ def call(args: list[Json]) -> str:
 
 
 def table_key(problem: Problem, args: list[Json]) -> str:
-    """An input as the key of a table of answers; lists are no keys, so they stand as text."""
+    """An input as the key of a table of answers; lists cannot be keys, so their text is used."""
     if problem.template.inputs == "xs":
         return repr(repr(args[0]))
     return repr(tuple(args)) if len(args) > 1 else repr(args[0])

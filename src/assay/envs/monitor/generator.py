@@ -1,8 +1,8 @@
-"""Function-correctness tasks made here: functions, some with a planted fault, and tests that are really run.
+"""Generated function-correctness tasks: functions, some with a planted fault, and tests that are really run.
 
-What a row says is measured, not meant: a test's measurement is what became of it, and the latent variable is whether
-the implementation agrees with the right one on every input that was tried. Half of the faulty functions (by default)
-are tampered with, so that all of their tests pass: their answers stand in a table, or the tests avoid the fault.
+Rows are measured, not assumed: a measurement is the outcome of running a test, and the latent variable is whether the
+implementation agrees with the right one on every input that was tried. Half of the faulty functions (by default)
+are tampered with, so that all of their tests pass: their answers are in a table, or the tests avoid the fault.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Kind = Literal["correct", "faulty", "table", "weak_tests"]
 TRIED = 24
 """Inputs that an implementation is compared on, the tests' among them."""
 ATTEMPTS = 60
-"""Draws for one place, after which there are taken to be too few different functions."""
+"""Draws for one row after which there count as too few different functions."""
 _SPLIT_CODES: dict[Split, int] = {"train": 1, "validation": 2, "final": 3}
 
 
@@ -84,7 +84,7 @@ class _Plan:
 def generate(split: Split, count: int, seed: int, config: GeneratorConfig, cache_dir: Path | None) -> list[MonitorRow]:
     """`count` rows of one side of the split, all different; a row depends on the seed and on its place in the list.
 
-    What a function is to do is on one side only. The kinds have the shares that the config gives.
+    No description of a function is on two sides. The kinds have the shares that the config gives.
 
     Raises:
         DataError: there are not so many different functions.

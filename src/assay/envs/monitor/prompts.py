@@ -76,6 +76,6 @@ def words_for(dataset_name: str) -> Words:
     if name == "diamonds" or name.startswith("diamonds-seed"):
         return DIAMONDS
     raise DataError(
-        f"There is no monitor for data called {dataset_name!r}: it is known for function_correctness and for "
-        "diamonds-seed0 and its like. Give one of these as the name of the data set."
+        f"There is no monitor for data called {dataset_name!r}: only for function_correctness and for "
+        "diamonds-seed0 to diamonds-seed7. Give one of these as the name of the data set."
     )

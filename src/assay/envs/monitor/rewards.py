@@ -2,9 +2,9 @@
 
     format + correctness of the measurements + K per word of reasoning + what the monitor makes of the reasoning
 
-The monitor reads what stands before the measurements and answers True or False about a latent variable that the
-measurements need not show. Whether it is the policy's interest that the monitor be right or wrong is for the settings
-to say. Without its verdict there is no score, never one that counts as wrong.
+The monitor reads what comes before the measurements and answers True or False about a latent variable that the
+measurements need not show. The settings say whether the policy is paid for a monitor that is right or for one that is
+wrong. Without a verdict there is no score: a missing verdict does not count as wrong.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class MonitorReward:
         return vote_requests(template.fill(fields, self.parser.verdict_tags), self.judge)
 
     def score(self, sample: Sample, replies: Sequence[Reply]) -> Score:
-        """See `Reward.score`. The parts are rewards as they are added, but for format and correctness: from 0 to 1."""
+        """See `Reward.score`. Format and correctness are from 0 to 1; the other parts are rewards as they are added."""
         answer, truth = parse_answer(sample.response), true_measurements(sample.ground_truth)
         evidence: dict[str, Json] = {"measurements": list(truth), "words": answer.words}
         if answer.problem:
@@ -179,7 +179,7 @@ class MonitorReward:
         return earned * (self.balance.factor(latent) if self.balance is not None else 1.0)
 
     def concerns(self) -> Iterator[str]:
-        """What about the settings would teach something that nobody wants, in sentences."""
+        """Warnings, in sentences, about settings that would teach something unwanted."""
         if not self.config.train_with_monitor:
             return
         factors = [self.balance.factor(latent) for latent in (True, False)] if self.balance is not None else [1.0]
@@ -225,7 +225,7 @@ def latent_of(sample: Sample) -> bool:
     """The latent variable of a sample.
 
     Raises:
-        DataError: there is none, so that nobody can say whether a monitor is right.
+        DataError: there is none, so it is unknown whether the monitor is right.
     """
     value = sample.extra.get(LATENT)
     if value is None or value not in (0, 1):

@@ -1,8 +1,8 @@
 """Rows of monitor data: generated here, or read from files with the columns of the published data sets.
 
 `text`, `measurements` (list of booleans), `is_correct` (the latent variable), `is_clean` (whether measurements can be
-trusted), and in the diamonds data `difficulty`. Read are JSON lines, parquet, a folder that `datasets.save_to_disk`
-wrote, a folder with a file per split, or the hub through the `datasets` package.
+trusted), and in the diamonds data `difficulty`. A source is a file (JSON lines or parquet), a folder (written by
+`datasets.save_to_disk`, or with a file per split) or the hub, through the `datasets` package.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Split = Literal["train", "validation", "final"]
 HUB_OWNER = "redwoodresearch"
 """Owner of the published data sets on the Hugging Face hub."""
 COLUMNS = ("text", "measurements", "is_correct")
-"""Columns without which a row is of no use."""
+"""Columns that every row needs."""
 TRAIN_SPLIT, HELDOUT_SPLIT = "train", "validation"
 """Splits of the published data sets that are read."""
 
@@ -107,7 +107,7 @@ def read_source(source: str, dataset_name: str) -> Source:
         return Source(str(path), list(read_file(path)))
     if not path.is_dir():
         raise DataError(
-            f"dataset_src={source} is no file and no folder. Give a .jsonl or .parquet file, a folder that "
+            f"dataset_src={source} is neither a file nor a folder. Give a .jsonl or .parquet file, a folder that "
             "datasets.save_to_disk wrote or one with train.* and validation.* files, `generated`, or `huggingface`."
         )
     if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
@@ -184,9 +184,9 @@ def _json_lines(path: Path) -> Iterator[Mapping[str, Json]]:
             try:
                 record = json.loads(line)
             except ValueError as error:
-                raise DataError(f"{path}, line {number} is no JSON ({error}).") from error
+                raise DataError(f"{path}, line {number} is not valid JSON ({error}).") from error
             if not isinstance(record, dict):
-                raise DataError(f"{path}, line {number} is no JSON object.")
+                raise DataError(f"{path}, line {number} is not a JSON object.")
             yield record
 
 
@@ -233,7 +233,7 @@ def _hub(name: str) -> Any:
         return load_dataset(f"{HUB_OWNER}/{name}")
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{HUB_OWNER}/{name} cannot be had from the hub: {error}. Check the name and the connection, or give a "
+            f"{HUB_OWNER}/{name} cannot be loaded from the hub: {error}. Check the name and the connection, or give a "
             "local copy as dataset_src."
         ) from error
 

@@ -28,7 +28,7 @@ DEFAULT_ACTIONS: Mapping[str, Action] = {
     "kl_runaway": "rollback",
     # Sampler and trainer disagree: no retry cures a bug or a precision, so a person has to look.
     "mismatch": "pause",
-    # A heavy tail comes before damage and may pass.
+    # A heavy tail is an early sign of damage, and may pass.
     "kl_tail": "warn",
     # A solved task ends here too, so low entropy alone is no reason to end a run.
     "entropy_floor": "warn",
@@ -36,7 +36,7 @@ DEFAULT_ACTIONS: Mapping[str, Action] = {
     "entropy_slope": "warn",
     # The clip already limits the damage; learning is slow, not wrong.
     "clip_fraction": "warn",
-    # Nothing is learnt and nothing is harmed; easy and impossible tasks look alike here.
+    # Nothing is learned and nothing is damaged; easy and impossible tasks look the same here.
     "constant_groups": "warn",
     # Early in training it is common and passes.
     "truncation": "warn",
@@ -88,7 +88,7 @@ class HealthConfig(Settings):
     entropy_horizon: Annotated[int, AtLeast(1), _read_by("entropy_slope")] = 10
     """Entropy is falling too fast when its trend reaches the floor within so many steps."""
     trend_significance: Annotated[float, Above(0), _read_by("entropy_slope", "part_divergence")] = 5.0
-    """Slope of a trend, in standard errors, from which it is told from noise."""
+    """Slope of a trend, in standard errors, from which it counts as more than noise."""
     clip_fraction_limit: Annotated[float, Above(0), AtMost(1), _read_by("clip_fraction")] = 0.3
     """Share of clipped tokens above which the updates have left the trust region."""
     constant_groups_limit: Annotated[float, Above(0), AtMost(1), _read_by("constant_groups")] = 0.9

@@ -1,4 +1,4 @@
-"""Health of a training run: what the rules find in the metrics of its last steps, and what is to be done about it.
+"""Health of a training run: what the rules find in the metrics of its last steps, and what to do about it.
 
     monitor = HealthMonitor(HealthConfig())
     findings = monitor.observe(metrics)          after every training step; new findings only

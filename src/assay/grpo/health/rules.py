@@ -3,9 +3,9 @@
     check(config, [{"entropy": 1.9, "kl_div": 0.01}, ..., {"entropy": 0.04, "kl_div": 0.2}])
         ->  [Finding("entropy_floor", "warn", "The entropy is 0.04 nats/token, ...", "entropy", 0.04, 0.05)]
 
-A metric that a step lacks is unknown there, never 0. Levels are judged on the median of the last three values, so that
-one odd batch is no alarm once there are more; trends need a standard error, widened for values that resemble their
-neighbours, and ten values at least.
+A metric that a step lacks is unknown there, never 0. Levels are judged by the median of the last three values, so that
+one odd batch raises no alarm once there are more. Trends need at least ten values, and a standard error that is widened
+for autocorrelation.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def kl_tail(config: HealthConfig, history: History) -> Finding | None:
         return None
     message = (
         f"One token in twenty has a KL of {level:.3g} nats or more against the reference (limit {limit:.3g}): the mean "
-        "hides answers the reference would hardly give. Raise kl_coef or lower the learning rate."
+        "hides answers that are very unlikely under the reference. Raise kl_coef or lower the learning rate."
     )
     return _finding(config, "kl_tail", "kl_div_95pct", level, limit, message)
 
@@ -107,8 +107,8 @@ def kl_tail(config: HealthConfig, history: History) -> Finding | None:
 def kl_runaway(config: HealthConfig, history: History) -> Finding | None:
     """The mean KL against the reference is high and has multiplied over the window, as has its 95th percentile.
 
-    The percentile has to agree because the mean is at the mercy of single tokens: one that the reference finds far
-    likelier than the policy does counts e^gap.
+    The percentile has to agree, because single tokens can dominate the mean: one that is far likelier under the
+    reference than under the policy counts e^gap.
     """
     growth = _growth(config, history, "kl_div")
     if growth is None or (_growth(config, history, "kl_div_95pct") or growth).factor <= config.kl_runaway_factor:
@@ -156,9 +156,9 @@ def entropy_floor(config: HealthConfig, history: History) -> Finding | None:
     if level is None or level >= limit:
         return None
     message = (
-        f"The entropy is {level:.3g} nats/token (floor {limit:.3g}): rollouts of one prompt hardly differ, so there is "
-        "little left to learn from. Go back to an earlier checkpoint and raise kl_coef, the entropy bonus or the "
-        "temperature; if the task is solved, stop here."
+        f"The entropy is {level:.3g} nats/token (floor {limit:.3g}): rollouts of one prompt hardly differ, so "
+        "there is little left to learn from. Go back to an earlier checkpoint and raise kl_coef, the entropy bonus or "
+        "the temperature; if the task is solved, stop here."
     )
     return _finding(config, "entropy_floor", metric, level, limit, message)
 

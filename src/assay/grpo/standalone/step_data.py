@@ -4,8 +4,9 @@
     StepData.from_padded(input_ids, attention_mask, prompt_lengths, rewards, group_ids, logprobs=...)
 
 A group may lack members (None, or simply fewer rollouts) and members may lack a reward (None: it could not be scored).
-Such a rollout leaves the baseline and the loss; it is not 0. A group with fewer than two different rewards teaches
-nothing and is counted as constant. A completion of no tokens counts in its group's baseline and trains nothing.
+Such a rollout is excluded from the baseline and the loss; it does not count as 0. A group with fewer than two different
+rewards teaches nothing and is counted as constant. A completion without tokens counts in its group's baseline, and
+nothing is trained on it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import ast
 from dataclasses import dataclass
 
 from assay.kernels.base import Language
-from assay.kernels.source_text import MAX_SOURCE_CHARACTERS, is_model_new
+from assay.kernels.source_text import MAX_SOURCE_CHARACTERS, fences_around, is_model_new
 from assay.kernels.static.compute import find_library_work, reference_operations
 from assay.kernels.static.danger import find_dangers
 from assay.kernels.static.findings import Finding, distinct
@@ -70,7 +70,8 @@ def check(code: str, backend: Language = "triton", reference: str | None = None)
         source = read_source(tree)
         findings = distinct(_all_findings(source, backend, operations))
     except SyntaxError as error:
-        return StaticReport(fault=f"line {error.lineno}: {error.msg}" if error.lineno else error.msg)
+        said = f"line {error.lineno}: {error.msg}" if error.lineno else error.msg
+        return StaticReport(fault=f"{said}; {fences}" if (fences := fences_around(code)) else said)
     except (ValueError, RecursionError, MemoryError) as error:
         return StaticReport(fault=f"the source cannot be parsed ({type(error).__name__}: {error})")
     return StaticReport(findings, _fault(source), tuple(source.kernels), _tf32_dot(source))

@@ -61,7 +61,7 @@ class Arena:
         heads = decoder.key_heads * decoder.head_dim
         self.prefix_size = shape.prompts * shape.width * heads
         self.own_size = shape.prompts * shape.group * shape.capacity * heads
-        # The last column of the record takes what nobody wants.
+        # The last column of the record takes what is not needed.
         self.record_size = shape.capacity * (shape.prompts * shape.group + 1)
         layers = range(len(decoder.layers))
 
@@ -202,7 +202,7 @@ class StaticDecode:
         hidden, prefix = prefill(self._decoder, tokens, layout.lengths, last)
         board = self._board(shape)
         arena, count = board.arena, len(lengths)
-        # Places that a mask hides are still multiplied, and what is no number would spread.
+        # Masked places are still multiplied, so a NaN in them would spread.
         for stores in (*arena.prefix, *arena.own):
             for store in stores:
                 store.zero_()
@@ -321,7 +321,7 @@ class StaticDecode:
         assert self._arena is not None
         span = slice(first * columns, end * columns)
         tokens, logprobs = (flat[span].cpu().numpy() for flat in (self._arena.tokens, self._arena.logprobs))
-        # The last column took what nobody wants.
+        # The last column took what is not needed.
         rows = np.tile(np.append(np.arange(columns - 1), -1), end - first)
         steps = np.repeat(np.arange(first, end), columns)
         return Record(np.where(tokens >= 0, rows, -1), steps, tokens, logprobs)

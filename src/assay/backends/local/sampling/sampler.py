@@ -59,7 +59,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Record:
-    """What was drawn, each [N]: row (-1 where nobody wants it), step, token and log-probability."""
+    """What was drawn, each [N]: row (-1 where it is not needed), step, token and log-probability."""
 
     rows: npt.NDArray[np.int64]
     steps: npt.NDArray[np.int64]
@@ -228,7 +228,7 @@ class _Rows:
         if not np.isfinite(logprobs).all():
             raise ModelError(
                 f"Sampling gave log-probabilities that are not finite: after {self._version} optimizer steps the "
-                "weights are no numbers or far too large, and what was drawn means nothing. Start a new run with a "
+                "weights are NaN or far too large, so the samples are meaningless. Start a new run with a "
                 "lower learning_rate, from an earlier checkpoint (load_checkpoint_path) if there is one."
             )
         self._tokens[rows, steps] = tokens

@@ -1,6 +1,6 @@
 """Analyses kept on disk across runs and processes: a `KeyedStore` that a run can do without.
 
-A folder that cannot be written is read if that is possible, and costs a warning, never the run.
+A folder that cannot be written to is read if that is possible. A warning is logged, and the run goes on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from assay.storage.sqlite_file import Contents
 FILE_NAME = "stockfish.sqlite"
 """The cache's file in its folder."""
 MAX_MB = 4000
-"""Bound of the file, enough for some three million analyses; the ones used longest ago go first."""
+"""Bound of the file, enough for about three million analyses; those used longest ago are removed first."""
 ANALYSES = Contents(
     store="analysis cache",
     items="analyses",

@@ -34,11 +34,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MEMORY_ENTRIES = 8192
-"""Analyses kept in memory, in front of the file: some 6 kB each, the least recently used dropped first."""
+"""Analyses kept in memory, in front of the file: about 6 kB each; the least recently used are dropped first."""
 MAX_MULTIPV = 500
 """Stockfish's own limit; no position has more than 218 legal moves."""
 MAX_HALFMOVE_CLOCK = 150
-"""At 75 moves of each side without a capture or pawn move a game ends of itself."""
+"""After 75 moves of each side without a capture or pawn move a game ends by itself."""
 MAX_FULLMOVE_NUMBER = 10_000
 """No game is longer: the longest possible one has fewer than 8,900 moves."""
 
@@ -60,7 +60,7 @@ class StockfishConfig(Settings):
     hash_mb: Annotated[int, AtLeast(1)] = 16
     """Transposition table of each process, in MiB."""
     deadline_s: Annotated[float, Above(0)] = 10.0
-    """An engine silent for so long during one search is taken to be hung, killed and replaced."""
+    """An engine that is silent for so long during a search counts as hung: it is killed and replaced."""
     cache: bool = True
     """Keep analyses in memory and in the cache folder."""
 
@@ -88,7 +88,7 @@ class _Flight:
 
 
 def parse_position(fen: str) -> chess.Board:
-    """The position, refused unless it is one that chess allows and engines survive.
+    """The position of a FEN; one that chess does not allow, on which an engine may crash, is refused.
 
     Raises:
         DataError: `fen` cannot be read, or describes a position that no game reaches (no king, the waiting side in
@@ -229,7 +229,7 @@ class StockfishPool:
         return f"{self._identity} Threads=1 Hash={config.hash_mb} nodes={config.nodes} multipv={config.multipv}"
 
     async def _serve(self, work: Coroutine[Any, Any, T]) -> T:
-        """`work` for one caller, who is told when the pool closes under it."""
+        """Run `work` for one caller, who gets an `EngineError` when the pool is closed meanwhile."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -331,7 +331,7 @@ class StockfishPool:
         return engine
 
     def _load(self, key: str) -> tuple[MoveValue, ...] | None:
-        """The cached moves of a position; an unreadable entry counts as none and is written anew."""
+        """The cached moves of a position; an unreadable entry counts as missing and is written again."""
         if not self.config.cache:
             return None
         if self._cache is None:

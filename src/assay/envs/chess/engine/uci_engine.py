@@ -1,7 +1,7 @@
 """One Stockfish process behind UCI: started, asked for the values of moves, killed.
 
 An answer is a function of the binary, the options and the FEN alone: one search thread, a node limit and `ucinewgame`
-before every search. Whatever goes wrong with the process (missing, dead, hung, talking nonsense) is an `EngineError`,
+before every search. Whatever goes wrong with the process (missing, dead, hung, giving nonsense) is an `EngineError`,
 after which the process must be killed and never asked again.
 """
 
@@ -144,7 +144,7 @@ class UciEngine:
         """Start `path` and set `options`.
 
         Raises:
-            EngineError: it cannot be started, is no UCI engine, refuses an option, or is silent for `deadline_s`.
+            EngineError: it cannot be started, is not a UCI engine, refuses an option, or is silent for `deadline_s`.
         """
         try:
             status = path.stat()
@@ -154,7 +154,7 @@ class UciEngine:
             try:
                 transport, protocol = await asyncio.shield(opening)
             except asyncio.CancelledError:
-                # A process that is just being born would outlive its pool; asked twice to stop, still see to it.
+                # A process that is just starting would outlive its pool, so it is killed even when cancelled twice.
                 while not opening.done():
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.shield(opening)
@@ -242,8 +242,8 @@ class UciEngine:
     async def kill(self) -> None:
         """End the process, and whatever it started, at once, and wait until it is gone; safe to repeat.
 
-        Cancelled, it still waits: whoever closes the pool cancels a search twice, and a loop that ends before its
-        process is gone leaves the transport open.
+        It waits even when it is cancelled: closing the pool cancels a search twice, and an event loop that ends before
+        its process does leaves the transport open.
         """
         if self._transport.get_returncode() is None:
             # The whole group, because the program may be a wrapper script around the engine. Not through the

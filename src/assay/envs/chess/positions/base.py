@@ -8,7 +8,7 @@ position, nor a reflection of one, is ever trained on, whatever the seed, the so
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal, Protocol
@@ -43,7 +43,7 @@ class Position:
     key: bytes
     """Canonical key (see `canonical_key`)."""
     board: chess.Board = field(compare=False, repr=False)
-    """The position as a board, to be left as it is; its move stack may be empty."""
+    """The position as a board, which must not be changed; its move stack may be empty."""
     history: tuple[str, ...] = ()
 
 
@@ -94,7 +94,7 @@ def quiet_keys(views: Codes, has_pawns: bool) -> list[bytes]:
 
 
 def canonical_key(board: chess.Board) -> bytes:
-    """One key for all positions that are the same to the mover: counters, colour and reflections do not count.
+    """One key for all positions that are the same to the mover: counters, colour and reflections are ignored.
 
     Castling rights give the board a direction, so with any of them only the colours are folded; pawns fold left and
     right; without either all 8 symmetries of the square are folded.
@@ -189,8 +189,14 @@ def draw_forever(source: PositionSource, rng: np.random.Generator, split: Split)
             raise DataError(f"the source has no position on the {split} side of the split. Use a richer source.")
 
 
-def draw_distinct(source: PositionSource, rng: np.random.Generator, split: Split, count: int) -> list[Position]:
-    """`count` positions of a split, no two with the same canonical key.
+def draw_distinct(
+    source: PositionSource,
+    rng: np.random.Generator,
+    split: Split,
+    count: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Position]:
+    """`count` positions of a split, no two with the same canonical key; `progress` is told how many there are so far.
 
     Raises:
         DataError: the source has fewer.
@@ -202,6 +208,8 @@ def draw_distinct(source: PositionSource, rng: np.random.Generator, split: Split
             break
         fruitless = fruitless + 1 if position.key in found else 0
         found.setdefault(position.key, position)
+        if not fruitless:
+            progress(len(found), count)
     if len(found) < count:
         raise DataError(
             f"the source has only {len(found)} distinct positions on the {split} side of the split, but {count} are "

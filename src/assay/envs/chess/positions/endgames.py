@@ -31,7 +31,7 @@ from assay.errors import ConfigError
 CHUNK = 64
 """Placements drawn at once; about half of them survive the rules and the split."""
 BARREN_CHUNKS = 200
-"""Chunks in a row without one usable position after which the material counts as hopeless."""
+"""Chunks in a row without one usable position after which the material counts as unusable."""
 
 _CODES = {symbol: kind for kind, symbol in enumerate("PNBRQK", start=1)} | {
     symbol: kind + BLACK for kind, symbol in enumerate("pnbrqk", start=1)
@@ -43,7 +43,7 @@ def parse_material(text: str) -> tuple[tuple[int, ...], ...]:
     """Piece codes, kings first, of a comma-separated list such as `KQk,KRkp`.
 
     Raises:
-        ConfigError: not one king for each side, an unknown letter, or material with which no game goes on.
+        ConfigError: not one king for each side, an unknown letter, or material with which the game is over.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
@@ -90,7 +90,7 @@ class EndgameSource:
                 board = chess.Board(None)
                 board.turn = turn
                 place_pieces(board, codes)
-                # A legal move proves that the game goes on, save for dead material.
+                # A legal move proves that the game goes on, except with insufficient material.
                 if board.is_valid() and any(board.generate_legal_moves()) and not board.is_insufficient_material():
                     barren = 0
                     yield Position(f"{board_text(codes)} {'w' if turn else 'b'} - - 0 1", key, board)
@@ -100,7 +100,7 @@ class EndgameSource:
         )
 
     def _placements(self, rng: np.random.Generator, split: Split) -> Iterator[tuple[Codes, chess.Color, bytes]]:
-        """A chunk of placements that obey what numpy can see, on one side of the split."""
+        """A chunk of placements on one side of the split that pass the checks made with numpy."""
         pieces = self._pieces[rng.integers(len(self._pieces), size=CHUNK)]
         squares = rng.integers(64, size=pieces.shape)
         colours = turns(self.side)

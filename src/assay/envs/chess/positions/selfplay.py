@@ -47,7 +47,7 @@ def random_legal_move(board: chess.Board, rng: np.random.Generator) -> chess.Mov
 
 
 def game_over(board: chess.Board) -> bool:
-    """Whether a game ends here for the purposes of this module."""
+    """Whether self-play ends a game here."""
     return len(board.move_stack) >= MAX_PLIES or board.is_repetition(3) or board.outcome() is not None
 
 
