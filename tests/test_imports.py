@@ -48,6 +48,7 @@ HOMES = {
     "tinker_cookbook": ("assay.integrations",),
     "datasets": ("assay.kernels", "assay.envs", "assay.integrations"),
     "pyarrow": ("assay.envs", "assay.kernels"),
+    "math_verify": ("assay.rewards.math_answers",),
 }
 """Optional package -> the only modules that may import it."""
 

@@ -235,7 +235,13 @@ def test_metrics_are_read_as_they_are_written(tmp_path: Path) -> None:
         file.write('ex": 2}\n')
     assert metrics.new() == [{"index": 2}]
     path.write_text('{"index": 0}\n')  # cut back by a run that resumes
-    assert metrics.new() == [{"index": 0}] == metrics.rows
+    assert metrics.new() == [] and metrics.rows == [{"index": 0}]
+    path.write_text('{"index": 0}\n{"index": 1, "again": true}\n')
+    assert metrics.new() == [{"index": 1, "again": True}]
+    path.write_text('{"index": 0}\n{"index": 1}\n')  # shorter, and another row from the second on
+    assert metrics.new() == [{"index": 1}]
+    path.write_text('{"index": 0}\n{"index": 11, "longer": "than it was before"}\n')
+    assert metrics.new() == [{"index": 11, "longer": "than it was before"}] == metrics.rows[1:]
 
 
 def test_a_stage_is_told_in_five_lines_the_last_at_its_end() -> None:
@@ -282,12 +288,13 @@ def test_a_control_that_fails_is_named_with_its_reason(tmp_path: Path) -> None:
 
 
 HOLDER = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from assay.cli.demo.control import Control, control_config
 from assay.training.config import load_config
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the background of a script
     control = Control(load_config("chess_pawn", sys.argv[2:]), Path(sys.argv[1]))
     time.sleep(1000)
 """

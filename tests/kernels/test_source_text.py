@@ -140,7 +140,9 @@ def test_a_file_is_taken_as_it_is_unless_it_is_markdown() -> None:
 def test_of_markdown_the_last_block_with_a_model_is_taken() -> None:
     one = read_kernel_file(fenced(MODEL))
     assert one.code == MODEL + "\n" and "lines 3 to 6" in one.told and "code blocks" not in one.told
-    several = read_kernel_file(fenced("import os", DRAFT, MODEL, "x = 1"))
+    text = fenced("import os", DRAFT, MODEL, "x = 1")
+    several = read_kernel_file(text)
+    assert f"lines {text.splitlines().index('import torch') + 1} to " in several.told
     assert several.code == MODEL + "\n" and "the last that defines ModelNew; the file has 4 code blocks" in several.told
     assert "the only one that defines ModelNew" in read_kernel_file(fenced("import os", MODEL)).told
     unclosed = read_kernel_file(f"```python\n{MODEL}\n")

@@ -83,6 +83,8 @@ class RunFiles:
     path: Path
     tokens: Tokens = field(default_factory=Tokens)
     run_id: str = "0123456789ab"
+    before: int = 0
+    """Supervised steps before the first RL batch."""
 
     def __post_init__(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -94,15 +96,16 @@ class RunFiles:
         made = tuple(rollout(task, turns, self.tokens, seed) for seed, turns in enumerate(answers))
         return TrajectoryGroup(task, made)
 
-    def step(self, step: int, groups: Sequence[TrajectoryGroup], split: str = "train", with_tokens: int = 2) -> None:
-        """Add the rollouts of a step, the first groups token by token, and its metrics."""
+    def step(self, index: int, groups: Sequence[TrajectoryGroup], split: str = "train", with_tokens: int = 2) -> None:
+        """Add the rollouts of an RL batch, the first groups token by token, and its metrics."""
+        step = self.before + index
         turns = trained(groups)
         records = trace_records(
             groups,
             run_id=self.run_id,
             step=step,
             phase="rl",
-            index=step,
+            index=index,
             split="eval" if split == "eval" else "train",
             decode=self.tokens.decode,
             turns=turns,
@@ -117,7 +120,7 @@ class RunFiles:
             name = "" if split == "train" else "eval/"
             values = {"reward/mean": np.mean(rewards), "reward_25pct": low, "reward_75pct": high}
             measured = {f"{name}{key}": float(value) for key, value in values.items()}
-            self.add("metrics.jsonl", [{"version": 1, "step": step, "phase": "rl", "index": step, **measured}])
+            self.add("metrics.jsonl", [{"version": 1, "step": step, "phase": "rl", "index": index, **measured}])
 
     def alarm(self, step: int, message: str, level: str = "warning") -> None:
         self.add("events.jsonl", [{"version": 1, "step": step, "kind": "alarm", "level": level, "message": message}])
@@ -149,9 +152,11 @@ def _training(reward: float | None, mean: float, constant: bool, length: int, se
     return TurnTraining(None, np.full(length, reward - mean, np.float32) + moved, moved)
 
 
-def write_run(path: Path, groups: Callable[[RunFiles, int], Sequence[TrajectoryGroup]], steps: int = 3) -> RunFiles:
-    """A run of some steps."""
-    files = RunFiles(path)
+def write_run(
+    path: Path, groups: Callable[[RunFiles, int], Sequence[TrajectoryGroup]], steps: int = 3, before: int = 0
+) -> RunFiles:
+    """A run of some RL batches."""
+    files = RunFiles(path, before=before)
     for step in range(steps):
         files.step(step, groups(files, step))
     return files

@@ -23,8 +23,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> RunFiles:
 
 @pytest.fixture(scope="session")
 def other(files: RunFiles) -> RunFiles:
-    """Another run on the same tasks, that learns faster."""
-    return write_run(files.path.parent / "second", lambda to, step: all_kinds(to, step, 0.15)[:3], steps=5)
+    """Another run on the same tasks, in another order and without the last one; it had 2 SFT steps."""
+    path = files.path.parent / "second"
+    return write_run(path, lambda to, step: all_kinds(to, step, 0.15)[2::-1], steps=5, before=2)
 
 
 @pytest.fixture(scope="session")

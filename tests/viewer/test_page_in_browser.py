@@ -190,6 +190,8 @@ def test_two_runs_side_by_side(tab: Tab, files: RunFiles, other: RunFiles) -> No
     write_page([read_catalogue(files.path), read_catalogue(other.path)], output)
     tab.open(f"{output.as_uri()}#step=4&group=0&split=train")
     assert tab.texts(".run h3") == ["first", "second"]
+    assert "moved by \N{MINUS SIGN}2" in tab.text("#who")
+    assert tab.texts(".run .text:not(.quote)") == ["It is 4.", "One more."] * 2
     assert [tab.texts(f'.run[data-run="{run}"] .reward') for run in (0, 1)] == [["0", "0.6"], ["0", "0.8"]]
     assert tab.run("document.querySelectorAll('#curve .line').length") == 2
     tab.open(f"{output.as_uri()}#step=4&group=3&split=train")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.cli.main import main
@@ -145,6 +145,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None, max_examples=50)
 @given(JSON)
 def test_small_data_are_bounded_to_themselves(value: Any) -> None:
     text = json.dumps(value)
@@ -152,6 +153,7 @@ def test_small_data_are_bounded_to_themselves(value: Any) -> None:
         assert bounded(value) == value
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_rounding_keeps_six_digits(value: float) -> None:
     found = rounded(value)
@@ -159,6 +161,7 @@ def test_rounding_keeps_six_digits(value: float) -> None:
     assert rounded(found) == found
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.text(max_size=2000))
 def test_a_snippet_is_one_short_line(text: str) -> None:
     found = snippet(text)

@@ -52,6 +52,7 @@ COMMANDS: Mapping[str, Command] = {
     "check": Command("assay.cli.tasks.check", "play known answers through an environment; say what is wrong"),
     "doctor": Command("assay.cli.doctor", "look for what this machine, or one run, lacks, and say what to do"),
     "config": Command("assay.cli.config", "print the whole config that a command would use, as JSON"),
+    "settings": Command("assay.cli.settings", "show what can be set: below a key, or by words"),
     "demo": Command("assay.cli.demo.command", "train a small chess model on this machine, in minutes, and report"),
 }
 
@@ -62,8 +63,10 @@ EXTRAS = {
     "safetensors": "torch",
     "peft": "torch",
     "chess": "chess",
+    "tensorboardX": "tensorboard",
     "wandb": "wandb",
     "httptools": "rewards",
+    "math_verify": "math",
     "ray": "verl",
     "triton": "kernelbench",
     "modal": "modal",
@@ -135,7 +138,7 @@ def _run(arguments: list[str]) -> int:
     if unknown:
         raise ConfigError(
             f"{unknown[0]!r} is not an option of `assay {name}`. Settings are written key=value, such as "
-            f"learning_rate=3e-4; `assay {name} --help` lists what there is."
+            f"learning_rate=3e-4; `assay {name} --help` and `assay settings` list what there is."
         )
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[StderrHandler()])
     logging.getLogger("assay").setLevel(logging.INFO)

@@ -18,7 +18,7 @@ from assay.sandbox.local import LocalConfig, LocalSandbox
 from assay.sandbox.modal.sandbox import ModalSandbox
 
 HIDDEN = (str(resources.files("assay.kernels.problems") / "shipped"),)
-"""What candidates must not read although it lies beside the harness."""
+"""Folders that candidates must not read although they are beside the harness."""
 WORKER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """A second thread in a worker would hang its forks."""
 PCI = ("/sys/devices", "/sys/bus/pci")
@@ -101,7 +101,7 @@ def worker_environment(config: GraderConfig) -> dict[str, str]:
     """Variables of the workers.
 
     Raises:
-        MissingDependencyError: extensions are to be built, and there is no CUDA compiler or no ninja.
+        MissingDependencyError: extensions are to be built, and a CUDA compiler or ninja is missing.
     """
     found = dict(WORKER_ENVIRONMENT)
     if config.measure_performance and config.timing.device == "cpu":

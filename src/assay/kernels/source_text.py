@@ -82,7 +82,7 @@ def parse_reply(text: str, thinking_opened: bool = False) -> ParsedReply:
     bare = _bare_module(sections.answer)
     if bare:
         return _judged(sections, ("", bare), "bare")
-    message = "the reply has no KERNEL block, no fenced block with a class ModelNew, and is no Python module"
+    message = "the reply has no KERNEL block, no fenced block with a class ModelNew, and is not a Python module"
     return ParsedReply(sections.thought, "", fault="no_code", message=message)
 
 
@@ -166,7 +166,7 @@ def _judged(sections: _Sections, found: tuple[str, str], origin: Origin) -> Pars
         fault, message = "too_large", f"the source has {len(code)} characters; at most {MAX_SOURCE_CHARACTERS} are read"
     elif not code.strip() or language not in _LANGUAGES:
         shown = f" (the block is tagged {language!r})" if language not in _LANGUAGES else ""
-        fault, message = "no_code", f"the block holds no Python source{shown}"
+        fault, message = "no_code", f"the block does not hold Python source{shown}"
     elif count == 0:
         fault, message = "no_model_new", "the source defines no class ModelNew"
     elif count > 1:
@@ -177,7 +177,7 @@ def _judged(sections: _Sections, found: tuple[str, str], origin: Origin) -> Pars
 
 @dataclass(frozen=True, slots=True)
 class KernelFile:
-    """The source in a kernel's file, and what was left out around it, in words for whoever wrote the file."""
+    """The source in a kernel's file, and what was left out around it, in words for its author."""
 
     code: str
     told: str = ""

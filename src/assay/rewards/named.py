@@ -24,7 +24,10 @@ from assay.types import Json
 REWARD = Kind(
     "reward",
     {
+        "math": "assay.rewards.math_answers:math",
         "judge": "assay.rewards.judge.reward:JudgeReward",
+        "chess": "assay.envs.chess.position_reward:ChessReward",
+        "kernelbench": "assay.envs.kernelbench.verdict_reward:KernelReward",
         "monitor": "assay.envs.monitor.rewards:monitor_reward",
     },
     lambda found: is_reward(found) or callable(found),
@@ -47,7 +50,8 @@ def find_rewards(names: Sequence[str], options: Mapping[str, Json], judge: Judge
         ConfigError: there is no such thing, it is no reward, or it does not take these options.
     """
     if not names:
-        raise ConfigError("reward names nothing to score with: give judge, monitor, path.py:name or module:name.")
+        known = ", ".join(REWARD.known)
+        raise ConfigError(f"reward names nothing to score with: give path.py:function, module:name, or {known}.")
     if len(names) == 1 and split_weight(names[0])[1] == 1.0:
         return find_reward(split_weight(names[0])[0], options, judge)
     keys = {split_weight(name)[0].rpartition(":")[2] for name in names}

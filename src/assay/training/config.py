@@ -163,11 +163,13 @@ class TrainingConfig(Settings):
     """Weights & Biases run name."""
     trace_token_groups: Annotated[int, AtLeast(0), MAY_CHANGE] = 2
     """Groups of each training batch, from its first on, whose turns are recorded token by token in `tokens.jsonl`."""
-    tensorboard_enabled: bool = True
-    """Write TensorBoard event files."""
+    tensorboard_enabled: Annotated[bool | None, MAY_CHANGE] = None
+    """Write TensorBoard event files; null writes them where tensorboardX is installed (the extra `tensorboard`)."""
+    completion_table_every: Annotated[int, AtLeast(0), MAY_CHANGE] = 10
+    """Cadence, in RL batches, of tables of answers in TensorBoard and Weights & Biases; 0 turns them off."""
     tensorboard_log_histograms_every: Annotated[int, AtLeast(0)] = 5
     """Cadence, in RL batches, of reward and length histograms; 0 turns them off."""
-    tensorboard_log_per_level: Annotated[bool, UsedWhen("tensorboard_enabled", True)] = True
+    tensorboard_log_per_level: Annotated[bool, UsedWhen("tensorboard_enabled", Not(False))] = True
     """Also log metrics per tag (task type, level, side to move) to TensorBoard."""
     base_url: Annotated[str | None, UsedWhen("backend", Not("local"))] = None
     """Base URL of the service that a hosted backend calls."""

@@ -26,6 +26,7 @@ from assay.grpo.trainer import StepReport
 from assay.training.config import TrainingConfig
 from assay.training.evaluate import Evaluation, cached_scores, check_errored, evaluate
 from assay.training.logs import spoken
+from assay.training.metrics.tables import completion_table
 from assay.training.metrics.token_traces import token_records
 from assay.training.metrics.traces import Turns, trace_records
 from assay.training.pipeline import Rollouts
@@ -239,7 +240,9 @@ async def _update(session: Session, step: _Step, groups: Sequence[TrajectoryGrou
     every = config.tensorboard_log_histograms_every
     if every and (step.index + 1) % every == 0:
         step.histograms |= _histograms(groups, report.rewards)
-    number = session.run.next_step
+    number, every = session.run.next_step, config.completion_table_every
+    if every and (step.index + 1) % every == 0:
+        session.log.table(number, "completions", completion_table(groups, report.turns))
     for finding in report.findings:
         session.log.event(number, finding.rule, "warning", finding.message)
     if report.report is not None:

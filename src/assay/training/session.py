@@ -7,7 +7,7 @@ whatever happens.
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from assay.training.config import TrainingConfig
 from assay.training.metrics.counters import StepCounters
 from assay.training.metrics.logger import MetricsLogger
 from assay.training.metrics.progress import RunProgress
-from assay.training.metrics.sinks import ConsoleSink, MetricSink, TensorBoardSink, WandbSink
+from assay.training.metrics.sinks import ConsoleSink, MetricSink, TensorBoardSink, WandbSink, writes_tensorboard
 from assay.training.run.checkpoints import Checkpoint, open_checkpoint
 from assay.training.run.directory import RunDirectory
 from assay.training.run.resume import Refusal, ResumePlan, plan_resume
@@ -36,8 +36,17 @@ from assay.training.run.retention import Keep
 from assay.training.settle import renderer_of, settle
 from assay.types import SamplingParams
 
-SHOWN = ("reward/mean", "train/loss", "train/entropy", "train/grad_norm", "rollout/constant_group_fraction")
-"""Metrics of a step that are worth a terminal line."""
+SHOWN: Mapping[str, str] = {
+    "reward/mean": "reward",
+    "part/": "",
+    "perf/sampled_tokens_per_s": "tokens/s",
+    "eval/reward/mean": "held-out reward",
+    "train/loss": "loss",
+    "train/entropy": "entropy",
+    "train/grad_norm": "gradient norm",
+    "rollout/constant_group_fraction": "constant groups",
+}
+"""Metrics of a step that are worth a terminal line, and what they are called there: the reward and its parts first."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +240,7 @@ def beyond(can: Capabilities, config: TrainingConfig) -> Iterator[str]:
 def make_sinks(config: TrainingConfig, run: RunDirectory, batches: int) -> list[MetricSink]:
     """The sinks that the config asks for, beside the run's own JSON lines."""
     sinks: list[MetricSink] = [ConsoleSink(SHOWN, {"sft": config.sft.num_steps, "rl": batches})]
-    if config.tensorboard_enabled:
+    if writes_tensorboard(config.tensorboard_enabled):
         sinks.append(TensorBoardSink(run.path / "tensorboard", per_tag=config.tensorboard_log_per_level))
     if config.wandb_project is not None:
         sinks.append(WandbSink(run.path, project=config.wandb_project, name=config.wandb_name, config=run.config))

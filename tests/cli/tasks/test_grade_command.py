@@ -132,7 +132,7 @@ def test_a_file_that_is_no_kernel(assay: Run, tmp_path: Path, data: bytes, json_
         (("workers=-1",), 2, "workers=-1 must be at least 0"),
         (("dataset_src=web",), 2, "web"),
         (("dataset_src=jsonl",), 2, "needs the path"),
-        (("dataset_src=local", "problems_path=/nowhere"), 1, "/nowhere is no checkout"),
+        (("dataset_src=local", "problems_path=/nowhere"), 1, "/nowhere is not a checkout"),
         (("--colour",), 2, "'--colour' is not an option of `assay grade`"),
     ],
 )  # fmt: skip

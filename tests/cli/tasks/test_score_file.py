@@ -111,7 +111,7 @@ def test_files_that_cannot_be_read_are_one_line(
 
 def test_a_file_needs_a_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["score", f"--input={tmp_path / 'said.jsonl'}"]) == 2
-    assert "module:name, or judge, monitor" in capsys.readouterr().err
+    assert "module:name, or math, judge, chess, kernelbench, monitor" in capsys.readouterr().err
 
 
 FUNCTIONS = """

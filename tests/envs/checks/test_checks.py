@@ -139,7 +139,7 @@ def test_several_turns_are_played_and_what_a_scratch_model_cannot_read_is_noted(
     game = scoring(Sound.score, env=lambda self, task: Talker(task), max_turns=5, tasks=lambda self: alike)
     report = checked(game)
     assert report.earned["gold"].mean == 2.0 and not report.problems
-    assert "characters that a model from scratch (model_name=scratch) could not read: '\\n!agin'" in report.notes[0]
+    assert "characters that a model from scratch (model_name=scratch) could not read: '!agin'" in report.notes[0]
 
 
 def test_without_best_answers_that_is_said_and_nothing_is_made_up() -> None:

@@ -39,6 +39,7 @@ class Model(nn.Module):
     def __init__(self, UNUSED):
         super(Model, self).__init__()
         self.layers = nn.ModuleList(make(Model.size()))
+        self.width = UNUSED
 
     def forward(self, *tensors: T, scale=HALF, **more):
         return F.relu(tensors[0]) * math.pi * scale

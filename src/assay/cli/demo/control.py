@@ -117,6 +117,8 @@ def _work(config: TrainingConfig, log: Path, cpu_s: ctypes.c_double) -> None:
     """Body of the control's process."""
     # A Ctrl-C typed at the terminal comes through the demo, once, and not to the whole group as well.
     os.setpgrp()
+    # A demo in the background of a script ignores interrupts, and so would this process.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with log.open("ab") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())

@@ -29,20 +29,33 @@ class MetricsFile:
     _read: int = 0
 
     def new(self) -> list[Row]:
-        """The rows since the last call, whole lines only. A file that a resumed run has cut back is read anew."""
+        """The rows since the last call, whole lines only.
+
+        A run that resumes cuts its file back: rows that are found again as they were are not new.
+        """
         size = self.path.stat().st_size if self.path.exists() else 0
-        if size < self._read:
-            self.rows, self._read = [], 0
         if size == self._read:
             return []
+        known = len(self.rows)
+        try:
+            found = self._further() if size > self._read else None
+        except ValueError:  # cut back, and written on until it was longer than before
+            found = None
+        if found is None:
+            before, self.rows, self._read = self.rows, [], 0
+            found = self._further()
+            known = next((i for i, (a, b) in enumerate(zip(before, found, strict=False)) if a != b), len(before))
+        self.rows += found
+        return self.rows[known:]
+
+    def _further(self) -> list[Row]:
         with self.path.open("rb") as file:
             file.seek(self._read)
             text = file.read()
         whole = text[: text.rfind(b"\n") + 1]
+        rows = [json.loads(line) for line in whole.splitlines()]
         self._read += len(whole)
-        found = [json.loads(line) for line in whole.splitlines()]
-        self.rows += found
-        return found
+        return rows
 
 
 class Story:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from assay.cli.options import config_of
+from assay.cli.options import add_settings_help, config_of
 from assay.envs.base import build_data, iter_builders
 from assay.training.config import TrainingConfig
 from assay.training.evaluate import check_errored, evaluate
@@ -20,11 +20,30 @@ from assay.training.session import make_backend
 from assay.training.settle import renderer_of
 from assay.types import Json, SamplingParams
 
+CHANGED_MOST = (
+    "eval.samples_per_task",
+    "eval.max_tasks",
+    "temperature",
+    "max_tokens",
+    "max_errored_fraction",
+    "local.device",
+    "local.dtype",
+    "local.sample_batch_tokens",
+    "cache_dir",
+)
+"""Settings that `--help` shows."""
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     parser.add_argument("--run", required=True, type=Path, metavar="DIR", help="run directory (`log_path` of the run)")
     parser.add_argument("--step", type=int, metavar="N", help="checkpoint of RL batch N (default: the last one)")
+    add_settings_help(
+        parser,
+        "assay.training.config:TrainingConfig",
+        CHANGED_MOST,
+        "Any other setting of the run may be given too: `assay settings` shows all.",
+    )
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:

@@ -7,9 +7,11 @@ import asyncio
 import json
 from collections.abc import Sequence
 
+from assay.cli.options import add_config
 from assay.envs.base import BuildContext, DatasetBuilder, build_data
 from assay.envs.checks.plays import builders_of, play_all
 from assay.envs.checks.report import CheckReport, Earned, report_of
+from assay.errors import ConfigError
 
 FOUND = 3
 """Exit status where something is wrong: 1 and 2 say that nothing was checked."""
@@ -18,7 +20,10 @@ MOST_PLAYED = 32
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Its options."""
-    parser.add_argument("task", metavar="FILE:Name|NAME", help="an environment of your own, or chess, monitor, rows")
+    parser.add_argument(
+        "task", nargs="?", metavar="FILE:Name|NAME", help="an environment of your own, or chess, monitor, rows"
+    )
+    add_config(parser)
     parser.add_argument(
         "--tasks", type=_positive, default=MOST_PLAYED, metavar="N", help=f"tasks to play (default {MOST_PLAYED})"
     )
@@ -30,7 +35,10 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Check, print the report, and say in the exit status whether all is well."""
     from assay.training.config import load_config
 
-    config = load_config(None, [f"dataset_builder={args.task}", *overrides])
+    if args.task is None and not args.config:
+        raise ConfigError("Say what to check: `assay check FILE:Name`, chess, monitor, rows, or --config FILE.")
+    chosen = [f"dataset_builder={args.task}"] if args.task is not None else []
+    config = load_config(args.config, [*chosen, *overrides])
     context = config.build_context()
     report = asyncio.run(check(config.active_builder, context, args.tasks))
     name = type(config.active_builder).__name__

@@ -7,9 +7,22 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from assay.cli.options import config_of
+from assay.cli.options import add_settings_help, config_of
 from assay.errors import ConfigError, RewardError
 from assay.types import Json
+
+CHANGED_MOST = (
+    "options",
+    "judge.base_url",
+    "judge.model",
+    "judge.api_key_env",
+    "engine.max_in_flight",
+    "engine.call_deadline_s",
+    "engine.budget_usd",
+    "engine.offline",
+    "engine.max_failure_rate",
+)
+"""Settings that `--help` shows."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +37,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="with --input: a reward's name, path.py:function or module:name; several: path.py:f,math*0.5",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="where scores go (default: beside what is judged)")
+    add_settings_help(
+        parser,
+        "assay.integrations.common.settings:HostConfig",
+        CHANGED_MOST,
+        "These are for --input: `assay settings --of score` shows all. With --run, any setting of the run may be\n"
+        "given, such as those of its environment's reward: `assay settings dataset_builder`.",
+    )
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:

@@ -147,10 +147,10 @@ async def _play(task: Task, env: Env, kind: Answer, text: str, number: int, max_
         logger.debug("An env failed to play an answer.", exc_info=True)
         error = in_words(raised)
     if error:
-        return Play(task, kind, text, number, "errored", None, error, tuple(seconds), "\n".join(said))
+        return Play(task, kind, text, number, "errored", None, error, tuple(seconds), "".join(said))
     status: Literal["scored", "invalid"] = "invalid" if results[-1].score.status == "invalid" else "scored"
     reward = sum(result.score.value or 0.0 for result in results)
-    return Play(task, kind, text, number, status, reward, "", tuple(seconds), "\n".join(said))
+    return Play(task, kind, text, number, status, reward, "", tuple(seconds), "".join(said))
 
 
 def _contents(messages: object, said: str) -> list[str]:

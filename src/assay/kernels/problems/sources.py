@@ -66,7 +66,7 @@ def make_problem(level: int, number: int, name: str, code: str, source: str) -> 
     """A checked problem.
 
     Raises:
-        DataError: `code` is no module in the KernelBench format; `source` says where in the message.
+        DataError: `code` is not a module in the KernelBench format; `source` says where in the message.
     """
     code = code.replace("\r\n", "\n")
     fault = find_fault(code)
@@ -189,7 +189,7 @@ def read_problem_file(path: Path, level: int = 0, number: int = 0) -> Problem:
     """A problem from a file of its own. Level and number come from a path like `level1/19_ReLU.py` where it has them.
 
     Raises:
-        DataError: the file cannot be read or is no problem.
+        DataError: the file cannot be read or is not a problem.
     """
     match = _FILE_NAME.fullmatch(path.name)
     folder = re.fullmatch(r"level_?(\d+)", path.parent.name)
@@ -204,7 +204,9 @@ def _read_text(path: Path) -> str:
     except OSError as error:
         raise DataError(f"cannot read the problem file {path}: {error.strerror}. Check the path.") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}), so no problem.") from error
+        raise DataError(
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}), so it is not a problem."
+        ) from error
 
 
 def _shipped_folders() -> dict[int, Traversable]:
@@ -232,7 +234,7 @@ def find_checkout(environ: Mapping[str, str] = os.environ, here: Path | None = N
     """The root of a KernelBench checkout: KERNELBENCH_ROOT, or a folder KernelBench here, beside or at home.
 
     Raises:
-        DataError: KERNELBENCH_ROOT is no checkout, or it is not set and none was found.
+        DataError: KERNELBENCH_ROOT is not a checkout, or it is not set and no checkout was found.
     """
     named = environ.get(ROOT_VARIABLE)
     if named:
@@ -271,7 +273,7 @@ def read_checkout(root: Path, levels: Sequence[int]) -> list[Problem]:
     folders = _level_folders(root)
     if not folders:
         raise DataError(
-            f"{root} is no checkout of KernelBench: it has no folder like KernelBench/level1. "
+            f"{root} is not a checkout of KernelBench: it has no folder like KernelBench/level1. "
             f"Check {ROOT_VARIABLE}, or use dataset_src=huggingface."
         )
     files = (file for level in levels if level in folders for file in sorted(folders[level].iterdir()))

@@ -94,7 +94,7 @@ def summary(problem: Problem) -> str:
 
 
 def requirements(problem: Problem, backend: Language = "triton") -> str:
-    """What a solution has to define, for whoever has just read the problem."""
+    """What a solution has to define, in words."""
     model = _model(problem)
     init, forward = _method(model, "__init__"), _method(model, "forward")
     kernels = "Triton kernels of its own" if backend == "triton" else "CUDA kernels of its own, given to load_inline"

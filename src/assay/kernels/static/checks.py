@@ -1,7 +1,7 @@
 """Static checks: what a submission's text gives away before anything of it runs.
 
     report = check("import torch ...", reference=problem.code)
-    report.fault       why it is no submission at all (a syntax error, no class ModelNew), or None
+    report.fault       why it is not a submission at all (a syntax error, no class ModelNew), or None
     report.cheats      findings that no honest kernel has
     report.suspects    findings that the checks at run time have to settle
 
@@ -60,7 +60,7 @@ def check(code: str, backend: Language = "triton", reference: str | None = None)
     Args:
         code: One Python module.
         backend: `triton` wants a kernel compiled by Triton; `cuda` one given to `load_inline`.
-        reference: The problem's module; the operations it calls are the task, and calling one on an input is a cheat.
+        reference: The problem's module; its operations are the task, and calling one of them on an input is a cheat.
     """
     operations = _operations(reference)
     if len(code) > MAX_SOURCE_CHARACTERS:
@@ -78,7 +78,7 @@ def check(code: str, backend: Language = "triton", reference: str | None = None)
 
 
 def _operations(reference: str | None) -> frozenset[str]:
-    """What the problem calls; nothing where its text cannot be read, which is no fault of the candidate's."""
+    """What the problem calls; nothing if its text cannot be read, which is not the candidate's fault."""
     try:
         return reference_operations(reference) if reference is not None else frozenset()
     except (SyntaxError, ValueError, RecursionError, MemoryError):

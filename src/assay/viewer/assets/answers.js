@@ -52,7 +52,9 @@ function turnText(turn, view) {
   if (turn.text === undefined) return el("p", { class: "soft" }, "It ended before its first answer.");
   const stream = view.stream && turn.tokens && turn.tokens[view.stream] ? view.stream : null;
   const node = stream ? shadedText(turn.tokens, stream, view.most, view.query) : verbatim(turn.text || "(empty)", view.query, turn.text ? "" : "soft");
-  return turn.text.length > CLAMP || turn.text.split("\n").length > 22 ? clamped(node) : node;
+  const long = turn.text.length > CLAMP || turn.text.split("\n").length > 22;
+  const hidden = view.query && turn.text.toLowerCase().indexOf(view.query) > CLAMP; // what was searched for
+  return long && !hidden ? clamped(node) : node;
 }
 
 function turnBox(turn, place, rollout, view) {

@@ -151,7 +151,7 @@ function build() {
         alarmsPanel()),
       el("div", { id: "steps-panel" },
         el("p", { class: "legend" }, el("span", { class: "key line c0" }, "mean reward"), el("span", { class: "key area c0" }, "middle half"),
-          el("span", { class: "key point c0" }, "held out"), runs.some((r) => r.events.length) && el("span", { class: "key alarm" }, "alarm"),
+          el("span", { class: "key point c0" }, "held out"), runs.some((r) => r.events.some(isAlarm)) && el("span", { class: "key alarm" }, "alarm"),
           button("keys", KEYS["?"][1], { class: "link", id: "show-keys" })),
         el("div", { id: "curve" }),
         el("input", { type: "range", id: "slider", step: 1, "aria-label": "Step", oninput: (event) => toStep(Number(event.target.value)) }))),
