@@ -252,8 +252,10 @@ class TrainingConfig(Settings):
 
     def build_context(self, progress: BuildProgress | None = None) -> BuildContext:
         """What the run tells its data set builder; the builder tells `progress` how far it is."""
-        max_turns = self.active_builder.turns(self.max_turns if self.mode == "multi_turn" else 1)
-        context = BuildContext(seed=self.seed, max_turns=max_turns, cache_dir=self.cache_dir.expanduser())
+        builder = self.active_builder
+        max_turns = builder.turns(self.max_turns if self.mode == "multi_turn" else 1)
+        chat = builder.renderer_name == "chat"
+        context = BuildContext(seed=self.seed, max_turns=max_turns, cache_dir=self.cache_dir.expanduser(), chat=chat)
         return context if progress is None else replace(context, progress=progress)
 
 
