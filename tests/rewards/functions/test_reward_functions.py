@@ -97,6 +97,14 @@ def test_a_score_is_passed_on_and_none_is_no_zero() -> None:
     assert (nothing.status, nothing.value, nothing.evidence["failure"]) == ("errored", None, "unscored")
 
 
+def test_a_sum_that_is_not_finite_is_one_errored_sample() -> None:
+    def huge(completion: str) -> float:
+        return 1e308 if completion == "huge" else 1.0
+
+    both = scored(CombinedReward([(FunctionReward(huge), 10.0)]), Sample("huge"), Sample("x"))
+    assert "the weighted sum of huge=1e+308 is inf" in message_of(both[0]) and both[1].value == 10.0
+
+
 @pytest.mark.parametrize("returned", ["0.5", math.nan, math.inf, [1.0], {"score": 1.0}, np.array([1.0, 2.0]), 1j])
 def test_anything_else_names_function_file_and_value(returned: Any) -> None:
     def odd(completion: str) -> Any:
@@ -220,6 +228,10 @@ def test_options_bind_to_further_parameters(tmp_path: Path) -> None:
         ("odd", {}, "made a int, which is no reward.*takes no `completion`"),
         ("make", {}, "missing a required argument: 'k'"),
         ("near", {"timeout_s": -1}, "timeout_s=-1"),
+        ("near", {"timeout_s": math.inf}, "timeout_s=inf"),
+        ("near", {"timeout_s": math.nan}, "timeout_s=nan"),
+        ("near", {"processes": True}, "processes=True"),
+        ("near", {"processes": 10**6}, "processes=1000000"),
     ]:
         with pytest.raises(ConfigError, match=message):
             find_reward(f"{file}:{name}", options, judge)
