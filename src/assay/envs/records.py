@@ -9,6 +9,7 @@ import csv
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,14 @@ def _file(path: Path) -> Iterator[tuple[str, Record]]:
         )
     if path.stat().st_size > MAX_FILE_BYTES:
         raise DataError(f"path={path} has more than {MAX_FILE_BYTES:,} bytes, and is not read. Split it.")
-    return reader(path)
+    return _readable(path, reader(path))
+
+
+def _readable(path: Path, rows: Iterator[tuple[str, Record]]) -> Iterator[tuple[str, Record]]:
+    try:
+        yield from rows
+    except OSError as error:
+        raise DataError(f"path={path} cannot be read: {error.strerror or error}.") from error
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Record]]:
@@ -95,7 +103,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Record]]:
 
 def _object(text: bytes, place: str) -> Record:
     try:
-        found = json.loads(text)
+        found = _plain(json.loads(text))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place} is not valid JSON ({error}).") from error
     if not isinstance(found, dict):
@@ -105,7 +113,7 @@ def _object(text: bytes, place: str) -> Record:
 
 def _json(path: Path) -> Iterator[tuple[str, Record]]:
     try:
-        found = json.loads(path.read_bytes())
+        found = _plain(json.loads(path.read_bytes()))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not valid JSON ({error}). JSON lines are named .jsonl.") from error
     if not isinstance(found, list):
@@ -121,6 +129,8 @@ def _csv(path: Path, delimiter: str) -> Iterator[tuple[str, Record]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, delimiter=delimiter, strict=True)
         try:
+            if twice := sorted(name for name, count in Counter(reader.fieldnames or ()).items() if count > 1):
+                raise DataError(f"{path} has two columns called {twice[0]!r}. Rename one of them.")
             for row in reader:
                 place = f"{path}, line {reader.line_num}"
                 if None in row or None in row.values():
