@@ -102,17 +102,16 @@ def check_errored(groups: Sequence[TrajectoryGroup], most: float, where: str) ->
         return
     reasons = Counter(trajectory.failure or "see the log" for trajectory in errored)
     reason, count = reasons.most_common(1)[0]
-    reason = reason.rstrip(".")
+    reason, share = reason.rstrip("."), f" (this reason: {count})" if len(reasons) > 1 else ""
     if len(errored) == len(rollouts):
-        why = "this reason" if len(reasons) == 1 else f"this and {len(reasons) - 1} more reasons"
         raise TrainingError(
-            f"{reason}. For {why} none of the {len(rollouts)} rollouts of {where} could be scored. Fix it and run the "
-            "same command again: the run goes on from its last checkpoint."
+            f"{reason}. None of the {len(rollouts)} rollouts of {where} could be scored{share}. Fix the cause and run "
+            "the same command again: the run goes on from its last checkpoint."
         )
     raise TrainingError(
         f"{len(errored)} of {len(rollouts)} rollouts of {where} could not be scored (max_errored_fraction={most:g}), "
-        f"so their verifier is broken and the others prove little. Most frequent reason ({count}): {reason}. Mend the "
-        "verifier and run the same command again: the run goes on from its last checkpoint."
+        f"so the other scores cannot be trusted. Most frequent reason ({count}): {reason}. Fix the cause and run "
+        "the same command again: the run goes on from its last checkpoint."
     )
 
 

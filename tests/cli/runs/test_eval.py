@@ -60,5 +60,5 @@ def test_a_broken_verifier_is_no_measurement(finished: Path, tmp_path: Path) -> 
     outage.write_text("no engine")
     config = tiny(finished)
     builder = chz.replace(config.dataset_builder, outage=outage)
-    with pytest.raises(TrainingError, match="For this reason none of the 4 rollouts"):
+    with pytest.raises(TrainingError, match="None of the 4 rollouts"):
         measure(finished, chz.replace(config, dataset_builder=builder), None)
