@@ -23,7 +23,7 @@ export PYTHON TORCH_INDEX_URL
 # them compile it again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test tests beside checks test-verl lint bench docs clean system env envs
+.PHONY: demo browser test tests beside checks test-verl lint bench docs clean system env envs
 
 demo: env system
 	$(BIN)/assay demo
@@ -31,7 +31,7 @@ demo: env system
 # Environments first, side by side, then everything else: tests on all cores, and beside them, in the time in which they
 # wait, what runs on one.
 test: system
-	@$(MAKE) --no-print-directory -j2 envs
+	@$(MAKE) --no-print-directory -j3 envs browser
 	@$(MAKE) --no-print-directory -j3 tests beside
 
 # A file's tests run in one process, which then has its fixtures once; tests/conftest.py says which files come first.
@@ -57,7 +57,7 @@ lint: env
 	$(BIN)/python scripts/gen_config_docs.py --check
 	$(BIN)/python scripts/gen_metric_docs.py --check
 
-bench: env system
+bench: env system browser
 	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file; done
 
 docs: $(VENV)/.docs
@@ -77,7 +77,7 @@ clean:
 env: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt scripts/setup-env.sh scripts/find-python.sh
-	@scripts/setup-env.sh $(VENV) constraints.txt -e '.[torch,chess,kernelbench,modal,rewards,trl,wandb,bench,dev]'
+	@scripts/setup-env.sh $(VENV) constraints.txt -e '.[torch,chess,math,kernelbench,modal,rewards,trl,tensorboard,wandb,bench,dev]'
 	@touch $@
 
 $(VERL_STAMP): pyproject.toml constraints-verl.txt scripts/setup-verl-env.sh scripts/setup-env.sh scripts/find-python.sh
@@ -86,3 +86,7 @@ $(VERL_STAMP): pyproject.toml constraints-verl.txt scripts/setup-verl-env.sh scr
 
 system:
 	@scripts/system-packages.sh
+
+# In the time in which environments are made; after `system`, since apt-get does one thing at a time.
+browser: system
+	@scripts/system-packages.sh browser

@@ -69,7 +69,7 @@ def timed(work: Callable[[], Rows]) -> tuple[float, Rows]:
 def one_by_one(some: Batch, settings: dict[str, Any]) -> Rows:
     """The specification's single convention, as its naive manager calls it."""
     rows = zip(some.responses, some.truths, some.extras, strict=True)
-    return [compute_score(text, truth, DATASET, extra, **settings) for text, truth, extra in rows]
+    return [compute_score(text, truth, DATASET, extra, **settings, details=True) for text, truth, extra in rows]
 
 
 def report(name: str, seconds: float, samples: int, naive_per_s: float) -> dict[str, float]:
@@ -118,7 +118,9 @@ def interface(settings: dict[str, Any], count: int) -> dict[str, Any]:
     found = report("batch convention", batch_s, SAMPLES, count / single_s)
     arrays = {name: _objects(values) for name, values in few.keywords().items()}
     named = [
-        compute_score(data_source=DATASET, solution_str=text, ground_truth=truth, extra_info=extra, **settings)
+        compute_score(
+            data_source=DATASET, solution_str=text, ground_truth=truth, extra_info=extra, **settings, details=True
+        )
         for text, truth, extra in zip(few.responses, few.truths, few.extras, strict=True)
     ]
     ways = {"single": singles, "verl_keywords": named, "numpy_batch": compute_score(**arrays, **settings)}

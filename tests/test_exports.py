@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 
 PROMISED = {
-    "assay": "GRPOConfig GRPOTrainer HealthConfig Rollout RolloutBuffer RolloutGroup StepData reward",
+    "assay": "GRPOConfig GRPOTrainer HealthConfig Rollout RolloutBuffer RolloutGroup StepData "
+    "TrainingConfig load_config reward train",
     "assay.backends": "Backend Capabilities LocalBackend LossSpec",
     "assay.envs": "DatasetBuilder Environment Env EnvData EnvGroupBuilder Message Score StepResult Task",
     "assay.grpo": "GRPOConfig GRPOTrainer HealthConfig RolloutBuffer",

@@ -35,6 +35,7 @@ HOMES = {
     "torch": ("assay.backends.local", "assay.grpo", "assay.kernels.inside"),
     "transformers": ("assay.backends.local", "assay.grpo"),
     "peft": ("assay.backends.local", "assay.grpo"),
+    "huggingface_hub": ("assay.backends.local",),
     "tinker": ("assay.backends.tinker", "assay.server", "assay.integrations.tinker_cookbook"),
     "verl": ("assay.integrations",),
     "trl": ("assay.integrations",),
@@ -47,6 +48,7 @@ HOMES = {
     "tinker_cookbook": ("assay.integrations",),
     "datasets": ("assay.kernels", "assay.envs", "assay.integrations"),
     "pyarrow": ("assay.envs", "assay.kernels"),
+    "math_verify": ("assay.rewards.math_answers",),
 }
 """Optional package -> the only modules that may import it."""
 
@@ -75,10 +77,12 @@ COMMAND_LINES = ("assay.cli", "assay.integrations.verl.__main__")
 BROAD = {"Exception", "BaseException"}
 BOUNDARIES = {
     "assay.plugins",
+    "assay.envs.checks.plays",
     "assay.rollouts.play",
     "assay.rollouts.runner",
     "assay.rewards.scoring",
     "assay.rewards.functions.worker",
+    "assay.training.report.report",
     "assay.sandbox.inside.child",
     "assay.sandbox.inside.worker",
     "assay.kernels.inside.compile_triton",
@@ -87,7 +91,8 @@ BOUNDARIES = {
     "assay.kernels.inside.rounds",
     "assay.kernels.inside.timed",
 }
-"""Modules where any failure becomes data: a user's file, a rollout, a reward's code, a sandboxed job, a kernel."""
+"""Modules where any failure becomes data: a user's file, an environment that a report could do
+without, a rollout, a reward's code, a sandboxed job, a kernel."""
 
 
 def module_of(path: Path) -> str:

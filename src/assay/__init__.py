@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from assay.grpo import GRPOConfig, GRPOTrainer, HealthConfig, Recipe, Rollout, RolloutBuffer, RolloutGroup, StepData
     from assay.rewards.functions.options import reward
+    from assay.training.config import TrainingConfig, load_config
+    from assay.training.loop import train
 else:
     from assay.exports import lazy_exports
 
@@ -21,5 +23,8 @@ __all__ = [
     "RolloutBuffer",
     "RolloutGroup",
     "StepData",
+    "TrainingConfig",
+    "load_config",
     "reward",
+    "train",
 ]

@@ -10,10 +10,7 @@ from pathlib import Path
 import pytest
 
 from assay.cli import main as cli
-from assay.config.help import nodes
-from assay.config.schema import settings
 from assay.presets import presets
-from assay.training.config import TrainingConfig
 
 CHECKED = ["train", "--config", "chess", "--dry-run"]
 
@@ -53,18 +50,18 @@ def test_no_command_prints_the_same_help(capsys: pytest.CaptureFixture[str]) -> 
     assert "assay train --config chess" in capsys.readouterr().out
 
 
-def test_train_help_lists_every_setting_with_default_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", ["train", "eval", "score"])
+def test_help_fits_on_a_screen_or_two_and_points_to_all_settings(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as left:
-        cli.main(["train", "--help"])
+        cli.main([command, "--help"])
     assert left.value.code == 0
     out = capsys.readouterr().out
-    for key, cls in ((node.key, node.cls) for node in nodes(TrainingConfig) if node.cls is not None):
-        for name in settings(cls):
-            assert re.search(rf"^  {re.escape(f'{key}.{name}' if key else name)}(=|$)", out, re.MULTILINE)
-    assert "  learning_rate=0.0001\n      Adam learning rate of RL. (a number, at least 0)" in out
-    names = "one of importance_sampling, ppo, cispo, grpo, dr_grpo, dapo, gspo, rloo, or module:Name or file.py:Name"
-    assert names in " ".join(out.split())
-    assert "(one of token, sequence, constant or null)" in " ".join(out.split())
+    assert "settings changed most" in out and "`assay settings" in out
+    assert len(out.splitlines()) < 90
+    if command == "train":
+        assert "  learning_rate=0.0001\n      Adam learning rate of RL." in out
 
 
 def test_config_prints_the_resolved_config() -> None:
@@ -95,7 +92,7 @@ def test_unknown_key_is_refused_with_the_nearest_spelling() -> None:
 
 def test_wrong_type_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("save_every: often\n")
-    done = assay("train", "--config", "mine.yaml", cwd=tmp_path)
+    done = assay("train", "--config", "chess", "--config", "mine.yaml", cwd=tmp_path)
     assert_refused(done, "save_every=often (mine.yaml): expected a whole number")
 
 
@@ -170,13 +167,16 @@ print("status", status)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["train", "--help"], "dataset_builder=chess: its settings cannot be listed, since chess is not installed."),
+        (
+            ["settings", "dataset_builder"],
+            "dataset_builder=chess: its settings cannot be listed, since chess is not installed.",
+        ),
         (["train", "--config", "monitor", "--dry-run", "dataset_builder.num_train=8"], "Monitor tasks"),
         (["config", "--config", "monitor"], '"type": "monitor"'),
     ],
 )
 def test_what_needs_no_chess_runs_without_it(tmp_path: Path, arguments: list[str], words: str) -> None:
-    place = [f"cache_dir={tmp_path}", f"log_path={tmp_path / 'run'}"] if "--help" not in arguments else []
+    place = [f"cache_dir={tmp_path}", f"log_path={tmp_path / 'run'}"] if arguments[0] != "settings" else []
     command = [sys.executable, "-c", WITHOUT_CHESS, *arguments, *place]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert words in done.stdout and "status 0" in done.stdout, done.stdout[-2000:] + done.stderr

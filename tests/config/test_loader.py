@@ -218,7 +218,7 @@ def test_wrong_value_names_key_value_layer_and_type(override: str, expected: str
 
 def test_a_builder_that_is_not_there_is_looked_for_among_ours() -> None:
     message = refusal("dataset_builder=ches")
-    assert message.startswith("dataset_builder=ches: looked for a dataset builder of this name among chess, monitor.")
+    assert message.startswith("dataset_builder=ches: looked for a dataset builder of this name among chess, ")
     assert "Did you mean chess?" in message and "path/to/file.py:Name" in message
 
 

@@ -62,9 +62,10 @@ def test_all_conventions_agree() -> None:
         extra_infos=objects([extra]),
         **LOCAL,
     )
-    assert by_position == compute_score(**specification, **LOCAL) == compute_score(**verls, **LOCAL)
-    assert batch == [by_position] == [asyncio.run(acompute_score(**verls, **LOCAL))]
-    assert by_position["score"] == 0.5
+    assert by_position == compute_score(**specification, **LOCAL) == compute_score(**verls, **LOCAL) == 0.5
+    row = compute_score(response, truth, source, extra, **LOCAL, details=True)
+    assert batch == [row] == [asyncio.run(acompute_score(**verls, **LOCAL))] and row["score"] == 0.5
+    assert asyncio.run(acompute_score(**verls, **LOCAL, details=False)) == 0.5
     assert extra == {"index": 3}
 
 
@@ -144,7 +145,7 @@ def test_a_served_reward_model_is_the_judge_unless_another_is_named() -> None:
 def test_one_engine_for_equal_settings_from_many_threads() -> None:
     with ThreadPoolExecutor(8) as threads:
         rows = list(threads.map(lambda i: compute_score("a", "a", "s", {"index": i}, **LOCAL), range(64)))
-    assert all(row["score"] == 1.0 for row in rows)
+    assert rows == [1.0] * 64
     assert len(scoring._SCORERS) == 1
     compute_score("a", "a", "s", None, **LOCAL, options={"scale": 2.0})
     assert len(scoring._SCORERS) == 2
@@ -161,11 +162,11 @@ def test_a_variable_that_is_set_after_the_first_call_counts(
     """One that decides what is asked, one that decides what is paid, and the one that holds the key."""
     settings = {"judge.base_url": server.base_url, "judge.api_key_env": "ASSAY_KEY_OF_A_TEST", "engine.cache": False}
     monkeypatch.setenv("ASSAY_KEY_OF_A_TEST", "first")
-    without = compute_score(**MONITORED, **settings)["score"]
+    without = compute_score(**MONITORED, **settings)
     monkeypatch.setenv("VERBOSE_REWARDS", "0.5")
-    assert compute_score(**MONITORED, **settings)["score"] == pytest.approx(without + 3 * 0.5)
+    assert compute_score(**MONITORED, **settings) == pytest.approx(without + 3 * 0.5)
     monkeypatch.delenv("VERBOSE_REWARDS")
-    assert compute_score(**MONITORED, **settings)["score"] == without
+    assert compute_score(**MONITORED, **settings) == without
     assert len(scoring._SCORERS) == 2, "what was made for the first settings serves them again"
     monkeypatch.setenv("MONITOR_CACHE", "false")
     compute_score(**MONITORED, **{k: v for k, v in settings.items() if k != "engine.cache"})
@@ -180,22 +181,22 @@ def test_a_settings_file_that_changes_counts(tmp_path: Path, monkeypatch: pytest
     file = tmp_path / "rewards.yaml"
     file.write_text("reward: support.host_rewards:ShareOfWords\n")
     monkeypatch.setenv("ASSAY_REWARDS_CONFIG", str(file))
-    assert compute_score("a b", "a c", "s", None)["score"] == 0.5
+    assert compute_score("a b", "a c", "s", None) == 0.5
     file.write_text("reward: support.host_rewards:ShareOfWords\noptions: {scale: 4.0}\n")
-    assert compute_score("a b", "a c", "s", None)["score"] == 2.0
+    assert compute_score("a b", "a c", "s", None) == 2.0
 
 
 def test_blocking_inside_a_running_loop() -> None:
     async def host() -> Any:
         return compute_score("a", "a", "s", None, **LOCAL)
 
-    assert asyncio.run(host())["score"] == 1.0
+    assert asyncio.run(host()) == 1.0
 
 
 def test_a_forked_process_makes_an_engine_of_its_own() -> None:
     compute_score("a", "a", "s", None, **LOCAL)
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        assert pool.apply(compute_score, ("a b", "a c", "s", None), LOCAL)["score"] == 0.5
+        assert pool.apply(compute_score, ("a b", "a c", "s", None), LOCAL) == 0.5
 
 
 def test_the_asynchronous_one_is_a_plain_function() -> None:

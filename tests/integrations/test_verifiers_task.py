@@ -57,3 +57,21 @@ def test_a_missing_field_is_named_with_those_there_are() -> None:
     with pytest.raises(vf.TaskError, match="no field 'solution'") as caught:
         scored(OtherTask(Question(prompt="q", answer="a")), "a")
     assert isinstance(caught.value.__cause__, DataError)
+
+
+def near(completion: str, solution: str, prompt: str) -> float:
+    return float(completion == solution and prompt == "q")
+
+
+class Solved(vf.TaskData):
+    solution: str
+
+
+class FunctionTask(vf.Task[Solved, vf.State, vf.TaskConfig]):
+    given = reward(near)
+    named = reward(f"{__file__}:near", name="named")
+
+
+def test_a_plain_function_takes_fields_by_their_names() -> None:
+    trace = scored(FunctionTask(Solved(prompt="q", solution="4")), "4")
+    assert {name: found.score for name, found in trace.rewards.items()} == {"near": 1.0, "named": 1.0}

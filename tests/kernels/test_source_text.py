@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from assay.kernels.source_text import MAX_SOURCE_CHARACTERS, count_model_new, parse_reply
+from assay.kernels.source_text import (
+    MAX_SOURCE_CHARACTERS,
+    KernelFile,
+    count_model_new,
+    fences_around,
+    parse_reply,
+    read_kernel_file,
+)
+from assay.kernels.static.checks import check
 
 MODEL = "import torch\n\nclass ModelNew(torch.nn.Module):\n    pass"
 DRAFT = "class ModelNew:\n    draft = True"
@@ -116,3 +124,37 @@ def test_huge_replies_are_refused_quickly() -> None:
     assert not parse_reply("<KERNEL>" * 100_000).format_ok
     assert not parse_reply("```" * 200_000 + "class ModelNew").format_ok
     assert not parse_reply(f"{MODEL}\n" + "(" * MAX_SOURCE_CHARACTERS).format_ok
+
+
+def fenced(*codes: str) -> str:
+    return "Text.\n" + "".join(f"```python\n{code}\n```\nmore text\n" for code in codes)
+
+
+def test_a_file_is_taken_as_it_is_unless_it_is_markdown() -> None:
+    documented = f'"""Use:\n```python\n{DRAFT}\n```\n"""\n{MODEL}\n'
+    broken = f"{MODEL}\n    x = (\n"
+    for text in (MODEL, documented, broken, "", "\ud800 no Python", "(" * 10_000, "```" * 100_000):
+        assert read_kernel_file(text) == KernelFile(text)
+
+
+def test_of_markdown_the_last_block_with_a_model_is_taken() -> None:
+    one = read_kernel_file(fenced(MODEL))
+    assert one.code == MODEL + "\n" and "lines 3 to 6" in one.told and "code blocks" not in one.told
+    text = fenced("import os", DRAFT, MODEL, "x = 1")
+    several = read_kernel_file(text)
+    assert f"lines {text.splitlines().index('import torch') + 1} to " in several.told
+    assert several.code == MODEL + "\n" and "the last that defines ModelNew; the file has 4 code blocks" in several.told
+    assert "the only one that defines ModelNew" in read_kernel_file(fenced("import os", MODEL)).told
+    unclosed = read_kernel_file(f"```python\n{MODEL}\n")
+    assert unclosed.code == MODEL + "\n" and "lines 2 to 5" in unclosed.told
+    assert read_kernel_file(f"<think>{fenced(DRAFT)}</think>{fenced(MODEL)}").code == MODEL + "\n"
+    assert read_kernel_file(fenced(MODEL, "x = (\n" + DRAFT)).code.startswith("x = (")
+
+
+def test_fences_that_say_nothing_clear_are_left_for_the_parser_which_names_them() -> None:
+    for text, said in ((f"{MODEL}\n```", "line 5 is a Markdown fence (```)"), (fenced("x = 1"), "line 2")):
+        assert read_kernel_file(text) == KernelFile(text)
+        assert said in fences_around(text)
+        fault = check(text).fault
+        assert fault is not None and fault.startswith("line ") and fault.endswith(fences_around(text))
+    assert fences_around(f"{MODEL}\n    x = (\n") == ""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from typing import Any
 
 import pytest
 
-from assay.errors import ConfigError, RewardError
+from assay.errors import ConfigError, JudgeError, RewardError
 from assay.rewards import EngineConfig, JudgeConfig, Reply, Request, RewardEngine, Sample, progress
-from assay.rewards.base import Outcome
-from assay.rewards.client import client
+from assay.rewards.base import CallFailure, Outcome
+from assay.rewards.client import client, limits
 from assay.rewards.client.chat import Refusal, read
 from assay.rewards.client.http import Response
+from assay.types import Message
 from support.host_rewards import EchoedScore
 from support.scripted_judge import Asked, scripted_judge
 
@@ -87,3 +89,57 @@ def test_a_quota_that_is_used_up_is_no_matter_of_the_key(status: int) -> None:
 def test_a_url_to_which_no_path_can_be_added_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="goes on after the path"):
         JudgeConfig(base_url=url)
+
+
+def nobody() -> str:
+    """The URL of a port of this machine that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+
+
+def test_a_judge_that_was_never_reached_ends_the_batch_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "OUT_OF_REACH_S", 0.0)
+    url = nobody()
+    config = JudgeConfig(base_url=url, api_key_env="")
+    with RewardEngine(EchoedScore(), config, EngineConfig(cache=False)) as engine, pytest.raises(JudgeError) as caught:
+        engine.score_many_sync([Sample("a")])
+    said = str(caught.value)
+    assert "The judge cannot be reached" in said and f"Check judge.base_url={url}" in said
+    assert url.removeprefix("http://").removesuffix("/v1") in said and "refused" in said.lower()
+
+
+def test_a_judge_that_was_reached_before_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [limits.is_out_of_reach(False, s) for s in (0.0, 2.9, 3.0, 900.0)] == [False, False, True, True]
+    assert not limits.is_out_of_reach(True, 900.0)
+
+    async def asked_after_an_answer() -> Outcome:
+        settings = EngineConfig(cache=False, call_deadline_s=0.2)
+        caller = client.Client(JudgeConfig(base_url=nobody(), api_key_env=""), settings)
+        caller._reached = True
+        try:
+            return await caller.call(Request("m", (Message("user", "q"),)))
+        finally:
+            await caller.close()
+
+    monkeypatch.setattr(limits, "OUT_OF_REACH_S", 0.0)
+    outcome = asyncio.run(asked_after_an_answer())
+    assert isinstance(outcome, CallFailure) and outcome.kind == "connection" and outcome.attempts > 1
+
+
+def test_a_closed_engine_still_tells_calls_and_money() -> None:
+    with scripted_judge(lambda asked: "0.5") as judge:
+        config = JudgeConfig(base_url=judge.base_url, api_key_env="", usd_per_million_prompt_tokens=1e6)
+        engine = RewardEngine(EchoedScore(), config, EngineConfig(cache=False))
+        with engine:
+            engine.score_many_sync([Sample("a"), Sample("b")])
+            open_ = engine.counters()
+        closed = engine.counters()
+        assert closed["calls"] == open_["calls"] == 2 and closed["usd"] == open_["usd"]
+        assert closed["samples"] == 2 and "in_flight" in open_ and "in_flight" not in closed
+        with engine:
+            engine.score_many_sync([Sample("c")])
+            assert engine.counters()["calls"] == 3
+        assert engine.counters()["calls"] == 3
+        engine.close()
+        assert engine.counters()["calls"] == 3

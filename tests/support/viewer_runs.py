@@ -16,6 +16,13 @@ from assay.types import Completion, Json, Message, Score, Task, Trajectory, Traj
 
 PIECE = 4
 """Characters of a token."""
+HOSTILE = (
+    "</script><script>document.title = 'owned'; alert(1)</script>",
+    "<img src=x onerror=\"alert(2)\"><iframe srcdoc='<script>parent.alert(3)</script>'></iframe>",
+    "\x1b[31mred\x1b]0;owned\x07 and \u202egnp.exe",
+    "كان المساء هادئًا <b>bold</b> &lt;script&gt;",
+)
+"""What a model or a judge may say."""
 
 
 @dataclass
@@ -76,6 +83,8 @@ class RunFiles:
     path: Path
     tokens: Tokens = field(default_factory=Tokens)
     run_id: str = "0123456789ab"
+    before: int = 0
+    """Supervised steps before the first RL batch."""
 
     def __post_init__(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -87,15 +96,16 @@ class RunFiles:
         made = tuple(rollout(task, turns, self.tokens, seed) for seed, turns in enumerate(answers))
         return TrajectoryGroup(task, made)
 
-    def step(self, step: int, groups: Sequence[TrajectoryGroup], split: str = "train", with_tokens: int = 2) -> None:
-        """Add the rollouts of a step, the first groups token by token, and its metrics."""
+    def step(self, index: int, groups: Sequence[TrajectoryGroup], split: str = "train", with_tokens: int = 2) -> None:
+        """Add the rollouts of an RL batch, the first groups token by token, and its metrics."""
+        step = self.before + index
         turns = trained(groups)
         records = trace_records(
             groups,
             run_id=self.run_id,
             step=step,
             phase="rl",
-            index=step,
+            index=index,
             split="eval" if split == "eval" else "train",
             decode=self.tokens.decode,
             turns=turns,
@@ -110,7 +120,7 @@ class RunFiles:
             name = "" if split == "train" else "eval/"
             values = {"reward/mean": np.mean(rewards), "reward_25pct": low, "reward_75pct": high}
             measured = {f"{name}{key}": float(value) for key, value in values.items()}
-            self.add("metrics.jsonl", [{"version": 1, "step": step, "phase": "rl", "index": step, **measured}])
+            self.add("metrics.jsonl", [{"version": 1, "step": step, "phase": "rl", "index": index, **measured}])
 
     def alarm(self, step: int, message: str, level: str = "warning") -> None:
         self.add("events.jsonl", [{"version": 1, "step": step, "kind": "alarm", "level": level, "message": message}])
@@ -142,9 +152,37 @@ def _training(reward: float | None, mean: float, constant: bool, length: int, se
     return TurnTraining(None, np.full(length, reward - mean, np.float32) + moved, moved)
 
 
-def write_run(path: Path, groups: Callable[[RunFiles, int], Sequence[TrajectoryGroup]], steps: int = 3) -> RunFiles:
-    """A run of some steps."""
-    files = RunFiles(path)
+def write_run(
+    path: Path, groups: Callable[[RunFiles, int], Sequence[TrajectoryGroup]], steps: int = 3, before: int = 0
+) -> RunFiles:
+    """A run of some RL batches."""
+    files = RunFiles(path, before=before)
     for step in range(steps):
         files.step(step, groups(files, step))
     return files
+
+
+def judged(value: float, said: str = "It is right.") -> Score:
+    evidence = {"votes": [10 * value], "rationales": [said], "judges": ["judge-1"]}
+    return Score("scored", value, {"correct": value, "length": -0.1}, evidence, fingerprint="judge:12")
+
+
+def all_kinds(files: RunFiles, step: int, gain: float = 0.1) -> list[TrajectoryGroup]:
+    """One group each of plain, hostile, failed and many-turned answers."""
+    better = min(1.0, 0.2 + gain * step)
+    failed = Score("errored", None, evidence={"failure": "timeout", "message": "no answer in 60 s", "attempts": 4})
+    message = "kernel.py:7:26: error: no attribute 'sigmoid'\n    tl.sigmoid(x)\n       ^"
+    broken = Score("invalid", -0.5, {"correct": 0.0}, {"compiler": {"outcome": "error", "message": message}})
+    key = [
+        Said("I look under the mat.", Score("scored", 0.25)),
+        Said("I take the key.", Score("scored", 0.5), told="user: There is a brass key.\n"),
+    ]
+    sums = [[Said(f"It is {step}.", judged(0.0))], [Said("One more.", judged(better))]]
+    hostile = [[Said(text, judged(0.1 * place, text))] for place, text in enumerate(HOSTILE)]
+    kernels = [[Said("Here.", broken)], [Said("No.", failed)], [Said("cut", judged(1.0), truncated=True)]]
+    return [
+        files.group(f"What is {step} plus 1?", sums, "sums"),
+        files.group(HOSTILE[0], hostile, HOSTILE[1]),
+        files.group("Write a kernel.", kernels, "kernels"),
+        files.group("A locked door.", [key, []], "game"),
+    ]

@@ -152,16 +152,16 @@ def test_rollouts_may_be_unscored_up_to_the_share_that_was_set() -> None:
         check_errored(failing(2, 9), 0.1, "RL batch 3")
     message = str(caught.value)
     assert "2 of 11 rollouts of RL batch 3 could not be scored (max_errored_fraction=0.1)" in message
-    assert "Most frequent reason (2): engine died. Mend the verifier and run the same command again" in message
+    assert "Most frequent reason (2): engine died. Fix the cause and run the same command again" in message
 
 
 def test_a_rollout_that_never_began_counts_as_unscored() -> None:
     nothing = replace(trajectory([1.0]), transitions=(), stop_reason="errored")
-    with pytest.raises(TrainingError, match=r"^see the log\. So ended all 1 rollouts of the evaluation"):
+    with pytest.raises(TrainingError, match=r"^see the log\. None of the 1 rollouts of the eval"):
         check_errored([TrajectoryGroup(nothing.task, (nothing,))], 0.5, "the evaluation")
 
 
 def test_where_all_fail_for_one_reason_it_is_said_first() -> None:
     broken = replace(trajectory([1.0]), stop_reason="errored", error="TypeError: no list (own.py, line 3)")
-    with pytest.raises(TrainingError, match=r"^TypeError: no list \(own\.py, line 3\)\. So ended all 2 rollouts of RL"):
+    with pytest.raises(TrainingError, match=r"^TypeError: no list \(own\.py, line 3\)\. None of the 2 "):
         check_errored([TrajectoryGroup(broken.task, (broken, broken))], 0.1, "RL batch 0")

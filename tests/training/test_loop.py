@@ -288,9 +288,7 @@ def test_an_outage_stops_the_run_and_the_same_command_goes_on_when_it_is_over(re
     kill(config, TRAINER, "GRPOTrainer.update", 4)
     outage.write_text("the engine is out")
     for _ in range(2):
-        with pytest.raises(
-            TrainingError, match=r"16 of 16 rollouts of RL batch 2 could not .*the engine is out\. Mend"
-        ):
+        with pytest.raises(TrainingError, match=r"the engine is out\. None of the 16 rollouts of RL batch 2"):
             run(config)
     assert steps(config.log_path)[-1] == SFT_STEPS + 1, "the failed batch is not committed"
     outage.unlink()
@@ -303,7 +301,7 @@ def test_an_evaluation_that_cannot_be_scored_is_no_result(tmp_path: Path) -> Non
     outage = tmp_path / "outage"
     outage.write_text("the engine is out")
     config = tiny(tmp_path / "run", dataset_builder=ToyBuilder(outage=outage), max_batches=1)
-    with pytest.raises(TrainingError, match=r"4 of 4 rollouts of the evaluation could not be scored"):
+    with pytest.raises(TrainingError, match=r"the engine is out\. None of the 4 rollouts of the evaluation"):
         run(config)
     outage.unlink()
     run(config)
@@ -355,7 +353,9 @@ def test_a_policy_is_trained_against_the_real_engine_and_resumes_after_the_engin
     shutil.rmtree(config.cache_dir)
     sound = engine.read_text()
     engine.write_text("#!/bin/sh\nexit 3\n")
-    with pytest.raises(TrainingError, match=r"16 of 16 rollouts of RL batch 0 .*engine .*did not start.* code: 3"):
+    with pytest.raises(
+        TrainingError, match=r"engine .*did not start.* code: 3.* None of the 16 rollouts of RL batch 0"
+    ):
         run(config)
     engine.write_text(sound)
     run(config)

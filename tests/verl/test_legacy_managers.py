@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from assay.integrations.verl import compute_score
 from support.verl_data import place_and_value
 
 SETTINGS: dict[str, Any] = {"reward": "support.host_rewards:ShareOfWords"}
-score = partial(compute_score, **SETTINGS)
+score = partial(compute_score, **SETTINGS, details=True)
 
 
 @pytest.mark.parametrize("manager", ["naive", "batch"])
@@ -70,7 +71,7 @@ def test_a_failed_sample_alone_raises_under_naive(tokenizer: Any, batch: Any) ->
 
 
 def test_constant_stands_in_where_it_is_asked_for(tokenizer: Any, batch: Any) -> None:
-    settings = SETTINGS | {"engine": {"on_failure": "constant", "failure_value": -1.0}}
+    settings = SETTINGS | {"engine": {"on_failure": "constant", "failure_value": -1.0}, "details": True}
     data = batch(["BROKEN", "a"], ["a", "a"], extras=[{}, {}])
     result = get_reward_manager_cls("naive")(tokenizer, 0, partial(compute_score, **settings))(data, return_dict=True)
     assert result["reward_tensor"].sum(1).tolist() == [-1.0, 1.0]
@@ -106,3 +107,12 @@ def test_prime_is_given_verls_order_and_a_number(tokenizer: Any, batch: Any) -> 
     with pytest.raises(DataError, match="order=verl"):
         score("words", "a b", ["a", "c"], {"index": 0})  # verl's order, not declared: the third is no data source
     assert compute_score.__module__ == "assay.integrations.verl.score"  # can be sent to a process
+
+
+@pytest.mark.parametrize("manager", ["naive", "batch"])
+def test_a_plain_function_of_a_file(manager: str, tokenizer: Any, batch: Any, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def right(completion, answer, bonus):\n    return float(completion == answer) + bonus\n")
+    data = batch(["a b", "c"], ["a b", "a"], extras=[{"bonus": 0.5}, {"bonus": 0.0}])
+    rewards = get_reward_manager_cls(manager)(tokenizer, 0, partial(compute_score, reward=f"{file}:right"))(data)
+    assert rewards.sum(1).tolist() == [1.5, 0.0]

@@ -182,3 +182,12 @@ def end_workers(manager: Any) -> None:
 
     for worker in manager.reward_loop_workers:
         ray.kill(worker)
+
+
+@pytest.mark.parametrize("setup", [FUNCTION, MANAGER])
+def test_a_plain_function_of_a_file(setup: tuple[str, ...], tokenizer: Any, batch: Any, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def right(completion, answer, bonus):\n    return float(completion == answer) + bonus\n")
+    named = f"+reward.custom_reward_function.reward_kwargs.reward={file}:right"
+    data = batch(["a b", "c"], ["a b", "a"], extras=[{"bonus": 0.5}, {"bonus": 0.0}])
+    assert [found["reward_score"] for found in run_with((*setup, named), tokenizer, data)] == [1.5, 0.0]

@@ -21,6 +21,7 @@ from typing import NoReturn
 from assay.errors import AssayError, ConfigError
 from assay.presets import presets
 from assay.terminal import inert
+from assay.training.logs import StderrHandler
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,18 @@ COMMANDS: Mapping[str, Command] = {
     "train": Command("assay.cli.runs.train", "train a model; the same command resumes an interrupted run"),
     "eval": Command("assay.cli.runs.eval", "measure a checkpoint of a run on held-out tasks"),
     "show": Command("assay.cli.runs.show", "print what a run's policy was asked, what it said and what that earned"),
+    "report": Command("assay.cli.runs.report", "write a run's report.html anew, also of a run in progress"),
     "view": Command("assay.cli.runs.view", "read a run's rollouts in a browser; two runs side by side"),
+    "compare": Command("assay.cli.runs.compare", "compare two evaluations task by task: is the gain noise?"),
+    "export": Command("assay.cli.runs.export", "write a checkpoint of a run as a Hugging Face folder"),
     "score": Command("assay.cli.tasks.score", "judge completions: those of a run again, or any file of them"),
     "grade": Command(
         "assay.cli.tasks.grade", "grade a kernel against a KernelBench problem; exit status 0 for ok, 3 for not"
     ),
+    "init": Command("assay.cli.tasks.init", "write a file to start an environment or a reward from"),
+    "check": Command("assay.cli.tasks.check", "play known answers through an environment; say what is wrong"),
     "config": Command("assay.cli.config", "print the whole config that a command would use, as JSON"),
+    "settings": Command("assay.cli.settings", "show what can be set: below a key, or by words"),
     "demo": Command("assay.cli.demo.command", "train a small chess model on this machine, in minutes, and report"),
 }
 
@@ -55,8 +62,10 @@ EXTRAS = {
     "safetensors": "torch",
     "peft": "torch",
     "chess": "chess",
+    "tensorboardX": "tensorboard",
     "wandb": "wandb",
     "httptools": "rewards",
+    "math_verify": "math",
     "ray": "verl",
     "triton": "kernelbench",
     "modal": "modal",
@@ -128,9 +137,9 @@ def _run(arguments: list[str]) -> int:
     if unknown:
         raise ConfigError(
             f"{unknown[0]!r} is not an option of `assay {name}`. Settings are written key=value, such as "
-            f"learning_rate=3e-4; `assay {name} --help` lists what there is."
+            f"learning_rate=3e-4; `assay {name} --help` and `assay settings` list what there is."
         )
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[_StderrHandler()])
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[StderrHandler()])
     logging.getLogger("assay").setLevel(logging.INFO)
     status: int = module.run(args, overrides)
     return status
@@ -140,14 +149,6 @@ def _is_override(argument: str, parser: argparse.ArgumentParser) -> bool:
     """Whether an argument is `key=value` or `--key=value`, and not an option of the command given with `=`."""
     match = _OVERRIDE.match(argument)
     return match is not None and not (match[1] and f"--{match[2]}" in parser._option_string_actions)
-
-
-class _StderrHandler(logging.Handler):
-    """Writes to whatever `sys.stderr` is at the time, so that log lines go around a progress display."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print one record, which may quote what a model or a judge said."""
-        print(inert(self.format(record)), file=sys.stderr)
 
 
 class _Overview(argparse.ArgumentParser):

@@ -28,25 +28,39 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_settings_help(parser: argparse.ArgumentParser, root: str) -> None:
-    """`--help` with every setting below the class `root` (`package.module:Name`), which loads only when asked for."""
-    text = "show this message, with every setting"
-    parser.add_argument("--help", "-h", action=_SettingsHelp, const=root, help=text)
+def add_settings_help(parser: argparse.ArgumentParser, root: str, keys: Sequence[str], more: str) -> None:
+    """`--help` with the settings that are changed most.
+
+    Args:
+        root: class that they are below, `package.module:Name`, which loads only when help is asked for.
+        keys: of the settings.
+        more: the command that shows all of them.
+    """
+    said = (root, tuple(keys), more)
+    parser.add_argument("--help", "-h", action=_SettingsHelp, const=said, help="show this message")
 
 
 class _SettingsHelp(argparse.Action):
-    def __init__(self, option_strings: Sequence[str], dest: str, const: str, help: str | None = None) -> None:
-        super().__init__(option_strings, dest=argparse.SUPPRESS, nargs=0, help=help, const=const.split(":"))
+    def __init__(
+        self, option_strings: Sequence[str], dest: str, const: tuple[str, tuple[str, ...], str], help: str | None = None
+    ) -> None:
+        super().__init__(option_strings, dest=argparse.SUPPRESS, nargs=0, help=help, const=const)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         """Print and leave."""
-        from assay.config.help import listing
+        from assay.config.help import brief
 
-        module, name = self.const
-        root = getattr(import_module(module), name)
-        parser.epilog = listing(root, min(120, shutil.get_terminal_size().columns))
+        root, keys, more = self.const
+        module, _, name = root.partition(":")
+        listed = brief(getattr(import_module(module), name), keys, columns())
+        parser.epilog = f"settings changed most (key=default):\n{listed}\n\n{more}"
         parser.print_help()
         parser.exit()
+
+
+def columns() -> int:
+    """Width of the terminal, in columns that are pleasant to read."""
+    return min(120, shutil.get_terminal_size().columns)
 
 
 def no_settings(overrides: Sequence[str], command: str) -> None:

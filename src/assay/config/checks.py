@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Self
 
 import chz
@@ -40,6 +41,8 @@ def mistyped(node: object) -> list[str]:
         if not (is_optional(annotation) and value is None) and not any(is_of(value, m) for m in members(annotation)):
             near = difflib.get_close_matches(str(value), [str(c) for c in choices(annotation)], n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
+            if isinstance(value, str) and Path in members(annotation):
+                hint = f" In Python, write Path({value!r})."
             problems.append(f"{name}={value!r}: expected {type_name(annotation)}.{hint}")
     return problems
 

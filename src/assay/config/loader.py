@@ -41,7 +41,7 @@ FILES_KEY = "files"
 _C = TypeVar("_C")
 
 
-def load(root: type[_C], sources: str | Sequence[str] | None, overrides: Sequence[str] = ()) -> _C:
+def load(root: type[_C], sources: str | Sequence[str] | None, overrides: str | Sequence[str] = ()) -> _C:
     """Build a config from presets or YAML paths (later wins) and `key=value` overrides (which win over both).
 
     What a chosen class reads from environment variables, and its `run_settings`, win over defaults alone.
@@ -50,7 +50,8 @@ def load(root: type[_C], sources: str | Sequence[str] | None, overrides: Sequenc
         ConfigError: an unknown key, a wrong type, an unreadable or malformed file, or settings that cannot go together.
     """
     names = [sources] if isinstance(sources, str) else list(sources or ())
-    draft = Draft(root, [*map(read_source, names), read_overrides(overrides)])
+    written = [overrides] if isinstance(overrides, str) else overrides
+    draft = Draft(root, [*map(read_source, names), read_overrides(written)])
     for layer in (_environment(draft), *_suggestions(draft)):
         if taken := draft.fill_in(layer):
             logger.info("Taken from %s: %s.", layer.name, ", ".join(taken))

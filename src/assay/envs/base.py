@@ -96,6 +96,14 @@ class SupervisedDataset(Protocol):
         ...
 
 
+BuildProgress = Callable[[str, int, int], None]
+"""`(what, done, total)`: so many of the total of something (positions, say) are made."""
+
+
+def _unseen(what: str, done: int, total: int) -> None:
+    """Progress that nobody watches."""
+
+
 @dataclass(frozen=True, slots=True)
 class BuildContext:
     """What a run tells its data set builder. `max_turns` is 1 in single-turn mode."""
@@ -103,6 +111,8 @@ class BuildContext:
     seed: int
     max_turns: int
     cache_dir: Path
+    progress: BuildProgress = field(default=_unseen, compare=False)
+    """Where a builder whose work takes long says how far it is; call it as often as you like."""
 
 
 BaselineMetrics = Mapping[str, Mapping[str, Sequence[float]]]
@@ -154,6 +164,8 @@ class EnvData:
     """An HTML fragment that shows a task and answers to it, for `report.html`."""
     counters: Callable[[], Counters] | None = None
     """What the environment's reward engine has done, for the metrics of each step."""
+    notes: Sequence[str] = ()
+    """What was wrong with the tasks and is no more: repeats that were left out, say. It was logged already."""
     close: Callable[[], Awaitable[None]] = _nothing_to_close
     """Releases processes and files; safe to call twice."""
 

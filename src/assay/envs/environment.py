@@ -98,11 +98,20 @@ class Environment(DatasetBuilder):
 
     def build(self, context: BuildContext) -> EnvData:
         """See `DatasetBuilder.build`."""
+        return self.data(context, self.group)
+
+    def data(self, context: BuildContext, group: Callable[[Task], EnvGroupBuilder]) -> EnvData:
+        """The data sets of the tasks, whose groups `group` makes.
+
+        Raises:
+            ConfigError, DataError: there are no tasks.
+        """
         splits = self.splits()
         return EnvData(
-            train=TaskBatches(splits.train, self.group, self.batch_size, self.num_epochs, self.shuffle, context.seed),
-            heldout=TaskBatches(splits.test, self.group, self.batch_size),
+            train=TaskBatches(splits.train, group, self.batch_size, self.num_epochs, self.shuffle, context.seed),
+            heldout=TaskBatches(splits.test, group, self.batch_size),
             tokenizer_corpus=TokenizerCorpus(ExampleTexts(lambda: self._corpus(splits)), PIECES, ""),
+            notes=splits.removed,
         )
 
     def splits(self) -> Splits:
@@ -120,7 +129,7 @@ class Environment(DatasetBuilder):
                 )
             train, test = (self._named(f"{said}({split!r})", split) for split in (TRAIN, TEST))
             return held_apart(train, test, said)
-        return held_out(self._named(f"{said}()"), self.test_fraction, said)
+        return held_out(self._named(f"{said}()"), self.test_fraction, f"{said}()")
 
     def _named(self, said: str, *split: str) -> list[Task]:
         """The tasks as they are returned, each with the environment's name and an id."""

@@ -12,6 +12,7 @@ ENVIRONMENT = Kind(
     {
         "chess": "assay.envs.chess.dataset:ChessDatasetBuilder",
         "monitor": "assay.envs.monitor.dataset:MonitorDatasetBuilder",
+        "rows": "assay.envs.rows:RowsDatasetBuilder",
     },
     lambda found: inspect.isclass(found) and issubclass(found, DatasetBuilder) and found is not DatasetBuilder,
     "a class over assay.envs.DatasetBuilder",

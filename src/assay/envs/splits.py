@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from assay.errors import ConfigError
-from assay.types import Task
+from assay.types import Message, Task
 
 logger = logging.getLogger(__name__)
 
@@ -35,16 +36,15 @@ def held_out(tasks: Sequence[Task], fraction: float, said: str) -> Splits:
         ConfigError: too few tasks for both splits.
     """
     if not tasks:
-        raise ConfigError(f"{said}() returned no tasks. {NONE}")
-    unique, removed = without_repeats(tasks, f"{said}()")
-    count = max(1, round(fraction * len(unique))) if fraction else 0
-    if count >= len(unique):
+        raise ConfigError(f"{said} returned no tasks. {NONE}")
+    unique, removed = without_repeats(tasks, said)
+    held = _chosen(unique, fraction)
+    if len(held) >= len(unique):
         raise ConfigError(
-            f"{said}() returned {_tasks(len(unique))}, and test_fraction={fraction:g} would leave none to train on. "
+            f"{said} returned {_tasks(len(unique))}, and test_fraction={fraction:g} would leave none to train on. "
             "Return more, or set test_fraction=0 for no held-out tasks."
         )
-    chosen = {task.key for task in sorted(unique, key=_draw)[:count]}
-    train, test = ([task for task in unique if (task.key in chosen) == held] for held in (False, True))
+    train, test = ([task for task in unique if (task.key in held) == side] for side in (False, True))
     return _said(Splits(train, test, removed))
 
 
@@ -102,9 +102,24 @@ def _said(splits: Splits) -> Splits:
     return splits
 
 
-def _draw(task: Task) -> str:
-    """A place in an order that has nothing to do with the task's id or content."""
-    return hashlib.sha256(f"held out {task.key}".encode()).hexdigest()
+def _chosen(tasks: Sequence[Task], fraction: float) -> set[str]:
+    """Keys of `fraction` of the tasks, at least one. Tasks of one prompt are on one side, unless all have the same."""
+    by_prompt: dict[str, list[str]] = {}
+    alike = len({task.prompt for task in tasks}) == 1
+    for task in tasks:
+        by_prompt.setdefault(_draw(task.key if alike else task.prompt), []).append(task.key)
+    wanted, chosen = max(1, round(fraction * len(tasks))) if fraction else 0, set[str]()
+    for prompt in sorted(by_prompt):
+        if len(chosen) >= wanted:
+            break
+        chosen.update(by_prompt[prompt])
+    return chosen
+
+
+def _draw(content: str | Sequence[Message]) -> str:
+    """A place in an order that has nothing to do with the content."""
+    text = content if isinstance(content, str) else json.dumps([[m.role, m.content] for m in content])
+    return hashlib.sha256(f"held out {text}".encode()).hexdigest()
 
 
 def _tasks(count: int) -> str:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
-from assay.errors import ConfigError, DataError
-from assay.integrations.common.scoring import HostScorer, sample_of, scorer
-from assay.integrations.common.settings import plain, read_settings
-from assay.rewards import Reward, Sample
+from assay.errors import DataError
+from assay.integrations.common.scoring import HostScorer, asks_for_truth, sample_of, scorer_of
+from assay.integrations.common.settings import plain
+from assay.rewards import AnyReward, Sample
 from assay.types import Message, Score
 
 TOTALS = ("calls", "cache_hits", "shared", "refusals", "failures", "usd")
@@ -35,7 +35,7 @@ class RewardFunction(Protocol):
 
 
 def reward_func(
-    reward: str | Reward = "monitor",
+    reward: str | Sequence[str] | AnyReward | Callable[..., Any] = "monitor",
     *,
     ground_truth: str | None = "ground_truth",
     data_source: str | None = None,
@@ -45,8 +45,9 @@ def reward_func(
     """A reward function, named as TRL logs it.
 
     Args:
-        reward: a reward, or where to find one (`assay.integrations.common.settings`).
-        ground_truth: column of the data set that holds it; None where the reward wants none.
+        reward: where to find one or several (`assay.integrations.common.settings`), a reward, or a plain function.
+        ground_truth: column of the data set that holds it; None where the reward wants none. A function takes any
+            column by its name, and does not need this one.
         data_source: column that says where a sample is from; None leaves it empty.
         name: name in TRL's logs; the reward's own by default.
         settings: see `assay.integrations.common.settings`, nested or dotted: `judge={"model": ...}, engine={...}`.
@@ -54,18 +55,13 @@ def reward_func(
     Raises:
         ConfigError: impossible settings, or no API key.
     """
-    if isinstance(reward, str):
-        one = scorer({"reward": reward, **settings})
-    elif any(key in settings for key in ("options", "reward")):
-        raise ConfigError("options are for a reward that is given by name; this one is made already.")
-    else:
-        # Under a name of its own: variables of the monitor's environment are no matter of another reward.
-        one = HostScorer(read_settings({"reward": f"given:{reward.name}", **settings}), reward)
+    one = scorer_of(reward, settings)
     columns_read = {"ground_truth": ground_truth, "data_source": data_source}
+    optional = frozenset(() if asks_for_truth(one.reward) else ("ground_truth",))
     last: dict[str, float] = {}
 
     async def assay_reward(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
-        samples = _samples(prompts, completions, columns, columns_read)
+        samples = _samples(prompts, completions, columns, columns_read, optional)
         scores = await one.engine.score_many(samples)
         rewards = one.rewards(scores, [json.dumps(plain(prompt), default=str) for prompt in prompts])
         _log(one, scores, columns.get("log_metric"), columns.get("log_extra"), assay_reward.__name__)
@@ -83,10 +79,11 @@ def _samples(
     completions: Sequence[Any],
     columns: Mapping[str, Any],
     read: Mapping[str, str | None],
+    optional: Set[str],
 ) -> list[Sample]:
     data = {name: values for name, values in columns.items() if name not in (*_TRAINERS_OWN, "completion_ids")}
     for purpose, column in read.items():
-        if column is not None and column not in data:
+        if column is not None and column not in data and column not in optional:
             raise DataError(
                 f"The data set has no column {column!r}, which reward_func takes for the {purpose}. Columns: "
                 f"{', '.join(data) or 'none'}. Name another ({purpose}=...), or None where the reward needs none."
@@ -97,8 +94,8 @@ def _samples(
     samples = []
     for index, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         row = {name: values[index] for name, values in data.items()}
-        truth = row.get(read["ground_truth"]) if read["ground_truth"] is not None else None
-        source = row.get(read["data_source"]) if read["data_source"] is not None else ""
+        truth = row.get(read["ground_truth"] or "")
+        source = row.get(read["data_source"] or "", "")
         samples.append(sample_of(text_of(completion), truth, source, row, messages_of(prompt)))
     return samples
 

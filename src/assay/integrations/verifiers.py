@@ -6,11 +6,11 @@ scored against the model. That is what `on_failure=drop` (the default) means her
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from assay.errors import DataError, MissingDependencyError
-from assay.integrations.common.scoring import HostScorer, missing, sample_of, scorer
+from assay.integrations.common.scoring import HostScorer, asks_for_truth, missing, sample_of, scorer_of
 from assay.types import Message
 
 try:
@@ -24,7 +24,7 @@ ROLLOUT_FAILS = "verifiers records it as an error of this rollout, whose reward 
 
 
 def reward(
-    reward: str = "monitor",
+    reward: str | Sequence[str] | Callable[..., Any] = "monitor",
     *,
     ground_truth: str | None = "answer",
     name: str | None = None,
@@ -35,18 +35,26 @@ def reward(
     """A `@vf.reward` method to assign in a `vf.Task`.
 
     Args:
-        reward: where to find the reward (`assay.integrations.common.settings`).
-        ground_truth: field of the task's data that holds it; None where the reward wants none.
+        reward: where to find the reward (`assay.integrations.common.settings`), or a plain function.
+        ground_truth: field of the task's data that holds it; None where the reward wants none. A function takes any
+            field by its name, and does not need this one.
         name: key of the reward on the trace; the reward's own name by default.
         weight: verifiers' weight of this reward.
         whole_trace: score the transcript instead of the last reply.
         settings: see `assay.integrations.common.settings`.
     """
-    given = {"reward": reward, **settings}
+    made: list[HostScorer] = []
+
+    def scorer_here() -> HostScorer:
+        if not callable(reward):
+            return scorer_of(reward, settings)  # a new one where a key or a file has changed
+        if not made:
+            made.append(scorer_of(reward, settings))
+        return made[0]
 
     async def assay_reward(self: Any, trace: Any) -> float:
-        one = scorer(given)
-        score = await one.engine.score(_sample(self.data, trace, ground_truth, whole_trace))
+        one = scorer_here()
+        score = await one.engine.score(_sample(self.data, trace, ground_truth, asks_for_truth(one.reward), whole_trace))
         value = one.rewards([score], [0])[0]
         if value is None:
             raise missing(score, ROLLOUT_FAILS)
@@ -58,19 +66,21 @@ def reward(
     return marked
 
 
-def _own_name(reward: str) -> str:
+def _own_name(reward: str | Sequence[str] | Callable[..., Any]) -> str:
     """A name that can be had without making the reward: tasks are defined before keys are set."""
-    return reward.rpartition(":")[2]
+    if callable(reward):
+        return str(getattr(reward, "__name__", type(reward).__name__))
+    return reward.rpartition(":")[2] if isinstance(reward, str) else "reward"
 
 
-def _sample(data: Any, trace: Any, ground_truth: str | None, whole_trace: bool) -> Any:
+def _sample(data: Any, trace: Any, ground_truth: str | None, required: bool, whole_trace: bool) -> Any:
     fields = data.model_dump(mode="json", exclude_none=True)
-    if ground_truth is not None and ground_truth not in fields:
+    if required and ground_truth is not None and ground_truth not in fields:
         raise DataError(
             f"This task's data has no field {ground_truth!r}, which the reward takes for the ground truth. Fields: "
             f"{', '.join(fields)}. Name another (ground_truth=...), or None where the reward needs none."
         )
-    truth = fields[ground_truth] if ground_truth is not None else None
+    truth = fields.get(ground_truth or "")
     system = (Message("system", data.system_prompt),) if data.system_prompt else ()
     prompt = (*system, Message("user", data.prompt_text))
     response = trace.transcript if whole_trace else trace.last_reply

@@ -1,4 +1,4 @@
-"""KernelBench: write a GPU kernel that does what a PyTorch module does; a grader that trusts nothing judges it.
+"""KernelBench: write a GPU kernel that does what a PyTorch module does; a grader that does not trust it judges it.
 
 verdicts = grade_many([(problem, code), ...])            anywhere, without an event loop
 async with GradingPool(GraderConfig()) as pool:          inside one

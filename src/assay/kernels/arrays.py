@@ -39,7 +39,7 @@ class HostTensor:
         if self.dtype not in _NUMPY:
             raise ValueError(f"dtype {self.dtype!r} is none of {sorted(_NUMPY)}")
         if len(self.data) != size_in_bytes(self.dtype, self.shape):
-            raise ValueError(f"{len(self.data)} bytes are no {self.dtype} tensor of shape {self.shape}")
+            raise ValueError(f"{len(self.data)} bytes are not a {self.dtype} tensor of shape {self.shape}")
 
     @property
     def is_float(self) -> bool:

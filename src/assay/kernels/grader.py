@@ -5,7 +5,7 @@
 
 Stages: parse -> static checks -> numerics -> compile check (-> timing, on a GPU). Numerics come before the compiler
 because most candidates fail there and it costs less; `compile_check=all` asks the compiler first. On a GPU kernels are
-compiled in earnest, so that check is left out. A `Grader` belongs to one event loop. It draws secret inputs, runs
+compiled anyway, so there is no such check. A `Grader` belongs to one event loop. It draws secret inputs, runs
 candidates in a sandbox, and decides everything itself.
 """
 
@@ -72,7 +72,7 @@ class Grader:
 
         Args:
             config: Settings.
-            sandbox: Where candidates run; by default what `config.run_on` says. Whoever passes one closes it.
+            sandbox: Where candidates run; by default what `config.run_on` says. The caller closes one that it passes.
             reference: The process that runs references; likewise.
             seed: Makes inputs and the order of calls repeatable, for examining a verdict. Never for training.
             static: False leaves the static checks out, so that everything reaches the sandbox. For testing it.
@@ -93,7 +93,7 @@ class Grader:
 
     @property
     def as_configured(self) -> bool:
-        """Whether its verdicts are those that its settings promise: all checks, and inputs that nobody can know."""
+        """Whether its verdicts are those that its settings promise: all checks, and inputs that cannot be known."""
         return self._static and self._seed is None
 
     async def __aenter__(self) -> Grader:
@@ -351,7 +351,7 @@ def _not_compiled(verdict: Verdict, compiled: CompileReport) -> list[str]:
 
 
 def _uncompiled(verdict: Verdict, compiled: CompileReport, missing: Sequence[str]) -> Verdict:
-    """A right candidate whose kernels did not all reach the compiler: nobody knows whether a GPU would take them."""
+    """A right candidate whose kernels did not all reach the compiler: whether a GPU would accept them is unknown."""
     names = ", ".join(missing)
     if compiled.outcome == "ok" and not (compiled.message and compiled.kernels):
         said = (
@@ -393,5 +393,5 @@ def _of_cuda(report: CompileReport, evidence: dict[str, Json]) -> Verdict:
         return refused
     if report.outcome == "unsupported":
         return Verdict("unsupported", "compile", report.message, "", evidence, cpu_s=report.cpu_s)
-    said = "the sources compile; whether they are right was not seen, because there is no GPU here"
+    said = "the sources compile; whether they are right is unknown, because there is no GPU here"
     return Verdict("compiled_not_run", "compile", said, "", evidence, compiled=True, cpu_s=report.cpu_s)

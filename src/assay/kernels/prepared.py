@@ -3,8 +3,8 @@
     task = preparations.task(key, make)
     prepared = await shared(task)
 
-Making a problem ready takes seconds, so it is done once for all who ask. Kept are the problems graded last; a failure,
-and a refusal for which a machine under load may be to blame, is given to those who wait for it and then forgotten.
+Making a problem ready takes seconds, so it is done once for all grades that need it. The problems graded last are kept.
+A failure, and a refusal that a machine under load may have caused, goes to the grades that wait for it and is not kept.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Preparations:
 
 
 async def shared(task: asyncio.Task[T]) -> T:
-    """What a task gives that others wait for too. Whoever is cancelled leaves it alone.
+    """The result of a task that others wait for too. Cancelling one waiter does not cancel the task.
 
     Raises:
         Closed: the task was cancelled, which only the grader's `close` does.

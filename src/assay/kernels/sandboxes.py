@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from importlib import resources
+from importlib.util import find_spec
 
 from assay.errors import MissingDependencyError
 from assay.kernels.compile.toolkit import find_toolkit, triton_executables
@@ -17,11 +18,28 @@ from assay.sandbox.local import LocalConfig, LocalSandbox
 from assay.sandbox.modal.sandbox import ModalSandbox
 
 HIDDEN = (str(resources.files("assay.kernels.problems") / "shipped"),)
-"""What candidates must not read although it lies beside the harness."""
+"""Folders that candidates must not read although they are beside the harness."""
 WORKER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """A second thread in a worker would hang its forks."""
 PCI = ("/sys/devices", "/sys/bus/pci")
 """Where CUDA looks for the place of its GPUs."""
+
+
+def require_packages(config: GraderConfig) -> None:
+    """Make sure that the packages are there with which references and candidates run. Imports none of them.
+
+    Raises:
+        MissingDependencyError: one is not installed; the message names the extras that install them.
+    """
+    if config.backend == "cuda" and config.device == "cpu":
+        return  # sources are compiled, and nothing runs
+    wanted = ["torch", *(["triton"] if config.backend == "triton" and config.run_on == "local" else [])]
+    missing = [package for package in wanted if find_spec(package) is None]
+    if missing:
+        raise MissingDependencyError(
+            f"grading runs {' and '.join(wanted)} here, and {' and '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not installed: pip install 'assay-rl[torch,kernelbench]'."
+        )
 
 
 def sandbox_for(config: GraderConfig) -> Sandbox:
@@ -29,8 +47,9 @@ def sandbox_for(config: GraderConfig) -> Sandbox:
 
     Raises:
         SandboxError: the machine cannot isolate untrusted code.
-        MissingDependencyError: what running on a GPU or at Modal needs is not installed.
+        MissingDependencyError: a package, or what running on a GPU or at Modal needs, is not installed.
     """
+    require_packages(config)
     return ModalSandbox(config.modal) if config.run_on == "modal" else local_sandbox(config)
 
 
@@ -82,7 +101,7 @@ def worker_environment(config: GraderConfig) -> dict[str, str]:
     """Variables of the workers.
 
     Raises:
-        MissingDependencyError: extensions are to be built, and there is no CUDA compiler or no ninja.
+        MissingDependencyError: extensions are to be built, and a CUDA compiler or ninja is missing.
     """
     found = dict(WORKER_ENVIRONMENT)
     if config.measure_performance and config.timing.device == "cpu":

@@ -82,7 +82,7 @@ def parse_reply(text: str, thinking_opened: bool = False) -> ParsedReply:
     bare = _bare_module(sections.answer)
     if bare:
         return _judged(sections, ("", bare), "bare")
-    message = "the reply has no KERNEL block, no fenced block with a class ModelNew, and is no Python module"
+    message = "the reply has no KERNEL block, no fenced block with a class ModelNew, and is not a Python module"
     return ParsedReply(sections.thought, "", fault="no_code", message=message)
 
 
@@ -154,11 +154,7 @@ def _bare_module(answer: str) -> str:
     if match is None or not _MODEL_NEW.search(answer) or len(answer) > MAX_SOURCE_CHARACTERS:
         return ""
     code = answer[match.start() :]
-    try:
-        ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ""
-    return code
+    return code if is_python(code) else ""
 
 
 def _judged(sections: _Sections, found: tuple[str, str], origin: Origin) -> ParsedReply:
@@ -170,13 +166,65 @@ def _judged(sections: _Sections, found: tuple[str, str], origin: Origin) -> Pars
         fault, message = "too_large", f"the source has {len(code)} characters; at most {MAX_SOURCE_CHARACTERS} are read"
     elif not code.strip() or language not in _LANGUAGES:
         shown = f" (the block is tagged {language!r})" if language not in _LANGUAGES else ""
-        fault, message = "no_code", f"the block holds no Python source{shown}"
+        fault, message = "no_code", f"the block does not hold Python source{shown}"
     elif count == 0:
         fault, message = "no_model_new", "the source defines no class ModelNew"
     elif count > 1:
         fault, message = "duplicate_model_new", f"the source defines ModelNew {count} times; define it once"
     code = "" if fault else code.strip("\n") + "\n"
     return ParsedReply(sections.thought, code, origin, language, len(sections.kernels), fault, message)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFile:
+    """The source in a kernel's file, and what was left out around it, in words for its author."""
+
+    code: str
+    told: str = ""
+    """Empty where the file was taken as it is."""
+
+
+def read_kernel_file(text: str) -> KernelFile:
+    """The module in the text of a file: the text itself, or where that is Markdown its last code block with `ModelNew`.
+
+    Text that is not valid Python and has no such block is taken as it is: `fences_around` then says what to change.
+    """
+    if len(text) > MAX_SOURCE_CHARACTERS or not _FENCE.search(text) or is_python(text):
+        return KernelFile(text)
+    blocks, unclosed = _fences(_sections(text, False).answer)
+    if unclosed is not None:
+        blocks.append(unclosed)
+    models = [code for _, code in blocks if _MODEL_NEW.search(code)]
+    place = text.rfind(models[-1]) if models else -1
+    if place < 0:
+        return KernelFile(text)
+    start = text.count("\n", 0, place) + 1
+    end = start + models[-1].rstrip("\n").count("\n")
+    told = f"the file is Markdown; only the code block in lines {start} to {end} is graded"
+    if len(blocks) > 1:
+        which = "the last that defines" if len(models) > 1 else "the only one that defines"
+        told += f" ({which} ModelNew; the file has {len(blocks)} code blocks)"
+    return KernelFile(models[-1], f"{told}. Line numbers in the verdict are those of the block.")
+
+
+def fences_around(code: str) -> str:
+    """What to change in a text that is not valid Python, where Markdown fences may be why; empty where it has none."""
+    fence = _FENCE.search(code)
+    if fence is None:
+        return ""
+    line = code.count("\n", 0, fence.start()) + 1
+    return (
+        f"line {line} is a Markdown fence ({fence[0].strip()[:40]}): give the Python module alone, without the fences"
+    )
+
+
+def is_python(code: str) -> bool:
+    """Whether a text is valid Python."""
+    try:
+        ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def count_model_new(code: str) -> int:

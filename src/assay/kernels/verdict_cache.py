@@ -1,7 +1,7 @@
 """Verdicts on disk, by everything that determines them: problem, candidate, settings, versions.
 
-Kept are verdicts that say something of the candidate. Failures of the grader and refused problems are not, nor are
-timeouts, which a loaded machine makes of slow kernels.
+The cache keeps verdicts that say something about the candidate. It does not keep failures of the grader, refused
+problems, or timeouts: on a loaded machine a slow kernel may time out that would not elsewhere.
 """
 
 from __future__ import annotations

@@ -12,9 +12,10 @@ VerdictKind = Literal[
     "ok", "wrong", "cheat", "compile_error", "crash", "timeout", "compiled_not_run", "unsupported", "infra_error"
 ]
 """ok: right, and by its own kernel. wrong: an output is not the reference's. cheat: right or not, its kernel did not do
-the work (see `cheat`). compile_error: no Python, no ModelNew, or refused by a compiler. crash: raised, died, or ran out
-of its memory. timeout: killed at its limit. compiled_not_run: legal CUDA, on a machine without a GPU. unsupported: this
-machine, or the grader, cannot judge it. infra_error: the grader itself failed, which says nothing about the candidate.
+the work (see `cheat`). compile_error: not valid Python, without ModelNew, or refused by a compiler. crash: raised,
+died, or ran out of its memory. timeout: killed at its limit. compiled_not_run: legal CUDA, on a machine without a GPU.
+unsupported: this machine, or the grader, cannot judge it. infra_error: the grader itself failed, which says nothing
+about the candidate.
 """
 
 Stage = Literal["problem", "parse", "static", "compile", "numerics", "timing"]
@@ -42,7 +43,7 @@ class Verdict:
     """Calls of forward with the right outputs, until the first wrong one."""
     tests_total: int = 0
     compiled: bool | None = None
-    """Whether a compiler for a GPU took it; None where none was asked."""
+    """Whether a compiler for a GPU accepted it; None if none was asked."""
     timing: Mapping[str, Json] | None = None
     """Speedup and its interval, where it was timed."""
     problem: str = ""

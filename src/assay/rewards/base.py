@@ -109,6 +109,7 @@ FailureKind = Literal[
     "bad_request",
     "timeout",
     "connection",
+    "unreachable",
     "server",
     "malformed",
     "not_a_judge",
@@ -121,12 +122,12 @@ FailureKind = Literal[
     "died",
 ]
 """Why a call has no reply: refused by a limit; the account's quota is used up; key refused; no such model; the request
-itself is at fault; no answer in time; broken or refused connection; 5xx; a reply that is not what the protocol says;
-none that ever was; a reply from which the reward can read no verdict; the batch ran out of time; the money is spent;
-offline and not in the cache; the reward's own code raised or returned nonsense; it said that there is no score; the
-process that it ran in died."""
+itself is at fault; no answer in time; broken connection; no connection was ever made; 5xx; a reply that is not what the
+protocol says; none that ever was; a reply from which the reward can read no verdict; the batch ran out of time; the
+money is spent; offline and not in the cache; the reward's own code raised or returned nonsense; it said that there is
+no score; the process that it ran in died."""
 
-FATAL: frozenset[FailureKind] = frozenset({"quota", "auth", "unknown_model", "not_a_judge", "budget"})
+FATAL: frozenset[FailureKind] = frozenset({"quota", "auth", "unknown_model", "not_a_judge", "unreachable", "budget"})
 """Failures that every further call would share: they stop a batch instead of erroring its samples one by one."""
 
 
@@ -142,6 +143,9 @@ class CallFailure:
 
 
 Outcome = Reply | CallFailure
+
+LEVELS = frozenset({"in_flight", "waiting", "limit", "pid", "hub_processes"})
+"""Counters of a caller that say how it is now; all others are totals."""
 
 
 class Reward(Protocol):

@@ -70,7 +70,7 @@ def is_direct(reward: object) -> TypeGuard[DirectReward]:
     return hasattr(reward, "evaluate")
 
 
-def is_reward(found: Any) -> bool:
+def is_reward(found: Any) -> TypeGuard[AnyReward]:
     """Whether an object is a reward as it stands."""
     if isinstance(found, type) or not all(hasattr(found, attribute) for attribute in ("name", "fingerprint")):
         return False

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from assay.errors import DataError, JudgeError, RewardError
-from assay.rewards.base import Caller, CallFailure, Sample, Usage
+from assay.rewards.base import LEVELS, Caller, CallFailure, Sample, Usage
 from assay.rewards.client.client import Client
 from assay.rewards.client.http import require_parser
 from assay.rewards.client.offline import NobodyToAsk, OfflineCaller
@@ -87,6 +87,8 @@ class RewardEngine:
         self._counts: Counter[str] = Counter()
         self.usage_by_source: dict[str, Usage] = {}
         """What each `data_source` of the samples has cost since the start."""
+        self._earlier: dict[str, float] = {}
+        """Totals of callers that were closed."""
         self._pid = os.getpid()
         self._lock = threading.Lock()
         """Held while any of the following are changed."""
@@ -143,11 +145,22 @@ class RewardEngine:
                 yield index, score
 
     def counters(self) -> dict[str, float]:
-        """Totals since the start of the engine (its samples, its caller's calls) and the caller's present state."""
+        """Totals since the start of the engine (its samples, its caller's calls) and the caller's present state.
+
+        A closed engine still tells the totals.
+        """
         ours = {name: float(self._counts[name]) for name in ("samples", "scored", "invalid", "errored", "reread")}
         if self._thread is None or self._pid != os.getpid():
-            return ours
-        return {**self._blocking(lambda: self._caller_.counters()), **ours}
+            return {**self._earlier, **ours}
+        now = self._blocking(lambda: self._caller_.counters())
+        return {**self._with_earlier(now), **ours}
+
+    def _with_earlier(self, now: Mapping[str, float]) -> dict[str, float]:
+        """The caller's counters, with totals of those that were closed before it; one that was given keeps its own."""
+        earlier = {} if self._given_caller is not None else self._earlier
+        names = {*now, *earlier} - LEVELS
+        totals = {name: earlier.get(name, 0.0) + now.get(name, 0.0) for name in names}
+        return {**now, **totals}
 
     def close(self) -> None:
         """Stop: fail batches under way, write what waits, close connections and the cache. Safe to call twice.
@@ -274,6 +287,11 @@ class RewardEngine:
         for member, _ in members:
             if is_direct(member) and (close := getattr(member, "close", None)) is not None:
                 await close()
+        try:
+            totals = self._with_earlier(await caller.counters())
+            self._earlier = {name: value for name, value in totals.items() if name not in LEVELS}
+        except RewardError as error:  # another process has the judge, and is gone
+            logger.debug("no counters of a caller that is closed: %s", error)
         await caller.close()
 
     async def _score(self, sample: Sample, deadline: float | None) -> Score | JudgeError:
@@ -305,10 +323,13 @@ class RewardEngine:
             "auth": f"Check the key in {self.judge.api_key_env or 'judge.api_key_env'}.",
             "unknown_model": f"Check judge.model={self.judge.model}.",
             "not_a_judge": f"Check judge.base_url={self.judge.base_url}: /chat/completions is added, most end in /v1.",
+            "unreachable": f"Check judge.base_url={self.judge.base_url}, whether a server runs there, and the network.",
             "quota": "Add credit to the account, or use another.",
             "budget": "Raise budget_usd or budget_tokens to go on.",
         }
-        what = "No further call is made" if failure.kind == "budget" else "The judge refuses every call"
+        what = {"budget": "No further call is made", "unreachable": "The judge cannot be reached"}.get(
+            failure.kind, "The judge refuses every call"
+        )
         kept = " What was answered is cached and will not be paid for again." if self.config.cache else ""
         return JudgeError(
             f"{what}, so no reward can be computed: {failure.message.rstrip('.')}. {cures[failure.kind]}{kept}"

@@ -24,7 +24,10 @@ from assay.types import Json
 REWARD = Kind(
     "reward",
     {
+        "math": "assay.rewards.math_answers:math",
         "judge": "assay.rewards.judge.reward:JudgeReward",
+        "chess": "assay.envs.chess.position_reward:ChessReward",
+        "kernelbench": "assay.envs.kernelbench.verdict_reward:KernelReward",
         "monitor": "assay.envs.monitor.rewards:monitor_reward",
     },
     lambda found: is_reward(found) or callable(found),
@@ -47,7 +50,8 @@ def find_rewards(names: Sequence[str], options: Mapping[str, Json], judge: Judge
         ConfigError: there is no such thing, it is no reward, or it does not take these options.
     """
     if not names:
-        raise ConfigError("reward names nothing to score with: give judge, monitor, path.py:name or module:name.")
+        known = ", ".join(REWARD.known)
+        raise ConfigError(f"reward names nothing to score with: give path.py:function, module:name, or {known}.")
     if len(names) == 1 and split_weight(names[0])[1] == 1.0:
         return find_reward(split_weight(names[0])[0], options, judge)
     keys = {split_weight(name)[0].rpartition(":")[2] for name in names}
@@ -80,7 +84,7 @@ def find_reward(name: str, options: Mapping[str, Json], judge: JudgeConfig) -> A
     if is_reward(found):
         if options:
             raise ConfigError(f"reward={name} is made already, so options ({', '.join(options)}) would have no effect.")
-        return found  # type: ignore[no-any-return]
+        return found
     if is_marked(found) or takes_completion(found):
         return of_function(found, options)
     arguments = {**options, **({"judge": judge} if _takes_judge(found) and "judge" not in options else {})}
@@ -100,7 +104,7 @@ def find_reward(name: str, options: Mapping[str, Json], judge: JudgeConfig) -> A
             "`completion`, or has `name`, `fingerprint`, and `requests` with `score` or `evaluate`. It was called with "
             "the options, because it takes no `completion` itself."
         )
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def of_function(function: Any, options: Mapping[str, Json] | None = None) -> FunctionReward:

@@ -1,11 +1,11 @@
-"""Running code nobody trusts: what goes in, what comes out, and what a harness is.
+"""Running untrusted code: what goes in, what comes out, and what a harness is.
 
     Job --Sandbox.run--> JobResult
 
 A job is one candidate (the source of one Python module) in a process of its own. A *harness*, a trusted module that the
 warm worker imported beforehand, says how to use the candidate; the sandbox knows nothing about kernels or languages.
 Inputs reach the child one round at a time, and all that comes back is raw bytes in buffers whose sizes the job fixed.
-Nothing that a child writes, reports or exits with is a verdict: verdicts are computed by whoever holds the `JobResult`.
+Nothing that a child writes, reports or exits with is a verdict: the holder of the `JobResult` computes verdicts.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ class LocalConfig:
         for path in self.devices:
             if not (os.path.isabs(path) and os.path.exists(path) and stat.S_ISCHR(os.stat(path).st_mode)):
                 raise ConfigError(
-                    f"devices: {path} is no character device here, so no job could use it. Check the path and, for a "
-                    "GPU, that its driver is loaded (nvidia-smi)."
+                    f"devices: {path} is not a character device here, so no job could use it. Check the path and, for "
+                    "a GPU, that its driver is loaded (nvidia-smi)."
                 )
 
 
@@ -193,7 +193,7 @@ class LocalSandbox:
                 await asyncio.shield(self._recover(job.harness, worker))
 
     async def _worker(self, harness: str) -> WorkerProcess:
-        """A warm worker that nobody else holds.
+        """A warm worker that no other job holds.
 
         Raises:
             SandboxError: it says itself that it cannot run jobs.

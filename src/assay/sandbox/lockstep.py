@@ -2,7 +2,7 @@
 
     results = await run_in_step(sandbox, Group((reference, candidate), (0, 0, 1, 0, 1, ...)))
 
-Each entry of the order lets that job do its next round; its first one starts it. With `Job.pause` whoever is not at
+Each entry of the order lets that job do its next round; its first one starts it. With `Job.pause` a job that is not at
 work is stopped. Where one job ends early, the others are stopped there. A sandbox that cannot be told round by round
 what to do (`ModalSandbox`) takes the whole group to one place and has it run in step there.
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -32,7 +33,7 @@ from assay.config import (
     refuse,
 )
 from assay.config.schema import settings
-from assay.envs.base import RENDERER, BuildContext, DatasetBuilder
+from assay.envs.base import RENDERER, BuildContext, BuildProgress, DatasetBuilder
 from assay.envs.named import ENVIRONMENT
 from assay.grpo.config import AlgorithmConfig, GRPOConfig
 from assay.grpo.recipes import LOSS, canonical, recipe_of
@@ -162,11 +163,13 @@ class TrainingConfig(Settings):
     """Weights & Biases run name."""
     trace_token_groups: Annotated[int, AtLeast(0), MAY_CHANGE] = 2
     """Groups of each training batch, from its first on, whose turns are recorded token by token in `tokens.jsonl`."""
-    tensorboard_enabled: bool = True
-    """Write TensorBoard event files."""
+    tensorboard_enabled: Annotated[bool | None, MAY_CHANGE] = None
+    """Write TensorBoard event files; null writes them where tensorboardX is installed (the extra `tensorboard`)."""
+    completion_table_every: Annotated[int, AtLeast(0), MAY_CHANGE] = 10
+    """Cadence, in RL batches, of tables of answers in TensorBoard and Weights & Biases; 0 turns them off."""
     tensorboard_log_histograms_every: Annotated[int, AtLeast(0)] = 5
     """Cadence, in RL batches, of reward and length histograms; 0 turns them off."""
-    tensorboard_log_per_level: Annotated[bool, UsedWhen("tensorboard_enabled", True)] = True
+    tensorboard_log_per_level: Annotated[bool, UsedWhen("tensorboard_enabled", Not(False))] = True
     """Also log metrics per tag (task type, level, side to move) to TensorBoard."""
     base_url: Annotated[str | None, UsedWhen("backend", Not("local"))] = None
     """Base URL of the service that a hosted backend calls."""
@@ -247,10 +250,11 @@ class TrainingConfig(Settings):
             return self.multiturn_dataset_builder
         return self.dataset_builder
 
-    def build_context(self) -> BuildContext:
-        """What the run tells its data set builder."""
+    def build_context(self, progress: BuildProgress | None = None) -> BuildContext:
+        """What the run tells its data set builder; the builder tells `progress` how far it is."""
         max_turns = self.active_builder.turns(self.max_turns if self.mode == "multi_turn" else 1)
-        return BuildContext(seed=self.seed, max_turns=max_turns, cache_dir=self.cache_dir.expanduser())
+        context = BuildContext(seed=self.seed, max_turns=max_turns, cache_dir=self.cache_dir.expanduser())
+        return context if progress is None else replace(context, progress=progress)
 
 
 _BUFFER = ("buffer_capacity", "min_fresh_fraction", "max_staleness")
@@ -328,7 +332,7 @@ def _impossible_ahead(config: TrainingConfig) -> Iterator[str]:
         )
 
 
-def load_config(sources: str | Sequence[str] | None, overrides: Sequence[str] = ()) -> TrainingConfig:
+def load_config(sources: str | Sequence[str] | None, overrides: str | Sequence[str] = ()) -> TrainingConfig:
     """The config of a run, of presets or YAML paths (later wins) and `key=value` overrides (which win over both).
 
     Raises:

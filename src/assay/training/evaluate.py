@@ -102,16 +102,16 @@ def check_errored(groups: Sequence[TrajectoryGroup], most: float, where: str) ->
         return
     reasons = Counter(trajectory.failure or "see the log" for trajectory in errored)
     reason, count = reasons.most_common(1)[0]
-    reason = reason.rstrip(".")
-    if count == len(rollouts):
+    reason, share = reason.rstrip("."), f" (this reason: {count})" if len(reasons) > 1 else ""
+    if len(errored) == len(rollouts):
         raise TrainingError(
-            f"{reason}. So ended all {count} rollouts of {where}: none could be scored, and there is nothing to train "
-            "on. Mend that and run the same command again: the run goes on from its last checkpoint."
+            f"{reason}. None of the {len(rollouts)} rollouts of {where} could be scored{share}. Fix the cause and run "
+            "the same command again: the run goes on from its last checkpoint."
         )
     raise TrainingError(
         f"{len(errored)} of {len(rollouts)} rollouts of {where} could not be scored (max_errored_fraction={most:g}), "
-        f"so their verifier is broken and the others prove little. Most frequent reason ({count}): {reason}. Mend the "
-        "verifier and run the same command again: the run goes on from its last checkpoint."
+        f"so the other scores cannot be trusted either. Most frequent reason ({count}): {reason}. Fix the cause and run "
+        "the same command again: the run goes on from its last checkpoint."
     )
 
 

@@ -8,6 +8,7 @@ from its place in the run, so a killed run that is started again does exactly wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
 import logging
 import time
@@ -24,6 +25,8 @@ from assay.grpo.normalise import normalise
 from assay.grpo.trainer import StepReport
 from assay.training.config import TrainingConfig
 from assay.training.evaluate import Evaluation, cached_scores, check_errored, evaluate
+from assay.training.logs import spoken
+from assay.training.metrics.tables import completion_table
 from assay.training.metrics.token_traces import token_records
 from assay.training.metrics.traces import Turns, trace_records
 from assay.training.pipeline import Rollouts
@@ -40,16 +43,19 @@ from assay.types import Json, TrajectoryGroup, Transition
 logger = logging.getLogger(__name__)
 
 
-def train(config: TrainingConfig) -> None:
+def train(config: TrainingConfig, *, quiet: bool = False) -> None:
     """Run training to its end, from the start or from where an earlier call was interrupted.
+
+    Says what it does on standard error, unless logging is configured, which then decides, or `quiet`.
 
     Raises:
         AssayError: the run cannot start or go on; everything committed is intact.
     """
-    asyncio.run(_train(config))
+    with contextlib.nullcontext() if quiet else spoken():
+        asyncio.run(_train(config, quiet))
 
 
-async def _train(config: TrainingConfig) -> None:
+async def _train(config: TrainingConfig, quiet: bool) -> None:
     plan = plan_run(config)
     if isinstance(plan, Refusal):
         raise plan.error
@@ -58,7 +64,7 @@ async def _train(config: TrainingConfig) -> None:
         said = "The run in %s is complete after %d RL batches; nothing was done. %s"
         logger.info(said, config.log_path, done, _more(config, done))
         return
-    async with open_session(config, plan) as session:
+    async with open_session(config, plan, quiet=quiet) as session:
         logger.info("%s", describe(config, session.num_batches, len(session.heldout)))
         if session.run.resumed is not None:
             logger.info("Resuming after step %d (%s).", session.run.resumed.step, session.run.resumed.name)
@@ -230,7 +236,9 @@ async def _update(session: Session, step: _Step, groups: Sequence[TrajectoryGrou
     every = config.tensorboard_log_histograms_every
     if every and (step.index + 1) % every == 0:
         step.histograms |= _histograms(groups, report.rewards)
-    number = session.run.next_step
+    number, every = session.run.next_step, config.completion_table_every
+    if every and (step.index + 1) % every == 0:
+        session.log.table(number, "completions", completion_table(groups, report.turns))
     for finding in report.findings:
         session.log.event(number, finding.rule, "warning", finding.message)
     if report.report is not None:

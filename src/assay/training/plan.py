@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from assay.grpo.recipes import RECIPES
 from assay.training.config import TrainingConfig
+from assay.training.metrics.sinks import has_tensorboard, writes_tensorboard
 
 
 def describe(config: TrainingConfig, num_batches: int, heldout_tasks: int) -> str:
@@ -22,6 +23,7 @@ def describe(config: TrainingConfig, num_batches: int, heldout_tasks: int) -> st
             f"learning rate up to {config.sft.learning_rate:g}."
         )
     lines += [_rl(config, num_batches), _evaluation(config, num_batches, heldout_tasks), _checkpoints(config)]
+    lines.append(_records(config))
     return "\n".join(lines)
 
 
@@ -92,6 +94,18 @@ def _checkpoints(config: TrainingConfig) -> str:
     sft = f"every {_count(config.sft.save_every, 'supervised step')}, after SFT, " if config.sft.num_steps else ""
     rl = f"every {_count(config.save_every, 'batch')} and at the end"
     return f"Checkpoints: at the start, {sft}{rl}, in {config.log_path}."
+
+
+def _records(config: TrainingConfig) -> str:
+    """Where the run can be followed, beside its own files."""
+    wandb = f", Weights & Biases project {config.wandb_project}" if config.wandb_project is not None else ""
+    board = "TensorBoard files" if writes_tensorboard(config.tensorboard_enabled) else "no TensorBoard files"
+    missing = (
+        ""
+        if config.tensorboard_enabled is not None or has_tensorboard()
+        else (" (tensorboardX is not installed: pip install 'assay-rl[tensorboard]')")
+    )
+    return f"Records: metrics and rollouts as JSON lines, {board}{missing}{wandb}."
 
 
 def _count(number: int, noun: str) -> str:

@@ -7,10 +7,12 @@ whatever happens.
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from rich.console import Console
 
 from assay.backends.base import AdamParams, Backend, Capabilities
 from assay.backends.config import PolicySpec
@@ -26,15 +28,24 @@ from assay.training.config import TrainingConfig
 from assay.training.metrics.counters import StepCounters
 from assay.training.metrics.logger import MetricsLogger
 from assay.training.metrics.progress import RunProgress
-from assay.training.metrics.sinks import ConsoleSink, MetricSink, TensorBoardSink, WandbSink
+from assay.training.metrics.sinks import ConsoleSink, MetricSink, TensorBoardSink, WandbSink, writes_tensorboard
 from assay.training.run.checkpoints import open_checkpoint
 from assay.training.run.directory import RunDirectory
 from assay.training.run.resume import Refusal, ResumePlan, plan_resume
 from assay.training.run.retention import Keep
 from assay.types import SamplingParams
 
-SHOWN = ("reward/mean", "train/loss", "train/entropy", "train/grad_norm", "rollout/constant_group_fraction")
-"""Metrics of a step that are worth a terminal line."""
+SHOWN: Mapping[str, str] = {
+    "reward/mean": "reward",
+    "part/": "",
+    "perf/sampled_tokens_per_s": "tokens/s",
+    "eval/reward/mean": "held-out reward",
+    "train/loss": "loss",
+    "train/entropy": "entropy",
+    "train/grad_norm": "gradient norm",
+    "rollout/constant_group_fraction": "constant groups",
+}
+"""Metrics of a step that are worth a terminal line, and what they are called there: the reward and its parts first."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +100,16 @@ def plan_run(config: TrainingConfig) -> ResumePlan | Refusal:
 
 
 @asynccontextmanager
-async def open_session(config: TrainingConfig, plan: ResumePlan) -> AsyncIterator[Session]:
-    """Open or resume the run of `config` as planned for its directory.
+async def open_session(config: TrainingConfig, plan: ResumePlan, *, quiet: bool = False) -> AsyncIterator[Session]:
+    """Open or resume the run of `config` as planned for its directory; `quiet` draws no progress.
 
     Raises:
         AssayError: any part cannot be had; the message says which and what to do. Nothing committed is lost.
     """
     with ExitStack() as stack:
-        data = build_data(config.active_builder, config.build_context())
+        progress = stack.enter_context(RunProgress(Console(stderr=True, quiet=True) if quiet else None))
+        with progress.building() as show:
+            data = build_data(config.active_builder, config.build_context(show))
         try:
             if config.sft.num_steps and data.sft is None:
                 raise ConfigError(
@@ -109,7 +122,6 @@ async def open_session(config: TrainingConfig, plan: ResumePlan) -> AsyncIterato
             if run.resumed is not None:
                 trainer.restore(run.resumed.policy)
             log = stack.enter_context(MetricsLogger(run, make_sinks(config, run, num_batches(config, data))))
-            progress = stack.enter_context(RunProgress())
             renderer = make_renderer(config.active_builder.renderer_name, backend.tokenizer)
             counters = StepCounters(data.counters)
             yield Session(config, run, data, backend, trainer, renderer, log, progress, counters)
@@ -185,7 +197,7 @@ def beyond(can: Capabilities, config: TrainingConfig) -> Iterator[str]:
 def make_sinks(config: TrainingConfig, run: RunDirectory, batches: int) -> list[MetricSink]:
     """The sinks that the config asks for, beside the run's own JSON lines."""
     sinks: list[MetricSink] = [ConsoleSink(SHOWN, {"sft": config.sft.num_steps, "rl": batches})]
-    if config.tensorboard_enabled:
+    if writes_tensorboard(config.tensorboard_enabled):
         sinks.append(TensorBoardSink(run.path / "tensorboard", per_tag=config.tensorboard_log_per_level))
     if config.wandb_project is not None:
         sinks.append(WandbSink(run.path, project=config.wandb_project, name=config.wandb_name, config=run.config))

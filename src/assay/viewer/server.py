@@ -23,7 +23,7 @@ from assay.viewer.page import page_parts, policy
 logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
-_CHUNK = re.compile(r"/chunk/(\d{1,2})/(\d{1,9})")
+_CHUNK = re.compile(r"/chunk/([0-9]{1,2})/([0-9]{1,9})")
 
 
 class ViewerServer(ThreadingHTTPServer):

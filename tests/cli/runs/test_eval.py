@@ -40,7 +40,7 @@ def test_settings_of_evaluation_may_differ(finished: Path) -> None:
 
 
 def test_a_checkpoint_that_is_not_there_is_refused(finished: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match=r"no checkpoint of RL batch 3; there are \[0, 2, 4, 6\]"):
+    with pytest.raises(RunDirectoryError, match=r"no checkpoint of RL batch 3; there are 0, 2, 4, 6"):
         measure(finished, tiny(finished), 3)
     with pytest.raises(RunDirectoryError, match="holds no run with a checkpoint"):
         measure(tmp_path, tiny(tmp_path / "x"), None)
@@ -60,5 +60,5 @@ def test_a_broken_verifier_is_no_measurement(finished: Path, tmp_path: Path) -> 
     outage.write_text("no engine")
     config = tiny(finished)
     builder = chz.replace(config.dataset_builder, outage=outage)
-    with pytest.raises(TrainingError, match="4 of 4 rollouts of the evaluation could not be scored"):
+    with pytest.raises(TrainingError, match="None of the 4 rollouts"):
         measure(finished, chz.replace(config, dataset_builder=builder), None)

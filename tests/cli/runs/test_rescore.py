@@ -33,6 +33,9 @@ def test_the_same_rewards_give_the_same_scores_and_the_run_is_left_alone(finishe
     assert [s["after"]["value"] for s in scores] == [t["score"]["value"] for t in traces]  # type: ignore[index]
     assert (found["changed"], found["errored"]) == (0, 0)
     assert found["mean_reward"]["before"] == found["mean_reward"]["after"] > 0
+    advantages = found["advantages"]
+    assert advantages["turns"] == sum(t["split"] == "train" for t in traces)
+    assert (advantages["changed_sign"], advantages["lost"], advantages["gained"]) == (0, 0, 0)
 
 
 def test_other_rewards_are_told_from_those_of_before(finished: Path, tmp_path: Path) -> None:
@@ -42,6 +45,8 @@ def test_other_rewards_are_told_from_those_of_before(finished: Path, tmp_path: P
     found = rescore(finished, config, tmp_path / "scores.jsonl")
     assert found["errored"] == found["changed"] == found["rollouts"]
     assert found["mean_reward"] == {}
+    trained = [t for t in lines(finished / "traces.jsonl") if t["advantage"]]
+    assert (found["advantages"]["lost"], found["advantages"]["changed_sign"]) == (len(trained), 0)
     first = lines(tmp_path / "scores.jsonl")[0]
     assert first["before"]["status"] == "scored" and first["after"]["status"] == "errored"  # type: ignore[index]
 
@@ -58,7 +63,7 @@ def test_several_turns_are_played_in_order(tmp_path: Path) -> None:
 def test_a_run_of_other_tasks_and_no_run_at_all_are_refused(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="not among the tasks"):
         rescore(finished, chz.replace(tiny(finished), seed=7), tmp_path / "scores.jsonl")
-    with pytest.raises(RunDirectoryError, match=r"no traces\.jsonl"):
+    with pytest.raises(RunDirectoryError, match="holds no run"):
         rescore(tmp_path, tiny(tmp_path), tmp_path / "scores.jsonl")
     before = snapshot(finished)
     with pytest.raises(RunDirectoryError, match="belongs to the run"):

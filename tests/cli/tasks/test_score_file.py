@@ -43,8 +43,12 @@ def test_a_file_is_scored_in_order_and_scored_again_offline_for_nothing(
 def test_what_is_not_in_the_cache_is_errored_offline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write(tmp_path / "said.jsonl", [{"response": "4"}])
     options = ["engine.offline=true", f"engine.cache_path={tmp_path / 'cache.sqlite'}"]
-    assert main(["score", f"--input={source}", "--reward=judge", *options]) == 0
-    assert json.loads(capsys.readouterr().out)["errored"] == 1
+    assert main(["score", f"--input={source}", "--reward=judge", *options]) == 1
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert (found["errored"], found["failures"], found["calls"]) == (1, {"not_cached": 1}, 0)
+    assert isinstance(found["calls"], int)
+    assert "None of the 1 samples could be scored (1 not_cached)" in said.err and "holds no reply" in said.err
     (row,) = read(tmp_path / "said.scores.jsonl")
     assert row["score"] is None and row["evidence"]["failure"] == "not_cached"  # type: ignore[index]
 
@@ -53,8 +57,8 @@ def test_what_is_not_in_the_cache_is_errored_offline(tmp_path: Path, capsys: pyt
     ("row", "said"),
     [
         ("no json", "line 2 has no `response`"),
-        ({"completion": "4"}, "line 2 has no `response`"),
-        ({"response": "4", "truth": "4"}, "nothing reads truth"),
+        ({"text": "4"}, "line 2 has no `response`"),
+        ({"response": "4", "level": 1, "extra_info": {"level": 2}}, "'level' twice"),
         ({"response": "4", "prompt": [{"role": "user"}]}, "role and content"),
         ({"response": "4", "extra_info": "x"}, "extra_info"),
     ],
@@ -107,4 +111,60 @@ def test_files_that_cannot_be_read_are_one_line(
 
 def test_a_file_needs_a_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["score", f"--input={tmp_path / 'said.jsonl'}"]) == 2
-    assert "--reward judge" in capsys.readouterr().err
+    assert "module:name, or math, judge, chess, kernelbench, monitor" in capsys.readouterr().err
+
+
+FUNCTIONS = """
+def right(completion, answer):
+    return completion.strip() == answer
+
+def short(completion, limit=3):
+    return None if completion == "?" else float(len(completion) <= limit)
+
+def broken(completion):
+    return 1 / 0
+
+def words(completion):
+    return "many"
+"""
+
+
+def test_a_function_scores_a_file_whose_keys_are_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(FUNCTIONS)
+    rows = [{"completion": " 4", "answer": "4", "level": 1}, {"response": "12345", "extra_info": {"answer": "5"}}]
+    source = write(tmp_path / "said.jsonl", rows)
+    assert main(["score", f"--input={source}", f"--reward={file}:right"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["mean"], found["scored"], found["calls"], found["usd"]) == (0.5, 2, 0, 0.0)
+    both = ["--reward", f"{file}:right,{file}:short*0.5", "options.short.limit=5"]
+    assert main(["score", f"--input={source}", *both]) == 0
+    assert [row["score"] for row in read(tmp_path / "said.scores.jsonl")] == [1.5, 0.5]
+    assert read(tmp_path / "said.scores.jsonl")[0]["parts"] == {"right": 1.0, "short": 1.0}
+    assert main(["score", f"--input={source}", f"--reward={file}:right", f"--reward={file}:short"]) == 0
+    assert [row["score"] for row in read(tmp_path / "said.scores.jsonl")] == [2.0, 0.0]
+
+
+def test_failures_are_counted_and_the_first_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(FUNCTIONS)
+    source = write(tmp_path / "said.jsonl", [{"response": "?"}, {"response": "4"}])
+    assert main(["score", f"--input={source}", f"--reward={file}:short"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["errored"], found["mean"], found["failures"]) == (1, 1.0, {"unscored": 1})
+    for name, line in [
+        ("broken", "(2 reward): ZeroDivisionError: division by zero (mine.py, line 9, in broken)."),
+        ("words", "words (mine.py) returned 'many' (str)"),
+    ]:
+        assert main(["score", f"--input={source}", f"--reward={file}:{name}"]) == 1
+        error = capsys.readouterr().err
+        assert line in error and error.count("\n") == 1
+    assert main(["score", f"--input={source}", f"--reward={file}:right"]) == 1
+    assert "right (mine.py) takes `answer`, which a sample does not have" in capsys.readouterr().err
+
+
+def test_a_wrong_setting_is_one_of_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write(tmp_path / "said.jsonl", [{"response": "4"}])
+    assert main(["score", f"--input={source}", "--reward=judge", "foo=1"]) == 2
+    error = capsys.readouterr().err
+    assert "command line" in error and "reward keywords" not in error

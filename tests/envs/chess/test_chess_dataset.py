@@ -33,6 +33,14 @@ def keys(dataset):
     return {canonical_key(chess.Board(task.payload["fen"])) for task in tasks(dataset)}
 
 
+def test_a_builder_says_how_far_it_is(tmp_path):
+    told = []
+    context = BuildContext(0, 1, tmp_path, progress=lambda *said: told.append(said))
+    ChessDatasetBuilder(num_train=24, num_heldout=10).build(context)
+    for what, total in (("training positions", 24), ("held-out positions", 10)):
+        assert [done for name, done, of in told if (name, of) == (what, total)] == list(range(1, total + 1))
+
+
 def test_every_training_task_comes_once_an_epoch_in_an_order_of_the_seed(tmp_path):
     data = build(tmp_path, num_epochs=3)
     ids = [task.id for task in tasks(data.train)]

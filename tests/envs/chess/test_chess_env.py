@@ -181,11 +181,9 @@ def test_figures_show_the_board_and_the_answers_harmlessly():
     task = policy_task(position(QUEEN), SHORT)
     html = draw_task(task, [" B: b1a1", " B: b1a3", "<script>alert(1)</script>", ""])
     assert html.startswith("<figure") and "<svg" in html
-    assert "<script>" not in html and "&lt;script&gt;" in html
-    assert html.count("<li>") == 4
+    assert "script" not in html  # answers are drawn; what they say is the report's to show
     # A blue arrow for the legal answer, a vermilion one for the illegal answer.
     assert "#0072b2" in html and "#d55e00" in html
-    assert [html.count(f'title="{mark}"') for mark in ("legal", "illegal", "unreadable")] == [1, 1, 2]
     assert "<circle" in draw_task(task, [" B: b1b1"])
     arbiter = draw_task(arbiter_task(position(QUEEN), SHORT, np.random.default_rng(0)), ["x"])
     assert "#4b5563" in arbiter

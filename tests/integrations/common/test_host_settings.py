@@ -105,7 +105,7 @@ def test_rewards_are_found_in_modules_and_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("jugde", {}, "of this name among judge, monitor. Did you mean judge?"),
+        ("jugde", {}, "of this name among math, judge, chess, kernelbench, monitor. Did you mean judge?"),
         ("no_such_module:x", {}, "in the module no_such_module, and there is none"),
         ("missing.py:x", {}, "missing.py, and there is no such file"),
         ("support.host_rewards:Nothing", {}, "'Nothing' in support.host_rewards. It has .*ShareOfWords"),

@@ -123,7 +123,7 @@ def test_a_checkout_is_found_by_variable_or_beside(tmp_path: Path) -> None:
 
 
 def test_a_wrong_root_and_a_missing_level_are_said(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no checkout of KernelBench"):
+    with pytest.raises(DataError, match="not a checkout of KernelBench"):
         load_problems("local", (1,), tmp_path)
     with pytest.raises(DataError, match="no problem of level 2"):
         load_problems("local", (1, 2), checkout(tmp_path, "level{level}"))

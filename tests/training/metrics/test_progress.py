@@ -46,5 +46,23 @@ def test_on_a_terminal_nested_phases_are_bars_and_nothing_is_logged(caplog):
     assert caplog.records == []
 
 
+def test_what_a_builder_makes_is_a_phase_each_and_quick_ones_are_not_mentioned(caplog):
+    clock = Clock()
+    with (
+        caplog.at_level(logging.INFO),
+        RunProgress(Console(file=io.StringIO()), every_s=10, clock=clock) as progress,
+        progress.building() as show,
+    ):
+        for done in range(1, 5):
+            clock.now += 6
+            show("training positions", done * 6, 24)
+        for done in range(1, 9):
+            show("held-out positions", done, 8)
+    assert [record.getMessage() for record in caplog.records] == [
+        "data 18/24, 4 s left: training positions",
+        "data 24/24, 0 s left: training positions",
+    ]
+
+
 def test_durations_are_readable():
     assert [format_seconds(s) for s in (-1, 0.4, 59.4, 185, 7620)] == ["0 s", "0 s", "59 s", "3 min 05 s", "2 h 07 min"]

@@ -8,11 +8,17 @@ import sys
 import pytest
 
 from assay.errors import MissingDependencyError
+from assay.training.config import load_config
+from assay.training.metrics import sinks
 from assay.training.metrics.logger import MetricsLogger
-from assay.training.metrics.sinks import ConsoleSink, JsonlSink, TensorBoardSink, WandbSink
+from assay.training.metrics.sinks import ConsoleSink, JsonlSink, TensorBoardSink, WandbSink, writes_tensorboard
+from assay.training.metrics.tables import Table, markdown
+from assay.training.plan import describe
+from assay.training.session import SHOWN
 from support.tensorboard import read_events, scalars
 from support.toy_run import open_run
 
+TABLE = Table(("task", "answer", "reward"), [("a", "<b>|x|</b>", 0.5), ("b", "", None)])
 METRICS = {"env/legal": 0.25, "reward/mean": 0.5, "tag/P/white/legal": 1.0}
 
 
@@ -89,11 +95,39 @@ def test_a_resumed_run_continues_one_tensorboard_file_without_repeating_a_step(t
 
 
 def test_the_console_shows_the_chosen_metrics_in_one_line(caplog):
-    sink = ConsoleSink(["reward/mean", "missing", "env/legal"], {"rl": 60})
+    sink = ConsoleSink({"reward/mean": "reward", "missing": "m", "part/": "", "env/legal": "legal"}, {"rl": 60})
     with caplog.at_level(logging.INFO):
-        sink.log(14, "rl", 11, METRICS, {})
+        sink.log(14, "rl", 11, {**METRICS, "part/form": 0.75, "part/right": 1.0}, {})
         sink.log(15, "rl", 12, {"other": 1.0}, {})
-    assert [record.getMessage() for record in caplog.records] == ["rl 12/60  reward/mean 0.5  env/legal 0.25"]
+        sink.table(15, "completions", TABLE)
+    assert [record.getMessage() for record in caplog.records] == [
+        "rl 12/60  reward 0.5  form 0.75  right 1  legal 0.25"
+    ]
+
+
+def test_the_console_leads_with_the_reward_its_parts_and_the_speed():
+    assert list(SHOWN)[:3] == ["reward/mean", "part/", "perf/sampled_tokens_per_s"]
+
+
+def test_tensorboard_holds_tables_as_text_between_whole_records(tmp_path):
+    sink = TensorBoardSink(tmp_path / "tensorboard")
+    sink.table(3, "completions", TABLE)
+    sink.log(3, "rl", 1, METRICS, {})
+    sink.close()
+    _, event, _ = read_events(sink.files[0])
+    (value,) = event.summary.value
+    assert (event.step, value.tag) == (3, "completions/text_summary")
+    assert value.metadata.plugin_data.plugin_name == "text"
+    assert value.tensor.string_val[0].decode() == markdown(TABLE)
+
+
+def test_tensorboard_is_written_where_it_is_installed_unless_a_run_says(tmp_path, monkeypatch):
+    assert [writes_tensorboard(enabled) for enabled in (None, True, False)] == [True, True, False]
+    monkeypatch.setattr(sinks, "find_spec", lambda name: None)
+    assert [writes_tensorboard(enabled) for enabled in (None, True, False)] == [False, True, False]
+    with pytest.raises(MissingDependencyError, match=r"pip install assay-rl\[tensorboard\].*tensorboard_enabled=false"):
+        TensorBoardSink(tmp_path / "tensorboard")
+    assert "no TensorBoard files (tensorboardX is not installed" in describe(load_config(None), 1, 1)
 
 
 def wandb_records(path):
@@ -121,7 +155,9 @@ def wandb_rows(folder):
         for data in wandb_records(path):
             record = wandb_internal_pb2.Record.FromString(data)
             if record.WhichOneof("record_type") == "history":
-                items = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}
+                items = {
+                    (item.key or ".".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item
+                }
                 rows.append((items["_step"], {k: v for k, v in items.items() if not k.startswith("_")}))
             elif record.WhichOneof("record_type") == "run":
                 ids.add(record.run.run_id)
@@ -136,6 +172,7 @@ def test_a_resumed_wandb_run_is_the_same_run_and_is_told_every_step_once(tmp_pat
         for step in range(first, last):
             sink.log(step, "rl", step, {"env/legal": step / 4}, {})
             sink.log(step, "rl", step, {"eval/legal": 1.0}, {})
+            sink.table(step, "completions", TABLE)
             sink.flush(durable=False)
         sink.close()
         sink.close()
@@ -143,7 +180,15 @@ def test_a_resumed_wandb_run_is_the_same_run_and_is_told_every_step_once(tmp_pat
     rows, ids = wandb_rows(tmp_path)
     assert ids == {sink.id}
     assert [step for step, _ in rows] == list(range(6))
-    assert rows[3][1] == {"rl/index": 2, "env/legal": 0.5, "eval/legal": 1.0}
+    assert {name: value for name, value in rows[3][1].items() if not name.startswith("completions")} == {
+        "rl/index": 2,
+        "env/legal": 0.5,
+        "eval/legal": 1.0,
+    }
+    tables = [[row[f"completions.{name}"] for name in ("_type", "nrows", "ncols")] for _, row in rows]
+    assert tables == [["table-file", 2, 3]] * 6
+    (first, *_) = sorted(tmp_path.glob("wandb/offline-run-*/files/media/table/*.json"))
+    assert json.loads(first.read_text()) == {"columns": list(TABLE.columns), "data": [list(r) for r in TABLE.rows]}
 
 
 def test_wandb_that_is_not_installed_is_named_with_what_to_install(tmp_path, monkeypatch):

@@ -78,7 +78,8 @@ def groups(posed: Sequence[Task], rewards: Sequence[Sequence[float | None]], tex
     for task, samples in zip(posed, rewards, strict=True):
         rollouts = []
         for index, reward in enumerate(samples):
-            score = Score("errored", None) if reward is None else Score("scored" if reward else "invalid", reward)
+            status = "scored" if reward else "invalid"
+            score = Score("errored", None) if reward is None else Score(status, reward, {"right": reward})
             metrics = {} if reward is None else {"legal": float(reward > 0)}
             completion = Completion((1, 2), (-0.5, -0.5), "stop", 0)
             turns = (Transition((1,), completion, f"{text} {index}", score, metrics),)
@@ -251,7 +252,7 @@ def test_another_data_set_lends_neither_baselines_nor_samples(tmp_path: Path) ->
     others = environment(tasks(text="another"), baseline_policies=random_policy, figure=Drawn())
     text = text_of(page_of(config, others))
     assert "random legal" not in text
-    assert "Sample answers" not in text
+    assert "task 0" in text and "another" not in text  # the prompts are the run's own
     assert "After RL" in text
 
 
@@ -305,3 +306,37 @@ def test_every_finished_run_has_a_report(tmp_path: Path) -> None:
         words in text
         for words in ("Before RL", "After RL", "Length", "dataset_builder.type support.toy_env:ToyBuilder")
     )
+
+
+def test_an_answer_is_shown_with_its_reward_and_its_parts(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "run")
+    asyncio.run(record(config, tasks()))
+    page = page_of(config, environment(tasks()))
+    assert not {"\N{CHECK MARK}", "\N{BALLOT X}"} & set(page)
+    text = text_of(page)
+    assert "before answer 0 reward 0 \N{MIDDLE DOT} right 0 \N{MIDDLE DOT} invalid" in text
+    assert "after answer 1 reward 1 \N{MIDDLE DOT} right 1" in text
+    assert "not scored" in text
+
+
+def test_a_run_in_progress_is_reported_as_far_as_it_is_committed(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "run")
+    asyncio.run(record(config, tasks(), rl=3))
+    with (config.log_path / "metrics.jsonl").open("a") as file:
+        file.write('{"version":1,"step":99,"phase":"rl","ind')
+    with (config.log_path / "traces.jsonl").open("a") as file:
+        file.write("half a line")
+    report = run_report(read_run(config.log_path), config, environment(tasks()), {}, finished=False)
+    text = text_of(render(report, None))
+    assert "The run is not finished" in text and "3 RL batches" in text
+    assert "After 3 RL batches, against before RL" in text and "After RL" not in text
+
+
+def test_events_with_anything_in_them_stay_text(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "run")
+    asyncio.run(record(config, tasks()))
+    records = read_run(config.log_path)
+    event = {"step": HOSTILE, "level": HOSTILE, "message": HOSTILE}
+    report = run_report(replace(records, events=[event]), config, environment(tasks()), {})
+    page = render(report, None)
+    assert page.count(escape(HOSTILE)) >= 3 and HOSTILE not in page

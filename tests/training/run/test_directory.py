@@ -60,7 +60,7 @@ def test_the_ledger_has_one_line_per_step_and_names_every_sink(tmp_path):
     assert [line["index"] for line in lines[1:-1]] == [*range(SFT_STEPS), *range(RL_STEPS)]
     for name, size in lines[-1]["sinks"].items():
         assert (tmp_path / "run" / name).stat().st_size == size
-    assert set(lines[0]["sinks"]) == {"metrics.jsonl", "traces.jsonl", "events.jsonl"}
+    assert set(lines[0]["sinks"]) == {"metrics.jsonl", "traces.jsonl", "tokens.jsonl", "events.jsonl"}
     assert lines[-1]["done"] is True
 
 

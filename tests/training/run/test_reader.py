@@ -35,10 +35,18 @@ def simple(step: int, value: float, split: str = "eval") -> list[bytes]:
 
 
 def write(path: Path, traces: list[bytes] = [], metrics: list[dict] = []) -> Path:  # noqa: B006
+    """A run that has committed everything that is in its files."""
     (path / "config.json").write_text("{}")
     (path / "traces.jsonl").write_bytes(b"".join(traces))
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    commit(path)
     return path
+
+
+def commit(path: Path) -> None:
+    sinks = {name: (path / name).stat().st_size for name in ("traces.jsonl", "metrics.jsonl")}
+    start = {"version": 1, "step": -1, "phase": "start", "index": 0, "checkpoint": None, "sinks": sinks, "digest": ""}
+    (path / "ledger.jsonl").write_text(json.dumps(start) + "\n")
 
 
 def test_the_first_and_the_last_evaluation_are_kept(tmp_path: Path) -> None:
@@ -67,7 +75,7 @@ def test_answers_to_a_task_are_averaged_and_errored_ones_left_out(tmp_path: Path
     lines = evaluation(
         1,
         [
-            rollout(a, turn("good", Score("scored", 1.0), legal=1.0)),
+            rollout(a, turn("good", Score("scored", 1.0, {"best": 0.5}), legal=1.0)),
             rollout(a, turn("bad", Score("invalid", -0.5), legal=0.0)),
             rollout(a, turn("lost", lost), end="errored"),
         ],
@@ -75,8 +83,9 @@ def test_answers_to_a_task_are_averaged_and_errored_ones_left_out(tmp_path: Path
     )
     first, second = read_run(write(tmp_path, lines)).first.tasks
     assert first.values == {"reward": 0.25, "legal": 0.5}
+    assert (first.name, first.prompt) == ("a", "a")
     assert first.answers == (
-        Answer("good", "scored", 1.0),
+        Answer("good", "scored", 1.0, {"best": 0.5}),
         Answer("bad", "invalid", -0.5),
         Answer("lost", "errored", None),
     )
@@ -104,17 +113,23 @@ def test_curves_and_totals_are_of_a_phase(tmp_path: Path) -> None:
     assert [records.training_cpu_s(phase) for phase in ("sft", "rl", None)] == [2.5, 22.0, 25.5]
 
 
-def test_a_torn_last_line_never_happened(tmp_path: Path) -> None:
-    lines = [*simple(1, 0.5), *simple(2, 0.75)]
-    records = read_run(write(tmp_path, [lines[0], lines[1][:-10]]))
-    assert records.first.step == 1
-    assert records.last is None
+def test_what_is_not_committed_never_happened(tmp_path: Path) -> None:
+    write(tmp_path, simple(1, 0.5), [{"step": 1, "phase": "rl", "index": 0}])
+    with (tmp_path / "traces.jsonl").open("ab") as file:
+        file.write(b"".join(simple(2, 0.75))[:-10])
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2')
+    records = read_run(tmp_path)
+    assert (records.first.step, records.last, len(records.metrics), records.complete) == (1, None, 1, False)
+    (tmp_path / "ledger.jsonl").unlink()
+    assert (read_run(tmp_path).first, read_run(tmp_path).metrics) == (None, [])
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
     write(tmp_path, metrics=[{"step": 0, "phase": "rl", "index": 0}])
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write("{broken\n")
+    commit(tmp_path)
     with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl, line 2"):
         read_run(tmp_path)
     with pytest.raises(RunDirectoryError, match="holds no run"):

@@ -8,24 +8,42 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from assay.cli.options import config_of
+from assay.cli.options import add_settings_help, config_of
 from assay.envs.base import build_data, iter_builders
-from assay.errors import RunDirectoryError
 from assay.rollouts.renderers.base import make_renderer
 from assay.training.config import TrainingConfig
 from assay.training.evaluate import check_errored, evaluate
 from assay.training.metrics.intervals import mean_ci95
 from assay.training.metrics.progress import RunProgress
-from assay.training.run.checkpoints import open_checkpoint
-from assay.training.run.ledger import read_ledger
+from assay.training.run.checkpoints import checkpoint_folder, open_checkpoint
+from assay.training.run.reader import find_checkpoint
 from assay.training.session import make_backend
 from assay.types import Json, SamplingParams
+
+CHANGED_MOST = (
+    "eval.samples_per_task",
+    "eval.max_tasks",
+    "temperature",
+    "max_tokens",
+    "max_errored_fraction",
+    "local.device",
+    "local.dtype",
+    "local.sample_batch_tokens",
+    "cache_dir",
+)
+"""Settings that `--help` shows."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     parser.add_argument("--run", required=True, type=Path, metavar="DIR", help="run directory (`log_path` of the run)")
     parser.add_argument("--step", type=int, metavar="N", help="checkpoint of RL batch N (default: the last one)")
+    add_settings_help(
+        parser,
+        "assay.training.config:TrainingConfig",
+        CHANGED_MOST,
+        "Any other setting of the run may be given too: `assay settings` shows all.",
+    )
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -53,9 +71,9 @@ def measure(run: Path, config: TrainingConfig, batch: int | None) -> Mapping[str
 
 
 async def _measure(run: Path, config: TrainingConfig, batch: int | None) -> Mapping[str, Json]:
-    folder = run / "checkpoints" / _checkpoint_name(run, batch)
-    checkpoint = open_checkpoint(folder)
-    data = build_data(config.active_builder, config.build_context())
+    checkpoint = open_checkpoint(checkpoint_folder(run, find_checkpoint(run, batch)))
+    with RunProgress() as progress, progress.building() as show:
+        data = build_data(config.active_builder, config.build_context(show))
     try:
         backend = await make_backend(config, data, checkpoint.policy)
         tasks = list(iter_builders(data.heldout))[: config.eval.max_tasks]
@@ -91,14 +109,3 @@ def _intervals(per_task: Mapping[str, object]) -> dict[str, Json]:
         interval = mean_ci95(values)  # type: ignore[arg-type]
         found[name] = {"mean": interval.mean, "low": interval.low, "high": interval.high}
     return found
-
-
-def _checkpoint_name(run: Path, batch: int | None) -> str:
-    saved = {c.batch: c.checkpoint for c in read_ledger(run / "ledger.jsonl").commits if c.checkpoint is not None}
-    if not saved:
-        raise RunDirectoryError(f"{run} holds no run with a checkpoint. Give the log_path of a run.")
-    if batch is None:
-        return list(saved.values())[-1]
-    if batch not in saved:
-        raise RunDirectoryError(f"{run} has no checkpoint of RL batch {batch}; there are {sorted(saved)}.")
-    return saved[batch]

@@ -8,35 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
 from pathlib import Path
 from statistics import fmean
 from typing import TextIO
 
+from assay.cli.runs.sign_changes import SignChanges, advantage_changes
 from assay.envs.base import Env, EnvData, EnvGroupBuilder, build_data, iter_builders
 from assay.errors import RunDirectoryError
 from assay.training.config import TrainingConfig
-from assay.training.run.reader import read_lines
+from assay.training.run.rollouts import Group, Rollout, open_rollouts
 from assay.types import Json, Score
 
 OUTPUT = "rescored.jsonl"
 """Where scores go in a run directory, if nowhere else."""
 AT_ONCE = 512
 """Rollouts that are judged side by side."""
-
-
-@dataclass(frozen=True)
-class _Rollout:
-    """The turns of one saved rollout that have a text."""
-
-    turns: Sequence[Mapping[str, Json]]
-
-    @property
-    def task_key(self) -> str:
-        """Key of its task."""
-        return str(self.turns[0]["task"]["key"])
 
 
 @dataclass
@@ -73,7 +61,8 @@ def rescore(run: Path, config: TrainingConfig, output: Path) -> Mapping[str, Jso
         config: the run's config, possibly with other rewards.
 
     Returns:
-        JSON data: `rollouts`, `changed`, `errored`, `cached_turns`, `mean_reward` (`before`, `after`).
+        JSON data: `rollouts`, `changed`, `errored`, `cached_turns`, `mean_reward` (`before`, `after`), and `advantages`
+        of the training groups under the new rewards: how many `changed_sign`, and the `largest` with their places.
 
     Raises:
         RunDirectoryError: no traces, tasks that the config's data sets do not have, or an output that is a file of the
@@ -83,32 +72,46 @@ def rescore(run: Path, config: TrainingConfig, output: Path) -> Mapping[str, Jso
 
 
 async def _rescore(run: Path, config: TrainingConfig, output: Path) -> Mapping[str, Json]:
-    traces = run / "traces.jsonl"
-    if not traces.is_file():
-        raise RunDirectoryError(f"{run} holds no rollouts: there is no traces.jsonl in it. Give the log_path of a run.")
+    saved = open_rollouts(run)
     if output.resolve() in {path.resolve() for path in run.iterdir()} and output.name != OUTPUT:
         raise RunDirectoryError(
             f"The scores would overwrite {output}, which belongs to the run. Choose another output."
         )
-    tally = Tally()
+    tally, changes, trainer = Tally(), SignChanges(), config.trainer()
     data = build_data(config.active_builder, config.build_context())
     try:
         builders = _builders(data)
         with output.open("w", encoding="utf-8") as file:
-            rollouts = saved_rollouts(traces)
-            while some := list(islice(rollouts, AT_ONCE)):
-                async for rollout, scores in _judge(some, builders):
-                    _record(file, rollout, scores, tally)
+            for groups in _batches(saved, AT_ONCE):
+                found = await _judge(
+                    [rollout for group in groups for rollout in group.rollouts if _spoke(rollout)], builders
+                )
+                for group in groups:
+                    scores = {r.sample: found[r.step, r.split, r.group, r.sample] for r in group.rollouts if _spoke(r)}
+                    for rollout in filter(_spoke, group.rollouts):
+                        _record(file, rollout, scores[rollout.sample], tally)
+                    if group.key.split == "train":
+                        changes.add(advantage_changes(group, scores, trainer))
     finally:
         await data.close()
-    return {"run": str(run), "output": str(output), **tally.summary()}
+    return {"run": str(run), "output": str(output), **tally.summary(), "advantages": changes.to_json()}
 
 
-def saved_rollouts(traces: Path) -> Iterator[_Rollout]:
-    """The rollouts of `traces.jsonl` in which anything was said."""
-    records = (record for record in read_lines(traces) if record["text"] is not None)
-    for _, turns in groupby(records, key=lambda r: (r["step"], r["split"], r["group"], r["sample"])):
-        yield _Rollout(tuple(turns))
+def _batches(groups: Iterable[Group], rollouts: int) -> Iterator[list[Group]]:
+    """The groups in batches of about so many rollouts; no group is split."""
+    batch: list[Group] = []
+    for group in groups:
+        batch.append(group)
+        if sum(len(g.rollouts) for g in batch) >= rollouts:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _spoke(rollout: Rollout) -> bool:
+    """Whether anything was said in it."""
+    return rollout.turns[0].text is not None
 
 
 def _builders(data: EnvData) -> dict[str, EnvGroupBuilder]:
@@ -116,42 +119,44 @@ def _builders(data: EnvData) -> dict[str, EnvGroupBuilder]:
 
 
 async def _judge(
-    rollouts: Sequence[_Rollout], builders: Mapping[str, EnvGroupBuilder]
-) -> AsyncIterator[tuple[_Rollout, list[Score]]]:
-    """The scores of each rollout's turns, in order; rollouts of one task share what its builder prepares."""
+    rollouts: Sequence[Rollout], builders: Mapping[str, EnvGroupBuilder]
+) -> dict[tuple[int, str, int, int], list[Score]]:
+    """The scores of each rollout's turns, by (step, split, group, sample).
+
+    Rollouts of one task share what its builder prepares.
+    """
     by_task: dict[str, list[int]] = {}
     for place, rollout in enumerate(rollouts):
-        by_task.setdefault(rollout.task_key, []).append(place)
+        by_task.setdefault(rollout.key, []).append(place)
     if unknown := by_task.keys() - builders.keys():
-        task = rollouts[by_task[min(unknown)][0]].turns[0]["task"]
+        task = rollouts[by_task[min(unknown)][0]].task
         raise RunDirectoryError(
-            f"Task {task['id']} of the run is not among the tasks that this config makes, so its rollouts cannot be "
+            f"Task {task} of the run is not among the tasks that this config makes, so its rollouts cannot be "
             "judged. Keep the settings that decide the tasks (data source, seed, prompts) as they were."
         )
     prepared = await asyncio.gather(*(builders[key].make(len(places)) for key, places in by_task.items()))
     envs = {place: env for (_, places), made in zip(by_task.items(), prepared, strict=True)
             for place, env in zip(places, made, strict=True)}  # fmt: skip
     scores = await asyncio.gather(*(_replay(rollout, envs[place]) for place, rollout in enumerate(rollouts)))
-    for rollout, found in zip(rollouts, scores, strict=True):
-        yield rollout, found
+    return {(r.step, r.split, r.group, r.sample): found for r, found in zip(rollouts, scores, strict=True)}
 
 
-async def _replay(rollout: _Rollout, env: Env) -> list[Score]:
+async def _replay(rollout: Rollout, env: Env) -> list[Score]:
     """Play a rollout's texts to a fresh env, until it is done; settings may end it earlier than before."""
     await env.reset()
     scores = []
     for turn in rollout.turns:
-        result = await env.step(turn["text"])
+        result = await env.step(turn.text or "")
         scores.append(result.score)
         if result.done:
             break
     return scores
 
 
-def _record(file: TextIO, rollout: _Rollout, scores: Sequence[Score], tally: Tally) -> None:
+def _record(file: TextIO, rollout: Rollout, scores: Sequence[Score], tally: Tally) -> None:
     values = [score.value for score in scores]
     reward = None if None in values else sum(value for value in values if value is not None)
-    before = rollout.turns[0]["reward"]
+    before = rollout.reward
     tally.rollouts += 1
     tally.errored += reward is None
     tally.changed += reward != before
@@ -159,8 +164,8 @@ def _record(file: TextIO, rollout: _Rollout, scores: Sequence[Score], tally: Tal
     if reward is not None and before is not None:
         tally.before.append(before)
         tally.after.append(reward)
+    place = {name: getattr(rollout, name) for name in ("step", "phase", "index", "split", "group", "sample")}
     for turn, score in zip(rollout.turns, scores, strict=False):
-        place = {name: turn[name] for name in ("step", "phase", "index", "split", "group", "sample", "turn")}
         new = {"status": score.status, "value": score.value, "parts": dict(score.parts), "verifier": score.fingerprint}
-        was = {name: turn["score"].get(name) for name in new}
-        file.write(json.dumps({**place, "task": turn["task"]["key"], "before": was, "after": new}) + "\n")
+        was = {name: getattr(turn.verdict, name) for name in new}
+        file.write(json.dumps({**place, "turn": turn.turn, "task": rollout.key, "before": was, "after": new}) + "\n")

@@ -8,9 +8,37 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from assay.cli.options import add_config, add_settings_help
+from assay.errors import ConfigError
 
 if TYPE_CHECKING:
     from assay.training.config import TrainingConfig
+
+
+CHANGED_MOST = (
+    "dataset_builder",
+    "dataset_builder.batch_size",
+    "dataset_builder.group_size",
+    "model_name",
+    "lora_rank",
+    "learning_rate",
+    "loss_fn",
+    "kl_penalty_coef",
+    "num_substeps",
+    "max_tokens",
+    "temperature",
+    "max_batches",
+    "save_every",
+    "keep_last",
+    "eval_every",
+    "eval.samples_per_task",
+    "sft.num_steps",
+    "log_path",
+    "seed",
+    "local.device",
+    "local.dtype",
+    "wandb_project",
+)
+"""Settings that `--help` shows."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,13 +47,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="check the config, build the data and print the plan only"
     )
-    add_settings_help(parser, "assay.training.config:TrainingConfig")
+    add_settings_help(
+        parser,
+        "assay.training.config:TrainingConfig",
+        CHANGED_MOST,
+        "`assay settings` shows all settings: below a key, or by words (`assay settings kl`).",
+    )
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Train, or print the plan."""
     from assay.training.config import load_config
 
+    _check_task(args.config, overrides)
     config = load_config(args.config, overrides)
     if args.dry_run:
         print(asyncio.run(_plan(config)))
@@ -34,6 +68,27 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
 
         train(config)
     return 0
+
+
+def _check_task(configs: Sequence[str], overrides: Sequence[str]) -> None:
+    """Refuse a command that does not say what to train on: the default is there for Python alone.
+
+    Raises:
+        ConfigError: no config and no argument names an environment; the message lists what can be given.
+    """
+    from assay.config.sources import read_overrides, read_source
+    from assay.envs.named import ENVIRONMENT
+    from assay.presets import presets
+
+    layers = [*map(read_source, configs), read_overrides(overrides)]
+    if any(key in ("dataset_builder", "dataset_builder.type") for layer in layers for key in layer.values):
+        return
+    ready = [(f"--config {name}", text) for name, text in presets().items()]
+    ready += [(f"dataset_builder={name}", "an environment, with settings of your choice") for name in ENVIRONMENT.known]
+    ready += [("dataset_builder=mine.py:Mine", "an environment of your own (`assay init mine.py` writes one)")]
+    listed = "\n".join(f"  {given:32}{text}" for given, text in ready)
+    which = " (no config names a dataset_builder)" if configs else ""
+    raise ConfigError(f"Nothing says what to train on{which}. Give one of:\n{listed}")
 
 
 async def _plan(config: TrainingConfig) -> str:

@@ -40,14 +40,13 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         raise ConfigError(f"--port {args.port} is not a port. Give a number from 1 to 65535, or leave it out.")
     paths = [path for path in (args.run, args.other) if path is not None]
     size = sum(_size(path / TRACES) for path in paths)
+    if size >= SERVE_FROM:
+        print(f"Reading {human_bytes(size)} of traces.", flush=True)
     runs = [read_catalogue(path) for path in paths]
     if args.serve:
         return serve(runs, args.port)
     if size >= SERVE_FROM and args.output is None:
-        print(
-            f"{human_bytes(size)} of traces: too much for one page to open quickly, so it is served. "
-            "Give --output FILE for a page all the same."
-        )
+        print("One page of that opens slowly, so it is served. Give --output FILE for a page all the same.")
         return serve(runs, args.port)
     output = args.output or args.run / PAGE
     written = write_page(runs, output)
@@ -64,8 +63,8 @@ def serve(runs: Sequence[Catalogue], port: int) -> int:
             f"Port {port} cannot be used ({error.strerror}). Give another one with --port, or leave it out."
         ) from error
     with server:
-        print(f"Serving at {server.url} for this machine only. Ctrl-C ends it.", flush=True)
         try:
+            print(f"Serving at {server.url} for this machine only. Ctrl-C ends it.", flush=True)
             server.serve_forever()
         except KeyboardInterrupt:
             print()

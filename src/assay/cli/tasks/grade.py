@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import chz
 
-from assay.cli.options import add_settings_help
 from assay.config import Layer, build
 from assay.config.sources import COMMAND_LINE, read_overrides
-from assay.errors import DataError
+from assay.errors import ConfigError, DataError
 from assay.kernels.config import GraderConfig
 from assay.kernels.pool import grade_many
 from assay.kernels.problems.sources import DatasetSource, Problem, find_problem, load_problems, read_problem_file
+from assay.kernels.sandboxes import require_packages
+from assay.kernels.source_text import read_kernel_file
 from assay.kernels.verdicts import Verdict
 from assay.terminal import inert
 from assay.types import Json
@@ -40,26 +42,75 @@ class GradeConfig(GraderConfig):
     """Commit or tag of the data set (`huggingface`)."""
 
 
+_EPILOG = """\
+problems:
+  assay grade --list                              the problems that Assay ships
+  assay grade --list --level 2 dataset_src=local  those of a KernelBench checkout
+  assay grade --show 1/1                          a problem's text
+  assay grade --starter 1/1 --output kernel.py    a kernel to begin with
+
+settings (key=value; --settings lists all of them):
+  dataset_src=shipped     where level/id is looked up: shipped, huggingface, local, jsonl (problems_path=FILE)
+  num_correct_trials=5    calls that must be right
+  policy=strict           partial lets PyTorch's heavy operators stand beside kernels
+  compile_check=right     which kernels are compiled for a GPU as well: right, all, off
+  device=cpu              Triton's interpreter; cuda runs kernels on a GPU
+  sandbox=strict          unsafe runs untrusted code without walls
+
+exit status:
+  0  the verdict is `ok`
+  1  nothing was graded: a file, a package or a feature of this machine is missing
+  2  nothing was graded: an option or a setting is wrong
+  3  any other verdict
+"""
+
+_NOT_TOGETHER = {
+    "level": ("list",),
+    "output": ("starter",),
+    "kernel": ("problem",),
+    "no_cache": ("problem",),
+    "json": ("problem", "list"),
+}
+"""Option -> those beside which it means something."""
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Its options."""
-    parser.add_argument("--problem", required=True, metavar="FILE|level/id", help="a problem's file, or one by number")
-    parser.add_argument(
-        "--kernel", required=True, metavar="FILE", help="the kernel: a module with ModelNew; - for stdin"
-    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--problem", metavar="FILE|level/id", help="grade a kernel for this problem")
+    what.add_argument("--list", action="store_true", help="list the problems: level/id, name, description")
+    what.add_argument("--show", metavar="FILE|level/id", help="print a problem's text")
+    what.add_argument("--starter", metavar="FILE|level/id", help="print a kernel to begin with")
+    what.add_argument("--settings", action="store_true", help="list every setting")
+    parser.add_argument("--kernel", metavar="FILE", help="the kernel: a module with ModelNew; - for stdin")
     parser.add_argument("--backend", choices=("triton", "cuda"), help="its language (default: triton)")
-    parser.add_argument("--json", action="store_true", help="print the whole verdict as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the whole verdict, or the list, as JSON")
     parser.add_argument("--no-cache", action="store_true", help="grade anew, and keep nothing")
-    add_settings_help(parser, "assay.cli.tasks.grade:GradeConfig")
+    parser.add_argument(
+        "--level", type=int, action="append", metavar="N", help="with --list: this level (may be repeated)"
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="with --starter: write it to this file")
+    parser.epilog = _EPILOG
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
-    """Grade, print the verdict, and say in the exit status whether it is `ok`."""
+    """List, show, or grade: then print the verdict, and say in the exit status whether it is `ok`."""
+    _refuse_strays(args)
+    if args.settings:
+        from assay.config.help import listing
+
+        print(listing(GradeConfig, min(120, shutil.get_terminal_size().columns)))
+        return 0
     given = dict(read_overrides(overrides).values)
     if args.backend is not None:
         given["backend"] = args.backend
     if args.no_cache:
         given["cache"] = "false"
-    problem, verdict = grade_file(args.problem, args.kernel, given)
+    config = read_grading(given)
+    if not args.problem:
+        print(_about_problems(args, config))
+        return 0
+    problem, verdict = grade_file(args.problem, args.kernel, config)
     if args.json:
         print(json.dumps({"name": problem.name, "key": problem.key, **verdict.to_json()}))
     else:
@@ -67,21 +118,57 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     return 0 if verdict.ok else NOT_OK
 
 
-def grade_file(problem: str, kernel: str, given: Mapping[str, Json]) -> tuple[Problem, Verdict]:
+def _refuse_strays(args: argparse.Namespace) -> None:
+    """Refuse options that would do nothing, and none at all."""
+    if not (args.problem or args.list or args.show or args.starter or args.settings):
+        raise ConfigError(
+            "grading needs --problem and --kernel. `assay grade --list` shows the problems, `assay grade --starter 1/1 "
+            "--output kernel.py` writes a kernel to begin with."
+        )
+    for option, beside in _NOT_TOGETHER.items():
+        if getattr(args, option) and not any(getattr(args, other) for other in beside):
+            words = " or ".join(f"--{other}" for other in beside)
+            raise ConfigError(f"--{option.replace('_', '-')} goes with {words}. `assay grade --help` shows how.")
+    if args.problem and args.kernel is None:
+        raise ConfigError("--problem needs --kernel FILE, the kernel to grade (- for standard input).")
+
+
+def _about_problems(args: argparse.Namespace, config: GradeConfig) -> str:
+    from assay.cli.tasks import problems
+
+    if args.list:
+        found = load_problems(config.dataset_src, args.level, config.problems_path, config.revision)
+        return problems.listing(found, args.json)
+    name = args.show or args.starter
+    problem = read_problem(name, config)
+    if args.show:
+        return problems.show(problem, name, config.backend)
+    return problems.write_starter(problem, name, config.backend, args.output)
+
+
+def grade_file(problem: str, kernel: str, config: GradeConfig) -> tuple[Problem, Verdict]:
     """Grade one kernel.
 
     Args:
-        problem: A problem's file, or `level/id` in the source that `given` names.
+        problem: A problem's file, or `level/id` in the source that `config` names.
         kernel: The kernel's file; `-` for standard input.
-        given: Settings of `GradeConfig` (those of its nodes as `modal.NAME`, `timing.NAME`), as text.
+        config: How.
 
     Raises:
-        ConfigError: a setting that does not exist or cannot be.  DataError: a file that cannot be read, or no problem.
+        MissingDependencyError: a package that grading needs is not installed.
         SandboxError: this machine cannot isolate untrusted code.
+        DataError: a file that cannot be read, or no problem.
     """
-    config = read_grading(given)
-    chosen = read_problem(problem, config)
-    return chosen, grade_many([(chosen, read_kernel(kernel))], config)[0]
+    chosen: list[Problem] = []
+
+    def candidate() -> Iterator[tuple[Problem, str]]:
+        """Read once the pool stands: a machine that can grade nothing says so before it looks for files."""
+        chosen.append(read_problem(problem, config))
+        yield chosen[0], read_kernel(kernel)
+
+    require_packages(config)
+    [verdict] = grade_many(candidate(), config)
+    return chosen[0], verdict
 
 
 def read_grading(given: Mapping[str, Json]) -> GradeConfig:
@@ -90,7 +177,9 @@ def read_grading(given: Mapping[str, Json]) -> GradeConfig:
     Raises:
         ConfigError: unknown, or not of its type.
     """
-    return build(GradeConfig, [Layer(COMMAND_LINE, dict(given))], unknown="`assay grade --help` lists all settings.")
+    return build(
+        GradeConfig, [Layer(COMMAND_LINE, dict(given))], unknown="`assay grade --settings` lists all settings."
+    )
 
 
 def read_problem(name: str, source: GradeConfig) -> Problem:
@@ -101,13 +190,15 @@ def read_problem(name: str, source: GradeConfig) -> Problem:
     """
     level, slash, number = name.partition("/")
     if slash and level.isdigit() and number.isdigit() and not Path(name).exists():
-        problems = load_problems(source.dataset_src, (int(level),), source.problems_path, source.revision)
-        return find_problem(problems, int(level), int(number))
+        found = load_problems(source.dataset_src, (int(level),), source.problems_path, source.revision)
+        return find_problem(found, int(level), int(number))
     return read_problem_file(Path(name))
 
 
 def read_kernel(name: str) -> str:
-    """The text of a kernel's file. Bytes that are no UTF-8 stay, as something that no parser takes.
+    """The module in a kernel's file. Markdown around it is left out, and that is said on standard error.
+
+    Bytes that are not UTF-8 stay, as something that no parser takes.
 
     Raises:
         DataError: it cannot be read, or is far too long to be a kernel.
@@ -121,8 +212,11 @@ def read_kernel(name: str) -> str:
     except OSError as error:
         raise DataError(f"cannot read the kernel {name}: {error.strerror}. Check the path.") from error
     if len(data) > MAX_KERNEL_BYTES:
-        raise DataError(f"{name} has more than {MAX_KERNEL_BYTES:,} bytes, so it is no kernel. Check the path.")
-    return data.decode("utf-8", "surrogateescape")
+        raise DataError(f"{name} has more than {MAX_KERNEL_BYTES:,} bytes, so it is not a kernel. Check the path.")
+    found = read_kernel_file(data.decode("utf-8", "surrogateescape"))
+    if found.told:
+        print(f"{'standard input' if name == '-' else name}: {found.told}", file=sys.stderr)
+    return found.code
 
 
 def describe(problem: Problem, verdict: Verdict) -> str:

@@ -1,7 +1,8 @@
 """`assay score --input`: a file of completions scored with any reward, as a stream.
 
-One JSON object per line: `response`, and optionally `ground_truth`, `data_source`, `prompt` (text or messages) and
-`extra_info`. The scores come out in the order of the input, each as soon as those before it are there.
+One JSON object per line: `response` (or `completion`), and optionally `ground_truth`, `data_source`, `prompt` (text or
+messages) and `extra_info`. Any further key is a column, as the keys of `extra_info` are. The scores come out in the
+order of the input, each as soon as those before it are there.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ from assay.integrations.common.settings import HostConfig
 from assay.rewards import Sample
 from assay.types import Json, Message, Score
 
-FIELDS = ("response", "ground_truth", "data_source", "prompt", "extra_info")
+FIELDS = ("response", "completion", "ground_truth", "data_source", "prompt", "extra_info")
+"""Keys that are no columns."""
 
 
 def score_file(source: Path, target: Path, config: HostConfig) -> Mapping[str, Json]:
     """Score every completion in `source` and write one JSON object per line to `target`.
 
     Returns:
-        JSON data: `samples`, how many of them were `scored`, `invalid`, `errored` or `cached`, `mean` reward, costs.
+        JSON data: `samples`, how many of them were `scored`, `invalid`, `errored` or `cached`, `mean` reward, costs;
+        where some were errored, `failures` (kind -> how many) and `first_failure`, in words.
 
     Raises:
-        DataError: there is no such file, `target` is the same one, or a line is no JSON object, has no `response`, or
-            has a key that nothing reads.
+        DataError: there is no such file, `target` is the same one, or a line is no JSON object or has no `response`.
         ConfigError: a failure policy, which nothing here would apply.
         JudgeError, RewardError: see `RewardEngine.score_many`. What was scored before is in `target`.
     """
@@ -63,8 +65,9 @@ async def _score_file(source: Path, target: Path, scorer: HostScorer) -> Mapping
         counters = scorer.engine.counters()
     finally:
         scorer.close()
-    cost = {name: counters.get(name, 0.0) for name in ("calls", "prompt_tokens", "completion_tokens", "usd")}
-    return {"input": str(source), "output": str(target), **tally.summary(), **cost}
+    cost = {name: int(counters.get(name, 0.0)) for name in ("calls", "prompt_tokens", "completion_tokens")}
+    usd = counters.get("usd", 0.0)
+    return {"input": str(source), "output": str(target), **tally.summary(), **cost, "usd": usd}
 
 
 def _opened(path: Path) -> TextIO:
@@ -98,18 +101,18 @@ def _sample(line: str, where: str) -> Sample:
         raise DataError(
             f"{where} is no JSON ({error}). Each line must be one JSON object with a `response`."
         ) from error
-    if not isinstance(row, dict) or not isinstance(row.get("response"), str):
+    response = row.get("response", row.get("completion")) if isinstance(row, dict) else None
+    if not isinstance(response, str):
         raise DataError(f"{where} has no `response` text. Each line must be one JSON object with a `response`.")
-    if unread := sorted(row.keys() - set(FIELDS)):
-        raise DataError(
-            f"{where}: nothing reads {', '.join(unread)}. The keys are {', '.join(FIELDS)}; what only the reward knows "
-            "goes into extra_info."
-        )
+    extra = row.get("extra_info") or {}
+    columns = {name: value for name, value in row.items() if name not in FIELDS}
+    if isinstance(extra, dict) and (twice := sorted(columns.keys() & extra.keys())):
+        raise DataError(f"{where} has {twice[0]!r} twice: beside extra_info and in it. Leave one of them out.")
     return sample_of(
-        row["response"],
+        response,
         row.get("ground_truth"),
         row.get("data_source") or "",
-        row.get("extra_info"),
+        {**columns, **extra} if isinstance(extra, dict) else extra,
         _prompt(row.get("prompt"), where),
     )
 
@@ -147,6 +150,8 @@ class _Tally:
     cached: int = 0
     total: float = 0.0
     by_status: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    first_failure: str = ""
 
     def add(self, score: Score) -> None:
         """Count one score."""
@@ -154,14 +159,19 @@ class _Tally:
         self.cached += score.cached
         self.total += score.value or 0.0
         self.by_status[score.status] += 1
+        if score.status == "errored":
+            self.failures[str(score.evidence.get("failure", "unknown"))] += 1
+            self.first_failure = self.first_failure or str(score.evidence.get("message", "no message"))
 
     def summary(self) -> dict[str, Json]:
         """As JSON data."""
         valued = self.samples - self.by_status["errored"]
         counts = {status: self.by_status[status] for status in ("scored", "invalid", "errored")}
+        failed = {"failures": dict(self.failures.most_common()), "first_failure": self.first_failure}
         return {
             "samples": self.samples,
             **counts,
+            **(failed if self.failures else {}),
             "mean": self.total / valued if valued else None,
             "cached": self.cached,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -99,10 +100,14 @@ class ChessDatasetBuilder(DatasetBuilder):
         style = self.style()
         source = self._source(pool)
         train_rng = np.random.default_rng([context.seed, TRAIN_STREAM])
-        train = draw_distinct(source, train_rng, "train", self.num_train)
+        train = draw_distinct(
+            source, train_rng, "train", self.num_train, partial(context.progress, "training positions")
+        )
         train_tasks = make_tasks(train, style, train_rng)
         heldout_rng = np.random.default_rng(HELDOUT_SEED)
-        heldout = draw_distinct(source, heldout_rng, self.heldout_split, self.num_heldout)
+        heldout = draw_distinct(
+            source, heldout_rng, self.heldout_split, self.num_heldout, partial(context.progress, "held-out positions")
+        )
         heldout_tasks = make_tasks(heldout, style, heldout_rng)
         # More engine games would cost more than supervised examples are worth.
         sft_source = FixedSource(train) if self.source == "engine" else source

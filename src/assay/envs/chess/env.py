@@ -13,7 +13,7 @@ import chess
 from assay.envs.base import Env, StepResult
 from assay.envs.chess.arbiter import Ruling, ruling_on
 from assay.envs.chess.engine.stockfish import Analysis, StockfishPool
-from assay.envs.chess.grammar import parse_arbiter, parse_policy
+from assay.envs.chess.grammar import MAX_CANDIDATES, arbiter_answer, parse_arbiter, parse_policy, policy_answer
 from assay.envs.chess.rewards import (
     ArbiterWeights,
     PolicyTruth,
@@ -70,6 +70,19 @@ class ChessEnv:
             messages=(Message("user", complaint(score)),) if retry else (),
             metrics=metrics_of(score, self.truth.policy, self.referee.policy_weights),
         )
+
+    def gold(self) -> str | None:
+        """A best answer; None where the truth is not known."""
+        payload, truth = self.task.payload, self.truth
+        if truth.arbiter is not None:
+            ruling = truth.arbiter
+            return arbiter_answer(ruling.fen, ruling.reward, ruling.terminated, ruling.truncated)
+        if truth.policy is None:
+            return None
+        values = truth.policy.values
+        moves = sorted(values, key=lambda uci: -values[uci])[:MAX_CANDIDATES]
+        pawns = [values[uci] / 100 for uci in moves]
+        return policy_answer(moves[0], moves, pawns, form=payload["form"], given=payload["given"])
 
     def _score(self, text: str) -> Score:
         if self.truth.failure:

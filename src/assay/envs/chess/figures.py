@@ -20,39 +20,29 @@ _BOARD = {
     "margin": "#ffffff00",
     "coord": "#8a8f98",
 }
-_MARKS = {"legal": "✓", "illegal": "✗", "unreadable": "?"}
-_MAX_SHOWN = 300
 
 
 def draw_task(task: Task, answers: Sequence[str]) -> str:
-    """An SVG board with the answers' texts below it.
+    """An SVG board with the answered moves.
 
-    P: an arrow for every answered move (a circle where it goes nowhere), blue where legal and vermilion where not; each
-    text is marked as legal, illegal or unreadable. A: a grey arrow for the given move.
+    P: an arrow for every answered move (a circle where it goes nowhere), blue where legal and vermilion where not. A: a
+    grey arrow for the given move.
     """
     board = chess.Board(task.payload["fen"])
     if task.payload["kind"] == "A":
         arrows = [_arrow(task.payload["uci"], _GIVEN)]
-        marks = [""] * len(answers)
     else:
         moves = [_answered_move(task, text) for text in answers]
         legal = {move.uci() for move in board.legal_moves}
         arrows = [_arrow(uci, _LEGAL if uci in legal else _ILLEGAL) for uci in dict.fromkeys(moves) if uci]
-        marks = ["unreadable" if uci is None else "legal" if uci in legal else "illegal" for uci in moves]
     picture = chess.svg.board(board, arrows=arrows, size=BOARD_PIXELS, orientation=chess.WHITE, colors=_BOARD)
-    texts = "".join(_item(text, mark) for text, mark in zip(answers, marks, strict=True))
     caption = escape(task.prompt[-1].content)
-    return f'<figure class="chess">{picture}<figcaption><code>{caption}</code></figcaption><ul>{texts}</ul></figure>'
+    return f'<figure class="chess">{picture}<figcaption><code>{caption}</code></figcaption></figure>'
 
 
 def _answered_move(task: Task, text: str) -> str | None:
     answer = parse_policy(text, task.payload["form"], task.payload["given"])
     return None if answer.problems else answer.best
-
-
-def _item(text: str, mark: str) -> str:
-    sign = f'<span title="{mark}">{_MARKS[mark]}</span> ' if mark else ""
-    return f"<li>{sign}<code>{escape(text.strip()[:_MAX_SHOWN]) or '&nbsp;'}</code></li>"
 
 
 def _arrow(uci: str, colour: str) -> chess.svg.Arrow:

@@ -12,6 +12,7 @@ import numpy as np
 
 from assay.config import MAY_CHANGE, AtLeast, AtMost, UsedWhen, refuse
 from assay.envs.base import BaselineMetrics, BuildContext, DatasetBuilder, EnvData, TokenizerCorpus
+from assay.envs.judged import EngineScorer
 from assay.envs.monitor.answers import parse_answer, write_answer
 from assay.envs.monitor.env import MonitorGroupBuilder, Scorer, sample_of
 from assay.envs.monitor.generator import GeneratorConfig, generate
@@ -114,6 +115,10 @@ class MonitorDatasetBuilder(DatasetBuilder):
             close=scorer.close,
         )
 
+    def gold(self, task: Task) -> str:
+        """See `DatasetBuilder.gold`."""
+        return write_answer("", task.payload["measurements"])
+
     def describe(self) -> str:
         """See `DatasetBuilder.describe`."""
         where = "generated" if self.dataset_src == GENERATED else f"from {self.dataset_src}"
@@ -170,7 +175,8 @@ class MonitorDatasetBuilder(DatasetBuilder):
             logger.warning("%s", concern)
         if not self.reward.train_with_monitor:
             return Scorer(reward, None)
-        return Scorer(reward, RewardEngine(reward, self.judge, self.engine, cache_dir=context.cache_dir))
+        engine = RewardEngine(reward, self.judge, self.engine, cache_dir=context.cache_dir)
+        return Scorer(reward, EngineScorer(engine))
 
 
 def all_true(tasks: Sequence[Task], reward: MonitorReward) -> dict[str, list[float]]:

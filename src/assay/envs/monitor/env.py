@@ -5,18 +5,14 @@ All envs of a run share one reward engine, so that its limits, its cache and its
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 
 from assay.envs.base import Counters, Env, StepResult
+from assay.envs.judged import EngineScorer
 from assay.envs.monitor.answers import parse_answer
 from assay.envs.monitor.rewards import LATENT, MonitorReward, metrics_of
-from assay.errors import RewardError
-from assay.rewards import RewardEngine, Sample
+from assay.rewards import Sample
 from assay.types import Message, Score, Task
-
-LEVELS = frozenset({"in_flight", "waiting", "limit"})
-"""Counters of an engine that say how things stand; all others are totals."""
 
 
 @dataclass
@@ -24,34 +20,20 @@ class Scorer:
     """What the envs of a run share: the reward, and the engine that asks the monitor (None where none is asked)."""
 
     reward: MonitorReward
-    engine: RewardEngine | None
+    engine: EngineScorer | None
 
     async def score(self, sample: Sample) -> Score:
         """The score of one answer; errored where there is none, also where the judge refuses every call."""
-        if self.engine is None:
-            return self.reward.score(sample, [])
-        try:
-            return await self.engine.score(sample)
-        except RewardError as error:
-            return Score("errored", None, evidence={"error": str(error)}, fingerprint=self.reward.fingerprint)
+        return self.reward.score(sample, []) if self.engine is None else await self.engine.score(sample)
 
     def counters(self) -> Counters:
-        """What the engine has done, by name, with tokens and money by source."""
-        if self.engine is None:
-            return Counters()
-        found = self.engine.counters()
-        totals = {name: value for name, value in found.items() if name not in LEVELS}
-        # A copy: the engine adds sources to it in its own thread.
-        for source, usage in self.engine.usage_by_source.copy().items():
-            totals[f"{source}/calls"] = float(usage.calls)
-            totals[f"{source}/tokens"] = float(usage.prompt_tokens + usage.completion_tokens)
-            totals[f"{source}/usd"] = usage.usd
-        return Counters(totals, {name: value for name, value in found.items() if name in LEVELS})
+        """What the engine has done."""
+        return Counters() if self.engine is None else self.engine.counters()
 
     async def close(self) -> None:
         """Stop the engine; safe to call twice."""
         if self.engine is not None:
-            await asyncio.to_thread(self.engine.close)
+            await self.engine.close()
 
 
 @dataclass

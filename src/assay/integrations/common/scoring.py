@@ -30,9 +30,10 @@ from assay.rewards import Client, RewardEngine, Sample
 from assay.rewards.base import Caller
 from assay.rewards.client.reply_cache import default_cache_path
 from assay.rewards.client.resources import api_key
-from assay.rewards.combined import AnyReward, asks_judge
+from assay.rewards.combined import AnyReward, CombinedReward, asks_judge, is_reward
 from assay.rewards.failures import rewards_of
-from assay.rewards.named import REWARD, find_rewards
+from assay.rewards.functions.reward import FunctionReward
+from assay.rewards.named import REWARD, find_rewards, of_function
 from assay.rewards.shared.hub import SharedCaller
 from assay.types import Json, Message, Score
 
@@ -182,6 +183,28 @@ def scorer(given: Mapping[str, object], defaults: Mapping[str, Json] | None = No
         if key not in _SCORERS:
             _SCORERS[key] = HostScorer(config)
         return _SCORERS[key]
+
+
+def scorer_of(reward: object, settings: Mapping[str, object]) -> HostScorer:
+    """The scorer for a reward as a user passes it in Python: named, one or several, made already, or a plain function.
+
+    Raises:
+        ConfigError: impossible settings, or options of a reward that is made already.
+    """
+    if isinstance(reward, str) or (isinstance(reward, Sequence) and all(isinstance(name, str) for name in reward)):
+        return scorer({"reward": reward, **settings})
+    if "options" in settings and is_reward(reward):
+        raise ConfigError("options are for a function or a reward that is given by name; this one is made already.")
+    made: AnyReward = reward if is_reward(reward) else of_function(reward, plain(settings.get("options") or {}))
+    # Under a name of its own: variables of the monitor's environment are no matter of another reward.
+    named = {**settings, "reward": f"given:{made.name}"}
+    return HostScorer(read_settings({key: value for key, value in named.items() if key != "options"}), made)
+
+
+def asks_for_truth(reward: AnyReward) -> bool:
+    """Whether a host must have a ground truth for each sample. A function takes it by its name, or another column."""
+    members = [member for member, _ in reward.members] if isinstance(reward, CombinedReward) else [reward]
+    return not all(isinstance(member, FunctionReward) for member in members)
 
 
 def _outside(said: str) -> int:

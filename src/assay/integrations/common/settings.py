@@ -51,6 +51,9 @@ class HostConfig(Settings):
     order: Literal["specification", "verl"] = "specification"
     """Order of positional arguments: (response, ground_truth, dataset_name, extra_info), or verl's own
     (data_source, solution_str, ground_truth, extra_info). The two cannot be told apart by looking."""
+    details: bool | None = None
+    """Answer verl's call for one sample with a dictionary (score, parts, how it came about) instead of a number. null:
+    `compute_score` gives the number, `acompute_score` the dictionary."""
     group_by: str = "index"
     """Key of `extra_info` whose equal values, within a data source, are the rollouts of one prompt: where the mean of a
     group stands in for a failed score and the host does not say which samples are a group."""
@@ -65,17 +68,22 @@ class HostConfig(Settings):
     """How fast, how long, how much, and what a failure means."""
 
 
-def read_settings(given: Mapping[str, object], defaults: Mapping[str, Json] | None = None) -> HostConfig:
+def read_settings(
+    given: Mapping[str, object], defaults: Mapping[str, Json] | None = None, said: str = "reward keywords"
+) -> HostConfig:
     """The settings of this process: `defaults` (a host's own), below the file of `ASSAY_REWARDS_CONFIG`, below `given`.
+
+    Args:
+        said: what `given` is, for messages.
 
     Raises:
         ConfigError: an unknown key, a wrong type, an unreadable file, or settings that cannot go together.
     """
-    said = [Layer("reward keywords", flatten(plain(given), "reward keywords"))]
+    own = [Layer(said, flatten(plain(given), said))]
     if path := os.environ.get(CONFIG_ENV):
-        said.insert(0, _read_file(path))
-    layers = [Layer("the host's defaults", dict(defaults or {})), *said]
-    named = [layer.values["reward"] for layer in said if "reward" in layer.values]
+        own.insert(0, _read_file(path))
+    layers = [Layer("the host's defaults", dict(defaults or {})), *own]
+    named = [layer.values["reward"] for layer in own if "reward" in layer.values]
     if not named or named[-1] in ("monitor", ["monitor"]):
         layers.insert(1, _monitor_layer())
     return build(HostConfig, layers, unknown=_UNKNOWN)

@@ -6,8 +6,9 @@
     await acompute_score(data_source=, solution_str=, ground_truth=, extra_info=)    one sample: reward loop
 
 All other keywords are settings (`assay.integrations.common.settings`): verl passes its `reward_kwargs` here. One sample
-gives a dictionary with `score`, a batch a list of them. The positional order of verl's `prime` manager cannot be told
-from the one above; it must be declared (`order=verl`), and is then answered with a bare number, as `prime` wants.
+gives a number from `compute_score` and, with `details=true`, a dictionary with `score` and its parts, which verl logs;
+`acompute_score` gives the dictionary unless `details=false`. A batch gives a list of dictionaries. The positional order
+of verl's `prime` manager cannot be told from the one above; it must be declared (`order=verl`).
 """
 
 from __future__ import annotations
@@ -64,10 +65,10 @@ def compute_score(*args: Any, **kwargs: Any) -> Row | list[Row] | float:
     if batch:
         return one.rows(scores, one.groups(samples))
     reward = _single_reward(one, scores[0], SINGLE)
-    return reward if args and one.config.order == "verl" else one.row(scores[0], reward)
+    return one.row(scores[0], reward) if one.config.details else reward
 
 
-async def acompute_score(*args: Any, **kwargs: Any) -> Row | list[Row]:
+async def acompute_score(*args: Any, **kwargs: Any) -> Row | list[Row] | float:
     """Score one sample or a batch on verl's own event loop: what its reward loop awaits, sample by sample.
 
     A plain `async def`, because verl looks at nothing else: it would send an object with an asynchronous `__call__` to
@@ -82,7 +83,8 @@ async def acompute_score(*args: Any, **kwargs: Any) -> Row | list[Row]:
     if batch:
         return one.rows(await one.engine.score_many(samples), one.groups(samples))
     score = await one.engine.score(samples[0])
-    return one.row(score, _single_reward(one, score, REWARD_LOOP))
+    reward = _single_reward(one, score, REWARD_LOOP)
+    return reward if one.config.details is False else one.row(score, reward)
 
 
 def _single_reward(one: HostScorer, score: Score, host: str) -> float:

@@ -1,7 +1,7 @@
 """The compile stage: is a candidate legal for the GPU it is meant for? Nothing is run on one.
 
     compile_triton   model called on CPU tensors in a sandbox, each launch compiled to a cubin with ptxas
-    compile_cuda     sources of load_inline compiled with nvcc behind light PyTorch headers, no Python run
+    compile_cuda     sources of load_inline compiled with nvcc behind light PyTorch headers; Python does not run
 
 A report refuses what no GPU would take. It grants nothing: `ok` of Triton is the child's own word, and `ok` of CUDA
 means that the text compiles, not that it computes anything.
@@ -158,7 +158,7 @@ def _failure(failure: Mapping[str, Json]) -> tuple[Outcome, str]:
 
 
 def _kernel(entry: Mapping[str, Json]) -> CompiledKernel:
-    """A kernel as the child reports it; anything that is no count is dropped."""
+    """A kernel as the child reports it; anything that is not a count is dropped."""
     counts = {
         name: value if isinstance(value := entry.get(name), int) else None
         for name in ("shared_bytes", "registers", "spill_bytes", "threads")

@@ -1,7 +1,7 @@
 """Harness of the compile stage for CUDA: writes texts to files, runs compilers on them, hands back their words.
 
-No Python of the candidate runs here, and nothing that is compiled is executed or loaded. What the words of a compiler
-mean is decided by the parent (`assay.kernels.compile.messages`).
+The candidate's Python does not run here, and nothing that is compiled is executed or loaded. The parent decides what
+the words of a compiler mean (`assay.kernels.compile.messages`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from assay.sandbox.base import ReadInputs, WriteOutputs
 
 SAID_BYTES = 24_000
-"""Kept of what one step says: the beginning, where the first error stands."""
+"""How much is kept of what one step says: the beginning, with the first error."""
 NOT_FOUND = 127
 
 

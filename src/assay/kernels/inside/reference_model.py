@@ -192,7 +192,7 @@ def evaluate(request: Json) -> Frame:
         try:
             _add_case(frame, family, reference, model, inputs, request["weight_seed"], request["max_output"])
         except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            # Inputs that the problem takes for illegal are no part of it; its own have to work.
+            # Inputs that the problem refuses are not part of it; its own have to work.
             if first is None or out_of_memory(error):
                 raise
             frame.header["refused"][family] = f"{type(error).__name__}: {error}"[:500]

@@ -69,8 +69,8 @@ class Machine(Protocol):
 
 
 class Poison(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Fills memory that nobody has written with a value, so that it never happens to be right. On any device, and also
-    for what native code allocates through PyTorch."""
+    """Fills uninitialised memory with a value, so that it is never right by chance: on any device, and also what native
+    code allocates through PyTorch."""
 
     def __init__(self, value: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -26,7 +26,7 @@ class WrongOutputError(Exception):
 
 
 def tensors_of(entries: Sequence[Json], blobs: Sequence[memoryview], device: str) -> list[Any]:
-    """The values that some entries stand for; tensors own memory that nobody else sees, on `device`."""
+    """The values that some entries stand for; tensors own memory that is not shared, on `device`."""
     return [_value(entry, blobs, device) for entry in entries]
 
 

@@ -27,7 +27,7 @@ from assay.types import Json
 HARNESS = "assay.kernels.inside.numerics"
 
 POISONS = (float("nan"), 17408.0, -331.5, 0.625)
-"""What memory that nobody has written is filled with."""
+"""What uninitialised memory is filled with."""
 MAX_SHARE_OF_WORK = 0.5
 """A candidate for which PyTorch does this much of the work that it does for the reference has written no kernel."""
 MAX_SHARE_OF_EACH = 0.25
@@ -143,7 +143,7 @@ class Answers:
     outputs: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
 
     def take(self, number: int, outputs: tuple[bytes, ...]) -> bool:
-        """Compare the outputs of a round (0 is the construction); False when there is no point in going on."""
+        """Compare the outputs of a round (0 is the construction); False if the other calls need not be made."""
         if number == 0:
             self.comparisons.clear()
             self.outputs.clear()
@@ -239,7 +239,7 @@ def _decide(
     if _weights_moved(answers, traces) is False:
         names = ", ".join(list(answers.draw.moved_weights)[:4])
         said = (
-            f"the model has no parameters that stand for the reference's {names}, whose values at the start are not "
+            f"the model has no parameters for the reference's {names}, whose values at the start are not "
             "the only ones: keep all of the reference's parameters, under their names or in their order"
         )
         return "wrong", said, "", {"weights_moved": False}
@@ -262,10 +262,8 @@ def _wrong_answer(answers: Answers, traces: Sequence[Mapping[str, Json]]) -> Dec
         if call.repeats is None or place not in answers.outputs:
             continue
         if answers.exact and answers.outputs[place] != answers.outputs[call.repeats]:
-            said = (
-                "two calls with the same inputs gave different outputs: the kernel reads memory that nobody has written"
-            )
-            return "wrong", f"{said}, or depends on something else than its inputs", "", {"call": place}
+            said = "two calls with the same inputs gave different outputs: the kernel reads uninitialised memory"
+            return "wrong", f"{said}, or its result depends on something other than its inputs", "", {"call": place}
     return None
 
 
@@ -296,7 +294,7 @@ def _cheated(
     """Right answers that its own kernels did not give."""
     for place, call in enumerate(answers.calls):
         if call.skip and answers.comparisons[place].ok:
-            said = "with every launch left out, the output is still right: the kernels do nothing for it"
+            said = "without any launch the output is still right, so the kernels do nothing for it"
             return "cheat", said, "ghost_kernel", {"call": place}
     for place, call in enumerate(answers.calls):
         launches = _launches(traces, place)
@@ -307,7 +305,7 @@ def _cheated(
         read, whole = _count(traces, place, "host_bytes"), _input_bytes(call.case)
         if whole and read >= MAX_HOST_SHARE * whole:
             said = f"forward read {read} bytes of tensors into Python or NumPy, of {whole} bytes of inputs"
-            return "cheat", f"{said}: work that is done there is no kernel's", "library_work", {"call": place}
+            return "cheat", f"{said}: work that is done there is not done by a kernel", "library_work", {"call": place}
     return _library_work(answers.draw.work, traces, policy)
 
 
@@ -353,10 +351,10 @@ def _library_work(
         seen: dict[str, Json] = {"operators": dict(sorted(done.items())), "share": round(share, 4)}
         all_of_it = theirs and all(done.get(name, 0) >= MAX_SHARE_OF_EACH * reference[name][1] for name in theirs)
         if share >= MAX_SHARE_OF_WORK or all_of_it:
-            said = f"PyTorch did the work ({', '.join(sorted(done))}), the kernels only what was left"
+            said = f"PyTorch did the work ({', '.join(sorted(done))}), and the kernels only the rest"
             return "cheat", said, "library_work", seen
         if heavy and policy == "strict":
-            said = f"PyTorch's {', '.join(heavy)} did what a kernel is asked for"
+            said = f"PyTorch's {', '.join(heavy)} did work that a kernel has to do"
             return "cheat", said, "library_work", seen
     return None
 

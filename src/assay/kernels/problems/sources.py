@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +29,7 @@ DatasetSource = Literal["shipped", "huggingface", "local", "jsonl"]
 SHIPPED = "shipped"
 """`Problem.source` of the problems that come with Assay, which are small as they are."""
 HUGGINGFACE_NAME = "ScalingIntelligence/KernelBench"
+HUGGINGFACE_LEVELS = (1, 2, 3, 4)
 ROOT_VARIABLE = "KERNELBENCH_ROOT"
 MAX_CODE_CHARACTERS = 1_000_000
 """A longer module is refused: the longest published problem has 0.02 million."""
@@ -64,7 +66,7 @@ def make_problem(level: int, number: int, name: str, code: str, source: str) -> 
     """A checked problem.
 
     Raises:
-        DataError: `code` is no module in the KernelBench format; `source` says where in the message.
+        DataError: `code` is not a module in the KernelBench format; `source` says where in the message.
     """
     code = code.replace("\r\n", "\n")
     fault = find_fault(code)
@@ -93,7 +95,7 @@ def find_fault(code: str) -> str | None:
 
 def load_problems(
     dataset_src: DatasetSource = "shipped",
-    levels: Sequence[int] = (1,),
+    levels: Sequence[int] | None = (1,),
     path: str | Path | None = None,
     revision: str | None = None,
 ) -> tuple[Problem, ...]:
@@ -101,7 +103,7 @@ def load_problems(
 
     Args:
         dataset_src: Where they come from.
-        levels: Levels wanted; each must have problems.
+        levels: Levels wanted, each of which must have problems; None for all that are there.
         path: The checkout (`local`; found by itself when None) or the file (`jsonl`).
         revision: Commit or tag of the data set (`huggingface`). Name one for results that others can repeat.
 
@@ -110,7 +112,7 @@ def load_problems(
         DataError: nothing there, damaged, or without one of the levels.
         MissingDependencyError: `huggingface` without the package `datasets`.
     """
-    if not levels:
+    if levels is not None and not levels:
         raise ConfigError("no level was asked for, so there is no problem to load. Name at least one, such as (1,).")
     if path is not None and dataset_src in ("shipped", "huggingface"):
         raise ConfigError(
@@ -118,23 +120,35 @@ def load_problems(
         )
     if revision is not None and dataset_src != "huggingface":
         raise ConfigError(f"revision={revision} means something with dataset_src=huggingface only, not {dataset_src}.")
+    there: Iterable[int]
     match dataset_src:
         case "shipped":
-            problems = read_shipped(levels)
+            there = shipped_levels()
+            problems = read_shipped(levels or there)
         case "huggingface":
-            problems = read_huggingface(levels, revision)
+            there = HUGGINGFACE_LEVELS
+            problems = read_huggingface(levels or there, revision)
         case "local":
-            problems = read_checkout(find_checkout() if path is None else Path(path), levels)
+            root = find_checkout() if path is None else Path(path)
+            there = _level_folders(root)
+            problems = read_checkout(root, levels or sorted(there))
         case "jsonl":
             if path is None:
                 raise ConfigError("dataset_src=jsonl needs the path of the file.")
-            problems = [p for p in read_jsonl(Path(path)) if p.level in levels]
+            rows = read_jsonl(Path(path))
+            there = {p.level for p in rows}
+            problems = [p for p in rows if p.level in (levels or there)]
         case _:
             raise ConfigError(f"dataset_src={dataset_src!r} is unknown. Use shipped, huggingface, local or jsonl.")
-    return _in_order(problems, levels, dataset_src)
+    if missing := sorted(set(levels or ()) - {p.level for p in problems}):
+        raise DataError(
+            f"dataset_src={dataset_src} has no problem of level {', '.join(map(str, missing))}. "
+            f"Its levels are {_ranges(list(there))}."
+        )
+    return _in_order(problems)
 
 
-def _in_order(problems: Iterable[Problem], levels: Sequence[int], source: str) -> tuple[Problem, ...]:
+def _in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     ordered = sorted(problems, key=lambda p: (p.level, p.id))
     for before, after in itertools.pairwise(ordered):
         if before.key == after.key:
@@ -142,9 +156,6 @@ def _in_order(problems: Iterable[Problem], levels: Sequence[int], source: str) -
                 f"problem {after.key} is there twice ({before.source}: {before.name}; {after.source}: {after.name}), "
                 "so a level and number would not say which. Remove one."
             )
-    empty = sorted(set(levels) - {p.level for p in ordered})
-    if empty:
-        raise DataError(f"dataset_src={source} has no problem of level {', '.join(map(str, empty))}. Check `levels`.")
     return tuple(ordered)
 
 
@@ -178,7 +189,7 @@ def read_problem_file(path: Path, level: int = 0, number: int = 0) -> Problem:
     """A problem from a file of its own. Level and number come from a path like `level1/19_ReLU.py` where it has them.
 
     Raises:
-        DataError: the file cannot be read or is no problem.
+        DataError: the file cannot be read or is not a problem.
     """
     match = _FILE_NAME.fullmatch(path.name)
     folder = re.fullmatch(r"level_?(\d+)", path.parent.name)
@@ -193,28 +204,37 @@ def _read_text(path: Path) -> str:
     except OSError as error:
         raise DataError(f"cannot read the problem file {path}: {error.strerror}. Check the path.") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}), so no problem.") from error
+        raise DataError(
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}), so it is not a problem."
+        ) from error
+
+
+def _shipped_folders() -> dict[int, Traversable]:
+    folders = resources.files("assay.kernels.problems").joinpath("shipped").iterdir()
+    return {int(folder.name.removeprefix("level")): folder for folder in folders if folder.name.startswith("level")}
+
+
+def shipped_levels() -> tuple[int, ...]:
+    """The levels of the problems that come with Assay."""
+    return tuple(sorted(_shipped_folders()))
 
 
 def read_shipped(levels: Sequence[int] = (1, 2, 3)) -> list[Problem]:
     """The problems that come with Assay: small enough for Triton's interpreter on one core."""
-    found = []
-    for folder in resources.files("assay.kernels.problems").joinpath("shipped").iterdir():
-        level = int(folder.name.removeprefix("level")) if folder.name.startswith("level") else 0
-        if level not in levels:
-            continue
-        for file in folder.iterdir():
-            if match := _FILE_NAME.fullmatch(file.name):
-                stem = file.name.removesuffix(".py")
-                found.append(make_problem(level, int(match[1]), stem, file.read_text(encoding="utf-8"), SHIPPED))
-    return found
+    return [
+        make_problem(level, int(match[1]), file.name.removesuffix(".py"), file.read_text(encoding="utf-8"), SHIPPED)
+        for level, folder in _shipped_folders().items()
+        if level in levels
+        for file in folder.iterdir()
+        if (match := _FILE_NAME.fullmatch(file.name))
+    ]
 
 
 def find_checkout(environ: Mapping[str, str] = os.environ, here: Path | None = None) -> Path:
     """The root of a KernelBench checkout: KERNELBENCH_ROOT, or a folder KernelBench here, beside or at home.
 
     Raises:
-        DataError: KERNELBENCH_ROOT is no checkout, or it is not set and none was found.
+        DataError: KERNELBENCH_ROOT is not a checkout, or it is not set and no checkout was found.
     """
     named = environ.get(ROOT_VARIABLE)
     if named:
@@ -253,7 +273,7 @@ def read_checkout(root: Path, levels: Sequence[int]) -> list[Problem]:
     folders = _level_folders(root)
     if not folders:
         raise DataError(
-            f"{root} is no checkout of KernelBench: it has no folder like KernelBench/level1. "
+            f"{root} is not a checkout of KernelBench: it has no folder like KernelBench/level1. "
             f"Check {ROOT_VARIABLE}, or use dataset_src=huggingface."
         )
     files = (file for level in levels if level in folders for file in sorted(folders[level].iterdir()))

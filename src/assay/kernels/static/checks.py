@@ -1,7 +1,7 @@
 """Static checks: what a submission's text gives away before anything of it runs.
 
     report = check("import torch ...", reference=problem.code)
-    report.fault       why it is no submission at all (a syntax error, no class ModelNew), or None
+    report.fault       why it is not a submission at all (a syntax error, no class ModelNew), or None
     report.cheats      findings that no honest kernel has
     report.suspects    findings that the checks at run time have to settle
 
@@ -15,7 +15,7 @@ import ast
 from dataclasses import dataclass
 
 from assay.kernels.base import Language
-from assay.kernels.source_text import MAX_SOURCE_CHARACTERS, is_model_new
+from assay.kernels.source_text import MAX_SOURCE_CHARACTERS, fences_around, is_model_new
 from assay.kernels.static.compute import find_library_work, reference_operations
 from assay.kernels.static.danger import find_dangers
 from assay.kernels.static.findings import Finding, distinct
@@ -60,7 +60,7 @@ def check(code: str, backend: Language = "triton", reference: str | None = None)
     Args:
         code: One Python module.
         backend: `triton` wants a kernel compiled by Triton; `cuda` one given to `load_inline`.
-        reference: The problem's module; the operations it calls are the task, and calling one on an input is a cheat.
+        reference: The problem's module; its operations are the task, and calling one of them on an input is a cheat.
     """
     operations = _operations(reference)
     if len(code) > MAX_SOURCE_CHARACTERS:
@@ -70,14 +70,15 @@ def check(code: str, backend: Language = "triton", reference: str | None = None)
         source = read_source(tree)
         findings = distinct(_all_findings(source, backend, operations))
     except SyntaxError as error:
-        return StaticReport(fault=f"line {error.lineno}: {error.msg}" if error.lineno else error.msg)
+        said = f"line {error.lineno}: {error.msg}" if error.lineno else error.msg
+        return StaticReport(fault=f"{said}; {fences}" if (fences := fences_around(code)) else said)
     except (ValueError, RecursionError, MemoryError) as error:
         return StaticReport(fault=f"the source cannot be parsed ({type(error).__name__}: {error})")
     return StaticReport(findings, _fault(source), tuple(source.kernels), _tf32_dot(source))
 
 
 def _operations(reference: str | None) -> frozenset[str]:
-    """What the problem calls; nothing where its text cannot be read, which is no fault of the candidate's."""
+    """What the problem calls; nothing if its text cannot be read, which is not the candidate's fault."""
     try:
         return reference_operations(reference) if reference is not None else frozenset()
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -49,7 +49,7 @@ class Source:
     _host_nodes: list[ast.AST] = field(default_factory=list)
 
     def dotted(self, node: ast.AST) -> str | None:
-        """The dotted name that an expression stands for, such as `torch.nn.functional.relu`; None if it is no name."""
+        """The dotted name that an expression is, such as `torch.nn.functional.relu`; None if it is not a name."""
         parts: list[str] = []
         while True:
             if isinstance(node, ast.Attribute):
@@ -205,7 +205,7 @@ def _add_aliases(source: Source) -> bool:
 
 
 def _is_scalar(dotted: str) -> bool:
-    """Whether a name holds a plain constant, an alias of which is no alias of anything callable."""
+    """Whether a name holds a plain constant, so that an alias of it is not callable."""
     return dotted.startswith(("builtins.True", "builtins.False", "builtins.None", "math."))
 
 
@@ -351,7 +351,7 @@ def _is_kernel(source: Source, node: ast.AST) -> bool:
 
 
 def _plain_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements at module level that are no definitions; of compound ones those inside count."""
+    """Statements at module level that are not definitions, including those inside compound statements."""
     for node in body:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node

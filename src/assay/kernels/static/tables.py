@@ -93,7 +93,7 @@ HARMLESS_LAYERS = _words(
     "Module Parameter ParameterList ParameterDict Buffer UninitializedParameter UninitializedBuffer Identity Flatten "
     "Unflatten init utils functional modules parameter attention parallel quantized"
 )
-"""Names of `torch.nn` that are no layer with work to do (or that another table names)."""
+"""Names of `torch.nn` that are not layers with work to do (or that are in another table)."""
 
 HARMLESS_FUNCTIONAL = frozenset({"torch.nn.functional.pad", "torch.nn.functional.one_hot"})
 """Functions that move data or prepare it; worth a suspicion, no more."""

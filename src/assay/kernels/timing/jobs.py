@@ -116,7 +116,7 @@ def make_job(
 
 
 def _profile(device: str, baseline: TimedAgainst | None) -> Profile:
-    """Triton and `torch.compile` run an assembler and a C compiler, so on a GPU nobody does without processes."""
+    """Triton and `torch.compile` run an assembler and a C compiler, so jobs on a GPU may start processes."""
     if device == "cuda":
         return "gpu-compile"
     return "compile" if baseline == "compile" else "numerics"

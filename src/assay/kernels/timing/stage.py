@@ -63,7 +63,7 @@ class Turns:
 
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[None]:
-        """Wait until nobody is timed or waits for it."""
+        """Wait until no candidate is timed or waits to be."""
         if not self._one:
             yield
             return
@@ -79,7 +79,7 @@ class Turns:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Wait until nobody else is there."""
+        """Wait until no other job uses the device."""
         if not self._one:
             yield
             return

@@ -36,7 +36,7 @@ _NORMAL = 1.4826
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Why there is no timing."""
+    """Why the candidate has no timing."""
 
     kind: FindingKind
     evidence: str
@@ -290,7 +290,7 @@ def _mean(sample: Sample) -> float:
 def _quarantine(
     measured: Measured, candidate_s: float, speedup: Interval, floor: float | None, rules: Rules
 ) -> str | None:
-    """Why a speedup is not to be believed, though nobody was caught."""
+    """Why a speedup cannot be trusted, although no cheat was found."""
     if floor is not None and candidate_s < floor:
         return (
             f"a call takes {1000 * candidate_s:.4g} ms; to move and to compute what it must takes a {measured.device} "

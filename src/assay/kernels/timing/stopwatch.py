@@ -4,9 +4,9 @@
     outcome = await stopwatch.time(source, problem, "eager")     # a Timing, or a Finding that says why there is none
 
 The baseline is the reference in a child of its own, run by the same harness. It is timed alone first, then the
-candidate joins, and both get the same fresh inputs sample by sample. Whoever is not at work is stopped. Every output of
-every call, warm-up or not, is compared with the baseline's. One comparison runs at a time, unless the sandbox takes
-each to a device of its own.
+candidate joins, and both get the same fresh inputs sample by sample. The one whose turn it is not is stopped. Every
+output of every call, warm-up or not, is compared with the baseline's. One comparison runs at a time, unless the sandbox
+takes each to a device of its own.
 """
 
 from __future__ import annotations

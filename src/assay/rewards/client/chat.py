@@ -51,6 +51,8 @@ class Refusal:
     """Whether a rate limit is known to be behind it: fewer calls in flight would not help, a pause does."""
     wait_s: float | None = None
     """How long the provider asks to wait."""
+    unreachable: bool = False
+    """Whether not even a connection was made."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from assay.rewards.client.chat import PATH, Answer, Refusal, headers_of, read
 from assay.rewards.client.gate import Gate
 from assay.rewards.client.hedging import HedgeWatch
 from assay.rewards.client.http import HttpPool, ResponseError, TransportError
-from assay.rewards.client.limits import Budget, HedgePolicy, InFlightLimit, backoff_s
+from assay.rewards.client.limits import Budget, HedgePolicy, InFlightLimit, backoff_s, is_out_of_reach
 from assay.rewards.client.redaction import Redaction
 from assay.rewards.client.reply_cache import StoredReply
 from assay.rewards.client.resources import api_key, check_prices, connection_limit, endpoint_of, open_cache
@@ -75,6 +75,8 @@ class Client:
         self._calls: dict[str, Call] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._answered_at = self._warned_at = -math.inf
+        self._reached = False
+        """Whether anything has come back from the endpoint."""
         self._random = random.Random()
         self._tokens_per_byte = TOKENS_PER_BYTE
         self._counts: Counter[str] = Counter()
@@ -219,7 +221,7 @@ class Client:
 
     def _worth_another(self, refusal: Refusal, call: Call) -> bool:
         """A key that has worked is doubted only when it is refused again and again: gateways have bad moments."""
-        if refusal.kind == "malformed" and self._is_no_judge():
+        if (refusal.kind == "malformed" and self._is_no_judge()) or self._is_out_of_reach(refusal, call):
             return False
         in_doubt = refusal.kind in ("auth", "unknown_model", "not_a_judge") and self._counts["answered"] > 0
         return refusal.kind in TRANSIENT or (in_doubt and call.attempts < DOUBTS)
@@ -228,10 +230,16 @@ class Client:
         """Whether the endpoint has only ever given replies that are no chat completions: a wrong path, most likely."""
         return self._counts["answered"] == 0 and self._counts["malformed"] >= NEVER_VALID
 
+    def _is_out_of_reach(self, refusal: Refusal, call: Call) -> bool:
+        tried_s = asyncio.get_running_loop().time() - call.began
+        return refusal.unreachable and is_out_of_reach(self._reached, tried_s)
+
     def _kind_of(self, refusal: Refusal, call: Call) -> FailureKind:
         """Whoever is refused while others are answered is refused for what it asks: by a gateway's filter, say."""
         if refusal.kind == "malformed" and self._is_no_judge():
             return "not_a_judge"
+        if self._is_out_of_reach(refusal, call):
+            return "unreachable"
         others_answered = self._counts["answered"] > call.answered_before
         shared = refusal.kind in ("auth", "unknown_model", "not_a_judge")
         return "bad_request" if shared and others_answered else refusal.kind
@@ -333,7 +341,8 @@ class Client:
             except TransportError as error:
                 if error.stale and not last:
                     continue
-                return Refusal("connection", str(error)), {}
+                return Refusal("connection", str(error), unreachable=error.unreachable), {}
+            self._reached = True
             return read(self._redaction.response(response)), response.headers
         raise AssertionError("unreachable")
 

@@ -35,11 +35,16 @@ CONNECTS_AT_ONCE = 128
 
 
 class TransportError(Exception):
-    """The exchange broke before a whole response was read. `stale`: a kept connection that the server had closed."""
+    """The exchange broke before a whole response was read.
 
-    def __init__(self, message: str, stale: bool = False) -> None:
+    Attributes:
+        stale: it was on a kept connection that the server had closed.
+        unreachable: no connection was made: nobody listens there, or nobody has such a name.
+    """
+
+    def __init__(self, message: str, stale: bool = False, unreachable: bool = False) -> None:
         super().__init__(message)
-        self.stale = stale
+        self.stale, self.unreachable = stale, unreachable
 
 
 class ResponseError(TransportError):
@@ -160,7 +165,8 @@ class HttpPool:
             except OSError as error:
                 failure = error
         self._resolved_at = float("-inf")
-        raise TransportError(f"cannot connect to {self._where}: {failure.strerror or failure}") from failure
+        reason = f"cannot connect to {self._where}: {failure.strerror or failure}"
+        raise TransportError(reason, unreachable=True) from failure
 
     async def _resolve(self, loop: asyncio.AbstractEventLoop) -> list[tuple[Any, ...]]:
         """Addresses of the endpoint, looked up once a minute; the first one moves on with every connection."""
@@ -170,7 +176,7 @@ class HttpPool:
                     found = await loop.getaddrinfo(self._route.host, self._route.port, type=socket.SOCK_STREAM)
                 except (OSError, UnicodeError) as error:  # a label that is too long for the DNS is a UnicodeError
                     reason = getattr(error, "strerror", None) or error
-                    raise TransportError(f"cannot resolve {self._route.host}: {reason}") from error
+                    raise TransportError(f"cannot resolve {self._route.host}: {reason}", unreachable=True) from error
                 self._addresses = list(dict.fromkeys(entry[4] for entry in found))
                 self._resolved_at = time.monotonic()
         self._addresses.append(self._addresses.pop(0))

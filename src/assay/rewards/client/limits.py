@@ -27,6 +27,8 @@ SMOOTHING = 0.1
 SURE = 4.0
 """A call that is out for so many times the latency of a refusal was not refused."""
 SHORTEST_STEP_S = 0.05
+OUT_OF_REACH_S = 3.0
+"""How long connections are tried to an endpoint that nothing has ever come back from."""
 
 
 @dataclass
@@ -272,6 +274,19 @@ def quantile(values: deque[float], q: float) -> float:
 
 BACKOFF_S = 0.1
 MAX_BACKOFF_S = 8.0
+
+
+def is_out_of_reach(reached: bool, tried_s: float) -> bool:
+    """Whether an endpoint that no connection can be made to is given up.
+
+    One that has answered in this run is asked again like any other: it may be starting anew. One that never has is most
+    likely at another address, or not running.
+
+    Args:
+        reached: whether anything has come back from it.
+        tried_s: seconds since the first attempt.
+    """
+    return not reached and tried_s >= OUT_OF_REACH_S
 
 
 def backoff_s(attempt: int, draw: float, hint_s: float | None = None) -> float:

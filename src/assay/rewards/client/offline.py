@@ -39,7 +39,7 @@ class OfflineCaller:
 
     async def counters(self) -> dict[str, float]:
         """See `Caller.counters`."""
-        return {"calls": float(self._misses), "cache_hits": float(self._hits)}
+        return {"calls": 0.0, "cache_hits": float(self._hits), "not_cached": float(self._misses)}
 
     async def close(self) -> None:
         """See `Caller.close`."""

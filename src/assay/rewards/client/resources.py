@@ -26,7 +26,8 @@ def api_key(judge: JudgeConfig) -> str:
         raise ConfigError(
             f"{judge.api_key_env} is not set, so the judge at {judge.base_url} would refuse every call. "
             f"export {judge.api_key_env}=..., or set judge.api_key_env to the variable that holds the key, or to "
-            "nothing for an endpoint that wants none."
+            "nothing for an endpoint that wants none. A reward that asks no judge sets asks_judge = False and needs no "
+            "key; a function needs nothing."
         )
     if not key.isascii() or not key.isprintable():
         raise ConfigError(f"{judge.api_key_env} holds characters that no API key has. Was it copied whole?")

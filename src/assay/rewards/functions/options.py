@@ -22,12 +22,14 @@ class FunctionOptions:
         timeout_s: longest that one call may take, in seconds; its sample is then errored. A plain function runs in
             worker processes that can be killed, an `async def` is cancelled.
         processes: worker processes; by default up to four for a plain function with a `timeout_s`, else a thread.
+        version: what else decides its scores beside its file: the version of a package, say. Part of the fingerprint.
     """
 
     name: str | None = None
     parts: tuple[str, ...] | None = None
     timeout_s: float | None = None
     processes: int | None = None
+    version: str = ""
 
     def __post_init__(self) -> None:
         if not _is_number(self.timeout_s) or (self.timeout_s is not None and not self.timeout_s > 0):
@@ -51,6 +53,7 @@ def reward(
     parts: Sequence[str] | None = None,
     timeout_s: float | None = None,
     processes: int | None = None,
+    version: str = "",
 ) -> Callable[[_F], _F]: ...
 
 

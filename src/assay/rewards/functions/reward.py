@@ -74,7 +74,7 @@ class FunctionReward:
         self.name = options.name or _name(function)
         self.parts = options.parts
         self._parameters = parameters_of(function, self.fixed, self.said)
-        self.fingerprint = f"{self.name}:{_digest(function, self.fixed)}"
+        self.fingerprint = f"{self.name}:{_digest(function, [self.fixed, options.version])}"
         self._place = self._place_for(options)
         self._gathered: dict[asyncio.AbstractEventLoop, _Waiting] = {}
         self._calls: set[asyncio.Task[None]] = set()
@@ -190,8 +190,8 @@ def _file(function: Any) -> Path | None:
     return file if file is not None and file.is_file() else None
 
 
-def _digest(function: Any, fixed: Mapping[str, Json]) -> str:
-    """A hash (hex, 16 characters) of the file that a function stands in, of its name and of what is fixed.
+def _digest(function: Any, more: Json) -> str:
+    """A hash (hex, 16 characters) of the file that a function stands in, of its name and of `more`.
 
     Code that was typed has no file: it is known by its bytecode.
     """
@@ -199,5 +199,5 @@ def _digest(function: Any, fixed: Mapping[str, Json]) -> str:
     code = getattr(inspect.unwrap(function), "__code__", None)
     typed = repr((code.co_code, code.co_consts) if code is not None else function)
     source = digest(file) if file is not None else typed
-    content = json.dumps([source, getattr(function, "__qualname__", ""), dict(fixed)], sort_keys=True, default=repr)
+    content = json.dumps([source, getattr(function, "__qualname__", ""), more], sort_keys=True, default=repr)
     return hashlib.sha256(content.encode()).hexdigest()[:16]

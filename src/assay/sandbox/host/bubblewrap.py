@@ -15,8 +15,8 @@ from stat import S_ISDIR
 from typing import Literal
 
 Mode = Literal["user", "drop", "nobody"]
-"""How a worker comes to be nobody: `user`, an ordinary user makes a user namespace; `drop`, root builds the view and
-the worker then gives root up; `nobody`, root gives itself up first and goes on as an ordinary user."""
+"""How a worker becomes the user nobody: `user`, an ordinary user makes a user namespace; `drop`, root builds the view
+and the worker then gives up root; `nobody`, root becomes an ordinary user first."""
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _ETC = ("/etc/ld.so.cache", "/etc/alternatives")
@@ -71,7 +71,7 @@ def view(
 
 
 def unreadable(seen: View) -> list[str]:
-    """What of a view only its owner may read, so that workers, who are nobody where root starts them, could not."""
+    """What of a view only its owner may read, so that workers started by root, which run as `nobody`, could not."""
     return [path for path in seen.readable if (mode := os.stat(path).st_mode) & 0o005 < (5 if S_ISDIR(mode) else 4)]
 
 

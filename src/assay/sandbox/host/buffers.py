@@ -86,7 +86,7 @@ class Buffers:
         try:
             found = json.loads(data[4 : 4 + length]) if 0 < length <= REPORT_BYTES - 4 else None
             if b"\\ud" in data.lower():
-                # Half of a surrogate pair is legal in JSON, and would break whoever prints or stores it.
+                # Half of a surrogate pair is legal in JSON, and would break code that prints or stores it.
                 found = json.loads(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))
             return found
         except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
 """The parent's handle of one warm worker: start it, run one job at a time on it, end it.
 
-A worker that dies, or does not answer long past a job's limit, raises `WorkerDied`; whoever asked decides on a retry.
+A worker that dies, or does not answer long past a job's limit, raises `WorkerDied`; the caller decides on a retry.
 Ending a worker means killing the first process of its process namespace, with which the kernel ends all others.
 """
 
@@ -286,7 +286,7 @@ class WorkerProcess:
         self.kill()
         self._loop.remove_reader(self._socket)
         self._socket.close()
-        self._messages.put_nowait(b"")  # whoever waits for its next message learns that there is none
+        self._messages.put_nowait(b"")  # a waiter for its next message learns that there is none
         deadline = time.monotonic() + ENDING_S
         while self._process.poll() is None:
             if time.monotonic() > deadline:

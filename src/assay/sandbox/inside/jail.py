@@ -51,7 +51,7 @@ class Quota:
 
 
 def become_first_of_namespaces() -> None:
-    """Map nobody to nobody, and leave it at that: no other user exists here."""
+    """Map the user nobody to itself: no other user exists here."""
     linux.set_dumpable(True)  # /proc/self belongs to root while a process is not dumpable
     for name, text in (
         ("setgroups", "deny"),

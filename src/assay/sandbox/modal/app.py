@@ -31,7 +31,7 @@ PINS = ("chz==0.4.0", "numpy==2.4.6", "PyYAML==6.0.3", "rich==15.0.0", "torch==2
 """What candidates are graded with; the pins of constraints.txt."""
 PYTHON = "3.12"
 SOURCE = f"/usr/local/lib/python{PYTHON}/site-packages/assay"
-"""Not under /root, which workers that are nobody cannot read."""
+"""Not under /root, which workers that run as `nobody` cannot read."""
 
 image = (
     modal.Image.from_registry(BASE_IMAGE, add_python=PYTHON)

@@ -83,7 +83,7 @@ class Contained:
         """Run the job in a payload, or the jobs in step.
 
         Raises:
-            DataError: this is no job.
+            DataError: this is not a job.
         """
         return self._thread.submit(self._answer, payload).result()
 

@@ -54,7 +54,7 @@ def decode_job(payload: bytes) -> tuple[Job, str]:
     """A job and its token.
 
     Raises:
-        DataError: this is no job, or one of another version.
+        DataError: this is not a job, or is one of another version.
     """
     header, body = _unpack(_JOB, payload)
     try:
@@ -98,7 +98,7 @@ def decode_group(payload: bytes) -> tuple[Group, str]:
     """Jobs in step and their token. They pause: nothing of one runs in the other's turn.
 
     Raises:
-        DataError: this is no such payload.
+        DataError: this is not such a payload.
     """
     header, body = _unpack(_GROUP, payload)
     try:
@@ -252,7 +252,7 @@ def _unpack(kind: bytes, payload: bytes, longest: int | None = None) -> tuple[di
     except (ValueError, RecursionError) as error:
         raise DataError(f"The JSON of a payload cannot be read: {error}") from None
     if not isinstance(header, dict):
-        raise DataError("The JSON of a payload is no object.")
+        raise DataError("The JSON of a payload is not an object.")
     return header, view[_HEAD.size + length :]
 
 

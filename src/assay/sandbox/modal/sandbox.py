@@ -4,7 +4,7 @@
         result = await sandbox.run(job)
 
 Jobs that come within a short window leave together, as one unordered starmap; each is answered as soon as its own
-container is done, so a slow kernel keeps nobody waiting. Nothing is awaited under a lock. What is lost on the way is
+container is done, so a slow kernel delays no other job. Nothing is awaited under a lock. What is lost on the way is
 tried again alone, and in the end `infra`; only an input that ran out of its time is `timeout`. All rounds of a job go
 out at once, so `after_round` is called afterwards, on the outputs that came: it decides what counts, not what runs.
 Jobs in step (`run_in_step`) go to one container together and take turns there.
@@ -168,7 +168,7 @@ class ModalSandbox:
         task.add_done_callback(partial(self._over, batch))
 
     def _over(self, batch: list[_Waiter], task: asyncio.Task[None]) -> None:
-        """Leave nobody waiting for a batch that is over."""
+        """Answer every waiter of a batch that is over."""
         self._batches.discard(task)
         error = None if task.cancelled() else task.exception()
         _give(batch, error or JobResult("infra", "the sandbox was closed"))
@@ -196,7 +196,7 @@ class ModalSandbox:
         _give(open_.values(), outcome(verdict))
 
     def _deliver(self, payload: object, open_: dict[str, _Waiter]) -> Lost | None:
-        """Give an answer to the waiter whose token it bears; `Lost` where it is nobody's."""
+        """Give an answer to the waiter whose token it bears; `Lost` if no waiter has that token."""
         try:
             answer = open_answer(payload)
         except DataError as error:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Literal
 
 from assay.training.metrics.sinks import Histograms, JsonlSink, MetricSink
+from assay.training.metrics.tables import Table
 from assay.training.run.directory import RunDirectory
 from assay.training.run.ledger import Phase, is_machine_metric
 from assay.types import Json
@@ -105,6 +106,15 @@ class MetricsLogger:
             RunDirectoryError: the disk is full or unwritable.
         """
         self._traces.write_records(records)
+
+    def table(self, step: int, name: str, table: Table) -> None:
+        """Record a table where sinks hold tables (TensorBoard, W&B); the files have all rollouts already.
+
+        Raises:
+            RunDirectoryError: the disk is full or unwritable.
+        """
+        for sink in self._sinks:
+            sink.table(step, name, table)
 
     def tokens(self, records: Sequence[Mapping[str, Json]]) -> None:
         """Record turns token by token: the records of `token_records`.

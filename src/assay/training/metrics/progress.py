@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
 from rich.console import Console
@@ -20,21 +20,26 @@ Clock = Callable[[], float]
 class Pace:
     """Decides when a log line is due and estimates the time left. Pure but for the times it is told."""
 
-    def __init__(self, total: int, done: int, start_s: float, every_s: float) -> None:
-        """`done` of `total` steps were done before `start_s`; lines are at least `every_s` seconds apart."""
+    def __init__(self, total: int, done: int, start_s: float, every_s: float, *, brief: bool = False) -> None:
+        """`done` of `total` steps were done before `start_s`; lines are at least `every_s` seconds apart.
+
+        A `brief` phase that ends within `every_s` has none.
+        """
         self.total = total
         self.done = done
         self._start_done = done
         self._start_s = start_s
         self._every_s = every_s
         self._last_line_s = start_s
+        self._silent = brief
 
     def advance(self, steps: int, now_s: float) -> bool:
-        """Count `steps` as done; whether a log line is due now (the last step always has one)."""
+        """Count `steps` as done; whether a log line is due now (the last step has one)."""
         self.done += steps
-        due = self.done >= self.total or now_s - self._last_line_s >= self._every_s
+        late = now_s - self._last_line_s >= self._every_s
+        due = late or (self.done >= self.total and not self._silent)
         if due:
-            self._last_line_s = now_s
+            self._last_line_s, self._silent = now_s, False
         return due
 
     def seconds_left(self, now_s: float) -> float | None:
@@ -52,6 +57,11 @@ class PhaseProgress:
         self._clock = clock
         self._bar = bar
         self._task = task
+
+    @property
+    def done(self) -> int:
+        """Steps done."""
+        return self._pace.done
 
     def advance(self, steps: int = 1, note: str = "") -> None:
         """Count `steps` as done; `note` is shown beside the bar or in the log line."""
@@ -86,15 +96,28 @@ class RunProgress:
             self._bar = Progress(*columns, console=self.console)
 
     @contextmanager
-    def phase(self, name: str, total: int, done: int = 0) -> Iterator[PhaseProgress]:
-        """A phase of `total` steps of which `done` were done in an earlier session."""
+    def phase(self, name: str, total: int, done: int = 0, *, brief: bool = False) -> Iterator[PhaseProgress]:
+        """A phase of `total` steps of which `done` were done in an earlier session; `brief`: see `Pace`."""
         task = self._bar.add_task(name, total=total, completed=done, note="") if self._bar is not None else None
-        pace = Pace(total, done, self._clock(), self._every_s)
+        pace = Pace(total, done, self._clock(), self._every_s, brief=brief)
         try:
             yield PhaseProgress(name, pace, self._clock, self._bar, task)
         finally:
             if self._bar is not None and task is not None:
                 self._bar.stop_task(task)
+
+    @contextmanager
+    def building(self) -> Iterator[Callable[[str, int, int], None]]:
+        """What a data set builder is given to say how far it is: a phase for each thing that it makes."""
+        with ExitStack() as stack:
+            phases: dict[str, PhaseProgress] = {}
+
+            def show(what: str, done: int, total: int) -> None:
+                if what not in phases:
+                    phases[what] = stack.enter_context(self.phase("data", total, brief=True))
+                phases[what].advance(done - phases[what].done, note=what)
+
+            yield show
 
     def __enter__(self) -> RunProgress:
         if self._bar is not None:

@@ -13,12 +13,14 @@ import os
 import secrets
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 from assay.errors import ConfigError, MissingDependencyError
 from assay.storage.files import Writing, append, encode_json, read_object, replace_file
+from assay.training.metrics.tables import Table, markdown
 from assay.training.run.directory import Sink
 from assay.training.run.ledger import Phase
 from assay.types import Json
@@ -34,6 +36,10 @@ class MetricSink(Sink, Protocol):
 
     def log(self, step: int, phase: Phase, index: int, metrics: Mapping[str, float], histograms: Histograms) -> None:
         """Record the metrics of one step; more than one call per step is fine."""
+        ...
+
+    def table(self, step: int, name: str, table: Table) -> None:
+        """Record a table of a step that is being done, before its metrics."""
         ...
 
 
@@ -91,6 +97,16 @@ class JsonlSink(_AppendFile):
             self.write(b"".join(encode_json(record) + b"\n" for record in records))
 
 
+def has_tensorboard() -> bool:
+    """Whether what writes TensorBoard's files is installed."""
+    return find_spec("tensorboardX") is not None
+
+
+def writes_tensorboard(enabled: bool | None) -> bool:
+    """Whether a run writes TensorBoard files: as it is told, and else where what writes them is installed."""
+    return has_tensorboard() if enabled is None else enabled
+
+
 class TensorBoardSink(_AppendFile):
     """One TensorBoard event file, which a resumed run continues; x is the global step.
 
@@ -99,7 +115,16 @@ class TensorBoardSink(_AppendFile):
     """
 
     def __init__(self, folder: Path, *, per_tag: bool = True) -> None:
-        """`per_tag=False` leaves out the metrics of single tags (`tag/...`)."""
+        """`per_tag=False` leaves out the metrics of single tags (`tag/...`).
+
+        Raises:
+            MissingDependencyError: tensorboardX is not installed.
+        """
+        if not has_tensorboard():
+            raise MissingDependencyError(
+                "tensorboard_enabled=true needs tensorboardX, which is not installed. Run "
+                "`pip install assay-rl[tensorboard]`, or set tensorboard_enabled=false."
+            )
         super().__init__(folder / "events.out.tfevents.0000000000.assay")
         self._per_tag = per_tag
         self._proto: Any = importlib.import_module("tensorboardX.proto.event_pb2")
@@ -120,6 +145,10 @@ class TensorBoardSink(_AppendFile):
                 summary.MergeFrom(self._summary.histogram(name, finite, bins=30))
         if summary.value:
             self._write_event(step=step, summary=summary)
+
+    def table(self, step: int, name: str, table: Table) -> None:
+        """Append one event with the table as text, which TensorBoard shows as Markdown."""
+        self._write_event(step=step, summary=self._summary.text(name, markdown(table)))
 
     def _write_event(self, **fields: Any) -> None:
         data = self._proto.Event(wall_time=time.time(), **fields).SerializeToString()
@@ -149,6 +178,7 @@ class WandbSink:
                 f"wandb_project={project} needs Weights & Biases, which is not installed. "
                 "Run `pip install assay-rl[wandb]`, or set wandb_project=null."
             ) from error
+        self._table: Any = wandb.Table
         self._state_path = folder / "wandb.json"
         known = read_object(self._state_path) or {}
         self.id: str = known.get("id") or secrets.token_hex(4)
@@ -185,6 +215,12 @@ class WandbSink:
             self._run.log({f"{phase}/index": index, **metrics}, step=finished)
             self._told = max(self._told, finished + 1)
 
+    def table(self, step: int, name: str, table: Table) -> None:
+        """Add a table to a step that W&B does not know yet."""
+        if step + 1 >= self._first:
+            made = self._table(columns=list(table.columns), data=[list(row) for row in table.rows])
+            self._run.log({name: made}, step=step + 1)
+
     def flush(self, *, durable: bool) -> None:
         """Remember how far W&B was told."""
         self._save_state(durable=durable)
@@ -201,9 +237,11 @@ class WandbSink:
 class ConsoleSink:
     """One log line per call, with the metrics that matter in the terminal."""
 
-    def __init__(self, names: Sequence[str], totals: Mapping[str, int]) -> None:
-        """`names` are the metrics to show, in order, where present; `totals` the number of steps of each phase."""
-        self._names = tuple(names)
+    def __init__(self, names: Mapping[str, str], totals: Mapping[str, int]) -> None:
+        """`names` are the metrics to show, in order, where present, and what they are called there; a name that ends in
+        a slash stands for all metrics below it, by their own names. `totals` are the numbers of steps of each phase.
+        """
+        self._names = dict(names)
         self._totals = dict(totals)
 
     @property
@@ -213,10 +251,20 @@ class ConsoleSink:
 
     def log(self, step: int, phase: Phase, index: int, metrics: Mapping[str, float], histograms: Histograms) -> None:
         """Log the line; nothing where none of the names is among the metrics."""
-        shown = [f"{name} {metrics[name]:.4g}" for name in self._names if name in metrics]
+        shown = [f"{label} {value:.4g}" for name in self._names for label, value in self._values(name, metrics)]
         if shown:
             total = f"/{self._totals[phase]}" if phase in self._totals else ""
             logger.info("%s %d%s  %s", phase, index + 1, total, "  ".join(shown))
+
+    def _values(self, name: str, metrics: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+        if not name.endswith("/"):
+            yield from ((self._names[name], metrics[name]) for _ in range(name in metrics))
+            return
+        below = ((found.removeprefix(name), value) for found, value in metrics.items() if found.startswith(name))
+        yield from ((f"{self._names[name]}{rest}", value) for rest, value in below)
+
+    def table(self, step: int, name: str, table: Table) -> None:
+        """Nothing: `assay show` prints answers."""
 
     def flush(self, *, durable: bool) -> None:
         """Nothing to do."""

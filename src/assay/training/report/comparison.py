@@ -7,12 +7,13 @@ without a correction for the number of comparisons.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from assay.training.metrics.intervals import Interval, mean_ci95, paired_difference_ci95, wilson_ci95
 from assay.training.report.charts import MINUS
-from assay.training.run.reader import Measurement
+from assay.training.run.reader import HeldoutTask, Measurement
 
 Values = Mapping[str, Mapping[str, float]]
 """Metric name -> task -> the policy's mean on the task."""
@@ -41,12 +42,22 @@ class Policy:
 
 
 def measured_policy(label: str, measurement: Measurement) -> Policy:
-    """A policy as evaluated."""
+    """A policy as evaluated; equal problems of two evaluations have equal names, wherever they stand."""
     values: dict[str, dict[str, float]] = {}
-    for task in measurement.tasks:
+    for key, task in by_key(measurement).items():
         for name, value in task.values.items():
-            values.setdefault(name, {})[f"{task.place}:{task.key}"] = value
+            values.setdefault(name, {})[key] = value
     return Policy(label, values)
+
+
+def by_key(measurement: Measurement) -> dict[str, HeldoutTask]:
+    """The tasks by their keys; a problem that is posed again has its number behind the key."""
+    seen: Counter[str] = Counter()
+    found: dict[str, HeldoutTask] = {}
+    for task in measurement.tasks:
+        seen[task.key] += 1
+        found[task.key if seen[task.key] == 1 else f"{task.key}#{seen[task.key]}"] = task
+    return found
 
 
 def exact_policy(label: str, metrics: Mapping[str, Sequence[float]], like: Policy) -> Policy:

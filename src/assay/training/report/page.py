@@ -15,6 +15,8 @@ from assay.config import Layer, build, resolved
 from assay.config.loader import FILES_KEY, TYPE_KEY
 from assay.config.sources import flatten
 from assay.config.values import shown
+from assay.errors import AssayError
+from assay.terminal import inert
 from assay.training.config import TrainingConfig
 from assay.training.metrics.intervals import Interval
 from assay.training.report.charts import MINUS, Chart, draw
@@ -28,7 +30,6 @@ MAX_TEXT = 600
 """Characters of a prompt or an answer that are shown."""
 Figure = Callable[[Task, Sequence[str]], str]
 """Draws a task and the texts of answers to it as an HTML fragment."""
-_MARKS = {"scored": "✓", "invalid": "✗", "errored": "?"}
 _CSS = Path(__file__).with_name("report.css")
 
 
@@ -36,8 +37,10 @@ _CSS = Path(__file__).with_name("report.css")
 class Sample:
     """A held-out task with its answers before and after, each with a heading."""
 
-    task: Task
+    prompt: str
     sides: Sequence[tuple[str, Sequence[Answer]]]
+    task: Task | None = None
+    """The task itself, where the environment still poses it: then it can be drawn."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Report:
     summary: str
     """What was done and what it cost, in a few sentences."""
     plan: str
-    """Lines `name: text`."""
+    """Lines `name: text`; empty where the environment cannot be built."""
     records: RunRecords
     headlines: Sequence[str]
     """What may be said in a sentence each."""
@@ -85,10 +88,11 @@ def render(report: Report, figure: Figure | None) -> str:
 
 def _header(report: Report) -> str:
     entries = (line.partition(": ") for line in report.plan.splitlines())
-    plan = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, _, text in entries)
+    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, _, text in entries)
+    plan = f"<section><h2>Plan</h2><dl>{rows}</dl></section>" if rows else ""
     return (
         f'<header><p class="kicker">Assay · training report</p><h1>{escape(report.title)}</h1>'
-        f'<p class="soft">{escape(report.summary)}</p></header><section><h2>Plan</h2><dl>{plan}</dl></section>'
+        f'<p class="soft">{escape(report.summary)}</p></header>{plan}'
     )
 
 
@@ -166,29 +170,43 @@ def _samples(samples: Sequence[Sample], figure: Figure | None) -> str:
 
 def _sample(sample: Sample, figure: Figure | None) -> str:
     sides = "".join(_side(sample.task, heading, answers, figure) for heading, answers in sample.sides)
-    prompt = escape(sample.task.prompt[-1].content[:MAX_TEXT])
+    prompt = escape(inert(sample.prompt[:MAX_TEXT]))
     return f'<article class="sample"><h3><code>{prompt}</code></h3><div class="sides">{sides}</div></article>'
 
 
-def _side(task: Task, heading: str, answers: Sequence[Answer], figure: Figure | None) -> str:
+def _side(task: Task | None, heading: str, answers: Sequence[Answer], figure: Figure | None) -> str:
     valid = sum(answer.status == "scored" for answer in answers)
     rewards = [answer.reward for answer in answers if answer.reward is not None]
     mean = f"reward {sum(rewards) / len(rewards):.2f}".replace("-", MINUS) if rewards else "not scored"
-    picture = figure(task, [answer.text for answer in answers]) if figure is not None else _answers(answers)
-    return f"<div><h4>{escape(heading)}</h4><p>{valid} of {len(answers)} valid · {mean}</p>{picture}</div>"
+    picture = ""
+    if figure is not None and task is not None:
+        picture = figure(task, [answer.text for answer in answers])
+    texts = _answers(answers)
+    return f"<div><h4>{escape(heading)}</h4><p>{valid} of {len(answers)} valid · {mean}</p>{picture}{texts}</div>"
 
 
 def _answers(answers: Sequence[Answer]) -> str:
-    """Answers as text, for an environment that draws nothing."""
-    items = (f"<li>{_MARKS[a.status]} <code>{escape(a.text.strip()[:MAX_TEXT])}</code></li>" for a in answers)
+    """What was said, each answer with its reward and the parts of it."""
+    items = (
+        f"<li><code>{escape(inert(a.text.strip()[:MAX_TEXT])) or '&nbsp;'}</code> <small>{_earned(a)}</small></li>"
+        for a in answers
+    )
     return f'<ul class="answers">{"".join(items)}</ul>'
+
+
+def _earned(answer: Answer) -> str:
+    if answer.reward is None:
+        return "not scored"
+    named = {"reward": answer.reward, **answer.parts}
+    facts = [f"{inert(name, lines=False)} {f'{value:.3g}'.replace('-', MINUS)}" for name, value in named.items()]
+    return escape(" · ".join([*facts, *(["invalid"] if answer.status == "invalid" else [])]))
 
 
 def _events(events: Sequence[Mapping[str, Json]]) -> str:
     if not events:
         return '<section><h2>Alarms</h2><p class="soft">None.</p></section>'
     items = "".join(
-        f"<li>Step {event['step']}, {escape(event['level'])}: {escape(event['message'])}</li>"
+        f"<li>Step {escape(str(event['step']))}, {escape(str(event['level']))}: {escape(str(event['message']))}</li>"
         for event in events[:MAX_EVENTS]
     )
     rest = len(events) - MAX_EVENTS
@@ -199,7 +217,10 @@ def _events(events: Sequence[Mapping[str, Json]]) -> str:
 def _settings(config: Mapping[str, Json]) -> str:
     found = flatten({key: value for key, value in config.items() if key != FILES_KEY}, "config.json")
     chosen = {key: value for key, value in found.items() if key.endswith(f".{TYPE_KEY}")}
-    defaults = flatten(resolved(build(TrainingConfig, [Layer("config.json", chosen)])), "defaults")
+    try:
+        defaults = flatten(resolved(build(TrainingConfig, [Layer("config.json", chosen)])), "defaults")
+    except AssayError:  # code that a setting names is gone: then all settings are listed, and no defaults
+        defaults = {}
     own = {key: value for key, value in defaults.items() if key not in chosen}
     rows = [
         [key, f"<td><code>{escape(shown(value))}</code></td>", f"<td>{_default(own, key)}</td>"]
@@ -207,7 +228,8 @@ def _settings(config: Mapping[str, Json]) -> str:
         if key not in own or own[key] != value
     ]
     table = _table(["setting", "here", "default"], rows, "pairs")
-    return f"<section><h2>Settings that differ from the defaults</h2>{table}</section>"
+    title = "Settings that differ from the defaults" if defaults else "Settings"
+    return f"<section><h2>{title}</h2>{table}</section>"
 
 
 def _default(defaults: Mapping[str, Json], key: str) -> str:

@@ -1,18 +1,20 @@
 """`report.html`: what a run set out to do, what it measured on held-out tasks, and how it went.
 
-A report is made of the run directory's files and of the environment's data set alone (which poses the held-out tasks
-and knows its baselines), so it can be made again at any time.
+A report is made of what the run directory holds, as far as it is committed, so it can be made again at any time, and of
+a run in progress. The environment adds its baselines and pictures, where it can be built and poses the same tasks.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from assay.envs.base import BaselineMetrics, EnvData, iter_builders
-from assay.errors import EngineError
+from assay.envs.base import BaselineMetrics, EnvData, build_data, iter_builders
+from assay.errors import AssayError, EngineError
+from assay.storage.files import Writing, replace_file
 from assay.training.config import TrainingConfig
 from assay.training.metrics.progress import format_seconds
 from assay.training.plan import describe
@@ -20,7 +22,7 @@ from assay.training.report.comparison import Policy, exact_policy, measured_poli
 from assay.training.report.curves import health_charts, outcome_charts
 from assay.training.report.page import Report, Sample, capital, render
 from assay.training.run.directory import RunDirectory
-from assay.training.run.reader import RunRecords, read_run
+from assay.training.run.reader import Measurement, RunRecords, read_run
 from assay.training.run.resume import REPORT
 from assay.training.session import num_batches
 from assay.types import Task
@@ -41,6 +43,51 @@ async def write_report(run: RunDirectory, config: TrainingConfig, data: EnvData)
     return run.write_file(REPORT, render(report, data.figure))
 
 
+def renew_report(path: Path, config: TrainingConfig) -> Path:
+    """Make the report of the run at `path` anew, which may be in progress; returns where it is.
+
+    Args:
+        config: the run's config. Where its environment cannot be built, the report has what the run directory holds.
+
+    Raises:
+        RunDirectoryError: there is no run, its files are damaged, or the report cannot be written.
+    """
+    return asyncio.run(_renew(path, config))
+
+
+async def _renew(path: Path, config: TrainingConfig) -> Path:
+    records = read_run(path)
+    data: EnvData | None = None
+    try:
+        data = build_data(config.active_builder, config.build_context())
+        report = run_report(records, config, data, await known_baselines(config, data), finished=records.complete)
+        page = render(report, data.figure)
+    except Exception as error:  # noqa: BLE001 - the user's code failed; the run is there without it
+        page = recorded_page(records, error)
+    finally:
+        if data is not None:
+            await data.close()
+    return save_page(path, page)
+
+
+def recorded_page(records: RunRecords, error: Exception) -> str:
+    """The report of what the run directory holds alone; `error` says why its environment cannot be built."""
+    said = str(error) if isinstance(error, AssayError) else repr(error)
+    logger.warning("The report has no plan, baselines or pictures, since the environment cannot be built: %s", said)
+    return render(run_report(records, None, None, {}, finished=records.complete), None)
+
+
+def save_page(path: Path, page: str) -> Path:
+    """Put a report in its place, in one step; returns where it is.
+
+    Raises:
+        RunDirectoryError: it cannot be written.
+    """
+    with Writing(path / REPORT, REPORT, len(page)):
+        replace_file(path / REPORT, page.encode())
+    return path / REPORT
+
+
 async def known_baselines(config: TrainingConfig, data: EnvData) -> BaselineMetrics:
     """The environment's exact baselines; none where they are for other tasks than those evaluated, or unknown."""
     if data.baseline_policies is None or config.eval.max_tasks is not None:
@@ -52,21 +99,32 @@ async def known_baselines(config: TrainingConfig, data: EnvData) -> BaselineMetr
         return {}
 
 
-def run_report(records: RunRecords, config: TrainingConfig, data: EnvData, baselines: BaselineMetrics) -> Report:
-    """The report of one run."""
-    measured = measured_policies(records, config)
-    heldout = [builder.task for builder in iter_builders(data.heldout)]
-    exact, samples = [], []
-    if measured and is_evaluated(heldout, records):
-        exact = [exact_policy(words_for(name), metrics, measured[0]) for name, metrics in baselines.items()]
-        samples = choose_samples(records, heldout)
+def run_report(
+    records: RunRecords,
+    config: TrainingConfig | None,
+    data: EnvData | None,
+    baselines: BaselineMetrics,
+    *,
+    finished: bool = True,
+) -> Report:
+    """The report of one run.
+
+    Args:
+        config, data: None where the environment cannot be built.
+        finished: whether the run came to its end.
+    """
+    measured = measured_policies(records, finished)
+    heldout = [] if data is None else [builder.task for builder in iter_builders(data.heldout)]
+    same = data is not None and bool(measured) and is_evaluated(heldout, records)
+    exact = [exact_policy(words_for(name), metrics, measured[0]) for name, metrics in baselines.items()] if same else []
     names = dict.fromkeys(name for policy in measured for name in policy.values)
     metrics = with_counts({name: words_for(name) for name in names}, measured)
     pairs = [(measured[-1], other) for other in [*measured[:-1], *exact]]
+    plan = "" if config is None or data is None else describe(config, num_batches(config, data), len(heldout))
     return Report(
         title=records.path.resolve().name,
-        summary=summary(records),
-        plan=describe(config, num_batches(config, data), len(heldout)),
+        summary=summary(records, finished),
+        plan=plan,
         records=records,
         headlines=[verdict(policy, other, {"reward": "reward"}) for policy, other in pairs],
         policies=[*measured, *exact],
@@ -75,27 +133,32 @@ def run_report(records: RunRecords, config: TrainingConfig, data: EnvData, basel
         notes=heldout_notes(records, exact),
         outcomes=outcome_charts(records, metrics, exact),
         health=health_charts(records),
-        samples=samples,
+        samples=choose_samples(records, heldout if same else [], finished),
     )
 
 
-def measured_policies(records: RunRecords, config: TrainingConfig) -> list[Policy]:
+def measured_policies(records: RunRecords, finished: bool = True) -> list[Policy]:
     """The policies that the run evaluated first and last, named by what had been done to them."""
-    start = "warm-up" if config.sft.num_steps else "start"
+    warm = any(row["phase"] == "sft" for row in records.metrics)
     if records.first is None:
         return []
     if records.last is None:
-        return [measured_policy(f"after {start}" if config.sft.num_steps else "at the start", records.first)]
-    return [measured_policy("before RL", records.first), measured_policy("after RL", records.last)]
+        return [measured_policy("after warm-up" if warm else "at the start", records.first)]
+    return [measured_policy("before RL", records.first), measured_policy(_after(records.last, finished), records.last)]
 
 
-def summary(records: RunRecords) -> str:
+def _after(last: Measurement, finished: bool) -> str:
+    return "after RL" if finished else f"after {last.index + 1:,} RL batches"
+
+
+def summary(records: RunRecords, finished: bool = True) -> str:
     """What was done and what it cost, in words."""
     done = Counter(row["phase"] for row in records.metrics)
     cpu, wall = records.training_cpu_s(), format_seconds(records.total("perf/wall_s"))
+    so_far = "" if finished else "The run is not finished: it is in progress or was stopped. So far, "
     return (
-        f"{done['sft']:,} supervised steps and {done['rl']:,} RL batches. {cpu:,.0f} CPU seconds of training; {wall} "
-        "by the clock with evaluation. The CPU time of verifier processes is not in it."
+        f"{so_far}{done['sft']:,} supervised steps and {done['rl']:,} RL batches. {cpu:,.0f} CPU seconds of training; "
+        f"{wall} by the clock with evaluation. The CPU time of verifier processes is not in it."
     )
 
 
@@ -138,21 +201,29 @@ def is_evaluated(heldout: Sequence[Task], records: RunRecords) -> bool:
     evaluated = [task for m in (records.first, records.last) if m is not None for task in m.tasks]
     if all(t.place < len(heldout) and heldout[t.place].key == t.key for t in evaluated):
         return True
-    logger.warning("The held-out tasks are not those of the run; its report has no baselines and no samples.")
+    logger.warning("The held-out tasks are not those of the run; its report has no baselines and no pictures.")
     return False
 
 
-def choose_samples(records: RunRecords, heldout: Sequence[Task], count: int = SAMPLES) -> list[Sample]:
-    """`count` evenly spaced held-out tasks, so that nobody has picked them, with the answers of both evaluations."""
+def choose_samples(
+    records: RunRecords, heldout: Sequence[Task], finished: bool = True, count: int = SAMPLES
+) -> list[Sample]:
+    """`count` evenly spaced held-out tasks, so that nobody has picked them, with the answers of both evaluations.
+
+    Args:
+        heldout: the tasks themselves, in data set order; empty where they are not at hand.
+    """
     if records.first is None:
         return []
     total = len(records.first.tasks)
     places = sorted({index * total // min(count, total) for index in range(min(count, total))})
     after = {task.place: task for task in records.last.tasks} if records.last is not None else {}
     samples = []
-    for place in places:
-        first = records.first.tasks[place]
+    for first in (records.first.tasks[place] for place in places):
         last = after.get(first.place)
-        sides = [("Before RL", first.answers), ("After RL", last.answers)] if last else [("Answers", first.answers)]
-        samples.append(Sample(heldout[first.place], sides))
+        sides = [("Answers", first.answers)]
+        if last is not None and records.last is not None:
+            sides = [("Before RL", first.answers), (capital(_after(records.last, finished)), last.answers)]
+        task = heldout[first.place] if first.place < len(heldout) else None
+        samples.append(Sample(first.prompt, sides, task))
     return samples

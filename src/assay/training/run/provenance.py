@@ -12,7 +12,6 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import assay
 from assay.types import Json
 
 VERSION = 1
@@ -33,7 +32,7 @@ def describe_code() -> dict[str, Json]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "platform": platform.platform(),
-        "git": git_state(Path(assay.__file__).resolve().parent),
+        "git": git_state(Path(__file__).resolve().parents[2]),
     }
 
 

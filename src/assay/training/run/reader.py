@@ -1,24 +1,22 @@
-"""A run directory read back: what the run was, what each step measured, and its first and last held-out evaluation.
+"""A run directory read back: what the run was, what each step measured, and its held-out evaluations.
 
-Only files are read, so a report can be made at any time, and made again. `traces.jsonl` may be far larger than memory:
-it is streamed, and of its rollouts only those of two evaluations are kept.
+Only files are read, and of these what the ledger says is committed: so a report can be made at any time, of a run in
+progress too, and made again.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
 from assay.errors import RunDirectoryError
 from assay.storage.files import read_object
+from assay.training.run.ledger import Commit, live_checkpoints, read_ledger
+from assay.training.run.rollouts import TRACES, Group, Rollout, Rollouts, open_rollouts
 from assay.types import Json, ScoreStatus
-
-_EVALUATION = b'"split":"eval"'
-"""In every line of an evaluation, and never in a text, where its quotes are escaped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +26,8 @@ class Answer:
     text: str
     status: ScoreStatus
     reward: float | None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Named parts of the reward, before weighting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,10 @@ class HeldoutTask:
     key: str
     answers: tuple[Answer, ...]
     values: Mapping[str, float]
+    name: str = ""
+    """The task's id."""
+    prompt: str = ""
+    """What the policy was told last before its first answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,8 @@ class RunRecords:
     """The evaluation of the policy that RL started from; None for a run without evaluation."""
     last: Measurement | None
     """The last evaluation; None where there is only the first."""
+    complete: bool = False
+    """Whether the run came to its end; else it is in progress, or was stopped."""
 
     def curve(self, name: str, phase: str) -> list[tuple[float, float]]:
         """(index + 1, value) of a metric over the steps of a phase, where it was finite."""
@@ -82,7 +88,7 @@ class RunRecords:
 
 
 def read_run(path: Path) -> RunRecords:
-    """The records of the run at `path`.
+    """The records of the run at `path`, as far as they are committed.
 
     Raises:
         RunDirectoryError: there is no run, or one of its files is damaged.
@@ -90,26 +96,40 @@ def read_run(path: Path) -> RunRecords:
     config = read_object(path / "config.json")
     if config is None:
         raise RunDirectoryError(f"{path} holds no run: there is no readable config.json in it. Give a run's log_path.")
-    first, last = _evaluations(path / "traces.jsonl")
+    content = read_ledger(path / "ledger.jsonl")
+    sizes = content.commits[-1].sinks if content.commits else {}
+    first = last = None
+    if (path / TRACES).is_file():
+        rollouts = open_rollouts(path, committed=True)
+        steps = evaluated_steps(rollouts)
+        first = measurement(rollouts, steps[0]) if steps else None
+        last = measurement(rollouts, steps[-1]) if len(steps) > 1 else None
     return RunRecords(
         path=path,
         config=config,
         code=read_object(path / "code.json") or {},
-        metrics=list(read_lines(path / "metrics.jsonl")),
-        events=list(read_lines(path / "events.jsonl")),
+        metrics=list(read_lines(path / "metrics.jsonl", sizes.get("metrics.jsonl", 0))),
+        events=list(read_lines(path / "events.jsonl", sizes.get("events.jsonl", 0))),
         first=first,
         last=last,
+        complete=content.is_complete,
     )
 
 
-def read_lines(path: Path, needle: bytes = b"") -> Iterator[dict[str, Json]]:
-    """The JSON records of a file whose lines hold `needle`; nothing where there is no file."""
+def read_lines(path: Path, size: int | None = None) -> Iterator[dict[str, Json]]:
+    """The JSON records in the first `size` bytes of a file, without half a last line; nothing where there is no file.
+
+    Raises:
+        RunDirectoryError: a line is damaged.
+    """
     if not path.exists():
         return
+    start = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if needle not in line or not line.endswith(b"\n"):  # what a killed run was writing last never happened
-                continue
+            start += len(line)
+            if (size is not None and start > size) or not line.endswith(b"\n"):
+                return
             try:
                 yield json.loads(line)
             except ValueError as error:
@@ -118,41 +138,78 @@ def read_lines(path: Path, needle: bytes = b"") -> Iterator[dict[str, Json]]:
                 ) from error
 
 
-def _evaluations(path: Path) -> tuple[Measurement | None, Measurement | None]:
-    first: list[dict[str, Json]] = []
-    last: list[dict[str, Json]] = []
-    for record in read_lines(path, _EVALUATION):
-        if not first or record["step"] == first[0]["step"]:
-            first.append(record)
-            continue
-        if last and record["step"] != last[0]["step"]:
-            last = []
-        last.append(record)
-    return _measurement(first), _measurement(last)
+def evaluated_steps(rollouts: Rollouts) -> list[int]:
+    """The steps that ended with an evaluation, in order."""
+    return list(dict.fromkeys(key.step for key in rollouts.keys if key.split == "eval"))
 
 
-def _measurement(records: Sequence[Mapping[str, Json]]) -> Measurement | None:
-    if not records:
-        return None
-    ends: dict[tuple[int, int], Mapping[str, Json]] = {}
-    for record in records:  # turns in order: the last one of each rollout stays
-        ends[record["group"], record["sample"]] = record
-    groups = groupby(sorted(ends.items(), key=lambda item: item[0]), key=lambda item: item[0][0])
-    tasks = tuple(_task(place, [rollout for _, rollout in items]) for place, items in groups)
-    return Measurement(records[0]["step"], records[0]["phase"], records[0]["index"], tasks)
+def measurement(rollouts: Rollouts, step: int) -> Measurement:
+    """The evaluation after a step.
+
+    Raises:
+        KeyError: there was none.
+    """
+    keys = [key for key in rollouts.keys if key.split == "eval" and key.step == step]
+    if not keys:
+        raise KeyError(step)
+    groups = [rollouts.group(key) for key in sorted(keys, key=lambda key: key.group)]
+    first = groups[0].rollouts[0]
+    return Measurement(step, first.phase, first.index, tuple(map(_task, groups)))
 
 
-def _task(place: int, rollouts: Sequence[Mapping[str, Json]]) -> HeldoutTask:
+def find_checkpoint(path: Path, batch: int | None = None) -> Commit:
+    """The commit of the run at `path` whose checkpoint was taken after `batch` RL batches; the last one by default.
+
+    Raises:
+        RunDirectoryError: no such run or checkpoint; the message lists those there are.
+    """
+    saved = live_checkpoints(read_ledger(path / "ledger.jsonl").commits)
+    if not saved:
+        raise RunDirectoryError(f"{path} holds no run with a checkpoint. Give the log_path of a run.")
+    found = [commit for commit in saved if batch in (None, commit.batch)]
+    if not found:
+        batches = ", ".join(str(b) for b in sorted({commit.batch for commit in saved}))
+        raise RunDirectoryError(f"{path} has no checkpoint of RL batch {batch}; there are {batches}.")
+    return found[-1]
+
+
+def best_checkpoint(path: Path, metric: str) -> Commit:
+    """The commit with the largest `metric` among those of the run at `path` that have a checkpoint; of equals the last.
+
+    Raises:
+        RunDirectoryError: no such run or checkpoint, or the metric was measured at none of them.
+    """
+    find_checkpoint(path)
+    saved = live_checkpoints(read_ledger(path / "ledger.jsonl").commits)
+    values = {row["step"]: row.get(metric) for row in read_lines(path / "metrics.jsonl")}
+    measured = [(float(value), c.step, c) for c in saved if (value := values.get(c.step)) is not None]
+    if not measured:
+        raise RunDirectoryError(
+            f"{metric} was measured at no checkpoint of {path}, so none of them is the best by it. Choose another "
+            "best_metric (metrics.jsonl has their names), or a checkpoint by --step."
+        )
+    return max(measured)[2]
+
+
+def _task(group: Group) -> HeldoutTask:
     columns: dict[str, list[float]] = {}
-    for rollout in rollouts:
-        if rollout["reward"] is not None:  # errored: not known, so in no number
-            for name, value in {"reward": rollout["reward"], **rollout.get("metrics", {})}.items():
+    for rollout in group.rollouts:
+        if rollout.reward is not None:  # errored: not known, so in no number
+            for name, value in {"reward": rollout.reward, **rollout.turns[-1].metrics}.items():
                 columns.setdefault(name, []).append(value)
-    answers = tuple(map(_answer, rollouts))
-    values = {name: fmean(samples) for name, samples in columns.items()}
-    return HeldoutTask(place, rollouts[0]["task"]["key"], answers, values)
+    first = group.rollouts[0]
+    told = first.turns[0].messages
+    return HeldoutTask(
+        place=group.key.group,
+        key=first.key,
+        answers=tuple(map(_answer, group.rollouts)),
+        values={name: fmean(samples) for name, samples in columns.items()},
+        name=first.task,
+        prompt=told[-1].content if told else "",
+    )
 
 
-def _answer(rollout: Mapping[str, Json]) -> Answer:
-    status: ScoreStatus = "errored" if rollout["reward"] is None else rollout["score"]["status"]
-    return Answer(rollout.get("text") or "", status, rollout["reward"])
+def _answer(rollout: Rollout) -> Answer:
+    last = rollout.turns[-1]
+    status: ScoreStatus = "errored" if rollout.reward is None else last.verdict.status
+    return Answer(last.text or "", status, rollout.reward, rollout.parts)

@@ -52,7 +52,9 @@ function turnText(turn, view) {
   if (turn.text === undefined) return el("p", { class: "soft" }, "It ended before its first answer.");
   const stream = view.stream && turn.tokens && turn.tokens[view.stream] ? view.stream : null;
   const node = stream ? shadedText(turn.tokens, stream, view.most, view.query) : verbatim(turn.text || "(empty)", view.query, turn.text ? "" : "soft");
-  return turn.text.length > CLAMP || turn.text.split("\n").length > 22 ? clamped(node) : node;
+  const long = turn.text.length > CLAMP || turn.text.split("\n").length > 22;
+  const hidden = view.query && turn.text.toLowerCase().indexOf(view.query) > CLAMP; // what was searched for
+  return long && !hidden ? clamped(node) : node;
 }
 
 function turnBox(turn, place, rollout, view) {
@@ -73,7 +75,7 @@ function turnBox(turn, place, rollout, view) {
 function card(group, body, i, view) {
   const rollout = body.rollouts[i], reward = group.rewards[i], advantage = group.advantages[i];
   const status = STATUS[group.statuses[i]];
-  const removed = [...new Set(rollout.turns.map((t) => t.removed).filter(Boolean))].map((why) => REMOVED[why] || why);
+  const removed = reasonsOf(rollout).map((why) => REMOVED[why] || why);
   const passes = !view.passes || view.passes[i];
   const many = rollout.turns.length > 1;
   return el("article", {
@@ -88,7 +90,7 @@ function card(group, body, i, view) {
     el("button", { type: "button", class: "which", title: `Link to this answer (seed ${rollout.seed})`, onclick: () => { state.sample = rollout.sample; writeHash(); markSample(); } },
       `#${rollout.sample}`, el("small", null, `${many ? `${count(rollout.turns.length, "turn")}, ` : ""}${count(group.lengths[i], "token")}`))),
   !many && partBars(rollout.parts, view.scales),
-  removed.length > 0 && el("p", { class: "note" }, `${removed.join("; ")}.`),
+  removed.length > 0 && !view.shared && el("p", { class: "note" }, `${removed.join("; ")}.`),
   rollout.turns.map((turn, place) => turnBox(turn, place, rollout, view)));
 }
 
@@ -99,20 +101,27 @@ const CARD_SORTS = {
   "-length": ["longest first", (g) => (x, y) => g.lengths[y] - g.lengths[x]],
 };
 
+const reasonsOf = (rollout) => [...new Set(rollout.turns.map((t) => t.removed).filter(Boolean))];
+
+// Why nothing of a group was trained on, where that has one reason: it is said once.
+function sharedReason(body) {
+  const all = new Set(body.rollouts.map((r) => (r.turns.every((t) => t.removed) ? reasonsOf(r).join(" ") : "")));
+  return all.size === 1 ? [...all][0] : "";
+}
+
 function answersOf(group, body, passes, view) {
   const order = body.rollouts.map((_, i) => i);
   const sort = state.cards in CARD_SORTS && state.cards !== "sample" ? CARD_SORTS[state.cards][1](group) : (x, y) => x - y;
   order.sort((x, y) => (passes ? passes[y] - passes[x] : 0) || sort(x, y) || x - y);
-  return el("div", { class: "cards" }, order.map((i) => card(group, body, i, { ...view, passes })));
+  return el("div", { class: "cards" }, order.map((i) => card(group, body, i, { ...view, passes, shared: sharedReason(body) })));
 }
 
-function groupHead(group) {
-  const flags = flagsOf(group);
+function groupHead(group, body) {
+  const flags = flagsOf(group), shared = sharedReason(body);
   return el("div", { class: "stats" },
     strip(group, null, runs.length > 1 ? group.run : 0, { width: 168, height: 30 }),
     el("span", null, el("b", null, num(group.mean)), " mean reward of ", count(group.size, "answer")),
-    group.spread === 0 && group.size > 1 && el("span", { class: "flag", title: "All rewards are equal, so the group has no advantages" }, "constant"),
-    flags);
+    flags, shared && el("span", { class: "flag" }, REMOVED[shared] || shared));
 }
 
 function promptOf(body, query) {
@@ -129,13 +138,13 @@ function titleOf(entry) {
     group.tags.map((tag) => button(visible(tag), () => setFilter({ tag }), { class: "chip link", title: "Only groups with this tag" })));
 }
 
-// Filled in two steps: at once what the index knows, then the texts. `shown` tells whether they are still wanted.
+// Draws the open group when its texts are there, if they are `shown` still; whether it did.
 async function drawGroup(entry, shown) {
   const main = byId("group");
   if (!entry) {
     main.replaceChildren(el("p", { class: "empty" }, search.done < search.total ? "Searching." : "No group passes these filters.", " ",
       button("Clear filters", () => setFilter(Object.fromEntries(FILTERS.map((k) => [k, ""]))), { class: "link" })));
-    return;
+    return false;
   }
   const sides = runs.length > 1 ? ["a", "b"] : ["a"];
   let bodies;
@@ -143,9 +152,9 @@ async function drawGroup(entry, shown) {
     bodies = await Promise.all(sides.map((s) => (entry[s] ? bodyOf(entry[s]) : null)));
   } catch (error) {
     main.replaceChildren(el("p", { class: "empty bad" }, visible(error.message)));
-    return;
+    return false;
   }
-  if (!shown()) return;
+  if (!shown()) return false;
   const known = bodies.filter(Boolean), query = state.q.trim().toLowerCase();
   const offered = [...new Set(known.flatMap(streamsOf))];
   const stream = offered.includes(state.shade) ? state.shade : null;
@@ -155,10 +164,11 @@ async function drawGroup(entry, shown) {
     titleOf(entry), promptOf(known[0], query), toolsOf(offered, stream, most),
     el("div", { class: sides.length > 1 ? "versus" : "" }, sides.map((s, i) => el("section", { class: "run", "data-run": String(i) },
       sides.length > 1 && el("h3", { class: `c${i}` }, visible(runs[i].name)),
-      entry[s] ? [groupHead(entry[s]), answersOf(entry[s], bodies[i], entry.passes[s], view)]
+      entry[s] ? [groupHead(entry[s], bodies[i]), answersOf(entry[s], bodies[i], entry.passes[s], view)]
         : el("p", { class: "empty" }, "This task is not in this run at this step.")))));
   main.dataset.uid = anyOf(entry).uid;
   markSample();
+  return true;
 }
 
 function toolsOf(offered, stream, most) {

@@ -34,7 +34,7 @@ function toggleStatus(name) {
 
 function toggleEvidence() { setView({ evidence: state.evidence === "1" ? "" : "1" }); }
 
-let latest = 0;
+let latest = 0, drawn = null;
 // The list, and the open group; while a search runs a group that is open stays so.
 async function redraw(move) {
   drawList();
@@ -46,8 +46,11 @@ async function redraw(move) {
   if (move) scrollToOpen(); else drawRows(true);
   writeHash();
   showStep();
+  const now = entry && JSON.stringify([anyOf(entry).uid, entry.passes, state.q, state.cards, state.shade, state.evidence]);
+  if (entry && now === drawn) return; // a search goes on, and the group that is open is as it was
   const mine = (latest += 1);
-  await drawGroup(entry, () => mine === latest);
+  drawn = null;
+  if (await drawGroup(entry, () => mine === latest)) drawn = now;
 }
 
 function take(entry) {
@@ -144,10 +147,11 @@ function build() {
       el("div", { id: "who" }, el("p", { class: "kicker" }, "Assay"),
         el("h1", null, runs.map((run, i) => [i ? el("span", { class: "soft" }, " against ") : null, el("span", { class: runs.length > 1 ? `c${i}` : null }, visible(run.name))])),
         el("p", { class: "soft" }, `${count(allSteps.length, "step")} with ${count(total, "rollout")} in ${count(entries.length, "group")}`),
+        shift !== 0 && el("p", { class: "soft" }, `Steps of ${visible(runs[1].name)} are moved by ${signed(shift)}, so that RL batches meet`),
         alarmsPanel()),
       el("div", { id: "steps-panel" },
         el("p", { class: "legend" }, el("span", { class: "key line c0" }, "mean reward"), el("span", { class: "key area c0" }, "middle half"),
-          el("span", { class: "key point c0" }, "held out"), runs.some((r) => r.events.length) && el("span", { class: "key alarm" }, "alarm"),
+          el("span", { class: "key point c0" }, "held out"), runs.some((r) => r.events.some(isAlarm)) && el("span", { class: "key alarm" }, "alarm"),
           button("keys", KEYS["?"][1], { class: "link", id: "show-keys" })),
         el("div", { id: "curve" }),
         el("input", { type: "range", id: "slider", step: 1, "aria-label": "Step", oninput: (event) => toStep(Number(event.target.value)) }))),

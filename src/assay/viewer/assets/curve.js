@@ -79,7 +79,7 @@ function drawCurve() {
         svg("title", null, `${runs[i].name}: evaluation after step ${at}: ${num(v)}`))),
     ];
   });
-  const alarms = runs.flatMap((run) => run.events.filter((e) => e.step !== null && e.level !== "info").slice(0, 300).map((e) => {
+  const alarms = runs.flatMap((run) => run.events.filter((e) => e.step !== null && isAlarm(e)).slice(0, 300).map((e) => {
     const x = f.x(e.step), y = CURVE.height - CURVE.bottom;
     return svg("path", { class: "alarm", d: `M${x - 4},${y} L${x + 4},${y} L${x},${y - 7} Z` },
       svg("title", null, visible(`Step ${e.step}, ${e.level}: ${e.message}`.slice(0, 600))));
@@ -112,15 +112,18 @@ function showStep() {
   byId("slider").setAttribute("aria-valuetext", `step ${state.step}`);
 }
 
+const isAlarm = (event) => event.level !== "info";
+
 function alarmsPanel() {
   const all = runs.flatMap((run, i) => run.events.map((e) => ({ ...e, run, i })));
   if (!all.length) return null;
   const more = runs.reduce((n, run) => n + run.more_events, 0);
-  return el("details", { id: "alarms" },
-    el("summary", null, count(all.length + more, "alarm")),
+  const alarms = all.filter(isAlarm).length, notes = all.length - alarms;
+  return el("details", { id: "alarms", class: alarms ? "bad" : null },
+    el("summary", null, [alarms && count(alarms, "alarm"), notes && count(notes, "note"), more && `${more} more`].filter(Boolean).join(", ")),
     el("ul", null, all.slice(0, 300).map((e) => el("li", null,
       button(`step ${e.step}`, () => toStep(e.step), { class: `link c${e.i}` }),
-      el("span", { class: `level ${["warning", "error", "critical"].includes(e.level) ? "bad" : ""}` }, visible(e.level)),
+      el("span", { class: `level ${isAlarm(e) ? "bad" : ""}` }, visible(e.level)),
       el("span", { class: "said", dir: "auto" }, visible(e.message))))),
     all.length + more > 300 && el("p", { class: "note" }, "More are in events.jsonl."));
 }

@@ -96,9 +96,20 @@ let entries = []; // what the list shows: {a, b}, one of which may be null; b al
 const anyOf = (entry) => entry.a || entry.b;
 const sidesOf = (entry) => [entry.a, entry.b].filter(Boolean);
 
+// How far the second run's steps are moved so that RL batches of one number meet: it may have had more supervised steps.
+let shift = 0;
+function align([first, second]) {
+  const before = (run) => { const g = run.groups.find((one) => one.phase === "rl"); return g ? g.step - g.index : null; };
+  if (!second || before(first) === null || before(second) === null) return;
+  shift = before(first) - before(second);
+  for (const item of [...second.groups, ...second.events]) if (item.step !== null) item.step += shift;
+  second.curve.step = second.curve.step.map((step) => step + shift);
+}
+
 async function loadIndex() {
   const index = await unpacked(decoded(byId("index").textContent));
   index.runs.forEach((data, i) => runs.push({ ...data, groups: groupsOf(data, i), rollouts: null }));
+  align(runs);
   entries = runs.length > 1 ? paired(runs[0].groups, runs[1].groups) : runs[0].groups.map((a) => ({ a, b: null }));
   entries.forEach((entry, i) => { entry.order = i; });
 }

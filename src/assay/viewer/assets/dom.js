@@ -26,7 +26,7 @@ function num(value, digits = 3) {
   if (Number.isInteger(value) && size < 1e9) text = value.toLocaleString("en-US");
   else if (size >= 1e-3 && size < 1e5) text = size >= 100 ? value.toFixed(0) : String(Number(value.toPrecision(digits)));
   else text = value.toExponential(1);
-  return text.replace("-", "−");
+  return text.replaceAll("-", "−");
 }
 const signed = (value) => (value > 0 ? "+" : "") + num(value);
 const count = (n, word, many) => `${n.toLocaleString("en-US")} ${n === 1 ? word : many || word + "s"}`;

@@ -92,7 +92,8 @@ function filtered() {
   for (const entry of entries) {
     if (state.only === "both" && !(entry.a && entry.b)) continue;
     const a = entry.a && passing(entry.a, filter), b = entry.b && passing(entry.b, filter);
-    if (a || b) kept.push({ ...entry, passes: { a, b } });
+    const none = (group) => group && group.rewards.map(() => false);
+    if (a || b) kept.push({ ...entry, passes: { a: a || none(entry.a), b: b || none(entry.b) } });
   }
   return kept.sort((SORTS[state.sort] || SORTS.step)[1]);
 }

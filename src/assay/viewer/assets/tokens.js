@@ -1,9 +1,10 @@
-// Values per token as shading of the text: how much each token was pushed, and how far the policy has moved since.
+// Values per token as shading of the text: how much each token was pushed, and how far the policy that was trained is
+// from the one that sampled. `least`: the size that has the full colour at the least, so that noise does not look like much.
 
 const STREAMS = {
-  advantages: { label: "advantage", low: "pushed down", high: "pushed up" },
-  log_ratios: { label: "log-ratio", low: "less likely now", high: "more likely now" },
-  logprobs: { label: "log-probability", low: "unlikely when sampled", high: "" },
+  advantages: { label: "advantage", low: "pushed down", high: "pushed up", least: 0 },
+  log_ratios: { label: "log-ratio", low: "less likely than when sampled", high: "more likely", least: 0.1 },
+  logprobs: { label: "log-probability", low: "unlikely when sampled", high: "", least: 1 },
 };
 
 const streamsOf = (body) => Object.keys(STREAMS).filter((name) => body.rollouts.some((r) => r.turns.some((t) =>
@@ -11,7 +12,7 @@ const streamsOf = (body) => Object.keys(STREAMS).filter((name) => body.rollouts.
 
 // The largest size of a stream's values in a group, so that its answers can be compared by their shades.
 function scaleOf(body, stream) {
-  let most = 0;
+  let most = STREAMS[stream].least;
   for (const r of body.rollouts) for (const t of r.turns) for (const v of (t.tokens && t.tokens[stream]) || []) {
     if (v !== null) most = Math.max(most, Math.abs(v));
   }
@@ -23,7 +24,7 @@ function shade(node, value, most) {
   const part = Math.min(1, Math.abs(value) / most);
   if (part < 0.02) return;
   node.classList.add(value > 0 ? "up" : "down");
-  node.style.setProperty("--by", `${Math.round(8 + part * 62)}%`);
+  node.style.setProperty("--by", `${Math.round(7 + part * 50)}%`);
 }
 
 // Thousands of tokens are filled in when they come into sight.

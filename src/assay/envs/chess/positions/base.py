@@ -8,7 +8,7 @@ position, nor a reflection of one, is ever trained on, whatever the seed, the so
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal, Protocol
@@ -189,8 +189,14 @@ def draw_forever(source: PositionSource, rng: np.random.Generator, split: Split)
             raise DataError(f"the source has no position on the {split} side of the split. Use a richer source.")
 
 
-def draw_distinct(source: PositionSource, rng: np.random.Generator, split: Split, count: int) -> list[Position]:
-    """`count` positions of a split, no two with the same canonical key.
+def draw_distinct(
+    source: PositionSource,
+    rng: np.random.Generator,
+    split: Split,
+    count: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Position]:
+    """`count` positions of a split, no two with the same canonical key; `progress` is told how many there are so far.
 
     Raises:
         DataError: the source has fewer.
@@ -202,6 +208,8 @@ def draw_distinct(source: PositionSource, rng: np.random.Generator, split: Split
             break
         fruitless = fruitless + 1 if position.key in found else 0
         found.setdefault(position.key, position)
+        if not fruitless:
+            progress(len(found), count)
     if len(found) < count:
         raise DataError(
             f"the source has only {len(found)} distinct positions on the {split} side of the split, but {count} are "

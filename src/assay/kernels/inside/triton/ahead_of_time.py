@@ -239,7 +239,7 @@ def _make_cubin(self: Any, source: str, metadata: dict[str, Any], options: Any, 
 
 
 class OneProcessCache(FileCacheManager):  # type: ignore[misc]
-    """The compiler's files, written straight to their places: nobody else reads them.
+    """The compiler's files, written straight to their places: nothing else reads them.
 
     The usual detour over a folder and a rename costs more, and Landlock forbids renaming across folders.
     """

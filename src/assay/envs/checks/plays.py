@@ -1,0 +1,159 @@
+"""Plays known answers through fresh envs of an environment: what each earned, how long it took, what failed."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from assay.envs.base import Env, EnvData, EnvGroupBuilder, RLDataset, StepResult, iter_builders
+from assay.envs.tasks import TaskBatches
+from assay.plugins import calling, in_words
+from assay.types import Message, Task
+
+logger = logging.getLogger(__name__)
+
+Answer = Literal["gold", "shuffled", "garbage", "empty"]
+"""What is played: a best answer, that of another task, random characters, nothing."""
+ROUNDS = 2
+"""Times that each answer is played, each time by envs of a group of its own."""
+MOST_TASKS = 100_000
+"""Tasks of a split that are looked at for repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """One answer to one task, played to its end."""
+
+    task: Task
+    answer: Answer
+    text: str
+    round: int
+    status: Literal["scored", "invalid", "errored"]
+    reward: float | None
+    error: str
+    """Why it is errored."""
+    seconds: tuple[float, ...]
+    """What each call of `step` took."""
+    said: str
+    """All that the env told the policy."""
+
+
+def tasks_of(data: RLDataset) -> list[Task]:
+    """The tasks of a split, each as often as it is in one epoch."""
+    if isinstance(data, TaskBatches):
+        return list(itertools.islice(data.tasks, MOST_TASKS))
+    return list({b.task.key: b.task for b in itertools.islice(iter_builders(data), MOST_TASKS)}.values())
+
+
+def builders_of(data: EnvData, count: int) -> list[EnvGroupBuilder]:
+    """The builders of the first `count` tasks that training would pose."""
+    found: dict[str, EnvGroupBuilder] = {}
+    for builder in iter_builders(data.train):
+        found.setdefault(builder.task.key, builder)
+        if len(found) == count:
+            break
+    return list(found.values())
+
+
+async def play_all(
+    builders: Sequence[EnvGroupBuilder], gold: Callable[[Task], str | None], max_turns: int
+) -> list[Play]:
+    """Every answer to every task, `ROUNDS` times."""
+    best = [await _gold(builder, gold) for builder in builders]
+    plays: list[Play] = []
+    for place, builder in enumerate(builders):
+        answers = list(_answers(place, best))
+        for number in range(ROUNDS):
+            plays += await _round(builder, answers, number, max_turns)
+    return plays
+
+
+async def _gold(builder: EnvGroupBuilder, gold: Callable[[Task], str | None]) -> str | None:
+    """A best answer to the builder's task: as the environment has it, or as an env that knows it says."""
+    with calling("gold()"):
+        text = gold(builder.task)
+    if text is not None:
+        return text
+    try:
+        (env,) = await builder.make(1)
+    except Exception:
+        logger.debug("An env could not be made; that is said when its answers are played.", exc_info=True)
+        return None
+    with calling(f"{type(env).__name__}.gold()"):
+        said: Any = getattr(env, "gold", None)
+        return said() if callable(said) else None
+
+
+def _answers(place: int, best: Sequence[str | None]) -> Iterator[tuple[Answer, str]]:
+    """What is played for the task at `place`, given the best answers to all."""
+    own = best[place]
+    if own is not None:
+        yield "gold", own
+        others = [text for text in (*best[place + 1 :], *best[:place]) if text not in (None, own)]
+        if others:
+            yield "shuffled", str(others[0])
+    yield "garbage", garbage(place)
+    yield "empty", ""
+
+
+def garbage(place: int) -> str:
+    """Characters that mean nothing; the same ones for the same place."""
+    return "".join(random.Random(place).choices("qxzjvkw#@~^|", k=24))
+
+
+async def _round(
+    builder: EnvGroupBuilder, answers: Sequence[tuple[Answer, str]], number: int, max_turns: int
+) -> list[Play]:
+    """One play of each answer, by the envs of one group."""
+    try:
+        envs: Sequence[Env] = await builder.make(len(answers))
+        if len(envs) != len(answers):
+            raise ValueError(f"{type(builder).__name__}.make({len(answers)}) gave {len(envs)} envs")
+    except Exception as error:
+        logger.debug("The envs of a group could not be made.", exc_info=True)
+        failed = in_words(error)
+        return [Play(builder.task, kind, text, number, "errored", None, failed, (), "") for kind, text in answers]
+    return [
+        await _play(builder.task, env, kind, text, number, max_turns)
+        for env, (kind, text) in zip(envs, answers, strict=True)
+    ]
+
+
+async def _play(task: Task, env: Env, kind: Answer, text: str, number: int, max_turns: int) -> Play:
+    results: list[StepResult] = []
+    seconds: list[float] = []
+    said: list[str] = []
+    error = ""
+    try:
+        said += _contents(await env.reset(), f"{type(env).__name__}.reset()")
+        while len(results) < max_turns and not (results and results[-1].done):
+            started = time.perf_counter()
+            result = await env.step(text)
+            seconds.append(time.perf_counter() - started)
+            if not isinstance(result, StepResult):
+                raise TypeError(f"{type(env).__name__}.step() returned {result!r}, and not a StepResult")
+            results.append(result)
+            if result.score.status == "errored":
+                evidence = result.score.evidence
+                error = str(evidence.get("error") or evidence.get("message") or "the score says no reason")
+                break
+            said += _contents(result.messages, f"{type(env).__name__}.step()")
+    except Exception as raised:
+        logger.debug("An env failed to play an answer.", exc_info=True)
+        error = in_words(raised)
+    if error:
+        return Play(task, kind, text, number, "errored", None, error, tuple(seconds), "".join(said))
+    status: Literal["scored", "invalid"] = "invalid" if results[-1].score.status == "invalid" else "scored"
+    reward = sum(result.score.value or 0.0 for result in results)
+    return Play(task, kind, text, number, status, reward, "", tuple(seconds), "".join(said))
+
+
+def _contents(messages: object, said: str) -> list[str]:
+    if not isinstance(messages, list | tuple) or not all(isinstance(message, Message) for message in messages):
+        raise TypeError(f"{said} gave {repr(messages)[:80]}, and not a list of Message")
+    return [message.content for message in messages]

@@ -1,0 +1,1 @@
+"""KernelBench: GPU kernels written by a model, judged by `assay.kernels`."""

@@ -1,0 +1,206 @@
+"""`dataset_builder=rows`: a table of prompts and answers, judged by rewards."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+import chz
+
+from assay.config import MAY_CHANGE, AtLeast, Code, refuse
+from assay.envs.base import BuildContext, Env, EnvData, StepResult
+from assay.envs.environment import TEST, TRAIN, Environment
+from assay.envs.judged import EngineScorer
+from assay.envs.records import Record, first_of, records_of
+from assay.envs.splits import Splits, held_apart, held_out
+from assay.errors import DataError
+from assay.rewards import EngineConfig, JudgeConfig, RewardEngine, Sample
+from assay.rewards.named import REWARD, find_rewards
+from assay.types import Json, Message, Task, messages_of
+
+logger = logging.getLogger(__name__)
+
+_FIELD = re.compile(r"\{\{|\}\}|\{(\w+)\}")
+
+
+@chz.chz
+class RowsDatasetBuilder(Environment):
+    """Prompts and answers from JSON lines, CSV, parquet or a Hugging Face data set, judged by rewards."""
+
+    path: str = ""
+    """A `.jsonl`, `.json`, `.csv`, `.tsv` or `.parquet` file; a folder that `datasets` wrote, or one with
+    `train.jsonl` (or another kind); or the id of a Hugging Face data set."""
+    subset: str | None = None
+    """The configuration of a hub data set that has several."""
+    train_split: str = "train"
+    """Which rows of a folder or a hub data set to train on."""
+    test_path: str | None = None
+    """Where held-out rows are; null means `path`."""
+    test_split: str | None = None
+    """Which rows of a folder or a hub data set are held out. Where neither this nor `test_path` is set, `test_fraction`
+    of the rows are."""
+    prompt_column: str = "prompt"
+    """Column of the prompt: text, or messages with `role` and `content`. Not read with `template`."""
+    answer_column: str | None = "answer"
+    """Column of what is right, which rewards are given as `answer`; null where rows have none."""
+    template: str | None = None
+    """What the policy is told, with columns in braces: `{question} Answer with a number.` Other braces are doubled."""
+    system: str | None = None
+    """A system message before each prompt."""
+    tag_columns: tuple[str, ...] = ()
+    """Columns whose values name slices that metrics are split by."""
+    max_rows: Annotated[int, AtLeast(1)] = 100_000
+    """Most rows to read of each split; that there are more is said."""
+    reward: Annotated[tuple[str, ...], Code(REWARD)] = ()
+    """What an answer is worth: a function `path.py:name` or `package.module:name`, or a reward of Assay's own. Several
+    make a weighted sum: `rewards.py:correct,rewards.py:short*0.2`."""
+    options: Mapping[str, Json] = chz.field(default_factory=dict)
+    """Keyword arguments of the reward; of several rewards `NAME.KEY`, where NAME is what follows the colon."""
+    judge: JudgeConfig = chz.field(default_factory=JudgeConfig)
+    """Whom rewards ask that ask a judge."""
+    engine: Annotated[EngineConfig, MAY_CHANGE] = chz.field(default_factory=EngineConfig)
+    """How fast answers are judged, and what may be spent."""
+
+    @chz.validate
+    def _consistent(self) -> None:
+        refuse(_impossible(self))
+
+    def build(self, context: BuildContext) -> EnvData:
+        """See `DatasetBuilder.build`."""
+        engine = RewardEngine(
+            find_rewards(self.reward, self.options, self.judge), self.judge, self.engine, cache_dir=context.cache_dir
+        )
+        scorer = EngineScorer(engine)
+        data = self.data(context, lambda task: RowGroup(task, scorer))
+        return replace(data, counters=scorer.counters, close=scorer.close)
+
+    def splits(self) -> Splits:
+        """See `Environment.splits`."""
+        train = self._read(self.path, self.train_split, TRAIN)
+        if self.test_path is None and self.test_split is None:
+            return held_out(train, self.test_fraction, self.path)
+        test = self._read(self.test_path or self.path, self.test_split or "test", TEST)
+        return held_apart(train, test, self.path)
+
+    def describe(self) -> str:
+        """See `DatasetBuilder.describe`."""
+        if self.test_path is None and self.test_split is None:
+            held = f"{self.test_fraction:.0%} of them"
+        else:
+            held = " ".join(filter(None, [self.test_path, self.test_split]))
+        return f"Rows of {self.path}; held out: {held}. Rewarded by {' + '.join(self.reward)}."
+
+    def _read(self, path: str, split: str, side: str) -> list[Task]:
+        rows, more = first_of(records_of(path, split, self.subset), self.max_rows)
+        if not rows:
+            raise DataError(f"path={path} has no {side} rows.")
+        if more:
+            logger.warning("path=%s has more than max_rows=%d %s rows; the others are not read.", path, len(rows), side)
+        return [self._row(place, row) for place, row in rows]
+
+    def _row(self, place: str, row: Record) -> Task:
+        """The task of a row.
+
+        Raises:
+            DataError: a column is missing, or the prompt is not one.
+        """
+        wanted = {"prompt_column": self.prompt_column} if self.template is None else {}
+        if self.answer_column is not None:
+            wanted["answer_column"] = self.answer_column
+        wanted |= {f"tag_columns={name}": name for name in self.tag_columns}
+        for setting, name in wanted.items():
+            if name not in row:
+                cure = " Set it, or answer_column=null where there is none." * (name == self.answer_column)
+                raise DataError(f"{place} has no column {name!r} ({setting}). It has {_columns(row)}.{cure}")
+        prompt = row[self.prompt_column] if self.template is None else fill(self.template, row, place)
+        try:
+            messages = messages_of(prompt)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{place}, column {self.prompt_column}: {str(error)[:200]}.") from None
+        if self.system is not None:
+            messages = (Message("system", self.system), *messages)
+        answer = row[self.answer_column] if self.answer_column is not None else None
+        rest = {name: value for name, value in row.items() if name not in (self.prompt_column, self.answer_column)}
+        tags = [str(row[name]) for name in self.tag_columns]
+        return self._task(Task.of(messages, answer, tags=tags, env="rows", row=rest), 0, place)
+
+
+@dataclass
+class RowEnv:
+    """One rollout of a row: one answer, judged by the rewards."""
+
+    task: Task
+    scorer: EngineScorer
+
+    async def reset(self) -> list[Message]:
+        """The row's prompt."""
+        return list(self.task.prompt)
+
+    async def step(self, text: str) -> StepResult:
+        """What the rewards say."""
+        score = await self.scorer.score(sample_of(self.task, text))
+        return StepResult(score, done=True, metrics=dict(score.parts))
+
+
+@dataclass
+class RowGroup:
+    """Makes the envs of one row."""
+
+    task: Task
+    scorer: EngineScorer = field(repr=False)
+
+    async def make(self, n: int) -> list[Env]:
+        """`n` fresh envs."""
+        return [RowEnv(self.task, self.scorer) for _ in range(n)]
+
+
+def sample_of(task: Task, text: str) -> Sample:
+    """An answer to a row, as rewards take it: its columns by name."""
+    return Sample(text, task.answer, data_source=task.env, prompt=task.prompt, extra=task.payload["row"])
+
+
+def fill(template: str, row: Record, place: str) -> str:
+    """A template with the columns of a row in it; `{{` is a brace.
+
+    Raises:
+        DataError: it names a column that the row lacks.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1]
+        if name is None:
+            return match[0][0]
+        if name not in row:
+            raise DataError(
+                f"{place} has no column {name!r}, which template has in braces. It has {_columns(row)}. A "
+                "brace that is only a brace is doubled: {{."
+            )
+        return str(row[name])
+
+    return _FIELD.sub(value, template)
+
+
+def _columns(row: Record) -> str:
+    names = ", ".join(row) or "none"
+    return names if len(names) <= 300 else f"{names[:300]}..."
+
+
+def _impossible(config: RowsDatasetBuilder) -> Iterator[str]:
+    if not config.path:
+        yield "path is not set, so there are no rows. Set dataset_builder.path to a file, a folder or a hub id."
+    if not config.reward:
+        yield (
+            "reward is not set, so answers would be worth nothing. Set dataset_builder.reward=rewards.py:correct, "
+            "where correct(completion, answer) returns a number."
+        )
+    default: Any = chz.chz_fields(Environment)["test_fraction"]._default
+    if (config.test_path or config.test_split) and config.test_fraction != default:
+        yield "test_fraction would have no effect: test_path or test_split says which rows are held out. Remove one."
+    if config.engine.on_failure != "drop":
+        yield (
+            f"engine.on_failure={config.engine.on_failure}: in a run an answer without a score is left out of its "
+            "group and counted, and max_errored_fraction stops the run. Leave it at drop."
+        )
