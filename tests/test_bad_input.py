@@ -97,6 +97,8 @@ def only_message(stderr: str) -> str:
             "dataset_builder.batchsize .*Did you mean .*batch_size",
         ),
         ({"sft": {"num_steps": "many"}}, r"sft\.num_steps=many .*: expected a whole number"),
+        ({"seed": -5}, r"seed=-5 must be at least 0"),
+        ({"seed": 10**30}, r"seed=10{30} must be at most 9223372036854775807"),
         ({"sft.num_steps": True}, r"sft\.num_steps=true .*: expected a whole number"),
         ({"max_errored_fraction": 2}, "max_errored_fraction=2.0 must be at most 1"),
         ({"scratch.num_heads": 0}, r"scratch\.num_heads=0 must be at least 1"),
@@ -184,7 +186,7 @@ def engine(path: Path, script: str) -> str:
 
 def test_a_missing_engine(chess: list[str], tmp_path: Path, refuse: Refuse) -> None:
     message = refuse("train", *chess, POLICY, f"dataset_builder.stockfish.path={tmp_path / 'none'}")
-    assert f"path='{tmp_path / 'none'}' is not an executable file" in message
+    assert f"dataset_builder.stockfish.path='{tmp_path / 'none'}' is not an executable file" in message
     assert not (tmp_path / "run").exists()
 
 
@@ -400,6 +402,41 @@ def test_a_directory_that_holds_something_else(tmp_path: Path, refuse: Refuse) -
     message = refuse("train", *toy(tmp_path / "run", log_path=str(tmp_path / "thesis")))
     assert "is not empty and not a run directory (it holds chapter.tex)" in message
     assert [p.name for p in (tmp_path / "thesis").iterdir()] == ["chapter.tex"]
+
+
+def test_a_run_without_its_ledger_is_not_started_over(killed: TrainingConfig, tmp_path: Path, refuse: Refuse) -> None:
+    (killed.log_path / "ledger.jsonl").unlink()
+    before = snapshot(killed.log_path)
+    message = refuse("train", "--config", str(tmp_path / "run.yaml"))
+    assert "holds checkpoints (rl_000002, sft_000003, sft_000006) and no ledger.jsonl" in message
+    assert f"load_checkpoint_path={killed.log_path / 'checkpoints'}" in message
+    assert snapshot(killed.log_path) == before
+
+
+@pytest.mark.parametrize("command", [["eval", "--run"], ["score", "--run"], ["show"], ["export"]])
+@pytest.mark.parametrize("damage", ["missing", "file", "config", "ledger", "records"])
+def test_a_command_on_a_run_that_is_not_whole(
+    killed: TrainingConfig, tmp_path: Path, refuse: Refuse, command: list[str], damage: str
+) -> None:
+    path, target = killed.log_path, [str(tmp_path / "out")] if command[0] == "export" else []
+    if damage == "missing":
+        shutil.rmtree(path)
+    elif damage == "file":
+        shutil.rmtree(path)
+        path.write_text("not a run")
+    elif damage == "config":
+        (path / "config.json").write_text("[1]")
+    elif damage == "ledger":
+        (path / "ledger.jsonl").unlink()
+        (path / "ledger.jsonl").mkdir()
+    else:
+        for name in ("traces.jsonl", "metrics.jsonl"):
+            (path / name).write_text("[1]\n" + (path / name).read_text())
+    if (command[0], damage) in (("eval", "records"), ("show", "config")):
+        return  # they do not read these
+    status = 2 if damage == "config" else 1
+    message = refuse(*command, str(path), *target, status=status)
+    assert str(path) in message and not (tmp_path / "out").exists()
 
 
 def test_a_batch_that_has_no_checkpoint(killed: TrainingConfig, tmp_path: Path, refuse: Refuse) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -154,3 +155,124 @@ def test_settings_of_an_own_environment_are_held_to_what_they_say(place: Path, m
     assert resolved(config)["dataset_builder"]["digits"] == 3
     with pytest.raises(ValueError, match=r"Did you mean dataset_builder\.digits"):
         load_config(None, [*SETTINGS, "dataset_builder.digit=3"])
+
+
+def test_the_examples_pass_their_check(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from assay.cli.main import main
+
+    monkeypatch.chdir(EXAMPLE.parent)
+    for task in ("own_env.py:LargestDigit", "multi_turn.py:GuessTheDigit"):
+        assert main(["check", task, "--tasks", "8"]) == 0, capsys.readouterr().out
+    monkeypatch.chdir(EXAMPLE.parent / "rows")
+    assert main(["check", "--config", "sums.yaml", "--tasks", "8"]) == 0, capsys.readouterr().out
+
+
+SMALL = [
+    "max_batches=2",
+    "eval_every=0",
+    "eval.max_tasks=2",
+    "eval.samples_per_task=1",
+    "tensorboard_enabled=false",
+    "local.device=cpu",
+    "scratch.hidden_size=16",
+    "scratch.num_layers=1",
+    "dataset_builder.batch_size=4",
+    "dataset_builder.group_size=4",
+]
+
+
+@pytest.mark.parametrize("task", ["multi_turn.py:GuessTheDigit", "rows"])
+def test_the_examples_train(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from assay.cli.main import main
+
+    given = ["--config", "sums.yaml"] if task == "rows" else [f"dataset_builder={task}"]
+    monkeypatch.chdir(EXAMPLE.parent / "rows" if task == "rows" else EXAMPLE.parent)
+    assert main(["train", *given, *SMALL, f"log_path={tmp_path}/run"]) == 0
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
+    rows = [line for line in lines if "reward/mean" in line]
+    assert len(rows) == 2 and all(row["rollout/errored"] == 0 for row in rows)
+    turns = [line["turn"] for line in read_lines(tmp_path / "run" / "traces.jsonl")]
+    assert max(turns) == (2 if task != "rows" else 0)
+
+
+def test_the_example_learns_from_its_first_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `benchmarks/own_environment.py` measures at length."""
+    from assay.cli.main import main
+
+    monkeypatch.chdir(EXAMPLE.parent)
+    few = ["max_batches=24", "eval_every=0", "eval.max_tasks=1", "eval.samples_per_task=1", "tensorboard_enabled=false"]
+    own = "dataset_builder=own_env.py:LargestDigit"
+    assert main(["train", own, *few, "local.device=cpu", f"log_path={tmp_path}/run"]) == 0
+    rewards = [line["reward/mean"] for line in read_lines(tmp_path / "run" / "metrics.jsonl") if "reward/mean" in line]
+    assert sum(rewards[:4]) / 4 < 0.15 and sum(rewards[-4:]) / 4 > 0.3
+
+
+BROKEN = """
+from assay.envs import Environment, Message, Score, StepResult, Task
+
+class Broken(Environment):
+    batch_size = 2
+
+    def tasks(self):
+        return [Task.of(f"{n}=", answer=str(n)) for n in range(100)]
+
+    def score(self, task, text):
+        SCORE
+MORE
+"""
+ENV = "    def env(self, task): return"
+
+
+@pytest.mark.parametrize(
+    ("score", "more", "words"),
+    [
+        ("return {}[text]", "", r"KeyError: '.*' \(.*broken\.py, line 11\)\. For this "),
+        ("return '1'", "", r"Broken\.score \(.*broken\.py, line 10\) returned '1' \(str\)"),
+        ("", f"{ENV} Own('reset', 'hello')", r"TypeError: Own\.reset\(\) returned 'hello', and not a list of Message"),
+        ("", f"{ENV} Own('step', 1.0)", r"TypeError: Own\.step\(\) returned 1\.0, and not a StepResult"),
+        ("", f"{ENV} 3", r"TypeError: Broken\.env\(\) returned 3, which has no `async def reset`"),
+        ("", "    def build(self): pass", r"Broken\.build\(\): too many positional arguments\. Define build"),
+        ("", "    renderer_name = 'broken.py:Broken'", r"renderer_name=broken\.py:Broken"),
+    ],
+)
+def test_mistakes_of_a_user_s_file_are_said_first_and_on_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    score: str,
+    more: str,
+    words: str,
+) -> None:
+    from assay.cli.main import main
+
+    own = """
+class Own:
+    def __init__(self, wrong, value): self.wrong, self.value = wrong, value
+    async def reset(self): return self.value if self.wrong == "reset" else [Message("user", "1=")]
+    async def step(self, text): return self.value
+"""
+    (tmp_path / "broken.py").write_text(BROKEN.replace("SCORE", score or "return 0").replace("MORE", more + own))
+    monkeypatch.chdir(tmp_path)
+    given = ["dataset_builder=broken.py:Broken", "model_name=scratch", "lora_rank=0", "max_tokens=2"]
+    assert main(["train", *given, *SMALL, "scratch.context_length=16", "log_path=run"]) != 0
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    assert re.search(f"^error: {words}", err, re.MULTILINE), err
+
+
+def test_a_change_of_a_file_that_the_environment_imports_is_said_at_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from assay.config import resolved as record
+    from assay.config.record import changed_files
+
+    (tmp_path / "helper_of_own.py").write_text("DIGITS = 2\n")
+    text = EXAMPLE.read_text().replace("from assay", "import helper_of_own  # noqa\nfrom assay", 1)
+    (tmp_path / "own_env.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    kept = record(load_config(None, SETTINGS))
+    assert [Path(file).name for file in kept["files"]] == ["own_env.py", "helper_of_own.py"]
+    (tmp_path / "helper_of_own.py").write_text("DIGITS = 3\n")
+    assert changed_files(kept) == [str(tmp_path / "helper_of_own.py")]

@@ -31,6 +31,18 @@ ScoreStatus = Literal["scored", "invalid", "errored"]
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that a run needs of the machine, looked at: a row of `assay doctor`."""
+
+    name: str
+    ok: bool
+    found: str
+    """What is there, or what is wrong."""
+    cure: str = ""
+    """What to do where it is not ok."""
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One message of a conversation."""
 
@@ -185,9 +197,12 @@ class Transition:
     prompt_tokens: tuple[int, ...]
     completion: Completion
     text: str
+    """What was judged: the completion's text, without the thought before it."""
     score: Score
     metrics: Mapping[str, float] = field(default_factory=dict)
     messages: tuple[Message, ...] = ()
+    thought: str | None = None
+    """What the policy thought before it answered; None where nothing parts the two."""
 
 
 @dataclass(frozen=True, slots=True)

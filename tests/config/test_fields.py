@@ -202,7 +202,7 @@ def test_the_record_keeps_the_reference_and_the_hash_of_its_file(own: Path, monk
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        ("Strange", {}, "The field when is of type complex, which cannot be read from text"),
+        ("Strange", {}, "The field Strange.when ({own}) is of type complex, which cannot be read from text"),
         ("Needs", {}, "shape.radius is not set, and Needs has no default for it. Set shape.radius=..."),
         ("Nothing", {}, "looked for the shape 'Nothing' in {own}. It has Bare, Needs, Square, Strange."),
         ("AtLeast", {}, "looked for a shape in {own}, and AtLeast is a class (AtLeast)"),
@@ -332,7 +332,10 @@ def test_bounds_are_for_numbers_and_a_remarked_field_keeps_those_of_its_base() -
         word: Annotated[str, AtLeast(2)] = "ab"
         """A word."""
 
-    with pytest.raises(ConfigError, match="The field word has bounds, which are for numbers, and is text"):
+    with pytest.raises(
+        ConfigError,
+        match=r"The field .*Worded\.word \(.*test_fields\.py\) has bounds, which are for numbers, and is text",
+    ):
         Worded()
 
     @chz.chz

@@ -298,7 +298,7 @@ def test_missing_and_unreadable_sources(tmp_path: Path) -> None:
         (["optimizer.beta2=1"], "optimizer.beta2=1.0 must be below 1"),
         (["loss_fn_config.clip_high_threshold=1.2"], "importance_sampling does not read"),
         (["loss_fn=ppo", "loss_fn_config.clip_hgih=1"], "ppo reads: clip_low_threshold"),
-        (["dataset_builder.renderer_name=qwen9"], "looked for a renderer of this name among plain, chat"),
+        (["dataset_builder.renderer_name=qwen9"], "looked for a renderer of this name among auto, plain, chat"),
     ],
 )
 def test_impossible_combinations_say_what_to_change(overrides: list[str], cure: str) -> None:

@@ -254,7 +254,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line(place: Path, monkeypatch: pyte
 )
 def test_settings_that_cannot_go_together(place: Path, values: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        rows(**values)
+        build_data(rows(**values), CONTEXT)
 
 
 def test_a_judge_without_a_key_is_refused_before_sampling(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

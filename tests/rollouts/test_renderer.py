@@ -10,7 +10,9 @@ from transformers import PreTrainedTokenizerFast
 from assay.backends.local.models import train_tokenizer
 from assay.envs.base import TokenizerCorpus
 from assay.errors import ConfigError
-from assay.rollouts.renderers.base import ChatRenderer, PlainRenderer, make_renderer
+from assay.rollouts.renderers.base import PlainRenderer
+from assay.rollouts.renderers.chat import ChatRenderer
+from assay.rollouts.renderers.named import make_renderer
 from assay.types import Message
 from support.scripted import CORPUS, tiny_backend
 
@@ -137,7 +139,7 @@ def test_renderers_are_made_by_name_and_refuse_what_they_cannot_serve() -> None:
     assert isinstance(make_renderer("chat", chat_tokenizer(QWEN_TEMPLATE)), ChatRenderer)
     with pytest.raises(ConfigError, match="needs a tokenizer with a chat template; use renderer_name=plain"):
         make_renderer("chat", tokenizer)
-    with pytest.raises(ConfigError, match="renderer_name=qwen: looked for a renderer of this name among plain, chat"):
+    with pytest.raises(ConfigError, match="renderer_name=qwen: looked for a renderer of this name among auto, plain"):
         make_renderer("qwen", tokenizer)
     endless = PreTrainedTokenizerFast(tokenizer_object=tokenizer._tokenizer)
     with pytest.raises(ConfigError, match="no end-of-sequence token"):

@@ -12,6 +12,7 @@ from assay.grpo.group_data import TurnPlace, TurnTraining
 from assay.storage.files import encode_json
 from assay.training.metrics.token_traces import token_records
 from assay.training.metrics.traces import trace_records
+from assay.training.run.ledger import Commit
 from assay.types import Completion, Json, Message, Score, Task, Trajectory, TrajectoryGroup, Transition
 
 PIECE = 4
@@ -87,8 +88,13 @@ class RunFiles:
     """Supervised steps before the first RL batch."""
 
     def __post_init__(self) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
+        if self.path.exists():
+            return
+        self.path.mkdir(parents=True)
         (self.path / "config.json").write_bytes(encode_json({"log_path": str(self.path)}))
+        self.commit(Commit(-1, "start", 0))
+        for step in range(self.before):
+            self.commit(Commit(step, "sft", step))
 
     def group(self, prompt: str, answers: Sequence[Sequence[Said]], *tags: str, system: str = "") -> TrajectoryGroup:
         messages = (*([Message("system", system)] if system else []), Message("user", prompt))
@@ -112,6 +118,7 @@ class RunFiles:
         )
         self.add("traces.jsonl", records)
         if split == "train":
+            self.commit(Commit(step, "rl", index))
             said = groups[:with_tokens]
             self.add("tokens.jsonl", token_records(said, step=step, turns=turns, text=self.tokens.decode))
         rewards = [r.reward for group in groups for r in group.trajectories if r.reward is not None]
@@ -121,6 +128,10 @@ class RunFiles:
             values = {"reward/mean": np.mean(rewards), "reward_25pct": low, "reward_75pct": high}
             measured = {f"{name}{key}": float(value) for key, value in values.items()}
             self.add("metrics.jsonl", [{"version": 1, "step": step, "phase": "rl", "index": index, **measured}])
+
+    def commit(self, commit: Commit) -> None:
+        with (self.path / "ledger.jsonl").open("ab") as file:
+            file.write(commit.encode())
 
     def alarm(self, step: int, message: str, level: str = "warning") -> None:
         self.add("events.jsonl", [{"version": 1, "step": step, "kind": "alarm", "level": level, "message": message}])

@@ -147,7 +147,7 @@ def test_a_run_that_samples_ahead_goes_back_to_where_its_batches_are_whole(
     run(short(path, 4, "ahead"))
     run(short(path, 6, "ahead"))
     assert f"max_batches: 4 -> 6: the run in {path} goes on after step 3." in caplog.text
-    assert "removing 2 steps" in caplog.text
+    assert "Removing 2 steps" in caplog.text
     assert steps(path) == list(range(-1, 8))
 
 

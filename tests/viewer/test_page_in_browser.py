@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +59,17 @@ def test_a_link_to_what_is_not_there_opens_the_nearest_step(tab: Tab, page: str)
     assert "No group passes" in tab.text("#group")
     tab.open(f"{page}#step=999&group=77")
     assert tab.text("h2").startswith("Step 5,")
+
+
+def test_a_step_that_is_not_committed_is_said_to_be(tab: Tab, files: RunFiles, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(files.path, run)
+    lines = (run / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "ledger.jsonl").write_bytes(b"".join(lines[:4]))  # the start and steps 0 to 2
+    write_page([read_catalogue(run)], run / PAGE)
+    for step, said in ((2, []), (3, ["step not committed"])):
+        tab.open(f"{(run / PAGE).as_uri()}#step={step}&group=0&split=train")
+        assert [text for text in tab.texts(".stats .flag") if "committed" in text] == said
 
 
 def test_evidence_is_said_in_words(tab: Tab, page: str) -> None:

@@ -118,11 +118,11 @@ def test_a_run_cut_after_it_was_indexed_is_refused(files: RunFiles, tmp_path: Pa
 
 
 def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
-    files = RunFiles(tmp_path)
+    files = RunFiles(tmp_path / "run")
     score = Score("scored", 1 / 3, {"x": 1e-9}, {"loss": float("nan"), "deep": {"a": {"b": [1, {"c": None}]}}})
     files.step(0, [files.group("p", [[Said("a", score)], [Said("b", Score("scored", 0.0))]])])
     files.add("metrics.jsonl", [{"step": 1, "phase": "rl", "index": 1, "reward/mean": float("inf")}])
-    data = blocks(page_of(tmp_path))
+    data = blocks(page_of(files.path))
     assert data["index"]["runs"][0]["rollouts"]["reward"] == [0.333333, 0]
     assert data["chunk-0-0"][0]["rollouts"][0]["turns"][0]["score"]["evidence"]["loss"] is None
 
@@ -204,8 +204,8 @@ def test_the_command_refuses_in_one_line(
 
 
 def test_a_run_without_rollouts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    RunFiles(tmp_path).add("traces.jsonl", [])
-    assert main(["view", str(tmp_path)]) == 1
+    RunFiles(tmp_path / "run").add("traces.jsonl", [])
+    assert main(["view", str(tmp_path / "run")]) == 1
     assert "no rollouts yet" in capsys.readouterr().err
 
 

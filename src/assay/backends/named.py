@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from assay.backends.base import Backend
+from assay.backends.base import Backend, Tokenizer
 from assay.backends.config import PolicySpec
 from assay.envs.base import EnvData
 from assay.errors import ConfigError
@@ -45,6 +45,20 @@ def check(reference: str) -> None:
     """
     if reference not in BACKEND.known:
         _opener(reference)
+
+
+def tokenizer_of(reference: str, model_name: str) -> Tokenizer | None:
+    """The tokenizer that a policy will have, without opening it; None where only the policy itself can tell.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    if reference != "local" or model_name == "scratch":
+        return None
+    from assay.backends.local.models import load_tokenizer
+
+    found: Any = load_tokenizer(model_name)
+    return found  # type: ignore[no-any-return]
 
 
 async def open_named(reference: str, policy: PolicySpec, data: EnvData, resume: Path | None) -> Backend:

@@ -50,6 +50,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "init": Command("assay.cli.tasks.init", "write a file to start an environment or a reward from"),
     "check": Command("assay.cli.tasks.check", "play known answers through an environment; say what is wrong"),
+    "doctor": Command("assay.cli.doctor", "look for what this machine, or one run, lacks, and say what to do"),
     "config": Command("assay.cli.config", "print the whole config that a command would use, as JSON"),
     "settings": Command("assay.cli.settings", "show what can be set: below a key, or by words"),
     "demo": Command("assay.cli.demo.command", "train a small chess model on this machine, in minutes, and report"),

@@ -24,8 +24,8 @@ import chz
 from assay import plugins
 from assay.config.checks import SettingsError
 from assay.config.schema import Setting, settings
-from assay.config.sources import Layer, flatten, read_overrides, read_source
-from assay.config.values import entry_type, is_null, is_optional, node_class, parse, shown, type_name
+from assay.config.sources import COMMAND_LINE, Layer, flatten, read_overrides, read_source
+from assay.config.values import as_json, entry_type, is_null, is_optional, node_class, parse, shown, type_name
 from assay.errors import ConfigError
 from assay.types import Json
 
@@ -165,6 +165,8 @@ class Draft(Generic[_C]):
             for entry in [k for k in self.values if k.startswith(f"{key}.")]:
                 del self.values[entry]
         else:
+            if layer == COMMAND_LINE and setting.annotation is Any:
+                value = as_json(value)
             try:
                 read = parse(value, setting.annotation)
             except ValueError:

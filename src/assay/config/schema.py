@@ -1,7 +1,7 @@
 """What a config class says about itself: its settings with type, default, documentation, and what they may be.
 
 A config node is a `chz` class; the string literal right under a field documents it, and `assay.config.fields` has what
-else a field can say. Everything that talks about settings (the loader, `assay train --help`, the generated reference)
+else a field can say. Everything that talks about settings (the loader, `assay settings`, the generated reference)
 asks here, so they cannot disagree.
 
     settings(LocalBackend)["torch_threads"]  ->  Setting("torch_threads", int, "CPU threads of torch ...", ...)
@@ -86,7 +86,7 @@ def settings(cls: type) -> Mapping[str, Setting]:
         complete(cls)
         docs = _attribute_docs(cls)
         above = [settings(base) for base in cls.__mro__[1:] if "__chz_fields__" in vars(base)]
-        _SETTINGS[cls] = {name: _setting(name, field, docs, above) for name, field in chz.chz_fields(cls).items()}
+        _SETTINGS[cls] = {name: _setting(cls, name, field, docs, above) for name, field in chz.chz_fields(cls).items()}
     return _SETTINGS[cls]
 
 
@@ -137,17 +137,20 @@ def _file_of(cls: type) -> str:
     return str(getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__)
 
 
-def _setting(name: str, field: Any, docs: Mapping[str, str], above: Sequence[Mapping[str, Setting]]) -> Setting:
+def _setting(
+    cls: type, name: str, field: Any, docs: Mapping[str, str], above: Sequence[Mapping[str, Setting]]
+) -> Setting:
     """A field's setting; what a base class says about it (its bounds, say) holds where the class says nothing."""
     annotation: Any = field.final_type
     marks: tuple[object, ...] = ()
     if typing.get_origin(annotation) is Annotated:
         annotation, marks = annotation.__origin__, annotation.__metadata__
-    _check_type(name, annotation)
+    place = f"{cls.__qualname__}.{name} ({_file_of(cls)})"
+    _check_type(place, annotation)
     inherited = next((base[name].marks for base in above if name in base), ())
     marks = (*marks, *(mark for mark in inherited if type(mark) not in {type(own) for own in marks}))
     if any(isinstance(mark, Bound) for mark in marks) and not {int, float} & set(members(annotation)):
-        raise ConfigError(f"The field {name} has bounds, which are for numbers, and is {type_name(annotation)}.")
+        raise ConfigError(f"The field {place} has bounds, which are for numbers, and is {type_name(annotation)}.")
     return Setting(name, annotation, docs.get(name, ""), _default_of(field), marks)
 
 
@@ -157,12 +160,13 @@ def _default_of(field: Any) -> Callable[[], Any] | None:
     return None if field._default_factory is MISSING else field._default_factory
 
 
-def _check_type(name: str, annotation: Any) -> None:
+def _check_type(place: str, annotation: Any) -> None:
     """Refuse a type that no text can be read as."""
     if not is_readable(annotation):
-        shown = getattr(annotation, "__name__", annotation)
+        plain = isinstance(annotation, type) and not typing.get_args(annotation)
+        shown = annotation.__name__ if plain else str(annotation)
         raise ConfigError(
-            f"The field {name} is of type {shown}, which cannot be read from text. A setting is a bool, int, float, "
+            f"The field {place} is of type {shown}, which cannot be read from text. A setting is a bool, int, float, "
             "str, Path, Literal, tuple[T, ...], Mapping[str, T], one of these or None, or a config class; without a "
             "type it is a constant of the class and not a setting."
         )

@@ -59,7 +59,7 @@ def read_source(source: str) -> Layer:
     except OSError as error:
         raise ConfigError(f"Cannot read the config file {source}: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{source} is not UTF-8 text ({error.reason} at byte {error.start}), so no YAML.") from error
+        raise ConfigError(f"{source} is not UTF-8 text ({error.reason} at byte {error.start}).") from error
     return parse_json(text, source) if path.suffix == ".json" else parse_yaml(text, name=source)
 
 

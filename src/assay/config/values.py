@@ -6,6 +6,7 @@ parse("two", int)                        ->  ValueError("a whole number")
 
 from __future__ import annotations
 
+import json
 import math
 import numbers
 import types
@@ -81,7 +82,7 @@ def _member_name(member: Any) -> str:
     if (element := _element_type(member)) is not None:
         return f"a list ({_member_name(element)} each)"
     if (value := entry_type(member)) is not None:
-        return f"entries NAME=VALUE ({_member_name(value)} each)"
+        return f"entries NAME=VALUE ({type_name(value)} each)"
     if isinstance(member, type) and chz.is_chz(member):
         return "a group of settings"
     return _WORDS.get(member) or f"a {member.__name__}"
@@ -97,6 +98,8 @@ def is_of(value: object, member: Any) -> bool:
         return isinstance(value, Mapping) and all(isinstance(k, str) and is_of(v, entry) for k, v in value.items())
     if (element := _element_type(member)) is not None:
         return isinstance(value, tuple | list) and all(is_of(v, element) for v in value)
+    if len(members(member)) > 1:  # the entries of a mapping may be of several types
+        return any(is_of(value, one) for one in members(member))
     if isinstance(value, bool):
         return member is bool
     if member is int:
@@ -123,6 +126,19 @@ def parse(value: object, annotation: Any) -> Any:
         except ValueError:
             continue
     raise ValueError(type_name(annotation))
+
+
+def as_json(value: object) -> Any:
+    """The value of text that is JSON (`2`, `true`, `[1, 2]`), and other text as it is.
+
+    For the command line, where nothing else says what an entry of any type is: `options.within=2` is a number.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
 
 
 def _parse_member(value: object, member: Any) -> Any:

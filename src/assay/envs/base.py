@@ -16,10 +16,11 @@ from typing import Annotated, Protocol, runtime_checkable
 
 import chz
 
-from assay.config import AtLeast, Code, Settings
+from assay.config import AtLeast, Code, Settings, UsedWhen
+from assay.envs.chat import ChatConfig
 from assay.errors import ConfigError
 from assay.plugins import Kind, calling
-from assay.types import Json, Message, Score, Task, Trajectory
+from assay.types import Check, Json, Message, Score, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,8 @@ class BuildContext:
     seed: int
     max_turns: int
     cache_dir: Path
+    chat: bool = False
+    """Whether messages are written by a chat template, so that the model can be told what to do."""
     progress: BuildProgress = field(default=_unseen, compare=False)
     """Where a builder whose work takes long says how far it is; call it as often as you like."""
 
@@ -173,8 +176,9 @@ class EnvData:
 RENDERER = Kind(
     "renderer",
     {
+        "auto": "assay.rollouts.renderers.named:auto_renderer",
         "plain": "assay.rollouts.renderers.base:PlainRenderer",
-        "chat": "assay.rollouts.renderers.base:ChatRenderer",
+        "chat": "assay.rollouts.renderers.chat:ChatRenderer",
     },
     callable,
 )
@@ -189,8 +193,11 @@ class DatasetBuilder(Settings):
     """Prompts per batch."""
     group_size: Annotated[int, AtLeast(1)] = 4
     """Rollouts per prompt."""
-    renderer_name: Annotated[str, Code(RENDERER)] = "plain"
-    """How messages become tokens."""
+    renderer_name: Annotated[str, Code(RENDERER)] = "auto"
+    """How messages become tokens: `chat` (the tokenizer's chat template), `plain` (their bare text), or `auto`: `chat`
+    where the tokenizer has a template, else `plain`."""
+    chat: Annotated[ChatConfig, UsedWhen("renderer_name", "auto", "chat")] = chz.field(default_factory=ChatConfig)
+    """How the chat template is used."""
 
     @classmethod
     def environment(cls, environ: Mapping[str, str]) -> Mapping[str, Json]:
@@ -219,6 +226,10 @@ class DatasetBuilder(Settings):
     def gold(self, task: Task) -> str | None:
         """A best answer to a task, where one is known without asking a verifier. `assay check` plays it."""
         return None
+
+    async def checks(self, context: BuildContext) -> list[Check]:
+        """What the environment needs of the machine (an engine, an API key), tried out. `assay doctor` shows it."""
+        return []
 
     def describe(self) -> str:
         """What the plan that is printed before a run says of it: the first line of the class's docstring."""

@@ -16,7 +16,7 @@ from assay.envs.environment import TEST, TRAIN, Environment
 from assay.envs.judged import EngineScorer
 from assay.envs.records import Record, first_of, records_of
 from assay.envs.splits import Splits, held_apart, held_out
-from assay.errors import DataError
+from assay.errors import ConfigError, DataError
 from assay.rewards import EngineConfig, JudgeConfig, RewardEngine, Sample
 from assay.rewards.named import REWARD, find_rewards
 from assay.types import Json, Message, Task, messages_of
@@ -70,6 +70,13 @@ class RowsDatasetBuilder(Environment):
 
     def build(self, context: BuildContext) -> EnvData:
         """See `DatasetBuilder.build`."""
+        if not self.path:
+            raise ConfigError("path is not set, so there are no rows. Set it to a file, a folder or a hub id.")
+        if not self.reward:
+            raise ConfigError(
+                "reward is not set, so answers would be worth nothing. Set it to rewards.py:correct, say, where "
+                "correct(completion, answer) returns a number."
+            )
         engine = RewardEngine(
             find_rewards(self.reward, self.options, self.judge), self.judge, self.engine, cache_dir=context.cache_dir
         )
@@ -189,13 +196,6 @@ def _columns(row: Record) -> str:
 
 
 def _impossible(config: RowsDatasetBuilder) -> Iterator[str]:
-    if not config.path:
-        yield "path is not set, so there are no rows. Set dataset_builder.path to a file, a folder or a hub id."
-    if not config.reward:
-        yield (
-            "reward is not set, so answers would be worth nothing. Set dataset_builder.reward=rewards.py:correct, "
-            "where correct(completion, answer) returns a number."
-        )
     default: Any = chz.chz_fields(Environment)["test_fraction"]._default
     if (config.test_path or config.test_split) and config.test_fraction != default:
         yield "test_fraction would have no effect: test_path or test_split says which rows are held out. Remove one."

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from assay.rollouts.play import play
-    from assay.rollouts.renderers.base import ChatRenderer, PlainRenderer, Renderer, make_renderer
+    from assay.rollouts.renderers.base import PlainRenderer, Renderer
+    from assay.rollouts.renderers.chat import ChatRenderer
+    from assay.rollouts.renderers.named import make_renderer
+    from assay.rollouts.renderers.thinking import Reply
     from assay.rollouts.runner import PreparedGroup, prepare, run_groups
     from assay.rollouts.sampling import Policy
 else:
@@ -20,6 +23,7 @@ __all__ = [
     "Policy",
     "PreparedGroup",
     "Renderer",
+    "Reply",
     "make_renderer",
     "play",
     "prepare",

@@ -1,8 +1,8 @@
 """One rollout, from the first messages of an env to the end: a coroutine.
 
-An env speaks messages, a policy speaks tokens; the renderer joins them. Scoring begins when the completion arrives, and
-the next turn when its verdict does; nothing here knows of other rollouts. A failure of the env is data: the rollout
-becomes `errored`. A failure of the policy is not, and is raised.
+An env speaks messages, a policy speaks tokens; the renderer joins them, and keeps a model's thoughts from the env.
+Scoring begins when the completion arrives, and the next turn when its verdict does; nothing here knows of other
+rollouts. A failure of the env is data: the rollout becomes `errored`. A failure of the policy is not, and is raised.
 """
 
 from __future__ import annotations
@@ -51,17 +51,21 @@ async def play(
     end: EpisodeEnd | None = None
     messages, start = ((), env) if isinstance(env, str) else await _begin(env, renderer)
     error, prompt = (start, ()) if isinstance(start, str) else ("", start)
+    conversation = messages
     while not isinstance(env, str) and not error and end is None:
         turn = len(transitions)
         last = turn + 1 >= max_turns
         completion = await policy.complete(prompt, params, derive(*seed, turn), last=last)
         text = renderer.text(completion.tokens)
-        result = await _verdict(env, text)
-        transitions.append(Transition(tuple(prompt), completion, text, result.score, result.metrics, messages))
+        reply = renderer.read(text)
+        result = await _verdict(env, reply.answer)
+        judged = (reply.answer, result.score, result.metrics)
+        transitions.append(Transition(tuple(prompt), completion, *judged, messages, reply.thought))
         messages = tuple(result.messages) if result.replace else ()
         end = _end(result, last)
         if end is None:
-            following = _next_prompt(prompt, completion, result, renderer)
+            conversation = messages if result.replace else (*conversation, renderer.said(text), *result.messages)
+            following = _next_prompt(conversation, prompt, completion, result, renderer)
             error, prompt = (following, prompt) if isinstance(following, str) else ("", following)
             if not error and len(prompt) >= policy.context_length:
                 end = "length"
@@ -116,19 +120,23 @@ def _end(result: StepResult, last: bool) -> EpisodeEnd | None:
 
 
 def _next_prompt(
-    prompt: Sequence[int], completion: Completion, result: StepResult, renderer: Renderer
+    conversation: Sequence[Message],
+    prompt: Sequence[int],
+    completion: Completion,
+    result: StepResult,
+    renderer: Renderer,
 ) -> Sequence[int] | str:
-    """What the policy sees next: what it saw and said with what it is told now, or a conversation begun anew.
+    """What the policy sees next: what it saw and said with what it is told now, or the conversation written anew.
 
     Why there is nothing, where it cannot be shown.
     """
     try:
-        if not result.replace:
-            told = renderer.extend(result.messages, stopped=completion.stop_reason == "stop")
-            return [*prompt, *completion.tokens, *told]
-        if not result.messages:
+        if not conversation:
             raise ValueError("StepResult(replace=True) without messages leaves the policy nothing to answer")
-        return renderer.start(result.messages)
+        if result.replace or renderer.rewrites:
+            return renderer.start(conversation)
+        told = renderer.extend(result.messages, stopped=completion.stop_reason == "stop")
+        return [*prompt, *completion.tokens, *told]
     except Exception as error:
         logger.debug("What an env said cannot be shown to the policy; its rollout is errored.", exc_info=True)
         return in_words(error)

@@ -21,6 +21,7 @@ from assay.errors import ConfigError
 from assay.plugins import in_words
 from assay.rollouts.play import failure, play
 from assay.rollouts.renderers.base import Renderer
+from assay.rollouts.renderers.thinking import Reply
 from assay.rollouts.sampling import Sampling
 from assay.rollouts.together import reraise_if_cancelled, together
 from assay.types import Message, SamplingParams, Score, Trajectory, TrajectoryGroup
@@ -115,17 +116,37 @@ def errors_in_words(groups: Sequence[TrajectoryGroup]) -> str:
     return f"{reasons.total()} of {len(rollouts)} rollouts could not be scored: {listed}{more}."
 
 
-class _SharedStarts:
+class _SharedStarts(Renderer):
     """A renderer that makes equal conversations, such as the prompts of a group, into tokens once."""
 
     def __init__(self, renderer: Renderer) -> None:
-        self.stop = renderer.stop
-        self.extend, self.completion, self.text = renderer.extend, renderer.completion, renderer.text
+        self.stop, self.rewrites = renderer.stop, renderer.rewrites
+        self._renderer = renderer
         self._start = functools.lru_cache(maxsize=1024)(renderer.start)
 
     def start(self, messages: Sequence[Message]) -> list[int]:
         """See `Renderer`; the list is shared."""
         return self._start(tuple(messages))
+
+    def extend(self, messages: Sequence[Message], *, stopped: bool) -> list[int]:
+        """See `Renderer`."""
+        return self._renderer.extend(messages, stopped=stopped)
+
+    def completion(self, text: str) -> list[int]:
+        """See `Renderer`."""
+        return self._renderer.completion(text)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """See `Renderer`."""
+        return self._renderer.text(tokens)
+
+    def read(self, text: str) -> Reply:
+        """See `Renderer`."""
+        return self._renderer.read(text)
+
+    def said(self, text: str) -> Message:
+        """See `Renderer`."""
+        return self._renderer.said(text)
 
 
 class _GroupBoard:

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from assay.errors import AssayError, RunDirectoryError
-from assay.types import Json
+from assay.types import Check, Json
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -72,9 +72,39 @@ class Writing:
 
 def free_bytes(path: Path) -> int:
     """Free bytes of the file system that holds `path`, which need not exist yet."""
+    return shutil.disk_usage(_existing(path)).free
+
+
+def check_writable(path: Path) -> None:
+    """Refuse, without writing, a folder that could not be made or written to.
+
+    Raises:
+        OSError: what stands in the way.
+    """
+    place = _existing(path.absolute())
+    if not place.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
+    if not os.access(place, os.W_OK | os.X_OK):
+        code = errno.EROFS if os.statvfs(place).f_flag & os.ST_RDONLY else errno.EACCES
+        raise OSError(code, os.strerror(code), str(place))
+
+
+def disk_check(name: str, path: Path, least: int = 10**9) -> Check:
+    """Whether a folder can be written to and has room; below `least` bytes it counts as full."""
+    cure = f"free space there, or choose another folder for the {name}"
+    try:
+        check_writable(path)
+    except OSError as error:
+        return Check(f"disk: {name}", False, f"{path} cannot be written to: {error.strerror}", cure)
+    free = free_bytes(path)
+    return Check(f"disk: {name}", free >= least, f"{human_bytes(free)} free at {path}", cure)
+
+
+def _existing(path: Path) -> Path:
+    """The nearest folder or file above `path` that exists, or itself."""
     while not path.exists() and path != path.parent:
         path = path.parent
-    return shutil.disk_usage(path).free
+    return path
 
 
 def human_bytes(size: int) -> str:

@@ -177,7 +177,7 @@ class TrainingConfig(Settings):
     """Start from the weights of this checkpoint folder, with a fresh optimizer and step count."""
     resume_from_batch: Annotated[int | None, AtLeast(0), MAY_CHANGE] = None
     """Resume from the checkpoint of this RL batch instead of the last one; what came after it is discarded."""
-    seed: int = 0
+    seed: Annotated[int, AtLeast(0), AtMost(2**63 - 1)] = 0
     """Seed of everything random: initial weights, data order, sampling."""
     backend: Annotated[str, Code(named.BACKEND)] = chz.field(
         default="local", munger=lambda _, value: named.canonical(value)
@@ -252,8 +252,10 @@ class TrainingConfig(Settings):
 
     def build_context(self, progress: BuildProgress | None = None) -> BuildContext:
         """What the run tells its data set builder; the builder tells `progress` how far it is."""
-        max_turns = self.active_builder.turns(self.max_turns if self.mode == "multi_turn" else 1)
-        context = BuildContext(seed=self.seed, max_turns=max_turns, cache_dir=self.cache_dir.expanduser())
+        builder = self.active_builder
+        max_turns = builder.turns(self.max_turns if self.mode == "multi_turn" else 1)
+        chat = builder.renderer_name == "chat"
+        context = BuildContext(seed=self.seed, max_turns=max_turns, cache_dir=self.cache_dir.expanduser(), chat=chat)
         return context if progress is None else replace(context, progress=progress)
 
 

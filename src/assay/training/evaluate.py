@@ -110,7 +110,7 @@ def check_errored(groups: Sequence[TrajectoryGroup], most: float, where: str) ->
         )
     raise TrainingError(
         f"{len(errored)} of {len(rollouts)} rollouts of {where} could not be scored (max_errored_fraction={most:g}), "
-        f"so the other scores cannot be trusted either. Most frequent reason ({count}): {reason}. Fix the cause and run "
+        f"so the other scores cannot be trusted. Most frequent reason ({count}): {reason}. Fix the cause and run "
         "the same command again: the run goes on from its last checkpoint."
     )
 

@@ -30,14 +30,14 @@ from assay.training.metrics.tables import completion_table
 from assay.training.metrics.token_traces import token_records
 from assay.training.metrics.traces import Turns, trace_records
 from assay.training.pipeline import Rollouts
-from assay.training.plan import describe
+from assay.training.plan import describe, describe_prompts
 from assay.training.recovery import act_on_alarms
 from assay.training.report.report import write_report
 from assay.training.run.checkpoints import HEALTHY, REGULAR
 from assay.training.run.ledger import Phase
-from assay.training.run.resume import Refusal
 from assay.training.schedule import rl_learning_rate, sft_learning_rate
-from assay.training.session import Session, adam, open_session, plan_run
+from assay.training.session import Session, accepted, adam, open_session, plan_run
+from assay.training.settle import RENDERER_STATE, settle
 from assay.types import Json, TrajectoryGroup, Transition
 
 logger = logging.getLogger(__name__)
@@ -56,9 +56,8 @@ def train(config: TrainingConfig, *, quiet: bool = False) -> None:
 
 
 async def _train(config: TrainingConfig, quiet: bool) -> None:
-    plan = plan_run(config)
-    if isinstance(plan, Refusal):
-        raise plan.error
+    config = settle(config)
+    plan = accepted(plan_run(config))
     if plan.is_complete:
         done = sum(commit.phase == "rl" for commit in plan.commits)
         said = "The run in %s is complete after %d RL batches; nothing was done. %s"
@@ -66,6 +65,7 @@ async def _train(config: TrainingConfig, quiet: bool) -> None:
         return
     async with open_session(config, plan, quiet=quiet) as session:
         logger.info("%s", describe(config, session.num_batches, len(session.heldout)))
+        logger.info("%s", describe_prompts(config, session.data, session.renderer))
         if session.run.resumed is not None:
             logger.info("Resuming after step %d (%s).", session.run.resumed.step, session.run.resumed.name)
         if session.run.next_step == -1:
@@ -124,8 +124,12 @@ async def _finish_step(
     save = (session.trainer if rollouts is None else rollouts).save_state if checkpoint else None
     state: Mapping[str, Json] | None = None
     if checkpoint:
-        healthy = session.trainer.health.healthy
-        state = {"policy_version": session.backend.policy_version, HEALTHY: healthy, REGULAR: regular}
+        state = {
+            "policy_version": session.backend.policy_version,
+            HEALTHY: session.trainer.health.healthy,
+            REGULAR: regular,
+            RENDERER_STATE: session.renderer.record(),
+        }
     await session.run.commit(
         step.phase, step.index, step.metrics, save=save, state=state, durable=durable or checkpoint
     )

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from assay.envs.base import EnvData, iter_builders
 from assay.grpo.recipes import RECIPES
+from assay.rollouts.renderers.base import Renderer
+from assay.terminal import inert
 from assay.training.config import TrainingConfig
 from assay.training.metrics.sinks import has_tensorboard, writes_tensorboard
+
+_SHOWN = (1000, 500)
+"""Characters of a long prompt's beginning and end that are shown."""
 
 
 def describe(config: TrainingConfig, num_batches: int, heldout_tasks: int) -> str:
@@ -25,6 +31,30 @@ def describe(config: TrainingConfig, num_batches: int, heldout_tasks: int) -> st
     lines += [_rl(config, num_batches), _evaluation(config, num_batches, heldout_tasks), _checkpoints(config)]
     lines.append(_records(config))
     return "\n".join(lines)
+
+
+def describe_prompts(config: TrainingConfig, data: EnvData, renderer: Renderer) -> str:
+    """How conversations are written, and the first prompt as the model sees it: decoded, special tokens included, inert
+    in a terminal.
+
+    Raises:
+        ConfigError: the prompt cannot be written.
+    """
+    lines = [f"Renderer: {renderer.describe(config.build_context().max_turns)}"]
+    first = next((builder.task for builder in iter_builders(data.train)), None)
+    if first is not None:
+        tokens = renderer.start(first.prompt)
+        lines.append(f"First prompt ({_count(len(tokens), 'token')}):")
+        lines += [f"  | {line}" for line in inert(_clipped(renderer.text(tokens))).split("\n")]
+    return "\n".join(lines)
+
+
+def _clipped(text: str) -> str:
+    """Beginning and end of a long text."""
+    left_out = len(text) - sum(_SHOWN)
+    if left_out <= 0:
+        return text
+    return f"{text[: _SHOWN[0]]}\n[... {left_out:,} more characters ...]\n{text[-_SHOWN[1] :]}"
 
 
 def _model(config: TrainingConfig) -> str:

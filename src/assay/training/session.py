@@ -23,16 +23,17 @@ from assay.envs.base import EnvData, EnvGroupBuilder, build_data, iter_builders
 from assay.errors import ConfigError
 from assay.grpo.recipes import RECIPES
 from assay.grpo.trainer import GRPOTrainer
-from assay.rollouts.renderers.base import Renderer, make_renderer
+from assay.rollouts.renderers.base import Renderer
 from assay.training.config import TrainingConfig
 from assay.training.metrics.counters import StepCounters
 from assay.training.metrics.logger import MetricsLogger
 from assay.training.metrics.progress import RunProgress
 from assay.training.metrics.sinks import ConsoleSink, MetricSink, TensorBoardSink, WandbSink, writes_tensorboard
-from assay.training.run.checkpoints import open_checkpoint
+from assay.training.run.checkpoints import Checkpoint, open_checkpoint
 from assay.training.run.directory import RunDirectory
 from assay.training.run.resume import Refusal, ResumePlan, plan_resume
 from assay.training.run.retention import Keep
+from assay.training.settle import renderer_of, settle
 from assay.types import SamplingParams
 
 SHOWN: Mapping[str, str] = {
@@ -95,8 +96,48 @@ def adam(config: TrainingConfig, learning_rate: float) -> AdamParams:
 
 
 def plan_run(config: TrainingConfig) -> ResumePlan | Refusal:
-    """How the run of a config starts or goes on in its directory. Changes nothing."""
-    return plan_resume(config.log_path, resolved(config), config.resume_from_batch, may_change(config))
+    """How the run of a config starts or goes on in its directory. Changes nothing.
+
+    Raises:
+        ModelError, ConfigError: as `settle`.
+    """
+    record = resolved(settle(config))
+    return plan_resume(config.log_path, record, config.resume_from_batch, may_change(config))
+
+
+def accepted(plan: ResumePlan | Refusal) -> ResumePlan:
+    """The plan of a run that can start or go on.
+
+    Raises:
+        RunDirectoryError, CheckpointError: it can do neither.
+    """
+    if isinstance(plan, Refusal):
+        raise plan.error
+    return plan
+
+
+def check_data(config: TrainingConfig, data: EnvData) -> Keep:
+    """Refuse data that lack what the run wants of them; returns which checkpoints the run keeps.
+
+    Raises:
+        ConfigError: they lack supervised examples, or as `retention`.
+    """
+    if config.sft.num_steps and data.sft is None:
+        raise ConfigError(
+            f"sft.num_steps={config.sft.num_steps}, but this environment has no supervised examples. "
+            "Set sft.num_steps=0."
+        )
+    return retention(config, data)
+
+
+async def open_policy(config: TrainingConfig, data: EnvData, resumed: Checkpoint | None) -> tuple[Backend, Renderer]:
+    """The policy of a run at its start or as at a checkpoint, and how it is spoken to.
+
+    Raises:
+        AssayError: as `make_backend` and `renderer_of`.
+    """
+    backend = await make_backend(config, data, resumed.policy if resumed else None)
+    return backend, renderer_of(config, backend, resumed)
 
 
 @asynccontextmanager
@@ -111,18 +152,12 @@ async def open_session(config: TrainingConfig, plan: ResumePlan, *, quiet: bool 
         with progress.building() as show:
             data = build_data(config.active_builder, config.build_context(show))
         try:
-            if config.sft.num_steps and data.sft is None:
-                raise ConfigError(
-                    f"sft.num_steps={config.sft.num_steps}, but this environment has no supervised examples. "
-                    "Set sft.num_steps=0."
-                )
-            run = stack.enter_context(RunDirectory.open(plan, retention(config, data)))
-            backend = await make_backend(config, data, run.resumed.policy if run.resumed else None)
+            run = stack.enter_context(RunDirectory.open(plan, check_data(config, data)))
+            backend, renderer = await open_policy(config, data, run.resumed)
             trainer = GRPOTrainer.over(backend, config.trainer())
             if run.resumed is not None:
                 trainer.restore(run.resumed.policy)
             log = stack.enter_context(MetricsLogger(run, make_sinks(config, run, num_batches(config, data))))
-            renderer = make_renderer(config.active_builder.renderer_name, backend.tokenizer)
             counters = StepCounters(data.counters)
             yield Session(config, run, data, backend, trainer, renderer, log, progress, counters)
         finally:
@@ -150,10 +185,22 @@ async def make_backend(config: TrainingConfig, data: EnvData, resume: Path | Non
         ConfigError: the backend cannot do what the config asks for.
         AssayError: as `open_named`.
     """
+    backend = await open_named(config.backend, policy_of(config, resume), data, resume)
+    if problems := list(beyond(backend.capabilities, config)):
+        raise ConfigError("\n".join(problems))
+    return backend
+
+
+def policy_of(config: TrainingConfig, resume: Path | None) -> PolicySpec:
+    """What a run says of its policy to whoever opens it.
+
+    Raises:
+        CheckpointError: there is no whole checkpoint at `load_checkpoint_path`.
+    """
     start = None
     if resume is None and config.load_checkpoint_path is not None:
         start = open_checkpoint(config.load_checkpoint_path.expanduser()).policy
-    policy = PolicySpec(
+    return PolicySpec(
         model_name=config.model_name,
         lora_rank=config.lora_rank,
         seed=config.seed,
@@ -162,10 +209,6 @@ async def make_backend(config: TrainingConfig, data: EnvData, resume: Path | Non
         local=config.local,
         scratch=config.scratch,
     )
-    backend = await open_named(config.backend, policy, data, resume)
-    if problems := list(beyond(backend.capabilities, config)):
-        raise ConfigError("\n".join(problems))
-    return backend
 
 
 def beyond(can: Capabilities, config: TrainingConfig) -> Iterator[str]:

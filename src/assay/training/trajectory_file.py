@@ -81,8 +81,8 @@ def _transition(record: Mapping[str, Json]) -> Transition:
     )
     score = Score(**{**scored, "parts": _floats(scored["parts"]), "usage": _floats(scored["usage"])})
     prompt = tuple(record["prompt_tokens"])
-    messages = _messages(record.get("messages", ()))
-    return Transition(prompt, completion, record["text"], score, _floats(record["metrics"]), messages)
+    messages, thought = _messages(record.get("messages", ())), record.get("thought")
+    return Transition(prompt, completion, record["text"], score, _floats(record["metrics"]), messages, thought)
 
 
 def _floats(record: Mapping[str, Json]) -> dict[str, float]:

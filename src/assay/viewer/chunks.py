@@ -23,18 +23,22 @@ MAX_DEPTH = 8
 STATUSES = ("scored", "invalid", "errored")
 CURVES = ("reward/mean", "reward_25pct", "reward_75pct", "eval/reward/mean")
 """Metrics that the page draws."""
+DECIMALS = {"logprobs": 4, "advantages": 6, "log_ratios": 5}
+"""Decimals of the values per token."""
 MAX_EVENTS = 1000
 
 
-def chunk_of(catalogue: Catalogue, number: int) -> bytes:
+def chunk_of(catalogue: Catalogue, number: int, level: int = 6) -> bytes:
     """The groups of one chunk, gzipped JSON: `[{messages, rollouts: [{..., turns: [{text, score, ...}]}]}]`.
+
+    `level` is how hard to compress: 1 is fast, 9 small.
 
     Raises:
         IndexError: there is no such chunk.
         RunDirectoryError: the file was damaged or cut since it was indexed.
     """
     source = catalogue.source
-    return compressed([_body(source.group(key), source.tokens(key)) for key in catalogue.chunks[number]])
+    return compressed([_body(source.group(key), source.tokens(key)) for key in catalogue.chunks[number]], level)
 
 
 def index_of(
@@ -47,6 +51,7 @@ def index_of(
     number = {tag: place for place, tag in enumerate(tags)}
     return {
         "name": name,
+        "committed": catalogue.source.committed,
         "tags": tags,
         "groups": {
             "step": [group.key.step for group in groups],
@@ -83,9 +88,9 @@ def _curve(metrics: Sequence[Mapping[str, Json]]) -> dict[str, list[Json]]:
     return {"step": [row["step"] for row in rows], **{n: [rounded(row.get(n)) for row in rows] for n in CURVES}}
 
 
-def compressed(value: Json) -> bytes:
+def compressed(value: Json, level: int = 6) -> bytes:
     """JSON, gzipped; equal values have equal bytes."""
-    return gzip.compress(encode_json(value), compresslevel=6, mtime=0)
+    return gzip.compress(encode_json(value), compresslevel=level, mtime=0)
 
 
 def rounded(value: Json, digits: int = 6) -> Json:
@@ -159,5 +164,6 @@ def _turn(turn: Turn, prompt: Sequence[Message], streams: Json | None) -> Json:
 
 def _streams(turn: TokenTurn) -> Json:
     columns = {"logprobs": turn.logprobs, "advantages": turn.advantages, "log_ratios": turn.log_ratios}
-    known = {name: [rounded(v, 4) for v in column] for name, column in columns.items() if column is not None}
-    return {"pieces": list(turn.text), **known}
+    known = {name: column for name, column in columns.items() if column is not None}
+    cut = {name: [None if v is None else round(v, DECIMALS[name]) for v in column] for name, column in known.items()}
+    return {"pieces": list(turn.text), **cut}

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from assay.errors import RunDirectoryError
-from assay.training.run.rollouts import TRACES
+from assay.training.run.rollouts import TOKENS, TRACES
 from assay.viewer.catalogue import Catalogue, read_catalogue
 from assay.viewer.chunks import chunk_of
 from assay.viewer.page import page_parts, policy
@@ -34,7 +34,7 @@ class ViewerServer(ThreadingHTTPServer):
     def __init__(self, runs: Sequence[Catalogue], port: int = 0) -> None:
         super().__init__((HOST, port), _Handler)
         self.runs = list(runs)
-        self._sizes = [_size(run.path) for run in runs]
+        self._sizes = [_sizes(run.path) for run in runs]
 
     @property
     def url(self) -> str:
@@ -47,18 +47,17 @@ class ViewerServer(ThreadingHTTPServer):
         return frozenset(f"{name}:{self.server_port}" for name in (HOST, "localhost"))
 
     def refresh(self) -> None:
-        """Read a run again whose traces have grown."""
+        """Read a run again that has written rollouts or committed a step."""
         for place, run in enumerate(self.runs):
-            size = _size(run.path)
-            if size != self._sizes[place]:
-                self.runs[place], self._sizes[place] = read_catalogue(run.path), size
+            sizes = _sizes(run.path)
+            if sizes != self._sizes[place]:
+                self.runs[place], self._sizes[place] = read_catalogue(run.path), sizes
 
 
-def _size(run: Path) -> int:
-    try:
-        return (run / TRACES).stat().st_size
-    except OSError:  # it has gone; whoever reads it next says so
-        return -1
+def _sizes(run: Path) -> list[int]:
+    """Sizes of the files that say what a run holds; -1 for one that is missing, which whoever reads it next says."""
+    files = [run / name for name in (TRACES, TOKENS, "ledger.jsonl")]
+    return [file.stat().st_size if file.is_file() else -1 for file in files]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -78,7 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(b"".join(page_parts(self.server.runs, served=True)), "text/html; charset=utf-8")
             elif found := _CHUNK.fullmatch(path):
                 run = self.server.runs[int(found[1])]
-                self._send(chunk_of(run, int(found[2])), "application/octet-stream")
+                self._send(chunk_of(run, int(found[2]), level=1), "application/octet-stream")
             else:
                 self._refuse(HTTPStatus.NOT_FOUND, "There is nothing but the page here.")
         except IndexError:

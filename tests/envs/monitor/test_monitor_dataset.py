@@ -30,9 +30,9 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-def build(cache, seed=0, max_turns=1, **settings):
+def build(cache, seed=0, max_turns=1, chat=False, **settings):
     settings = {"num_train": 40, "num_heldout": 20, "batch_size": 8, **settings}
-    return MonitorDatasetBuilder(**settings).build(BuildContext(seed, max_turns, cache))
+    return MonitorDatasetBuilder(**settings).build(BuildContext(seed, max_turns, cache, chat))
 
 
 def tasks(dataset):
@@ -75,10 +75,12 @@ def test_training_tasks_come_once_an_epoch_and_held_out_ones_are_the_same_for_ev
 
 
 def test_prompts_are_instructed_or_bare_and_never_show_the_truth(cache):
-    (task, *_) = tasks(build(cache).heldout)
+    (task, *_) = tasks(build(cache, chat=True).heldout)
     system, user = task.prompt
     assert system.role == "system" and "<measurements>" in system.content
-    (bare,) = tasks(build(cache, prompt_form="bare").heldout)[0].prompt
+    (bare,) = tasks(build(cache).heldout)[0].prompt
+    assert tasks(build(cache, chat=True, instructions="none").heldout)[0].prompt == (bare,)
+    assert tasks(build(cache, instructions="Guess.").heldout)[0].prompt[0].content == "Guess.\n\n"
     assert bare == user and user.content.startswith("# ")
     assert "is_correct" not in user.content
     assert set(task.payload) == {"dataset_name", "measurements", "is_correct"}
@@ -114,7 +116,7 @@ def test_truthful_examples_answer_rightly(cache):
 
 
 def test_a_tokenizer_of_the_corpus_gives_back_every_text_and_equal_numbers_are_equal_tokens(cache):
-    data = build(cache, num_train=300, prompt_form="bare", truthful_fraction=0.5)
+    data = build(cache, num_train=300, truthful_fraction=0.5)
     tokenizer = train_tokenizer(data.tokenizer_corpus, 512)
     for example in data.sft.batch(7, 50):
         prompt, completion = example.prompt[0].content, example.completion
@@ -250,7 +252,7 @@ def test_published_columns_are_read_from_a_file(cache, tmp_path):
         for n in range(200)
     ]
     file.write_text("\n".join(map(json.dumps, rows)))
-    data = build(cache, dataset_src=str(file), dataset_name="diamonds-seed3", num_train=10_000)
+    data = build(cache, chat=True, dataset_src=str(file), dataset_name="diamonds-seed3", num_train=10_000)
     assert data.sft is None and data.tokenizer_corpus is None
     train, heldout = tasks(data.train), tasks(data.heldout)
     assert not {task.id for task in train} & {task.id for task in heldout}

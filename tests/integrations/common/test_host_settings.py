@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from assay.config.sources import COMMAND_LINE
 from assay.envs.monitor.rewards import ClassBalance, MonitorReward
 from assay.errors import ConfigError
 from assay.integrations.common.settings import CONFIG_ENV, HostConfig, plain, read_settings
@@ -118,3 +119,10 @@ def test_rewards_are_found_in_modules_and_files(tmp_path: Path) -> None:
 def test_rewards_that_cannot_be_had(name: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         find_reward(name, options, JudgeConfig())
+
+
+def test_options_of_the_command_line_are_json_where_they_are_json() -> None:
+    given = {"reward": "m:r", "options.within": "2", "options.deep.flags": "[true, null]", "options.text": "2 cm"}
+    options = {"within": 2, "deep": {"flags": [True, None]}, "text": "2 cm"}
+    assert read_settings(given, said=COMMAND_LINE).options == options
+    assert read_settings(given).options["within"] == "2"  # in Python, text is text

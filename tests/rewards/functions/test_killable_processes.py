@@ -28,8 +28,10 @@ import assay
 from assay.types import Score
 
 def f(completion, answer=None):
-    if completion == "hang":
-        subprocess.Popen(["sleep", "600"])
+    if completion.startswith("hang"):
+        child = subprocess.Popen(["sleep", "600"])
+        if told := completion[5:]:
+            open(told, "w").write(str(child.pid))
         while True:
             time.sleep(1)
     if completion == "die":
@@ -117,8 +119,8 @@ def test_what_hangs_dies_or_raises_is_errored_and_others_go_on(engine: RewardEng
     assert "f (slow.py) took longer than timeout_s=1" in said["hang"]["message"]
     assert said["die"]["failure"] == "died" and "exit status 7" in said["die"]["message"]
     assert said["kill"]["failure"] == "died" and "SIGKILL" in said["kill"]["message"]
-    assert said["raise"]["message"] == "ValueError: no good (slow.py, line 16, in f)"
-    assert said["exit"]["message"].startswith("SystemExit: 3 (slow.py, line 18")
+    assert said["raise"]["message"] == "ValueError: no good (slow.py, line 18, in f)"
+    assert said["exit"]["message"].startswith("SystemExit: 3 (slow.py, line 20")
     assert "Odd" in said["odd"]["message"]
 
 
@@ -152,6 +154,12 @@ def test_closing_ends_a_call_that_hangs(file: Path) -> None:
     engine.close()
     thread.join(20)
     assert len(failed) == 1 and "closed" in str(failed[0]) and workers() == before
+
+
+def test_what_a_function_has_started_is_killed_with_it(engine: RewardEngine, tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    (score,) = judged(engine, f"hang {told}")
+    assert score.evidence["failure"] == "timeout" and gone(int(told.read_text()))
 
 
 def test_batch_and_asynchronous_functions_run_there_too(file: Path) -> None:
@@ -216,7 +224,7 @@ def test_a_function_of_a_script_is_not_run_with_the_script(tmp_path: Path) -> No
 def test_a_hanging_process_dies_with_a_parent_that_is_killed(file: Path, tmp_path: Path) -> None:
     told = tmp_path / "pid"
     file.write_text(
-        FILE.replace('subprocess.Popen(["sleep", "600"])', f"open({str(told)!r}, 'w').write(str(os.getpid()))")
+        FILE.replace('child = subprocess.Popen(["sleep", "600"])', f"open({str(told)!r}, 'w').write(str(os.getpid()))")
     )
     code = (
         "import sys\nfrom assay.rewards import RewardEngine, Sample\nfrom assay.rewards.config import JudgeConfig\n"

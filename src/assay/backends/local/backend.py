@@ -70,7 +70,7 @@ class TorchBackend(Backend):
             ModelError: the device cannot be used, or `reference` has another vocabulary.
         """
         hardware.prepare_process(local)
-        self.device = _device(local.device)
+        self.device = device_of(local.device)
         self.capabilities = Capabilities(
             losses=frozenset(SURROGATES),
             terms=frozenset(LOSS_TERMS),
@@ -370,7 +370,12 @@ def _save_tensors(state: Any, path: Path) -> None:
             raise
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """The device that a setting names.
+
+    Raises:
+        ModelError: it cannot be used.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from assay.backends.local.architectures import fused_decoder
 from assay.backends.local.compiled import compiled
 from assay.backends.local.decoder import Decoder
 from assay.backends.local.module import Module, checkpoint_layers
+from assay.storage.files import human_bytes
+from assay.types import Check
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +35,41 @@ def prepare_process(local: LocalBackend) -> None:
     _set_allocator(local.cuda_allocator)
     torch.set_float32_matmul_precision(local.matmul_precision)
     torch.backends.cudnn.benchmark = local.cudnn_benchmark
+
+
+def checks(local: LocalBackend) -> list[Check]:
+    """The device that a model would run on, and the versions of what runs it."""
+    packages = ("torch", "transformers", "triton", "peft")
+    found = {name: _version(name) for name in packages}
+    lacking = [name for name in packages if not found[name] and name != "triton"]  # which torch brings where it can
+    words = ", ".join(f"{name} {version or 'not installed'}" for name, version in found.items())
+    return [
+        Check("versions", not lacking, words, "pip install 'assay-rl[torch]'"),
+        _device_check(local.device),
+    ]
+
+
+def _device_check(wanted: str) -> Check:
+    if wanted == "auto" and not torch.cuda.is_available():
+        return Check("device", True, "no GPU that PyTorch can use; models run on the CPU")
+    try:
+        device = torch.device("cuda" if wanted == "auto" else wanted)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        cure = "set local.device=auto or cpu, or install a build of torch that has this device, and its driver"
+        return Check("device", False, f"local.device={wanted}: {str(error).splitlines()[0]}", cure)
+    if device.type != "cuda":
+        return Check("device", True, f"{device} ({os.cpu_count()} cores)")
+    free, total = torch.cuda.mem_get_info(device)
+    name = torch.cuda.get_device_name(device)
+    return Check("device", True, f"{name}, {human_bytes(free)} of {human_bytes(total)} free, CUDA {torch.version.cuda}")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def _set_allocator(setting: str) -> None:

@@ -6,7 +6,9 @@ trains a byte-pair tokenizer on the data set's corpus, deterministically in the 
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,24 +47,60 @@ def load_pretrained(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, Pre
     Raises:
         ModelError: the folder is missing or broken, or the hub cannot be reached.
     """
-    path = Path(name).expanduser()
-    if (path.is_absolute() or name.startswith((".", "~"))) and not path.is_dir():
-        raise ModelError(f"model_name={name} is not a folder. Give a folder with config.json and weights, or a hub id.")
-    source = str(path) if path.is_dir() else name
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ModelError(
-            f"model_name={name} cannot be loaded ({_first_line(error)}). It must be a folder with a Hugging Face "
-            "causal LM and its tokenizer, or a hub id that this machine can reach."
-        ) from error
+    tokenizer = load_tokenizer(name)
+    with _loading(name):
+        model = AutoModelForCausalLM.from_pretrained(source_of(name), dtype=dtype)
+    return model, tokenizer
+
+
+def load_config(name: str) -> Any:
+    """The Hugging Face config of a model, without its weights.
+
+    Raises:
+        ModelError: as `load_pretrained`.
+    """
+    with _loading(name):
+        return AutoConfig.from_pretrained(source_of(name))
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model, without its weights.
+
+    Raises:
+        ModelError: as `load_pretrained`.
+    """
+    with _loading(name):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source_of(name))
     for circumstance in ("is_local", "local_files_only"):
         # They would be written out again, and the checkpoints of a resumed run differ from an uninterrupted one's.
         tokenizer.init_kwargs.pop(circumstance, None)
     if tokenizer.eos_token_id is None:
         raise ModelError(f"The tokenizer of {name} has no end-of-sequence token, so completions could not end.")
-    return model, tokenizer
+    return tokenizer
+
+
+def source_of(name: str) -> str:
+    """Where a model is looked for: its folder, or the name as the hub has it.
+
+    Raises:
+        ModelError: it is written as a folder and is none.
+    """
+    path = Path(name).expanduser()
+    if (path.is_absolute() or name.startswith((".", "~"))) and not path.is_dir():
+        raise ModelError(f"model_name={name} is not a folder. Give a folder with config.json and weights, or a hub id.")
+    return str(path) if path.is_dir() else name
+
+
+@contextlib.contextmanager
+def _loading(name: str) -> Iterator[None]:
+    """Context in which a model's files are read."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise ModelError(
+            f"model_name={name} cannot be loaded ({_first_line(error)}). It must be a folder with a Hugging Face "
+            "causal LM and its tokenizer, or a hub id that this machine can reach."
+        ) from error
 
 
 def build_scratch(
@@ -70,17 +108,22 @@ def build_scratch(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model with random weights and a tokenizer trained on `corpus`; the same seed gives the same weights."""
     tokenizer = train_tokenizer(corpus, scratch.vocab_size)
-    config = AutoConfig.for_model(scratch.architecture, **_shape(scratch, tokenizer))
+    config = scratch_config(scratch, tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     return model, tokenizer
 
 
-def _shape(scratch: ScratchModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    eos = tokenizer.eos_token_id
+def scratch_config(scratch: ScratchModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Any:
+    """The Hugging Face config of a small transformer; without its tokenizer, of the largest vocabulary it may have."""
+    return AutoConfig.for_model(scratch.architecture, **_shape(scratch, tokenizer))
+
+
+def _shape(scratch: ScratchModel, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
+    eos = None if tokenizer is None else tokenizer.eos_token_id
     shared = {
-        "vocab_size": len(tokenizer),
+        "vocab_size": scratch.vocab_size if tokenizer is None else len(tokenizer),
         "initializer_range": scratch.initializer_range,
         "bos_token_id": eos,
         "eos_token_id": eos,

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from assay.cli.options import add_settings_help, config_of
 from assay.envs.base import build_data, iter_builders
-from assay.rollouts.renderers.base import make_renderer
 from assay.training.config import TrainingConfig
 from assay.training.evaluate import check_errored, evaluate
 from assay.training.metrics.intervals import mean_ci95
@@ -18,6 +17,7 @@ from assay.training.metrics.progress import RunProgress
 from assay.training.run.checkpoints import checkpoint_folder, open_checkpoint
 from assay.training.run.reader import find_checkpoint
 from assay.training.session import make_backend
+from assay.training.settle import renderer_of
 from assay.types import Json, SamplingParams
 
 CHANGED_MOST = (
@@ -80,7 +80,7 @@ async def _measure(run: Path, config: TrainingConfig, batch: int | None) -> Mapp
         with RunProgress() as progress, progress.phase("eval", len(tasks)) as phase:
             evaluation = await evaluate(
                 backend,
-                make_renderer(config.active_builder.renderer_name, backend.tokenizer),
+                renderer_of(config, backend, checkpoint),
                 tasks,
                 SamplingParams(config.max_tokens, config.temperature),
                 samples=config.eval.samples_per_task,

@@ -5,14 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from assay.cli.options import add_config, add_settings_help
 from assay.errors import ConfigError
-
-if TYPE_CHECKING:
-    from assay.training.config import TrainingConfig
-
 
 CHANGED_MOST = (
     "dataset_builder",
@@ -45,7 +40,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     add_config(parser)
     parser.add_argument(
-        "--dry-run", action="store_true", help="check the config, build the data and print the plan only"
+        "--dry-run",
+        action="store_true",
+        help="check all that a start checks, print the plan with time and memory, and write nothing",
     )
     add_settings_help(
         parser,
@@ -62,7 +59,9 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     _check_task(args.config, overrides)
     config = load_config(args.config, overrides)
     if args.dry_run:
-        print(asyncio.run(_plan(config)))
+        from assay.training.dry_run import dry_run
+
+        print(asyncio.run(dry_run(config)))
     else:
         from assay.training.loop import train
 
@@ -89,16 +88,3 @@ def _check_task(configs: Sequence[str], overrides: Sequence[str]) -> None:
     listed = "\n".join(f"  {given:32}{text}" for given, text in ready)
     which = " (no config names a dataset_builder)" if configs else ""
     raise ConfigError(f"Nothing says what to train on{which}. Give one of:\n{listed}")
-
-
-async def _plan(config: TrainingConfig) -> str:
-    """The plan of a run whose data sets are built to see how large they are, and closed again."""
-    from assay.envs.base import build_data, iter_builders
-    from assay.training.plan import describe
-    from assay.training.session import num_batches
-
-    data = build_data(config.active_builder, config.build_context())
-    try:
-        return describe(config, num_batches(config, data), sum(1 for _ in iter_builders(data.heldout)))
-    finally:
-        await data.close()

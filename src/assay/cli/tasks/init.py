@@ -32,7 +32,7 @@ class {name}(Environment):
     test_fraction = 0.2  # of the tasks are held out
 
     # Settings of the run that suit this task: a small model from scratch, on a CPU. Whatever you give outranks them.
-    # For a pretrained model remove them: assay train dataset_builder={file}:{name} model_name=... renderer_name=chat
+    # For a pretrained model remove them: assay train dataset_builder={file}:{name} model_name=...
     run_settings = {{
         "model_name": "scratch",
         "lora_rank": 0,

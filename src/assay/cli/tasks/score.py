@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from assay.cli.options import add_settings_help, config_of
 from assay.errors import ConfigError, RewardError
-from assay.types import Json
 
 CHANGED_MOST = (
     "options",
@@ -64,28 +63,16 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
             f"--input needs to know what to score with: --reward path.py:function, module:name, or {known}."
         )
     from assay.cli.tasks.score_file import score_file
-    from assay.config.sources import read_overrides
+    from assay.config.sources import COMMAND_LINE, read_overrides
     from assay.integrations.common.settings import read_settings
 
     names = [name for given in args.reward for name in given.split(",")]
-    given = {**_typed(read_overrides(overrides).values), "reward": names}
+    given = {**read_overrides(overrides).values, "reward": names}
     output = args.output or args.input.with_suffix(".scores.jsonl")
-    found = score_file(args.input, output, read_settings(given, said="command line"))
+    found = score_file(args.input, output, read_settings(given, said=COMMAND_LINE))
     print(json.dumps(found, indent=2))
     if found["samples"] and found["errored"] == found["samples"]:
         counts = ", ".join(f"{count} {kind}" for kind, count in found["failures"].items())
         none = f"None of the {found['samples']} samples could be scored ({counts})"
         raise RewardError(f"{none}: {found['first_failure']}.")
     return 0
-
-
-def _typed(said: Mapping[str, Json]) -> dict[str, Json]:
-    """Settings with the reward's own options as JSON where they are JSON: nothing else says that `5` is a number."""
-    return {key: _json_or_text(value) if key.startswith("options.") else value for key, value in said.items()}
-
-
-def _json_or_text(text: Json) -> Json:
-    try:
-        return json.loads(text)
-    except (TypeError, ValueError):
-        return text

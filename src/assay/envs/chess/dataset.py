@@ -12,8 +12,10 @@ import numpy as np
 
 from assay.config import AtLeast, AtMost, UsedWhen, refuse
 from assay.envs.base import BaselineMetrics, BuildContext, DatasetBuilder, EnvData
+from assay.envs.chat import Instructions
 from assay.envs.chess.baselines import known_policies
 from assay.envs.chess.corpus import corpus_of
+from assay.envs.chess.engine.engine_check import engine_check
 from assay.envs.chess.engine.stockfish import StockfishConfig, StockfishPool
 from assay.envs.chess.env import ChessGroupBuilder, Referee
 from assay.envs.chess.figures import draw_task
@@ -27,7 +29,7 @@ from assay.envs.chess.supervised import ChessSupervisedDataset
 from assay.envs.chess.tasks import TaskStyle, make_tasks
 from assay.envs.tasks import TRAIN_STREAM, TaskBatches
 from assay.errors import ConfigError, EngineError
-from assay.types import Task
+from assay.types import Check, Task
 
 HELDOUT_SEED = 20_241_120
 """Held-out tasks are drawn with this seed and not with the run's, so that runs with different seeds can be compared."""
@@ -49,6 +51,9 @@ class ChessDatasetBuilder(DatasetBuilder):
     """Form of a P: answer: `best` (`B: e2e4`) or `full` (`M: ... E: ... B: ...`)."""
     prompt_template: Annotated[str, UsedWhen("task", "policy", "mixed")] = POLICY_PROMPT
     """P: prompt with `{fen}`; it may end with the label that the answer would start with (`M:` or `B:`)."""
+    instructions: str = "auto"
+    """What the model is told before each task: `auto` (chat models are told what to do and the form of an answer, with
+    an example; others see the bare grammar), `none`, or a text of your own."""
     source: Literal["endgames", "random", "engine", "openings", "fen", "epd", "pgn"] = "endgames"
     """Where positions come from: `endgames` (random placements of `material`), self-play (`random` legal moves, or
     `engine` moves), or a file at `source_path`."""
@@ -74,8 +79,6 @@ class ChessDatasetBuilder(DatasetBuilder):
     """Reorder the training positions in every epoch."""
     illegal_fraction: Annotated[float, AtLeast(0), AtMost(1), UsedWhen("task", "arbiter", "mixed")] = 0.1
     """Share of A: tasks whose move is illegal."""
-    renderer_name: str = "plain"
-    """How messages become tokens; `plain` writes their bare text, which the grammar of these tasks requires."""
     policy_weights: Annotated[PolicyWeights, UsedWhen("task", "policy", "mixed")] = chz.field(
         default_factory=PolicyWeights
     )
@@ -95,9 +98,11 @@ class ChessDatasetBuilder(DatasetBuilder):
 
     def build(self, context: BuildContext) -> EnvData:
         """See `DatasetBuilder.build`."""
-        pool = StockfishPool(self.stockfish, context.cache_dir) if self.needs_engine else None
+        pool = (
+            StockfishPool(self.stockfish, context.cache_dir, "dataset_builder.stockfish") if self.needs_engine else None
+        )
         referee = Referee(pool, self.policy_weights, self.arbiter_weights)
-        style = self.style()
+        style = self.style(context.chat)
         source = self._source(pool)
         train_rng = np.random.default_rng([context.seed, TRAIN_STREAM])
         train = draw_distinct(
@@ -133,6 +138,10 @@ class ChessDatasetBuilder(DatasetBuilder):
             close=close,
         )
 
+    async def checks(self, context: BuildContext) -> list[Check]:
+        """See `DatasetBuilder.checks`: the engine, where one is asked."""
+        return [await engine_check(self.stockfish)] if self.needs_engine else []
+
     def describe(self) -> str:
         """See `DatasetBuilder.describe`."""
         what = {
@@ -151,10 +160,11 @@ class ChessDatasetBuilder(DatasetBuilder):
             f"{judges}; held out: {self.num_heldout} {self.heldout_split} positions."
         )
 
-    def style(self) -> TaskStyle:
-        """How positions are posed."""
+    def style(self, chat: bool = False) -> TaskStyle:
+        """How positions are posed, to a chat model or to one that knows the bare grammar."""
         share = {"policy": 0.0, "arbiter": 1.0, "mixed": self.arbiter_fraction}[self.task]
-        return TaskStyle(self.answer, self.prompt_template, share, self.illegal_fraction, self.source == "endgames")
+        timeless, told = self.source == "endgames", Instructions(self.instructions, chat)
+        return TaskStyle(self.answer, self.prompt_template, share, self.illegal_fraction, timeless, told)
 
     @property
     def needs_engine(self) -> bool:

@@ -13,7 +13,16 @@ import chess
 from assay.envs.base import Env, StepResult
 from assay.envs.chess.arbiter import Ruling, ruling_on
 from assay.envs.chess.engine.stockfish import Analysis, StockfishPool
-from assay.envs.chess.grammar import MAX_CANDIDATES, arbiter_answer, parse_arbiter, parse_policy, policy_answer
+from assay.envs.chess.grammar import (
+    MAX_CANDIDATES,
+    ParsedArbiter,
+    ParsedPolicy,
+    arbiter_answer,
+    final_line,
+    parse_arbiter,
+    parse_policy,
+    policy_answer,
+)
 from assay.envs.chess.rewards import (
     ArbiterWeights,
     PolicyTruth,
@@ -89,11 +98,24 @@ class ChessEnv:
             return errored(self.truth.failure)
         payload = self.task.payload
         if payload["kind"] == "A":
-            return score_arbiter(self.truth.arbiter, parse_arbiter(text), self.referee.arbiter_weights)
-        # A prompt that ends with the answer's label shows it in the first turn only.
-        given = payload["given"] if self.turns == 1 else ""
-        answer = parse_policy(text, payload["form"], given)
+            return score_arbiter(self.truth.arbiter, read_arbiter(self.task, text), self.referee.arbiter_weights)
+        answer = read_policy(self.task, text, first=self.turns == 1)
         return score_policy(self.truth.policy, answer, self.referee.policy_weights, payload["form"])
+
+
+def read_policy(task: Task, text: str, *, first: bool = True) -> ParsedPolicy:
+    """A P: answer. A prompt that ends with the answer's label shows it in the first turn only."""
+    payload = task.payload
+    return parse_policy(_answer(task, text), payload["form"], payload["given"] if first else "")
+
+
+def read_arbiter(task: Task, text: str) -> ParsedArbiter:
+    """An A: answer."""
+    return parse_arbiter(_answer(task, text))
+
+
+def _answer(task: Task, text: str) -> str:
+    return final_line(text) if task.payload.get("chat") else text
 
 
 @dataclass

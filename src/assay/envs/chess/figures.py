@@ -8,7 +8,7 @@ from html import escape
 import chess
 import chess.svg
 
-from assay.envs.chess.grammar import parse_policy
+from assay.envs.chess.env import read_policy
 from assay.types import Task
 
 BOARD_PIXELS = 260
@@ -41,7 +41,7 @@ def draw_task(task: Task, answers: Sequence[str]) -> str:
 
 
 def _answered_move(task: Task, text: str) -> str | None:
-    answer = parse_policy(text, task.payload["form"], task.payload["given"])
+    answer = read_policy(task, text)
     return None if answer.problems else answer.best
 
 

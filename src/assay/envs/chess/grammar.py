@@ -53,6 +53,12 @@ class ParsedArbiter:
     problems: tuple[str, ...]
 
 
+def final_line(reply: str) -> str:
+    """The answer in a chat model's reply: its last line, without Markdown (fences, code marks, asterisks) round it."""
+    lines = (line.strip().strip("`*").strip() for line in reply.splitlines())
+    return next((line for line in reversed(list(lines)) if line), "")
+
+
 def policy_prompt(fen: str, template: str = POLICY_PROMPT) -> str:
     """The prompt of a P: task."""
     return template.format(fen=fen)

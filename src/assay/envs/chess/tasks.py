@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import chess
 import numpy as np
 
 from assay.envs.base import Example
+from assay.envs.chat import Instructions
 from assay.envs.chess.arbiter import ruling_on
 from assay.envs.chess.grammar import (
     MAX_CANDIDATES,
@@ -19,10 +20,11 @@ from assay.envs.chess.grammar import (
     policy_answer,
     policy_prompt,
 )
+from assay.envs.chess.instructions import ARBITER, POLICY
 from assay.envs.chess.positions.base import Position
 from assay.envs.chess.positions.endgames import invent_past
 from assay.envs.chess.positions.selfplay import random_legal_move
-from assay.types import Message, Task
+from assay.types import Json, Message, Task
 
 ENV_NAME = "chess"
 
@@ -41,6 +43,22 @@ class TaskStyle:
     """Share of A: tasks whose move is illegal."""
     timeless: bool
     """Positions come without a game (endgames), so A: tasks get an invented history."""
+    told: Instructions = field(default_factory=Instructions)
+    """What the model is told before the task. A chat model answers in a message of its own, so that no label which a
+    prompt ends with is the beginning of its answer."""
+
+    @property
+    def given(self) -> str:
+        """The label of a P: answer that the prompt shows already."""
+        return "" if self.told.chat else given_label(self.template)
+
+    def policy_prompt(self, fen: str) -> tuple[Message, ...]:
+        """What a P: task shows."""
+        return (*self.told.messages(POLICY[self.form]), Message("user", policy_prompt(fen, self.template)))
+
+    def answer(self, text: str) -> str:
+        """A supervised answer as the model would write it: without the space that joins it to a bare prompt."""
+        return text.lstrip() if self.told.chat else text
 
 
 def make_tasks(positions: Sequence[Position], style: TaskStyle, rng: np.random.Generator) -> list[Task]:
@@ -64,8 +82,8 @@ def policy_task(position: Position, style: TaskStyle) -> Task:
     return Task(
         env=ENV_NAME,
         id=f"P:{position.fen}",
-        prompt=(Message("user", policy_prompt(position.fen, style.template)),),
-        payload={"kind": "P", "fen": position.fen, "form": style.form, "given": given_label(style.template)},
+        prompt=style.policy_prompt(position.fen),
+        payload={"kind": "P", "fen": position.fen, "form": style.form, "given": style.given, **_reply(style)},
         tags=("P", f"P/{side_to_move(position.fen)}"),
     )
 
@@ -80,10 +98,15 @@ def arbiter_task(position: Position, style: TaskStyle, rng: np.random.Generator)
     return Task(
         env=ENV_NAME,
         id=f"A:{position.fen}+{move}",
-        prompt=(Message("user", arbiter_prompt(position.fen, move, history)),),
-        payload={"kind": "A", "fen": position.fen, "uci": move, "history": list(history)},
+        prompt=(*style.told.messages(ARBITER), Message("user", arbiter_prompt(position.fen, move, history))),
+        payload={"kind": "A", "fen": position.fen, "uci": move, "history": list(history), **_reply(style)},
         tags=("A", f"A/{side_to_move(position.fen)}"),
     )
+
+
+def _reply(style: TaskStyle) -> dict[str, Json]:
+    """What the verifier has to know of a chat model's replies; nothing for others, whose tasks keep their keys."""
+    return {"chat": True} if style.told.chat else {}
 
 
 def policy_example(position: Position, style: TaskStyle, rng: np.random.Generator) -> Example:
@@ -98,8 +121,8 @@ def policy_example(position: Position, style: TaskStyle, rng: np.random.Generato
         legal = [move.uci() for move in position.board.legal_moves]
         moves = [legal[index] for index in rng.permutation(len(legal))[:MAX_CANDIDATES]]
         best = moves[int(rng.integers(len(moves)))]
-    answer = policy_answer(best, moves, [0.0] * len(moves), form=style.form, given=given_label(style.template))
-    return Example((Message("user", policy_prompt(position.fen, style.template)),), answer)
+    answer = policy_answer(best, moves, [0.0] * len(moves), form=style.form, given=style.given)
+    return Example(style.policy_prompt(position.fen), style.answer(answer))
 
 
 def arbiter_example(task: Task) -> Example:

@@ -12,6 +12,7 @@ import numpy as np
 
 from assay.config import MAY_CHANGE, AtLeast, AtMost, UsedWhen, refuse
 from assay.envs.base import BaselineMetrics, BuildContext, DatasetBuilder, EnvData, TokenizerCorpus
+from assay.envs.chat import Instructions
 from assay.envs.judged import EngineScorer
 from assay.envs.monitor.answers import parse_answer, write_answer
 from assay.envs.monitor.env import MonitorGroupBuilder, Scorer, sample_of
@@ -19,12 +20,13 @@ from assay.envs.monitor.generator import GeneratorConfig, generate
 from assay.envs.monitor.prompts import words_for
 from assay.envs.monitor.rewards import ClassBalance, MonitorReward, MonitorRewardConfig, metrics_of
 from assay.envs.monitor.rows import MonitorRow, read_source
-from assay.envs.monitor.tasks import ALPHABET, PIECES, MonitorSupervisedDataset, PromptForm, make_task
+from assay.envs.monitor.tasks import ALPHABET, PIECES, MonitorSupervisedDataset, make_task
 from assay.envs.monitor.variables import monitor_settings
 from assay.envs.tasks import TRAIN_STREAM, ExampleTexts, TaskBatches
 from assay.errors import ConfigError, DataError
 from assay.rewards import EngineConfig, JudgeConfig, RewardEngine
-from assay.types import Json, Task
+from assay.rewards.client.resources import key_check
+from assay.types import Check, Json, Task
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +46,9 @@ class MonitorDatasetBuilder(DatasetBuilder):
     .jsonl or .parquet file or of a folder with the columns of the published data."""
     dataset_name: str = "function_correctness"
     """What the rows are: `function_correctness`, or `diamonds-seed0` to `diamonds-seed7`."""
-    prompt_form: PromptForm = "instructed"
-    """`instructed` (a system message says what to do) or `bare` (the problem alone, for a model from scratch)."""
+    instructions: str = "auto"
+    """What the model is told before each problem: `auto` (chat models are told what to do and the form of an answer;
+    others see the problem alone), `none`, or a text of your own."""
     batch_size: int = 16
     """Prompts per batch."""
     group_size: int = 16
@@ -93,12 +96,11 @@ class MonitorDatasetBuilder(DatasetBuilder):
         def group(task: Task) -> MonitorGroupBuilder:
             return MonitorGroupBuilder(task, scorer)
 
-        tasks, heldout_tasks = ([self._task(row) for row in rows] for rows in (train, heldout))
+        told = Instructions(self.instructions, context.chat)
+        tasks, heldout_tasks = ([make_task(row, self.dataset_name, told) for row in rows] for rows in (train, heldout))
         sft = corpus = None
         if self.dataset_src == GENERATED:
-            sft = MonitorSupervisedDataset(
-                train, self.dataset_name, self.prompt_form, self.truthful_fraction, context.seed
-            )
+            sft = MonitorSupervisedDataset(train, self.dataset_name, told, self.truthful_fraction, context.seed)
             examples = sft
             corpus = TokenizerCorpus(ExampleTexts(lambda: examples.batch(0, CORPUS_EXAMPLES)), PIECES, ALPHABET)
 
@@ -114,6 +116,10 @@ class MonitorDatasetBuilder(DatasetBuilder):
             counters=scorer.counters,
             close=scorer.close,
         )
+
+    async def checks(self, context: BuildContext) -> list[Check]:
+        """See `DatasetBuilder.checks`: the monitor's key, where one is asked."""
+        return [key_check(self.judge)] if self.reward.train_with_monitor and not self.engine.offline else []
 
     def gold(self, task: Task) -> str:
         """See `DatasetBuilder.gold`."""
@@ -136,9 +142,6 @@ class MonitorDatasetBuilder(DatasetBuilder):
             f"Monitor tasks ({self.dataset_name}, {where}): at most {self.num_train} for training; held out: "
             f"{self.num_heldout} {self.heldout_split} tasks. {judged}."
         )
-
-    def _task(self, row: MonitorRow) -> Task:
-        return make_task(row, self.dataset_name, self.prompt_form)
 
     def _check_key(self) -> None:
         """Refuse a monitor without a key now, and not after sampling."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from assay.envs.base import Example
+from assay.envs.chat import Instructions
 from assay.envs.monitor.answers import write_answer
 from assay.envs.monitor.prompts import words_for
 from assay.envs.monitor.rows import MonitorRow
@@ -16,8 +16,6 @@ from assay.envs.tasks import SFT_STREAM
 from assay.types import Message, Task
 
 ENV_NAME = "monitor"
-PromptForm = Literal["instructed", "bare"]
-"""`instructed` tells the policy what to do; `bare` is the problem alone, for a model trained on this text."""
 
 REASONING: Mapping[str, str] = {
     "correct": "The code does what the text says.",
@@ -41,12 +39,12 @@ ALPHABET = "".join(chr(code) for code in range(32, 127)) + "\n"
 """Printable ASCII."""
 
 
-def make_task(row: MonitorRow, dataset_name: str, form: PromptForm) -> Task:
+def make_task(row: MonitorRow, dataset_name: str, told: Instructions) -> Task:
     """The task that poses a row."""
     return Task(
         env=ENV_NAME,
         id=f"{dataset_name}:{row.key}",
-        prompt=make_prompt(row, dataset_name, form),
+        prompt=make_prompt(row, dataset_name, told),
         payload={
             "dataset_name": dataset_name,
             "measurements": list(row.measurements),
@@ -56,10 +54,9 @@ def make_task(row: MonitorRow, dataset_name: str, form: PromptForm) -> Task:
     )
 
 
-def make_prompt(row: MonitorRow, dataset_name: str, form: PromptForm) -> tuple[Message, ...]:
-    """What the policy is shown."""
-    problem = Message("user", row.text)
-    return (problem,) if form == "bare" else (Message("system", words_for(dataset_name).instructions), problem)
+def make_prompt(row: MonitorRow, dataset_name: str, told: Instructions) -> tuple[Message, ...]:
+    """What the policy is shown: what to do, where it is told, and the problem."""
+    return (*told.messages(words_for(dataset_name).instructions), Message("user", row.text))
 
 
 def tags_of(row: MonitorRow) -> tuple[str, ...]:
@@ -82,7 +79,7 @@ class MonitorSupervisedDataset:
 
     rows: Sequence[MonitorRow]
     dataset_name: str
-    form: PromptForm
+    told: Instructions
     truthful_fraction: float
     seed: int
 
@@ -98,4 +95,4 @@ class MonitorSupervisedDataset:
         guessed: list[bool] = (rng.random(len(row.measurements)) < 0.5).tolist()
         if rng.random() < self.truthful_fraction:
             guess, guessed = row.tags[0], list(row.measurements)
-        return Example(make_prompt(row, self.dataset_name, self.form), write_answer(REASONING[guess], guessed))
+        return Example(make_prompt(row, self.dataset_name, self.told), write_answer(REASONING[guess], guessed))

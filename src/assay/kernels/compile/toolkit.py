@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.errors import MissingDependencyError
+from assay.types import Check
 
 ASK_S = 60.0
 CURE = (
@@ -96,6 +97,19 @@ def find_toolkit(search_path: str | None = None) -> CudaToolkit:
         return CudaToolkit(os.path.join(root, "bin", "nvcc"), root, host)
     seen = "; ".join(tried) or "no nvcc in PATH, CUDA_HOME, /usr/local/cuda or the installed packages"
     raise MissingDependencyError(f"CUDA sources cannot be compiled here ({seen}), so none is checked: {CURE}.")
+
+
+def checks() -> list[Check]:
+    """The compilers of kernels: for CUDA sources, and for Triton."""
+    try:
+        toolkit = find_toolkit()
+        cuda = Check("compiler: CUDA", True, f"{toolkit.nvcc} with {toolkit.host}")
+    except MissingDependencyError:
+        cuda = Check("compiler: CUDA", False, "no nvcc with a host compiler; Triton kernels do not need them", CURE)
+    found = triton_executables()
+    lack = "pip install 'assay-rl[kernelbench]' (Linux)"
+    seen = found[0] if found else "Triton is not installed"
+    return [cuda, Check("compiler: Triton", bool(found), seen, lack)]
 
 
 def _candidates(search_path: str | None) -> list[str]:

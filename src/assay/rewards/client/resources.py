@@ -9,6 +9,7 @@ from pathlib import Path
 from assay.errors import ConfigError
 from assay.rewards.client.reply_cache import ReplyCache, default_cache_path
 from assay.rewards.config import EngineConfig, JudgeConfig
+from assay.types import Check
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,17 @@ def api_key(judge: JudgeConfig) -> str:
     if not key.isascii() or not key.isprintable():
         raise ConfigError(f"{judge.api_key_env} holds characters that no API key has. Was it copied whole?")
     return key
+
+
+def key_check(judge: JudgeConfig) -> Check:
+    """Whether the judge's API key is there. The key itself is never shown."""
+    cure = f"export {judge.api_key_env}=..., or set judge.api_key_env to the variable that holds the key"
+    try:
+        found = api_key(judge)
+    except ConfigError:
+        return Check("API key", False, f"{judge.api_key_env} holds no API key for {judge.base_url}", cure)
+    said = f"{judge.api_key_env} holds one for {judge.base_url}" if found else f"none wanted by {judge.base_url}"
+    return Check("API key", True, said)
 
 
 def check_prices(judge: JudgeConfig, config: EngineConfig) -> None:

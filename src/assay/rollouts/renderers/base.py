@@ -1,29 +1,32 @@
-"""Messages to tokens and back. Sampled text is never re-tokenised: a later turn is appended to the tokens that exist.
+"""Messages to tokens and back. Sampled text is never re-tokenised: a later turn is appended to the tokens that exist,
+or is a prompt of its own.
 
 `plain` joins the contents of the messages and ends on the tokenizer's end-of-sequence token; it suits models trained on
-a fixed text grammar. `chat` uses the tokenizer's own chat template.
+a fixed text grammar. `chat` (`renderers.chat`) uses the tokenizer's own chat template.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from assay.backends.base import Tokenizer
-from assay.envs.base import RENDERER
 from assay.errors import ConfigError
-from assay.plugins import calling, find
+from assay.rollouts.renderers.thinking import Reply
 from assay.types import Message
 
 
 class Renderer(Protocol):
-    """How one model family writes a conversation."""
+    """How one model family writes a conversation. Inherit from it: what is not written out below has a body here."""
 
     stop: tuple[int, ...]
     """Token ids that end a completion."""
+    rewrites: bool = False
+    """Whether a later prompt is the whole conversation written anew (`start`), and not what was there with the tokens
+    of `extend` behind it."""
 
     def start(self, messages: Sequence[Message]) -> list[int]:
-        """Tokens of the first prompt."""
+        """Tokens of a prompt: a conversation that the policy answers."""
         ...
 
     def extend(self, messages: Sequence[Message], *, stopped: bool) -> list[int]:
@@ -35,16 +38,32 @@ class Renderer(Protocol):
         ...
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Text of a sampled completion, without its stop token."""
+        """Whole text of a sampled completion, without its stop token."""
         ...
 
+    def read(self, text: str) -> Reply:
+        """A completion's text as thought and answer. Environments judge the answer."""
+        return Reply(text)
 
-class PlainRenderer:
+    def said(self, text: str) -> Message:
+        """The message that stands for a completion where the conversation is written anew."""
+        return Message("assistant", text)
+
+    def record(self) -> dict[str, str]:
+        """What a checkpoint keeps of the renderer: a run goes on only under one with the same record."""
+        return {"name": type(self).__name__}
+
+    def describe(self, max_turns: int) -> str:
+        """How conversations of up to so many turns are written, for the plan."""
+        return f"{type(self).__name__}."
+
+
+class PlainRenderer(Renderer):
     """Contents joined as they are."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._eos = _eos(tokenizer)
+        self._eos = end_of_sequence(tokenizer)
         self.stop: tuple[int, ...] = (self._eos,)
 
     def start(self, messages: Sequence[Message]) -> list[int]:
@@ -61,81 +80,29 @@ class PlainRenderer:
 
     def text(self, tokens: Sequence[int]) -> str:
         """See `Renderer`."""
-        return _without_stop(self._tokenizer, tokens, self.stop)
+        return without_stop(self._tokenizer, tokens, self.stop)
 
-
-class ChatRenderer:
-    """The tokenizer's chat template; a reply ends on the special token that the template closes it with."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        if not getattr(tokenizer, "chat_template", None):
-            raise ConfigError("renderer_name=chat needs a tokenizer with a chat template; use renderer_name=plain.")
-        self._tokenizer = tokenizer
-        closing = self._encode(self._after_reply([Message("user", "-")]).lstrip())[:1]
-        # Some chat models (Gemma, say) close turns with another token than the tokenizer's end of sequence.
-        self._end = closing[0] if closing and closing[0] in tokenizer.all_special_ids else _eos(tokenizer)
-        self.stop: tuple[int, ...] = (self._end,)
-
-    def start(self, messages: Sequence[Message]) -> list[int]:
+    def record(self) -> dict[str, str]:
         """See `Renderer`."""
-        return self._encode(self._template(messages))
+        return {"name": "plain"}
 
-    def extend(self, messages: Sequence[Message], *, stopped: bool) -> list[int]:
+    def describe(self, max_turns: int) -> str:
         """See `Renderer`."""
-        tail = self._after_reply(messages)
-        end = self._tokenizer.convert_ids_to_tokens(self._end)
-        if stopped and tail.lstrip().startswith(end):
-            tail = tail.lstrip().removeprefix(end)
-        return self._encode(tail)
-
-    def completion(self, text: str) -> list[int]:
-        """See `Renderer`."""
-        return [*self._encode(text), self._end]
-
-    def text(self, tokens: Sequence[int]) -> str:
-        """See `Renderer`."""
-        return _without_stop(self._tokenizer, tokens, self.stop)
-
-    def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)  # type: ignore[no-any-return]
-
-    def _after_reply(self, messages: Sequence[Message]) -> str:
-        """What the template writes between a reply and the next one, read off a stand-in conversation."""
-        reply = "\x00reply\x00"
-        stand_in = [Message("user", "-"), Message("assistant", reply), *messages]
-        return self._template(stand_in).rpartition(reply)[2]
-
-    def _template(self, messages: Sequence[Message]) -> str:
-        plain = [{"role": m.role, "content": m.content} for m in messages]
-        return self._tokenizer.apply_chat_template(  # type: ignore[no-any-return]
-            plain, add_generation_prompt=True, tokenize=False
-        )
+        return "plain (the text of the messages as it is, without a chat template)."
 
 
-def make_renderer(name: str, tokenizer: Tokenizer) -> Renderer:
-    """The renderer that `renderer_name` names, over a tokenizer.
+def end_of_sequence(tokenizer: Tokenizer) -> int:
+    """The token that ends a text.
 
     Raises:
-        ConfigError: there is no such renderer, it is none, or the tokenizer cannot serve it.
+        ConfigError: the tokenizer has none.
     """
-    make = find(name, RENDERER, "renderer_name")
-    with calling(f"renderer_name={name}"):
-        made: Renderer = make(tokenizer)
-    lacking = [part for part in ("stop", "start", "extend", "completion", "text") if not hasattr(made, part)]
-    if lacking:
-        raise ConfigError(
-            f"renderer_name={name} made a {type(made).__name__}, which is not a Renderer: it lacks "
-            f"{', '.join(lacking)}. See assay.rollouts.Renderer."
-        )
-    return made
-
-
-def _eos(tokenizer: Tokenizer) -> int:
     if tokenizer.eos_token_id is None:
         raise ConfigError("The tokenizer has no end-of-sequence token, so completions could not end.")
     return tokenizer.eos_token_id
 
 
-def _without_stop(tokenizer: Tokenizer, tokens: Sequence[int], stop: tuple[int, ...]) -> str:
+def without_stop(tokenizer: Tokenizer, tokens: Sequence[int], stop: tuple[int, ...]) -> str:
+    """Text of a completion, special tokens included, without the stop token at its end."""
     body = tokens[:-1] if tokens and tokens[-1] in stop else tokens
     return tokenizer.decode(list(body), skip_special_tokens=False)

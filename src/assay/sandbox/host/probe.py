@@ -20,6 +20,7 @@ from assay.errors import SandboxError
 from assay.sandbox.host.bubblewrap import Mode
 from assay.sandbox.inside import linux
 from assay.sandbox.inside.syscalls import NUMBERS, machine
+from assay.types import Check
 
 TRIAL_S = 30.0
 OLDEST_KERNEL = (5, 9)
@@ -90,6 +91,14 @@ def require(features: Features) -> Mode:
             "sandbox=unsafe runs it with no walls at all, where whatever it does to this account does not matter."
         )
     return features.mode
+
+
+def checks() -> list[Check]:
+    """Whether untrusted code can be walled in here: one row for each feature that is missing, or one for all."""
+    features = probe()
+    if not features.missing:
+        return [Check("sandbox", True, f"{features.bwrap}, seccomp and namespaces (mode {features.mode})")]
+    return [Check(f"sandbox: {lack.feature}", False, lack.seen, lack.cure) for lack in features.missing]
 
 
 def _system() -> list[Missing]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from assay.backends.local.export import hub, weights
 from assay.errors import ConfigError, RunDirectoryError
-from assay.rollouts.renderers.base import make_renderer
+from assay.rollouts.renderers.named import make_renderer
 from assay.storage.files import Writing, encode_json, human_bytes, read_object, remove
 from assay.training.config import TrainingConfig
 from assay.training.export.card import Card, render
@@ -126,7 +126,7 @@ def _write(config: TrainingConfig, wanted: Wanted, model: Path, base: str | None
     if adapters:
         weights.write_adapter(model, tokenizer, target)
         return
-    stop = make_renderer(config.active_builder.renderer_name, tokenizer).stop
+    stop = make_renderer(config.active_builder.renderer_name, tokenizer, config.active_builder.chat).stop
     generation = weights.generation_fields(tokenizer, stop, config.temperature, config.max_tokens)
     weights.write_model(model, base, config.local.dtype, wanted.dtype, tokenizer, generation, target)
 

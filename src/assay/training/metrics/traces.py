@@ -32,6 +32,7 @@ def trace_records(
 ) -> list[dict[str, Json]]:
     """One record per turn, in (group, sample, turn) order; a rollout that never got a turn has one without text.
 
+    `text` is the answer that was judged; `thought` stands beside it where a thinking model thought before it.
     `messages` are the conversation that a turn began with: on first turns, and where the env put another in place of
     everything so far. `observation` is what the policy was told since its last turn, as text, on the other turns (with
     `decode`).
@@ -91,6 +92,7 @@ def _turn(transition: Transition) -> dict[str, Json]:
     completion = transition.completion
     return {
         "text": transition.text,
+        **({} if transition.thought is None else {"thought": transition.thought}),
         "stop_reason": completion.stop_reason,
         "prompt_tokens": len(transition.prompt_tokens),
         "completion_tokens": len(completion.tokens),

@@ -170,7 +170,15 @@ def read_ledger(path: Path) -> LedgerContent:
     Raises:
         RunDirectoryError: as `parse_ledger`.
     """
-    return parse_ledger(path.read_bytes(), path) if path.exists() else LedgerContent()
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return LedgerContent()
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{path} cannot be read ({error.strerror}), so what the run had committed cannot be told. Restore the file."
+        ) from error
+    return parse_ledger(data, path)
 
 
 class Ledger:

@@ -131,11 +131,14 @@ def read_lines(path: Path, size: int | None = None) -> Iterator[dict[str, Json]]
             if (size is not None and start > size) or not line.endswith(b"\n"):
                 return
             try:
-                yield json.loads(line)
+                record = json.loads(line)
+                if not isinstance(record, dict):
+                    raise ValueError("it is not a record")
             except ValueError as error:
                 raise RunDirectoryError(
                     f"{path}, line {number} is damaged ({error}), so the run cannot be reported. Restore the file."
                 ) from error
+            yield record
 
 
 def evaluated_steps(rollouts: Rollouts) -> list[int]:
@@ -181,7 +184,7 @@ def best_checkpoint(path: Path, metric: str) -> Commit:
     """
     find_checkpoint(path)
     saved = live_checkpoints(read_ledger(path / "ledger.jsonl").commits)
-    values = {row["step"]: row.get(metric) for row in read_lines(path / "metrics.jsonl")}
+    values = {row.get("step"): row.get(metric) for row in read_lines(path / "metrics.jsonl")}
     measured = [(float(value), c.step, c) for c in saved if (value := values.get(c.step)) is not None]
     if not measured:
         raise RunDirectoryError(

@@ -20,7 +20,16 @@ from pathlib import Path
 from assay.config.loader import FILES_KEY
 from assay.config.record import changed_files
 from assay.errors import RunDirectoryError
-from assay.storage.files import Writing, encode_json, human_bytes, read_object, remove, replace_file, truncate_file
+from assay.storage.files import (
+    Writing,
+    check_writable,
+    encode_json,
+    human_bytes,
+    read_object,
+    remove,
+    replace_file,
+    truncate_file,
+)
 from assay.training.run.checkpoints import Checkpoint, checkpoint_folder, open_checkpoint
 from assay.training.run.growth import MAX_BATCHES, Length, is_free, length_change, schedule
 from assay.training.run.ledger import Commit, LedgerContent, live_checkpoints, read_ledger
@@ -136,7 +145,8 @@ class ResumePlan:
         if self.length is not None:
             logger.info("%s: the run in %s goes on after step %d.", self.length, self.path, self.commits[-1].step)
         if dropped:
-            logger.info("removing %d steps of %s after its checkpoint", dropped, self.path)
+            steps = f"{dropped} step{'s' if dropped > 1 else ''}"
+            logger.info("Removing %s of %s after its checkpoint.", steps, self.path)
         self._cut()
         if self.length is not None:
             # Last: until the ledger is cut, a run that was complete still is.
@@ -189,7 +199,12 @@ def plan_resume(
         with Writing(path, "the run directory"):
             content = read_ledger(path / LEDGER) if _holds_run(path) else LedgerContent()
             if content.commits:
-                return _go_on(replace(plan, content=content))
+                found = _go_on(replace(plan, content=content))
+                if isinstance(found, ResumePlan) and not found.is_complete:
+                    check_writable(path)
+                return found
+            check_writable(path)
+            _check_nothing_is_lost(path)
     except RunDirectoryError as error:
         return Refusal(error)
     if resume_from_batch is not None:
@@ -200,6 +215,21 @@ def plan_resume(
             )
         )
     return replace(plan, content=content)
+
+
+def _check_nothing_is_lost(path: Path) -> None:
+    """Refuse to start afresh over checkpoints that a run without a ledger cannot have written.
+
+    Raises:
+        RunDirectoryError: the ledger is gone.
+    """
+    folders = (path / "checkpoints").glob("*")
+    if later := sorted(f.name for f in folders if _CHECKPOINT.fullmatch(f.name) and not f.name.startswith("start")):
+        raise RunDirectoryError(
+            f"{path} holds checkpoints ({', '.join(later[:5])}) and no {LEDGER} that says what the run had committed, "
+            "so starting here would remove them. Restore the file, or set log_path to a new directory "
+            f"(load_checkpoint_path={path / 'checkpoints' / later[-1]} starts from their weights)."
+        )
 
 
 def _go_on(plan: ResumePlan) -> ResumePlan | Refusal:
@@ -329,7 +359,17 @@ def _available_batches(path: Path, commits: Sequence[Commit]) -> list[int]:
 
 
 def _listed(batches: Iterable[int]) -> str:
-    return ", ".join(map(str, batches)) or "none"
+    """Rising numbers in words, with at least four in equal steps as a range: `0, 3, 10 to 90 by 10`."""
+    rest, parts = list(batches), list[str]()
+    while rest:
+        step = rest[1] - rest[0] if len(rest) > 1 else 0
+        length = next((i for i in range(1, len(rest)) if rest[i] - rest[i - 1] != step), len(rest))
+        if length >= 4:
+            parts.append(f"{rest[0]} to {rest[length - 1]}" + (f" by {step}" if step > 1 else ""))
+        taken = length if length >= 4 else 1
+        parts += [str(rest[0])] if taken == 1 else []
+        rest = rest[taken:]
+    return ", ".join(parts) or "none"
 
 
 def _cure(path: Path, content: LedgerContent, damaged: Commit) -> str:

@@ -121,6 +121,7 @@ function groupHead(group, body) {
   return el("div", { class: "stats" },
     strip(group, null, runs.length > 1 ? group.run : 0, { width: 168, height: 30 }),
     el("span", null, el("b", null, num(group.mean)), " mean reward of ", count(group.size, "answer")),
+    !group.committed && el("span", { class: "flag invalid", title: "The step is under way, or failed, and will be done again" }, "step not committed"),
     flags, shared && el("span", { class: "flag" }, REMOVED[shared] || shared));
 }
 

@@ -60,7 +60,7 @@ function groupsOf(data, run) {
   return columns.step.map((step, i) => {
     const cut = (values) => values.slice(first, first + columns.count[i]);
     const group = {
-      uid: `${run}:${i}`, run, step, phase: columns.phase[i], index: columns.index[i], split: columns.split[i],
+      uid: `${run}:${i}`, run, step, committed: data.committed !== null && step <= data.committed, phase: columns.phase[i], index: columns.index[i], split: columns.split[i],
       group: columns.group[i], env: columns.env[i], task: columns.task[i], key: columns.key[i],
       snippet: columns.snippet[i], tags: columns.tags[i].map((t) => data.tags[t]), chunk: columns.chunk[i],
       place: columns.place[i], tokens: Boolean(columns.tokens[i]), size: columns.count[i],

@@ -130,8 +130,9 @@ async function runSearch(query, heard) {
     inChunk.get(name).push(g);
   }
   let told = performance.now();
-  for (const [r, c] of work) {
+  for (const [place, [r, c]] of work.entries()) {
     let bodies;
+    if (place + 1 < work.length) chunk(...work[place + 1]); // on its way while this one is read
     try { bodies = await chunk(r, c); } catch (error) { search.failure = error.message; break; }
     if (search.query !== query) return;
     for (const group of inChunk.get(`${r}-${c}`)) {

@@ -130,13 +130,15 @@ class StockfishPool:
     Callers may live in any thread and any event loop. Processes that the pool leaves behind when its own process is
     killed end by themselves, at the end of their input.
 
+    `setting` is the key that the config stands at, for messages.
+
     Raises:
         EngineError: Stockfish is not installed.
     """
 
-    def __init__(self, config: StockfishConfig, cache_dir: Path) -> None:
+    def __init__(self, config: StockfishConfig, cache_dir: Path, setting: str = "stockfish") -> None:
         self.config = config
-        self.path = find_stockfish(config.path)
+        self.path = find_stockfish(config.path, f"{setting}.path")
         self._cache_dir = cache_dir
         self._memory: OrderedDict[str, Analysis] = OrderedDict()
         self._lock = threading.Lock()

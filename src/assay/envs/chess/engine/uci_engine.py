@@ -79,13 +79,15 @@ def ranked(values: Mapping[str, MoveValue]) -> tuple[MoveValue, ...]:
     return tuple(sorted(values.values(), key=lambda move: (-move.value_cp, move.uci)))
 
 
-def find_stockfish(path: str | None) -> Path:
+def find_stockfish(path: str | None, setting: str = "stockfish.path") -> Path:
     """The Stockfish program: `path`, else the environment variable STOCKFISH_PATH, else PATH, else usual places.
+
+    `setting` is the key that `path` was given under, for messages.
 
     Raises:
         EngineError: none there, or the one that was named is not an executable file.
     """
-    for origin, named in (("path", path), ("STOCKFISH_PATH", os.environ.get("STOCKFISH_PATH"))):
+    for origin, named in ((setting, path), ("STOCKFISH_PATH", os.environ.get("STOCKFISH_PATH"))):
         if named:
             found = shutil.which(os.path.expanduser(named))
             if found is None:

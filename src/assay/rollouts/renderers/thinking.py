@@ -1,0 +1,47 @@
+"""A reply's thought and its answer, told apart by the tags that a thinking model writes. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KNOWN_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+"""Tags that `thinking=auto` looks for in a chat template: those of Qwen3 and DeepSeek-R1, and Mistral's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a model said."""
+
+    answer: str
+    """What an environment judges; empty where the thought did not end."""
+    thought: str | None = None
+    """What was thought before the answer; None where nothing was."""
+    complete: bool = True
+    """Whether the thought came to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """How thoughts are marked. With `opened`, the prompt has opened the thought already, so replies begin inside it."""
+
+    opening: str
+    closing: str
+    opened: bool = False
+
+    def read(self, text: str) -> Reply:
+        """Part a reply: a thought stands at its beginning or nowhere, and ends at the first closing tag.
+
+        A reply whose thought is not closed has no answer: what was cut off was not meant for anybody.
+        """
+        inside, begins = text, text.lstrip().startswith(self.opening)
+        if begins:
+            inside = text.lstrip().removeprefix(self.opening)
+        elif not self.opened:
+            return Reply(text)
+        thought, closed, answer = inside.partition(self.closing)
+        return Reply(answer.lstrip("\n") if closed else "", thought.strip("\n"), bool(closed))
+
+
+def is_open(prompt: str, opening: str, closing: str) -> bool:
+    """Whether a prompt ends inside a thought that it has opened."""
+    return prompt.rstrip().endswith(opening) and prompt.rfind(opening) > prompt.rfind(closing)

@@ -1,0 +1,83 @@
+"""What a run needs of this machine, room by room: the rows of `assay doctor`. Each room looks for itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from assay.backends.config import LocalBackend
+from assay.backends.probe import check_agreement
+from assay.envs.base import EnvData, build_data, iter_builders
+from assay.errors import AssayError
+from assay.rewards.client.resources import key_check
+from assay.rewards.config import JudgeConfig
+from assay.storage.files import disk_check
+from assay.training.config import TrainingConfig
+from assay.training.dry_run import foresee
+from assay.training.session import check_data, open_policy
+from assay.training.settle import settle
+from assay.types import Check, SamplingParams
+
+__all__ = ["examine_machine", "examine_run"]
+
+
+async def examine_machine() -> list[Check]:
+    """Everything that Assay can use, whatever a run needs of it."""
+    from assay.backends.local.hardware import checks as device_checks
+    from assay.envs.chess.engine.engine_check import engine_check
+    from assay.envs.chess.engine.stockfish import StockfishConfig
+    from assay.kernels.compile.toolkit import checks as compiler_checks
+    from assay.sandbox.host.probe import checks as sandbox_checks
+
+    return [
+        *device_checks(LocalBackend()),
+        await engine_check(StockfishConfig()),
+        *sandbox_checks(),
+        *compiler_checks(),
+        key_check(JudgeConfig()),
+        disk_check("runs", Path("runs")),
+        disk_check("caches", Path("~/.cache/assay").expanduser()),
+    ]
+
+
+async def examine_run(config: TrainingConfig) -> list[Check]:
+    """What the run of a config needs: its device, disk and environment, its chat template, and its very policy."""
+    found: list[Check] = []
+    if config.backend == "local":
+        from assay.backends.local.hardware import checks as device_checks
+
+        found += device_checks(config.local)
+    found += [disk_check("runs", config.log_path.expanduser()), disk_check("caches", config.cache_dir.expanduser())]
+    found += await config.active_builder.checks(config.build_context())
+    try:
+        config = settle(config)
+        data = build_data(config.active_builder, config.build_context())
+    except AssayError as error:
+        return [*found, _failed("model and data", error)]
+    try:
+        return [*found, *await _policy_checks(config, data)]
+    except AssayError as error:
+        return [*found, _failed("model", error)]
+    finally:
+        await data.close()
+
+
+async def _policy_checks(config: TrainingConfig, data: EnvData) -> list[Check]:
+    memory, obstacle = foresee(config, data, None)
+    if obstacle:
+        return [Check("model", False, " ".join([*memory, obstacle]), "see there; the model was not loaded")]
+    check_data(config, data)
+    backend, renderer = await open_policy(config, data, None)
+    rows = [Check("model", True, f"{config.model_name}, context of {backend.context_length} tokens")]
+    rows += [Check("memory", True, words) for words in memory]
+    rows.append(Check("renderer", True, renderer.describe(config.build_context().max_turns)))
+    task = next((builder.task for builder in iter_builders(data.train)), None)
+    if task is not None:
+        params = SamplingParams(config.max_tokens, config.temperature, stop=renderer.stop)
+        precision = config.local.dtype if config.backend == "local" else "bfloat16"
+        rows.append(await check_agreement(backend, renderer.start(task.prompt), params, precision))
+    return rows
+
+
+def _failed(name: str, error: AssayError) -> Check:
+    """A row for what a start would refuse; the message says what to do."""
+    return Check(name, False, str(error), "do as the message says")
