@@ -87,6 +87,32 @@ def test_several_rewards_are_a_weighted_sum_and_take_columns(place: Path) -> Non
     assert judged(builder, "5   ").score.value == 1.0
 
 
+def test_a_table_made_for_verl_trains_as_it_is(place: Path) -> None:
+    from pyarrow import Table, parquet
+
+    (place / "scores.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    assert (data_source, extra_info['split']) == ('sums', 'train')\n"
+        "    return float(solution_str == ground_truth)\n"
+    )
+    made = [
+        {"data_source": "sums", "prompt": [{"role": "user", "content": row["prompt"]}], "ability": "math",
+         "reward_model": {"style": "rule", "ground_truth": row["answer"]},
+         "extra_info": {"split": "train", "index": n, "answer": "the long way"}}
+        for n, row in enumerate(ROWS)
+    ]  # fmt: skip
+    parquet.write_table(Table.from_pylist(made), place / "verl.parquet")
+    given = {"path": "verl.parquet", "reward": "scores.py:compute_score", "answer_column": "reward_model.ground_truth"}
+    assert judged(rows(**given), "5").score.value == 1.0 and judged(rows(**given), "6").score.value == 0.0
+    told = rows(**given, template="{ability}: {extra_info.answer}", tag_columns=("extra_info.split",))
+    assert {(task.text, task.tags) for task in tasks_of(build_data(told, CONTEXT))} == {
+        ("math: the long way", ("train",))
+    }
+    for lost in ("reward_model.truth", "prompt.role", "reward_model.ground_truth.x"):
+        with pytest.raises(DataError, match=f"no column '{lost}'"):
+            build_data(rows(**{**given, "answer_column": lost}), CONTEXT)
+
+
 def test_a_reward_that_returns_text_is_errored_with_its_name(place: Path) -> None:
     score = judged(rows(reward="rewards.py:crooked"), "5").score
     assert score.status == "errored" and "crooked (rewards.py) returned '1.0' (str)" in score.evidence["message"]

@@ -21,6 +21,8 @@ MAX_LINE_BYTES = 16_000_000
 """Of one row of text; a longer line is not a row."""
 MAX_FILE_BYTES = 4_000_000_000
 """A larger file is not read."""
+ABSENT = object()
+"""In place of a column that a row does not have; null is a value."""
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 
@@ -190,6 +192,19 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return f"<{len(value)} bytes>"
     return value if value is None or isinstance(value, str | int | bool) else str(value)
+
+
+def column(row: Record, name: str) -> Json:
+    """The value of a column, `ABSENT` where there is none: of that very name, or else where its dots lead into nested
+    columns."""
+    if name in row:
+        return row[name]
+    found: Json = row
+    for part in name.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return ABSENT
+        found = found[part]
+    return found
 
 
 def _first_line(error: Exception) -> str:

@@ -154,7 +154,10 @@ def test_without_best_answers_that_is_said_and_nothing_is_made_up() -> None:
     ("env", "words"),
     [
         (lambda self, task: "no env", "Own.env() returned 'no env', which has no `async def reset`"),
-        (lambda self, task: type("E", (Talker,), {"reset": said("hello")})(task), "E.reset() gave 'hello', and not a"),
+        (
+            lambda self, task: type("E", (Talker,), {"reset": said("hello")})(task),
+            "E.reset() returned 'hello', and not a",
+        ),
         (
             lambda self, task: type("E", (Talker,), {"step": said(1.0)})(task),
             "E.step() returned 1.0, and not a",
@@ -181,3 +184,37 @@ def test_a_gold_that_raises_is_one_line() -> None:
 
 def test_garbage_is_the_same_each_time_and_differs_between_tasks() -> None:
     assert garbage(3) == garbage(3) != garbage(4)
+
+
+@pytest.mark.parametrize(
+    ("score", "metrics", "words"),
+    [
+        (
+            lambda: Score("scored", 1.0, evidence={"x": object()}),
+            {},
+            "has evidence that cannot be recorded: a value of type object",
+        ),
+        (lambda: Score("scored", 1.0), {"kind": "text"}, "whose metric kind is 'text', and not a number"),
+        (lambda: Score("scored", 1.0, {"a": None}), {}, "must be real number, not NoneType"),  # type: ignore[dict-item]
+        (lambda: 1.0, {}, "whose score is 1.0, and not a Score"),
+    ],
+)
+def test_what_a_run_could_not_average_or_record_is_an_error(
+    score: Callable[[], Any], metrics: dict[str, Any], words: str
+) -> None:
+    class Odd(Sound):
+        def env(self, task: Task) -> Any:
+            return Turn(task)
+
+    class Turn:
+        def __init__(self, task: Task) -> None:
+            self.task = task
+
+        async def reset(self) -> list[Message]:
+            return list(self.task.prompt)
+
+        async def step(self, text: str) -> StepResult:
+            return StepResult(score(), done=True, metrics=metrics)
+
+    report = checked(Odd())
+    assert kinds(report) == ["errors"] and words in report.problems[0].message

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from assay.envs.base import Env, EnvData, EnvGroupBuilder, RLDataset, StepResult, iter_builders
+from assay.envs.results import require_messages, require_result
 from assay.envs.tasks import TaskBatches
 from assay.plugins import calling, in_words
-from assay.types import Message, Task
+from assay.types import Task
 
 logger = logging.getLogger(__name__)
 
@@ -130,19 +131,19 @@ async def _play(task: Task, env: Env, kind: Answer, text: str, number: int, max_
     said: list[str] = []
     error = ""
     try:
-        said += _contents(await env.reset(), f"{type(env).__name__}.reset()")
+        messages = await env.reset()
+        require_messages(messages, f"{type(env).__name__}.reset() returned")
+        said += [message.content for message in messages]
         while len(results) < max_turns and not (results and results[-1].done):
             started = time.perf_counter()
             result = await env.step(text)
             seconds.append(time.perf_counter() - started)
-            if not isinstance(result, StepResult):
-                raise TypeError(f"{type(env).__name__}.step() returned {result!r}, and not a StepResult")
-            results.append(result)
+            results.append(require_result(result, f"{type(env).__name__}.step()"))
             if result.score.status == "errored":
                 evidence = result.score.evidence
                 error = str(evidence.get("error") or evidence.get("message") or "the score says no reason")
                 break
-            said += _contents(result.messages, f"{type(env).__name__}.step()")
+            said += [message.content for message in result.messages]
     except Exception as raised:
         logger.debug("An env failed to play an answer.", exc_info=True)
         error = in_words(raised)
@@ -151,9 +152,3 @@ async def _play(task: Task, env: Env, kind: Answer, text: str, number: int, max_
     status: Literal["scored", "invalid"] = "invalid" if results[-1].score.status == "invalid" else "scored"
     reward = sum(result.score.value or 0.0 for result in results)
     return Play(task, kind, text, number, status, reward, "", tuple(seconds), "".join(said))
-
-
-def _contents(messages: object, said: str) -> list[str]:
-    if not isinstance(messages, list | tuple) or not all(isinstance(message, Message) for message in messages):
-        raise TypeError(f"{said} gave {repr(messages)[:80]}, and not a list of Message")
-    return [message.content for message in messages]
