@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar, get_args
+from typing import BinaryIO, Literal, NamedTuple, TypeVar, get_args
 
 from assay.errors import RunDirectoryError
 from assay.training.run.ledger import read_ledger
@@ -245,7 +245,7 @@ def _index(path: Path, size: int | None) -> dict[GroupKey, _Span]:
         return {}
     found: dict[GroupKey, _Span] = {}
     start, line = 0, 0
-    with path.open("rb") as file:
+    with _opened(path) as file:
         while (size is None or start < size) and (text := file.readline()):
             line += 1
             if not text.endswith(b"\n"):
@@ -284,7 +284,7 @@ def _key(path: Path, line: int, text: bytes) -> GroupKey:
 
 
 def _records(path: Path, span: _Span) -> list[dict[str, Json]]:
-    with path.open("rb") as file:
+    with _opened(path) as file:
         file.seek(span.start)
         lines = file.read(span.stop - span.start).splitlines()
     records = []
@@ -294,6 +294,13 @@ def _records(path: Path, span: _Span) -> list[dict[str, Json]]:
         except ValueError as error:
             raise _damaged(path, number, str(error)) from error
     return records
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:  # a run that was removed while it is viewed, say
+        raise RunDirectoryError(f"{path} cannot be read ({error.strerror}).") from error
 
 
 def _parsed(path: Path, line: int, parse: Callable[[], T]) -> T:
