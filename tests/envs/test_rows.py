@@ -298,6 +298,15 @@ def test_a_damaged_file_is_one_line(place: Path, name: str, content: str, words:
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_folder_with_a_damaged_file_is_one_line(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(place / "home"))
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    (place / "folder").mkdir()
+    (place / "folder" / "part.jsonl").write_text('{"prompt": "a", "answer"')
+    with pytest.raises(DataError, match=r"path=folder holds a file that cannot be read: .*JSON"):
+        build_data(rows(path="folder"), CONTEXT)
+
+
 def test_a_hub_that_cannot_be_reached_is_one_line(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets.config
     import huggingface_hub.constants

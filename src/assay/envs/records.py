@@ -168,11 +168,12 @@ def _from_datasets(data: Any, name: str, split: str) -> Iterator[tuple[str, Reco
 def _saved(path: Path) -> Any:
     try:
         from datasets import load_from_disk
+        from datasets.exceptions import DatasetsError
     except ImportError as error:
         raise MissingDependencyError(_needs("a folder that datasets.save_to_disk wrote", "datasets")) from error
     try:
         return load_from_disk(str(path))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, DatasetsError) as error:
         raise DataError(f"{path} cannot be read as a saved data set: {_first_line(error)}") from error
 
 
@@ -180,11 +181,15 @@ def _hub(name: str, subset: str | None) -> Any:
     """A data set of the hub, or of a folder whose files `datasets` knows how to read."""
     try:
         from datasets import load_dataset
+        from datasets.exceptions import DatasetGenerationError, DatasetsError
     except ImportError as error:
         raise MissingDependencyError(_needs(f"path={name}", "datasets")) from error
     try:
         return load_dataset(name, subset)
-    except (OSError, ValueError) as error:
+    except DatasetGenerationError as error:
+        why = _first_line(error.__cause__ or error)
+        raise DataError(f"path={name} holds a file that cannot be read: {why}") from error
+    except (OSError, ValueError, DatasetsError) as error:
         raise DataError(
             f"path={name} is not a file here, and cannot be had from the Hugging Face hub: {_first_line(error)} Check "
             "the name and the connection, or give a local copy."
@@ -217,7 +222,7 @@ def column(row: Record, name: str) -> Json:
     return found
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
