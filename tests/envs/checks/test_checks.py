@@ -14,6 +14,7 @@ from assay.envs import BuildContext, Environment, Message, Score, StepResult, Ta
 from assay.envs.base import build_data
 from assay.envs.checks.plays import builders_of, garbage, play_all
 from assay.envs.checks.report import CheckReport, report_of
+from assay.envs.environment import EachByItself
 from assay.errors import ConfigError
 
 CONTEXT = BuildContext(seed=0, max_turns=1, cache_dir=Path("cache"))
@@ -68,6 +69,15 @@ def test_pay_for_anything_is_seen_without_best_answers() -> None:
     report = checked(scoring(lambda self, task, text: 1.0, gold=no_gold))
     assert kinds(report) == ["constant"] and "Garbage and an empty answer earned 1" in report.problems[0].message
     assert kinds(checked(scoring(lambda self, task, text: 0.0, gold=no_gold))) == []
+
+
+def test_scores_of_a_group_are_said_not_to_be_played() -> None:
+    class Ranked(EachByItself):
+        async def score_group(self, trajectories: Any) -> list[Score]:
+            raise NotImplementedError
+
+    report = checked(scoring(Sound.score, group=lambda self, task: Ranked(task, self)))
+    assert kinds(report) == [] and "score_group" in report.notes[0]
 
 
 CALLS: list[int] = []

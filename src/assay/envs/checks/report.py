@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean, median
 from typing import get_args
 
-from assay.envs.base import EnvData
+from assay.envs.base import EnvData, GroupScorer, iter_builders
 from assay.envs.checks.plays import Answer, Play, tasks_of
 from assay.types import Json, Task
 
@@ -249,6 +250,8 @@ def _notes(data: EnvData, heldout: Sequence[Task], plays: Sequence[Play]) -> Ite
             "No best answers are known, so it was not checked that they earn most. Give tasks an answer, or define "
             "gold(self, task)."
         )
+    if any(isinstance(builder, GroupScorer) for builder in itertools.islice(iter_builders(data.train), 1)):
+        yield "A group's answers are scored together (score_group) in a run, which was not played here."
     corpus = data.tokenizer_corpus
     if corpus is not None:
         known = set(corpus.alphabet) or set().union(*corpus.texts)
