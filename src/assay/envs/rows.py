@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import chz
 
-from assay.config import MAY_CHANGE, AtLeast, Code, refuse
+from assay.config import DATA, MAY_CHANGE, AtLeast, Code, refuse
 from assay.envs.base import BuildContext, Env, EnvData, StepResult
 from assay.envs.environment import TEST, TRAIN, Environment
 from assay.envs.judged import EngineScorer
@@ -30,14 +30,14 @@ _FIELD = re.compile(r"\{\{|\}\}|\{(\w+(?:\.\w+)*)\}")
 class RowsDatasetBuilder(Environment):
     """Prompts and answers from JSON lines, CSV, parquet or a Hugging Face data set, judged by rewards."""
 
-    path: str = ""
+    path: Annotated[str, DATA] = ""
     """A `.jsonl`, `.json`, `.csv`, `.tsv` or `.parquet` file; a folder that `datasets` wrote, or one with
     `train.jsonl` (or another kind); or the id of a Hugging Face data set."""
     subset: str | None = None
     """The configuration of a hub data set that has several."""
     train_split: str = "train"
     """Which rows of a folder or a hub data set to train on."""
-    test_path: str | None = None
+    test_path: Annotated[str | None, DATA] = None
     """Where held-out rows are; null means `path`."""
     test_split: str | None = None
     """Which rows of a folder or a hub data set are held out. Where neither this nor `test_path` is set, `test_fraction`
@@ -91,7 +91,7 @@ class RowsDatasetBuilder(Environment):
         if self.test_path is None and self.test_split is None:
             return held_out(train, self.test_fraction, self.path)
         test = self._read(self.test_path or self.path, self.test_split or "test", TEST)
-        return held_apart(train, test, self.path)
+        return held_apart(train, test, self.path, by_prompt=True)
 
     def describe(self) -> str:
         """See `DatasetBuilder.describe`."""
@@ -126,6 +126,7 @@ class RowsDatasetBuilder(Environment):
         prompt = column(row, self.prompt_column) if self.template is None else fill(self.template, row, place)
         try:
             messages = messages_of(prompt)
+            "".join(message.content for message in messages).encode()
         except (TypeError, ValueError) as error:
             raise DataError(f"{place}, column {self.prompt_column}: {str(error)[:200]}.") from None
         if self.system is not None:

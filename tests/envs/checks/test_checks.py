@@ -54,10 +54,20 @@ def test_a_sound_environment_has_no_problems() -> None:
     assert {name: earned.mean for name, earned in report.earned.items()} == {
         "gold": 1.0,
         "shuffled": 0.0,
+        "listed": 0.0,
         "garbage": 0.0,
         "empty": 0.0,
     }
     assert all(earned.plays == 16 for earned in report.earned.values())
+
+
+def test_pay_for_anything_is_seen_without_best_answers() -> None:
+    def no_gold(self: Any, task: Task) -> None:
+        return None
+
+    report = checked(scoring(lambda self, task, text: 1.0, gold=no_gold))
+    assert kinds(report) == ["constant"] and "Garbage and an empty answer earned 1" in report.problems[0].message
+    assert kinds(checked(scoring(lambda self, task, text: 0.0, gold=no_gold))) == []
 
 
 CALLS: list[int] = []
@@ -73,6 +83,11 @@ def unsteady(self: Any, task: Task, text: str) -> float:
     [
         (lambda self, task, text: 0.5, "constant", "Every answer to every task earned 0.5"),
         (lambda self, task, text: text == task.answer, "constant", "earned 0, best answers and garbage alike"),
+        (
+            lambda self, task, text: str(task.answer) in text,
+            "order",
+            "On 8 of 8 tasks a list of several tasks' best answers earned as much as the best answer.",
+        ),
         (unsteady, "unstable", "earned something else when played again, such as gold on '"),
         (
             lambda self, task, text: -len(text) if text != str(task.answer) else -99,
@@ -167,7 +182,7 @@ def test_without_best_answers_that_is_said_and_nothing_is_made_up() -> None:
 def test_a_broken_env_is_one_problem(env: Callable[..., Any], words: str) -> None:
     report = checked(scoring(Sound.score, env=env))
     assert kinds(report) == ["errors"] and words in report.problems[0].message
-    assert "64 of 64 plays (empty, garbage, gold, shuffled)" in report.problems[0].message
+    assert "80 of 80 plays (empty, garbage, gold, listed, shuffled)" in report.problems[0].message
 
 
 def said(value: object) -> Callable[..., Any]:

@@ -18,8 +18,11 @@ from assay.types import Task
 
 logger = logging.getLogger(__name__)
 
-Answer = Literal["gold", "shuffled", "garbage", "empty"]
-"""What is played: a best answer, that of another task, random characters, nothing."""
+Answer = Literal["gold", "shuffled", "listed", "garbage", "empty"]
+"""What is played: a best answer, that of another task, a list of several tasks' with the right one among them, random
+characters, nothing."""
+LISTED = 4
+"""Other answers in a list."""
 ROUNDS = 2
 """Times that each answer is played, each time by envs of a group of its own."""
 MOST_TASKS = 100_000
@@ -95,9 +98,13 @@ def _answers(place: int, best: Sequence[str | None]) -> Iterator[tuple[Answer, s
     own = best[place]
     if own is not None:
         yield "gold", own
-        others = [text for text in (*best[place + 1 :], *best[:place]) if text not in (None, own)]
+        around = (*best[place + 1 :], *best[:place])
+        others = list(dict.fromkeys(text for text in around if text is not None and text != own))
         if others:
-            yield "shuffled", str(others[0])
+            yield "shuffled", others[0]
+        if len(others) >= LISTED:
+            half = LISTED // 2
+            yield "listed", "\n".join([*others[:half], own, *others[half:LISTED]])
     yield "garbage", garbage(place)
     yield "empty", ""
 

@@ -154,9 +154,9 @@ class _Worker(threading.Thread):
     def run(self) -> None:
         """Work until there is no more."""
         while (job := self._jobs.get()) is not None:
+            self._take(job)  # first: whoever cancels it from now on finds this worker
             if not job.future.set_running_or_notify_cancel():
                 continue
-            self._take(job)
             try:
                 job.future.set_result(self._run(job.payload))
             except (ConfigError, RewardError) as error:
