@@ -85,3 +85,13 @@ def test_own_tasks_are_sound(settings: list[str], capsys: pytest.CaptureFixture[
     size = ["dataset_builder.num_train=12", "dataset_builder.num_heldout=6"]
     assert main(["check", *settings, *size, "--tasks", "6"]) == 0
     assert "gold " in capsys.readouterr().out
+
+
+def test_what_a_reward_raises_cannot_steer_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hostile.py").write_text(OWN.replace("return self.paid *", 'raise ValueError("\\x1b[2J")  #'))
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "hostile.py:Sums"]) == 3
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err and "ValueError: ␛[2J" in said.out

@@ -77,7 +77,7 @@ def describe(name: str, report: CheckReport) -> str:
         lines += [f"{number}. {problem.kind}: {problem.message}", f"   {problem.cure}"]
     if not report.problems:
         lines.append("Nothing wrong was found.")
-    return "\n".join(lines)
+    return inert("\n".join(lines))
 
 
 def _row(kind: str, earned: Earned) -> str:

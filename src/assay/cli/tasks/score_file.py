@@ -1,14 +1,15 @@
 """`assay score --input`: a file of completions scored with any reward, as a stream.
 
-One JSON object per line: `response` (or `completion`), and optionally `ground_truth`, `data_source`, `prompt` (text or
-messages) and `extra_info`. Any further key is a column, as the keys of `extra_info` are. The scores come out in the
-order of the input, each as soon as those before it are there.
+One JSON object per line: `response` (or `completion`), and optionally `ground_truth` (or `answer`), `data_source`,
+`prompt` (text or messages) and `extra_info`. Any further key is a column, as the keys of `extra_info` are. The scores
+come out in the order of the input, each as soon as those before it are there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,8 @@ from assay.integrations.common.scoring import HostScorer, sample_of
 from assay.integrations.common.settings import HostConfig
 from assay.rewards import Sample
 from assay.types import Json, Message, Score, messages_of
+
+logger = logging.getLogger(__name__)
 
 FIELDS = ("response", "completion", "ground_truth", "data_source", "prompt", "extra_info")
 """Keys that are no columns."""
@@ -36,7 +39,8 @@ def score_file(source: Path, target: Path, config: HostConfig) -> Mapping[str, J
     Raises:
         DataError: there is no such file, `target` is the same one, or a line is no JSON object or has no `response`.
         ConfigError: a failure policy, which nothing here would apply.
-        JudgeError, RewardError: see `RewardEngine.score_many`. What was scored before is in `target`.
+        JudgeError, RewardError: see `RewardEngine.score_many`. What was scored before is in a file beside `target`,
+            which the log names.
     """
     if not source.is_file():
         raise DataError(f"There is no file {source}. --input names a file of JSON lines.")
@@ -65,6 +69,7 @@ async def _score_file(source: Path, target: Path, scorer: HostScorer) -> Mapping
         counters = scorer.engine.counters()
     finally:
         scorer.close()
+        _leave(partial, tally.samples)
     cost = {name: int(counters.get(name, 0.0)) for name in ("calls", "prompt_tokens", "completion_tokens")}
     usd = counters.get("usd", 0.0)
     return {"input": str(source), "output": str(target), **tally.summary(), **cost, "usd": usd}
@@ -75,6 +80,16 @@ def _opened(path: Path) -> TextIO:
         return path.open("w", encoding="utf-8")
     except OSError as error:
         raise DataError(f"Cannot write {path}: {error.strerror}. Choose another --output.") from error
+
+
+def _leave(partial: Path, written: int) -> None:
+    """After a failure, keep scores that were written, and say where; an empty file is of no use."""
+    if not partial.exists():
+        return
+    if written:
+        logger.warning("The scores of the first %s samples are in %s.", f"{written:,}", partial)
+    else:
+        partial.unlink()
 
 
 def read_samples(source: Path) -> Iterator[Sample]:
@@ -110,7 +125,7 @@ def _sample(line: str, where: str) -> Sample:
         raise DataError(f"{where} has {twice[0]!r} twice: beside extra_info and in it. Leave one of them out.")
     return sample_of(
         response,
-        row.get("ground_truth"),
+        row.get("ground_truth", row.get("answer")),
         row.get("data_source") or "",
         {**columns, **extra} if isinstance(extra, dict) else extra,
         _prompt(row.get("prompt"), where),
