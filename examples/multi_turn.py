@@ -25,6 +25,7 @@ class GuessTheDigit(Environment):
         "model_name": "scratch",
         "lora_rank": 0,
         "learning_rate": 3e-3,
+        "grpo": {"entropy_coef": 0.03},
         "max_tokens": 2,
         "mode": "multi_turn",
         "gamma": 1.0,  # a won game pays each of its turns alike

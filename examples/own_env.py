@@ -12,6 +12,7 @@ class LargestDigit(Environment):
         "model_name": "scratch",
         "lora_rank": 0,
         "learning_rate": 3e-3,
+        "grpo": {"entropy_coef": 0.03},
         "max_tokens": 2,
         "log_path": "runs/largest_digit",
         "scratch": {"hidden_size": 64, "num_layers": 2, "context_length": 16},

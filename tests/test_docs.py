@@ -8,9 +8,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from assay.config import Layer
+from assay.config.loader import Draft
+from assay.config.schema import settings
+from assay.training.config import TrainingConfig
+
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"`([^`]+)`")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -45,3 +51,15 @@ def pages_of(value: object) -> list[str]:
         return [value]
     assert isinstance(value, list)
     return [page for entry in value for page in entry.values()]
+
+
+def test_the_settings_that_users_of_other_trainers_are_told_of_are_there() -> None:
+    """The second columns of the tables in migrating.md: `key`, `key=value` or several of them."""
+    text = (ROOT / "docs/migrating.md").read_text(encoding="utf-8")
+    cells = [line.split("|")[2] for line in text.splitlines() if line.startswith("| `")]
+    keys = {word.partition("=")[0] for cell in cells for span in CODE.findall(cell) for word in span.split()}
+    draft = Draft(TrainingConfig, [Layer("test", {"dataset_builder": "rows"})])
+    known = {*draft.keys(), "loss_fn_config.clip_low_threshold", "loss_fn_config.clip_high_threshold"}
+    written = {key for key in keys if "." in key or key in settings(TrainingConfig)}
+    assert len(written) > 20
+    assert not written - known

@@ -228,7 +228,7 @@ ENV = "    def env(self, task): return"
 @pytest.mark.parametrize(
     ("score", "more", "words"),
     [
-        ("return {}[text]", "", r"KeyError: '.*' \(.*broken\.py, line 11\)\. For this "),
+        ("return {}[text]", "", r"KeyError: '.*' \(.*broken\.py, line 11\)\. None of the "),
         ("return '1'", "", r"Broken\.score \(.*broken\.py, line 10\) returned '1' \(str\)"),
         ("", f"{ENV} Own('reset', 'hello')", r"TypeError: Own\.reset\(\) returned 'hello', and not a list of Message"),
         ("", f"{ENV} Own('step', 1.0)", r"TypeError: Own\.step\(\) returned 1\.0, and not a StepResult"),

@@ -1,9 +1,11 @@
+import logging
 import unicodedata
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.terminal import clipped, inert
+from assay.training.logs import StderrHandler
 
 ESCAPES = [
     "\x1b[2J\x1b[H",  # clear the screen
@@ -45,3 +47,9 @@ def test_one_line_has_no_line_ends():
 
 def test_a_clipped_line_says_so():
     assert (clipped("abcdef", 4), clipped("abcd", 4)) == ("abc…", "abcd")
+
+
+def test_the_log_prints_what_it_quotes_inert(capsys):
+    handler = StderrHandler()
+    handler.handle(logging.makeLogRecord({"msg": "first\nreason: %s", "args": (ESCAPES[0],)}))
+    assert capsys.readouterr().err == "first\nreason: ␛[2J␛[H\n"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,24 @@ def test_the_machine_is_looked_over_and_no_key_is_shown(
     assert found["API key"].ok and "secret" not in out
     assert status == (0 if all(row.ok for row in found.values()) else 3)
     assert all(row.cure for row in found.values() if not row.ok)
+
+
+@pytest.mark.parametrize(("package", "row", "extra"), [("chess", "engine", "chess"), ("torch", "versions", "torch")])
+def test_a_package_that_is_not_installed_is_a_row_and_not_the_end(package: str, row: str, extra: str) -> None:
+    code = (
+        "import sys, importlib.abc\n"
+        "class Hidden(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.partition('.')[0] == {package!r}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Hidden())\n"
+        "from assay.cli import main\nsys.exit(main.main(['doctor', '--json']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    found = rows(done.stdout)
+    assert done.returncode == 3 and not done.stderr
+    assert not found[row].ok and package in found[row].found
+    assert extra in found[row].cure and "disk: caches" in found
 
 
 def test_a_run_is_asked_only_for_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

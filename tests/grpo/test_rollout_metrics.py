@@ -130,3 +130,12 @@ def test_a_group_is_constant_when_its_known_rewards_do_not_differ(values, consta
     ]
     assert has_constant_rewards(group(t, *members)) is constant
     assert rollout_metrics([group(t, *members)])["rollout/constant_group_fraction"] == float(constant)
+
+
+def test_the_reward_of_constant_groups_tells_solved_tasks_from_hopeless_ones():
+    t = task()
+    solved, failed, mixed = (group(t, *(rollout(t, turn(v)) for v in vs)) for vs in ((1.0, 1.0), (-0.5,), (0.0, 1.0)))
+    assert rollout_metrics([solved, mixed])["rollout/constant_group_reward"] == 1.0
+    assert rollout_metrics([solved, failed])["rollout/constant_group_reward"] == 0.5
+    unknown = group(t, rollout(t, ERRORED, end="errored"))
+    assert "rollout/constant_group_reward" not in rollout_metrics([mixed, unknown])

@@ -72,9 +72,16 @@ def test_on_failure_raise_ends_the_step() -> None:
 
 
 def test_a_missing_column_is_named_with_those_there_are() -> None:
-    with pytest.raises(DataError, match=r"no column 'ground_truth'.*Columns: answer"):
-        call(reward_func(LOCAL), ["a"], answer=["a"])
-    assert call(reward_func(LOCAL, ground_truth="answer", name="mine"), ["a"], answer=["a"])[0] == [1.0]
+    with pytest.raises(DataError, match=r"no column 'ground_truth'.*Columns: truth"):
+        call(reward_func(LOCAL), ["a"], truth=["a"])
+    assert call(reward_func(LOCAL, ground_truth="truth", name="mine"), ["a"], truth=["a"])[0] == [1.0]
+
+
+def test_answer_is_the_ground_truth_where_no_column_has_its_name() -> None:
+    assert call(reward_func(LOCAL), ["a b"], answer=["a b"])[0] == [1.0]
+    assert call(reward_func(LOCAL), ["a b"], answer=["x y"], ground_truth=["a b"])[0] == [1.0]
+    with pytest.raises(DataError, match="no column 'truth'"):
+        call(reward_func(LOCAL, ground_truth="truth"), ["a b"], answer=["a b"])
 
 
 def test_columns_of_different_lengths_are_refused() -> None:

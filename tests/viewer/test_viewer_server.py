@@ -145,13 +145,24 @@ def test_a_run_that_is_removed_meanwhile_is_one_line(server: ViewerServer, run: 
 
 def test_the_command_serves_until_it_is_interrupted(run: Path) -> None:
     command = [sys.executable, "-m", "assay", "view", str(run), "--serve"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Tests that a shell started in the background ignore SIGINT, and so would what they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
         assert process.stdout is not None
         said = process.stdout.readline()
         assert said.startswith("Serving at http://127.0.0.1:") and "Ctrl-C" in said
         os.kill(process.pid, signal.SIGINT)
-        rest, errors = process.communicate()
+        rest, errors = process.communicate(timeout=60)
         assert process.returncode == 0 and rest.strip() == "" and errors == ""
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_large_run_is_served_and_says_why(

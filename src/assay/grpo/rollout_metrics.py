@@ -48,8 +48,11 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         **_tag_metrics(judged),
     }
     metrics["rollout/groups"] = float(len(groups))
+    constant = [group for group in groups if has_constant_rewards(group)]
     if groups:
-        metrics["rollout/constant_group_fraction"] = float(np.mean([has_constant_rewards(group) for group in groups]))
+        metrics["rollout/constant_group_fraction"] = len(constant) / len(groups)
+    if rewards := _rewards([rollout for group in constant for rollout in group.trajectories if not rollout.errored]):
+        metrics["rollout/constant_group_reward"] = float(np.mean(rewards))
     return metrics
 
 

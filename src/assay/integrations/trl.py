@@ -21,6 +21,8 @@ from assay.types import Message, Score
 
 TOTALS = ("calls", "cache_hits", "shared", "refusals", "failures", "usd")
 """Counters of the engine that are logged as what a batch added to them."""
+TRUTH, ANSWER = "ground_truth", "answer"
+"""Columns that hold the ground truth unless another one is named: the second where the first is missing."""
 _TRAINERS_OWN = ("trainer_state", "environments", "log_extra", "log_metric")
 
 
@@ -37,7 +39,7 @@ class RewardFunction(Protocol):
 def reward_func(
     reward: str | Sequence[str] | AnyReward | Callable[..., Any] = "monitor",
     *,
-    ground_truth: str | None = "ground_truth",
+    ground_truth: str | None = TRUTH,
     data_source: str | None = None,
     name: str | None = None,
     **settings: Any,
@@ -46,8 +48,8 @@ def reward_func(
 
     Args:
         reward: where to find one or several (`assay.integrations.common.settings`), a reward, or a plain function.
-        ground_truth: column of the data set that holds it; None where the reward wants none. A function takes any
-            column by its name, and does not need this one.
+        ground_truth: column of the data set that holds it (`ground_truth`, or `answer` where there is no such column);
+            None where the reward wants none. A function takes any column by its name, and does not need this one.
         data_source: column that says where a sample is from; None leaves it empty.
         name: name in TRL's logs; the reward's own by default.
         settings: see `assay.integrations.common.settings`, nested or dotted: `judge={"model": ...}, engine={...}`.
@@ -82,6 +84,8 @@ def _samples(
     optional: Set[str],
 ) -> list[Sample]:
     data = {name: values for name, values in columns.items() if name not in (*_TRAINERS_OWN, "completion_ids")}
+    if read["ground_truth"] == TRUTH and TRUTH not in data and ANSWER in data:
+        read = {**read, "ground_truth": ANSWER}
     for purpose, column in read.items():
         if column is not None and column not in data and column not in optional:
             raise DataError(
@@ -94,7 +98,9 @@ def _samples(
     samples = []
     for index, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         row = {name: values[index] for name, values in data.items()}
-        truth = row.get(read["ground_truth"] or "")
+        # A function takes this column by its name anyway; as the ground truth it would also stand for `answer`.
+        by_name = "ground_truth" in optional and read["ground_truth"] == "ground_truth"
+        truth = None if by_name else row.get(read["ground_truth"] or "")
         source = row.get(read["data_source"] or "", "")
         samples.append(sample_of(text_of(completion), truth, source, row, messages_of(prompt)))
     return samples

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from assay.backends.config import LocalBackend
-from assay.backends.probe import check_agreement
 from assay.envs.base import EnvData, build_data, iter_builders
 from assay.errors import AssayError
 from assay.rewards.client.resources import key_check
 from assay.rewards.config import JudgeConfig
 from assay.storage.files import disk_check
 from assay.training.config import TrainingConfig
-from assay.training.dry_run import foresee
-from assay.training.session import check_data, open_policy
-from assay.training.settle import settle
 from assay.types import Check, SamplingParams
 
 __all__ = ["examine_machine", "examine_run"]
 
 
 async def examine_machine() -> list[Check]:
-    """Everything that Assay can use, whatever a run needs of it."""
-    from assay.backends.local.hardware import checks as device_checks
-    from assay.envs.chess.engine.engine_check import engine_check
-    from assay.envs.chess.engine.stockfish import StockfishConfig
+    """Everything that Assay can use, whatever a run needs of it; a package that is not installed is a row too."""
     from assay.kernels.compile.toolkit import checks as compiler_checks
     from assay.sandbox.host.probe import checks as sandbox_checks
 
     return [
-        *device_checks(LocalBackend()),
-        await engine_check(StockfishConfig()),
+        *await _or_lacking("versions", "torch", _device_checks),
+        *await _or_lacking("engine", "chess", _engine_checks),
         *sandbox_checks(),
         *compiler_checks(),
         key_check(JudgeConfig()),
@@ -39,8 +33,31 @@ async def examine_machine() -> list[Check]:
     ]
 
 
+async def _device_checks() -> list[Check]:
+    from assay.backends.local.hardware import checks
+
+    return checks(LocalBackend())
+
+
+async def _engine_checks() -> list[Check]:
+    from assay.envs.chess.engine.engine_check import engine_check
+    from assay.envs.chess.engine.stockfish import StockfishConfig
+
+    return [await engine_check(StockfishConfig())]
+
+
+async def _or_lacking(name: str, extra: str, look: Callable[[], Awaitable[list[Check]]]) -> list[Check]:
+    """What was seen, or one row that names the package without which nobody can look, and the extra that brings it."""
+    try:
+        return await look()
+    except ModuleNotFoundError as error:
+        return [Check(name, False, f"{error.name} is not installed", f"pip install 'assay-rl[{extra}]'")]
+
+
 async def examine_run(config: TrainingConfig) -> list[Check]:
     """What the run of a config needs: its device, disk and environment, its chat template, and its very policy."""
+    from assay.training.settle import settle  # which imports torch: the machine is examined without it, too
+
     found: list[Check] = []
     if config.backend == "local":
         from assay.backends.local.hardware import checks as device_checks
@@ -62,6 +79,10 @@ async def examine_run(config: TrainingConfig) -> list[Check]:
 
 
 async def _policy_checks(config: TrainingConfig, data: EnvData) -> list[Check]:
+    from assay.backends.probe import check_agreement
+    from assay.training.dry_run import foresee
+    from assay.training.session import check_data, open_policy
+
     memory, obstacle = foresee(config, data, None)
     if obstacle:
         return [Check("model", False, " ".join([*memory, obstacle]), "see there; the model was not loaded")]

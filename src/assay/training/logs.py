@@ -7,13 +7,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from assay.terminal import inert
+
 
 class StderrHandler(logging.Handler):
     """Writes to whatever `sys.stderr` is at the time, so that log lines go around a progress display."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record as a line."""
-        sys.stderr.write(f"{self.format(record)}\n")
+        """Write one record as a line. What it quotes (an answer, a judge, an exception) must not steer a terminal."""
+        sys.stderr.write(f"{inert(self.format(record))}\n")
 
 
 @contextmanager

@@ -30,6 +30,16 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "sums.py:Sums"
 
 
+def test_what_a_score_raises_cannot_steer_the_terminal(own: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path("sums.py")
+    file.write_text(
+        file.read_text().replace("return self.paid", "raise ValueError('\\x1b[2J' + text)\n        return 0")
+    )
+    assert main(["check", own]) == 3
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "ValueError: \u241b[2J" in out
+
+
 def test_nothing_wrong(own: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", own]) == 0
     out = capsys.readouterr().out
@@ -75,3 +85,13 @@ def test_own_tasks_are_sound(settings: list[str], capsys: pytest.CaptureFixture[
     size = ["dataset_builder.num_train=12", "dataset_builder.num_heldout=6"]
     assert main(["check", *settings, *size, "--tasks", "6"]) == 0
     assert "gold " in capsys.readouterr().out
+
+
+def test_what_a_reward_raises_cannot_steer_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hostile.py").write_text(OWN.replace("return self.paid *", 'raise ValueError("\\x1b[2J")  #'))
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "hostile.py:Sums"]) == 3
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err and "ValueError: ␛[2J" in said.out

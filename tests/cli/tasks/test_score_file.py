@@ -8,6 +8,7 @@ from benchmarks.common.judge_behaviour import Behaviour
 from benchmarks.common.judge_server import JudgeServer
 
 from assay.cli.main import main
+from assay.cli.tasks.score_file import read_samples
 
 
 def write(path: Path, rows: list[object]) -> Path:
@@ -59,7 +60,8 @@ def test_what_is_not_in_the_cache_is_errored_offline(tmp_path: Path, capsys: pyt
         ("no json", "line 2 has no `response`"),
         ({"text": "4"}, "line 2 has no `response`"),
         ({"response": "4", "level": 1, "extra_info": {"level": 2}}, "'level' twice"),
-        ({"response": "4", "prompt": [{"role": "user"}]}, "role and content"),
+        ({"response": "4", "prompt": [{"role": "user"}]}, "is not a message: it needs a role"),
+        ({"response": "4", "prompt": [{"role": "boss", "content": "?"}]}, "is not a message: it needs a role"),
         ({"response": "4", "extra_info": "x"}, "extra_info"),
     ],
 )
@@ -97,6 +99,15 @@ def test_a_failed_attempt_leaves_earlier_scores_alone(tmp_path: Path, capsys: py
         assert main([*command, f"judge.base_url={judge.base_url.removesuffix('/v1')}"]) == 1
         assert "most end in /v1" in capsys.readouterr().err
     assert (tmp_path / "said.scores.jsonl").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["said.jsonl", "said.scores.jsonl"]
+
+
+def test_answer_is_the_ground_truth_of_a_line_without_one(tmp_path: Path) -> None:
+    source = write(
+        tmp_path / "said.jsonl",
+        [{"response": "a", "answer": "7"}, {"response": "a", "ground_truth": "8", "answer": "9"}],
+    )
+    assert [sample.ground_truth for sample in read_samples(source)] == ["7", "8"]
 
 
 @pytest.mark.parametrize(("given", "said"), [("missing.jsonl", "There is no file"), ("latin.jsonl", "not UTF-8")])

@@ -340,3 +340,14 @@ def test_events_with_anything_in_them_stay_text(tmp_path: Path) -> None:
     report = run_report(replace(records, events=[event]), config, environment(tasks()), {})
     page = render(report, None)
     assert page.count(escape(HOSTILE)) >= 3 and HOSTILE not in page
+
+
+def test_regular_health_reports_are_no_alarms(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "run")
+    asyncio.run(record(config, tasks()))
+    records = read_run(config.log_path)
+    regular = {"step": 9, "kind": "health_report", "level": "info", "message": "entropy 0.92 exact"}
+    alarm = {"step": 10, "kind": "entropy_floor", "level": "warning", "message": "The entropy is low."}
+    for events, said in (([regular, alarm], "The entropy is low."), ([regular], "None.")):
+        text = text_of(render(run_report(replace(records, events=events), config, environment(tasks()), {}), None))
+        assert said in text.partition("Alarms")[2] and "0.92 exact" not in text

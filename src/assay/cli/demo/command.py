@@ -122,6 +122,7 @@ class Demo:
         self._root, self._config, self._console = root, config, console
         self._trained = chz.replace(config, log_path=root / GRPO)
         self._control: Control | None = None
+        self._control_is_done = False
         begun = read_object(root / CONTROL / "config.json")
         self._steps: int | None = begun["sft"]["num_steps"] if begun is not None else None
         """Steps of the control; None until they are chosen."""
@@ -189,9 +190,12 @@ class Demo:
         metrics = MetricsFile(config.log_path / METRICS_FILE)
         story = Story(config, batches, self._say, lambda: asyncio.run(known_baselines(config, data)))
         story.begin(metrics.new())
-        going = True
+        going, failed = True, False
         while going:
             self._begin_control(metrics.rows, batches)
+            if self._control is not None and self._control.failed and not failed:
+                failed = True
+                self._say("  The control has stopped early. GRPO goes on; what went wrong is said when it is done.")
             going = not ended.wait(POLL_S)
             for row in metrics.new():
                 story.row(row)
@@ -199,11 +203,14 @@ class Demo:
 
     def _begin_control(self, rows: Sequence[Row], batches: int) -> None:
         """Start the control or go on with it, where its length is known."""
-        if self._control is not None:
+        if self._control is not None or self._control_is_done:
             return
         if self._steps is None and is_foreseeable(rows, self._trained, batches):
             self._steps = control_steps(rows, batches)
-        if self.control is not None and not self._is_done(self.control):
+        if self.control is None:
+            return
+        self._control_is_done = self._is_done(self.control)
+        if not self._control_is_done:
             log = self._root / CONTROL_LOG
             self._say(
                 f"  The control starts in a process of its own: warm-up alone, {self._steps:,} steps, as much CPU time "

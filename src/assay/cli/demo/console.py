@@ -46,6 +46,11 @@ def show(console: Console, outcome: Outcome, root: Path, run: Path) -> None:
     console.print()
     shares = ", ".join(f"{share:.0%}" for share in outcome.constant_groups)
     say(console, f"Constant groups (all answers earned the same: nothing to learn), by fifths of GRPO: {shares}.")
+    if rewards := outcome.constant_group_rewards:
+        say(
+            console,
+            f"Their mean reward went from {rewards[0]:.2f} to {rewards[-1]:.2f}, high where solved.",
+        )
     for text in cost_notes(outcome):
         say(console, text)
     console.print()

@@ -87,6 +87,11 @@ class Control:
         """CPU seconds of the process itself, without those of its verifiers; 0 until it has ended."""
         return float(self._cpu_s.value)
 
+    @property
+    def failed(self) -> bool:
+        """Whether the process ended before the run did; `wait` says why."""
+        return bool(self._process.exitcode)
+
     def wait(self, seconds: float) -> bool:
         """Whether the run has come to its end, within so many seconds.
 

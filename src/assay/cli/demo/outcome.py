@@ -58,10 +58,19 @@ class Outcome:
     @property
     def constant_groups(self) -> list[float]:
         """Share of GRPO's groups whose answers all earned the same, in each fifth of its batches."""
-        shares = [share for _, share in self.trained.curve("rollout/constant_group_fraction", "rl")]
-        bounds = [round(part * len(shares) / PARTS) for part in range(PARTS + 1)]
-        parts = [shares[a:b] for a, b in itertools.pairwise(bounds)]
-        return [fmean(part) for part in parts if part]
+        return _by_parts([share for _, share in self.trained.curve("rollout/constant_group_fraction", "rl")])
+
+    @property
+    def constant_group_rewards(self) -> list[float]:
+        """Mean reward in the constant groups, in each fifth of the batches that had any."""
+        return _by_parts([reward for _, reward in self.trained.curve("rollout/constant_group_reward", "rl")])
+
+
+def _by_parts(values: Sequence[float]) -> list[float]:
+    """Means over `PARTS` parts of equal length, in order, without empty ones."""
+    bounds = [round(part * len(values) / PARTS) for part in range(PARTS + 1)]
+    parts = [values[a:b] for a, b in itertools.pairwise(bounds)]
+    return [fmean(part) for part in parts if part]
 
 
 def outcome_of(
@@ -155,6 +164,7 @@ def result_record(outcome: Outcome) -> dict[str, Json]:
         },
         "verdicts": outcome.verdicts,
         "constant_groups": outcome.constant_groups,
+        "constant_group_rewards": outcome.constant_group_rewards,
         "control_steps": len(outcome.control.curve("sft/loss", "sft")),
         **costs(outcome),
     }

@@ -12,6 +12,7 @@ from assay.envs.base import BuildContext, DatasetBuilder, build_data
 from assay.envs.checks.plays import builders_of, play_all
 from assay.envs.checks.report import CheckReport, Earned, report_of
 from assay.errors import ConfigError
+from assay.terminal import inert
 
 FOUND = 3
 """Exit status where something is wrong: 1 and 2 say that nothing was checked."""
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     context = config.build_context()
     report = asyncio.run(check(config.active_builder, context, args.tasks))
     name = type(config.active_builder).__name__
-    print(json.dumps({"environment": name, **report.to_json()}) if args.json else describe(name, report))
+    print(json.dumps({"environment": name, **report.to_json()}) if args.json else inert(describe(name, report)))
     return FOUND if report.problems else 0
 
 
@@ -76,7 +77,7 @@ def describe(name: str, report: CheckReport) -> str:
         lines += [f"{number}. {problem.kind}: {problem.message}", f"   {problem.cure}"]
     if not report.problems:
         lines.append("Nothing wrong was found.")
-    return "\n".join(lines)
+    return inert("\n".join(lines))
 
 
 def _row(kind: str, earned: Earned) -> str:

@@ -37,6 +37,7 @@ class {name}(Environment):
         "model_name": "scratch",
         "lora_rank": 0,
         "learning_rate": 3e-3,
+        "grpo": {{"entropy_coef": 0.03}},  # keeps answers varied while all of them are wrong
         "max_tokens": 2,
         "log_path": "runs/{stem}",
         "scratch": {{"hidden_size": 64, "num_layers": 2, "context_length": 16}},
@@ -92,6 +93,7 @@ class {name}(Environment):
         "model_name": "scratch",
         "lora_rank": 0,
         "learning_rate": 3e-3,
+        "grpo": {{"entropy_coef": 0.03}},  # keeps answers varied while all of them are wrong
         "max_tokens": 2,
         "mode": "multi_turn",
         "gamma": 1.0,
@@ -195,7 +197,8 @@ def next_commands(file: Path, kind: str) -> list[str]:
         task = f"{file}:{class_name(file.stem)}"
         return [f"assay check {task}", f"assay train dataset_builder={task}"]
     rows = f"dataset_builder.path={file.with_suffix('.jsonl')} dataset_builder.reward={file}:correct"
-    scratch = "model_name=scratch lora_rank=0 learning_rate=3e-3 max_tokens=3 scratch.context_length=16"
+    scratch = "model_name=scratch lora_rank=0 learning_rate=3e-3 grpo.entropy_coef=0.03 max_tokens=3"
+    scratch += " scratch.context_length=16"
     size = "dataset_builder.batch_size=16 dataset_builder.group_size=16 dataset_builder.num_epochs=40"
     return [
         f"assay check rows {rows}",

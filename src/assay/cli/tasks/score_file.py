@@ -1,14 +1,15 @@
 """`assay score --input`: a file of completions scored with any reward, as a stream.
 
-One JSON object per line: `response` (or `completion`), and optionally `ground_truth`, `data_source`, `prompt` (text or
-messages) and `extra_info`. Any further key is a column, as the keys of `extra_info` are. The scores come out in the
-order of the input, each as soon as those before it are there.
+One JSON object per line: `response` (or `completion`), and optionally `ground_truth` (or `answer`), `data_source`,
+`prompt` (text or messages) and `extra_info`. Any further key is a column, as the keys of `extra_info` are. The scores
+come out in the order of the input, each as soon as those before it are there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,9 @@ from assay.errors import ConfigError, DataError
 from assay.integrations.common.scoring import HostScorer, sample_of
 from assay.integrations.common.settings import HostConfig
 from assay.rewards import Sample
-from assay.types import Json, Message, Score
+from assay.types import Json, Message, Score, messages_of
+
+logger = logging.getLogger(__name__)
 
 FIELDS = ("response", "completion", "ground_truth", "data_source", "prompt", "extra_info")
 """Keys that are no columns."""
@@ -36,7 +39,8 @@ def score_file(source: Path, target: Path, config: HostConfig) -> Mapping[str, J
     Raises:
         DataError: there is no such file, `target` is the same one, or a line is no JSON object or has no `response`.
         ConfigError: a failure policy, which nothing here would apply.
-        JudgeError, RewardError: see `RewardEngine.score_many`. What was scored before is in `target`.
+        JudgeError, RewardError: see `RewardEngine.score_many`. What was scored before is in a file beside `target`,
+            which the log names.
     """
     if not source.is_file():
         raise DataError(f"There is no file {source}. --input names a file of JSON lines.")
@@ -65,6 +69,7 @@ async def _score_file(source: Path, target: Path, scorer: HostScorer) -> Mapping
         counters = scorer.engine.counters()
     finally:
         scorer.close()
+        _leave(partial, tally.samples)
     cost = {name: int(counters.get(name, 0.0)) for name in ("calls", "prompt_tokens", "completion_tokens")}
     usd = counters.get("usd", 0.0)
     return {"input": str(source), "output": str(target), **tally.summary(), **cost, "usd": usd}
@@ -77,6 +82,16 @@ def _opened(path: Path) -> TextIO:
         raise DataError(f"Cannot write {path}: {error.strerror}. Choose another --output.") from error
 
 
+def _leave(partial: Path, written: int) -> None:
+    """After a failure, keep scores that were written, and say where; an empty file is of no use."""
+    if not partial.exists():
+        return
+    if written:
+        logger.warning("The scores of the first %s samples are in %s.", f"{written:,}", partial)
+    else:
+        partial.unlink()
+
+
 def read_samples(source: Path) -> Iterator[Sample]:
     """The samples of a file, one by one.
 
@@ -84,7 +99,7 @@ def read_samples(source: Path) -> Iterator[Sample]:
         DataError: see `score_file`.
     """
     try:
-        with source.open(encoding="utf-8") as file:
+        with source.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield _sample(line, f"{source}, line {number}")
@@ -99,7 +114,7 @@ def _sample(line: str, where: str) -> Sample:
         row: Any = json.loads(line)
     except ValueError as error:
         raise DataError(
-            f"{where} is no JSON ({error}). Each line must be one JSON object with a `response`."
+            f"{where} is not valid JSON ({error}). Each line must be one JSON object with a `response`."
         ) from error
     response = row.get("response", row.get("completion")) if isinstance(row, dict) else None
     if not isinstance(response, str):
@@ -110,7 +125,7 @@ def _sample(line: str, where: str) -> Sample:
         raise DataError(f"{where} has {twice[0]!r} twice: beside extra_info and in it. Leave one of them out.")
     return sample_of(
         response,
-        row.get("ground_truth"),
+        row.get("ground_truth", row.get("answer")),
         row.get("data_source") or "",
         {**columns, **extra} if isinstance(extra, dict) else extra,
         _prompt(row.get("prompt"), where),
@@ -118,14 +133,10 @@ def _sample(line: str, where: str) -> Sample:
 
 
 def _prompt(prompt: Json, where: str) -> tuple[Message, ...]:
-    if prompt is None:
-        return ()
-    if isinstance(prompt, str):
-        return (Message("user", prompt),)
     try:
-        return tuple(Message(message["role"], message["content"]) for message in prompt)
-    except (TypeError, KeyError) as error:
-        raise DataError(f"{where}: prompt must be text or a list of messages with role and content.") from error
+        return () if prompt is None else messages_of(prompt)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where}: {str(error)[:200]}.") from None
 
 
 def _write(file: TextIO, index: int, score: Score) -> None:

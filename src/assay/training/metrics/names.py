@@ -38,6 +38,7 @@ ROLLOUTS: Mapping[str, str] = {
     "rollout/count": "Rollouts sampled.",
     "rollout/groups": "Groups sampled, those that `dynamic_sampling_rounds` added among them.",
     "rollout/constant_group_fraction": "Share of the groups whose rewards do not differ: they teach nothing.",
+    "rollout/constant_group_reward": "Mean reward in these groups: high where tasks are solved, low where all fail.",
     "rollout/scored": "Rollouts that were judged.",
     "rollout/scored_fraction": "Their share.",
     "rollout/invalid": "Rollouts whose last answer is unreadable or against the rules: the policy's fault.",

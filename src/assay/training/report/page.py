@@ -26,6 +26,8 @@ from assay.types import Json, Task
 
 MAX_EVENTS = 100
 """Alarms that are listed one by one."""
+HEALTH_REPORT = "health_report"
+"""Kind of the events that say every few steps how training is going; the charts show the same."""
 MAX_TEXT = 600
 """Characters of a prompt or an answer that are shown."""
 Figure = Callable[[Task, Sequence[str]], str]
@@ -203,6 +205,7 @@ def _earned(answer: Answer) -> str:
 
 
 def _events(events: Sequence[Mapping[str, Json]]) -> str:
+    events = [event for event in events if event.get("kind") != HEALTH_REPORT]  # regular figures, which are no alarm
     if not events:
         return '<section><h2>Alarms</h2><p class="soft">None.</p></section>'
     items = "".join(

@@ -136,7 +136,7 @@ class ResumePlan:
             replace_file(self.path / CONFIG, encode_json(self.config, indent=2) + b"\n")
         if self.code_changes:
             logger.warning(
-                "%s was started under other code (%s). The run goes on, but it is not guaranteed to equal an "
+                "%s was started under other code or data (%s). The run goes on, but it is not guaranteed to equal an "
                 "uninterrupted one bit for bit.",
                 self.path,
                 "; ".join(self.code_changes),
