@@ -16,7 +16,7 @@ _TRACE: Mapping[str, _Types] = {
     **dict.fromkeys(("step", "index", "group", "sample", "seed", "turn"), int),
     **dict.fromkeys(("phase", "split", "end"), str),
     **dict.fromkeys(("task", "score"), dict),
-    **dict.fromkeys(("text", "observation", "removed", "stop_reason"), (str, NoneType)),
+    **dict.fromkeys(("text", "thought", "observation", "removed", "stop_reason"), (str, NoneType)),
     **dict.fromkeys(("prompt_tokens", "completion_tokens", "policy_version"), (int, NoneType)),
     **dict.fromkeys(("reward", "advantage"), _NUMBER_OR_NONE),
     "messages": (list, NoneType),

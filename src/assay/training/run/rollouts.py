@@ -83,6 +83,8 @@ class Turn:
     prompt_tokens: int
     completion_tokens: int
     policy_version: int | None
+    thought: str | None = None
+    """What it thought before it answered, which was not judged; None where nothing parts the two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +366,7 @@ def _turn(record: Mapping[str, Json]) -> Turn:
         prompt_tokens=record.get("prompt_tokens") or 0,
         completion_tokens=record.get("completion_tokens") or 0,
         policy_version=record.get("policy_version"),
+        thought=record.get("thought"),
     )
 
 

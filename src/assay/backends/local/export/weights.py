@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from assay.backends.local.models import load_config, source_of
 from assay.errors import MissingDependencyError, ModelError
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -70,7 +71,7 @@ def write_model(
             own: torch.dtype = torch.float32
         else:
             own = _published_dtype(base)
-            below: Any = AutoModelForCausalLM.from_pretrained(_source(base), dtype=_DTYPES[trained_in])
+            below: Any = AutoModelForCausalLM.from_pretrained(source_of(base), dtype=_DTYPES[trained_in])
             whole = _merged(below.float(), model)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(f"The model {base or model} cannot be loaded ({_first_line(error)}).") from error
@@ -94,13 +95,8 @@ def adapter_base(model: Path) -> str | None:
     return str(json.loads(path.read_text())["base_model_name_or_path"]) if path.is_file() else None
 
 
-def _source(name: str) -> str:
-    path = Path(name).expanduser()
-    return str(path) if path.is_dir() else name
-
-
 def _published_dtype(name: str) -> torch.dtype:
-    found = getattr(AutoConfig.from_pretrained(_source(name)), "dtype", None)
+    found = getattr(load_config(name), "dtype", None)
     return found if isinstance(found, torch.dtype) else torch.float32
 
 
