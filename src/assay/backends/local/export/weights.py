@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from assay.backends.local.models import library_is_quiet, source_of
 from assay.errors import MissingDependencyError, ModelError
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -70,7 +71,7 @@ def write_model(
             own: torch.dtype = torch.float32
         else:
             own = _published_dtype(base)
-            below: Any = AutoModelForCausalLM.from_pretrained(_source(base), dtype=_DTYPES[trained_in])
+            below: Any = AutoModelForCausalLM.from_pretrained(source_of(base), dtype=_DTYPES[trained_in])
             whole = _merged(below.float(), model)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(f"The model {base or model} cannot be loaded ({_first_line(error)}).") from error
@@ -94,13 +95,8 @@ def adapter_base(model: Path) -> str | None:
     return str(json.loads(path.read_text())["base_model_name_or_path"]) if path.is_file() else None
 
 
-def _source(name: str) -> str:
-    path = Path(name).expanduser()
-    return str(path) if path.is_dir() else name
-
-
 def _published_dtype(name: str) -> torch.dtype:
-    found = getattr(AutoConfig.from_pretrained(_source(name)), "dtype", None)
+    found = getattr(AutoConfig.from_pretrained(source_of(name)), "dtype", None)
     return found if isinstance(found, torch.dtype) else torch.float32
 
 
@@ -114,7 +110,8 @@ def _merged(base: Any, adapters: Path) -> Any:
         from peft import PeftModel
     except ImportError as error:
         raise MissingDependencyError("Merging adapters needs peft: pip install 'assay-rl[torch]'.") from error
-    wrapped = PeftModel.from_pretrained(base, str(adapters)).eval()
+    with library_is_quiet():
+        wrapped = PeftModel.from_pretrained(base, str(adapters)).eval()
     tokens = _some_tokens(base.config.vocab_size)
     before = _logits(wrapped, tokens)
     merged = wrapped.merge_and_unload()
