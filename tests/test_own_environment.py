@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +12,7 @@ import pytest
 from assay.config import resolved
 from assay.training.config import TrainingConfig, load_config
 from support.tiny_run import assert_same_run, read_lines
+from support.wheel import InstalledAssay, install
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "own_env.py"
@@ -44,10 +39,7 @@ SETTINGS = [
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that holds Assay as its wheel installs it."""
-    folder = tmp_path_factory.mktemp("installed")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*pip, "--no-build-isolation", "--target", str(folder), str(ROOT)], check=True, timeout=100)
-    return folder
+    return install(tmp_path_factory.mktemp("installed"))
 
 
 @pytest.fixture
@@ -56,28 +48,9 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-class Assay:
-    """The command line of the installed package, in another directory."""
-
-    def __init__(self, installed: Path, place: Path) -> None:
-        self.place = place
-        self.environment = {**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-P", "-m", "assay", *arguments]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(command, cwd=self.place, env=self.environment, text=True, **pipes)  # type: ignore[call-overload, no-any-return]
-
-    def __call__(self, *arguments: str, status: int = 0) -> tuple[str, str]:
-        process = self.start(*arguments)
-        out, err = process.communicate(timeout=100)
-        assert process.returncode == status, err
-        return out, err
-
-
 @pytest.fixture
-def assay(installed: Path, place: Path) -> Iterator[Assay]:
-    yield Assay(installed, place)
+def assay(installed: Path, place: Path) -> InstalledAssay:
+    return InstalledAssay(installed, place)
 
 
 def test_the_example_is_short() -> None:
@@ -85,15 +58,9 @@ def test_the_example_is_short() -> None:
 
 
 @pytest.mark.timeout(600)
-def test_it_is_trained_killed_resumed_evaluated_and_rescored(assay: Assay, place: Path) -> None:
+def test_it_is_trained_killed_resumed_evaluated_and_rescored(assay: InstalledAssay, place: Path) -> None:
     train = ["train", *SETTINGS, "log_path=run"]
-    process = assay.start(*train)
-    ledger = place / "run" / "ledger.jsonl"
-    while process.poll() is None and not (ledger.exists() and ledger.read_text().count("\n") >= 5):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    _, err = process.communicate()
-    assert process.returncode == -signal.SIGKILL, err
+    err = assay.kill(*train, run=place / "run", steps=5)
     assert "LargestDigit" in err, "the plan names the environment"
 
     _, err = assay(*train)

@@ -41,8 +41,8 @@ class InstalledAssay:
         assert "Traceback" not in err, err
         return out, err
 
-    def kill(self, *arguments: str, run: Path, steps: int) -> None:
-        """Start a training and kill it once it has committed `steps` steps."""
+    def kill(self, *arguments: str, run: Path, steps: int) -> str:
+        """Start a training, kill it once it has committed `steps` steps, and return what it wrote to stderr."""
         process = self.start(*arguments)
         ledger = run / "ledger.jsonl"
         while process.poll() is None and not (ledger.exists() and ledger.read_text().count("\n") >= steps):
@@ -50,3 +50,4 @@ class InstalledAssay:
         process.send_signal(signal.SIGKILL)
         _, err = process.communicate()
         assert process.returncode == -signal.SIGKILL, err
+        return err
