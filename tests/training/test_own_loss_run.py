@@ -104,7 +104,7 @@ def test_a_backend_is_asked_for_nothing_that_it_cannot_do(tmp_path: Path) -> Non
 
     assert said(CAN, loss_fn="dapo") == ""
     own = said(CAN, loss_fn=own_loss(tmp_path))
-    assert "is a function of your own (my_ppo), and backend=local computes losses by name alone" in own
+    assert "is a function of your own (my_ppo), and backend=local computes only losses that it knows by name" in own
     assert own.endswith("Set backend=local, or loss_fn to one of importance_sampling, ppo, grpo, dr_grpo, dapo, rloo.")
     assert "loss_fn=cispo needs the surrogate cispo, which backend=local does not" in said(CAN, loss_fn="cispo")
     assert "cannot compute kl terms in the loss. Set grpo.kl_placement=reward" in said(CAN, kl_penalty_coef=0.1)
