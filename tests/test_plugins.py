@@ -176,3 +176,10 @@ def test_what_a_user_s_code_raises_is_one_line_with_its_place(tmp_path: Path) ->
     with pytest.raises(ConfigError, match=r"^mine$"), calling("Own.tasks()"):
         raise ConfigError("mine")
     assert len(in_words(ValueError("x" * 9999))) < 500
+    assert in_words(ConfigError("There is no column `x`.")) == "There is no column `x`", "Assay's own say all in words"
+
+
+def test_swapped_letters_come_before_likeness() -> None:
+    kind = Kind("a loss", {"gspo": "x:y", "grpo": "x:y"}, lambda found: True)
+    with pytest.raises(ConfigError, match=r"Did you mean grpo\?"):
+        find("gpro", kind, "loss_fn")

@@ -215,7 +215,8 @@ def calling(said: str) -> Iterator[None]:
 def in_words(error: BaseException) -> str:
     """An error on one line: `KeyError: 'x' (own_env.py, line 12)`, with the innermost line outside Assay and what is
     installed, where there is one."""
-    said = " ".join(traceback.format_exception_only(error)[-1].split()).rstrip(".")
+    said = str(error) if isinstance(error, AssayError) else traceback.format_exception_only(error)[-1]
+    said = " ".join(said.split()).rstrip(".")
     if len(said) > MOST_CHARACTERS:
         said = f"{said[:MOST_CHARACTERS]}..."
     frames = traceback.extract_tb(error.__traceback__)
@@ -251,7 +252,8 @@ def _no_name(reference: str, kind: Kind) -> str:
     if reference.rstrip(":").endswith(".py"):
         path = reference.rstrip(":")
         return f"which {kind.noun} of that file? Put its name after a colon: {path}:Name."
-    near = difflib.get_close_matches(reference, kind.known, n=1)
+    swapped = [name for name in kind.known if sorted(name) == sorted(reference)]  # gpro for grpo
+    near = swapped or difflib.get_close_matches(reference, kind.known, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     names = f"a {kind.noun} of this name among {', '.join(kind.known)}" if kind.known else f"a {kind.noun}"
     return f"looked for {names}.{hint} One of your own is written package.module:Name or path/to/file.py:Name."

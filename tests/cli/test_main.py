@@ -196,7 +196,10 @@ def test_what_needs_chess_says_how_to_get_it() -> None:
 def test_a_command_that_is_not_there_is_one_line_with_those_that_are() -> None:
     done = assay("trian", "--config", "chess")
     assert done.returncode == 2
-    assert done.stderr == f"error: 'trian' is not a command. The commands are {', '.join(cli.COMMANDS)}.\n"
+    assert (
+        done.stderr
+        == f"error: 'trian' is not a command. Did you mean train? The commands are {', '.join(cli.COMMANDS)}.\n"
+    )
 
 
 @pytest.mark.parametrize("package", ["assay", "assay.cli"])

@@ -7,6 +7,7 @@ traceback.
 from __future__ import annotations
 
 import argparse
+import difflib
 import io
 import logging
 import os
@@ -138,7 +139,9 @@ def _run(arguments: list[str]) -> int:
         return 0
     name, rest = arguments[place], [*arguments[:place], *arguments[place + 1 :]]
     if name not in COMMANDS:
-        _overview().error(f"{name!r} is not a command. The commands are {', '.join(COMMANDS)}.")
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        _overview().error(f"{name!r} is not a command. {hint}The commands are {', '.join(COMMANDS)}.")
     module = import_module(COMMANDS[name].module)
     parser = _parser(name)
     module.arguments(parser)

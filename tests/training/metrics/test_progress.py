@@ -27,7 +27,7 @@ def test_without_a_terminal_lines_come_now_and_then_and_at_the_end(caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "rl 15/20, 20 s left: reward 0.5",
         "rl 18/20, 8 s left: reward 0.5",
-        "rl 20/20, 0 s left: reward 0.5",
+        "rl 20/20: reward 0.5",
     ]
     assert file.getvalue() == ""
 
@@ -60,7 +60,7 @@ def test_what_a_builder_makes_is_a_phase_each_and_quick_ones_are_not_mentioned(c
             show("held-out positions", done, 8)
     assert [record.getMessage() for record in caplog.records] == [
         "data 18/24, 4 s left: training positions",
-        "data 24/24, 0 s left: training positions",
+        "data 24/24: training positions",
     ]
 
 

@@ -7,7 +7,9 @@ trains a byte-pair tokenizer on the data set's corpus, deterministically in the 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,16 @@ EOS = "<|eos|>"
 
 # Assay shows its own progress; the library's bars would disrupt it at every checkpoint.
 transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+# The hub's library prints by a handler of its own, and hands the same lines on to the program's: each would come twice.
+logging.getLogger("huggingface_hub").handlers.clear()
+
+
+@contextlib.contextmanager
+def library_is_quiet() -> Iterator[None]:
+    """Within it, peft asks transformers by names that the latter is about to drop, which is no news for a user."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`\w*gradient_checkpointing\w*` is deprecated", FutureWarning)
+        yield
 
 
 def load_pretrained(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -222,7 +234,8 @@ def add_lora(model: PreTrainedModel, rank: int, local: LocalBackend, seed: int) 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            wrapped: Any = get_peft_model(model, config)
+            with library_is_quiet():
+                wrapped: Any = get_peft_model(model, config)
         except ValueError as error:
             raise ModelError(f"local.lora_targets={named}: {_first_line(error)}") from error
     for parameter in wrapped.parameters():

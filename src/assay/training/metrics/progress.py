@@ -71,7 +71,7 @@ class PhaseProgress:
             self._bar.update(self._task, advance=steps, note=note)
         elif due:
             left = self._pace.seconds_left(now)
-            remaining = "" if left is None else f", {format_seconds(left)} left"
+            remaining = "" if not left else f", {format_seconds(left)} left"
             suffix = f": {note}" if note else ""
             logger.info("%s %d/%d%s%s", self._name, self._pace.done, self._pace.total, remaining, suffix)
 

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from assay.backends.local.models import load_config, source_of
+from assay.backends.local.models import library_is_quiet, load_config, source_of
 from assay.errors import MissingDependencyError, ModelError
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -110,7 +110,8 @@ def _merged(base: Any, adapters: Path) -> Any:
         from peft import PeftModel
     except ImportError as error:
         raise MissingDependencyError("Merging adapters needs peft: pip install 'assay-rl[torch]'.") from error
-    wrapped = PeftModel.from_pretrained(base, str(adapters)).eval()
+    with library_is_quiet():
+        wrapped = PeftModel.from_pretrained(base, str(adapters)).eval()
     tokens = _some_tokens(base.config.vocab_size)
     before = _logits(wrapped, tokens)
     merged = wrapped.merge_and_unload()
