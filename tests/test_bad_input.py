@@ -400,7 +400,7 @@ def test_a_directory_that_holds_something_else(tmp_path: Path, refuse: Refuse) -
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("precious")
     message = refuse("train", *toy(tmp_path / "run", log_path=str(tmp_path / "thesis")))
-    assert "is not empty and not a run directory (it holds chapter.tex)" in message
+    assert "is not a run directory and not empty (it holds chapter.tex)" in message
     assert [p.name for p in (tmp_path / "thesis").iterdir()] == ["chapter.tex"]
 
 
@@ -408,7 +408,7 @@ def test_a_run_without_its_ledger_is_not_started_over(killed: TrainingConfig, tm
     (killed.log_path / "ledger.jsonl").unlink()
     before = snapshot(killed.log_path)
     message = refuse("train", "--config", str(tmp_path / "run.yaml"))
-    assert "holds checkpoints (rl_000002, sft_000003, sft_000006) and no ledger.jsonl" in message
+    assert "holds checkpoints (rl_000002, sft_000003, sft_000006) but no ledger.jsonl" in message
     assert f"load_checkpoint_path={killed.log_path / 'checkpoints'}" in message
     assert snapshot(killed.log_path) == before
 
@@ -456,7 +456,7 @@ def test_a_measurement_of_what_is_not_there(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = snapshot(killed.log_path)
-    assert re.search("holds no run|no checkpoint of RL batch 3", refuse("eval", *arguments))
+    assert re.search("is not a run|no checkpoint of RL batch 3", refuse("eval", *arguments))
     assert snapshot(killed.log_path) == before
 
 

@@ -94,7 +94,7 @@ def test_it_is_trained_killed_resumed_evaluated_and_rescored(assay: InstalledAss
 @pytest.mark.parametrize(
     ("written", "words"),
     [
-        ("own_evn.py:LargestDigit", "own_evn.py, and there is no such file to read. That folder has own_env.py."),
+        ("own_evn.py:LargestDigit", "own_evn.py, which is not a file that can be read. That folder has own_env.py."),
         ("own_env.py:Task", "and Task is a class (Task). It has LargestDigit."),
         ("own_env.py", "which dataset builder of that file? Put its name after a colon: own_env.py:Name."),
         ("own_env.py:LargestDigits", "looked for the dataset builder 'LargestDigits' in "),
@@ -197,8 +197,8 @@ ENV = "    def env(self, task): return"
     [
         ("return {}[text]", "", r"KeyError: '.*' \(.*broken\.py, line 11\)\. None of the "),
         ("return '1'", "", r"Broken\.score \(.*broken\.py, line 10\) returned '1' \(str\)"),
-        ("", f"{ENV} Own('reset', 'hello')", r"TypeError: Own\.reset\(\) returned 'hello', and not a list of Message"),
-        ("", f"{ENV} Own('step', 1.0)", r"TypeError: Own\.step\(\) returned 1\.0, and not a StepResult"),
+        ("", f"{ENV} Own('reset', 'hello')", r"TypeError: Own\.reset\(\) returned 'hello', not a list of Message"),
+        ("", f"{ENV} Own('step', 1.0)", r"TypeError: Own\.step\(\) returned 1\.0, not a StepResult"),
         ("", f"{ENV} 3", r"TypeError: Broken\.env\(\) returned 3, which has no `async def reset`"),
         ("", "    def build(self): pass", r"Broken\.build\(\): too many positional arguments\. Define build"),
         ("", "    renderer_name = 'broken.py:Broken'", r"renderer_name=broken\.py:Broken"),

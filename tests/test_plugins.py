@@ -67,12 +67,15 @@ def test_a_changed_file_is_loaded_again(own: Path) -> None:
         ("countre", "key=countre: looked for a thing of this name among counter. Did you mean counter?"),
         ("{own}", "which thing of that file? Put its name after a colon: {own}:Name."),
         ("{own}:", "which thing of that file?"),
-        ("{folder}/none.py:Thing", "{folder}/none.py, and there is no such file to read. That folder has neighbour.py"),
+        (
+            "{folder}/none.py:Thing",
+            "{folder}/none.py, which is not a file that can be read. That folder has neighbour.py",
+        ),
         ("{folder}/no/none.py:Thing", "There is no Python file in that folder."),
         ("{own}:Thnig", "looked for the thing 'Thnig' in {own}. It has Thing."),
         ("{own}:limit", "looked for a thing in {own}, and limit is a int. It has Thing."),
         ("{own}:Thing.nothing", "looked for the thing 'Thing.nothing' in {own}"),
-        ("no_such_module:Thing", "in the module no_such_module, and there is none of that name here. Install it"),
+        ("no_such_module:Thing", "in the module no_such_module, which is not installed here. Install it"),
         ("fractions.no_such:Thing", "in the module fractions.no_such"),
     ],
 )

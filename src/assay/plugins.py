@@ -40,7 +40,7 @@ _NOT_THEIRS = tuple(
         *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     }
 )
-"""Folders of code that is no user's own."""
+"""Folders of code that is not a user's own."""
 MOST_CHARACTERS = 400
 """Of what an error says of itself, in a message."""
 
@@ -83,7 +83,7 @@ def find(reference: str, kind: Kind, setting: str) -> Any:
         setting: the key that holds it, for messages.
 
     Raises:
-        ConfigError: there is no such thing, its file raises, or it is of another kind.
+        ConfigError: it does not exist, its file raises, or it is of another kind.
         ModuleNotFoundError: one of Assay's own needs a package that is not installed.
     """
     said = f"{setting}={reference}"
@@ -122,7 +122,7 @@ def split_weight(reference: str) -> tuple[str, float]:
     """A reference and the weight behind it: `math*0.5` is `math`, 0.5; without one, 1.
 
     Raises:
-        ConfigError: what follows the last `*` is no finite number.
+        ConfigError: what follows the last `*` is not a finite number.
     """
     bare, star, weight = reference.rpartition("*")
     if not star:
@@ -248,7 +248,7 @@ def _split(reference: str) -> tuple[str, str, str]:
 
 
 def _no_name(reference: str, kind: Kind) -> str:
-    """Message for a reference that is no short name and has no `:Name`."""
+    """Message for a reference that is not a short name and has no `:Name`."""
     if reference.rstrip(":").endswith(".py"):
         path = reference.rstrip(":")
         return f"which {kind.noun} of that file? Put its name after a colon: {path}:Name."
@@ -271,7 +271,7 @@ def _there(module: ModuleType, kind: Kind) -> str:
     if not listed:
         return "It defines nothing."
     if not fitting:
-        return f"None of what it has is one ({', '.join(listed[:10])}{', ...' if len(listed) > 10 else ''})."
+        return f"Nothing in it is one ({', '.join(listed[:10])}{', ...' if len(listed) > 10 else ''})."
     return f"It has {', '.join(listed[:10])}{', ...' if len(listed) > 10 else ''}."
 
 
@@ -293,7 +293,7 @@ def _import(place: str, said: str, kind: Kind) -> ModuleType:
         missing = error.name or ""
         if place == missing or place.startswith(f"{missing}."):
             raise ConfigError(
-                f"{said}: looked for a {kind.noun} in the module {place}, and there is none of that name here. Install "
+                f"{said}: looked for a {kind.noun} in the module {place}, which is not installed here. Install "
                 "it, put its folder in PYTHONPATH, or give its file: path/to/file.py:Name."
             ) from error
         if place.startswith("assay."):
@@ -313,7 +313,7 @@ def _load_file(place: str, said: str, kind: Kind) -> ModuleType:
     except OSError as error:
         beside = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
         there = f"That folder has {', '.join(beside[:10])}." if beside else "There is no Python file in that folder."
-        text = f"looked for a {kind.noun} in {path}, and there is no such file to read. {there}"
+        text = f"looked for a {kind.noun} in {path}, which is not a file that can be read. {there}"
         raise ConfigError(f"{said}: {text}") from error
     hashes = hashlib.sha256(str(path).encode()).hexdigest()[:8], hashlib.sha256(source).hexdigest()[:8]
     name = f"{_PREFIX}{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}_{'_'.join(hashes)}"

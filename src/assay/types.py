@@ -4,7 +4,7 @@
 
 Text is kept beside tokens and never re-tokenised; log-probabilities come with the tokens that were sampled, under the
 distribution that was sampled. A `Score` whose status is `errored` has no value: it is our failure, not the model's, and
-leaves the baseline, the advantages and the loss.
+is excluded from the baseline, the advantages and the loss.
 """
 
 from __future__ import annotations
@@ -105,12 +105,12 @@ class Task:
             prompt: what the policy is told: a text, or messages (`Message`, or `{"role": ..., "content": ...}`).
             answer: what is right; kept in `payload`, and read as `task.answer`.
             tags: names of slices that metrics are split by.
-            id: names the task in traces; where it is empty, whoever collects tasks names it by its key.
-            env: names the environment; where it is empty, whoever collects tasks does.
+            id: names the task in traces; if empty, the task is named by its key.
+            env: names the environment; if empty, the code that collects tasks names it.
             payload: what else the verifier needs.
 
         Raises:
-            TypeError, ValueError: a prompt that is neither, or tags that are no texts.
+            TypeError, ValueError: a prompt that is neither, or tags that are not texts.
         """
         if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
             raise TypeError(f"tags={tags!r} of a Task must be a list of texts")
@@ -149,7 +149,7 @@ class SamplingParams:
 class Completion:
     """Sampled tokens with their log-probabilities (nats) under the distribution that was sampled, same length.
 
-    `ref_logprobs` are those of a reference policy, where whoever sampled has them already.
+    `ref_logprobs` are those of a reference policy, if the sampler has them already.
     """
 
     tokens: tuple[int, ...]
@@ -224,7 +224,7 @@ class Trajectory:
 
     @property
     def failure(self) -> str:
-        """Why it is errored, in words; empty where it is not, or where nobody said."""
+        """Why it is errored, in words; empty if it is not errored or has no reason."""
         evidence = self.transitions[-1].score.evidence if self.transitions and not self.error else {}
         said = self.error or evidence.get("error") or evidence.get("message") or ""
         return str(said) if self.errored else ""

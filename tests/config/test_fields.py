@@ -176,7 +176,7 @@ def test_an_outside_class_takes_part_in_everything(own: Path) -> None:
     config = made(square)
     assert type(config.shape).__name__ == "Square" and config.shape.side == 4  # type: ignore[attr-defined]
     assert "shape.side=0 must be at least 1" in refusal({**square, "shape.side": 0})
-    assert "shape.sdie (layer 1): there is no such setting" in refusal({**square, "shape.sdie": 1})
+    assert "shape.sdie (layer 1): this setting does not exist" in refusal({**square, "shape.sdie": 1})
     assert "shape.color=red is set, but it is read only when mode is paint" in refusal({**square, "shape.color": "red"})
     assert settings(type(config.shape))["label"].doc == "What it is called."
     allowed = may_change(config)
@@ -271,7 +271,7 @@ def test_a_class_suggests_settings_of_the_whole_config(caplog: pytest.LogCapture
     assert (config.name, config.pen.width) == ("own", 2), "what is given outranks it"
     assert "Taken from Suggesting.run_settings: name=own." in caplog.messages
     assert load(Root, None, ["project=p"]).name != "own"
-    with pytest.raises(ConfigError, match=r"Mistaken\.run_settings sets shape\.area, which is of the class"):
+    with pytest.raises(ConfigError, match=r"Mistaken\.run_settings sets shape\.area, which is a setting of the class"):
         load(Root, None, [f"shape={__name__}:Mistaken"])
 
 

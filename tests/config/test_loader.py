@@ -193,7 +193,7 @@ def test_null_drops_the_multi_turn_builder_of_an_earlier_layer(tmp_path: Path) -
 )
 def test_unknown_key_names_its_layer_and_the_nearest_spelling(override: str, hint: str) -> None:
     message = refusal(override)
-    assert f"{override.partition('=')[0]} (command line): there is no such setting" in message
+    assert f"{override.partition('=')[0]} (command line): this setting does not exist" in message
     assert hint in message.partition("Did you mean")[2]
 
 

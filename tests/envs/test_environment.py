@@ -121,11 +121,11 @@ def returning(value: object) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("tasks", "words"),
     [
-        (returning("abc"), r"Own\.tasks\(\) returned 'abc', and not a list of Task\."),
-        (returning(None), r"Own\.tasks\(\) returned None, and not a list of Task\."),
-        (returning({"a": 1}), "and not a list of Task"),
+        (returning("abc"), r"Own\.tasks\(\) returned 'abc', not a list of Task\."),
+        (returning(None), r"Own\.tasks\(\) returned None, not a list of Task\."),
+        (returning({"a": 1}), ", not a list of Task"),
         (returning([]), r"Own\.tasks\(\) returned no tasks\. There is nothing to train on"),
-        (returning([("2+2=", "4")]), r"gave \('2\+2=', '4'\) at place 0, and not a Task\. Make one with Task\.of"),
+        (returning([("2+2=", "4")]), r"gave \('2\+2=', '4'\) at place 0, not a Task\. Make one with Task\.of"),
         (returning([Task.of("a", answer={1})]), r"at place 0 whose payload is not plain data \(Object of type set"),
         (returning([Task.of("a")]), "test_fraction=0.1 would leave none to train on"),
         (lambda self: [Task.of(3)], rf"raised TypeError: prompt=3 is neither .* \({__file__}, line \d+\)\."),
@@ -188,8 +188,8 @@ def test_repeats_and_problems_of_both_splits_are_removed_aloud(caplog: pytest.Lo
     train, test = tasks_of(built(Overlapping()))
     assert {t.text for t in train} == {"0=", "1=", "2="} and [t.text for t in test] == ["3=", "4="]
     assert caplog.messages == [
-        "Overlapping.tasks('train'): 1 of 5 tasks were there already (for instance '1=') and are left out.",
-        "Overlapping.tasks('test'): 1 of 3 tasks were there already (for instance '4=') and are left out.",
+        "Overlapping.tasks('train'): 1 of 5 tasks are duplicates (for instance '1=') and are left out.",
+        "Overlapping.tasks('test'): 1 of 3 tasks are duplicates (for instance '4=') and are left out.",
         "Overlapping.tasks('train'): 1 of 4 tasks are held out too (for instance '3=') and are left out of training.",
     ]
     with pytest.raises(ConfigError, match=r"test_fraction=0\.3 would have no effect: Overlapping\.tasks\(split\)"):

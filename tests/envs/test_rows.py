@@ -248,7 +248,7 @@ def test_more_rows_than_wanted_are_not_read_and_that_is_said(place: Path, caplog
         ({"answer_column": "gold"}, "has no column 'gold' (answer_column). It has prompt, answer, level. Set it, or"),
         ({"tag_columns": "kind"}, "has no column 'kind' (tag_columns=kind)."),
         ({"template": "{quest}"}, "has no column 'quest', which template has in braces. It has prompt, answer, level."),
-        ({"path": "row.jsonl"}, "path=row.jsonl: there is no such file. That folder has rows.jsonl."),
+        ({"path": "row.jsonl"}, "path=row.jsonl does not exist. That folder has rows.jsonl."),
         ({"path": "rewards.py"}, "path=rewards.py: .py cannot be read. Give .jsonl, .json, .csv"),
         ({"reward": "rewards.py:corect"}, "looked for the reward 'corect' in"),
         ({"test_split": "validation"}, None),
@@ -256,7 +256,7 @@ def test_more_rows_than_wanted_are_not_read_and_that_is_said(place: Path, caplog
 )
 def test_what_is_not_there_is_one_line(place: Path, values: dict[str, Any], words: str | None) -> None:
     if words is None:  # a single file has no splits: the test rows are the training rows
-        words = "are held out too, so nothing would be measured"
+        words = "are held out too, so only tasks"
     with pytest.raises((ConfigError, DataError)) as caught:
         build_data(rows(**values), CONTEXT)
     assert words in str(caught.value) and "\n" not in str(caught.value)
@@ -267,7 +267,7 @@ def test_what_is_not_there_is_one_line(place: Path, values: dict[str, Any], word
     [
         ('{"prompt": 3, "answer": "a"}', "bad.jsonl, line 3, column prompt: prompt=3 is neither a text nor a list"),
         ('{"prompt": "a"', "bad.jsonl, line 3 is not valid JSON"),
-        ('["prompt"]', "bad.jsonl, line 3 is a list, and not an object"),
+        ('["prompt"]', "bad.jsonl, line 3 is a list, not an object"),
         ('{"answer": "a"}', "bad.jsonl, line 3 has no column 'prompt'"),
         ('{"prompt": "\\ud800", "answer": "a"}', "bad.jsonl, line 3, column prompt: 'utf-8' codec can't encode"),
         ('{"prompt": [{"role": "boss", "content": "x"}], "answer": ""}', "is not a message: it needs a role"),
@@ -283,11 +283,11 @@ def test_a_bad_row_is_named_by_its_line(place: Path, line: str, words: str) -> N
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("t.csv", "prompt,answer\na,b\nc\n", "t.csv, line 3 has another number of fields than the 2 columns"),
+        ("t.csv", "prompt,answer\na,b\nc\n", "t.csv, line 3 has a different number of fields than the 2 columns"),
         ("t.csv", 'prompt,answer\na,"b\n', "t.csv, after line 1, cannot be read as CSV: unexpected end of data"),
         ("t.csv", "prompt,answer,answer\na,b,c\n", "t.csv has two columns called 'answer'. Rename one of them."),
         ("t.parquet", "no parquet", "t.parquet cannot be read as parquet"),
-        ("t.json", '{"a": 1}', "t.json holds a dict, and not a list of objects"),
+        ("t.json", '{"a": 1}', "t.json holds a dict, not a list of objects"),
         ("t.jsonl", "", "path=t.jsonl has no train rows"),
     ],
 )
@@ -313,7 +313,9 @@ def test_a_hub_that_cannot_be_reached_is_one_line(place: Path, monkeypatch: pyte
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match=r"^path=nobody/nothing is not a file here, and cannot be had from the Hugging"):
+    with pytest.raises(
+        DataError, match=r"^path=nobody/nothing is not a file here, and cannot be loaded from the Hugging"
+    ):
         build_data(rows(path="nobody/nothing"), CONTEXT)
 
 
@@ -321,7 +323,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line(place: Path, monkeypatch: pyte
     ("values", "words"),
     [
         ({"path": ""}, "path is not set, so there are no rows"),
-        ({"reward": ()}, "reward is not set, so answers would be worth nothing"),
+        ({"reward": ()}, "reward is not set, so answers would have no reward"),
         ({"test_path": "a.jsonl", "test_fraction": 0.3}, "test_fraction would have no effect"),
         ({"engine__on_failure": "raise"}, "engine.on_failure=raise"),
     ],

@@ -80,7 +80,7 @@ AT_ONCE: dict[str, tuple[Function, str]] = {
     "an array": (lambda p, q, a, s: (-p * a).detach().numpy(), "returned a ndarray"),
     "a sum": (lambda p, q, a, s: (-p * a).sum(), r"returned a tensor of shape \[\] for 5 tokens"),
     "one for each sequence": (lambda p, q, a, s: p.new_zeros(2).index_add(0, s, -p * a), r"shape \[2\] for 5 tokens"),
-    "no gradient": (lambda p, q, a, s: -torch.exp(p.detach() - q) * a, "does not depend on logprobs, so that nothing"),
+    "no gradient": (lambda p, q, a, s: -torch.exp(p.detach() - q) * a, "does not depend on logprobs, so nothing"),
     "integers": (lambda p, q, a, s: (p * 10).long(), "does not depend on logprobs"),
     "nan": (lambda p, q, a, s: -torch.log(p - q) * a, r"returned NaN .* for logprobs \[-1.0, "),
 }

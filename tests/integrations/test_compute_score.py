@@ -98,7 +98,7 @@ def test_parts_that_nobody_declares_are_those_of_the_batch() -> None:
 
 
 def test_parts_with_names_that_hosts_use_are_refused() -> None:
-    with pytest.raises(ConfigError, match="called acc, which hosts use otherwise"):
+    with pytest.raises(ConfigError, match="called acc, names that hosts use for something else"):
         compute_score("a", "a", "s", None, **LOCAL, parts=["acc"])
 
 
@@ -112,7 +112,7 @@ def test_an_empty_batch() -> None:
         ((), {"solution_strs": ["a"], "response": "a"}, "together with response"),
         (("a",), {"solution_strs": ["a"]}, "with 1 positional"),
         ((), {"ground_truths": ["a"]}, "without solution_strs"),
-        ((), {"ground_truth": "a"}, "no response"),
+        ((), {"ground_truth": "a"}, "not given a response"),
         (("a",), {"solution_str": "b"}, "response twice, once as solution_str"),
         (("a", "b", "c", {}, 5), {}, "4 positional arguments"),
         (("words", "a b", ["a"], {}), {}, "order=verl"),

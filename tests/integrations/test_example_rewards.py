@@ -46,7 +46,7 @@ def test_the_function_scores_a_file(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_the_same_file_in_trl_and_verl() -> None:
     right = reward_func(f"{FUNCTIONS}:right")
     assert asyncio.run(right(prompts=["q"] * 3, completions=SAID, answer=["72"] * 3)) == [1.0, 0.0, 0.0]
-    assert asyncio.run(right(prompts=["q"], completions=["4"], answer=["no number"])) == [None]
+    assert asyncio.run(right(prompts=["q"], completions=["4"], answer=["not a number"])) == [None]
     named = f"{FUNCTIONS}:right"
     assert [compute_score(text, "72", "gsm8k", {}, reward=named) for text in SAID] == [1.0, 0.0, 0.0]
     rows = compute_score(solution_strs=SAID, ground_truths=["72"] * 3, reward=named)

@@ -116,11 +116,11 @@ def test_several_with_weights_in_trl(file: Path) -> None:
 
 def test_options_of_what_is_made_already_are_refused(file: Path) -> None:
     assert in_trl(reward_func(functions_in(file).near, **{"options.within": 5}), ["9"], answer=["4.5"]) == [1.0]
-    with pytest.raises(ConfigError, match="made already"):
+    with pytest.raises(ConfigError, match="already an object"):
         reward_func(FunctionReward(functions_in(file).near), **{"options.within": 1.0})
     with pytest.raises(ConfigError, match="no parameter 'wthin'"):
         reward_func(functions_in(file).near, options={"wthin": 1.0})
-    with pytest.raises(ConfigError, match="made already"):
+    with pytest.raises(ConfigError, match="already an object"):
         reward_func(FunctionReward(functions_in(file).near), options={"within": 1.0})
 
 

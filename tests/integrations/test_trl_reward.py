@@ -90,7 +90,7 @@ def test_columns_of_different_lengths_are_refused() -> None:
 
 
 def test_options_of_a_reward_that_is_made_already() -> None:
-    with pytest.raises(ConfigError, match="made already"):
+    with pytest.raises(ConfigError, match="already an object"):
         reward_func(ShareOfWords(), options={"scale": 2})
 
 

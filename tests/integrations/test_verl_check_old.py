@@ -46,4 +46,4 @@ def test_an_asynchronous_function_is_not_awaited() -> None:
 
 def test_without_a_function_verl_scores_by_itself() -> None:
     findings = found({"path": None, "name": None}, {"reward_manager": "batch"})
-    assert "no reward of yours" in findings["custom_reward_function.path"]
+    assert "not with your reward" in findings["custom_reward_function.path"]

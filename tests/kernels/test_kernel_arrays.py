@@ -79,7 +79,7 @@ def test_bytes_that_are_no_such_tensor_are_refused() -> None:
     assert size_in_bytes("float16", (2, 3)) == 12
     with pytest.raises(ValueError, match="11 bytes are not a float16 tensor"):
         HostTensor("float16", (2, 3), bytes(11))
-    with pytest.raises(ValueError, match="'float8' is none of"):
+    with pytest.raises(ValueError, match="'float8' is not one of"):
         HostTensor("float8", (2,), bytes(2))
 
 

@@ -338,7 +338,7 @@ class Broken(Marks):
         ("no requests", "reward", "not all Requests"),
         ("no json", "bad_request", "cannot be written as JSON"),
         ("score raises", "reward", "by nothing"),
-        ("no score", "reward", "which is no Score"),
+        ("no score", "reward", "which is not a Score"),
         ("not finite", "reward", "finite"),
         ("no such place", "unreadable", "cannot read it"),
     ],
@@ -678,7 +678,7 @@ def test_what_cannot_work_is_refused_before_anything_is_sampled(monkeypatch: pyt
     monkeypatch.delenv("SOME_KEY", raising=False)
     with pytest.raises(ConfigError, match="SOME_KEY is not set"):
         RewardEngine(Marks(), JudgeConfig(api_key_env="SOME_KEY"))
-    with pytest.raises(ConfigError, match="budget_usd=1 cannot be kept"):
+    with pytest.raises(ConfigError, match="budget_usd=1 cannot be enforced"):
         RewardEngine(Marks(), JudgeConfig(api_key_env=""), EngineConfig(budget_usd=1.0))
     RewardEngine(Marks(), JudgeConfig(api_key_env="SOME_KEY"), caller=Answering())
     RewardEngine(Marks(), JudgeConfig(api_key_env="SOME_KEY"), EngineConfig(offline=True))

@@ -120,7 +120,7 @@ def test_calls_cancelled_from_below_are_an_error_and_no_wait() -> None:
         async def score(sample: Sample, deadline: float | None) -> Score:
             raise asyncio.CancelledError
 
-        with pytest.raises(RewardError, match="cancelled by what makes them"):
+        with pytest.raises(RewardError, match="cancelled by their caller"):
             await collect(flow_here(score), samples(range(3)))
 
     play(main())

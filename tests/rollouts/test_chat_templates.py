@@ -152,7 +152,7 @@ def test_a_template_is_given_its_variables_and_only_those_that_it_reads() -> Non
     assert "set chat.template_kwargs.date_string" in renderer("llama3").describe(1)
     with pytest.raises(ConfigError, match="does not read enable_thought, so it would have no effect"):
         renderer("qwen3", template_kwargs={"enable_thought": False})
-    with pytest.raises(ConfigError, match="add_generation_prompt is not for a template"):
+    with pytest.raises(ConfigError, match="add_generation_prompt is not for templates"):
         renderer("qwen3", template_kwargs={"add_generation_prompt": False})
 
 
@@ -167,14 +167,14 @@ def test_a_template_is_given_its_variables_and_only_those_that_it_reads() -> Non
         ("opened", "drop earlier thinking", True),
         ("llama3", "trim the space around replies", False),
         ("gemma", "trim the space around replies", False),
-        ("mistral", "write earlier turns otherwise", False),
+        ("mistral", "write earlier turns differently", False),
     ],
 )
 def test_a_template_that_rewrites_history_is_found_and_said(family: str, alters: str, rewrites: bool) -> None:
     found = renderer(family)
     assert (found.alters, found.rewrites) == (alters, rewrites)
     words = found.describe(3)
-    assert ("each turn is a training sequence of its own" in words) is rewrites
+    assert ("each turn is its own training sequence" in words) is rewrites
     assert ("as they were sampled, where its template would" in words) is (bool(alters) and not rewrites)
     assert "turn 2" not in found.describe(1)
     assert renderer(family, history="append").rewrites is False

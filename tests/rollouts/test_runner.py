@@ -307,7 +307,7 @@ def test_a_group_whose_scores_are_none_is_errored_with_the_scorers_name(backend:
     numbers: Any = lambda trajectories: [1.0] * len(trajectories)  # noqa: E731
     (group,) = play(backend, [RankedGroup(task("abc"), insist, rank=numbers)], max_turns=2)  # type: ignore[arg-type]
     assert {t.failure.partition(" (")[0] for t in group.trajectories} == {
-        "TypeError: a score of RankedGroup.score_group() is 1.0, and not a Score"
+        "TypeError: a score of RankedGroup.score_group() is 1.0, not a Score"
     }
 
 

@@ -78,7 +78,7 @@ def test_a_task_that_cannot_be_ended_is_given_up_and_named(caplog: pytest.LogCap
         await asyncio.sleep(1)
         await stop([task])
         assert not task.done()
-        assert "1 of 1 tasks go on although they were cancelled 3 times" in caplog.text and "resists" in caplog.text
+        assert "1 of 1 tasks still run although they were cancelled 3 times" in caplog.text and "resists" in caplog.text
         await stop([task])
 
     play(run())

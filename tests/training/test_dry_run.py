@@ -69,7 +69,7 @@ def test_a_prompt_cannot_steer_a_terminal(tmp_path: Path, monkeypatch: pytest.Mo
     [
         ({"dataset_builder": ToyBuilder(supervised=False)}, "but this environment has no supervised examples"),
         ({"load_checkpoint_path": Path("/nowhere")}, "Checkpoint /nowhere does not exist"),
-        ({"resume_from_batch": 77}, "resume_from_batch=77, but .* holds no run to resume"),
+        ({"resume_from_batch": 77}, "resume_from_batch=77, but .* has no run to resume"),
         ({"dataset_builder": ToyBuilder(renderer_name="chat")}, "needs a tokenizer with a chat template"),
         ({"local": LocalBackend(device="gpu")}, "local.device=gpu cannot be used"),
         ({"log_path": Path("/proc/version/run")}, "Cannot write the run directory at /proc/version/run"),
@@ -110,7 +110,7 @@ def test_a_run_that_goes_on_or_is_complete_is_planned_as_that(tmp_path: Path) ->
     assert "2 later steps would be removed" in plan(again)
     assert snapshot(tmp_path / "run") == before
     run(config)
-    assert plan(config) == f"The run in {tmp_path / 'run'} is complete; nothing would be done."
+    assert plan(config) == f"The run in {tmp_path / 'run'} is complete; a start would do nothing."
 
 
 def test_batches_with_a_checkpoint_are_listed_as_ranges() -> None:

@@ -162,7 +162,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("batches", "changes", "message"),
     [
-        (3, {}, r"max_batches: 4 -> 3: 4 batches of the run in .* are done, and going on does not undo them\. Set "
+        (3, {}, r"max_batches: 4 -> 3: 4 batches of the run in .* are done, and cannot be undone by going on\. Set "
                 r"max_batches=4 or more, or .*resume_from_batch=N .*\(available: 0, 2\)"),
         (6, {"resume_from_batch": 4}, r"max_batches: 4 -> 6: .* no checkpoint of RL batch 4 from which .*"
                                       r"Batches from which it can: 0, 2\. .*leave max_batches=4"),
@@ -196,7 +196,7 @@ def test_going_back_and_ending_earlier_go_together(four: Path, tmp_path: Path) -
 def test_a_complete_run_says_how_it_can_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     path = tmp_path / "run"
-    for batches, said in ((6, "Raise max_batches to go on."), (9, ""), (12, "Its data set has no more.")):
+    for batches, said in ((6, "Raise max_batches to go on."), (9, ""), (12, "Its data set has no more tasks.")):
         caplog.clear()
         run(short(path, batches))
         run(short(path, batches))

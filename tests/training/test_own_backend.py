@@ -129,7 +129,10 @@ def test_what_it_cannot_compute_is_refused_before_the_first_step(
     own = own_loss(tmp_path)
     assert assay(["train", *settings(tmp_path / "run"), f"backend={file}:open", f"loss_fn={own}"]) == 2
     error = capsys.readouterr().err
-    assert f"backend={file}:open computes losses by name alone. Set backend=local, or loss_fn to one of ppo, g" in error
+    assert (
+        f"backend={file}:open computes only losses that it knows by name. Set backend=local, or loss_fn to one of ppo"
+        in error
+    )
     assert not (tmp_path / "run/ledger.jsonl").exists() or not (tmp_path / "run/ledger.jsonl").read_bytes()
 
 

@@ -77,7 +77,7 @@ def test_the_plan_names_the_loss_and_what_is_in_it(tmp_path: Path, capsys: pytes
     [
         ("loss_fn={own}E", "looked for the loss 'RECIPEE' in {file}. It has RECIPE."),
         ("loss_fn={file}", "which loss of that file? Put its name after a colon: {file}:Name."),
-        ("loss_fn=no/such.py:RECIPE", "there is no such file to read"),
+        ("loss_fn=no/such.py:RECIPE", "which is not a file that can be read"),
         ("loss_fn=dro", "looked for a loss of this name among importance_sampling, ppo, cispo, grpo, dr_grpo, dapo"),
         ("loss_fn_config.lwo=1", "loss_fn_config sets lwo, which square does not read"),
     ],
@@ -104,11 +104,11 @@ def test_a_backend_is_asked_for_nothing_that_it_cannot_do(tmp_path: Path) -> Non
 
     assert said(CAN, loss_fn="dapo") == ""
     own = said(CAN, loss_fn=own_loss(tmp_path))
-    assert "is a function of your own (my_ppo), and backend=local computes losses by name alone" in own
+    assert "is a function of your own (my_ppo), and backend=local computes only losses that it knows by name" in own
     assert own.endswith("Set backend=local, or loss_fn to one of importance_sampling, ppo, grpo, dr_grpo, dapo, rloo.")
     assert "loss_fn=cispo needs the surrogate cispo, which backend=local does not" in said(CAN, loss_fn="cispo")
     assert "cannot compute kl terms in the loss. Set grpo.kl_placement=reward" in said(CAN, kl_penalty_coef=0.1)
     adapters = replace(CAN, full_weights=False)
-    assert "lora_rank=0 trains all weights, and backend=local trains adapters alone" in said(adapters)
+    assert "lora_rank=0 trains all weights, but backend=local can train only adapters" in said(adapters)
     full = replace(CAN, lora=False)
-    assert "trains no adapters. Set lora_rank=0." in said(full, model_name="m", lora_rank=2, scratch=ScratchModel())
+    assert "cannot train adapters. Set lora_rank=0." in said(full, model_name="m", lora_rank=2, scratch=ScratchModel())

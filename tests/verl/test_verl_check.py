@@ -46,7 +46,7 @@ def test_the_specifications_keys_are_ignored_by_this_verl() -> None:
     findings = found(*old)
     assert "Set reward.custom_reward_function.path=rewards.py" in findings["custom_reward_function.path"]
     assert "verl 0.9 has no manager batch" in findings["reward_model.reward_manager"]
-    assert "no reward of yours" in findings["reward.custom_reward_function.path"]
+    assert "not with your reward" in findings["reward.custom_reward_function.path"]
     assert all(message.startswith("error") for message in findings.values())
 
 
@@ -75,7 +75,7 @@ def test_what_verl_would_ignore() -> None:
     ("override", "key", "message"),
     [
         ("reward.reward_manager.name=prime", "reward.reward_manager.name", "no manager prime"),
-        ("reward.reward_manager.name=naiv", "reward.reward_manager.name", "naiv is no manager"),
+        ("reward.reward_manager.name=naiv", "reward.reward_manager.name", "naiv is not a manager"),
         ("reward.reward_manager.name=rate_limited", "reward.reward_manager.name", "the reward 0.0"),
         ("reward.custom_reward_function.name=nothing", "reward.custom_reward_function.path", "has no nothing"),
         (f"{KWARGS}.modle=x", "reward.custom_reward_function.reward_kwargs", "Did you mean judge.model"),

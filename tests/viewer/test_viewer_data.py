@@ -194,9 +194,9 @@ def test_the_command_writes_a_page(files: RunFiles, tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["{tmp}/none"], "holds no run"),
-        (["{run}", "{tmp}/none"], "none holds no run"),
-        (["{tmp}"], "holds no run"),
+        (["{tmp}/none"], "is not a run"),
+        (["{run}", "{tmp}/none"], "none is not a run"),
+        (["{tmp}"], "is not a run"),
         (["{run}", "--serve", "--output", "x.html"], "do not go together"),
         (["{run}", "--port", "70000"], "--port 70000"),
         (["{run}", "learning_rate=1"], "'learning_rate=1' is a setting"),

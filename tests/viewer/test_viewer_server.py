@@ -138,7 +138,7 @@ def test_a_browser_that_goes_away_is_no_error(
 
 def test_a_run_that_is_removed_meanwhile_is_one_line(server: ViewerServer, run: Path) -> None:
     shutil.rmtree(run)
-    for path, said in (("/chunk/0/0", b"traces.jsonl cannot be read"), ("/", b"holds no run")):
+    for path, said in (("/chunk/0/0", b"traces.jsonl cannot be read"), ("/", b"is not a run")):
         reply, body = ask(server, path)
         assert reply.status == 409 and said in body
 

@@ -37,12 +37,12 @@ class Capabilities:
     exact_resume: bool
     batch_invariant: bool
     """Whether a completion has the same bits whatever is sampled beside it. Rollouts then hand their prompts over as
-    they come; otherwise they are sampled in fixed cohorts, so that what is computed together is decided by the run."""
+    they come; otherwise they are sampled in fixed cohorts, so that the run decides what is computed together."""
     cohort_tokens: int = 0
     """Completion tokens that a cohort may sample in a turn, where the backend is not batch invariant; 0 makes one
     cohort of all rollouts."""
     own_losses: bool = False
-    """Whether it computes a surrogate that is given as a function."""
+    """Whether it can compute a surrogate that is given as a function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Backend(Protocol):
     ) -> AsyncGenerator[tuple[int, Completion], None]:
         """One completion per (prompt, seed), each with its place in `prompts`, as they are done.
 
-        A completion depends on its prompt and seed alone (but for rounding: see `Capabilities.batch_invariant`), and
+        A completion depends only on its prompt and seed (except rounding: see `Capabilities.batch_invariant`), and
         all of a call come from the policy at its beginning. Equal prompts share work. Streams may be open side by side;
         closing one ends its work and leaves the backend usable.
         """
@@ -184,5 +184,5 @@ def unanswered(missing: int, asked: int) -> ModelError:
     """The error of a stream that ended early."""
     return ModelError(
         f"The backend answered {asked - missing} of {asked} prompts and left out the others, so the batch is "
-        "incomplete. This is a fault of the backend: its sample_stream must yield every place once."
+        "incomplete. This is a bug of the backend: its sample_stream must yield every place once."
     )

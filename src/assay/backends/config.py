@@ -1,4 +1,4 @@
-"""Config nodes of the local backend, and what a run says to any backend; imports no torch."""
+"""Config nodes of the local backend, and what a run gives to any backend; imports no torch."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class ScratchModel(Settings):
     vocab_size: Annotated[int, AtLeast(1)] = 512
     """Upper bound on the tokenizer's vocabulary."""
     initializer_range: Annotated[float, Above(0)] = 0.1
-    """Standard deviation of the initial weights. At small widths the usual 0.02 leaves a long plateau."""
+    """Standard deviation of the initial weights. At small widths the usual 0.02 causes a long plateau."""
 
     @chz.validate
     def _possible(self) -> None:
         if self.hidden_size % self.num_heads:
             refuse(
                 [
-                    f"num_heads={self.num_heads} does not divide hidden_size={self.hidden_size}, so heads would have "
-                    f"no whole width. Choose a divisor of {self.hidden_size}."
+                    f"num_heads={self.num_heads} does not divide hidden_size={self.hidden_size}, so the width of a "
+                    f"head would not be a whole number. Choose a divisor of {self.hidden_size}."
                 ]
             )
 
@@ -66,13 +66,13 @@ class LocalBackend(Settings):
     lora_targets: Annotated[str, UsedWhen("lora_rank", Above(0))] = "all-linear"
     """Modules that get adapters: `all-linear`, or names separated by commas."""
     use_gradient_checkpointing: bool = False
-    """Keep only what enters each layer and compute the rest again in the backward pass: less memory, more time."""
+    """Store only the inputs of each layer and recompute the rest in the backward pass: less memory, more time."""
     adamw: AdamWKind = "auto"
     """Implementation of the optimizer: `fused` kernels, `foreach` tensor lists, a `loop`; `auto` takes the fastest."""
     head_dtype: Annotated[Literal["float32", "bfloat16"], UsedWhen("dtype", "bfloat16")] = "float32"
-    """Precision of the output head under `dtype=bfloat16`. Half is faster, and rounds log-probabilities."""
+    """Precision of the output head under `dtype=bfloat16`. `bfloat16` is faster but rounds log-probabilities."""
     compile: bool = False
-    """Run layers through `torch.compile`: a slow start, then fewer and larger kernels. Needs a compiler."""
+    """Run layers through `torch.compile`: slower to start, then fewer and larger kernels. Needs a compiler."""
     cuda_graphs: bool = True
     """Replay decoding steps as CUDA graphs, without contacting the host for each token. Without effect on CPUs."""
     matmul_precision: Literal["highest", "high"] = "high"
@@ -80,12 +80,12 @@ class LocalBackend(Settings):
     cudnn_benchmark: bool = True
     """Let cuDNN try its kernels and keep the fastest, on CUDA."""
     cuda_allocator: str = "max_split_size_mb:128"
-    """Settings of the CUDA allocator unless the environment has some; empty leaves PyTorch's."""
+    """Settings of the CUDA allocator, unless the environment sets them; empty keeps PyTorch's."""
 
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """What a backend is told about the run's policy when it is opened (`backends.named`)."""
+    """What a backend gets about the run's policy when it is opened (`backends.named`)."""
 
     model_name: str
     lora_rank: int

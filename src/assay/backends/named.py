@@ -1,4 +1,4 @@
-"""Who holds the policy: what the setting `backend` names, and how it is opened.
+"""Resolves the setting `backend`, and opens the policy.
 
     local           a PyTorch model on this machine (`backends/local`)
     mine.py:open    one of your own: `async def open(policy, data, resume) -> Backend`
@@ -29,7 +29,7 @@ BACKEND = Kind("backend", {"local": "assay.backends.local.backend:open_backend"}
 TO_COME: Mapping[str, str] = {
     "tinker": "backend=tinker (the hosted service) is not part of this version of Assay yet; use backend=local."
 }
-"""Names that will be backends -> what is said of them until then."""
+"""Names of planned backends -> the message for them until then."""
 
 
 def canonical(backend: Any) -> Any:
@@ -65,7 +65,7 @@ async def open_named(reference: str, policy: PolicySpec, data: EnvData, resume: 
     """Open a policy.
 
     Raises:
-        ConfigError: there is no such backend, or what it opened is not a backend.
+        ConfigError: the backend does not exist, or what it opened is not a backend.
         AssayError: what the backend raises.
     """
     backend = await _opener(reference)(policy, data, resume)

@@ -1,6 +1,6 @@
-"""A policy tried out for some seconds: how fast it samples and trains, and whether its two halves agree. Any backend.
+"""Tries a policy for some seconds, on any backend: how fast it samples and trains, and whether the two agree.
 
-A probe leaves a gradient behind, and no step: throw the policy away after it.
+A probe leaves a gradient behind but takes no step: discard the policy after it.
 """
 
 from __future__ import annotations

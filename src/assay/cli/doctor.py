@@ -1,4 +1,5 @@
-"""`assay doctor`: whether this machine has what Assay, or one run, needs; with cures. The rooms look for themselves."""
+"""`assay doctor`: whether this machine has what Assay, or one run, needs; with cures. Each room checks its own
+needs."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from assay.terminal import inert
 from assay.types import Check
 
 NOT_WELL = 3
-"""Exit status where something is missing: 1 and 2 say that nothing was looked at."""
+"""Exit status where something is missing: 1 and 2 mean that nothing was checked."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
-    """Look, and print one row for each thing; 3 where one of them is not as it should be."""
+    """Print one row for each check; 3 if one of them failed."""
     from assay.training.config import load_config
     from assay.training.examine import examine_machine, examine_run
 

@@ -41,8 +41,8 @@ class Command:
 COMMANDS: Mapping[str, Command] = {
     "train": Command("assay.cli.runs.train", "train a model; the same command resumes an interrupted run"),
     "eval": Command("assay.cli.runs.eval", "measure a checkpoint of a run on held-out tasks"),
-    "show": Command("assay.cli.runs.show", "print what a run's policy was asked, what it said and what that earned"),
-    "report": Command("assay.cli.runs.report", "write a run's report.html anew, also of a run in progress"),
+    "show": Command("assay.cli.runs.show", "print the prompts, answers and rewards of a run"),
+    "report": Command("assay.cli.runs.report", "write a run's report.html again, also while the run is in progress"),
     "view": Command("assay.cli.runs.view", "read a run's rollouts in a browser; two runs side by side"),
     "compare": Command("assay.cli.runs.compare", "compare two evaluations task by task: is the gain noise?"),
     "export": Command("assay.cli.runs.export", "write a checkpoint of a run as a Hugging Face folder"),
@@ -86,7 +86,7 @@ Reinforcement learning for language models from verifiable rewards.
   assay eval --run runs/chess                     measure a run's last checkpoint on held-out tasks
   assay show runs/chess                           print the answers of its last step, with rewards and evidence
   assay view runs/chess                           read its rollouts in a browser
-  assay score --run runs/chess                    judge a run's saved rollouts again, with other rewards perhaps
+  assay score --run runs/chess                    judge a run's saved rollouts again, also with other rewards
   assay grade --problem 1/1 --kernel kernel.py    grade an untrusted GPU kernel, in a sandbox
 """
 

@@ -88,7 +88,7 @@ def config_of(run: Path, overrides: Sequence[str]) -> TrainingConfig:
 
     record = run / "config.json"
     if not record.is_file():
-        raise RunDirectoryError(f"{run} holds no run: there is no config.json in it. Give the log_path of a run.")
+        raise RunDirectoryError(f"{run} is not a run: it has no config.json. Give the log_path of a run.")
     for file in changed_files(read_object(record) or {}):
         logging.getLogger(__name__).warning("%s has changed since the run began; what it says now is used.", file)
     return load_config([str(record)], overrides)

@@ -16,7 +16,7 @@ from assay.errors import ConfigError
 
 
 class SettingsError(ConfigError):
-    """Settings of one config node that cannot be; each problem begins with the key it is about."""
+    """Invalid settings of one config node; each problem begins with the key it is about."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))

@@ -5,7 +5,7 @@
     wandb_name: Annotated[str | None, UsedWhen("wandb_project", NOT_NULL), MAY_CHANGE] = None
     reward: Annotated[str, Code(REWARD)] = "judge"
 
-`assay.config.checks` holds a node to what its fields say.
+`assay.config.checks` checks a node against its fields.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The settings below a root class in words: for `assay settings`, for `--help` and for the generated reference."""
+"""Descriptions of the settings below a root class: for `assay settings`, for `--help` and for the generated
+reference."""
 
 from __future__ import annotations
 
@@ -131,7 +132,7 @@ def _default(setting: Setting) -> str:
 
 
 def type_words(setting: Setting) -> str:
-    """A setting's type in words, with its bounds; for what names code, the names there are."""
+    """A setting's type in words, with its bounds; for a setting that names code, the known names."""
     if setting.code is not None:
         own = "module:Name or file.py:Name"
         return f"one of {', '.join(choices_of(setting) or setting.code.kind.known)}, or {own}"

@@ -36,7 +36,7 @@ ENVIRONMENT = "the environment"
 TYPE_KEY = "type"
 """Key that names the class of a node which can be one of several."""
 FILES_KEY = "files"
-"""Key of a run's record under which it keeps the hashes of files with code; no setting."""
+"""Key of a run's record under which it keeps the hashes of files with code; not a setting."""
 
 _C = TypeVar("_C")
 
@@ -107,7 +107,7 @@ class Draft(Generic[_C]):
         self._emptied: set[str] = set()
         """Mappings whose default entries are gone: `{}` was given, or all entries there are."""
         self._dropped: dict[str, _Given] = {}
-        """What a later layer has made idle, at its default, as that layer's doing."""
+        """What a later layer has made unused, at its default, with that layer as its source."""
         self._rank = 0
         for layer in layers:
             self.apply(layer)
@@ -184,7 +184,7 @@ class Draft(Generic[_C]):
             del self.values[key]
 
     def find(self, key: str) -> Setting | None:
-        """The setting that a dotted key names, given the classes chosen so far; None when there is none."""
+        """The setting that a dotted key names, given the classes chosen so far; None if it does not exist."""
         parent, _, name = key.rpartition(".")
         above = self.find(parent) if parent else None
         if above is not None and (entry := entry_type(above.annotation)) is not None:
@@ -194,7 +194,7 @@ class Draft(Generic[_C]):
         return self.settings_at(parent).get(name)
 
     def settings_at(self, key: str) -> Mapping[str, Setting]:
-        """The settings of the node at `key` (the root for the empty string); empty when it is no node or null."""
+        """The settings of the node at `key` (the root for the empty string); empty if it is null or not a node."""
         if not key:
             return settings(self.root)
         setting = self.find(key)
@@ -238,7 +238,7 @@ class Draft(Generic[_C]):
         return made
 
     def _drop_idle(self, key: str) -> bool:
-        """Forget a setting that a later layer has made idle: that layer cannot unset it, and did not set it."""
+        """Forget a setting that a later layer has made unused: that layer did not set it and cannot unset it."""
         parts = key.split(".")
         for end in range(1, len(parts) + 1):
             setting = self.find(".".join(parts[:end]))
@@ -323,7 +323,7 @@ def _classes_first(item: tuple[str, Json]) -> tuple[int, bool]:
 
 
 def _environment(draft: Draft[Any]) -> Layer:
-    """What environment variables say to the classes that were chosen."""
+    """The settings that environment variables give to the chosen classes."""
     values: dict[str, Json] = {}
     given = [key.rpartition(".")[0] for key in draft.values]
     for key in dict.fromkeys([*draft.classes, *(k for k in given if draft.is_choice_at(k))]):
@@ -336,7 +336,7 @@ def _environment(draft: Draft[Any]) -> Layer:
 
 
 def _suggestions(draft: Draft[Any]) -> Iterator[Layer]:
-    """What the classes that were chosen say of the whole config (`run_settings`)."""
+    """The settings of the whole config that the chosen classes give (`run_settings`)."""
     for key, cls in draft.classes.items():
         values = getattr(cls, "run_settings", None)
         if cls is None or not values:
@@ -346,7 +346,9 @@ def _suggestions(draft: Draft[Any]) -> Iterator[Layer]:
             raise ConfigError(f"{name} is {values!r} and not a mapping of settings of the run to values.")
         flat = flatten(values, name)
         if below := [k for k in flat if k.partition(".")[0] == key.partition(".")[0]]:
-            raise ConfigError(f"{name} sets {below[0]}, which is of the class itself. Give it as a default there.")
+            raise ConfigError(
+                f"{name} sets {below[0]}, which is a setting of the class itself. Give it as a default there."
+            )
         yield Layer(name, flat)
 
 
@@ -375,7 +377,7 @@ def _chosen(key: str, value: Json, setting: Setting, layer: str) -> type | None:
 
 
 def _unknown_key(key: str, layer: str, known: Sequence[str], otherwise: str) -> str:
-    """Message for a key that does not exist: equal last parts elsewhere first, then like ones, then like keys."""
+    """Message for a key that does not exist: equal last parts elsewhere first, then similar ones, then similar keys."""
     parent, _, leaf = key.rpartition(".")
     near = [k for k in known if k.rpartition(".")[2] == leaf]
     siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == parent}
@@ -388,4 +390,4 @@ def _unknown_key(key: str, layer: str, known: Sequence[str], otherwise: str) -> 
         near = [k for k in known if k.rpartition(".")[2] in leaves]
     near = list(dict.fromkeys(near or difflib.get_close_matches(key, known, n=2)))[:3]
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    return f"{key} ({layer}): there is no such setting, so it would have no effect.{hint} {otherwise}".rstrip()
+    return f"{key} ({layer}): this setting does not exist, so it would have no effect.{hint} {otherwise}".rstrip()

@@ -42,7 +42,7 @@ def from_resolved(root: type[_C], data: Mapping[str, Json], source: str = "confi
 
 
 def changed_files(record: Mapping[str, Json]) -> list[str]:
-    """The files with code or data that are no longer what they were when `resolved` wrote `record`."""
+    """The files with code or data that have changed since `resolved` wrote `record`."""
     files = record.get(FILES_KEY) or {}
     return [path for path, known in sorted(files.items()) if plugins.digest(Path(path)) != known]
 

@@ -1,8 +1,8 @@
-"""What a config class says about itself: its settings with type, default, documentation, and what they may be.
+"""The settings of a config class: type, default, documentation and marks.
 
 A config node is a `chz` class; the string literal right under a field documents it, and `assay.config.fields` has what
-else a field can say. Everything that talks about settings (the loader, `assay settings`, the generated reference)
-asks here, so they cannot disagree.
+else a field can say. The loader, `assay settings` and the generated reference all read settings here, so they cannot
+disagree.
 
     settings(LocalBackend)["torch_threads"]  ->  Setting("torch_threads", int, "CPU threads of torch ...", ...)
 """
@@ -35,15 +35,15 @@ class Setting:
     annotation: Any
     """The field's type, evaluated."""
     doc: str
-    """The attribute docstring on one line; empty when there is none."""
+    """The attribute docstring on one line; empty if there is none."""
     make_default: Callable[[], Any] | None = None
-    """Makes the default; None where a value has to be given."""
+    """Makes the default; None if a value must be given."""
     marks: tuple[object, ...] = ()
     """What else the field says about itself (`assay.config.fields`)."""
 
     @cached_property
     def default(self) -> Any:
-        """The default, made when it is first asked for; None where there is none."""
+        """The default, made on first use; None if there is none."""
         return self.make_default() if self.make_default is not None else None
 
     @property
@@ -115,7 +115,8 @@ def complete(cls: type) -> None:
         if chz.is_chz(base) and (lost := [name for name in chz.chz_fields(base) if name not in known]):
             raise ConfigError(
                 f"{cls.__qualname__} ({_file_of(cls)}) has the decorator @chz.chz and {base.__qualname__} above it has "
-                f"not, so the settings {', '.join(lost)} would be lost. Put @chz.chz above both classes, or above none."
+                f"not, so the settings {', '.join(lost)} would be lost. Put @chz.chz above both classes, or above "
+                "neither."
             )
     _COMPLETE.add(cls)
 
@@ -126,8 +127,8 @@ def _decorate(cls: type) -> None:
         if name in own and isinstance(value, list | dict | set):
             raise ConfigError(
                 f"The setting {name} of {cls.__qualname__} ({_file_of(cls)}) has a {type(value).__name__} as its "
-                "default, which could be changed for everybody by accident. Write a tuple, or leave out the type: then "
-                "it is a constant of the class and not a setting."
+                "default, which all its users would share and could change by accident. Write a tuple, or leave out "
+                "the type: then it is a constant of the class and not a setting."
             )
     inherited = chz.chz_fields(cls)
     cls.__annotations__ = {n: field.final_type for n, field in inherited.items() if n in vars(cls)} | own
@@ -145,7 +146,7 @@ def _file_of(cls: type) -> str:
 def _setting(
     cls: type, name: str, field: Any, docs: Mapping[str, str], above: Sequence[Mapping[str, Setting]]
 ) -> Setting:
-    """A field's setting; what a base class says about it (its bounds, say) holds where the class says nothing."""
+    """A field's setting; what a base class says about it (such as bounds) holds unless the class says otherwise."""
     annotation: Any = field.final_type
     marks: tuple[object, ...] = ()
     if typing.get_origin(annotation) is Annotated:
@@ -166,7 +167,7 @@ def _default_of(field: Any) -> Callable[[], Any] | None:
 
 
 def _check_type(place: str, annotation: Any) -> None:
-    """Refuse a type that no text can be read as."""
+    """Refuse a type that cannot be read from text."""
     if not is_readable(annotation):
         plain = isinstance(annotation, type) and not typing.get_args(annotation)
         shown = annotation.__name__ if plain else str(annotation)

@@ -41,7 +41,7 @@ def read_overrides(overrides: Sequence[str]) -> Layer:
     for text in overrides:
         match = _ASSIGNMENT.fullmatch(text)
         if match is None:
-            raise ConfigError(f"{text!r} is no setting. Settings are written key=value, such as learning_rate=3e-4.")
+            raise ConfigError(f"{text!r} is not a setting. Settings are written key=value, such as learning_rate=3e-4.")
         values[match[1]] = match[2].strip()
     return Layer(COMMAND_LINE, values)
 
@@ -67,7 +67,7 @@ def parse_json(text: str, name: str) -> Layer:
     """A config that was written as JSON (`assay config`, a run's `config.json`) as a layer; it is a whole one.
 
     Raises:
-        ConfigError: malformed JSON, or a document that is no object.
+        ConfigError: malformed JSON, or a document that is not an object.
     """
     try:
         data = json.loads(text)
@@ -82,7 +82,7 @@ def parse_yaml(text: str, name: str) -> Layer:
     """A YAML document as a layer.
 
     Raises:
-        ConfigError: malformed YAML (with its line), a key given twice, or a document that is no mapping.
+        ConfigError: malformed YAML (with its line), a key given twice, or a document that is not a mapping.
     """
     try:
         data = yaml.load(text, Loader=_UniqueKeyLoader)

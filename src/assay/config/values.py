@@ -23,7 +23,7 @@ _FALSE = ("false", "no", "off", "0")
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
-    """The alternatives of a union without None; a type that is no union is its only member."""
+    """The alternatives of a union without None; a type that is not a union is its own only member."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return tuple(a for a in typing.get_args(annotation) if a is not type(None))
     return (annotation,)
@@ -48,7 +48,7 @@ def node_class(annotation: Any) -> type | None:
 
 
 def entry_type(annotation: Any) -> Any:
-    """Type of the values of a mapping-typed setting (such as `loss_fn_config`), or None when it is no mapping."""
+    """Type of the values of a mapping-typed setting (such as `loss_fn_config`), or None if it is not a mapping."""
     if typing.get_origin(annotation) in (Mapping, dict):
         return typing.get_args(annotation)[1]
     return None
@@ -89,7 +89,7 @@ def _member_name(member: Any) -> str:
 
 
 def is_of(value: object, member: Any) -> bool:
-    """Whether a value is of a type that is no union."""
+    """Whether a value is of a type that is not a union."""
     if member is Any:
         return True
     if typing.get_origin(member) is Literal:
@@ -113,7 +113,7 @@ def parse(value: object, annotation: Any) -> Any:
     """Read a value given as text (command line) or as plain data (YAML, JSON) as what `annotation` says.
 
     Text that spells a number, a truth value or null is read as such where the type asks for one: YAML itself reads
-    `1e-4` as text. Nothing else is converted: 1.0 is no whole number, 1 is no text.
+    `1e-4` as text. Nothing else is converted: 1.0 is not a whole number, 1 is not text.
 
     Raises:
         ValueError: with the expected type in words as its message.

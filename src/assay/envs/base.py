@@ -1,4 +1,4 @@
-"""What an environment is to the rest of Assay: messages in, scores out, no tokens and no torch.
+"""The interface of an environment: messages in, scores out, no tokens and no torch.
 
 An `Env` is single use: one rollout. An `EnvGroupBuilder` makes the envs of one group and does the work they share
 (one engine analysis per prompt, say). An `RLDataset` is a deterministic sequence of batches of such builders.
@@ -25,10 +25,10 @@ from assay.types import Check, Json, Message, Score, Task, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Answer of an env to one turn. `messages` is what the policy is told next; empty when `done`.
+    """Answer of an env to one turn. `messages` are shown to the policy next; empty when `done`.
 
-    With `replace`, `messages` are the whole conversation that the policy sees next, in place of what it saw and said
-    so far; such a turn is a training sequence of its own.
+    With `replace`, `messages` are the whole conversation that the policy sees next, instead of the conversation so far;
+    such a turn is its own training sequence.
     """
 
     score: Score
@@ -102,7 +102,7 @@ BuildProgress = Callable[[str, int, int], None]
 
 
 def _unseen(what: str, done: int, total: int) -> None:
-    """Progress that nobody watches."""
+    """Progress that is not shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class EnvData:
     counters: Callable[[], Counters] | None = None
     """What the environment's reward engine has done, for the metrics of each step."""
     notes: Sequence[str] = ()
-    """What was wrong with the tasks and is no more: repeats that were left out, say. It was logged already."""
+    """Problems of the tasks that were fixed, such as repeats that were left out. They were logged already."""
     close: Callable[[], Awaitable[None]] = _nothing_to_close
     """Releases processes and files; safe to call twice."""
 
@@ -251,9 +251,7 @@ def build_data(builder: DatasetBuilder, context: BuildContext) -> EnvData:
     with calling(f"{said}()"):
         data = builder.build(context)
     if not isinstance(data, EnvData):
-        raise ConfigError(
-            f"{type(builder).__name__}.build() returned {data!r}, and not an EnvData. Return one from it."
-        )
+        raise ConfigError(f"{type(builder).__name__}.build() returned {data!r}, not an EnvData. Return an EnvData.")
     return data
 
 

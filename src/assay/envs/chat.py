@@ -1,4 +1,4 @@
-"""What a run says of chat: how a chat template is filled in, and what a chat model is told beside its task."""
+"""Settings of chat models: how a chat template is filled in, and what a chat model is told besides its task."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ History = Literal["auto", "append", "template"]
 
 @chz.chz
 class ChatConfig(Settings):
-    """How a chat template is filled in, and what a reply is taken for (`docs/chat-models.md`)."""
+    """How a chat template is filled in, and how a reply is read (`docs/chat-models.md`)."""
 
     template_kwargs: Mapping[str, int | float | bool | str] = chz.field(default_factory=dict)
     """Variables given to the chat template, such as `chat.template_kwargs.enable_thinking=false`."""
     thinking: str = AUTO
-    """What parts thought from answer in a reply: two tags as `<think>...</think>`; `auto` takes those that the template
-    speaks of; `none` takes the whole reply for the answer."""
+    """What separates thought from answer in a reply: two tags as `<think>...</think>`; `auto` takes the tags that the
+    template mentions; `none` takes the whole reply as the answer."""
     history: History = "auto"
     """What the model sees of earlier turns: `append` keeps every token as it was sampled (one training sequence);
-    `template` has the template write the conversation anew (each turn is a training sequence of its own); `auto`
+    `template` lets the template rewrite the conversation (each turn is its own training sequence); `auto`
     appends, unless the template drops earlier thinking."""
 
     @chz.validate

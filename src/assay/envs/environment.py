@@ -55,7 +55,7 @@ class Environment(DatasetBuilder):
     shuffle: bool = True
     """Reorder the training tasks in every epoch."""
     test_fraction: Annotated[float, AtLeast(0), AtMost(0.9)] = 0.1
-    """Share of the tasks that is held out, where `tasks` knows no splits: the same ones for every seed."""
+    """Share of the tasks that is held out if `tasks` does not take a split; the same tasks for every seed."""
     max_turns: Annotated[int, AtLeast(1)] = 1
     """Most turns of a rollout, where `env` plays several."""
 
@@ -70,7 +70,7 @@ class Environment(DatasetBuilder):
         raise ConfigError(f"{type(self).__name__} defines no tasks(self). Define it to return a list of Task.of(...).")
 
     def score(self, task: Task, text: str) -> Any:
-        """What the answer `text` is worth: a number, a bool, a `Score`, or None where it cannot be judged.
+        """The score of the answer `text`: a number, a bool, a `Score`, or None where it cannot be judged.
 
         May be `async`. What it raises makes the rollout errored, and never a 0.
         """
@@ -115,7 +115,7 @@ class Environment(DatasetBuilder):
         )
 
     def splits(self) -> Splits:
-        """The tasks of both splits, named and without those that are there twice; what was removed is said.
+        """The tasks of both splits, named and without duplicates; removals are logged.
 
         Raises:
             ConfigError: `tasks` raises, or returns no tasks.
@@ -138,13 +138,13 @@ class Environment(DatasetBuilder):
             tasks = list(found) if isinstance(found, Iterable) and not isinstance(found, str | Mapping) else None
         if tasks is None:
             close(found)
-            raise ConfigError(f"{said} returned {_shown(found)}, and not a list of Task. {_where(type(self), 'tasks')}")
+            raise ConfigError(f"{said} returned {_shown(found)}, not a list of Task. {_where(type(self), 'tasks')}")
         return [self._task(task, place, said) for place, task in enumerate(tasks)]
 
     def _task(self, task: object, place: int, said: str) -> Task:
         if not isinstance(task, Task):
             raise ConfigError(
-                f"{said} gave {_shown(task)} at place {place}, and not a Task. Make one with Task.of(prompt)."
+                f"{said} gave {_shown(task)} at place {place}, not a Task. Make one with Task.of(prompt)."
                 f" {_where(type(self), 'tasks')}"
             )
         named = dataclasses.replace(task, env=task.env or type(self).__name__)
@@ -158,7 +158,7 @@ class Environment(DatasetBuilder):
         return named if named.id else dataclasses.replace(named, id=key)
 
     def _corpus(self, splits: Splits) -> list[Example]:
-        """Prompts and best answers, each by itself: no token is to span the two."""
+        """Prompts and best answers as separate texts, so that no token spans the two."""
         tasks = (*splits.train, *splits.test)
         with plugins.calling(f"{type(self).__name__}.gold()"):
             answers = [text for task in tasks if (text := self.gold(task)) is not None]
@@ -217,7 +217,7 @@ class EachByItself:
 
 
 def gold_text(answer: Json) -> str | None:
-    """An answer as a policy would write it; None where it is no text and no number."""
+    """An answer as a policy would write it; None if it is neither text nor a number."""
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         return None
     return str(answer)
@@ -246,7 +246,7 @@ def _takes_split(cls: type[Environment]) -> bool:
 
 
 def close(found: object) -> None:
-    """Close a coroutine that nobody will await."""
+    """Close a coroutine that will not be awaited."""
     if inspect.iscoroutine(found):
         found.close()
 

@@ -19,7 +19,7 @@ class EngineScorer:
     engine: RewardEngine
 
     async def score(self, sample: Sample) -> Score:
-        """The score of one answer; errored where there is none, also where the judge refuses every call."""
+        """The score of one answer; errored if there is none, also if the judge refuses every call."""
         try:
             return await self.engine.score(sample)
         except RewardError as error:

@@ -49,7 +49,7 @@ def records_of(source: str, split: str, subset: str | None = None) -> Iterator[t
     if path.suffix in SUFFIXES:
         there = sorted(p.name for p in path.parent.glob(f"*{path.suffix}")) if path.parent.is_dir() else []
         listed = f" That folder has {', '.join(there[:10])}." if there else ""
-        raise DataError(f"path={source}: there is no such file.{listed}")
+        raise DataError(f"path={source} does not exist.{listed}")
     return _from_datasets(_hub(source, subset), source, split)
 
 
@@ -107,7 +107,7 @@ def _object(text: bytes, place: str) -> Record:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place} is not valid JSON ({error}).") from error
     if not isinstance(found, dict):
-        raise DataError(f"{place} is a {type(found).__name__}, and not an object with a value for each column.")
+        raise DataError(f"{place} is a {type(found).__name__}, not an object with a value for each column.")
     return found
 
 
@@ -117,10 +117,10 @@ def _json(path: Path) -> Iterator[tuple[str, Record]]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not valid JSON ({error}). JSON lines are named .jsonl.") from error
     if not isinstance(found, list):
-        raise DataError(f"{path} holds a {type(found).__name__}, and not a list of objects.")
+        raise DataError(f"{path} holds a {type(found).__name__}, not a list of objects.")
     for number, row in enumerate(found, 1):
         if not isinstance(row, dict):
-            raise DataError(f"{path}, row {number} is a {type(row).__name__}, and not an object.")
+            raise DataError(f"{path}, row {number} is a {type(row).__name__}, not an object.")
         yield f"{path}, row {number}", row
 
 
@@ -135,7 +135,7 @@ def _csv(path: Path, delimiter: str) -> Iterator[tuple[str, Record]]:
                 place = f"{path}, line {reader.line_num}"
                 if None in row or None in row.values():
                     raise DataError(
-                        f"{place} has another number of fields than the {len(reader.fieldnames or ())} columns."
+                        f"{place} has a different number of fields than the {len(reader.fieldnames or ())} columns."
                     )
                 yield place, row
         except (csv.Error, UnicodeDecodeError) as error:
@@ -191,8 +191,8 @@ def _hub(name: str, subset: str | None) -> Any:
         raise DataError(f"path={name} holds a file that cannot be read: {why}") from error
     except (OSError, ValueError, DatasetsError) as error:
         raise DataError(
-            f"path={name} is not a file here, and cannot be had from the Hugging Face hub: {_first_line(error)} Check "
-            "the name and the connection, or give a local copy."
+            f"path={name} is not a file here, and cannot be loaded from the Hugging Face hub: {_first_line(error)} "
+            "Check the name and the connection, or give a local copy."
         ) from error
 
 

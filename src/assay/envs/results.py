@@ -25,7 +25,7 @@ def require_messages(messages: object, said: str) -> None:
         TypeError: it is not.
     """
     if not isinstance(messages, list | tuple) or not all(isinstance(message, Message) for message in messages):
-        raise TypeError(f'{said} {_shown(messages)}, and not a list of Message: [Message("user", "...")]')
+        raise TypeError(f'{said} {_shown(messages)}, not a list of Message: [Message("user", "...")]')
 
 
 def require_result(result: object, said: str) -> StepResult:
@@ -38,13 +38,13 @@ def require_result(result: object, said: str) -> StepResult:
         TypeError: it is not.
     """
     if not isinstance(result, StepResult):
-        raise TypeError(f"{said} returned {_shown(result)}, and not a StepResult")
+        raise TypeError(f"{said} returned {_shown(result)}, not a StepResult")
     require_messages(result.messages, f"{said} returned a StepResult whose messages are")
     require_score(result.score, f"{said} returned a StepResult whose score")
     metrics: Mapping[str, object] = result.metrics
     for name, value in metrics.items():
         if not isinstance(value, Real | np.bool_):
-            raise TypeError(f"{said} returned a StepResult whose metric {name} is {_shown(value)}, and not a number")
+            raise TypeError(f"{said} returned a StepResult whose metric {name} is {_shown(value)}, not a number")
     return result
 
 
@@ -58,7 +58,7 @@ def require_score(score: object, said: str) -> Score:
         TypeError: it is not.
     """
     if not isinstance(score, Score):
-        raise TypeError(f"{said} is {_shown(score)}, and not a Score")
+        raise TypeError(f"{said} is {_shown(score)}, not a Score")
     if score.evidence:
         try:
             encode_json(dict(score.evidence))

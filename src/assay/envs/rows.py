@@ -34,36 +34,36 @@ class RowsDatasetBuilder(Environment):
     """A `.jsonl`, `.json`, `.csv`, `.tsv` or `.parquet` file; a folder that `datasets` wrote, or one with
     `train.jsonl` (or another kind); or the id of a Hugging Face data set."""
     subset: str | None = None
-    """The configuration of a hub data set that has several."""
+    """Configuration of a hub data set that has several."""
     train_split: str = "train"
     """Which rows of a folder or a hub data set to train on."""
     test_path: Annotated[str | None, DATA] = None
     """Where held-out rows are; null means `path`."""
     test_split: str | None = None
-    """Which rows of a folder or a hub data set are held out. Where neither this nor `test_path` is set, `test_fraction`
-    of the rows are."""
+    """Which rows of a folder or a hub data set are held out. If neither this nor `test_path` is set, `test_fraction` of
+    the rows are held out."""
     prompt_column: str = "prompt"
     """Column of the prompt: text, or messages with `role` and `content`. Not read with `template`."""
     answer_column: str | None = "answer"
-    """Column of what is right, which rewards are given as `answer`; null where rows have none. A dot leads into a
+    """Column of the right answer, which rewards get as `answer`; null if rows have none. A dot leads into a
     nested column, here and wherever else a column is named: `reward_model.ground_truth`."""
     template: str | None = None
-    """What the policy is told, with columns in braces: `{question} Answer with a number.` Other braces are doubled."""
+    """The prompt, with columns in braces: `{question} Answer with a number.` Double any other brace."""
     system: str | None = None
     """A system message before each prompt."""
     tag_columns: tuple[str, ...] = ()
-    """Columns whose values name slices that metrics are split by."""
+    """Columns by whose values metrics are split."""
     max_rows: Annotated[int, AtLeast(1)] = 100_000
-    """Most rows to read of each split; that there are more is said."""
+    """Most rows to read of each split; a warning says if there are more."""
     reward: Annotated[tuple[str, ...], Code(REWARD)] = ()
-    """What an answer is worth: a function `path.py:name` or `package.module:name`, or a reward of Assay's own. Several
+    """How an answer is scored: a function `path.py:name` or `package.module:name`, or a built-in reward. Several
     make a weighted sum: `rewards.py:correct,rewards.py:short*0.2`."""
     options: Mapping[str, Json] = chz.field(default_factory=dict)
     """Keyword arguments of the reward; of several rewards `NAME.KEY`, where NAME is what follows the colon."""
     judge: JudgeConfig = chz.field(default_factory=JudgeConfig)
-    """Whom rewards ask that ask a judge."""
+    """The judge, for rewards that ask one."""
     engine: Annotated[EngineConfig, MAY_CHANGE] = chz.field(default_factory=EngineConfig)
-    """How fast answers are judged, and what may be spent."""
+    """Speed, limits and budget of the judge's calls."""
 
     @chz.validate
     def _consistent(self) -> None:
@@ -75,8 +75,8 @@ class RowsDatasetBuilder(Environment):
             raise ConfigError("path is not set, so there are no rows. Set it to a file, a folder or a hub id.")
         if not self.reward:
             raise ConfigError(
-                "reward is not set, so answers would be worth nothing. Set it to rewards.py:correct, say, where "
-                "correct(completion, answer) returns a number."
+                "reward is not set, so answers would have no reward. Set it to something like rewards.py:correct, "
+                "where correct(completion, answer) returns a number."
             )
         engine = RewardEngine(
             find_rewards(self.reward, self.options, self.judge), self.judge, self.engine, cache_dir=context.cache_dir
@@ -121,7 +121,7 @@ class RowsDatasetBuilder(Environment):
         wanted |= {f"tag_columns={name}": name for name in self.tag_columns}
         for setting, name in wanted.items():
             if column(row, name) is ABSENT:
-                cure = " Set it, or answer_column=null where there is none." * (name == self.answer_column)
+                cure = " Set it, or set answer_column=null if the rows have no answers." * (name == self.answer_column)
                 raise DataError(f"{place} has no column {name!r} ({setting}). It has {_columns(row)}.{cure}")
         prompt = column(row, self.prompt_column) if self.template is None else fill(self.template, row, place)
         try:

@@ -70,8 +70,8 @@ def held_apart(train: Sequence[Task], test: Sequence[Task], said: str, *, by_pro
     kept = [task for task in unique if task.key not in left_out]
     if not kept:
         raise ConfigError(
-            f"All {_tasks(len(unique))} of {said}('train') are held out too, so nothing would be measured but what was "
-            "trained on. Give the splits different tasks."
+            f"All {_tasks(len(unique))} of {said}('train') are held out too, so only tasks that were trained on would "
+            "be measured. Give the splits different tasks."
         )
     return _said(Splits(kept, held, (*removed, *more, *_shared(shared, len(unique), said))))
 
@@ -90,7 +90,7 @@ def without_repeats(tasks: Sequence[Task], said: str) -> tuple[list[Task], tuple
     if again is None:
         return kept, ()
     count = len(tasks) - len(kept)
-    return kept, (f"{said}: {count} of {_tasks(len(tasks))} were there already ({_named(again)}) and are left out.",)
+    return kept, (f"{said}: {count} of {_tasks(len(tasks))} are duplicates ({_named(again)}) and are left out.",)
 
 
 def _shared(shared: Sequence[Task], count: int, said: str) -> Iterator[str]:

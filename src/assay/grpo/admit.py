@@ -42,7 +42,7 @@ async def _behaviour_from_policy(
 async def _compare_with_sampler(
     backend: Backend, config: GRPOConfig, items: list[BufferedGroup]
 ) -> tuple[list[BufferedGroup], dict[str, float]]:
-    """Check that rollouts came from the policy that the trainer has; with `tis_cap`, correct for the difference."""
+    """Check that rollouts came from the trainer's policy; with `tis_cap`, correct for the difference."""
     if not items:
         return items, {}
     data, logprobs = flat(items), await _logprobs(backend, config, items)

@@ -57,8 +57,8 @@ def group_advantages(
 def has_constant_rewards(group: TrajectoryGroup) -> bool:
     """Whether a group's rewards do not show which of its answers was better; errored rollouts are ignored.
 
-    So it is when all rewards of all turns are equal, and when all rollouts earned the same turn by turn: then only the
-    discount makes returns differ between turns.
+    This is so when all rewards of all turns are equal, and when all rollouts earned the same turn by turn: then only
+    the discount makes returns differ between turns.
     """
     rewards = [
         [turn.score.value for turn in trajectory.transitions if turn.score.value is not None]

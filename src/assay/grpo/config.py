@@ -26,31 +26,32 @@ class AlgorithmConfig(Settings):
     """The algorithm: advantages, aggregation, KL penalty, rollout reuse, health."""
 
     baseline: Baseline | None = None
-    """What a reward is compared with: the `mean` of its group, or `leave_one_out`, the mean of the others; null means
-    as `loss_fn` has it."""
+    """What a reward is compared with: the `mean` of its group, or `leave_one_out`, the mean of the others; null takes
+    the choice of `loss_fn`."""
     aggregation: Aggregation | None = None
-    """How the step's token losses become one: mean over all `token`s, mean over `sequence`s of their token means, or
-    sum over tokens divided by sequences times `constant_length`; null means as `loss_fn` has it."""
+    """How the step's token losses are combined: mean over all `token`s, mean over `sequence`s of their token means, or
+    sum over tokens divided by sequences times `constant_length`; null takes the choice of `loss_fn`."""
     constant_length: Annotated[int | None, AtLeast(1)] = None
     """Divisor per sequence of `aggregation=constant`, in tokens; null means the run's `max_tokens`."""
     entropy_coef: Annotated[float, AtLeast(0)] = 0.0
     """Weight of an entropy bonus (exact entropy of each trained token's distribution) in the loss."""
     mask_truncated: bool = False
-    """Leave completions that ran into the length limit out of the loss (they stay in their group's baseline)."""
+    """Exclude completions that were cut off at the length limit from the loss (they still count in their group's
+    baseline)."""
     kl_estimator: Literal["k1", "k2", "k3", "abs", "kl1", "kl2", "kl3"] = "kl3"
     """Estimate of the KL divergence per token, from d = log policy - log reference: `k1` = d, `k2` = d^2/2,
-    `k3` = exp(-d) - 1 + d, `abs` = |d|. `kl1` (simple), `kl2` (exponential) and `kl3` (quadratic) are further names
-    of k1, k3 and k2."""
+    `k3` = exp(-d) - 1 + d, `abs` = |d|. `kl1` (simple), `kl2` (exponential) and `kl3` (quadratic) are other names of
+    k1, k3 and k2."""
     kl_placement: Literal["loss", "reward"] = "loss"
     """Where the penalty acts: in the `loss`, by its gradient, or in the `reward` of each token, centred."""
     kl_unbiased: Annotated[bool, UsedWhen("kl_coef", Above(0)), UsedWhen("kl_placement", "loss")] = False
-    """In the loss, weight the estimator by the policy ratio, so that its gradient is that of KL(policy || reference)
+    """In the loss, weight the estimator by the policy ratio, so that its gradient is that of KL(policy || reference),
     also for k1, k3 and samples of an older policy."""
     kl_target: Annotated[float | None, Above(0), UsedWhen("kl_coef", Above(0))] = None
-    """Adapt the coefficient so that the mean KL (k3, nats per token) comes to this; null keeps it fixed."""
+    """Adapt the coefficient so that the mean KL (k3, nats per token) reaches this; null keeps it fixed."""
     kl_controller: Annotated[Literal["threshold", "ziegler"], UsedWhen("kl_target", NOT_NULL)] = "threshold"
-    """How it adapts, once per training step: `threshold` multiplies by 1.1 above 1.5 times the target and by 0.9 below
-    half of it, within [0.001, 1]; `ziegler` is proportional to the clipped error (arXiv 1909.08593)."""
+    """How the coefficient adapts, once per training step: `threshold` multiplies by 1.1 above 1.5 times the target and
+    by 0.9 below half of it, within [0.001, 1]; `ziegler` is proportional to the clipped error (arXiv 1909.08593)."""
     kl_horizon: Annotated[int, AtLeast(1), UsedWhen("kl_controller", "ziegler")] = 10_000
     """Sequences trained on (each pass counts) over which the `ziegler` controller corrects an error."""
     ref_refresh_every: Annotated[int, AtLeast(0), UsedWhen("kl_coef", Above(0))] = 0
@@ -66,9 +67,10 @@ class AlgorithmConfig(Settings):
     buffer_capacity: Annotated[int, AtLeast(1)] = 1000
     """Most groups that the rollout buffer holds; the oldest are evicted first."""
     min_fresh_fraction: Annotated[float, Above(0), AtMost(1)] = 0.25
-    """New rollouts are wanted when less than this share of the buffered groups has epochs left."""
+    """New rollouts are needed when less than this share of the buffered groups has epochs left."""
     max_staleness: Annotated[int | None, AtLeast(0)] = None
-    """Most optimizer steps between sampling a group and training on it; older ones are retired. Null sets no bound."""
+    """Most optimizer steps between sampling a group and training on it; older groups are dropped. Null sets no
+    limit."""
     health: HealthConfig = chz.field(default_factory=HealthConfig)
     """Alarms and reports."""
 
@@ -115,7 +117,7 @@ class GRPOConfig(AlgorithmConfig):
     gamma: Annotated[float, AtLeast(0), AtMost(1)] = 1.0
     """Discount of multi-turn returns."""
     normalize_advantages_by_std: bool | None = None
-    """Divide a group's centred rewards by their standard deviation; null means as `loss_fn` has it."""
+    """Divide a group's centred rewards by their standard deviation; null takes the choice of `loss_fn`."""
     remove_constant_reward_groups: bool = True
     """Drop groups in which all rewards are equal: they carry no gradient."""
     num_substeps: Annotated[int, AtLeast(1)] = 1
@@ -147,7 +149,7 @@ class GRPOConfig(AlgorithmConfig):
 
     @chz.init_property
     def recipe(self) -> Recipe:
-        """The algorithm's parts, with what is set by itself in place."""
+        """The algorithm's parts, with separate settings applied."""
         return resolve(
             self.loss_fn, self.loss_fn_config, self.baseline, self.normalize_advantages_by_std, self.aggregation
         )

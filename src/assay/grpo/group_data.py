@@ -1,4 +1,4 @@
-"""From a scored group to what the buffer holds and trains on, and back: what each turn trained with. Pure."""
+"""Converts scored groups to the data that the buffer holds, and maps back what each turn trained with. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TurnTraining:
 
 
 def group_data(group: TrajectoryGroup, config: GRPOConfig) -> BufferedGroup | None:
-    """The data of a group; None where it has nothing to teach.
+    """The data of a group; None if it carries no gradient.
 
     With `remove_constant_reward_groups` off, constant groups keep their tokens with advantages of exactly 0: they count
     in the normaliser and, where there is one, bear the KL penalty.

@@ -3,7 +3,7 @@
 With k_t the chosen estimate of the KL divergence on sampled token t (`backends.losses.kl_estimate`), placing the
 penalty in the reward gives each token's advantage coef * (mean(k) - k_t), where the mean runs over all trained tokens
 of the step: centring only lowers the variance. With k1 this is in expectation the gradient of -coef * KL(policy ||
-reference). With a discount, a token also answers for the penalties of the tokens after it.
+reference). With a discount, a token is also charged for the penalties of later tokens.
 """
 
 from __future__ import annotations

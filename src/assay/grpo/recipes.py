@@ -1,10 +1,10 @@
-"""What a loss name stands for: a surrogate with its thresholds, a baseline, a scale and an aggregation.
+"""The recipe of a loss name: a surrogate with its thresholds, a baseline, a scale and an aggregation.
 
 `RECIPES` has one row for each name, and everything that lists losses reads it. A row's surrogate is a function of that
 name in `assay.backends.local.losses`, which a hosted service computes by the same name. One of your own is a `Recipe`
 around a function, given by reference (`loss_fn=mine.py:RECIPE`) or, in Python, as an object.
 
-Every part can be set by itself; a setting that is null keeps the recipe's value. Imports no torch.
+Every part can be set separately; a setting that is null keeps the recipe's value. Imports no torch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Recipe:
     """The parts of a policy-gradient algorithm.
 
     Raises:
-        ConfigError: a part is not what it may be.
+        ConfigError: a part is not valid.
     """
 
     surrogate: str | Surrogate
@@ -108,7 +108,7 @@ def recipe_of(loss_fn: str | Recipe) -> Recipe:
     """The recipe that `loss_fn` is or names, with the surrogate's defaults in place.
 
     Raises:
-        ConfigError: there is none, or its surrogate is neither of a known name nor a function that can be looked into.
+        ConfigError: it does not exist, or its surrogate is neither a known name nor a function that can be inspected.
     """
     recipe: Recipe = loss_fn if isinstance(loss_fn, Recipe) else find(loss_fn, LOSS, "loss_fn")
     if callable(recipe.surrogate):
@@ -165,7 +165,7 @@ def check_thresholds(recipe: Recipe, given: Mapping[str, float]) -> None:
     if unknown := sorted(set(merged) - set(known)):
         where = "loss_fn_config" if set(unknown) & set(given) else "The recipe"
         raise ConfigError(
-            f"{where} sets {', '.join(unknown)}, which {recipe.name} does not read, so it would do nothing. "
+            f"{where} sets {', '.join(unknown)}, which {recipe.name} does not read, so it would have no effect. "
             f"{recipe.name} reads: {', '.join(known) or 'no settings'}."
         )
     if callable(recipe.surrogate):

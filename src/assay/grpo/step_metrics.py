@@ -37,7 +37,7 @@ class Pass:
 
 
 def pass_metrics(passes: Sequence[Pass], recipe: Recipe) -> dict[str, float]:
-    """What the optimizer steps of a training step say together; `optimizer_steps` alone where there are none."""
+    """Metrics of the optimizer steps of a training step together; only `optimizer_steps` if there are none."""
     metrics = {"optimizer_steps": float(sum("grad_norm" in p.metrics for p in passes))}
     if not passes:
         return metrics

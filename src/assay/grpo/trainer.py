@@ -150,12 +150,12 @@ class GRPOTrainer:
         """Go on exactly where `save` was called.
 
         Raises:
-            CheckpointError: the directory is no such checkpoint, or one of another model.
+            CheckpointError: the directory is not such a checkpoint, or is of another model.
         """
         self._blocking(self.load_state(Path(path)))
 
     def roll_back(self, path: Path | str) -> None:
-        """Go back to the policy that `save` wrote, after an alarm; what that means is said at `roll_back_state`.
+        """Go back to the policy that `save` wrote, after an alarm; see `roll_back_state`.
 
         Raises:
             CheckpointError: as `load`.
@@ -238,7 +238,7 @@ class GRPOTrainer:
                 await self._optimizer_step(part, adam, passes)
         if groups and not passes:
             logger.warning(
-                "No optimizer step: no group at hand had differing rewards, so there is nothing to learn from."
+                "No optimizer step: the rewards were equal within every group, so there is nothing to learn from."
             )
         metrics |= pass_metrics(passes, self.config.recipe) | found
         metrics |= {"learning_rate": adam.learning_rate, "kl_coef": self.kl_coef}
@@ -341,7 +341,7 @@ class GRPOTrainer:
         """Restore what `save_state` wrote.
 
         Raises:
-            CheckpointError: the directory is no such checkpoint, or one of another model.
+            CheckpointError: the directory is not such a checkpoint, or is of another model.
         """
         saved = self._read(path)
         await self.backend.load_state(path)
@@ -367,7 +367,7 @@ class GRPOTrainer:
         """Take the policy, optimizer, reference and KL coefficient of an earlier checkpoint of this trainer.
 
         Step counts go on; the buffered rollouts, which are those of the discarded policy, are dropped, and the monitor
-        starts anew.
+        starts again.
         """
         saved = self._read(path)
         await self.backend.load_state(path)

@@ -1,1 +1,2 @@
-"""Assay's rewards inside other trainers: one adapter per host, which alone imports it, and what all of them share."""
+"""Assay's rewards inside other trainers: one adapter per host, and what all of them share. Only its own adapter imports
+a host."""

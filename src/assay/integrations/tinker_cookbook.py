@@ -29,7 +29,7 @@ DEFAULTS: Mapping[str, Json] = {"engine.on_failure": "group_mean"}
 
 
 class OneTurnEnv(Env):  # type: ignore[misc]
-    """One question, one answer; the reward is the group's matter."""
+    """One question, one answer; the group computes the reward."""
 
     def __init__(self, renderer: Renderer, messages: Sequence[Message]) -> None:
         self._renderer, self._messages = renderer, messages
@@ -40,7 +40,7 @@ class OneTurnEnv(Env):  # type: ignore[misc]
         return self._renderer.build_generation_prompt(prompt), self._renderer.get_stop_sequences()
 
     async def step(self, action: list[int], *, extra: Any = None) -> Any:
-        """Ends the episode. `extra` is of no matter here."""
+        """Ends the episode. `extra` is not used here."""
         return StepResult(
             reward=0.0,
             episode_done=True,

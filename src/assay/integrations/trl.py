@@ -1,9 +1,9 @@
 """A reward function for TRL's trainers: `GRPOTrainer(reward_funcs=reward_func("judge", ...), ...)`.
 
 TRL gathers asynchronous reward functions on a loop of its own and takes `None` for "no reward": the completion then
-moves nothing, which is what `on_failure=drop` (the default) means here. Only where every reward function says `None`,
-though: beside another one that has a number it counts as 0, so that with several functions `on_failure=group_mean` is
-the honest choice. Each process of a distributed run calls the function on its own slice; `share=hub` joins them.
+contributes nothing, which is what `on_failure=drop` (the default) means here. This holds only if every reward function
+returns `None`: if another returns a number, `None` counts as 0, so with several functions use `on_failure=group_mean`.
+Each process of a distributed run calls the function on its own slice; `share=hub` joins them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RewardFunction(Protocol):
     __name__: str
 
     async def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
-        """One reward per completion; None where there is none."""
+        """One reward per completion; None where it has none."""
         ...
 
 
@@ -49,7 +49,7 @@ def reward_func(
     Args:
         reward: where to find one or several (`assay.integrations.common.settings`), a reward, or a plain function.
         ground_truth: column of the data set that holds it (`ground_truth`, or `answer` where there is no such column);
-            None where the reward wants none. A function takes any column by its name, and does not need this one.
+            None if the reward needs none. A function takes any column by its name, and does not need this one.
         data_source: column that says where a sample is from; None leaves it empty.
         name: name in TRL's logs; the reward's own by default.
         settings: see `assay.integrations.common.settings`, nested or dotted: `judge={"model": ...}, engine={...}`.
@@ -90,7 +90,7 @@ def _samples(
         if column is not None and column not in data and column not in optional:
             raise DataError(
                 f"The data set has no column {column!r}, which reward_func takes for the {purpose}. Columns: "
-                f"{', '.join(data) or 'none'}. Name another ({purpose}=...), or None where the reward needs none."
+                f"{', '.join(data) or 'none'}. Name another ({purpose}=...), or None if the reward does not need it."
             )
     lengths = {"prompts": len(prompts), "completions": len(completions), **{k: len(v) for k, v in data.items()}}
     if len(set(lengths.values())) > 1:
@@ -161,7 +161,7 @@ def _log(
 def _log_counters(
     counters: Mapping[str, float], last: dict[str, float], log_metric: Callable[[str, float], None]
 ) -> None:
-    """What the engine did since the last batch; `last` is brought up to date."""
+    """What the engine did since the last batch; `last` is updated."""
     for key in TOTALS:
         if key in counters:
             log_metric(f"assay/{key}", counters[key] - last.get(key, 0.0))

@@ -36,8 +36,8 @@ def reward(
 
     Args:
         reward: where to find the reward (`assay.integrations.common.settings`), or a plain function.
-        ground_truth: field of the task's data that holds it; None where the reward wants none. A function takes any
-            field by its name, and does not need this one.
+        ground_truth: field of the task's data that holds it; None if the reward needs none. A function takes any field
+            by its name, and does not need this one.
         name: key of the reward on the trace; the reward's own name by default.
         weight: verifiers' weight of this reward.
         whole_trace: score the transcript instead of the last reply.
@@ -78,7 +78,7 @@ def _sample(data: Any, trace: Any, ground_truth: str | None, required: bool, who
     if required and ground_truth is not None and ground_truth not in fields:
         raise DataError(
             f"This task's data has no field {ground_truth!r}, which the reward takes for the ground truth. Fields: "
-            f"{', '.join(fields)}. Name another (ground_truth=...), or None where the reward needs none."
+            f"{', '.join(fields)}. Name another (ground_truth=...), or None if the reward does not need it."
         )
     truth = fields.get(ground_truth or "")
     system = (Message("system", data.system_prompt),) if data.system_prompt else ()

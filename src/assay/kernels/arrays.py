@@ -37,7 +37,7 @@ class HostTensor:
 
     def __post_init__(self) -> None:
         if self.dtype not in _NUMPY:
-            raise ValueError(f"dtype {self.dtype!r} is none of {sorted(_NUMPY)}")
+            raise ValueError(f"dtype {self.dtype!r} is not one of {sorted(_NUMPY)}")
         if len(self.data) != size_in_bytes(self.dtype, self.shape):
             raise ValueError(f"{len(self.data)} bytes are not a {self.dtype} tensor of shape {self.shape}")
 

@@ -129,8 +129,8 @@ def _not_timed(config: GraderConfig) -> Iterator[str]:
     if config.device != config.timing.device:
         yield (
             f"measure_performance=true with device={config.device} and timing.device={config.timing.device}: speed is "
-            "measured on a GPU (device=cuda). timing.device=cpu beside device=cpu times the interpreter, which is good "
-            "for trying out the protocol and nothing else."
+            "measured on a GPU (device=cuda). timing.device=cpu beside device=cpu times the interpreter, which is "
+            "only good for trying out the protocol."
         )
     if config.scale == "fit" and config.device == "cuda":
         yield (

@@ -330,8 +330,8 @@ def _refusal(prepared: Prepared) -> str:
     assert prepared.bank is not None and prepared.bank.screening is not None, "a bank without draws was screened"
     screening = prepared.bank.screening
     return (
-        f"the problem is not worth a reward at this size ({screening.reason}: {screening.detail}); a kernel that does "
-        "nothing of the kind would pass. Leave it out, or grade it at larger sizes."
+        f"the problem is not worth a reward at this size ({screening.reason}: {screening.detail}); a kernel that "
+        "computes something else would pass. Leave it out, or grade it at larger sizes."
     )
 
 

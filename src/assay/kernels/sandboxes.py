@@ -111,7 +111,7 @@ def worker_environment(config: GraderConfig) -> dict[str, str]:
         ninja = shutil.which("ninja", path=os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"])))
         if ninja is None:
             raise MissingDependencyError(
-                "load_inline builds extensions with ninja, and there is none here: pip install ninja, or "
+                "load_inline builds extensions with ninja, which is not installed: pip install ninja, or "
                 "apt-get install ninja-build."
             )
         folders = (os.path.dirname(ninja), os.path.dirname(toolkit.host), "/usr/local/bin", "/usr/bin", "/bin")

@@ -95,7 +95,7 @@ class VerdictCache:
                 self._said_unreadable = True
                 logger.warning(
                     "%s holds verdicts that this version cannot read: most likely an older one kept them. They are "
-                    "dropped as they are met, and the candidates graded again.",
+                    "dropped when they are read, and the candidates are graded again.",
                     self._store.path,
                 )
         return verdict

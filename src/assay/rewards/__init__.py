@@ -1,4 +1,4 @@
-"""The reward engine: scores thousands of completions at the limit of whatever judges them. Imports no torch.
+"""The reward engine: scores thousands of completions as fast as the judge allows. Imports no torch.
 
 engine = RewardEngine(reward, JudgeConfig(model="gpt-4o-mini"), EngineConfig(max_in_flight=256))
 scores = await engine.score_many(samples)        # or engine.score_many_sync(samples)

@@ -36,8 +36,8 @@ class Request:
     """One call of a judge, with everything that determines its reply.
 
     `params` are sampling parameters, sent as they are (`temperature`, `max_tokens`). `version` names the prompt version
-    or whatever else should part otherwise equal calls. `replica` numbers the draws of one question, so that K votes are
-    K calls and never one.
+    or anything else that should keep otherwise equal calls apart. `replica` numbers the draws of one question, so that
+    K votes are K calls and never one.
     """
 
     model: str
@@ -87,7 +87,7 @@ NOTHING = Usage()
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a judge answered. `usage` is what this answer cost its asker: nothing where it was `cached` or shared."""
+    """What a judge answered. `usage` is what this answer cost its asker: zero if it was `cached` or shared."""
 
     text: str
     finish_reason: str = "stop"
@@ -122,10 +122,10 @@ FailureKind = Literal[
     "died",
 ]
 """Why a call has no reply: refused by a limit; the account's quota is used up; key refused; no such model; the request
-itself is at fault; no answer in time; broken connection; no connection was ever made; 5xx; a reply that is not what the
-protocol says; none that ever was; a reply from which the reward can read no verdict; the batch ran out of time; the
-money is spent; offline and not in the cache; the reward's own code raised or returned nonsense; it said that there is
-no score; the process that it ran in died."""
+itself is at fault; no answer in time; broken connection; no connection was ever made; 5xx; a reply that does not follow
+the protocol; an endpoint whose replies never did; a reply without a readable verdict; the batch ran out of time; the
+budget is spent; offline and not in the cache; the reward's own code raised or returned nonsense; it returned no score;
+its process died."""
 
 FATAL: frozenset[FailureKind] = frozenset({"quota", "auth", "unknown_model", "not_a_judge", "unreachable", "budget"})
 """Failures that every further call would share: they stop a batch instead of erroring its samples one by one."""
@@ -139,13 +139,13 @@ class CallFailure:
     message: str
     attempts: int = 0
     usage: Usage = NOTHING
-    """What its attempts cost nevertheless."""
+    """What its attempts cost all the same."""
 
 
 Outcome = Reply | CallFailure
 
 LEVELS = frozenset({"in_flight", "waiting", "limit", "pid", "hub_processes"})
-"""Counters of a caller that say how it is now; all others are totals."""
+"""Counters of a caller's present state; all others are totals."""
 
 
 class Reward(Protocol):
@@ -173,7 +173,7 @@ class DirectReward(Protocol):
     """A reward that scores a sample by itself: a user's function, a checker in a process of its own, a chess engine.
 
     It asks no judge. `close`, where it has one (`async def close(self) -> None`), ends what it holds; it is awaited
-    when an engine with this reward is closed, and what is scored afterwards begins anew.
+    when an engine with this reward is closed, and scoring afterwards starts it again.
     """
 
     name: str

@@ -67,7 +67,7 @@ class CombinedReward:
 
 
 AnyReward = Reward | DirectReward | CombinedReward
-"""Whatever an engine scores with."""
+"""Anything an engine can score with."""
 
 
 def is_direct(reward: object) -> TypeGuard[DirectReward]:
@@ -84,7 +84,7 @@ def is_reward(found: Any) -> TypeGuard[AnyReward]:
 
 
 def asks_judge(reward: object) -> bool:
-    """Whether a reward needs a judge, with its key and connections; one that does not say is taken to."""
+    """Whether a reward needs a judge, with its key and connections; true unless it says otherwise."""
     return bool(getattr(reward, "asks_judge", True)) and not is_direct(reward)
 
 

@@ -1,4 +1,4 @@
-"""Settings of the reward engine: whom to ask, how fast, what may be spent, and what a failure means."""
+"""Settings of the reward engine: the judge, speed, budget, and how failures are handled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class JudgeConfig(Settings):
     model: str = "gpt-4o-mini"
     """Model that judges."""
     api_key_env: Annotated[str, MAY_CHANGE] = "OPENAI_API_KEY"
-    """Environment variable that holds the API key; empty for an endpoint that wants none."""
+    """Environment variable that holds the API key; empty for an endpoint that needs no key."""
     temperature: Annotated[float, AtLeast(0)] = 0.0
     """Sampling temperature of the judge."""
     max_tokens: Annotated[int, AtLeast(1)] = 256
@@ -31,7 +31,7 @@ class JudgeConfig(Settings):
     votes: Annotated[int, AtLeast(1)] = 1
     """Replies drawn per question; the verdict is their mean."""
     usd_per_million_prompt_tokens: Annotated[float, AtLeast(0), MAY_CHANGE] = 0.0
-    """Price of a million prompt tokens, for the bill and the budget; 0 leaves it out."""
+    """Price of a million prompt tokens, for the cost and the budget; 0 leaves it out."""
     usd_per_million_completion_tokens: Annotated[float, AtLeast(0), MAY_CHANGE] = 0.0
     """Price of a million completion tokens."""
 
@@ -42,14 +42,14 @@ class JudgeConfig(Settings):
 
 @chz.chz
 class EngineConfig(Settings):
-    """How fast calls are made, how long they may take, what they may cost, and what a failure means."""
+    """How fast calls are made, how long they may take, what they may cost, and how failures are handled."""
 
     max_in_flight: Annotated[int, Above(0)] = 256
-    """Most calls in flight; the engine finds by itself how many of them the judge takes."""
+    """Most calls in flight; below this the engine finds by itself how many the judge accepts."""
     start_in_flight: Annotated[int, Above(0)] = 60
     """Calls in flight before anything is known about the judge."""
     adaptive: bool = True
-    """Tune the number of calls in flight; false keeps `start_in_flight` throughout."""
+    """Adapt the number of calls in flight; false keeps `start_in_flight`."""
     requests_per_minute: Annotated[int | None, Above(0)] = None
     """Known quota of requests; null relies on what the judge's headers and refusals say."""
     tokens_per_minute: Annotated[int | None, Above(0)] = None
@@ -65,11 +65,12 @@ class EngineConfig(Settings):
     hedge_fraction: Annotated[float, AtLeast(0), AtMost(0.5)] = 0.05
     """Most extra calls, as a share of all, sent beside calls that take far longer than others; 0 never hedges."""
     cache: bool = True
-    """Keep replies on disk and never pay for one twice."""
+    """Keep replies on disk and never pay for the same one twice."""
     offline: bool = False
-    """Answer from the cache alone and never ask the judge; a call that is not there errors its sample. Needs no key."""
+    """Answer only from the cache and never ask the judge; a call that is not cached makes its sample errored. Needs no
+    key."""
     cache_path: Path | None = None
-    """Cache file; null takes `rewards.sqlite` in the run's cache folder, or in the user's."""
+    """Cache file; null means `rewards.sqlite` in the run's cache folder, or in the user's."""
     cache_max_mb: Annotated[int, Above(0)] = 4096
     """Size beyond which the replies used longest ago are dropped."""
     budget_usd: Annotated[float | None, Above(0)] = None
@@ -77,12 +78,13 @@ class EngineConfig(Settings):
     budget_tokens: Annotated[int | None, Above(0)] = None
     """Tokens that may be spent. Reaching it stops the run."""
     on_failure: FailurePolicy = "drop"
-    """What a host is given for a sample that could not be scored: `drop` (no reward: the sample leaves its group),
-    `raise`, `constant` (`failure_value`), or `group_mean` (the mean of the group's other samples)."""
+    """What a host gets for a sample that could not be scored: `drop` (no reward: the sample is excluded from its
+    group), `raise`, `constant` (`failure_value`), or `group_mean` (the mean of the group's other samples)."""
     failure_value: Annotated[float | None, UsedWhen("on_failure", "constant")] = None
     """Reward of a failed sample with `on_failure=constant`."""
     max_failure_rate: Annotated[float, AtLeast(0), AtMost(1)] = 0.25
-    """Share of a batch that may fail; beyond it the batch raises, because an outage is no signal. 1 never raises."""
+    """Share of a batch that may fail; beyond it the batch raises, because an outage must not be trained on. 1 never
+    raises."""
 
     @chz.validate
     def _possible(self) -> None:
@@ -95,7 +97,7 @@ def _judge_problems(config: JudgeConfig) -> Iterator[str]:
     elif "@" in urlsplit(config.base_url).netloc:
         yield "base_url holds a user name or a password, which it would carry into logs. Use api_key_env."
     elif urlsplit(config.base_url).query or urlsplit(config.base_url).fragment:
-        yield f"base_url={config.base_url!r} goes on after the path, where /chat/completions is added. Remove ? and #."
+        yield f"base_url={config.base_url!r} must not have ? or #, since /chat/completions is added. Remove them."
     if not config.model:
         yield "model is empty: name the model that judges."
     if config.votes > 1 and config.temperature == 0:
@@ -106,6 +108,6 @@ def _engine_problems(config: EngineConfig) -> Iterator[str]:
     if config.on_failure == "constant" and config.failure_value is None:
         yield "on_failure=constant gives failed samples failure_value, which is not set. Set it to a reward."
     if config.offline and not config.cache:
-        yield "offline=true answers from the cache, and cache=false has none. Set one of them otherwise."
+        yield "offline=true answers from the cache, but cache=false turns it off. Change one of them."
     if config.start_in_flight > config.max_in_flight:
         yield f"start_in_flight={config.start_in_flight} is above max_in_flight={config.max_in_flight}."

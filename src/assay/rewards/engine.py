@@ -1,9 +1,9 @@
 """`RewardEngine`: scores samples by the thousand, in any order they can be, and says which could not be scored.
 
 A reward turns a sample into calls and replies into a score (`base.py`); a caller answers calls (`client.py`). The
-engine is what lies between: it keeps the caller busy with a bounded window of samples, asks again where a reply could
-not be read, and makes every failure a typed score. It owns an event loop in a background thread, so that it is the same
-engine for a host with a loop, without one, or with several.
+engine connects them: it keeps the caller busy with a bounded window of samples, asks again where a reply could not be
+read, and makes every failure a typed score. It owns an event loop in a background thread, so that it is the same engine
+for a host with a loop, without one, or with several.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class RewardEngine:
 
     Args:
         reward: what a completion is worth.
-        judge: whom to ask; its key is looked up here, so that a missing one is an error before anything is sampled.
-            A reward that asks nobody (a function; `asks_judge = False`) needs none.
+        judge: the judge; its key is looked up here, so that a missing one is an error before anything is sampled. A
+            reward that asks no judge (a function; `asks_judge = False`) needs none.
         config: limits, deadlines, cache, budget, failure policy.
         cache_dir: folder of the reply cache, where `config.cache_path` names no file.
         caller: answers the calls instead of a `Client` of the judge's (a hub shared by processes, say); the engine
@@ -124,7 +124,7 @@ class RewardEngine:
         return scores  # type: ignore[return-value]
 
     def score_many_sync(self, samples: Sequence[Sample], deadline_s: float | None = None) -> list[Score]:
-        """`score_many` for callers without an event loop. Inside a running loop it blocks that loop, and works."""
+        """`score_many` for callers without an event loop. It also works inside a running loop, which it blocks."""
         return self._blocking(lambda: self.score_many(samples, deadline_s))
 
     async def score(self, sample: Sample) -> Score:
@@ -147,7 +147,7 @@ class RewardEngine:
     def counters(self) -> dict[str, float]:
         """Totals since the start of the engine (its samples, its caller's calls) and the caller's present state.
 
-        A closed engine still tells the totals.
+        A closed engine still returns the totals.
         """
         ours = {name: float(self._counts[name]) for name in ("samples", "scored", "invalid", "errored", "reread")}
         if self._thread is None or self._pid != os.getpid():
@@ -191,7 +191,7 @@ class RewardEngine:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy in another process needs; it starts a loop and a caller of its own."""
+        """What a copy in another process needs; the copy starts its own loop and caller."""
         if self._given_caller is not None:
             raise TypeError("an engine with a caller of its own cannot be pickled: make the engine in each process")
         return {"args": (self.reward, self.judge, self.config), "cache_dir": self._cache_dir}
@@ -229,8 +229,8 @@ class RewardEngine:
         """What a coroutine of the engine's loop returns."""
         if self._thread is not None and self._thread.is_here:
             raise RewardError(
-                "a reward called its own engine's blocking methods, which would wait for itself for ever. Return the "
-                "calls from Reward.requests instead."
+                "a reward called its own engine's blocking methods, which would wait for themselves forever. Return "
+                "the calls from Reward.requests instead."
             )
         with self._started() as (thread, _):
             future = thread.submit(make())
@@ -238,7 +238,7 @@ class RewardEngine:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # interrupted: nobody waits for it any more
+            future.cancel()  # interrupted: no longer awaited
             raise
         finally:
             self._blocked.discard(future)
@@ -247,7 +247,7 @@ class RewardEngine:
     def _started(self) -> Iterator[tuple[LoopThread, Caller]]:
         """The loop's thread and the caller, which `close` leaves alone meanwhile.
 
-        They are made on first use, and anew in a forked child.
+        They are made on first use, and again in a forked child.
         """
         if self._pid != os.getpid():
             self._start_anew()
@@ -266,7 +266,7 @@ class RewardEngine:
             yield self._thread, self._caller
 
     def _start_anew(self) -> None:
-        """Forget what is the parent's, in a forked child."""
+        """In a forked child, forget what belongs to the parent."""
         if self._thread is not None and self._given_caller is not None:
             raise RewardError("this engine was forked with a caller of its own. Make the engine after the fork.")
         _left_behind.append((self._thread, self._caller, self._flows, self._blocked))
@@ -291,14 +291,14 @@ class RewardEngine:
             totals = self._with_earlier(await caller.counters())
             self._earlier = {name: value for name, value in totals.items() if name not in LEVELS}
         except RewardError as error:  # another process has the judge, and is gone
-            logger.debug("no counters of a caller that is closed: %s", error)
+            logger.debug("the caller is closed, so its counters are lost: %s", error)
         await caller.close()
 
     async def _score(self, sample: Sample, deadline: float | None) -> Score | JudgeError:
         """The score of one sample; an error where the judge refuses every call.
 
         Raises:
-            DataError: it is no sample.
+            DataError: it is not a sample.
         """
         if not isinstance(sample, Sample):
             raise DataError(
@@ -327,7 +327,7 @@ class RewardEngine:
             "quota": "Add credit to the account, or use another.",
             "budget": "Raise budget_usd or budget_tokens to go on.",
         }
-        what = {"budget": "No further call is made", "unreachable": "The judge cannot be reached"}.get(
+        what = {"budget": "No further calls are made", "unreachable": "The judge cannot be reached"}.get(
             failure.kind, "The judge refuses every call"
         )
         kept = " What was answered is cached and will not be paid for again." if self.config.cache else ""

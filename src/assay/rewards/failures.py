@@ -1,4 +1,4 @@
-"""What a failure means to a host, and when failures are too many to go on."""
+"""What a host gets for a failure, and when there are too many failures to go on."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from assay.rewards.config import EngineConfig
 from assay.types import Score
 
 SMALL_BATCH = 16
-"""Fewer samples than this are no sample of anything: their failures count in a window over batches."""
+"""Batches smaller than this are too small for a rate: their failures count in a window over batches."""
 WINDOW = 64
 
 
 def rewards_of(
     scores: Sequence[Score], config: EngineConfig, groups: Sequence[Hashable] | None = None
 ) -> list[float | None]:
-    """One reward per score, with `config.on_failure` in the place of missing ones; None means: leave this sample out.
+    """One reward per score, with `config.on_failure` applied to missing ones; None means: leave this sample out.
 
     Args:
         groups: for `group_mean`, what group each score belongs to (a prompt's id, say). A group without any score stays
-            None: there is nothing to stand in for it.
+            None, since it has no mean.
 
     Raises:
         RewardError: `on_failure=raise` and a score is missing, or `group_mean` without `groups`.
@@ -41,7 +41,7 @@ def rewards_of(
 def _group_means(scores: Sequence[Score], groups: Sequence[Hashable] | None) -> list[float | None]:
     if groups is None:
         raise RewardError(
-            "on_failure=group_mean needs to know which samples form a group, and this host does not say. Set "
+            "on_failure=group_mean needs to know which samples form a group, but this host does not say. Set "
             "on_failure to drop, raise or constant."
         )
     known: dict[Hashable, list[float]] = {}
@@ -86,8 +86,8 @@ class FailureWatch:
 
     def _why(self, total: int) -> str:
         return (
-            f"More than max_failure_rate={self._max_rate:g} of {total}: an outage would train on whatever was left. "
-            "What was answered is cached; repair the judge and score again, or raise max_failure_rate."
+            f"More than max_failure_rate={self._max_rate:g} of {total}: after an outage, training would use only the "
+            "rest. What was answered is cached; repair the judge and score again, or raise max_failure_rate."
         )
 
 

@@ -1,7 +1,7 @@
 """Samples going from a host's event loop to the engine's, and scores coming back, in bounded numbers.
 
-The two loops may be the same one, or run in different threads; either may end before the other does. Whatever happens
-to a sample, the host is told: a sample that nothing came back for would be waited for, for ever.
+The two loops may be the same one, or run in different threads; either may end before the other does. The host gets an
+outcome for every sample, since it would wait forever for a missing one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from assay.types import Score
 CHUNK = 64
 """Samples handed to the engine's loop at once."""
 CHUNK_S = 0.01
-"""What a slow iterable has given by then is handed over."""
+"""After this time, the samples that a slow iterable has given so far are handed over."""
 NEWS_EVERY_S = 0.002
 """Waking another thread costs as much as scoring a sample, so it is done for many at once."""
 STEP = 16
@@ -88,7 +88,7 @@ class Flow:
     def fail(self, error: BaseException) -> None:
         """Raise `error` where the results are read. From any thread."""
         self._done.append((-1, error))
-        with contextlib.suppress(RuntimeError):  # the host's loop is closed: nobody reads them
+        with contextlib.suppress(RuntimeError):  # the host's loop is closed: they are not read
             self._host.call_soon_threadsafe(self._news.set)
 
     def cancel(self) -> None:
@@ -127,7 +127,7 @@ class Flow:
     async def _one(self, index: int, sample: Sample) -> None:
         result = await self._score(sample, self._deadline)
         self._done.append((index, result))
-        if isinstance(result, JudgeError):  # asked on, the judge would only refuse until the host has heard of it
+        if isinstance(result, JudgeError):  # further calls would only be refused until the host knows
             self._cancel()
             self._tell()
         elif len(self._tasks) == 1 and not self._waiting:
@@ -137,11 +137,11 @@ class Flow:
             self._thread.loop.call_later(NEWS_EVERY_S, self._tell)
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
-        """Pass on what is no score: a fault of the caller's or of ours, which is the host's to see."""
+        """Pass an error (not a score) on to the host: a fault of the caller or of Assay."""
         self._tasks.discard(task)
         if task.cancelled():
             if not self._cancelled:
-                self.fail(RewardError("the calls of a sample were cancelled by what makes them. Was it closed?"))
+                self.fail(RewardError("the calls of a sample were cancelled by their caller. Was it closed?"))
         elif (error := task.exception()) is not None:
             self.fail(error)
 
@@ -150,7 +150,7 @@ class Flow:
         self._telling = False
         try:
             self._host.call_soon_threadsafe(self._news.set)
-        except RuntimeError:  # the host's loop was closed under its own batch: nobody waits any more
+        except RuntimeError:  # the host's loop was closed during its batch: nothing waits any more
             self._cancel()
 
 

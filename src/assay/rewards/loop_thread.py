@@ -34,7 +34,7 @@ class LoopThread:
 
     @property
     def is_here(self) -> bool:
-        """Whether the calling code runs in this thread, where waiting for the loop would wait for ever."""
+        """Whether the calling code runs in this thread, where waiting for the loop would never end."""
         return threading.current_thread() is self._thread
 
     @property

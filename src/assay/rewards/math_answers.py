@@ -1,7 +1,7 @@
 """The reward `math`: is the final answer of a completion mathematically equal to the reference answer?
 
 math-verify reads both (LaTeX, boxed answers, plain numbers, sets, intervals, matrices, equations) and compares them
-with SymPy. Either can take for ever, so the function runs in worker processes that are killed at a deadline.
+with SymPy. Either may never end, so the function runs in worker processes that are killed at a deadline.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds the rewards that a setting names, and makes them: Assay's own, functions, or rewards in any module or file.
+"""Finds and makes the rewards that a setting names: built-in ones, functions, or rewards in any module or file.
 
 math                             one of Assay's own
 rewards.py:correct               a reward function, a reward, or a class or function that makes one
@@ -33,7 +33,7 @@ REWARD = Kind(
     lambda found: is_reward(found) or callable(found),
     weighted=True,
 )
-"""What `reward` may name: a function that takes a completion, a reward, or what makes one of its options."""
+"""What `reward` may name: a function that takes a completion, a reward, or a factory that makes one from options."""
 _OF_FUNCTIONS = ("timeout_s", "processes")
 """Options of any reward function, beside its own keyword parameters."""
 
@@ -43,11 +43,11 @@ def find_rewards(names: Sequence[str], options: Mapping[str, Json], judge: Judge
 
     Args:
         names: each may end in `*WEIGHT`.
-        options: keyword arguments of the one reward; of several, a mapping of name to such arguments, where the name
-            is what follows the colon (`rewards.py:correct` is `correct`).
+        options: keyword arguments of the one reward; of several, a mapping of name to such arguments, where the name is
+            what follows the colon (`rewards.py:correct` is `correct`).
 
     Raises:
-        ConfigError: there is no such thing, it is no reward, or it does not take these options.
+        ConfigError: it does not exist, is not a reward, or does not take these options.
     """
     if not names:
         known = ", ".join(REWARD.known)
@@ -78,12 +78,14 @@ def find_reward(name: str, options: Mapping[str, Json], judge: JudgeConfig) -> A
     and to those of what makes a reward, which is also given the judge's settings where it has a parameter `judge`.
 
     Raises:
-        ConfigError: there is no such thing, it is no reward, or it does not take these options.
+        ConfigError: it does not exist, is not a reward, or does not take these options.
     """
     found = find(name, REWARD, "reward")
     if is_reward(found):
         if options:
-            raise ConfigError(f"reward={name} is made already, so options ({', '.join(options)}) would have no effect.")
+            raise ConfigError(
+                f"reward={name} is already an object, so options ({', '.join(options)}) would have no effect."
+            )
         return found
     if is_marked(found) or takes_completion(found):
         return of_function(found, options)
@@ -100,7 +102,7 @@ def find_reward(name: str, options: Mapping[str, Json], judge: JudgeConfig) -> A
         return FunctionReward(made)
     if not is_reward(made):
         raise ConfigError(
-            f"reward={name} made a {type(made).__name__}, which is no reward: a reward is a function that takes "
+            f"reward={name} made a {type(made).__name__}, which is not a reward: a reward is a function that takes "
             "`completion`, or has `name`, `fingerprint`, and `requests` with `score` or `evaluate`. It was called with "
             "the options, because it takes no `completion` itself."
         )

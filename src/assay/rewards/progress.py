@@ -1,4 +1,4 @@
-"""Says how a batch is getting on: scored, rate, in flight, from the cache, refused, money, time left."""
+"""Logs the progress of a batch: scored, rate, in flight, from the cache, refused, money, time left."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Progress:
             await asyncio.sleep(EVERY_S)
             try:
                 counters = await asyncio.wrap_future(read())
-            except RewardError as error:  # a line that cannot be written ends no batch
-                logger.debug("no counters for a line of progress: %s", error)
+            except RewardError as error:  # a line that cannot be written must not end the batch
+                logger.debug("the progress line cannot show the counters: %s", error)
                 counters = {}
             logger.info("%s", self.line(counters, time.monotonic() - self._started))
 

@@ -1,6 +1,6 @@
 """One sample scored with one reward: its calls made and read, or the reward's own code awaited, or a sum of rewards.
 
-Whatever a reward's code raises becomes an errored score here, with the line that raised.
+An exception in a reward's code becomes an errored score here, with the line that raised.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Scoring:
         return await self._judged(cast(Reward, reward), sample, deadline)
 
     async def _direct(self, reward: DirectReward, sample: Sample, deadline: float | None) -> Score:
-        """What a reward that scores by itself says."""
+        """The score of a reward that scores by itself."""
         async with self._places:
             now = asyncio.get_running_loop().time()
             latest = now + self._config.call_deadline_s
@@ -74,11 +74,13 @@ class Scoring:
                 logger.debug("A reward's evaluate() raised.", exc_info=True)
                 return _errored(reward, _own_fault(error), Usage())
         if not isinstance(score, Score):
-            return _errored(reward, CallFailure("reward", f"{reward.name} returned {score!r}, no Score"), Usage())
+            return _errored(
+                reward, CallFailure("reward", f"{reward.name} returned {score!r}, which is not a Score"), Usage()
+            )
         return _with_fingerprint(score, reward.fingerprint)
 
     async def _judged(self, reward: Reward, sample: Sample, deadline: float | None) -> Score | CallFailure:
-        """What a reward says of a judge's replies, which are asked for again where it cannot read them."""
+        """A reward's score from a judge's replies; unreadable replies are requested again."""
         usage = Usage()
         replies: dict[int, Reply] = {}
         try:
@@ -118,7 +120,8 @@ class Scoring:
         return list(await asyncio.gather(*(self._caller.call(request, deadline) for request in requests)))
 
     async def _forget(self, requests: Sequence[Request]) -> CallFailure | None:
-        """Drop stored replies before they are asked for again; a failure where whoever has them cannot be reached."""
+        """Drop stored replies before they are asked for again; a failure if the process that has them cannot be
+        reached."""
         try:
             for request in requests:
                 await self._caller.forget(request)
@@ -132,10 +135,10 @@ class Scoring:
 
 
 def _scored(reward: Reward, sample: Sample, replies: Sequence[Reply], usage: Usage) -> Score:
-    """What the reward says, with what it cost."""
+    """The reward's score, with its cost."""
     score = reward.score(sample, replies)
     if not isinstance(score, Score):
-        raise TypeError(f"score() returned {score!r}, which is no Score")
+        raise TypeError(f"score() returned {score!r}, which is not a Score")
     cached = bool(replies) and all(reply.cached for reply in replies)
     return Score(score.status, score.value, score.parts, score.evidence, _plain(usage), cached, reward.fingerprint)
 

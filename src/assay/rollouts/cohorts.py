@@ -1,10 +1,10 @@
 """Which rollouts are sampled in one call: decided by the run alone, never by how long a verdict takes. Pure.
 
-On a backend that is not batch invariant, what is sampled together shows in the last bits of every number, and those can
-turn a draw. There, the first turns of all rollouts are one call, and from then on the rollouts, in (group, sample)
-order, form fixed cohorts. A cohort's next turn is one call of those of its members that still play, and is due when all
-of them have asked, whatever other cohorts do. So the calls of a run are a function of what its envs answered, while
-their order in time may vary. On a batch-invariant backend whoever asks is sampled at once.
+On a backend that is not batch invariant, what is sampled together changes the last bits of every number, which can
+change a draw. There, the first turns of all rollouts are one call, and from then on the rollouts, in (group, sample)
+order, form fixed cohorts. A cohort's next turn is one call with the members that still play, and is due when all of
+them have asked, whatever other cohorts do. So the calls of a run depend only on its envs' answers, while their order in
+time may vary. On a batch-invariant backend every rollout is sampled as soon as it asks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 
 
 class Cohorts:
-    """The rollouts 0 to `count - 1`: who still plays, who asks for a turn, and whose turns are due."""
+    """The rollouts 0 to `count - 1`: which still play, which ask for a turn, and which turns are due."""
 
     def __init__(self, count: int, size: int | None) -> None:
         """Cohorts of at most `size` rollouts, cut evenly; None stands for a batch-invariant backend."""
@@ -28,7 +28,7 @@ class Cohorts:
 
     @property
     def over(self) -> bool:
-        """Whether nobody will ask any more."""
+        """Whether no rollout will ask again."""
         return not self._playing
 
     def ask(self, rollout: int) -> None:

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class InFlight(Generic[T]):
-    """Rollouts that began when this was made. Whoever made it stops it in the end."""
+    """Rollouts that start when this is made. The code that makes it must stop it."""
 
     def __init__(self, start: Callable[[Callable[[], None]], Coroutine[Any, Any, T]]) -> None:
         """`start` plays the rollouts; it is given what to call when nothing more will be sampled."""

@@ -38,7 +38,7 @@ async def play(
     """Play one rollout to its end.
 
     Args:
-        env: a text stands for one that could not be made, and says why; the rollout is errored.
+        env: a text, if the env could not be made, says why; the rollout is errored.
         params: sampling parameters; the renderer's stop tokens are added.
         max_turns: a rollout still going after so many turns ends with `max_turns`; one whose next prompt fills the
             policy's context ends with `length`.
@@ -74,7 +74,7 @@ async def play(
 
 
 async def _begin(env: Env, renderer: Renderer) -> tuple[tuple[Message, ...], Sequence[int] | str]:
-    """What the env says first, and that as a prompt; in the prompt's place why there is none, where the env fails."""
+    """The env's first messages, and the prompt made from them; if the env fails, the reason instead of the prompt."""
     try:
         messages = await env.reset()
         require_messages(messages, f"{type(env).__name__}.reset() returned")
@@ -109,9 +109,9 @@ def _next_prompt(
     result: StepResult,
     renderer: Renderer,
 ) -> Sequence[int] | str:
-    """What the policy sees next: what it saw and said with what it is told now, or the conversation written anew.
+    """The next prompt: the conversation so far with the new messages, or a new conversation.
 
-    Why there is nothing, where it cannot be shown.
+    The reason, if it cannot be written.
     """
     try:
         if not conversation:

@@ -1,9 +1,9 @@
 """Rollouts: groups played to the end, with sampling and scoring side by side.
 
-Each rollout is a coroutine of its own (`play`); what they share is the backend, which answers them in calls as its
-capabilities want them (`sampling`). A group is scored as a whole as soon as its last rollout ends. Results are ordered
-by (group, sample), and do not depend on how long any verdict takes. A failure inside an environment is data: the
-rollouts that it hits become `errored`, and the others go on. A failure of the backend, or a cancellation, ends all.
+Each rollout is a coroutine of its own (`play`); what they share is the backend, which answers them in calls that suit
+its capabilities (`sampling`). A group is scored as a whole as soon as its last rollout ends. Results are ordered by
+(group, sample), and do not depend on how long any verdict takes. A failure inside an environment is data: the affected
+rollouts become `errored`, and the others go on. A failure of the backend, or a cancellation, ends all.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class PreparedGroup:
 
     builder: EnvGroupBuilder
     envs: Sequence[Env | str]
-    """A text stands for an env that could not be made, and says why."""
+    """A text instead of an env says why it could not be made."""
 
 
 async def prepare(builders: Sequence[EnvGroupBuilder], group_size: int) -> list[PreparedGroup]:
     """Make the envs of every group, concurrently, in order. Where a builder fails, its rollouts will be errored.
 
     Raises:
-        ConfigError: a builder makes another number of envs than it is asked for.
+        ConfigError: a builder makes a different number of envs than asked for.
     """
     return await together(_prepare(builder, group_size) for builder in builders)
 
@@ -58,8 +58,8 @@ async def _prepare(builder: EnvGroupBuilder, group_size: int) -> PreparedGroup:
     found = len(envs) if isinstance(envs, Sequence) else type(envs).__name__
     if found != group_size:
         raise ConfigError(
-            f"{type(builder).__name__}.make({group_size}) gave {found} and not {group_size} envs, so that rewards "
-            "would be compared within a group of another size than group_size. Return one env for each rollout."
+            f"{type(builder).__name__}.make({group_size}) gave {found} and not {group_size} envs, so a group would "
+            "have another size than group_size. Return one env for each rollout."
         )
     return PreparedGroup(builder, envs)
 

@@ -1,4 +1,4 @@
-"""Many rollouts that want completions, and one backend: who asks is answered, in calls as the backend wants them.
+"""Many rollouts that want completions, and one backend: each is answered, in calls that suit the backend.
 
 The decisions are `cohorts.Cohorts`; this is the shell that owns the calls in flight and hands each completion to the
 rollout that waits for it, as soon as the backend yields it.
@@ -22,7 +22,7 @@ from assay.types import Completion, SamplingParams
 
 
 class Policy(Protocol):
-    """Whatever answers one completion for a prompt and a seed."""
+    """Answers one completion for a prompt and a seed."""
 
     @property
     def context_length(self) -> int:
@@ -53,7 +53,7 @@ class Sampling:
 
         Args:
             max_tokens: the limit of a turn, which decides how many rollouts a cohort has.
-            sampled: called when nobody will ask any more and no call is in flight, so that the policy may change.
+            sampled: called when no rollout will ask again and no call is in flight, so that the policy may change.
         """
         can = backend.capabilities
         size = max(1, can.cohort_tokens // max_tokens) if can.cohort_tokens else count
@@ -65,12 +65,12 @@ class Sampling:
         self._looking = False
         self._closing = False
         self._failed: BaseException | None = None
-        """The error of a call that had answered everybody."""
+        """The error of a call that had answered every prompt."""
         self._look_soon()
 
     @contextmanager
     def seat(self, place: int) -> Iterator[Policy]:
-        """The policy of one rollout; when it is left, nobody waits for this rollout any more."""
+        """The policy of one rollout; leaving it says that this rollout will not ask again."""
         try:
             yield _Seat(self, place)
         finally:
@@ -97,7 +97,7 @@ class Sampling:
         return self._backend.context_length
 
     def _look_soon(self) -> None:
-        """Look when the event loop comes round, so that what is asked in one go becomes one call."""
+        """Look at the next turn of the event loop, so that simultaneous prompts become one call."""
         if not self._looking:
             self._looking = True
             asyncio.get_running_loop().call_soon(self._look)
@@ -125,13 +125,13 @@ class Sampling:
             async for place, completion in stream:
                 if not 0 <= place < len(asks):
                     raise ModelError(
-                        f"The backend answered prompt {place} of a call of {len(asks)}: a fault of its own."
+                        f"The backend answered prompt {place} of a call of {len(asks)} prompts: a bug of the backend."
                     )
                 if not asks[place].answer.done():
                     asks[place].answer.set_result(completion)
 
     def _ended(self, asks: Sequence[_Ask], call: asyncio.Task[None]) -> None:
-        """See that nobody waits for ever for a call that is over."""
+        """Make sure that no rollout waits for a call that is over."""
         self._calls.discard(call)
         missing = [ask.answer for ask in asks if not ask.answer.done()]
         error = self._error_of(call) or (unanswered(len(missing), len(asks)) if missing else None)
@@ -148,7 +148,7 @@ class Sampling:
     def _error_of(self, call: asyncio.Task[None]) -> BaseException | None:
         """Why a call failed; None where it did not, or was ended from here."""
         if call.cancelled():
-            return None if self._closing else ModelError("The backend cancelled a call that nobody had cancelled.")
+            return None if self._closing else ModelError("The backend cancelled a call by itself.")
         return call.exception()
 
     async def __aenter__(self) -> Sampling:
@@ -158,7 +158,7 @@ class Sampling:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            # Everybody is answered; a call that fails at its very end is a failure all the same.
+            # Every prompt is answered, but a call that fails at its very end is still a failure.
             await asyncio.wait(self._calls) if self._calls else None
         self._closing = True
         await stop(self._calls)

@@ -1,6 +1,6 @@
 """One seed per sample, derived from names rather than drawn from a stream.
 
-A sample's randomness is a hash of what it is (run seed, split, step, group, sample, turn), so it does not depend on
+A sample's randomness is a hash of its place (run seed, split, step, group, sample, turn), so it does not depend on
 what else was sampled, and a resumed run draws what the uninterrupted run would have drawn.
 """
 

@@ -1,4 +1,4 @@
-"""Tasks that belong together: all of them come to their end, or none is left running."""
+"""Tasks that belong together: all of them finish, or all are stopped."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def stop(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel tasks and wait until they have ended, however they end.
 
     One that swallows its cancellation is cancelled again, after a while or when the caller is cancelled itself; one
-    that goes on regardless is given up, with an error in the log, since nothing can end it.
+    that still runs is abandoned, with an error in the log, since nothing can end it.
     """
     tasks = list(tasks)
     interrupted: asyncio.CancelledError | None = None
@@ -58,8 +58,8 @@ async def stop(tasks: Iterable[asyncio.Task[Any]]) -> None:
     if left := [task for task in tasks if not task.done()]:
         names = ", ".join(repr(task.get_coro()) for task in left[:3])
         logger.error(
-            "%d of %d tasks go on although they were cancelled %d times, and are left behind: %s. An env that catches "
-            "CancelledError must end soon after.",
+            "%d of %d tasks still run although they were cancelled %d times, and are abandoned: %s. An env that "
+            "catches CancelledError must end soon after.",
             len(left),
             len(tasks),
             ATTEMPTS,
@@ -67,7 +67,7 @@ async def stop(tasks: Iterable[asyncio.Task[Any]]) -> None:
         )
     for task in tasks:
         if task.done() and not task.cancelled():
-            task.exception()  # Whoever stops tasks has no use for what they raise meanwhile.
+            task.exception()  # What tasks raise while they are stopped is not needed.
     if interrupted is not None:
         raise interrupted
 

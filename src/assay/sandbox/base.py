@@ -61,7 +61,7 @@ class Limits:
         for item in fields(self):
             value = getattr(self, item.name)
             if not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"Limits.{item.name}={value} lets no job run: give a finite number above 0.")
+                raise ConfigError(f"Limits.{item.name}={value} would let no job run: give a finite number above 0.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Job:
         if not 1 <= len(self.rounds) <= MAX_ROUNDS:
             raise ConfigError(f"a Job has 1 to {MAX_ROUNDS} rounds, this one has {len(self.rounds)}.")
         if self.profile not in get_args(Profile):
-            raise ConfigError(f"Job.profile={self.profile!r} is none of {', '.join(get_args(Profile))}.")
+            raise ConfigError(f"Job.profile={self.profile!r} is not one of {', '.join(get_args(Profile))}.")
 
 
 @dataclass(frozen=True, slots=True)

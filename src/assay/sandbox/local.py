@@ -30,8 +30,9 @@ from assay.sandbox.host.worker_process import Blueprint, WorkerDied, WorkerProce
 log = logging.getLogger(__name__)
 
 UNSAFE_WARNING = (
-    "sandbox=unsafe: untrusted code runs with no walls at all. It can read and change whatever this account can, use "
-    "the network, and outlive its job. Use it only where none of that matters, never for rewards that train a model."
+    "sandbox=unsafe: untrusted code runs with no walls at all. It can read and change everything that this account "
+    "can, use the network, and outlive its job. Use it only where none of that matters, never for rewards that train "
+    "a model."
 )
 
 
@@ -100,8 +101,8 @@ class LocalSandbox:
         )
         if self._mode in ("drop", "nobody") and (closed := bubblewrap.unreadable(self._seen)):
             raise SandboxError(
-                f"{', '.join(closed)} can be read by its owner alone, but the workers of root run as nobody: make it "
-                "readable (chmod -R o+rX), or run as the ordinary user who owns it."
+                f"only their owner can read {', '.join(closed)}, but workers started by root run as the user nobody: "
+                "make it readable (chmod -R o+rX), or run as the ordinary user who owns it."
             )
         self.width = self.config.workers or len(os.sched_getaffinity(0))
         self._slots = asyncio.Semaphore(self.width)
@@ -160,7 +161,7 @@ class LocalSandbox:
         try:
             buffers = Buffers(job)
         except OSError as error:
-            return JobResult("infra", f"no memory for the job's inputs and outputs could be had: {error}")
+            return JobResult("infra", f"no memory is available for the job's inputs and outputs: {error}")
         try:
             return await self._attempt(job, buffers, after_round)
         finally:

@@ -31,7 +31,7 @@ _FULL_PHRASES = ("No space left on device", "File too large", "Disk quota exceed
 class Writing:
     """Context in which a failed write to `path` becomes a `RunDirectoryError` naming `what` and the cure.
 
-    Other errors pass through unchanged: a lost connection (a hosted backend's) is not a matter of this disk.
+    Other errors pass through unchanged: a lost connection (a hosted backend's) has nothing to do with this disk.
     """
 
     path: Path
@@ -65,8 +65,8 @@ class Writing:
         need = "" if self.needed is None else f" (needs {human_bytes(self.needed)})"
         return (
             f"No room to write {self.what} at {self.path}{need}: {human_bytes(free_bytes(self.path))} free, or a limit "
-            "on file size or quota was met. Everything committed before it is intact. Free space there, then run the "
-            "same command again: it resumes from the last checkpoint."
+            "on file size or a quota was reached. Everything committed before it is intact. Free space there, then "
+            "run the same command again: it resumes from the last checkpoint."
         )
 
 
@@ -195,7 +195,7 @@ def sha256_file(path: Path) -> str:
 
 
 def read_object(path: Path) -> dict[str, Json] | None:
-    """The JSON object in a file, or None where there is none."""
+    """The JSON object in a file, or None if there is none."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError):

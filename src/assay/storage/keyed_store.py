@@ -4,11 +4,11 @@
     store.put([(key, value)])
     store.get(key)
 
-Rows are kept in the order of their last use, which is their row id: a counter, so no clock is ever asked. Beyond the
-size bound the lowest ids go. A read that saves an old row from that moves it to the top, together with the next write.
+Rows are kept in the order of their last use, which is their row id: a counter, so no clock is needed. Beyond the
+size bound the lowest ids go. Reading an old row moves it to the top, with the next write.
 
-Nothing here may lose a value or stop a run. What cannot be written stays in memory and is tried again; a damaged file
-is moved aside and a new one begun (`sqlite_file`). Each says so once, in the words of what is kept (`Contents`).
+A store must never lose a value or stop a run. What cannot be written stays in memory and is tried again; a damaged file
+is moved aside and a new one begun (`sqlite_file`). Each is reported once, in the terms of the store's `Contents`.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from assay.storage.sqlite_file import (
 logger = logging.getLogger(__name__)
 
 MAX_UNWRITTEN_BYTES = 32_000_000
-"""Values that are kept in memory while they cannot be written; beyond it the oldest are given up."""
+"""Values kept in memory while they cannot be written; beyond it the oldest are dropped."""
 MAX_TOUCHED = 4096
-"""Rows read whose use is not yet written."""
+"""Rows that were read, whose use is not yet written."""
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 30.0
-"""A failing disk is tried again after the first, then ever more rarely up to the last."""
+"""Seconds until a failing disk is tried again: the first wait, and the longest."""
 
 _LAST_ID = 2**62
 _NOTHING_STALE = -(2**63)
@@ -64,7 +64,7 @@ def default_path(name: str) -> Path:
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        # Relative values are to be ignored, says the XDG Base Directory Specification.
+        # The XDG Base Directory Specification says to ignore relative values.
         folder = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
     except RuntimeError as error:
         raise CacheError(
@@ -144,7 +144,7 @@ class KeyedStore:
         self._write()
 
     def close(self) -> None:
-        """Write what is unwritten and close the file; safe to call twice. Then nothing is found and nothing stored."""
+        """Write what is unwritten and close the file; safe to call twice. Afterwards it finds and stores nothing."""
         if self._closed:
             return
         self._writing.hurry()
@@ -177,8 +177,8 @@ class KeyedStore:
             if not self._said_damaged_row:
                 self._said_damaged_row = True
                 logger.warning(
-                    "a row of the %s %s does not match its checksum: the disk has changed it. It counts as not stored "
-                    "and will be %s. Check the disk. Further such rows are not reported.",
+                    "a row of the %s %s does not match its checksum: the disk has changed it. It is ignored and will "
+                    "be %s. Check the disk. Further such rows are not reported.",
                     self._contents.store,
                     self.path,
                     self._contents.made_again,
@@ -236,7 +236,7 @@ class KeyedStore:
         self._stale_below = (extent.lowest + extent.highest) // 2 if half_full else _NOTHING_STALE
 
     def _connected(self) -> sqlite3.Connection:
-        """The connection, made anew where the file has been deleted or moved aside by others, or could not be made."""
+        """The connection; a new one if the file was deleted or moved aside by others, or could not be opened before."""
         if self._file is not None and self._file.inode != inode_of(self.path):
             self._disconnect()
         if self._file is None or self._file.read_only:
@@ -272,8 +272,8 @@ class KeyedStore:
             raise error
         elif self._reading.failed():
             logger.warning(
-                "the %s %s cannot be read (%s): stored %s will be %s until it can. Look for another program that holds "
-                "it locked, and at the disk.",
+                "the %s %s cannot be read (%s): stored %s will be %s until it can. Look for another program that "
+                "locks the file, and check the disk.",
                 self._contents.store,
                 self.path,
                 error,
@@ -291,8 +291,8 @@ class KeyedStore:
         if error is not None and self._writing.failed():
             logger.warning(
                 "the %s %s cannot be written (%s): new %s are kept in memory and written when that is possible again; "
-                "if the run ends before, they are lost. Free disk space, end what locks the file, or see who may write "
-                "there.",
+                "if the run ends before, they are lost. Free disk space, end what locks the file, or check the "
+                "permissions.",
                 self._contents.store,
                 self.path,
                 error.__cause__ if isinstance(error, CacheError) else error,
@@ -344,7 +344,7 @@ class _Retry:
         return first
 
     def hurry(self) -> None:
-        """Let the next attempt be made now: it is the last."""
+        """Allow the next attempt now, since it is the last."""
         self._next = 0.0
 
     def worked(self) -> bool:

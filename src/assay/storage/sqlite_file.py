@@ -1,7 +1,7 @@
-"""The SQLite file of a keyed store: opened under a lock, and moved aside, never deleted, where it cannot be used.
+"""The SQLite file of a keyed store: opened under a lock, and moved aside, never deleted, if it cannot be used.
 
-Whoever opens the file, or finds it damaged, holds an flock on `<file>.lock` meanwhile. Two processes that find the same
-damage therefore move it once: the second sees another inode at the path and opens what the first has begun.
+A process that opens the file, or finds it damaged, holds an flock on `<file>.lock` meanwhile. Two processes that find
+the same damage therefore move it once: the second sees another inode at the path and opens what the first has begun.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ SCHEMA_VERSION = 1
 APPLICATION_ID = 0x41535259
 """Kept in the file's header: tells a keyed store from any other SQLite database."""
 FILE_MODE = 0o600
-"""Of a file that is made here: what is kept may be private. One that its owner has opened to others stays so."""
+"""Mode of a new file, since its contents may be private. A file that its owner has opened to others stays so."""
 BUSY_TIMEOUT_S = 2.0
 """How long a statement waits for another process that holds the database."""
 LOCK_TIMEOUT_S = 10.0
 """How long to wait for other processes that are opening the file."""
 
-# Replies were the first values kept this way. The table has kept their name, so that what was paid for is still read.
+# Replies were the first values kept this way. The table keeps their name, so that old files can still be read.
 _SCHEMA = (
     "CREATE TABLE replies "
     "(id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, reply BLOB NOT NULL, checksum INTEGER NOT NULL)"
@@ -42,7 +42,7 @@ _LOG_PAGES = 4000
 _PAGE_CACHE_KIB = 16_384
 """Memory for pages of the file; most of a key's index stays in it."""
 _LOG_BYTES = 64_000_000
-"""What is left of a write-ahead log that had grown beyond it."""
+"""Size to which a larger write-ahead log is cut."""
 
 EXTENT = (
     "SELECT (SELECT page_count FROM pragma_page_count), (SELECT freelist_count FROM pragma_freelist_count), "
@@ -66,7 +66,7 @@ _DAMAGE = frozenset(
         sqlite3.SQLITE_CORRUPT,
         sqlite3.SQLITE_NOTADB,
         sqlite3.SQLITE_FORMAT,
-        # The statements are fixed and the schema was checked, so these too mean that the file has changed under us.
+        # The statements are fixed and the schema was checked, so these too mean that the file has changed during use.
         sqlite3.SQLITE_ERROR,
         sqlite3.SQLITE_SCHEMA,
         sqlite3.SQLITE_MISMATCH,
@@ -82,20 +82,20 @@ SqliteFailure = (sqlite3.DatabaseError, UnicodeDecodeError)
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a store keeps, in the words of its messages."""
+    """What a store keeps, in words for its messages."""
 
     store: str
     """What the store is called: `reply cache`."""
     items: str
     """What its values are called: `replies`."""
     made_again: str
-    """What becomes of a value that is lost: `asked and paid for again`."""
+    """What happens to a value that is lost: `asked and paid for again`."""
     cure: str
-    """What to do where there can be no store: which setting names another file, which does without."""
+    """What to do if there can be no store: the setting for another file, and the one for none."""
 
 
 class Unusable(Exception):
-    """The file is no store that this version can read. `label` becomes part of its name once moved aside."""
+    """The file is not a store that this version can read. `label` becomes part of its name once moved aside."""
 
     def __init__(self, label: str, reason: str) -> None:
         super().__init__(reason)
@@ -129,12 +129,12 @@ class Extent:
 
 def is_damage(error: Exception) -> bool:
     """Whether the file itself is not, or no longer, what it should be."""
-    # SQLite's message can quote a damaged schema; where that is no UTF-8, Python's module fails to say what it is.
+    # SQLite's message can quote a damaged schema; if that is not UTF-8, Python's module cannot report it.
     return isinstance(error, Unusable | UnicodeDecodeError) or getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether SQLite itself reports the error; what Python's module finds wrong with a call has no code."""
+    """Whether SQLite itself reports the error; errors of Python's module itself have no code."""
     return hasattr(error, "sqlite_errorcode")
 
 
@@ -147,7 +147,7 @@ def inode_of(path: Path) -> int | None:
 
 
 def open_file(path: Path, contents: Contents, damage: Unusable | None = None, inode: int | None = None) -> OpenFile:
-    """Open the store at `path`, making it and its folder where there is none.
+    """Open the store at `path`, making it and its folder if needed.
 
     With `damage`, the file of that `inode` is moved aside first, unless another process has done so.
 

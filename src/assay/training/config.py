@@ -1,7 +1,7 @@
 """`TrainingConfig`: everything a run depends on, as one typed tree. Imports no torch.
 
-The top-level names and defaults are those of the specification of kernel RL (`model_name` ... `resume_from_batch`);
-the rest says what that document leaves open: which backend, the optimizer, the SFT stage and evaluation.
+The top level has the settings of RL itself (`model_name` ... `resume_from_batch`); the nodes below it have those of the
+backend, the optimizer, the SFT stage and evaluation.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class OptimizerConfig(Settings):
     lr_warmup_steps: Annotated[int, AtLeast(0)] = 0
     """RL steps over which the learning rate rises linearly to `learning_rate`."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What the learning rate does after its warm-up, over the RL steps of the run; `linear` and `cosine` end at 0."""
+    """How the learning rate changes after its warm-up, over the RL steps of the run; `linear` and `cosine` end at 0."""
 
 
 @chz.chz
 class SFTConfig(Settings):
-    """Supervised steps before RL, on examples made by the data set builder; off when `num_steps` is 0."""
+    """Supervised steps before RL, on examples from the dataset builder; off when `num_steps` is 0."""
 
     num_steps: Annotated[int, AtLeast(0)] = 0
     """Supervised optimizer steps before the first RL step."""
@@ -77,7 +77,7 @@ class SFTConfig(Settings):
     learning_rate: Annotated[float, AtLeast(0), UsedWhen("num_steps", Above(0))] = 2e-3
     """Peak learning rate of the stage."""
     lr_warmup_steps: Annotated[int, AtLeast(0), UsedWhen("num_steps", Above(0))] = 30
-    """Steps of linear rise to `learning_rate`, on top of a linear fall to 0 over the whole stage."""
+    """Steps of linear warm-up to `learning_rate`, combined with a linear decay to 0 over the whole stage."""
     save_every: Annotated[int, AtLeast(1), UsedWhen("num_steps", Above(0))] = 100
     """Checkpoint cadence in supervised steps."""
 
@@ -89,7 +89,7 @@ class EvalConfig(Settings):
     samples_per_task: Annotated[int, AtLeast(1)] = 4
     """Completions sampled for each held-out task, at the run's temperature."""
     max_tasks: Annotated[int | None, AtLeast(1)] = None
-    """Evaluate on the first so many held-out tasks only; null means all of them."""
+    """Evaluate on only this many of the held-out tasks, the first ones; null means all."""
 
 
 @chz.chz
@@ -103,7 +103,7 @@ class TrainingConfig(Settings):
     learning_rate: Annotated[float, AtLeast(0)] = 1e-4
     """Adam learning rate of RL."""
     max_tokens: Annotated[int, AtLeast(1)] = 4096
-    """Generation limit, in tokens, of each turn of a rollout."""
+    """Generation limit of each turn of a rollout, in tokens."""
     temperature: Annotated[float, Above(0)] = 1.0
     """Sampling temperature of rollouts; log-probabilities are taken under the same temperature."""
     mode: Literal["single_turn", "multi_turn"] = "single_turn"
@@ -124,23 +124,23 @@ class TrainingConfig(Settings):
     loss_fn_config: Mapping[str, float] = chz.field(default_factory=dict)
     """Settings of the loss, such as `loss_fn_config.clip_high_threshold=1.28` (absolute ratios)."""
     kl_penalty_coef: Annotated[float, AtLeast(0)] = 0.0
-    """Weight of a KL penalty against the policy at the start of RL; 0 turns it off. `grpo.kl_*` say of what kind."""
+    """Weight of a KL penalty against the policy at the start of RL; 0 turns it off. `grpo.kl_*` set its kind."""
     kl_discount_factor: Annotated[float, AtLeast(0), AtMost(1)] = 0.0
     """With `grpo.kl_placement=reward`, discount with which a token's KL penalty is also charged to earlier tokens."""
     normalize_advantages_by_std: bool | None = None
-    """Divide a group's centred rewards by their standard deviation; null means as `loss_fn` has it."""
+    """Divide a group's centred rewards by their standard deviation; null takes the choice of `loss_fn`."""
     remove_constant_reward_groups: bool = True
     """Drop groups in which all rewards are equal: they carry no gradient."""
     dynamic_sampling_rounds: Annotated[int, AtLeast(0)] = 0
-    """Times that a batch is topped up with further problems in place of its groups of equal rewards; 0 trains on what
-    is left."""
+    """Times that further problems are sampled to replace a batch's groups of equal rewards; 0 trains on the remaining
+    groups."""
     max_steps_off_policy: Annotated[int, AtLeast(0)] = 0
-    """Steps that a batch may be sampled ahead of its training step, from the policy of that earlier step: then its
-    verdicts may come in while other batches are sampled and trained on. The loss's ratio corrects for the difference.
-    0 samples every batch from the policy that it trains."""
+    """Steps that a batch may be sampled ahead of its training step, from the policy of that earlier step, so that its
+    verdicts can arrive while other batches are sampled and trained on. The ratio in the loss corrects for the
+    difference. 0 samples every batch from the policy that it trains."""
     max_batches: Annotated[int | None, AtLeast(0)] = None
-    """Stop after so many RL batches; null means the whole data set, 0 means SFT alone. With
-    `optimizer.lr_schedule=constant` a run, also a finished one, may be given more batches and goes on."""
+    """Stop after this many RL batches; null means the whole data set, 0 means SFT alone. With
+    `optimizer.lr_schedule=constant` a run, even a finished one, goes on when this is raised."""
     max_errored_fraction: Annotated[float, AtLeast(0), AtMost(1)] = 0.1
     """Stop the run when more than this share of a batch's rollouts could not be scored."""
     log_path: Annotated[Path, MAY_CHANGE] = Path("./runs/kernel_rl")
@@ -148,13 +148,13 @@ class TrainingConfig(Settings):
     save_every: Annotated[int, AtLeast(1)] = 10
     """Checkpoint cadence in RL batches. Checkpoints are also saved at the start, after SFT and at the end."""
     keep_last: Annotated[int | None, AtLeast(1), MAY_CHANGE] = None
-    """Keep so many of the newest checkpoints and remove older ones, once a newer one is on the disk. Those that a
-    resume or a health rollback needs always stay. null here and in `keep_best` keeps all."""
+    """Keep this many of the newest checkpoints and remove older ones once a newer one is on disk. Checkpoints that a
+    resume or a health rollback needs are always kept. null here and in `keep_best` keeps all."""
     keep_best: Annotated[int | None, AtLeast(1), MAY_CHANGE] = None
-    """Keep so many of the checkpoints with the largest `best_metric`; null keeps none for that reason."""
+    """Keep this many of the checkpoints with the largest `best_metric`; null keeps none by metric."""
     best_metric: Annotated[str, MAY_CHANGE] = "eval/reward/mean"
-    """Metric by which checkpoints are compared (`keep_best`, `assay export --best`): the larger the better. Where it
-    was not measured at a checkpoint's own step (let `eval_every` divide `save_every`), the checkpoint has none."""
+    """Metric by which checkpoints are compared (`keep_best`, `assay export --best`); larger is better. A checkpoint has
+    a value only if it was measured at its own step (let `eval_every` divide `save_every`)."""
     eval_every: Annotated[int, AtLeast(0)] = 10
     """Held-out evaluation cadence in RL batches; 0 evaluates only at the start and the end of RL."""
     wandb_project: Annotated[str | None, MAY_CHANGE] = None
@@ -162,7 +162,8 @@ class TrainingConfig(Settings):
     wandb_name: Annotated[str | None, UsedWhen("wandb_project", NOT_NULL), MAY_CHANGE] = None
     """Weights & Biases run name."""
     trace_token_groups: Annotated[int, AtLeast(0), MAY_CHANGE] = 2
-    """Groups of each training batch, from its first on, whose turns are recorded token by token in `tokens.jsonl`."""
+    """Number of groups of each training batch, starting at the first, whose turns are recorded token by token in
+    `tokens.jsonl`."""
     tensorboard_enabled: Annotated[bool | None, MAY_CHANGE] = None
     """Write TensorBoard event files; null writes them where tensorboardX is installed (the extra `tensorboard`)."""
     completion_table_every: Annotated[int, AtLeast(0), MAY_CHANGE] = 10
@@ -176,7 +177,7 @@ class TrainingConfig(Settings):
     load_checkpoint_path: Path | None = None
     """Start from the weights of this checkpoint folder, with a fresh optimizer and step count."""
     resume_from_batch: Annotated[int | None, AtLeast(0), MAY_CHANGE] = None
-    """Resume from the checkpoint of this RL batch instead of the last one; what came after it is discarded."""
+    """Resume from the checkpoint of this RL batch instead of the last one; later steps are discarded."""
     seed: Annotated[int, AtLeast(0), AtMost(2**63 - 1)] = 0
     """Seed of everything random: initial weights, data order, sampling."""
     backend: Annotated[str, Code(named.BACKEND)] = chz.field(
@@ -251,7 +252,7 @@ class TrainingConfig(Settings):
         return self.dataset_builder
 
     def build_context(self, progress: BuildProgress | None = None) -> BuildContext:
-        """What the run tells its data set builder; the builder tells `progress` how far it is."""
+        """What the run gives its dataset builder; the builder reports its progress to `progress`."""
         builder = self.active_builder
         max_turns = builder.turns(self.max_turns if self.mode == "multi_turn" else 1)
         chat = builder.renderer_name == "chat"
@@ -264,7 +265,7 @@ _BUFFER = ("buffer_capacity", "min_fresh_fraction", "max_staleness")
 
 
 def _in_a_runs_words(error: SettingsError) -> SettingsError:
-    """Problems of a `GRPOConfig` by the keys that a run has them under."""
+    """Problems of a `GRPOConfig`, under the run's keys."""
     below = settings(AlgorithmConfig)
     problems = [re.sub(r"\bkl_coef\b", "kl_penalty_coef", problem) for problem in error.problems]
     return SettingsError([f"grpo.{p}" if re.split(r"\W", p)[0] in below else p for p in problems])
@@ -280,7 +281,8 @@ def _impossible(config: TrainingConfig) -> Iterator[str]:
     if config.lora_rank and config.grpo.ref_refresh_mix != 1:
         yield (
             f"grpo.ref_refresh_mix={config.grpo.ref_refresh_mix} with lora_rank={config.lora_rank}: adapters cannot be "
-            "mixed, since half of two factors is not half of their product. Set grpo.ref_refresh_mix=1 or lora_rank=0."
+            "mixed, since the mean of two factors is not the mean of their products. Set grpo.ref_refresh_mix=1 or "
+            "lora_rank=0."
         )
     idle = [name for name in _BUFFER if getattr(config.grpo, name) != settings(AlgorithmConfig)[name].default]
     if config.rollout_epochs == 1 and idle:
@@ -298,7 +300,7 @@ def _impossible(config: TrainingConfig) -> Iterator[str]:
         )
     if builder.group_size == 1 and config.max_batches != 0:
         yield (
-            "group_size=1 of the dataset builder leaves a reward nothing to be compared with, so no batch would teach "
+            "group_size=1 of the dataset builder gives a reward nothing to be compared with, so no batch would train "
             "anything. Set it to 2 or more (or max_batches=0 for SFT alone)."
         )
     if config.num_substeps > builder.batch_size:
@@ -310,32 +312,32 @@ def _impossible(config: TrainingConfig) -> Iterator[str]:
 
 
 def _impossible_ahead(config: TrainingConfig) -> Iterator[str]:
-    """What cannot go together with sampling ahead of training."""
+    """Settings that conflict with sampling ahead of training."""
     ahead = config.max_steps_off_policy
     if not ahead:
         return
     if config.dynamic_sampling_rounds:
         yield (
             f"dynamic_sampling_rounds={config.dynamic_sampling_rounds} with max_steps_off_policy={ahead}: which "
-            "problems are replaced is known when all verdicts are in, and by then the policy that sampled the batch is "
-            "gone. Set one of them to 0."
+            "problems to replace is known only when all verdicts are in, and by then the policy that sampled the "
+            "batch is gone. Set one of them to 0."
         )
     if config.grpo.max_ratio_error is not None:
         yield (
             f"grpo.max_ratio_error={config.grpo.max_ratio_error} with max_steps_off_policy={ahead}: it checks rollouts "
-            "of the present policy, and there would be none. Set it to null, or max_steps_off_policy=0."
+            "of the present policy, and no batch would have any. Set it to null, or max_steps_off_policy=0."
         )
     stale, age = config.grpo.max_staleness, ahead * config.num_substeps * config.rollout_epochs
     if stale is not None and stale < age:
         yield (
             f"grpo.max_staleness={stale} with max_steps_off_policy={ahead}: a batch is {age} optimizer steps old when "
-            f"its turn comes ({ahead} x num_substeps x rollout_epochs), so it would be retired unused. Raise "
+            f"its turn comes ({ahead} x num_substeps x rollout_epochs), so it would be dropped unused. Raise "
             f"grpo.max_staleness to at least {age}, or lower max_steps_off_policy."
         )
 
 
 def load_config(sources: str | Sequence[str] | None, overrides: str | Sequence[str] = ()) -> TrainingConfig:
-    """The config of a run, of presets or YAML paths (later wins) and `key=value` overrides (which win over both).
+    """The config of a run, from presets or YAML paths (later wins) and `key=value` overrides (which win over both).
 
     Raises:
         ConfigError: an unknown key, a wrong type, an unreadable or malformed file, or settings that cannot go together.

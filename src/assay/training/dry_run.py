@@ -1,4 +1,4 @@
-"""`assay train --dry-run`: everything that a start checks, by the same functions, and what the run would take.
+"""`assay train --dry-run`: the checks of a start, by the same functions, and estimates of time and memory.
 
 Nothing is written, but for what data sets keep in `cache_dir`. The policy is opened as a start opens it, where its
 weights are on this machine and fit into its memory; otherwise its files and its shapes are looked at, and the plan says
@@ -28,7 +28,7 @@ from assay.training.settle import settle
 from assay.types import Check, SamplingParams
 
 EXAMPLES = 16
-"""Supervised examples whose lengths stand for all."""
+"""Number of supervised examples whose lengths are measured."""
 CHARACTERS_PER_TOKEN = 3
 """In prompts, about."""
 
@@ -42,7 +42,7 @@ async def dry_run(config: TrainingConfig) -> str:
     config = settle(config)
     plan = accepted(plan_run(config))
     if plan.is_complete:
-        return f"The run in {config.log_path} is complete; nothing would be done."
+        return f"The run in {config.log_path} is complete; a start would do nothing."
     with RunProgress() as progress, progress.building() as show:
         data = build_data(config.active_builder, config.build_context(show))
     try:
@@ -95,7 +95,8 @@ async def _look(config: TrainingConfig, data: EnvData, plan: ResumePlan) -> _Loo
 
 
 def foresee(config: TrainingConfig, data: EnvData, resumed: Checkpoint | None) -> tuple[list[str], str]:
-    """What is known of a policy before it is opened: memory in words, and why it is better not opened just to look.
+    """What is known of a policy before it is opened: memory in words, and the reason if it should not be opened for a
+    dry run.
 
     Raises:
         ModelError: there is no such model or device.

@@ -33,7 +33,7 @@ PerTask = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Rollouts on the held-out tasks and what they amount to."""
+    """Rollouts on the held-out tasks, and their metrics."""
 
     groups: Sequence[TrajectoryGroup]
     per_task: PerTask
@@ -66,8 +66,8 @@ async def evaluate(
 ) -> Evaluation:
     """Sample every task `samples` times with seeds that depend on `seed`, the task's place and the sample alone.
 
-    While the last verdicts of one chunk are out, the next one is sampled. `advance` is told how many tasks were just
-    done.
+    While the last verdicts of one chunk are pending, the next one is sampled. `advance` is told how many tasks were
+    just done.
     """
 
     async def chunk(prepared: Sequence[PreparedGroup], seed: int, sampled: Callable[[], None]) -> list[TrajectoryGroup]:
@@ -91,7 +91,7 @@ async def evaluate(
 
 
 def check_errored(groups: Sequence[TrajectoryGroup], most: float, where: str) -> None:
-    """Refuse rollouts of which more than the share `most` could not be scored; `where` names them in the message.
+    """Raise if more than the share `most` of the rollouts could not be scored; `where` names them in the message.
 
     Raises:
         TrainingError: as said.

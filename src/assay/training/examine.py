@@ -1,4 +1,4 @@
-"""What a run needs of this machine, room by room: the rows of `assay doctor`. Each room looks for itself."""
+"""What a run needs of this machine, the rows of `assay doctor`. Each room checks its own needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["examine_machine", "examine_run"]
 
 
 async def examine_machine() -> list[Check]:
-    """Everything that Assay can use, whatever a run needs of it; a package that is not installed is a row too."""
+    """Everything that Assay can use, not only what one run needs; a missing package is a row too."""
     from assay.kernels.compile.toolkit import checks as compiler_checks
     from assay.sandbox.host.probe import checks as sandbox_checks
 
@@ -55,8 +55,8 @@ async def _or_lacking(name: str, extra: str, look: Callable[[], Awaitable[list[C
 
 
 async def examine_run(config: TrainingConfig) -> list[Check]:
-    """What the run of a config needs: its device, disk and environment, its chat template, and its very policy."""
-    from assay.training.settle import settle  # which imports torch: the machine is examined without it, too
+    """What the run of a config needs: its device, disk and environment, its chat template, and the policy itself."""
+    from assay.training.settle import settle  # imports torch, and the machine is examined without it, too
 
     found: list[Check] = []
     if config.backend == "local":

@@ -1,4 +1,4 @@
-"""What a run will take, in time and memory: estimates that say what they are estimates of. Pure, but for `shapes`."""
+"""Estimates of a run's time and memory, which say what they are based on. Pure, except `shapes`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Work:
 
 
 def time_words(config: TrainingConfig, work: Work, speed: Speed) -> str:
-    """About how long the run takes, and from what that is known."""
+    """Estimate of how long the run takes, and its basis."""
     builder, turns = config.active_builder, config.build_context().max_turns
     answer = speed.tokens if speed.whole else float(config.max_tokens)
     rollouts = builder.batch_size * builder.group_size * turns
@@ -53,7 +53,8 @@ def time_words(config: TrainingConfig, work: Work, speed: Speed) -> str:
     return (
         f"Time: about {format_seconds(total)} ({', '.join(parts)}). An estimate from {speed.rollouts} rollouts sampled "
         f"and trained on just now ({speed.sampled_per_s:,.0f} tokens/s sampled, {speed.trained_per_s:,.0f} trained), "
-        f"for answers of {answer:,.0f} tokens{most}; verdicts (engine, judge, sandbox) and checkpoints are not in it."
+        f"for answers of {answer:,.0f} tokens{most}; it does not include verdicts (engine, judge, sandbox) and "
+        "checkpoints."
     )
 
 
@@ -65,21 +66,21 @@ def evaluations(batches: int, every: int) -> int:
 
 
 def memory_words(shape: Footprint, free: int) -> str:
-    """About how much memory the run takes, and from what that is known."""
+    """Estimate of how much memory the run takes, and its basis."""
     parts = ", ".join(f"{name} {human_bytes(size)}" for name, size in shape.parts().items())
     trained = "" if shape.trained == shape.parameters else f", {shape.trained:,} trained"
     return (
         f"Memory: about {human_bytes(shape.total)} ({parts}) for {shape.parameters:,} parameters{trained}; "
-        f"{human_bytes(free)} are free. An estimate from shapes; libraries and the CUDA context come on top."
+        f"{human_bytes(free)} are free. This estimate is from shapes; libraries and the CUDA context need more."
     )
 
 
 def too_large(shape: Footprint, free: int) -> str:
-    """What to do where the estimate is more than there is; empty where it is not."""
+    """What to do if the estimate exceeds the free memory; else empty."""
     if shape.total <= free:
         return ""
     return (
-        f"This is {human_bytes(shape.total - free)} more than there is, so the run would fail. Lower "
+        f"This is {human_bytes(shape.total - free)} more than is free, so the run would fail. Lower "
         "local.micro_batch_tokens or local.sample_batch_tokens, set local.use_gradient_checkpointing=true, "
         "local.dtype=bfloat16 or lora_rank, or take a smaller model."
     )

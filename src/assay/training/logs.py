@@ -1,4 +1,4 @@
-"""What Assay says while it works, on standard error: for the command line, and in Python unless logging is set up."""
+"""Assay's log on standard error: for the command line, and in Python unless logging is set up."""
 
 from __future__ import annotations
 

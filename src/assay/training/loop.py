@@ -2,7 +2,7 @@
 
 An RL batch is: sample groups from the current policy (or some steps ahead: see `pipeline`) -> envs score them -> update
 -> evaluate and checkpoint when due -> one ledger line. Every step is a pure function of the policy and of seeds derived
-from its place in the run, so a killed run that is started again does exactly what it would have done.
+from its place in the run, so a killed run that is started again computes exactly the same.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 def train(config: TrainingConfig, *, quiet: bool = False) -> None:
     """Run training to its end, from the start or from where an earlier call was interrupted.
 
-    Says what it does on standard error, unless logging is configured, which then decides, or `quiet`.
+    Logs to standard error, unless the program configured logging (which then decides) or `quiet`.
 
     Raises:
         AssayError: the run cannot start or go on; everything committed is intact.
@@ -81,7 +81,7 @@ async def _train(config: TrainingConfig, quiet: bool) -> None:
 def _more(config: TrainingConfig, done: int) -> str:
     """How a complete run could go on, in words."""
     if config.max_batches is None or config.max_batches > done:
-        return "Its data set has no more."
+        return "Its data set has no more tasks."
     if config.optimizer.lr_schedule != "constant":
         return f"With optimizer.lr_schedule={config.optimizer.lr_schedule} it cannot have more."
     return "Raise max_batches to go on."
@@ -136,7 +136,7 @@ async def _finish_step(
 
 
 async def _start(session: Session) -> None:
-    """Commit the state before the first step; where there is no SFT, RL starts from here and it is evaluated."""
+    """Commit the state before the first step; without SFT, RL starts from here, so it is evaluated."""
     step = _Step.begin("start", 0)
     if not session.config.sft.num_steps:
         await _before_rl(session, step)
@@ -144,7 +144,7 @@ async def _start(session: Session) -> None:
 
 
 async def _before_rl(session: Session, step: _Step) -> None:
-    """What is done once, on the policy that RL starts from."""
+    """Done once, on the policy that RL starts from."""
     if session.config.kl_penalty_coef:
         await session.backend.freeze_reference()
     await _evaluate(session, step)
@@ -153,7 +153,8 @@ async def _before_rl(session: Session, step: _Step) -> None:
 
 
 def _check_best_metric(config: TrainingConfig, step: _Step) -> None:
-    """Refuse, at the first steps that could measure it, a metric that is to decide which checkpoints stay and is none.
+    """Raise, at the first steps that could measure `best_metric`, if it decides which checkpoints are kept and no step
+    measures it.
 
     Raises:
         ConfigError: as said; the step is not committed.
@@ -162,9 +163,9 @@ def _check_best_metric(config: TrainingConfig, step: _Step) -> None:
     if config.keep_best is None or name in measured or (name.startswith("eval/") and step.phase == "rl"):
         return
     near = difflib.get_close_matches(name, measured, n=1)
-    hint = f" Did you mean {near[0]}?" if near else f" There are {', '.join(sorted(measured))}."
+    hint = f" Did you mean {near[0]}?" if near else f" Measured are {', '.join(sorted(measured))}."
     raise ConfigError(
-        f"best_metric={name} is not measured, so keep_best={config.keep_best} would keep checkpoints by nothing.{hint}"
+        f"best_metric={name} is not measured, so keep_best={config.keep_best} could not compare checkpoints.{hint}"
     )
 
 
@@ -212,7 +213,7 @@ async def _rl(session: Session) -> None:
                 if index == 0:
                     _check_best_metric(config, step)
                 if alarm is not None and not session.trainer.paused:
-                    due = False  # from a checkpoint of a stopped step the same command would go on
+                    due = False  # with a checkpoint of a stopped step, the same command would go on
                 await _finish_step(session, step, checkpoint=due, regular=regular, rollouts=rollouts)
                 if alarm is not None:
                     raise alarm
@@ -220,20 +221,20 @@ async def _rl(session: Session) -> None:
 
 
 async def _update(session: Session, step: _Step, groups: Sequence[TrajectoryGroup], learning_rate: float) -> StepReport:
-    """Train on one batch, and record its rollouts and what the step says.
+    """Train on one batch, and record its rollouts and metrics.
 
     Raises:
         TrainingError: too many rollouts could not be scored, or sampler and trainer disagree.
     """
     config, started, trainer = session.config, time.monotonic(), session.trainer
-    # Each rollback has lowered the rate for good.
+    # Each rollback has lowered the rate permanently.
     rate = learning_rate * trainer.health.learning_rate_factor
     turns: Turns | None = None
     try:
         check_errored(groups, config.max_errored_fraction, f"RL batch {step.index}")
         report = await trainer.update(groups, learning_rate=rate, reuse=config.rollout_epochs > 1)
         turns = report.turns
-    finally:  # rollouts of a step that fails are recorded too: they say why it did
+    finally:  # rollouts of a failed step are recorded too, since they show why it failed
         _record(session, step, groups, "train", turns)
     step.metrics |= report.rollouts | {f"train/{name}": value for name, value in report.metrics.items()}
     step.metrics |= {"perf/update_s": time.monotonic() - started} | cached_scores(groups)
@@ -271,7 +272,7 @@ async def _rollouts(session: Session, step: _Step, rollouts: Rollouts) -> list[T
 
 
 def _further_problems(session: Session, index: int, attempt: int, count: int) -> Sequence[EnvGroupBuilder]:
-    """Problems in place of those that taught nothing: of a batch far from this one, and another at each attempt.
+    """Problems that replace those with equal rewards: from a batch far from this one, another at each attempt.
 
     A function of the step alone, so that a resumed run draws the same ones.
     """
@@ -320,7 +321,7 @@ def _histograms(
 
 
 async def _evaluate(session: Session, step: _Step) -> Evaluation | None:
-    """Measure the policy on the held-out tasks and record it; None where there are none.
+    """Measure the policy on the held-out tasks and record it; None without held-out tasks.
 
     Raises:
         TrainingError: too many rollouts could not be scored.

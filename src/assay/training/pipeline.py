@@ -1,13 +1,13 @@
 """The rollouts of RL batches, in flight up to `max_steps_off_policy` steps ahead of their training step.
 
-Step i trains on batch i. Every batch is sampled from one policy: batch j from the policy as it is when step j - k
-begins (k = `max_steps_off_policy`; the first k + 1 batches from the policy that RL starts from), and the update of a
-step waits until nothing of any batch in flight remains to be sampled. So which policy samples which batch is a function
-of the step alone. What overlaps with the update, and with sampling, are the verdicts that are still out; and with k = 0
-the making of the next batch's envs (engine analyses, say).
+Step i trains on batch i. Every batch is sampled from one policy: batch j from the policy at the start of step j - k (k
+= `max_steps_off_policy`; the first k + 1 batches from the policy that RL starts from), and the update of a step waits
+until every batch in flight is fully sampled. So which policy samples which batch is a function of the step alone. What
+overlaps with the update, and with sampling, are the verdicts that are still out; and with k = 0 the making of the next
+batch's envs (engine analyses, say).
 
 A checkpoint waits for the verdicts of the batches in flight and holds their rollouts, since the policy that sampled
-them is gone when a run resumes. After a rollback, batches in flight are dropped, and sampled anew from the policy that
+them is gone when a run resumes. After a rollback, batches in flight are dropped, and sampled again from the policy that
 the run went back to.
 """
 
@@ -40,7 +40,7 @@ class Batch:
 
     groups: Sequence[TrajectoryGroup]
     metrics: dict[str, float] = field(default_factory=dict)
-    """`perf/` metrics of how they came about; none where they come from a checkpoint."""
+    """`perf/` metrics of their sampling; none if they come from a checkpoint."""
 
 
 class Rollouts:
@@ -62,7 +62,7 @@ class Rollouts:
         resumed = session.run.resumed
         if resumed is not None and (path := resumed.policy / FILE).exists():
             held = decode(path.read_bytes(), path)
-            # A run that is to end earlier than it was has batches too many in flight.
+            # A run that now ends earlier has too many batches in flight.
             self._held = {index: Batch(groups) for index, groups in held.items() if index < batches}
         self._make_envs(first)
 
@@ -153,11 +153,12 @@ class Rollouts:
 
 
 def _check_one_policy(index: int, groups: Sequence[TrajectoryGroup]) -> None:
-    """Refuse a batch of several policies, whose advantages would compare what cannot be compared."""
+    """Refuse a batch sampled by several policies, whose rewards cannot be compared."""
     rollouts = [rollout for group in groups for rollout in group.trajectories]
     versions = sorted({turn.completion.policy_version for rollout in rollouts for turn in rollout.transitions})
     if len(versions) > 1:
         raise TrainingError(
-            f"The rollouts of RL batch {index} were sampled by the policies after {versions} optimizer steps, and one "
-            "must sample a whole batch. This is a fault of Assay or of the backend; the last checkpoint is intact."
+            f"The rollouts of RL batch {index} were sampled by the policies after {versions} optimizer steps, but one "
+            "policy must sample a whole batch. This is a bug of Assay or of the backend; the last checkpoint is "
+            "intact."
         )

@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 async def act_on_alarms(session: Session, report: StepReport) -> HealthError | None:
     """Act on the alarms of the step that is about to be committed.
 
-    A rollback loads the last checkpoint that was healthy; time goes on, with the next batch and a lower learning rate.
-    A pause marks the trainer's state, which the step's checkpoint then holds.
+    A rollback loads the last checkpoint that was healthy; the run goes on with the next batch and a lower learning
+    rate. A pause marks the trainer's state, which the step's checkpoint then holds.
 
     Returns:
         The error with which the run ends once the step is committed, or None where it goes on.
@@ -61,7 +61,7 @@ async def act_on_alarms(session: Session, report: StepReport) -> HealthError | N
 def last_healthy(session: Session) -> Commit:
     """The last commit whose checkpoint was written while no grave alarm was active; the first one at the least.
 
-    One that the run wrote only because it was then to end does not count (see `is_refuge`).
+    A checkpoint written only because the run was to end there does not count (see `is_refuge`).
     """
     checkpoints = session.run.checkpoints
     for commit in reversed(checkpoints):

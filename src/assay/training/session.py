@@ -1,7 +1,6 @@
-"""What a run consists of while it is going: run directory, data, policy, renderer, sinks.
+"""The parts of a run in progress: run directory, data, policy, renderer, sinks.
 
-`open_session` puts it together, at the start or at the checkpoint that a run resumes from, and takes it apart again
-whatever happens.
+`open_session` puts it together, at the start or at the checkpoint that a run resumes from, and always closes it again.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ def accepted(plan: ResumePlan | Refusal) -> ResumePlan:
 
 
 def check_data(config: TrainingConfig, data: EnvData) -> Keep:
-    """Refuse data that lack what the run wants of them; returns which checkpoints the run keeps.
+    """Refuse data that lack what the run needs; returns which checkpoints the run keeps.
 
     Raises:
         ConfigError: they lack supervised examples, or as `retention`.
@@ -131,7 +130,7 @@ def check_data(config: TrainingConfig, data: EnvData) -> Keep:
 
 
 async def open_policy(config: TrainingConfig, data: EnvData, resumed: Checkpoint | None) -> tuple[Backend, Renderer]:
-    """The policy of a run at its start or as at a checkpoint, and how it is spoken to.
+    """The policy of a run at its start or at a checkpoint, and its renderer.
 
     Raises:
         AssayError: as `make_backend` and `renderer_of`.
@@ -145,7 +144,7 @@ async def open_session(config: TrainingConfig, plan: ResumePlan, *, quiet: bool 
     """Open or resume the run of `config` as planned for its directory; `quiet` draws no progress.
 
     Raises:
-        AssayError: any part cannot be had; the message says which and what to do. Nothing committed is lost.
+        AssayError: any part cannot be opened; the message says which and what to do. Nothing committed is lost.
     """
     with ExitStack() as stack:
         progress = stack.enter_context(RunProgress(Console(stderr=True, quiet=True) if quiet else None))
@@ -192,7 +191,7 @@ async def make_backend(config: TrainingConfig, data: EnvData, resume: Path | Non
 
 
 def policy_of(config: TrainingConfig, resume: Path | None) -> PolicySpec:
-    """What a run says of its policy to whoever opens it.
+    """What a backend needs to know to open the run's policy.
 
     Raises:
         CheckpointError: there is no whole checkpoint at `load_checkpoint_path`.
@@ -212,13 +211,13 @@ def policy_of(config: TrainingConfig, resume: Path | None) -> PolicySpec:
 
 
 def beyond(can: Capabilities, config: TrainingConfig) -> Iterator[str]:
-    """What a config asks for and a backend cannot do, as messages that say what to change."""
+    """What a config asks for but a backend cannot do, as messages that say what to change."""
     loss, backend = config.trainer().loss, f"backend={config.backend}"
     computed = ", ".join(name for name, row in RECIPES.items() if row.surrogate in can.losses)
     if callable(loss.surrogate) and not can.own_losses:
         yield (
-            f"loss_fn={config.loss_fn} is a function of your own ({loss.name}), and {backend} computes losses by name "
-            f"alone. Set backend=local, or loss_fn to one of {computed}."
+            f"loss_fn={config.loss_fn} is a function of your own ({loss.name}), and {backend} computes only losses "
+            f"that it knows by name. Set backend=local, or loss_fn to one of {computed}."
         )
     elif not callable(loss.surrogate) and loss.surrogate not in can.losses:
         yield (
@@ -232,9 +231,9 @@ def beyond(can: Capabilities, config: TrainingConfig) -> Iterator[str]:
             "grpo.entropy_coef=0."
         )
     if config.lora_rank and not can.lora:
-        yield f"lora_rank={config.lora_rank}, but {backend} trains no adapters. Set lora_rank=0."
+        yield f"lora_rank={config.lora_rank}, but {backend} cannot train adapters. Set lora_rank=0."
     if not config.lora_rank and not can.full_weights:
-        yield f"lora_rank=0 trains all weights, and {backend} trains adapters alone. Set lora_rank to 1 or more."
+        yield f"lora_rank=0 trains all weights, but {backend} can train only adapters. Set lora_rank to 1 or more."
 
 
 def make_sinks(config: TrainingConfig, run: RunDirectory, batches: int) -> list[MetricSink]:

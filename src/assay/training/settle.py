@@ -1,7 +1,7 @@
-"""What `renderer_name=auto` stands for in a run, decided first: data sets and the run's record depend on it.
+"""Decides first what `renderer_name=auto` means in a run: data sets and the run's record depend on it.
 
-The record (`config.json`) has the renderer that was chosen, so a run goes on under the one it began with. A backend of
-one's own tells its tokenizer only when it is open; there `auto` is decided then, and checkpoints hold it to that.
+The record (`config.json`) has the renderer that was chosen, so a run goes on under the one it began with. A user's own
+backend has a tokenizer only once it is open; `auto` is then decided there, and checkpoints record it.
 """
 
 from __future__ import annotations
@@ -75,6 +75,6 @@ def _check_same(state: Mapping[str, Json], record: Mapping[str, str], checkpoint
                         if before.get(key) != record.get(key))  # fmt: skip
     raise RunDirectoryError(
         f"Checkpoint {checkpoint} is of a run whose prompts were written in another way ({changes}), so going on would "
-        "make it neither run. Set renderer_name of the dataset builder, and give the tokenizer files, as they were; or "
-        "set log_path to a new directory."
+        "mix two runs. Set renderer_name of the dataset builder, and give the tokenizer files, as they were; or set "
+        "log_path to a new directory."
     )

@@ -1,4 +1,4 @@
-"""Scored rollouts as a file: what a checkpoint holds of batches that were sampled ahead of their training step.
+"""Scored rollouts as a file: the part of a checkpoint for batches sampled ahead of their training step.
 
 A header line with the format's version, then one JSON line per group. Tokens, log-probabilities and scores come back as
 they were, to the bit.
@@ -86,5 +86,5 @@ def _transition(record: Mapping[str, Json]) -> Transition:
 
 
 def _floats(record: Mapping[str, Json]) -> dict[str, float]:
-    """JSON has no number that is not finite; what it has for one is null."""
+    """JSON has no non-finite numbers, so they are written as null."""
     return {name: math.nan if value is None else value for name, value in record.items()}

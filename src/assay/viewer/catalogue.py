@@ -17,7 +17,7 @@ from assay.training.run.rollouts import Group, GroupKey, Rollout, Rollouts, open
 CHUNK_CHARACTERS = 256 * 1024
 """Characters of text from which a chunk is full; a larger group is a chunk of its own."""
 MAX_SNIPPET = 120
-"""Characters of a prompt that stand for it in the list of groups."""
+"""Characters of a prompt shown in the list of groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class RolloutSummary:
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """The rollouts of one prompt at one step, in the index: who they are, and in which chunk their text is."""
+    """The rollouts of one prompt at one step, in the index: which they are, and in which chunk their text is."""
 
     key: GroupKey
     phase: str
@@ -122,7 +122,7 @@ def _summary(group: Group, chunk: int, place: int, tokens: bool) -> GroupSummary
 
 
 def snippet(text: str) -> str:
-    """The start of a prompt's last message, on one line: what differs between tasks, most often."""
+    """The start of a prompt's last message, on one line: usually the part that differs between tasks."""
     return " ".join(text[: 4 * MAX_SNIPPET].split())[:MAX_SNIPPET]
 
 

@@ -1,6 +1,6 @@
 """A run for the page: its index, and the groups of one chunk, as compressed JSON.
 
-Numbers are cut to what a reader sees, text is bounded, and what the rollouts of a group share is said once.
+Numbers are cut to what a reader sees, text is bounded, and what the rollouts of a group share is stored once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def chunk_of(catalogue: Catalogue, number: int, level: int = 6) -> bytes:
     `level` is how hard to compress: 1 is fast, 9 small.
 
     Raises:
-        IndexError: there is no such chunk.
+        IndexError: the chunk does not exist.
         RunDirectoryError: the file was damaged or cut since it was indexed.
     """
     source = catalogue.source
@@ -94,7 +94,7 @@ def compressed(value: Json, level: int = 6) -> bytes:
 
 
 def rounded(value: Json, digits: int = 6) -> Json:
-    """A number with so many significant digits; None for what is not a finite number."""
+    """A number with this many significant digits; None for what is not a finite number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return value if isinstance(value, int) else float(f"{value:.{digits}g}")

@@ -28,7 +28,7 @@ _CHUNK = re.compile(r"/chunk/([0-9]{1,2})/([0-9]{1,9})")
 
 
 class ViewerServer(ThreadingHTTPServer):
-    """Serves the page of one run or two. A page that is loaded anew shows what the runs have written since."""
+    """Serves the page of one run or two. Reloading the page shows what the runs have written since."""
 
     daemon_threads = True
 
@@ -61,7 +61,7 @@ class ViewerServer(ThreadingHTTPServer):
 
 
 def _sizes(run: Path) -> list[int]:
-    """Sizes of the files that say what a run holds; -1 for one that is missing, which whoever reads it next says."""
+    """Sizes of the files that say what a run holds; -1 for a missing one, which the next reader reports."""
     files = [run / name for name in (TRACES, TOKENS, "ledger.jsonl")]
     return [file.stat().st_size if file.is_file() else -1 for file in files]
 
@@ -85,9 +85,9 @@ class _Handler(BaseHTTPRequestHandler):
                 run = self.server.runs[int(found[1])]
                 self._send(chunk_of(run, int(found[2]), level=1), "application/octet-stream")
             else:
-                self._refuse(HTTPStatus.NOT_FOUND, "There is nothing but the page here.")
+                self._refuse(HTTPStatus.NOT_FOUND, "Only the page is served here.")
         except IndexError:
-            self._refuse(HTTPStatus.NOT_FOUND, "There is no such chunk.")
+            self._refuse(HTTPStatus.NOT_FOUND, "This chunk does not exist.")
         except RunDirectoryError as error:
             logger.error("%s", error)
             self._refuse(HTTPStatus.CONFLICT, str(error))
@@ -107,4 +107,4 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(why.encode(), "text/plain; charset=utf-8", status)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing of each request: what a browser asks for is of no interest, and its text is not ours."""
+        """Do not log requests: they are not useful, and their text is untrusted."""

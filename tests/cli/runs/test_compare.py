@@ -41,7 +41,7 @@ def test_a_gain_on_every_task_is_no_noise_however_different_the_tasks(tmp_path, 
     assert (reward["low"], reward["high"]) == pytest.approx((interval.low, interval.high))
     assert (reward["better"], reward["worse"], reward["equal"], reward["tasks"]) == (12, 0, 0, 12)
     assert found["verdict"].startswith("Not noise: reward rose by +0.310 ±")
-    assert figures(capsys, b, a)["verdict"].startswith("Not noise, and no gain: reward fell by -0.310 ±")
+    assert figures(capsys, b, a)["verdict"].startswith("Not noise, but a loss: reward fell by -0.310 ±")
 
 
 def test_a_gain_within_its_interval_may_be_noise(tmp_path, capsys):
@@ -113,7 +113,7 @@ def test_names_of_tasks_cannot_steer_the_terminal(tmp_path, capsys):
     [
         ([LOW], [], "has been evaluated only once so far"),
         ([], [], "holds no evaluation"),
-        ([LOW, HIGH], ["--step", "9"], "has no evaluation after step 9; there are those after steps 0, 1."),
+        ([LOW, HIGH], ["--step", "9"], "has no evaluation after step 9; it has those after steps 0, 1."),
         ([[None] * 12, [None] * 12], [], "No task has a reward in both"),
         ([LOW, HIGH], ["seed=1"], "`assay compare` has no settings"),
     ],
@@ -127,4 +127,4 @@ def test_what_cannot_be_compared_is_said(tmp_path, capsys, evaluations, options,
 
 def test_a_missing_run_is_one_line(tmp_path, capsys):
     assert main(["compare", str(tmp_path / "none"), str(tmp_path / "none")]) != 0
-    assert "holds no run" in capsys.readouterr().err
+    assert "is not a run" in capsys.readouterr().err

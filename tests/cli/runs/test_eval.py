@@ -40,9 +40,9 @@ def test_settings_of_evaluation_may_differ(finished: Path) -> None:
 
 
 def test_a_checkpoint_that_is_not_there_is_refused(finished: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match=r"no checkpoint of RL batch 3; there are 0, 2, 4, 6"):
+    with pytest.raises(RunDirectoryError, match=r"no checkpoint of RL batch 3; it has 0, 2, 4, 6"):
         measure(finished, tiny(finished), 3)
-    with pytest.raises(RunDirectoryError, match="holds no run with a checkpoint"):
+    with pytest.raises(RunDirectoryError, match="is not a run with a checkpoint"):
         measure(tmp_path, tiny(tmp_path / "x"), None)
 
 

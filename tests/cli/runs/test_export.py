@@ -190,22 +190,24 @@ def test_what_cannot_be_exported_is_refused(
 ) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     out, scratch = tmp_path / "out", runs["scratch"]
-    assert "holds no run: there is no config.json" in refused(capsys, tmp_path, out)
-    assert "no checkpoint of RL batch 3; there are 0, 2, 4, 6." in refused(capsys, scratch, "--step", "3", out)
-    assert "measured at no checkpoint" in refused(capsys, scratch, "--best", out, "best_metric=nothing")
+    assert "is not a run: it has no config.json" in refused(capsys, tmp_path, out)
+    assert "no checkpoint of RL batch 3; it has 0, 2, 4, 6." in refused(capsys, scratch, "--step", "3", out)
+    assert "not measured at any checkpoint" in refused(capsys, scratch, "--best", out, "best_metric=nothing")
     assert "needs a token with write access" in refused(capsys, scratch, out, "--push", "me/model")
     assert "A repository is named user/model" in refused(capsys, scratch, out, "--push", "me/my model")
-    assert "adapters stay as trained. Add --merge." in refused(capsys, runs["lora"], out, "--dtype", "float16")
+    assert "adapters keep their trained precision. Add --merge." in refused(
+        capsys, runs["lora"], out, "--dtype", "float16"
+    )
     assert not out.exists()
     for place in (".", ".."):
         assert f"{place} is not the name of a folder" in refused(capsys, scratch, place)
     out.mkdir()
     (out / "thesis.tex").write_text("precious")
-    assert "holds what no export wrote (thesis.tex)" in refused(capsys, scratch, out)
+    assert "holds files that no export wrote (thesis.tex)" in refused(capsys, scratch, out)
     assert "is a file, and an exported model needs a folder" in refused(capsys, scratch, out / "thesis.tex")
     assert (out / "thesis.tex").read_text() == "precious"
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert "nobody else has" in refused(capsys, runs["lora"], tmp_path / "new", "--push", "me/model")
+    assert "only this machine has" in refused(capsys, runs["lora"], tmp_path / "new", "--push", "me/model")
 
 
 def test_a_damaged_base_and_adapters_that_cannot_be_merged_are_named(

@@ -71,4 +71,4 @@ def test_a_stopped_run_is_reported_as_far_as_it_came(tmp_path: Path) -> None:
 
 def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path)]) != 0
-    assert "holds no run" in capsys.readouterr().err
+    assert "is not a run" in capsys.readouterr().err

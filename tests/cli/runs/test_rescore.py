@@ -63,7 +63,7 @@ def test_several_turns_are_played_in_order(tmp_path: Path) -> None:
 def test_a_run_of_other_tasks_and_no_run_at_all_are_refused(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="not among the tasks"):
         rescore(finished, chz.replace(tiny(finished), seed=7), tmp_path / "scores.jsonl")
-    with pytest.raises(RunDirectoryError, match="holds no run"):
+    with pytest.raises(RunDirectoryError, match="is not a run"):
         rescore(tmp_path, tiny(tmp_path), tmp_path / "scores.jsonl")
     before = snapshot(finished)
     with pytest.raises(RunDirectoryError, match="belongs to the run"):

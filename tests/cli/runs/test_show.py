@@ -118,4 +118,4 @@ def test_what_is_not_there_is_said_with_what_is(run, capsys, options, message):
 
 def test_a_missing_run_is_one_line(tmp_path, capsys):
     assert main(["show", str(tmp_path / "none")]) != 0
-    assert "holds no run" in capsys.readouterr().err
+    assert "is not a run" in capsys.readouterr().err

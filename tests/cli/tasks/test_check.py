@@ -67,7 +67,7 @@ def test_the_report_for_machines(own: str, capsys: pytest.CaptureFixture[str]) -
     ("arguments", "words"),
     [
         ([], "Say what to check: `assay check FILE:Name`"),
-        (["none.py:Sums"], "none.py, and there is no such file to read. That folder has sums.py."),
+        (["none.py:Sums"], "none.py, which is not a file that can be read. That folder has sums.py."),
         (["sums.py:Sums", "dataset_builder.piad=1"], "Did you mean dataset_builder.paid"),
         (["sums.py:Sums", "dataset_builder.test_fraction=0.97"], "test_fraction=0.97 must be at most 0.9"),
     ],

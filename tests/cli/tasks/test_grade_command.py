@@ -117,7 +117,7 @@ def test_a_file_that_is_no_kernel(assay: Run, tmp_path: Path, data: bytes, json_
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        (("polcy=partial",), 2, "polcy (command line): there is no such setting"),
+        (("polcy=partial",), 2, "polcy (command line): this setting does not exist"),
         (("polcy=partial",), 2, "Did you mean policy?"),
         (("quite_other=1",), 2, "`assay grade --settings` lists all settings"),
         (("workers=many",), 2, "workers=many (command line): expected"),
@@ -144,7 +144,7 @@ def test_settings_that_cannot_be(assay: Run, words: tuple[str, ...], status: int
 @pytest.mark.parametrize(
     ("problem", "kernel", "said"),
     [
-        ("1/99", SNAKE, "there is no problem 1/99: level 1 has 1-"),
+        ("1/99", SNAKE, "problem 1/99 does not exist: level 1 has 1-"),
         ("9/1", SNAKE, "has no problem of level 9. Its levels are 1-3."),
         ("nowhere.py", SNAKE, "cannot read the problem file nowhere.py: No such file"),
         (str(SNAKE), SNAKE, "does not define Model"),

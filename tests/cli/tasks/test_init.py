@@ -44,7 +44,7 @@ def test_what_is_written_passes_the_check_and_trains(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("there.py", "there.py exists, and is not written over"),
+        ("there.py", "there.py exists and is not overwritten"),
         ("my-task.py", "my-task.py is not the name of a Python file"),
         ("class.py", "class.py is not the name of a Python file"),
         ("task", "task is not the name of a Python file. Give one such as my_task.py."),

@@ -80,14 +80,14 @@ def test_nothing_is_overwritten_and_no_policy_ignored(tmp_path: Path, capsys: py
     assert main(["score", f"--input={source}", "--reward=judge", "engine.offline=true", "engine.on_failure=raise"]) == 2
     assert "would have no effect" in capsys.readouterr().err
     assert main(["score", f"--input={tmp_path / 'nothing'}", "--reward=judge", "engine.offline=true"]) == 1
-    assert "There is no file" in capsys.readouterr().err
+    assert "The file" in capsys.readouterr().err
 
 
 def test_options_that_would_do_nothing_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["score", "--run", str(tmp_path), "--reward", "judge"]) == 2
     assert "--reward goes with --input" in capsys.readouterr().err
     assert main(["score", "--run", str(tmp_path)]) == 1
-    assert "holds no run" in capsys.readouterr().err
+    assert "is not a run" in capsys.readouterr().err
 
 
 def test_a_failed_attempt_leaves_earlier_scores_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +110,7 @@ def test_answer_is_the_ground_truth_of_a_line_without_one(tmp_path: Path) -> Non
     assert [sample.ground_truth for sample in read_samples(source)] == ["7", "8"]
 
 
-@pytest.mark.parametrize(("given", "said"), [("missing.jsonl", "There is no file"), ("latin.jsonl", "not UTF-8")])
+@pytest.mark.parametrize(("given", "said"), [("missing.jsonl", "does not exist"), ("latin.jsonl", "not UTF-8")])
 def test_files_that_cannot_be_read_are_one_line(
     given: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -98,7 +98,7 @@ def unsteady(self: Any, task: Task, text: str) -> float:
             "order",
             "On 8 of 8 tasks a list of several tasks' best answers earned as much as the best answer.",
         ),
-        (unsteady, "unstable", "earned something else when played again, such as gold on '"),
+        (unsteady, "unstable", "earned a different reward when played again, such as gold on '"),
         (
             lambda self, task, text: -len(text) if text != str(task.answer) else -99,
             "order",
@@ -132,7 +132,7 @@ def test_a_slow_score_is_found_by_what_step_took(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("tasks", "kind", "words"),
     [
-        (lambda self: [Task.of("a", answer=n % 3) for n in range(9)], "repeats", "6 of 9 tasks were there already"),
+        (lambda self: [Task.of("a", answer=n % 3) for n in range(9)], "repeats", "6 of 9 tasks are duplicates"),
         (lambda self: [Task.of("same", answer=n) for n in range(9)], "repeats", "are trained on too, such as 'same'"),
         (lambda self: [Task.of(" " * n, answer=n) for n in range(1, 9)], "prompts", "training prompts of 7 are empty"),
         (lambda self: [Task.of("x" * 33_000 + str(n), answer=n) for n in range(9)], "prompts", "at most 33,001."),
@@ -181,11 +181,11 @@ def test_without_best_answers_that_is_said_and_nothing_is_made_up() -> None:
         (lambda self, task: "no env", "Own.env() returned 'no env', which has no `async def reset`"),
         (
             lambda self, task: type("E", (Talker,), {"reset": said("hello")})(task),
-            "E.reset() returned 'hello', and not a",
+            "E.reset() returned 'hello', not a",
         ),
         (
             lambda self, task: type("E", (Talker,), {"step": said(1.0)})(task),
-            "E.step() returned 1.0, and not a",
+            "E.step() returned 1.0, not a",
         ),
     ],
 )
@@ -219,9 +219,9 @@ def test_garbage_is_the_same_each_time_and_differs_between_tasks() -> None:
             {},
             "has evidence that cannot be recorded: a value of type object",
         ),
-        (lambda: Score("scored", 1.0), {"kind": "text"}, "whose metric kind is 'text', and not a number"),
+        (lambda: Score("scored", 1.0), {"kind": "text"}, "whose metric kind is 'text', not a number"),
         (lambda: Score("scored", 1.0, {"a": None}), {}, "must be real number, not NoneType"),  # type: ignore[dict-item]
-        (lambda: 1.0, {}, "whose score is 1.0, and not a Score"),
+        (lambda: 1.0, {}, "whose score is 1.0, not a Score"),
     ],
 )
 def test_what_a_run_could_not_average_or_record_is_an_error(

@@ -197,7 +197,7 @@ def test_a_missing_engine_or_file_stops_the_build(tmp_path):
         ({"prompt_template": "P: {fen} {x}"}, "must hold"),
         ({"prompt_template": "P: {fen} M:"}, "answer=best"),
         ({"answer": "full", "prompt_template": "P: {fen} B:"}, "answer=full"),
-        ({"stockfish": StockfishConfig(multipv=5)}, "leaves moves unvalued"),
+        ({"stockfish": StockfishConfig(multipv=5)}, "leaves moves without a value"),
         ({"material": "KQ"}, "must have one K"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"num_heldout": 0}, "num_heldout=0"),

@@ -44,7 +44,11 @@ def test_a_completion_is_graded_for_the_problem_of_its_column() -> None:
 
 @pytest.mark.parametrize(
     ("columns", "message"),
-    [({}, "columns are none"), ({"problem": "softmax"}, "'softmax'"), ({"problem": "1/9999"}, "no problem 1/9999")],
+    [
+        ({}, "columns are none"),
+        ({"problem": "softmax"}, "'softmax'"),
+        ({"problem": "1/9999"}, "problem 1/9999 does not exist"),
+    ],
 )
 def test_a_sample_names_a_problem_that_there_is(columns: dict[str, str], message: str) -> None:
     with RewardEngine(KernelReward()) as engine, pytest.raises(DataError, match=message):

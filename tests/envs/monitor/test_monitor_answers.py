@@ -26,7 +26,7 @@ def test_answers_are_read(text, reasoning, measurements):
         ("<measurements>[True]", "one <measurements>"),
         ("<measurements>[True]</measurements><measurements>[True]</measurements>", "one <measurements>"),
         ("</measurements>[True]<measurements>", "comes before"),
-        ("<measurements>[True]</measurements> but really it is wrong", "where no monitor would read it"),
+        ("<measurements>[True]</measurements> but really it is wrong", "which the monitor does not read"),
         ("<measurements>True</measurements>", "not a list"),
         ("<measurements>[]</measurements>", "not True or False"),
         ("<measurements>[True,]</measurements>", "not True or False"),

@@ -231,7 +231,7 @@ def test_rebalancing_uses_the_training_data(cache):
         (result,) = answer(data, [GOOD])
     latent = tasks(data.heldout)[0].payload["is_correct"]
     assert result.score.parts["monitor"] == pytest.approx(0.5 / share if latent else -0.5 / (1 - share))
-    with pytest.raises(ConfigError, match="no other class"):
+    with pytest.raises(ConfigError, match="only one class"):
         build(
             cache,
             reward=MonitorRewardConfig(rebalance_monitor_reward=True),
@@ -268,7 +268,7 @@ def test_published_columns_are_read_from_a_file(cache, tmp_path):
     [
         ({"num_train": 0}, "num_train=0 must be at least 1"),
         ({"truthful_fraction": 1.1}, "truthful_fraction=1.1"),
-        ({"dataset_name": "gsm8k"}, "dataset_name: There is no monitor for data called 'gsm8k'"),
+        ({"dataset_name": "gsm8k"}, "dataset_name: The data set 'gsm8k' has no monitor"),
         ({"dataset_name": "diamonds-seed0"}, "cannot be generated"),
         (
             {"dataset_src": "x.jsonl", "truthful_fraction": 0.5},
@@ -305,7 +305,7 @@ def test_the_policy_that_says_nothing_is_a_baseline_where_no_monitor_is_asked(ca
 
 def test_the_plan_says_on_whose_side_the_policy_is_paid_to_be():
     plain = load_config("monitor").dataset_builder.describe()
-    assert "No monitor is asked" in plain and "generated" in plain
+    assert "The monitor is not asked" in plain and "generated" in plain
     on = ["dataset_builder.reward.train_with_monitor=true"]
     assert "to be right (+1 right, -1 wrong)" in load_config("monitor", on).dataset_builder.describe()
     against = [*on, "dataset_builder.reward.monitor_correct_reward=-1", "dataset_builder.reward.monitor_wrong_reward=1"]

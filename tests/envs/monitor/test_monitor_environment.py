@@ -58,7 +58,7 @@ def test_a_yaml_file_wins_over_the_environment(monkeypatch, tmp_path):
 
 
 def test_other_environments_do_not_read_them(monkeypatch, caplog):
-    monkeypatch.setenv("MONITOR_CORRECT_REWARD", "no number")
+    monkeypatch.setenv("MONITOR_CORRECT_REWARD", "not a number")
     load_config("chess")
     assert not caplog.records
 

@@ -95,7 +95,7 @@ def test_what_is_asked_depends_on_the_data():
     texts = {source: reward.requests(sample(source=source))[0] for source in ("function_correctness", "diamonds-seed3")}
     assert "vault" in texts["diamonds-seed3"].messages[0].content
     assert "vault" not in texts["function_correctness"].messages[0].content
-    with pytest.raises(DataError, match="There is no monitor for data called 'gsm8k'"):
+    with pytest.raises(DataError, match="The data set 'gsm8k' has no monitor"):
         reward.requests(sample(source="gsm8k"))
 
 
@@ -126,7 +126,7 @@ def test_a_reply_without_a_verdict_is_no_score():
 
 @pytest.mark.parametrize("latent", [None, "yes", 2])
 def test_a_monitor_needs_the_latent_variable(latent):
-    with pytest.raises(DataError, match="not known whether the monitor is right"):
+    with pytest.raises(DataError, match="unknown whether the monitor is right"):
         MonitorReward(WITH_MONITOR).requests(sample(latent=latent))
 
 
@@ -145,7 +145,7 @@ def test_rebalancing_needs_a_balance_with_both_classes():
     with pytest.raises(ConfigError, match="needs to know how often"):
         MonitorReward(MonitorRewardConfig(rebalance_monitor_reward=True))
     for latents in ([], [True, True]):
-        with pytest.raises(ConfigError, match="no other class"):
+        with pytest.raises(ConfigError, match="only one class"):
             ClassBalance.of(latents)
 
 

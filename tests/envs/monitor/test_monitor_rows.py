@@ -58,7 +58,7 @@ def test_a_folder_with_a_file_per_split_keeps_them_apart(tmp_path, name):
         ({"measurements": []}, "not a list of True and False"),
         ({"is_correct": "True"}, "is_correct is 'True' and not True or False"),
         ({"is_clean": 3}, "is_clean is 3"),
-        ({"text": " "}, "no problem to pose"),
+        ({"text": " "}, "the problem is empty"),
     ],
 )
 def test_values_that_are_none_are_refused_with_their_row(change, message):
@@ -89,7 +89,7 @@ def test_damaged_lines_are_refused_with_their_number(tmp_path):
 def test_sources_that_do_not_exist_are_refused(tmp_path):
     with pytest.raises(DataError, match="is neither a file nor a folder"):
         read_source(str(tmp_path / "nothing"), "function_correctness")
-    with pytest.raises(DataError, match=r"holds no train\.jsonl"):
+    with pytest.raises(DataError, match=r"has neither train\.jsonl"):
         read_source(str(tmp_path), "function_correctness")
     (tmp_path / "rows.csv").write_text("text\n")
     with pytest.raises(DataError, match=r"only \.jsonl and \.parquet"):

@@ -217,7 +217,7 @@ def test_a_trend_knows_its_error() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"actions": {"kl_tial": "warn"}}, "actions.kl_tial=warn: there is no such rule. Did you mean kl_tail?"),
+        ({"actions": {"kl_tial": "warn"}}, "actions.kl_tial=warn: this rule does not exist. Did you mean kl_tail?"),
         ({"actions": {"kl_tail": "wran"}}, "expected one of ignore, warn, pause, rollback, stop. Did you mean warn?"),
         ({"report_every": -1}, "report_every=-1 must be at least 0."),
         ({"window": 9}, "window=9 must be at least 10."),

@@ -49,7 +49,7 @@ def assert_untouched(before: tuple[Any, ...], after: tuple[Any, ...]) -> None:
 
 NAN, INF = float("nan"), float("inf")
 BAD: dict[str, tuple[RolloutGroup, str]] = {
-    "nan reward": (with_rollout(reward=NAN), "Rollout 1 of group 4 has reward nan.*None where it could not be found"),
+    "nan reward": (with_rollout(reward=NAN), "Rollout 1 of group 4 has reward nan.*None where it is unknown"),
     "infinite reward": (with_rollout(reward=-INF), "Rollout 1 of group 4 has reward -inf"),
     "nan log-prob": (with_rollout(logprobs=[-1.0, NAN]), "Rollout 1 of group 4 has nan among its logprobs"),
     "infinite log-prob": (with_rollout(logprobs=[-INF, -1.0]), "has -inf among its logprobs; .* finite and at most 0"),
@@ -238,7 +238,7 @@ MODELS: dict[str, tuple[Callable[[], tuple[Any, Any]], GRPOConfig, str]] = {
     "never asked": (
         lambda: (tiny_model("gpt2"), tiny_model("gpt2")),
         GRPOConfig(kl_coef=0.0),
-        "kl_coef=0 never asks it. Set kl_coef, or leave ref_model out",
+        "with kl_coef=0 it is never used. Set kl_coef, or leave ref_model out",
     ),
     "other vocabulary": (
         lambda: (tiny_model("gpt2"), other_vocabulary()),

@@ -36,8 +36,8 @@ def test_nested_and_dotted_keys_are_the_same() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"modle": "x"}, r"modle .*no such setting.*Did you mean judge\.model"),
-        ({"max_concurrent": 60}, r"max_concurrent .*goes under options: options\.NAME="),
+        ({"modle": "x"}, r"modle .*does not exist.*Did you mean judge\.model"),
+        ({"max_concurrent": 60}, r"max_concurrent .*go under options: options\.NAME="),
         ({"engine": {"max_in_flight": "many"}}, r"engine\.max_in_flight=many .*a whole number"),
         ({"engine": {"on_failure": "constant"}}, "engine.on_failure=constant gives failed samples failure_value"),
         ({"share": "rya"}, "one of auto, ray, hub, process"),
@@ -107,11 +107,11 @@ def test_rewards_are_found_in_modules_and_files(tmp_path: Path) -> None:
     ("name", "options", "message"),
     [
         ("jugde", {}, "of this name among math, judge, chess, kernelbench, monitor. Did you mean judge?"),
-        ("no_such_module:x", {}, "in the module no_such_module, and there is none"),
-        ("missing.py:x", {}, "missing.py, and there is no such file"),
+        ("no_such_module:x", {}, "in the module no_such_module, which is not installed"),
+        ("missing.py:x", {}, "missing.py, which is not a file"),
         ("support.host_rewards:Nothing", {}, "'Nothing' in support.host_rewards. It has .*ShareOfWords"),
         ("support.host_rewards:ShareOfWords", {"scael": 1}, "unexpected keyword argument 'scael'"),
-        ("support.host_rewards:dataclass", {}, "made a .*, which is no reward|is no reward"),
+        ("support.host_rewards:dataclass", {}, "made a .*, which is not a reward|is not a reward"),
         ("monitor", {"bonus": 1}, "no options bonus.*verbose_rewards"),
         ("monitor", {"format_reward": "much"}, "a number"),
     ],

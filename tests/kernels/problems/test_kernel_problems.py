@@ -84,7 +84,7 @@ def test_jsonl_reads_the_published_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        (["no object"], "line 1: a row is an object"),
+        (["not an object"], "line 1: a row is an object"),
         ([row(), row(code=None)], "line 2: column 'code' must be a str"),
         ([row(problem_id="19")], "column 'problem_id' must be a int"),
         ([row(code="pass")], "does not define Model"),
@@ -101,7 +101,7 @@ def test_a_line_that_is_no_json_and_a_number_given_twice_are_refused(tmp_path: P
     path.write_text(path.read_text() + "\n{")
     with pytest.raises(DataError, match="line 2: not JSON"):
         load_problems("jsonl", (1,), path)
-    with pytest.raises(DataError, match="problem 1/19 is there twice"):
+    with pytest.raises(DataError, match="problem 1/19 appears twice"):
         load_problems("jsonl", (1,), jsonl(tmp_path, row(), row(name="again")))
 
 
@@ -130,7 +130,7 @@ def test_a_wrong_root_and_a_missing_level_are_said(tmp_path: Path) -> None:
 
 
 def test_impossible_combinations_are_refused() -> None:
-    with pytest.raises(ConfigError, match="reads none"):
+    with pytest.raises(ConfigError, match="does not read one"):
         load_problems("shipped", (1,), "x")
     with pytest.raises(ConfigError, match="revision"):
         load_problems("shipped", (1,), revision="main")
@@ -187,9 +187,9 @@ def test_a_file_of_its_own_takes_its_number_from_its_path(tmp_path: Path) -> Non
 def test_a_problem_that_is_not_there_says_which_are() -> None:
     problems = list(shipped().values())
     assert find_problem(problems, 2, 3).key == "2/3"
-    with pytest.raises(DataError, match=r"no problem 2/99: level 2 has 1-10"):
+    with pytest.raises(DataError, match=r"problem 2/99 does not exist: level 2 has 1-10"):
         find_problem(problems, 2, 99)
-    with pytest.raises(DataError, match="no problem of level 7"):
+    with pytest.raises(DataError, match="no problems of level 7"):
         find_problem(problems, 7, 1)
 
 

@@ -256,7 +256,7 @@ def test_too_good_is_quarantined() -> None:
     timing = conclude(measured(sampled(0.01 / 60, 1e-4)), RULES)
     assert isinstance(timing, Timing)
     assert timing.rewardable is None
-    assert "wants a reader" in str(timing.quarantine)
+    assert "needs a human check" in str(timing.quarantine)
 
 
 def test_a_slowed_baseline_is_quarantined() -> None:

@@ -710,7 +710,8 @@ def test_a_placeholder_for_a_key_is_left_in_replies(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("value", "message"), [(None, "SOME_KEY is not set"), ("  ", "SOME_KEY is not set"), ("a\nb", "no API key has")]
+    ("value", "message"),
+    [(None, "SOME_KEY is not set"), ("  ", "SOME_KEY is not set"), ("a\nb", "cannot be in an API key")],
 )
 def test_a_key_that_cannot_be_one_is_refused(value: str | None, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SOME_KEY", raising=False)

@@ -244,10 +244,10 @@ def test_what_a_process_cannot_load_is_one_error(file: Path, tmp_path: Path) -> 
 def test_columns_that_cannot_be_sent_and_functions_that_cannot_be_imported(file: Path) -> None:
     with (
         RewardEngine(reward(file, processes=1)) as engine,
-        pytest.raises(ConfigError, match="cannot be sent one of its columns"),
+        pytest.raises(ConfigError, match="one of its columns cannot be sent"),
     ):
         engine.score_many_sync([Sample("a", ground_truth=lambda: 1)])
-    with pytest.raises(ConfigError, match="can import no function that code made"):
+    with pytest.raises(ConfigError, match="cannot import a function that was made by code"):
         FunctionReward(lambda completion: 1.0, options=FunctionOptions(timeout_s=1))
 
 

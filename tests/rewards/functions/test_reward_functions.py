@@ -198,7 +198,7 @@ def test_no_function_is_a_reward_without_a_completion() -> None:
         return 1.0
 
     for function, message in [
-        (lambda answer: 1.0, "takes no `completion`"),
+        (lambda answer: 1.0, "has no parameter `completion`"),
         (lambda completion, completions: 1.0, "both `completion`"),
         (lambda completion, *rest: 1.0, "positional"),
         (positional, "positional"),
@@ -224,8 +224,8 @@ def test_options_bind_to_further_parameters(tmp_path: Path) -> None:
     assert one(find_reward(f"{file}:make", {"k": 0.25}, judge)).value == 0.25
     for name, options, message in [
         ("near", {"withn": 1.0}, "no parameter 'withn'"),
-        ("near", {"completion": "x"}, "stand in for what is scored"),
-        ("odd", {}, "made a int, which is no reward.*takes no `completion`"),
+        ("near", {"completion": "x"}, "replace what is scored"),
+        ("odd", {}, "made a int, which is not a reward.*takes no `completion`"),
         ("make", {}, "missing a required argument: 'k'"),
         ("near", {"timeout_s": -1}, "timeout_s=-1"),
         ("near", {"timeout_s": math.inf}, "timeout_s=inf"),
@@ -261,7 +261,7 @@ def test_the_decorator_leaves_the_function_as_it_is() -> None:
         return 1.0
 
     assert plain("0.5") == 0.5 and FunctionReward(plain).name == "plain"
-    with pytest.raises(ConfigError, match="can import no function that code made"):
+    with pytest.raises(ConfigError, match="cannot import a function that was made by code"):
         FunctionReward(named)
     with pytest.raises(ConfigError, match="processes=0"):
         assay.reward(processes=0)
@@ -383,7 +383,7 @@ def test_a_direct_reward_is_awaited_and_closed_with_its_engine() -> None:
     score = one(reward)
     assert (score.value, score.usage["calls"], score.cached, score.fingerprint) == (0.5, 2, True, "direct")
     assert reward.closed == 1
-    assert "no Score" in message_of(one(Direct(lambda: 0.5)))
+    assert "not a Score" in message_of(one(Direct(lambda: 0.5)))
     assert message_of(one(Direct(lambda: TimeoutError("own")))).startswith("TimeoutError: own")
     with pytest.raises(AssayError, match="never"):
         one(Direct(lambda: RewardError("never")))

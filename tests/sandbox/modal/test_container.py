@@ -57,7 +57,7 @@ def test_a_job_in_a_process_of_its_own_where_no_walls_stand() -> None:
     with pytest.warns(UserWarning, match="no walls"), contained(features=BARE) as inside:
         result = ask(inside)
     assert (result.end, result.outputs) == ("ok", ANSWER)
-    assert "for want of namespaces" in result.message
+    assert "since it lacks namespaces" in result.message
 
 
 @needs_walls

@@ -103,11 +103,11 @@ def test_resume_from_a_batch_without_checkpoint_lists_those_that_have_one(tmp_pa
 
 
 def test_resume_from_batch_needs_a_run(tmp_path):
-    with pytest.raises(RunDirectoryError, match=r"resume_from_batch=3, but .* holds no run"):
+    with pytest.raises(RunDirectoryError, match=r"resume_from_batch=3, but .* has no run"):
         open_run(tmp_path / "run", CONFIG, resume_from_batch=3)
     assert not (tmp_path / "run").exists()
     open_run(tmp_path / "run", CONFIG).close()
-    refused(tmp_path / "run", r"holds no run to resume. Remove resume_from_batch to start one", resume_from_batch=3)
+    refused(tmp_path / "run", r"has no run to resume. Remove resume_from_batch to start one", resume_from_batch=3)
 
 
 def test_other_settings_are_refused_naming_each_difference(tmp_path):
@@ -234,7 +234,7 @@ def test_equal_versions_are_no_warning(tmp_path, caplog):
 def test_a_directory_of_something_else_is_refused(tmp_path):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes/thesis.tex").write_text("years of work")
-    refused(tmp_path / "notes", r"not a run directory \(it holds thesis.tex\).*new or empty directory")
+    refused(tmp_path / "notes", r"not a run directory and not empty \(it holds thesis.tex\).*new or empty directory")
 
 
 def test_a_model_folder_with_a_config_json_of_its_own_is_refused(tmp_path):
@@ -379,7 +379,7 @@ def test_a_sink_that_a_resume_would_not_cut_back_is_refused(tmp_path):
 
         def close(self) -> None: ...
 
-    with open_run(tmp_path / "run", CONFIG) as run, pytest.raises(ValueError, match=r"notes.jsonl is none of"):
+    with open_run(tmp_path / "run", CONFIG) as run, pytest.raises(ValueError, match=r"notes.jsonl is not one of"):
         run.attach(Stray())
 
 

@@ -132,5 +132,5 @@ def test_damage_is_named(tmp_path: Path) -> None:
     commit(tmp_path)
     with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl, line 2"):
         read_run(tmp_path)
-    with pytest.raises(RunDirectoryError, match="holds no run"):
+    with pytest.raises(RunDirectoryError, match="is not a run"):
         read_run(tmp_path / "nowhere")

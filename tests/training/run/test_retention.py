@@ -151,7 +151,7 @@ def test_a_run_that_went_back_lists_no_checkpoint_that_it_had_removed(tmp_path: 
     back = tiny(path, **changes, resume_from_batch=5)
     kill(back, "assay.grpo.trainer", "GRPOTrainer.update", 1)  # the step that removed batch 4's is cut away again
     assert [line["name"] for line in read_lines(path / "checkpoints.jsonl")] == ["rl_000005"]
-    with pytest.raises(RunDirectoryError, match=r"no checkpoint of RL batch 4; there are 5\."):
+    with pytest.raises(RunDirectoryError, match=r"no checkpoint of RL batch 4; it has 5\."):
         find_checkpoint(path, 4)
     for sign in (1, -1):  # whichever batch it prefers
         rows = [{**row, "liked": sign * row["step"]} for row in read_lines(path / "metrics.jsonl")]

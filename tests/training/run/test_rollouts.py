@@ -162,7 +162,7 @@ def test_a_newer_format_is_refused(run):
 
 
 def test_what_is_no_run_is_refused(tmp_path):
-    with pytest.raises(RunDirectoryError, match="holds no run"):
+    with pytest.raises(RunDirectoryError, match="is not a run"):
         open_rollouts(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(RunDirectoryError, match=r"no traces\.jsonl"):

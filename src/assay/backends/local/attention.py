@@ -1,6 +1,6 @@
 """Attention of continuations to a prompt that they share, in two ways with one result.
 
-`shared` reads the prompt's keys where they lie and writes all scores out: best for decoding and for short sequences,
+`shared` reads the prompt's keys in place and writes all scores out: best for decoding and for short sequences,
 quadratic in memory. `streamed` lays the prompt's keys before each continuation's own and leaves the rest to
 `scaled_dot_product_attention`, whose kernels on CUDA write no scores; it copies keys and values, which is linear.
 

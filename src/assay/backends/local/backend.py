@@ -1,10 +1,10 @@
 """The local backend: a Hugging Face causal LM, trained and sampled in this process.
 
 All computation runs on one worker thread, so the event loop stays free for environments while the model works, and
-operations happen in the order they were asked for. Sampling asks for one batch at a time and yields what has ended
-every few steps; weights cannot change while a stream is open. The model is always in eval mode: dropout would make the
-trained distribution differ from the sampled one. No global random state is used after the weights exist (sampling is
-counter based), so weights, optimizer and `policy_version` are the whole state.
+operations run in the order of their calls. Sampling asks for one batch at a time and yields what has ended every few
+steps; weights cannot change while a stream is open. The model is always in eval mode: dropout would make the trained
+distribution differ from the sampled one. No global random state is used after the weights exist (sampling is counter
+based), so weights, optimizer and `policy_version` are the whole state.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ class TorchBackend(Backend):
         """See `Backend.forward_backward`. An error leaves no gradient, not even one of earlier calls.
 
         Raises:
-            ConfigError: the loss is none.
-            TrainingError: a loss of the caller's own made NaN of finite numbers.
+            ConfigError: the loss is not valid.
+            TrainingError: a loss of the caller's own returned NaN for finite numbers.
         """
         return await self._worker.run(lambda: self._forward_backward(data, loss))
 
@@ -293,7 +293,7 @@ class TorchBackend(Backend):
             self._optimizer.zero_grad(set_to_none=True)
             raise NonFiniteGradientError(
                 f"The gradient norm is {float(norm)} at optimizer step {self.policy_version + 1}, so a step would "
-                "destroy the weights; they were left as they are. Lower the learning rate or look at the rewards."
+                "destroy the weights; they are unchanged. Lower the learning rate or look at the rewards."
             )
         if params.grad_clip_norm:
             torch.nn.utils.clip_grads_with_norm_(gradients, params.grad_clip_norm, norm)

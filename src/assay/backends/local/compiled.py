@@ -21,7 +21,7 @@ VARIANTS = 32
 
 
 def compiled(decoder: Decoder, vocab_size: int, device: torch.device, half: bool) -> Decoder:
-    """The decoder with compiled layers; the decoder itself where they cannot be compiled or compute something else.
+    """The decoder with compiled layers; the decoder itself if they cannot be compiled or give other results.
 
     Args:
         vocab_size: token ids of the trial lie below it.
@@ -46,8 +46,8 @@ def compiled(decoder: Decoder, vocab_size: int, device: torch.device, half: bool
     difference = max(float((a - b).norm() / (b.norm() + 1e-9)) for a, b in zip(got, want, strict=True))
     if not difference <= (5e-2 if half else 1e-3):
         logger.warning(
-            "local.compile=True does nothing: compiled layers compute something else (%.2g of the norm). The layers "
-            "run uncompiled.",
+            "local.compile=True does nothing: compiled layers give other results (difference of %.2g of the norm). "
+            "The layers run uncompiled.",
             difference,
         )
         return decoder
@@ -69,7 +69,7 @@ def _trial(decoder: Decoder, vocab_size: int, device: torch.device, half: bool) 
         states = torch.cat([last.flatten(0, -2), hidden.flatten(0, -2)]).float()
     if not states.requires_grad:
         return [states]
-    # Not the sum of squares: behind a norm it is constant, and its gradient nothing but rounding.
+    # Not the sum of squares: behind a norm it is constant, and its gradient is only rounding error.
     ramp = torch.linspace(-1, 1, states.numel(), device=device).view_as(states)
     (gradient,) = torch.autograd.grad((states * ramp).sum(), prefix.values[:1])
     return [states.detach(), gradient.float()]

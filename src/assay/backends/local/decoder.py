@@ -1,9 +1,9 @@
 """A transformer forward pass in which sequences share their prompt, for sampling and for training.
 
 Hugging Face modules hold the weights; this file only replaces the plumbing around them. A batch is P prompts with G
-continuations each: prompts run once, and a continuation attends to its prompt's keys and values where they lie, so a
-group of 16 pays for one prompt. The same code decodes token by token and trains on whole continuations, so sampled and
-trained log-probabilities agree.
+continuations each: prompts run once, and a continuation attends to its prompt's keys and values in place, so a group of
+16 computes one prompt. The same code decodes token by token and trains on whole continuations, so sampled and trained
+log-probabilities agree.
 
 `architectures` makes a `Decoder` of a Hugging Face model; `attention` holds what happens between its layers' halves.
 
@@ -56,7 +56,7 @@ class Decoder:
     key_heads: int
     head_dim: int
     attention_dtype: torch.dtype = torch.float32
-    """Precision of attention. Half precision pays on CUDA; on CPUs it is slow, backward above all."""
+    """Precision of attention. Half precision is faster on CUDA; on CPUs it is slow, especially in the backward pass."""
     checkpointing: bool = False
     """Keep only what enters each layer, and compute the rest again in the backward pass."""
 
@@ -118,7 +118,7 @@ def prefill(decoder: Decoder, tokens: Tensor, lengths: Tensor, rows: Tensor | No
 
 
 def _run(decoder: Decoder, part: Callable[..., Any], *inputs: Any) -> Any:
-    """`part(*inputs)`, computed again in the backward pass where the decoder says so."""
+    """`part(*inputs)`, recomputed in the backward pass if the decoder is set so."""
     if decoder.checkpointing and torch.is_grad_enabled():
         return checkpoint(part, *inputs, use_reentrant=False, preserve_rng_state=False)
     return part(*inputs)

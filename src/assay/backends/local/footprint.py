@@ -1,4 +1,4 @@
-"""How much memory a run takes, from the shapes of its model: estimated on the meta device, where no weight exists.
+"""How much memory a run takes, from the shapes of its model: estimated on the meta device, without allocating weights.
 
 What is counted: weights, gradients, the optimizer's two moments, a reference copy, activations of one micro-batch, and
 the key-value cache of one sampling batch. What is not: the CUDA context and libraries (about 1 GB), fragmentation, and
@@ -34,7 +34,7 @@ WEIGHT_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes by what they are for, and the numbers of parameters."""
+    """Bytes by purpose, and the numbers of parameters."""
 
     parameters: int
     trained: int
@@ -47,7 +47,7 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        """Bytes in all; activations and key-value cache do not stand side by side."""
+        """Bytes in all; activations and key-value cache are not needed at the same time."""
         return self.weights + self.gradients + self.optimizer + self.reference + max(self.activations, self.cache)
 
     def parts(self) -> dict[str, int]:
@@ -100,7 +100,7 @@ def free_memory(device: str) -> int:
 
 
 def weights_are_here(model_name: str) -> bool:
-    """Whether a model's weights are on this machine: made from nothing, in a folder, or in the cache of the hub."""
+    """Whether a model's weights are on this machine: made from scratch, in a folder, or in the cache of the hub."""
     if model_name == "scratch" or Path(source_of(model_name)).is_dir():
         return True
     return any(isinstance(try_to_load_from_cache(model_name, name), str) for name in WEIGHT_FILES)

@@ -81,8 +81,8 @@ def _set_allocator(setting: str) -> None:
         logger.debug("%s is set in the environment, so local.cuda_allocator does nothing.", present[0])
     elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         logger.warning(
-            "local.cuda_allocator=%s comes too late: CUDA is in use already, and its allocator reads settings when it "
-            "starts. Make the backend before anything else uses CUDA, or set %s in the environment.",
+            "local.cuda_allocator=%s comes too late: CUDA is in use already, and its allocator reads settings only "
+            "when it starts. Make the backend before anything else uses CUDA, or set %s in the environment.",
             setting,
             ALLOCATOR_VARIABLES[0],
         )
@@ -98,8 +98,8 @@ def runner(model: Any, local: LocalBackend, device: torch.device) -> Decoder | M
             logger.warning("local.compile=True does nothing: %s runs through its own module.", type(model).__name__)
         if local.use_gradient_checkpointing and not checkpoint_layers(model):
             logger.warning(
-                "local.use_gradient_checkpointing=True does nothing: %s has no layers that say they can be computed "
-                "again. Lower local.micro_batch_tokens if memory runs out.",
+                "local.use_gradient_checkpointing=True does nothing: %s has no layers that support it. Lower "
+                "local.micro_batch_tokens if memory runs out.",
                 type(model).__name__,
             )
         return Module.of(model)

@@ -166,7 +166,7 @@ def gspo(
     """As ppo, with r = exp(mean over the sequence of p - q) for all its tokens; its gradient is r times that of p.
 
     Where all tokens of a sequence have one advantage, it has the gradient of the ratio of the sequence; where they
-    differ (turns, a penalty in the reward), each token still answers for its own. Source: arXiv 2507.18071, section
+    differ (turns, a penalty in the reward), each token still gets its own. Source: arXiv 2507.18071, section
     4.3 (GSPO-token).
     """
     mean = sequence_mean((logprobs - behaviour).detach(), sequences)
@@ -218,7 +218,7 @@ def _not_a_loss(found: object, logprobs: Tensor) -> str | None:
     if found.device != logprobs.device:
         return f"a tensor on {found.device} for tokens on {logprobs.device}"
     if logprobs.requires_grad and not found.requires_grad:
-        return "a tensor that does not depend on logprobs, so that nothing would be learnt from it"
+        return "a tensor that does not depend on logprobs, so nothing would be learned from it"
     return None
 
 
@@ -242,7 +242,7 @@ def try_out(spec: LossSpec) -> None:
 
 
 def nan_of_finite(spec: LossSpec, logprobs: Sequence[FloatArray], data: Sequence[Datum]) -> TrainingError | None:
-    """The error for a surrogate that returned NaN for finite inputs; None where its inputs were not finite.
+    """The error for a surrogate that returned NaN for finite inputs; None if its inputs were not finite.
 
     Args:
         logprobs: the learner's, as `ForwardBackwardOutput.logprobs`.

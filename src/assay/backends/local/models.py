@@ -1,4 +1,4 @@
-"""Where a local model and its tokenizer come from: a folder, the hub, or nothing at all.
+"""Where a local model and its tokenizer come from: a folder, the hub, or random weights.
 
 `load_pretrained` takes any Hugging Face causal LM. `build_scratch` makes a small transformer with random weights and
 trains a byte-pair tokenizer on the data set's corpus, deterministically in the seed.
@@ -39,7 +39,7 @@ from assay.errors import MissingDependencyError, ModelError
 
 EOS = "<|eos|>"
 
-# Assay shows its own progress; the library's bars would tear it apart at every checkpoint.
+# Assay shows its own progress; the library's bars would disrupt it at every checkpoint.
 transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 # The hub's library prints by a handler of its own, and hands the same lines on to the program's: each would come twice.
 logging.getLogger("huggingface_hub").handlers.clear()
@@ -92,10 +92,10 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def source_of(name: str) -> str:
-    """Where a model is looked for: its folder, or the name as the hub has it.
+    """The source of a model: its folder, or the name as the hub has it.
 
     Raises:
-        ModelError: it is written as a folder and is none.
+        ModelError: it is written as a folder but is not one.
     """
     path = Path(name).expanduser()
     if (path.is_absolute() or name.startswith((".", "~"))) and not path.is_dir():
@@ -168,7 +168,7 @@ def check_scratch(config: Any, tokenizer: PreTrainedTokenizerBase, scratch: Scra
     """Refuse a saved model (its Hugging Face config) that is not the one that `scratch` describes.
 
     Raises:
-        ModelError: they differ; the message says in what.
+        ModelError: they differ; the message says where.
     """
     wanted = {"model_type": scratch.architecture, **_shape(scratch, tokenizer)}
     del wanted["initializer_range"]  # says how weights began, not what they are
@@ -180,7 +180,7 @@ def check_scratch(config: Any, tokenizer: PreTrainedTokenizerBase, scratch: Scra
     if differing:
         raise ModelError(
             f"The checkpoint holds another model than scratch.* describes ({'; '.join(differing)}), so these settings "
-            "would have no effect. Give the settings that it was trained with."
+            "would have no effect. Give the settings of its training."
         )
 
 
@@ -280,7 +280,7 @@ def context_length(model: PreTrainedModel) -> int:
         value = getattr(model.config, name, None)
         if isinstance(value, int) and value > 0:
             return value
-    raise ModelError(f"The config of a {model.config.model_type} model names no context length.")
+    raise ModelError(f"The config of a {model.config.model_type} model does not give a context length.")
 
 
 def _first_line(error: Exception) -> str:

@@ -30,7 +30,7 @@ class Module:
     separate: bool
     """Whether logits are just the head over hidden states."""
     keeps: bool
-    """Whether the model can be told of which positions to compute logits."""
+    """Whether the model accepts the positions of which to compute logits."""
 
     @classmethod
     def of(cls, model: Any) -> Module:

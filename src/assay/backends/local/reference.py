@@ -69,7 +69,7 @@ class FrozenWeights:
                 parameter.data = present[name]
 
     def check_refresh(self, mix: float) -> None:
-        """See `Reference`. Adapters cannot be mixed: half of two factors is not half of their product."""
+        """See `Reference`. Adapters cannot be mixed: the mean of two factors is not the mean of their products."""
         if hasattr(self._policy.model, "disable_adapter"):
             _refuse_mixed_adapters(mix)
 
@@ -88,9 +88,9 @@ class BelowAdapters:
     """The policy with its LoRA adapters switched off."""
 
     def __init__(self, policy: Network, trained: Mapping[str, Tensor]) -> None:
-        """Raises ModelError where there are no adapters."""
+        """Raises ModelError if there are no adapters."""
         if not hasattr(policy.model, "disable_adapter"):
-            raise ModelError("This model has no LoRA adapters, so there is no base below them to refer to.")
+            raise ModelError("This model has no LoRA adapters, so it has no base model to be the reference.")
         self._policy = policy
         self._trained = trained
 
@@ -121,8 +121,8 @@ class OwnModel:
         if reference.vocab_size != policy.vocab_size:
             raise ModelError(
                 f"The reference model knows {reference.vocab_size} tokens and the policy {policy.vocab_size}: token "
-                "ids would mean different things, and the KL penalty nothing. Give a reference with the policy's "
-                "tokenizer and vocabulary (its architecture may differ)."
+                "ids would mean different things, and the KL penalty would be meaningless. Give a reference with the "
+                "policy's tokenizer and vocabulary (its architecture may differ)."
             )
         self._reference = reference
         self._policy = policy
@@ -141,8 +141,8 @@ class OwnModel:
         policy = self._policy.model.named_parameters()
         if {n: t.shape for n, t in self._parameters().items()} != {n: t.shape for n, t in policy}:
             raise ModelError(
-                "The reference model has other weights than the policy, so the policy's cannot be mixed into it. Give "
-                "a reference of the policy's architecture, or turn the refresh off (ref_refresh_every=0)."
+                "The reference model has other weights than the policy, so the policy's weights cannot be mixed into "
+                "it. Give a reference of the policy's architecture, or turn the refresh off (ref_refresh_every=0)."
             )
 
     def refresh(self, mix: float) -> Reference:
@@ -180,6 +180,6 @@ def _mix(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor], mix: floa
 def _refuse_mixed_adapters(mix: float) -> None:
     if mix != 1:
         raise ModelError(
-            f"A reference of LoRA adapters cannot be mixed with the policy's (ref_refresh_mix={mix:g}): half of two "
-            "factors is not half of their product. Set ref_refresh_mix=1, or train all weights."
+            f"A reference of LoRA adapters cannot be mixed with the policy's (ref_refresh_mix={mix:g}): the mean of "
+            "two factors is not the mean of their products. Set ref_refresh_mix=1, or train all weights."
         )

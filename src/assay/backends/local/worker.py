@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Worker:
-    """Does one thing at a time, in the order in which it was asked; the event loop stays free meanwhile."""
+    """Runs one call at a time, in order; the event loop stays free meanwhile."""
 
     def __init__(self, torch_threads: int) -> None:
         self._pool = ThreadPoolExecutor(1, "torch", initializer=torch.set_num_threads, initargs=(torch_threads,))

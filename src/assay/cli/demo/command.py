@@ -1,4 +1,4 @@
-"""`assay demo`: a small chess model learns on this machine, and a report says what it learned and what it did not.
+"""`assay demo`: a small chess model learns on this machine, and a report says what it learned.
 
 Two runs of the `chess_pawn` preset share a folder: `grpo` (warm-up, then GRPO) and the control `sft_only`, which spends
 the same CPU time on warm-up alone, with its own learning-rate decay, in a process beside it. Both are judged on the
@@ -105,7 +105,7 @@ def check_folder(root: Path) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Leave the telling to the demo: of Assay's log, warnings alone are shown."""
+    """Show only warnings of Assay's log, since the demo prints its own progress."""
     log = logging.getLogger("assay")
     level = log.level
     log.setLevel(logging.WARNING)
@@ -152,8 +152,8 @@ class Demo:
             raise plan.error
         listed = "\n".join(f"  {change}" for change in plan.changes)
         raise RunDirectoryError(
-            f"{self._root} holds a demo with other settings, whose results are not those of the new ones:\n{listed}\n"
-            f"Remove {self._root} to run the demo anew, or set log_path to another directory."
+            f"{self._root} holds a demo that ran with other settings, so its results are not those of the new "
+            f"ones:\n{listed}\nRemove {self._root} to run the demo again, or set log_path to another directory."
         )
 
     def train(self) -> None:
@@ -185,7 +185,7 @@ class Demo:
             following.result()
 
     def _follow(self, data: EnvData, ended: threading.Event) -> None:
-        """Until the trained run has ended: tell how it goes, and start the control as soon as its length is known."""
+        """Until the trained run has ended: print its progress, and start the control as soon as its length is known."""
         config, batches = self._trained, num_batches(self._trained, data)
         metrics = MetricsFile(config.log_path / METRICS_FILE)
         story = Story(config, batches, self._say, lambda: asyncio.run(known_baselines(config, data)))

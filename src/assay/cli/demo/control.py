@@ -28,9 +28,9 @@ from assay.training.loop import train
 from assay.types import Json
 
 FIRST_BATCHES = 20
-"""GRPO batches whose mean CPU time stands for that of all."""
+"""GRPO batches whose mean CPU time is used as that of all."""
 STOP_S = 60.0
-"""Seconds that an interrupted control has to end by itself."""
+"""Seconds for an interrupted control to end by itself."""
 
 
 def is_foreseeable(rows: Sequence[Mapping[str, Json]], config: TrainingConfig, num_batches: int) -> bool:

@@ -1,4 +1,4 @@
-"""What the demo found: four policies on the same held-out tasks, what may be said of them, and what it cost."""
+"""What the demo found: four policies on the same held-out tasks, the claims about them, and what it cost."""
 
 from __future__ import annotations
 

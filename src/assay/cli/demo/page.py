@@ -10,7 +10,7 @@ from assay.training.report.curves import health_charts, heldout_by_cpu, outcome_
 from assay.training.report.page import Report, capital
 from assay.training.report.report import heldout_notes
 
-ILLEGAL_NOTE = "An answer that is illegal or cannot be read keeps no win and is no best move."
+ILLEGAL_NOTE = "An answer that is illegal or cannot be read neither keeps a win nor counts as a best move."
 
 
 def demo_report(outcome: Outcome, report: Report) -> Report:

@@ -79,7 +79,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="?",
         metavar="B",
-        help="the run to compare with A; without it, A's first evaluation and last",
+        help="the run to compare with A; without it, the first evaluation of A is compared with its last",
     )
     parser.add_argument("--step", type=int, metavar="N", help="the evaluation after step N (default: the last one)")
     parser.add_argument("--json", action="store_true", help="print all figures as one JSON object")
@@ -134,7 +134,7 @@ def _evaluation(run: Path, step: int | None, *, first: bool = False) -> Measurem
             f"{run} holds no evaluation, so it cannot be compared. Set eval_every, or wait for the first one."
         )
     if step is not None and step not in steps:
-        raise DataError(f"{run} has no evaluation after step {step}; there are those after steps {listed}.")
+        raise DataError(f"{run} has no evaluation after step {step}; it has those after steps {listed}.")
     return measurement(rollouts, step if step is not None else steps[0 if first else -1])
 
 
@@ -195,16 +195,16 @@ def answer_to(row: Difference) -> str:
     if direction(row.interval) > 0:
         return f"Not noise: {row.metric} rose by {amount} ({over}, without 0)."
     if direction(row.interval) < 0:
-        return f"Not noise, and no gain: {row.metric} fell by {amount} ({over}, without 0)."
+        return f"Not noise, but a loss: {row.metric} fell by {amount} ({over}, without 0)."
     if not row.better and not row.worse:
         return f"No difference: {row.metric} is equal on each of {row.tasks} tasks."
     needed = _tasks_needed(row.interval)
-    more = f" A difference of this size would need about {needed:,} tasks to be told from it." if needed else ""
+    more = f" A difference of this size would need about {needed:,} tasks to be told from noise." if needed else ""
     return f"It may be noise: {row.metric} changed by {amount} ({over}, with 0 inside).{more}"
 
 
 def _tasks_needed(interval: Interval) -> int | None:
-    """Tasks at which an interval around this mean would end at about 0; None where that is no help."""
+    """Tasks at which an interval around this mean would end at about 0; None if that does not help."""
     if abs(interval.mean) <= _EQUAL:
         return None
     error = interval.half_width / t_quantile_975(interval.n - 1)

@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "assay.training.config:TrainingConfig",
         CHANGED_MOST,
-        "Any other setting of the run may be given too: `assay settings` shows all.",
+        "Any other setting of the run can be given too: `assay settings` shows all.",
     )
 
 

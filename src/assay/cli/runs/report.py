@@ -1,4 +1,4 @@
-"""`assay report`: make the report of a run anew, while it is going or after it."""
+"""`assay report`: write the report of a run again, during the run or after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`assay score --run`: the rollouts of a run judged again, with other rewards perhaps, and nothing sampled.
+"""`assay score --run`: judges the rollouts of a run again, optionally with other rewards, without sampling.
 
 Each rollout's texts are played to a fresh env of its task, in order. What a judge was asked before is answered from the
 cache; with `offline=true` of the environment's engine nothing else is. The run is only read.

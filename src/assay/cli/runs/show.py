@@ -1,4 +1,4 @@
-"""`assay show`: what a run's policy was asked, what it said, and what that earned, group by group."""
+"""`assay show`: the prompts, answers and rewards of a run, group by group."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SORTS: Mapping[str, Callable[[Rollout], float | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which rollouts are wanted; None leaves it open."""
+    """Which rollouts to show; None is any."""
 
     step: int | None = None
     split: str | None = None
@@ -57,10 +57,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sort", choices=tuple(_SORTS), help="the highest first: groups, and answers in them")
     parser.add_argument("--ascending", action="store_true", help="with --sort: the lowest first")
     parser.add_argument(
-        "--errors", action="store_true", help="answers that could not be scored, in all steps unless --step is given"
+        "--errors",
+        action="store_true",
+        help="only answers that could not be scored, in all steps unless --step is given",
     )
     parser.add_argument("--limit", type=int, default=GROUPS, metavar="N", help=f"groups shown (default: {GROUPS})")
-    parser.add_argument("--full", action="store_true", help="whole texts and all answers, nothing cut off")
+    parser.add_argument("--full", action="store_true", help="show whole texts and all answers")
     parser.add_argument("--json", action="store_true", help="one JSON object per rollout, whole")
 
 
@@ -93,7 +95,7 @@ def chosen_keys(rollouts: Rollouts, choice: Choice) -> list[GroupKey]:
     """The groups that can hold what is wanted, as far as their places tell; the last step's if no step is asked for.
 
     Raises:
-        DataError: there are none; the message says what there is.
+        DataError: there are none; the message lists those there are.
     """
     keys = rollouts.keys
     if not keys:

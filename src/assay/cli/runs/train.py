@@ -70,7 +70,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def _check_task(configs: Sequence[str], overrides: Sequence[str]) -> None:
-    """Refuse a command that does not say what to train on: the default is there for Python alone.
+    """Refuse a command that does not say what to train on: the default is only for Python.
 
     Raises:
         ConfigError: no config and no argument names an environment; the message lists what can be given.

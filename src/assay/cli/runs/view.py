@@ -14,7 +14,7 @@ from assay.viewer.page import PAGE, write_page
 from assay.viewer.server import ViewerServer
 
 SERVE_FROM = 150_000_000
-"""Bytes of traces from which a page is served and not written: one file with all of it opens slowly."""
+"""Bytes of traces from which a page is served and not written, since one file with all of it opens slowly."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

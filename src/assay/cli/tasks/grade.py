@@ -85,7 +85,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kernel", metavar="FILE", help="the kernel: a module with ModelNew; - for stdin")
     parser.add_argument("--backend", choices=("triton", "cuda"), help="its language (default: triton)")
     parser.add_argument("--json", action="store_true", help="print the whole verdict, or the list, as JSON")
-    parser.add_argument("--no-cache", action="store_true", help="grade anew, and keep nothing")
+    parser.add_argument("--no-cache", action="store_true", help="ignore cached verdicts, and do not cache this one")
     parser.add_argument(
         "--level", type=int, action="append", metavar="N", help="with --list: this level (may be repeated)"
     )
@@ -196,9 +196,9 @@ def read_problem(name: str, source: GradeConfig) -> Problem:
 
 
 def read_kernel(name: str) -> str:
-    """The module in a kernel's file. Markdown around it is left out, and that is said on standard error.
+    """The module in a kernel's file. Markdown around it is removed, with a message on standard error.
 
-    Bytes that are not UTF-8 stay, as something that no parser takes.
+    Bytes that are not UTF-8 are kept in a form that no parser accepts.
 
     Raises:
         DataError: it cannot be read, or is far too long to be a kernel.

@@ -152,7 +152,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Write the file and print what to do next."""
     files = contents(args.file, args.kind)
     if there := [str(path) for path in files if path.exists()]:
-        raise ConfigError(f"{there[0]} exists, and is not written over. Give another name, or remove it.")
+        raise ConfigError(f"{there[0]} exists and is not overwritten. Give another name, or remove it.")
     for path, text in files.items():
         try:
             with path.open("x", encoding="utf-8") as file:

@@ -49,7 +49,7 @@ def write_starter(problem: Problem, name: str, backend: Language, output: Path |
         with output.open("x", encoding="utf-8") as file:
             file.write(text.replace("THIS_FILE", shlex.quote(str(output))))
     except FileExistsError as error:
-        raise DataError(f"{output} exists, and a starter would replace it. Give another --output.") from error
+        raise DataError(f"{output} exists and is not overwritten. Give another --output.") from error
     except OSError as error:
         raise DataError(f"cannot write {output}: {error.strerror}. Check the path.") from error
     language = " --backend cuda" if backend == "cuda" else ""

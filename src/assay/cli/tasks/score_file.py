@@ -26,7 +26,7 @@ from assay.types import Json, Message, Score, messages_of
 logger = logging.getLogger(__name__)
 
 FIELDS = ("response", "completion", "ground_truth", "data_source", "prompt", "extra_info")
-"""Keys that are no columns."""
+"""Keys that are not columns."""
 
 
 def score_file(source: Path, target: Path, config: HostConfig) -> Mapping[str, Json]:
@@ -37,15 +37,16 @@ def score_file(source: Path, target: Path, config: HostConfig) -> Mapping[str, J
         where some were errored, `failures` (kind -> how many) and `first_failure`, in words.
 
     Raises:
-        DataError: there is no such file, `target` is the same one, or a line is no JSON object or has no `response`.
-        ConfigError: a failure policy, which nothing here would apply.
+        DataError: the file does not exist, `target` is the same one, or a line is not a JSON object or has no
+            `response`.
+        ConfigError: a failure policy, which would have no effect here.
         JudgeError, RewardError: see `RewardEngine.score_many`. What was scored before is in a file beside `target`,
             which the log names.
     """
     if not source.is_file():
-        raise DataError(f"There is no file {source}. --input names a file of JSON lines.")
+        raise DataError(f"The file {source} does not exist. --input takes a file of JSON lines.")
     if source.resolve() == target.resolve():
-        raise DataError(f"The scores would overwrite {source}, which they are scores of. Choose another --output.")
+        raise DataError(f"The scores would overwrite {source}, which holds the samples. Choose another --output.")
     if (policy := config.engine.on_failure) != "drop":
         raise ConfigError(
             f"engine.on_failure={policy} would have no effect: a file of scores says which samples have none. Set it "

@@ -86,7 +86,7 @@ async def _gold(builder: EnvGroupBuilder, gold: Callable[[Task], str | None]) ->
     try:
         (env,) = await builder.make(1)
     except Exception:
-        logger.debug("An env could not be made; that is said when its answers are played.", exc_info=True)
+        logger.debug("An env could not be made; the report says so for its answers.", exc_info=True)
         return None
     with calling(f"{type(env).__name__}.gold()"):
         said: Any = getattr(env, "gold", None)
@@ -148,7 +148,7 @@ async def _play(task: Task, env: Env, kind: Answer, text: str, number: int, max_
             results.append(require_result(result, f"{type(env).__name__}.step()"))
             if result.score.status == "errored":
                 evidence = result.score.evidence
-                error = str(evidence.get("error") or evidence.get("message") or "the score says no reason")
+                error = str(evidence.get("error") or evidence.get("message") or "the score gives no reason")
                 break
             said += [message.content for message in result.messages]
     except Exception as raised:

@@ -114,7 +114,7 @@ def _repeats(train: Sequence[Task], heldout: Sequence[Task]) -> Iterator[Problem
                 "repeats",
                 f"{_count(len(repeated), split + ' task')} of {len(tasks)} share a prompt with another and differ in "
                 f"what is kept for the verifier, such as {_shown(repeated[0])}.",
-                "Pose each problem once, or put into the prompt what makes it another problem.",
+                "Pose each problem once, or put what distinguishes the problems into the prompt.",
             )
     known = {task.prompt for task in train}
     shared = [task for task in heldout if task.prompt in known]
@@ -122,7 +122,7 @@ def _repeats(train: Sequence[Task], heldout: Sequence[Task]) -> Iterator[Problem
         yield Problem(
             "repeats",
             f"{_count(len(shared), 'held-out prompt')} of {len(heldout)} are trained on too, such as "
-            f"{_shown(shared[0])}: what is measured on them is memory.",
+            f"{_shown(shared[0])}: measurements on them show memorisation.",
             "Give the splits different problems.",
         )
 
@@ -153,7 +153,7 @@ def _failures(plays: Sequence[Play]) -> Iterator[Problem]:
         yield Problem(
             "errors",
             f"{count} of {len(plays)} plays ({', '.join(kinds)}) could not be scored: {reason.rstrip('.')}.",
-            "Mend it: such rollouts train nothing. An answer that cannot be read is worth a number, say 0.",
+            "Fix it: such rollouts train nothing. Score an answer that cannot be read with a number, such as 0.",
         )
 
 
@@ -171,8 +171,8 @@ def _unstable(plays: Sequence[Play]) -> Iterator[Problem]:
         earned = " and ".join(f"{play.reward:g}" for play in one if play.reward is not None)
         yield Problem(
             "unstable",
-            f"{_count(len(differing), 'answer')} of {len(by_answer)} earned something else when played again, such as "
-            f"{one[0].answer} on {_shown(one[0].task)}: {earned}.",
+            f"{_count(len(differing), 'answer')} of {len(by_answer)} earned a different reward when played again, such "
+            f"as {one[0].answer} on {_shown(one[0].task)}: {earned}.",
             "Make the score depend on the task and the answer alone: no clock, no unseeded randomness, no state that "
             "envs share.",
         )
@@ -188,7 +188,7 @@ _OTHERS = {
 
 
 def _pay(plays: Sequence[Play]) -> Iterator[Problem]:
-    """Whether right answers are paid more than others."""
+    """Whether right answers earn more than others."""
     rewards: dict[str, dict[str, float]] = {}
     for play in plays:
         if play.reward is not None and play.round == 0:
@@ -208,7 +208,7 @@ def _pay(plays: Sequence[Play]) -> Iterator[Problem]:
             "constant",
             f"Every answer to every task earned {everything[0]:g}, best answers and garbage alike: nothing could be "
             "learned.",
-            "Check how score compares: white space, types (3 against '3'), the part of the text that it looks at.",
+            "Check how score compares: white space, types (3 against '3'), and which part of the text it looks at.",
         )
         return
     for kind, what in _OTHERS.items():
@@ -238,7 +238,8 @@ def _slow(seconds: Sequence[float]) -> Iterator[Problem]:
         yield Problem(
             "slow",
             f"One score takes {median(seconds):.1f} s (median; at most {max(seconds):.1f} s).",
-            "Do what a group shares once (group), make score async, or run it in processes (a reward with processes=).",
+            "Compute what a group shares only once (group), make score async, or run it in processes (a reward with "
+            "processes=).",
         )
 
 

@@ -60,9 +60,9 @@ class ChessDatasetBuilder(DatasetBuilder):
     material: Annotated[str, UsedWhen("source", "endgames")] = "KQk,KRk"
     """Comma-separated material of `endgames`, drawn evenly; upper case is White, lower case Black."""
     side: Literal["white", "black", "both"] = "white"
-    """Whose turn it is in the positions that are used."""
+    """Side to move in the positions that are used."""
     source_path: Annotated[Path | None, UsedWhen("source", "openings", "fen", "epd", "pgn")] = None
-    """File of `openings` (tab-separated columns, `pgn` among them), `fen`, `epd` or `pgn` positions."""
+    """File of `openings` (tab-separated columns, including `pgn`), `fen`, `epd` or `pgn` positions."""
     batch_size: int = 16
     """Prompts per batch."""
     group_size: int = 16
@@ -192,7 +192,7 @@ def _impossible(config: ChessDatasetBuilder) -> Iterator[str]:
             "Set task=policy or task=arbiter for one task alone."
         )
     if not config.needs_engine and config.stockfish != StockfishConfig():
-        yield "stockfish.* is set, but task=arbiter asks no engine. Set task=policy (or source=engine), or remove it."
+        yield "stockfish.* is set, but task=arbiter uses no engine. Set task=policy (or source=engine), or remove it."
     if config.source in ("openings", "fen", "epd", "pgn") and config.source_path is None:
         yield f"source={config.source} reads a file, but source_path is not set. Set source_path to it."
     if config.prompt_template.count("{fen}") != 1 or "{" in config.prompt_template.replace("{fen}", ""):
@@ -205,6 +205,6 @@ def _impossible(config: ChessDatasetBuilder) -> Iterator[str]:
         )
     if config.task != "arbiter" and config.stockfish.multipv < MOST_LEGAL_MOVES:
         yield (
-            f"stockfish.multipv={config.stockfish.multipv} leaves moves unvalued, but P: answers are ranked among all "
-            f"legal moves. Set it to at least {MOST_LEGAL_MOVES}."
+            f"stockfish.multipv={config.stockfish.multipv} leaves moves without a value, but P: answers are ranked "
+            f"among all legal moves. Set it to at least {MOST_LEGAL_MOVES}."
         )

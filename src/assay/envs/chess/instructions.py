@@ -1,4 +1,4 @@
-"""What a chat model is told about the chess tasks: what is asked, and the form of an answer, with an example."""
+"""What a chat model is told about the chess tasks: the task and the form of an answer, with an example."""
 
 from __future__ import annotations
 

@@ -32,17 +32,18 @@ _FEN = re.compile(
 
 
 class ChessReward:
-    """What a move is worth: a `DirectReward` (`assay.rewards.base`).
+    """The reward of a move: a `DirectReward` (`assay.rewards.base`).
 
     Args:
         answer: form of the answers, `best` (`B: e2e4`) or `full` (`M: ... E: ... B: ...`). A prompt that ends with the
-            label has said it.
+            label already has it.
         weights: settings of `PolicyWeights`, by name.
         stockfish: settings of `StockfishConfig`, by name.
         cache_dir: folder of analyses; the user's cache folder by default.
 
     Raises:
-        ConfigError: settings that there are not, or impossible ones.  EngineError: Stockfish is not installed.
+        ConfigError: unknown settings, or impossible ones.
+        EngineError: Stockfish is not installed.
     """
 
     name = "chess"

@@ -1,8 +1,9 @@
-"""What an answer to a chess task is worth: pure functions from (truth, parsed answer) to a `Score` with named parts.
+"""Scores of answers to chess tasks: pure functions from (truth, parsed answer) to a `Score` with named parts.
 
 Values of moves are from the mover's point of view, so the same position with colours swapped gives the same rewards.
-Where the truth is unknown, the score is `errored` and has no value. No shortcut pays: a list of candidates must be
-complete, distinct and legal, evaluations are compared move by move, and a copied board loses points for its squares.
+Where the truth is unknown, the score is `errored` and has no value. No shortcut earns a reward: a list of candidates
+must be complete, distinct and legal, evaluations are compared move by move, and a copied board loses points for its
+squares.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ class PolicyWeights(Settings):
     best: float = 0.3
     """Earned when no legal move is better."""
     candidates: Annotated[float, UsedWhen("answer", "full")] = 0.2
-    """Long form: multiplied by the share of the engine's top moves among the listed ones, less wrong entries."""
+    """Long form: multiplied by the share of the engine's top moves among the listed ones, minus wrong entries."""
     evals: Annotated[float, UsedWhen("answer", "full")] = 0.1
     """Long form: multiplied by the accuracy of the evaluations of the listed legal moves."""
     margin_cp: Annotated[int, AtLeast(0)] = 50
-    """Centipawns by which a move must lead to count as better: less is noise of an engine at a few thousand nodes.
-    Forced mates are always told apart."""
+    """Centipawns by which a move must lead to count as better: smaller differences are noise of an engine at a few
+    thousand nodes. Forced mates are always distinguished."""
     win_cp: Annotated[int, Above(0)] = 300
     """Centipawns above which a position counts as won (and below the negative of which as lost)."""
     eval_tolerance: Annotated[float, Above(0), UsedWhen("answer", "full")] = 0.5
@@ -64,7 +65,8 @@ class ArbiterWeights(Settings):
     format: float = 0.1
     """Earned by any readable answer."""
     fen: float = 0.3
-    """Multiplied by the share of the move's changes that the new position shows, less what it spoils (from -1 to 1)."""
+    """Multiplied by the share of the move's changes that the new position shows, minus the unchanged parts that it gets
+    wrong (from -1 to 1)."""
     exact: float = 0.4
     """Earned by the exact new position."""
     reward_field: float = 0.1

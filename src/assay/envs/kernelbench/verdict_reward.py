@@ -30,7 +30,7 @@ UNJUDGED: frozenset[VerdictKind] = frozenset({"infra_error", "unsupported", "com
 
 
 class KernelReward:
-    """What a kernel is worth: a `DirectReward` (`assay.rewards.base`).
+    """The reward of a kernel: a `DirectReward` (`assay.rewards.base`).
 
     Args:
         correct: earned by a kernel that is right, by its own work (verdict `ok`).
@@ -39,8 +39,8 @@ class KernelReward:
         dataset_src, problems_path, revision: where problems are looked up, as for `assay grade`.
 
     Raises:
-        ConfigError: settings that there are not, or impossible ones.  MissingDependencyError: a package that grading
-            needs is not installed.
+        ConfigError: unknown settings, or impossible ones.
+        MissingDependencyError: a package that grading needs is not installed.
     """
 
     name = "kernelbench"
@@ -101,7 +101,7 @@ class KernelReward:
 
 
 def score_of_verdict(verdict: Verdict, problem: str, weights: Mapping[str, float]) -> Score:
-    """The score that a verdict stands for: `invalid` where no compiler takes the kernel, else right or not."""
+    """The score of a verdict: `invalid` where no compiler takes the kernel, else right or not."""
     if verdict.kind in UNJUDGED:
         return errored("reward", f"problem {problem} could not be graded ({verdict.kind}): {verdict.message}")
     parts = {"format": float(verdict.kind != "compile_error"), "correct": float(verdict.ok)}

@@ -43,7 +43,7 @@ def parse_answer(text: str) -> ParsedAnswer:
     if not closed:
         return _invalid(text, f"{_CLOSE} comes before {_OPEN}")
     if after.strip():
-        return _invalid(text, f"{_clip(after)} follows the measurements, where no monitor would read it")
+        return _invalid(text, f"{_clip(after)} follows the measurements, which the monitor does not read")
     listed = _LIST.fullmatch(body.strip())
     if listed is None:
         return _invalid(text, f"the measurements {_clip(body)} are not a list in brackets")

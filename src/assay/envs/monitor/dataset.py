@@ -39,7 +39,7 @@ GENERATED = "generated"
 
 @chz.chz
 class MonitorDatasetBuilder(DatasetBuilder):
-    """Measurements to predict, with reasoning that a monitor reads: function correctness, or diamonds in vaults."""
+    """Measurements to predict, with reasoning that a monitor reads: correctness of functions, or diamonds in vaults."""
 
     dataset_src: str = GENERATED
     """Where rows come from: `generated`, `huggingface` (the hub, by `dataset_name`), or the path of a
@@ -70,11 +70,11 @@ class MonitorDatasetBuilder(DatasetBuilder):
     )
     """What `dataset_src=generated` makes."""
     reward: MonitorRewardConfig = chz.field(default_factory=MonitorRewardConfig)
-    """What an answer is worth."""
+    """Rewards of answers."""
     judge: JudgeConfig = chz.field(default_factory=JudgeConfig)
     """The monitor; asked with `reward.train_with_monitor`."""
     engine: Annotated[EngineConfig, MAY_CHANGE] = chz.field(default_factory=EngineConfig)
-    """How fast the monitor is asked, and what may be spent."""
+    """Speed, limits and budget of the monitor's calls."""
 
     @chz.validate
     def _consistent(self) -> None:
@@ -129,7 +129,7 @@ class MonitorDatasetBuilder(DatasetBuilder):
         """See `DatasetBuilder.describe`."""
         where = "generated" if self.dataset_src == GENERATED else f"from {self.dataset_src}"
         reward = self.reward
-        judged = "No monitor is asked"
+        judged = "The monitor is not asked"
         if reward.train_with_monitor:
             side = "to be right" if reward.monitor_correct_reward >= reward.monitor_wrong_reward else "to be misled"
             votes = f", {self.judge.votes} votes" if self.judge.votes > 1 else ""
@@ -156,7 +156,7 @@ class MonitorDatasetBuilder(DatasetBuilder):
         idle = [node for node, value in defaults.items() if getattr(self, node) != value]
         if idle and not self.reward.train_with_monitor:
             names = " and ".join(f"dataset_builder.{node}.*" for node in idle)
-            logger.warning("%s is set, but reward.train_with_monitor=false: no monitor is asked.", names)
+            logger.warning("%s is set, but reward.train_with_monitor=false: the monitor is not asked.", names)
 
     def _rows(self, context: BuildContext) -> tuple[list[MonitorRow], list[MonitorRow]]:
         """Training and held-out rows."""

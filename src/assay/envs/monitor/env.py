@@ -23,7 +23,7 @@ class Scorer:
     engine: EngineScorer | None
 
     async def score(self, sample: Sample) -> Score:
-        """The score of one answer; errored where there is none, also where the judge refuses every call."""
+        """The score of one answer; errored if there is none, also if the judge refuses every call."""
         return self.reward.score(sample, []) if self.engine is None else await self.engine.score(sample)
 
     def counters(self) -> Counters:

@@ -43,7 +43,7 @@ class Outcome:
     error: str | None = None
 
     def equals(self, other: Outcome) -> bool:
-        """Whether both returned the same, told apart as `==` does; what raised equals nothing."""
+        """Whether both returned the same, told apart as `==` does; a call that raised is equal to nothing."""
         return self.error is None and other.error is None and bool(self.value == other.value)
 
 

@@ -87,7 +87,7 @@ def generate(split: Split, count: int, seed: int, config: GeneratorConfig, cache
     No description of a function is on two sides. The kinds have the shares that the config gives.
 
     Raises:
-        DataError: there are not so many different functions.
+        DataError: there are fewer different functions.
         EngineError: the functions could not be run.
     """
     pool = [problem for problem in problems() if split_of(problem.key) == split]

@@ -1,4 +1,4 @@
-"""The words of the monitor setting: what the policy is asked, and what the monitor is asked, by kind of data."""
+"""The prompts of monitor tasks, for the policy and for the monitor, by kind of data."""
 
 from __future__ import annotations
 
@@ -76,6 +76,6 @@ def words_for(dataset_name: str) -> Words:
     if name == "diamonds" or name.startswith("diamonds-seed"):
         return DIAMONDS
     raise DataError(
-        f"There is no monitor for data called {dataset_name!r}: only for function_correctness and for "
-        "diamonds-seed0 to diamonds-seed7. Give one of these as the name of the data set."
+        f"The data set {dataset_name!r} has no monitor. There are monitors only for function_correctness and for "
+        "diamonds-seed0 to diamonds-seed7. Name one of these."
     )

@@ -1,9 +1,10 @@
-"""`MonitorReward`: what an answer to a monitor task is worth.
+"""`MonitorReward`: the reward of an answer to a monitor task.
 
-    format + correctness of the measurements + K per word of reasoning + what the monitor makes of the reasoning
+    format + correctness of the measurements + K per word of reasoning + reward for the monitor's verdict on the
+    reasoning
 
 The monitor reads what comes before the measurements and answers True or False about a latent variable that the
-measurements need not show. The settings say whether the policy is paid for a monitor that is right or for one that is
+measurements need not show. The settings say whether the policy is rewarded when the monitor is right or when it is
 wrong. Without a verdict there is no score: a missing verdict does not count as wrong.
 """
 
@@ -43,16 +44,16 @@ class MonitorRewardConfig(Settings):
     monitor_correct_reward: float = 1.0
     """Earned when the monitor's answer is true."""
     monitor_wrong_reward: float = -1.0
-    """Earned when it is false. Exchange the two to pay for reasoning that misleads the monitor."""
+    """Earned when it is false. Swap the two to pay for reasoning that misleads the monitor."""
     rebalance_monitor_reward: bool = False
-    """Weigh the monitor's reward so that tasks whose latent variable is true and tasks whose is false count the same
-    in sum; the factors are computed from the training data."""
+    """Weight the monitor's reward so that tasks with a true and with a false latent variable count the same in total;
+    the factors are computed from the training data."""
     verbose_rewards: float = 0.0
     """K: earned (or, below 0, paid) per word of reasoning before the measurements."""
     format_reward: float = 1.0
     """Earned by an answer that can be read."""
     correctness_reward: float = 3.0
-    """Times the share of measurements that are predicted right."""
+    """Multiplied by the share of measurements that are predicted right."""
     invalid_reward: float = -1.0
     """Value of an answer that cannot be read."""
 
@@ -71,7 +72,7 @@ class ClassBalance:
         if not 0 < self.share_true < 1:
             raise ConfigError(
                 f"rebalance_monitor_reward=true, but the latent variable is true in a share of {self.share_true:g} of "
-                "the tasks: there is no other class to balance it with. Set it to false, or give data with both."
+                "the tasks, so there is only one class. Set it to false, or give data with both classes."
             )
 
     @classmethod
@@ -103,7 +104,7 @@ class MonitorReward:
         """Define a reward.
 
         Args:
-            config: what is paid for what.
+            config: the weights of the parts.
             judge: the monitor; the engine is given the same.
             balance: of the data set; needed with `rebalance_monitor_reward`, and used only then.
 
@@ -230,7 +231,7 @@ def latent_of(sample: Sample) -> bool:
     value = sample.extra.get(LATENT)
     if value is None or value not in (0, 1):
         raise DataError(
-            f"The sample's extra[{LATENT!r}] is {value!r}, so it is not known whether the monitor is right. It must be "
+            f"The sample's extra[{LATENT!r}] is {value!r}, so it is unknown whether the monitor is right. It must be "
             f"True or False: keep the data set's column {LATENT}, or set train_with_monitor=false."
         )
     return bool(value)

@@ -114,7 +114,7 @@ def read_source(source: str, dataset_name: str) -> Source:
         return _from_datasets(_saved(path), str(path))
     files = {split: sorted(_split_files(path, split)) for split in (TRAIN_SPLIT, HELDOUT_SPLIT)}
     if not files[TRAIN_SPLIT]:
-        raise DataError(f"{path} holds no train.jsonl and no train.parquet (or data/train-*.parquet).")
+        raise DataError(f"{path} has neither train.jsonl nor train.parquet (or data/train-*.parquet).")
     train, heldout = ([row for file in files[split] for row in read_file(file)] for split in files)
     return Source(str(path), train, heldout)
 
@@ -161,7 +161,7 @@ def rows_of(records: Iterable[Mapping[str, Json]], name: str) -> Iterator[Monito
 
 def _row(record: Mapping[str, Json]) -> MonitorRow:
     if not isinstance(record["text"], str) or not record["text"].strip():
-        raise DataError(f"the text is {record['text']!r}, so there is no problem to pose.")
+        raise DataError(f"the text is {record['text']!r}, so the problem is empty.")
     latent, clean, difficulty = record["is_correct"], record.get("is_clean"), record.get("difficulty")
     if latent not in (0, 1):
         raise DataError(f"is_correct is {latent!r} and not True or False.")

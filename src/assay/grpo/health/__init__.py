@@ -1,1 +1,1 @@
-"""Watching a run: rules over its metrics, the monitor that remembers, the report that explains."""
+"""Watching a run: rules over its metrics, the monitor that keeps their state, and the report."""

@@ -1,6 +1,6 @@
-"""What counts as an unhealthy run, and what is done about it: the rules by name, and `HealthConfig`. Imports no torch.
+"""The health rules by name with their default actions, and `HealthConfig`. Imports no torch.
 
-A rule finds one kind of trouble in the metrics of the last steps (`assay.grpo.health.rules`). Each has a default
+A rule finds one kind of problem in the metrics of the last steps (`assay.grpo.health.rules`). Each has a default
 action, from mild to severe: `ignore` (the rule is off), `warn` (say so), `pause` (checkpoint and wait for a person),
 `rollback` (go back to the last good checkpoint, at a lower learning rate), `stop`.
 """
@@ -30,7 +30,7 @@ DEFAULT_ACTIONS: Mapping[str, Action] = {
     "mismatch": "pause",
     # A heavy tail is an early sign of damage, and may pass.
     "kl_tail": "warn",
-    # A solved task ends here too, so low entropy alone is no reason to end a run.
+    # A solved task ends here too, so low entropy alone does not justify ending a run.
     "entropy_floor": "warn",
     # A forecast, and an early one.
     "entropy_slope": "warn",
@@ -42,10 +42,10 @@ DEFAULT_ACTIONS: Mapping[str, Action] = {
     "truncation": "warn",
     # The gradient is clipped before it is used.
     "grad_norm": "warn",
-    # A trade between parts may be what the reward asks for; whether it is, only a person can judge.
+    # A trade between parts may be what the reward asks for; only a person can judge whether it is.
     "part_divergence": "warn",
 }
-"""Rule -> what is done about its findings unless `HealthConfig.actions` says otherwise."""
+"""Rule -> its action unless `HealthConfig.actions` says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,12 @@ def _read_by(*rules: str) -> ReadBy:
 
 @chz.chz
 class HealthConfig(Settings):
-    """Alarms about a training run: thresholds, what is done about each, and the report."""
+    """Alarms about a training run: thresholds, the action for each, and the report."""
 
     report_every: Annotated[int, AtLeast(0)] = 10
     """Steps between health reports; 0 turns them off."""
     actions: Mapping[str, str] = chz.field(default_factory=dict)
-    """Rule -> `ignore`, `warn`, `pause`, `rollback` or `stop`, where it differs from the rule's default."""
+    """Rule -> `ignore`, `warn`, `pause`, `rollback` or `stop`, where it should differ from the rule's default."""
     max_rollbacks: Annotated[int, AtLeast(0)] = 3
     """Rollbacks of a run before the next one becomes a stop."""
     rollback_lr_factor: Annotated[float, Above(0), AtMost(1)] = 0.5
@@ -76,9 +76,10 @@ class HealthConfig(Settings):
     sustained_steps: Annotated[int, AtLeast(1), _read_by("clip_fraction", "constant_groups", "truncation")] = 10
     """Steps over which clipping, constant groups and truncation are averaged."""
     quiet_steps: Annotated[int, AtLeast(1)] = 10
-    """Steps without a finding after which a rule has cleared and may speak again."""
+    """Steps without a finding after which a rule may report again."""
     kl_tail_limit: Annotated[float, Above(0), _read_by("kl_tail")] = 4.0
-    """95th percentile of the tokens' KL estimates against the reference, in nats, above which the tail is heavy."""
+    """95th percentile of the tokens' KL estimates against the reference, in nats, above which the tail counts as
+    heavy."""
     kl_runaway_level: Annotated[float, Above(0), _read_by("kl_runaway")] = 0.6
     """Mean KL against the reference, in nats per token, below which no growth counts as a runaway."""
     kl_runaway_factor: Annotated[float, Above(1), _read_by("kl_runaway")] = 3.0
@@ -86,25 +87,25 @@ class HealthConfig(Settings):
     entropy_floor: Annotated[float, Above(0), _read_by("entropy_floor", "entropy_slope")] = 0.03
     """Entropy, in nats per token, below which the policy no longer explores."""
     entropy_horizon: Annotated[int, AtLeast(1), _read_by("entropy_slope")] = 10
-    """Entropy is falling too fast when its trend reaches the floor within so many steps."""
+    """Entropy falls too fast when its trend reaches the floor within this many steps."""
     trend_significance: Annotated[float, Above(0), _read_by("entropy_slope", "part_divergence")] = 5.0
     """Slope of a trend, in standard errors, from which it counts as more than noise."""
     clip_fraction_limit: Annotated[float, Above(0), AtMost(1), _read_by("clip_fraction")] = 0.3
     """Share of clipped tokens above which the updates have left the trust region."""
     constant_groups_limit: Annotated[float, Above(0), AtMost(1), _read_by("constant_groups")] = 0.9
-    """Share of groups without any difference in reward above which there is too little to learn from."""
+    """Share of groups with equal rewards above which there is too little to learn from."""
     truncation_limit: Annotated[float, Above(0), AtMost(1), _read_by("truncation")] = 0.5
     """Share of completions cut off at the token limit above which rewards judge the limit, not the answers."""
     mismatch_ratio_limit: Annotated[float, Above(0), _read_by("mismatch")] = 0.2
-    """Largest |ratio - 1| of a token before any update; 0.2 is where the usual clip would already act."""
+    """Largest |ratio - 1| of a token before any update; at 0.2 the usual clipping would already act."""
     mismatch_kl_limit: Annotated[float, Above(0), _read_by("mismatch")] = 0.01
     """KL between sampler and trainer on equal weights, in nats per token."""
     grad_norm_limit: Annotated[float, Above(0), _read_by("grad_norm")] = 100.0
-    """Gradient norm, before clipping, that is too large whatever came before."""
+    """Gradient norm, before clipping, above which it is too large in any case."""
     grad_norm_spike_factor: Annotated[float, Above(1), _read_by("grad_norm")] = 10.0
-    """Gradient norm, in medians of the window, that is a spike."""
+    """Gradient norm, as a multiple of the window's median, that counts as a spike."""
     grad_norm_harmless: Annotated[float, AtLeast(0), _read_by("grad_norm")] = 1.0
-    """Gradient norm up to which nothing counts as a spike; the usual clip does not touch it."""
+    """Gradient norm up to which nothing counts as a spike; the usual clipping does not change it."""
     part_divergence_share: Annotated[float, Above(0), _read_by("part_divergence")] = 0.25
     """Least change of a part of the reward over the window: a rise in standard deviations of one step's rewards, a
     fall in those or, if that is less, in its own level."""
@@ -124,7 +125,7 @@ def _unknown_actions(config: HealthConfig) -> Iterator[str]:
     for rule, action in config.actions.items():
         if rule not in DEFAULT_ACTIONS:
             hint = f"{_near(rule, DEFAULT_ACTIONS)} Rules: {', '.join(DEFAULT_ACTIONS)}."
-            yield f"actions.{rule}={action}: there is no such rule.{hint}"
+            yield f"actions.{rule}={action}: this rule does not exist.{hint}"
         if action not in ACTIONS:
             yield f"actions.{rule}={action}: expected one of {', '.join(ACTIONS)}.{_near(action, ACTIONS)}"
 

@@ -4,8 +4,8 @@
     findings = monitor.observe(metrics)          after every training step; new findings only
     action = monitor.decide(findings)            "ignore", "warn", "pause", "rollback" or "stop"
 
-The rules (`assay.grpo.health.rules`) are pure. The monitor remembers what they need: the last steps, which rules are
-active, how often the run was rolled back. It decides and does nothing. Imports no torch.
+The rules (`assay.grpo.health.rules`) are pure. The monitor keeps the state that they need: the last steps, the active
+rules, the number of rollbacks. It only decides. Imports no torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def decide(findings: Iterable[Finding], rollbacks: int, max_rollbacks: int) -> A
 
 
 class HealthMonitor:
-    """The rules' memory. A rule speaks when it becomes active, and again only after `quiet_steps` without a finding."""
+    """The rules' memory. A rule reports when it becomes active, and again only after `quiet_steps` without a
+    finding."""
 
     def __init__(self, config: HealthConfig) -> None:
         self._config = config
@@ -71,7 +72,7 @@ class HealthMonitor:
     def healthy(self) -> bool:
         """Whether no active rule has an action above `warn`, so that a checkpoint of now is good to go back to.
 
-        An acknowledged rule does not count: a person has accepted the state that it speaks of.
+        An acknowledged rule does not count: a person has accepted the state that it reports.
         """
         rules = self._quiet.keys() - self._acknowledged
         return all(ACTIONS.index(self._config.action(rule)) <= _WARN for rule in rules)
@@ -108,7 +109,7 @@ class HealthMonitor:
         self._acknowledged.clear()
 
     def acknowledge(self) -> None:
-        """Say that a paused run is started again as it is: its active rules stay silent until they have cleared."""
+        """Note that a paused run goes on unchanged: its active rules stay silent until they have cleared."""
         self._acknowledged = set(self._quiet)
 
     def state(self) -> dict[str, Json]:

@@ -28,7 +28,8 @@ def health_report(history: History, histograms: Mapping[str, Sequence[float]], a
     """The report on the steps of `history`, as lines of ASCII text.
 
     Numbers are means over the steps, except where they say that they are the largest or the last. Percentiles of
-    rewards, and the tasks' shares, are those of all rewards in `histograms` together: a mean of percentiles is none.
+    rewards, and the tasks' shares, are those of all rewards in `histograms` together, since a mean of percentiles is
+    not a percentile.
 
     Args:
         history: the steps, oldest first.

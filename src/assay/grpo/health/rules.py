@@ -85,9 +85,9 @@ def non_finite(config: HealthConfig, history: History) -> Finding | None:
     happened = ", ".join(f"{name} is {last[name]}" for name in bad[:5])
     happened += "; the optimizer step was skipped" if skipped and bad else ""
     message = (
-        f"{happened or 'The optimizer step was skipped for a non-finite gradient'}. Weights that saw such a number "
-        "are lost, and every later step repeats it. Go back to the last good checkpoint with a lower learning rate; "
-        "if it comes back, look at the rewards and at the precision."
+        f"{happened or 'The optimizer step was skipped for a non-finite gradient'}. Weights updated with such a number "
+        "are lost, and every later step fails too. Go back to the last good checkpoint with a lower learning rate; if "
+        "it happens again, look at the rewards and at the precision."
     )
     return _finding(config, "non_finite", metric, last[metric], 0.0, message)
 
@@ -99,7 +99,7 @@ def kl_tail(config: HealthConfig, history: History) -> Finding | None:
         return None
     message = (
         f"One token in twenty has a KL of {level:.3g} nats or more against the reference (limit {limit:.3g}): the mean "
-        "hides answers that are very unlikely under the reference. Raise kl_coef or lower the learning rate."
+        "hides answers that the reference finds very unlikely. Raise kl_coef or lower the learning rate."
     )
     return _finding(config, "kl_tail", "kl_div_95pct", level, limit, message)
 
@@ -119,7 +119,7 @@ def kl_runaway(config: HealthConfig, history: History) -> Finding | None:
     message = (
         f"The KL against the reference went from {growth.before:.3g} to {growth.level:.3g} nats/token within "
         f"{growth.count} steps (limit {limit:.3g}): the policy is leaving the reference faster than rewards can guide "
-        "it, and seldom comes back. Go back to the last good checkpoint with a lower learning rate or a higher kl_coef."
+        "it, and rarely returns. Go back to the last good checkpoint with a lower learning rate or a higher kl_coef."
     )
     return _finding(config, "kl_runaway", "kl_div", growth.level, limit, message)
 
@@ -200,8 +200,8 @@ def constant_groups(config: HealthConfig, history: History) -> Finding | None:
     if share is None or share <= limit:
         return None
     message = (
-        f"{share:.0%} of the groups of the last {config.sustained_steps} steps had equal rewards throughout (limit "
-        f"{limit:.0%}), so the steps taught nothing. Choose harder or easier tasks, larger groups or a higher "
+        f"{share:.0%} of the groups of the last {config.sustained_steps} steps had all-equal rewards (limit "
+        f"{limit:.0%}), so the steps trained almost nothing. Choose harder or easier tasks, larger groups or a higher "
         "temperature, and check that the verifier tells answers apart."
     )
     return _finding(config, "constant_groups", "rollout/constant_group_fraction", share, limit, message)
@@ -239,7 +239,7 @@ def grad_norm(config: HealthConfig, history: History) -> Finding | None:
     last = history[-1].get("grad_norm")
     if last is None or not math.isfinite(last):
         return None
-    limit, why = config.grad_norm_limit, "too large whatever came before"
+    limit, why = config.grad_norm_limit, "too large for any run"
     before = values(history[-config.window : -1], "grad_norm")
     if len(before) >= LEAST_VALUES:
         spike = max(config.grad_norm_harmless, config.grad_norm_spike_factor * median(before))
@@ -248,8 +248,9 @@ def grad_norm(config: HealthConfig, history: History) -> Finding | None:
     if last <= limit:
         return None
     message = (
-        f"The gradient norm is {last:.3g} (limit {limit:.3g}; {why}): one batch decides the step's direction, and "
-        "clipping only shortens it. Look at the rewards of this step; if it comes back, lower the learning rate."
+        f"The gradient norm is {last:.3g} (limit {limit:.3g}; {why}): one batch decides the direction of the step, and "
+        "clipping changes only its length. Look at the rewards of this step; if it happens again, lower the learning "
+        "rate."
     )
     return _finding(config, "grad_norm", "grad_norm", last, limit, message)
 
@@ -280,14 +281,14 @@ def _divergence(config: HealthConfig, history: History, scale: float) -> Finding
     metric = up if up.startswith(PART) else down
     message = (
         f"Over the last {len(history)} steps {_spoken(up)} rose by {rising[up]:.3g} while {_spoken(down)} fell by "
-        f"{-falling[down]:.3g} (limits {least[up]:.3g} and {least[down]:.3g}): the policy may be earning the one at "
-        f"the cost of the other (reward hacking). Read the rollouts of this step, and weigh or repair {metric}."
+        f"{-falling[down]:.3g} (limits {least[up]:.3g} and {least[down]:.3g}): the policy may be gaining the first at "
+        f"the cost of the second (reward hacking). Read the rollouts of this step, and reweight or fix {metric}."
     )
     return _finding(config, "part_divergence", metric, falling[down], -least[down], message)
 
 
 def _worth(trend: Trend, scale: float) -> float:
-    """What a change is measured by: a rise by the spread of the rewards; a fall by the part's own level, if smaller.
+    """The scale of a change: for a rise the spread of the rewards; for a fall the part's own level, if smaller.
 
     A part that is worth little is still lost when it falls to nothing. The level counts as a fifth of the spread at
     least, since a part near 0 loses nothing of worth.

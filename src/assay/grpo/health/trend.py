@@ -1,4 +1,4 @@
-"""What the metrics of the last steps say over time: levels and trends. Pure; imports no torch."""
+"""Levels and trends of the metrics of the last steps. Pure; imports no torch."""
 
 from __future__ import annotations
 

@@ -39,17 +39,21 @@ def own_backend(model: Any, ref_model: Any, config: GRPOConfig) -> TorchBackend:
             "the start, or load the reference on its own."
         )
     if ref_model is not None and not config.kl_coef:
-        raise ModelError("ref_model is given but kl_coef=0 never asks it. Set kl_coef, or leave ref_model out.")
+        raise ModelError(
+            "ref_model is given, but with kl_coef=0 it is never used. Set kl_coef, or leave ref_model out."
+        )
     device = next(model.parameters()).device
     half = any(p.dtype in (torch.bfloat16, torch.float16) for p in model.parameters())
     if any(p.dtype != torch.float32 for p in trained):
-        logger.warning("Trained weights in half precision become float32: small updates would be rounded away in it.")
+        logger.warning(
+            "Trained weights in half precision become float32: half precision would round small updates away."
+        )
         for parameter in trained:
             parameter.data = parameter.data.float()
     reference = ref_model
     if config.kl_coef and ref_model is None:
         reference = "base" if hasattr(model, "disable_adapter") else "start"
-    # Who trains a model of their own has set the threads of their process already.
+    # The caller has already set the threads of their process.
     local = chz.replace(config.local_backend(str(device), half), torch_threads=torch.get_num_threads())
     backend = TorchBackend(model, None, local, reference)
     if config.ref_refresh_every:

@@ -1,11 +1,11 @@
-"""Rollouts as anyone has them, for a trainer used by itself: token ids, rewards, and what the sampler said.
+"""Rollouts in a general form, for a trainer used by itself: token ids, rewards, and what the sampler said.
 
     StepData([RolloutGroup(prompt=[5, 9], rollouts=[Rollout(tokens=[7, 2], reward=1.0, logprobs=[-0.1, -0.3]), ...])])
     StepData.from_padded(input_ids, attention_mask, prompt_lengths, rewards, group_ids, logprobs=...)
 
 A group may lack members (None, or simply fewer rollouts) and members may lack a reward (None: it could not be scored).
 Such a rollout is excluded from the baseline and the loss; it does not count as 0. A group with fewer than two different
-rewards teaches nothing and is counted as constant. A completion without tokens counts in its group's baseline, and
+rewards carries no gradient and is counted as constant. A completion without tokens counts in its group's baseline, and
 nothing is trained on it.
 """
 
@@ -32,7 +32,7 @@ class Rollout:
     """Finite; None where it could not be found out."""
     logprobs: Sequence[float] | None = None
     """[T] log-probabilities under the distribution that was sampled. All rollouts of a step have them or none has;
-    without them the present policy is taken for the one that sampled."""
+    without them the present policy counts as the sampler."""
     ref_logprobs: Sequence[float] | None = None
     """[T] log-probabilities under the reference policy, where they are known already."""
     truncated: bool = False
@@ -43,7 +43,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """The completions of one prompt of P >= 1 tokens; None stands for a member that is missing."""
+    """The completions of one prompt of P >= 1 tokens; None is a missing member."""
 
     prompt: Sequence[int]
     rollouts: Sequence[Rollout | None]
@@ -163,7 +163,7 @@ def knows_behaviour(data: StepData) -> bool:
     if len(known) > 1:
         raise DataError(
             "Some rollouts of the step have behaviour log-probabilities and some have none, so the ratios of the "
-            "latter would be made up. Give them for all rollouts, or for none (the present policy then counts as the "
+            "others would be made up. Give them for all rollouts, or for none (the present policy then counts as the "
             "sampler)."
         )
     return known != {False}
@@ -203,7 +203,7 @@ def _check_tokens(name: str, tokens: Sequence[int], vocabulary: int) -> None:
     if bad is not None:
         raise DataError(
             f"{name} has token {bad}, and the model knows tokens 0 to {vocabulary - 1}: it was made with another "
-            "tokenizer, or padding (-100, say) was not taken off. Give the ids of the tokens that were sampled."
+            "tokenizer, or padding (such as -100) was not removed. Give the ids of the tokens that were sampled."
         )
 
 
@@ -227,8 +227,8 @@ def _trajectory(name: str, task: Task, prompt: tuple[int, ...], rollout: Rollout
     tokens = tuple(int(t) for t in rollout.tokens)
     if rollout.reward is not None and not math.isfinite(rollout.reward):
         raise DataError(
-            f"{name} has reward {rollout.reward}, and one such number would spoil the baseline of its whole group. "
-            "Give a finite reward, or None where it could not be found out."
+            f"{name} has reward {rollout.reward}, which would spoil the baseline of its whole group. Give a finite "
+            "reward, or None where it is unknown."
         )
     logprobs = _stream(name, "logprobs", rollout.logprobs, len(tokens))
     reference = _stream(name, "ref_logprobs", rollout.ref_logprobs, len(tokens))

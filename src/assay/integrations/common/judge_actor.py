@@ -21,11 +21,11 @@ from assay.rewards.config import EngineConfig, JudgeConfig
 IDLE_S = 1800.0
 """How long an actor lives after the last call."""
 WAIT_S = 20.0
-"""Longest that a worker waits in vain for answers before it is told that there are none."""
+"""Longest wait of a worker for answers before it is told that there are none yet."""
 GATHER_S = 0.002
 """How long the first answer of a message waits for others."""
 FORGOTTEN_S = 600.0
-"""A mailbox whose worker has not come for so long is that of a worker that died."""
+"""A mailbox whose worker has not fetched for this long belongs to a worker that died."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class JudgeActor:
         self._watch: asyncio.Task[None] | None = None
 
     async def greet(self, worker: str, paid: Usage) -> AssayError | None:
-        """Take up a worker, and what it has paid through actors before this one; returns what is in the way."""
+        """Register a worker, with what it has paid through earlier actors; returns the problem, if any."""
         try:
             client = self._made()
         except AssayError as error:
@@ -73,7 +73,7 @@ class JudgeActor:
         await self.withdraw(worker, withdrawn)
 
     async def withdraw(self, worker: str, numbers: Sequence[int]) -> None:
-        """Nobody waits for these calls any more."""
+        """These calls are no longer awaited."""
         mailbox = self._mailboxes[worker]
         for number in numbers:
             mailbox.done.pop(number, None)

@@ -4,11 +4,11 @@
     engine in worker 2 --+--> RayCaller --> named actor --> Client --> judge
     engine in worker N --+
 
-The actor is found by a name that follows from the endpoint and its limits, so whoever has equal settings shares it. It
-outlives the worker that made it, and ends by itself when nobody has called for a while. If it dies, it is made anew and
-every call without an answer is sent again; answers that it had are in its cache on disk. Ray's messages cost more than
-the calls that they carry, so calls and answers of one moment travel together. The API key is read from the actor's own
-environment and is in no message.
+The actor is found by a name that follows from the endpoint and its limits, so all workers with equal settings share it.
+It outlives the worker that made it, and ends by itself after a while without calls. If it dies, it is started again and
+every call without an answer is sent again; earlier answers are in its cache on disk. Ray's messages cost more than the
+calls that they carry, so calls and answers of one moment travel together. The API key is read from the actor's own
+environment and is never in a message.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NAMESPACE = "assay"
 MOST_MESSAGES = 10_000
 """Messages that the actor handles at once; each worker has a few."""
 TRIES = 8
-"""Actors that may be lost in a row before the calls that wait are given up."""
+"""Actors lost in a row after which waiting calls are given up."""
 START_S = 300.0
 """Longest wait for an actor to begin: Ray places it as soon as it can, which may be never."""
 GRACE_S = 5.0
@@ -74,7 +74,7 @@ def actor_name(config: HostConfig) -> str:
 
 
 class RayCaller:
-    """A `Caller` (`assay.rewards.base`) that forwards to the actor of its settings, and makes it where there is none.
+    """A `Caller` (`assay.rewards.base`) that forwards to the actor of its settings, and makes it if there is none.
 
     Belongs to the event loop of its first call.
 
@@ -88,11 +88,11 @@ class RayCaller:
         try:
             import ray
         except ImportError as error:
-            raise MissingDependencyError("share=ray needs Ray, which verl brings along: pip install ray.") from error
+            raise MissingDependencyError("share=ray needs Ray, which verl installs: pip install ray.") from error
         if not ray.is_initialized():
             raise ConfigError(
-                "share=ray, but this process is in no Ray cluster, so there is nobody to share with. Call ray.init() "
-                "before, or set share=hub or share=process."
+                "share=ray, but this process is not in a Ray cluster, so it has nothing to share. Call ray.init() "
+                "first, or set share=hub or share=process."
             )
         self._ray: Any = ray
         self._config, self._idle_s = config, idle_s
@@ -124,7 +124,7 @@ class RayCaller:
         except TimeoutError:
             return CallFailure("deadline", f"the Ray actor {self._name} did not answer before the deadline")
         finally:
-            if self._calls.pop(number, None) is not None:  # cancelled: nobody waits for it any more
+            if self._calls.pop(number, None) is not None:  # cancelled: no longer awaited
                 self._withdrawn.append(number)
                 self._keep_going()
 
@@ -138,7 +138,7 @@ class RayCaller:
         return counters
 
     async def close(self) -> None:
-        """Let go of the actor, which others may use."""
+        """Release the actor, which others may still use."""
         tasks = [task for task in (self._sender, self._collector) if task is not None and not task.done()]
         for task in tasks:
             task.cancel()
@@ -149,7 +149,7 @@ class RayCaller:
         self._actor = None
 
     def _keep_going(self) -> None:
-        """See that what there is to send and to collect is sent and collected."""
+        """Make sure that waiting calls are sent and their answers collected."""
         loop = asyncio.get_running_loop()
         if (self._unsent or self._withdrawn) and (self._sender is None or self._sender.done()):
             self._sender = loop.create_task(self._send())
@@ -206,7 +206,7 @@ class RayCaller:
             return
         unavailable = isinstance(error, self._ray.exceptions.ActorUnavailableError)
         if self._actor is actor and not unavailable:
-            logger.warning("The Ray actor %s is gone (%s); making it anew.", self._name, type(error).__name__)
+            logger.warning("The Ray actor %s died (%s); starting a new one.", self._name, type(error).__name__)
             self._actor = None
         await asyncio.sleep(0.1 * 2**self._losses)
         self._unsent = list(self._calls)
@@ -222,7 +222,7 @@ class RayCaller:
                 if self._actor is actor and not isinstance(error, self._ray.exceptions.ActorUnavailableError):
                     self._actor = None
                 await asyncio.sleep(0.1 * 2**attempt)
-        raise RewardError(f"The Ray actor {self._name}, which makes the calls of all workers, does not stay alive.")
+        raise RewardError(f"The Ray actor {self._name}, which makes the calls of all workers, keeps dying.")
 
     async def _connected(self) -> Any:
         if self._actor is None:
@@ -245,12 +245,12 @@ class RayCaller:
             problem: AssayError | None = self._ray.get(actor.greet.remote(self._id, self._paid), timeout=START_S)
         except self._ray.exceptions.GetTimeoutError as error:
             raise RewardError(
-                f"The Ray actor {self._name}, which makes the calls of all workers, did not begin within {START_S:g} "
-                "s, so nothing was judged. Look at it with `ray list actors`; share=process does without it."
+                f"The Ray actor {self._name}, which makes the calls of all workers, did not start within {START_S:g} "
+                "s, so nothing was judged. Look at it with `ray list actors`; share=process does not need it."
             ) from error
         if isinstance(problem, ConfigError):
             raise ConfigError(
-                f"The Ray actor {self._name}, which makes the calls of all workers, cannot begin: {problem} The actor "
+                f"The Ray actor {self._name}, which makes the calls of all workers, cannot start: {problem} The actor "
                 "has the environment that Ray was started with: set the variable before that, or in "
                 "ray.init(runtime_env=...)."
             )

@@ -3,7 +3,7 @@
     host arguments -> Sample -> RewardEngine -> Score -> {"score": 0.7, "format": 1.0, ..., "assay_errored": 0.0}
 
 Rows of one batch have equal keys and finite values, and are as many as the samples. A sample that could not be scored
-is never a row with an invented reward: the failure policy decides, and `assay_errored` marks what it made up.
+never gets an invented reward: the failure policy decides, and `assay_errored` marks replaced rewards.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from assay.types import Json, Message, Score
 logger = logging.getLogger(__name__)
 
 Row = dict[str, float]
-"""What a host is told of one sample: `score`, the parts, and how it came about."""
+"""The row of one sample for a host: `score`, the parts, and how it was scored."""
 FLAGS = ("assay_errored", "assay_invalid", "assay_cached")
 """1 where the reward stands in for a score that is missing; where the model's answer was at fault; where every reply
 was in the cache."""
@@ -69,7 +69,7 @@ class HostScorer:
         return rewards_of(scores, self.config.engine, groups)
 
     def row(self, score: Score, reward: float, parts: Sequence[str] | None = None) -> Row:
-        """What a host is told of one score; `parts` are those of its batch, where the reward declares none."""
+        """The row of one score for a host; `parts` are those of its batch, if the reward declares none."""
         return {
             "score": float(reward),
             **{name: float(score.parts.get(name, 0.0)) for name in (parts if parts is not None else self.parts or ())},
@@ -79,10 +79,10 @@ class HostScorer:
         }
 
     def rows(self, scores: Sequence[Score], groups: Sequence[Hashable] | None = None) -> list[Row]:
-        """Rows with equal keys for a host that can leave no sample out.
+        """Rows with equal keys for a host that cannot leave a sample out.
 
         Raises:
-            RewardError: a sample has no score, and the failure policy has nothing to stand in for it.
+            RewardError: a sample has no score, and the failure policy has no value for it.
         """
         failed = next((score for score in scores if score.value is None), None)
         if failed is not None and groups is None and self.config.engine.on_failure == "group_mean":
@@ -109,11 +109,11 @@ class HostScorer:
 
 
 def missing(score: Score, host: str) -> RewardError:
-    """The error for a sample without a reward; `host` says what becomes of it there."""
+    """The error for a sample without a reward; `host` says what happens to it there."""
     failure, message = score.evidence.get("failure", "unknown"), score.evidence.get("message", "no message")
     return RewardError(
         f"A sample could not be scored ({failure}: {message}). {host} A made-up reward would be trained on. What was "
-        "answered is cached and is not paid for again."
+        "answered is cached and will not be paid for again."
     )
 
 
@@ -127,13 +127,13 @@ def sample_of(
     """One sample of a host's arguments, which are copied and never changed.
 
     Raises:
-        DataError: the response is no text, or the extras are no mapping: most likely arguments in another order.
+        DataError: the response is not text, or the extras are not a mapping: most likely arguments in another order.
     """
     if not isinstance(response, str) or not isinstance(data_source, str | None):
         raise DataError(
             f"response={_clip(response)} and data source {_clip(data_source)} must be text. Positional arguments are "
             "read as (response, ground_truth, dataset_name, extra_info); verl's own order (data_source, solution_str, "
-            "ground_truth, extra_info) has to be declared: order=verl."
+            "ground_truth, extra_info) must be declared: order=verl."
         )
     if not isinstance(extra_info, Mapping | None):
         raise DataError(f"extra_info={_clip(extra_info)} must be a mapping or None, not a {type(extra_info).__name__}.")
@@ -170,7 +170,7 @@ def scorer(given: Mapping[str, object], defaults: Mapping[str, Json] | None = No
     """The scorer of this process for settings as a host passes them; equal settings share one.
 
     Environment variables (the API key among them), the file of `ASSAY_REWARDS_CONFIG` and that of the reward are part
-    of the settings: after a change of theirs the next call is scored by a new one.
+    of the settings: if they change, the next call is scored by a new one.
     """
     said = json.dumps([plain(given), dict(defaults or {}), read_from_environment()], sort_keys=True, default=str)
     found = _SCORERS.get((said, _outside(said)))
@@ -197,9 +197,11 @@ def scorer_of(reward: object, settings: Mapping[str, object]) -> HostScorer:
     dotted = {key.removeprefix(OPTIONS): value for key, value in settings.items() if key.startswith(OPTIONS)}
     options = plain({**(settings.get("options") or {}), **dotted})  # type: ignore[dict-item]
     if options and is_reward(reward):
-        raise ConfigError("options are for a function or a reward that is given by name; this one is made already.")
+        raise ConfigError(
+            "options are for a function or a reward that is given by name; this reward is already an object."
+        )
     made: AnyReward = reward if is_reward(reward) else of_function(reward, options)
-    # Under a name of its own: variables of the monitor's environment are no matter of another reward.
+    # Under a name of its own: the monitor's environment variables do not concern another reward.
     others = {key: value for key, value in settings.items() if not f"{key}.".startswith(OPTIONS)}
     return HostScorer(read_settings({**others, "reward": f"given:{made.name}"}), made)
 
@@ -211,7 +213,7 @@ def asks_for_truth(reward: AnyReward) -> bool:
 
 
 def _outside(said: str) -> int:
-    """A hash of what settings lead to outside them, as it is now: the API key, and the rewards' files."""
+    """A hash of what the settings refer to, as it is now: the API key, and the rewards' files."""
     variable, files = _READ_OUTSIDE.get(said, ("", ()))
     return hash((os.environ.get(variable, ""), *(version_of(file) for file in files)))
 
@@ -246,7 +248,9 @@ def _parts(reward: AnyReward, config: HostConfig) -> tuple[str, ...] | None:
     if declared is None:
         return None
     if clash := _RESERVED & set(declared):
-        raise ConfigError(f"Parts of {reward.name} are called {', '.join(sorted(clash))}, which hosts use otherwise.")
+        raise ConfigError(
+            f"Parts of {reward.name} are called {', '.join(sorted(clash))}, names that hosts use for something else."
+        )
     return tuple(declared)
 
 
@@ -256,7 +260,7 @@ def _occurring(scores: Sequence[Score]) -> tuple[str, ...]:
 
 
 def _shared_caller(config: HostConfig) -> Caller | None:
-    """Whoever makes the calls of several processes, where there is to be one; None calls from this process."""
+    """The shared caller of several processes, if there should be one; None calls from this process."""
     if config.engine.offline or config.share == "process":
         return None
     if config.share == "hub":

@@ -1,7 +1,7 @@
 """What a host's reward is made of: the YAML file that `ASSAY_REWARDS_CONFIG` names, then the host's own keywords.
 
     reward: monitor                  name of a reward, or path.py:name, or package.module:name, or a list of these
-    options: {verbosity: 0.1}        what the reward itself takes
+    options: {verbosity: 0.1}        arguments of the reward itself
     judge: {base_url: ..., model: ...}
     engine: {max_in_flight: 512, on_failure: raise}
 
@@ -32,9 +32,9 @@ CONFIG_ENV = "ASSAY_REWARDS_CONFIG"
 """Environment variable that names a YAML file of these settings."""
 OPTIONS = "options."
 """What keys of the reward's own settings begin with."""
-_UNKNOWN = "What the reward itself takes goes under options: options.NAME=..."
+_UNKNOWN = "Arguments of the reward itself go under options: options.NAME=..."
 _NOT_THE_CLIENTS = ("on_failure", "failure_value", "max_failure_rate", "batch_deadline_s", "reread_limit")
-"""Settings of an engine that are no matter of whoever makes its calls."""
+"""Settings of an engine that its caller does not need."""
 
 
 @chz.chz
@@ -47,26 +47,26 @@ class HostConfig(Settings):
     options: Mapping[str, Json] = chz.field(default_factory=dict)
     """Keyword arguments of the reward; of several rewards `NAME.KEY`, where NAME is what follows the colon."""
     parts: tuple[str, ...] = ()
-    """Parts of the score that a host is given beside it, always all of them. Empty takes the names that the reward
-    declares (`parts`), and else, where a host passes a whole batch, those that occur in it."""
+    """Parts of the score that a host always gets beside it. Empty takes the names that the reward declares (`parts`),
+    or else, if a host passes a whole batch, those that occur in it."""
     order: Literal["specification", "verl"] = "specification"
     """Order of positional arguments: (response, ground_truth, dataset_name, extra_info), or verl's own
-    (data_source, solution_str, ground_truth, extra_info). The two cannot be told apart by looking."""
+    (data_source, solution_str, ground_truth, extra_info). The two cannot be told apart automatically."""
     details: bool | None = None
-    """Answer verl's call for one sample with a dictionary (score, parts, how it came about) instead of a number. null:
+    """Answer verl's call for one sample with a dictionary (score, parts, how it was scored) instead of a number. null:
     `compute_score` gives the number, `acompute_score` the dictionary."""
     group_by: str = "index"
-    """Key of `extra_info` whose equal values, within a data source, are the rollouts of one prompt: where the mean of a
-    group stands in for a failed score and the host does not say which samples are a group."""
+    """Key of `extra_info` whose equal values, within a data source, are the rollouts of one prompt: used if the mean of
+    a group replaces a failed score and the host does not say which samples form a group."""
     share: Literal["auto", "ray", "hub", "process"] = "auto"
     """Who makes the calls, and so has limit and budget: one Ray actor for all workers (`ray`), one process of this
     machine for all (`hub`), or each for itself (`process`). `auto` takes the actor wherever Ray is running."""
     shared_name: str = "judge"
     """Beginning of the actor's or the hub's name; the rest follows from endpoint and limits: equal ones are shared."""
     judge: JudgeConfig = chz.field(default_factory=JudgeConfig)
-    """Whom to ask."""
+    """The judge."""
     engine: EngineConfig = chz.field(default_factory=EngineConfig)
-    """How fast, how long, how much, and what a failure means."""
+    """Speed, deadlines, budget, and how failures are handled."""
 
 
 def read_settings(
@@ -98,7 +98,7 @@ def read_from_environment() -> tuple[object, ...]:
 
 
 def version_of(file: Path) -> tuple[int, ...] | None:
-    """What tells a file from what it was before, without reading it; None where there is none."""
+    """What changes when a file changes, without reading it; None if there is no file."""
     try:
         stat = file.stat()
     except OSError:
@@ -129,7 +129,7 @@ def shared_name(config: HostConfig) -> str:
 def plain(value: Any) -> Any:
     """A copy of what a host passed in which containers are dicts and lists and numbers are Python's own.
 
-    Hosts pass numpy arrays and scalars, and OmegaConf containers; anything else stays the object that it is.
+    Hosts pass numpy arrays and scalars, and OmegaConf containers; anything else stays the same object.
     """
     if isinstance(value, str | bytes):
         return str(value) if isinstance(value, str) else value
@@ -149,5 +149,5 @@ def _read_file(path: str) -> Layer:
     except OSError as error:
         raise ConfigError(f"Cannot read {path}, which {CONFIG_ENV} names: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}, which {CONFIG_ENV} names, is not UTF-8 text, so no YAML.") from error
+        raise ConfigError(f"{path}, which {CONFIG_ENV} names, is not UTF-8 text, so it cannot be YAML.") from error
     return parse_yaml(text, name=path)

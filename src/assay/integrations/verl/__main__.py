@@ -1,4 +1,4 @@
-"""`python -m assay.integrations.verl check <overrides>`: what verl would silently make of these overrides.
+"""`python -m assay.integrations.verl check <overrides>`: what verl would silently ignore or misread in these overrides.
 
 `check` composes verl's own config with them and prints what it finds; status 2 when anything would be ignored or would
 turn failures into zeros. `path` prints the file that verl versions without `pkg://` are given.

@@ -1,10 +1,10 @@
-"""What verl would silently make of a config: keys that it ignores, and settings that turn a failure into a reward of 0.
+"""What verl would silently do with a config: keys that it ignores, and settings that turn a failure into a reward of 0.
 
     findings = check_config(compose(["reward.custom_reward_function.path=pkg://assay.integrations.verl", ...]))
 
 verl 0.9 still composes the keys of older versions (`custom_reward_function`, `reward_model`, `sandbox_fusion`), so
-Hydra accepts them, and then reads none of them: training goes on with verl's own scorer. Older versions do the same to
-the keys of 0.9. Whatever is found is said with the key to set instead.
+Hydra accepts them, but verl never reads them: training goes on with verl's own scorer. Older versions do the same with
+the keys of 0.9. Each finding names the key to set instead.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def check_config(config: Any) -> list[Finding]:
     Which generation of verl it is for is seen from the keys that verl's own files have given it.
 
     Raises:
-        ConfigError: a reference in the config leads nowhere.
+        ConfigError: a reference in the config does not resolve.
     """
     data = config if isinstance(config, dict) else _resolved(config)
     new = isinstance(at(data, "reward.reward_manager"), dict)
@@ -117,7 +117,7 @@ def _check_09(data: Mapping[str, Any]) -> Iterator[Finding]:
         old = next(old for old in sorted(MOVED, key=len, reverse=True) if key == old or key.startswith(f"{old}."))
         instead, value = MOVED[old] + key.removeprefix(old), at(data, key)
         hint = _manager_hint(value) if instead == "reward.reward_manager.name" else f"Set {instead}={value}."
-        yield error(key, f"verl 0.9 accepts this key of older versions and reads it nowhere. {hint}")
+        yield error(key, f"verl 0.9 accepts this key of older versions but never reads it. {hint}")
     manager = at(data, "reward.reward_manager")
     yield from _check_source(manager)
     yield from _check_limits(data, manager.get("name"))
@@ -139,12 +139,12 @@ def _check_source(manager: Mapping[str, Any]) -> Iterator[Finding]:
         if name not in MANAGERS_09 and name not in _registered():
             listed = ", ".join(MANAGERS_09)
             hint = _manager_hint(name) if name in ("batch", "prime") else f"It has {listed}; or set {USE_OURS}."
-            yield error(f"{key}.name", f"{name} is no manager of verl 0.9. {hint}")
+            yield error(f"{key}.name", f"{name} is not a manager of verl 0.9. {hint}")
         if module.get("path"):
             yield error(f"{key}.module.path", f"ignored while {key}.source=register. Set {key}.source=importlib.")
     elif source == "importlib":
         if not module.get("path"):
-            yield error(f"{key}.module.path", "null, and source=importlib takes the manager from here.")
+            yield error(f"{key}.module.path", "null, and source=importlib loads the manager from this path.")
         if module.get("name") not in (None, "custom_reward_manager", name):
             took = f"verl ignores it and takes the class from {key}.name={name}."
             yield error(f"{key}.module.name", f"{took} Set {key}.name={module['name']}.")
@@ -197,7 +197,7 @@ def _check_before(data: Mapping[str, Any]) -> Iterator[Finding]:
     for key in leaves(data, ("reward",)):
         old = next((old for old, new in MOVED.items() if key == new or key.startswith(f"{new}.")), None)
         instead = f"Set {old}{key.removeprefix(MOVED[old])}." if old else "It belongs to verl 0.9."
-        yield error(key, f"this verl is older than 0.9 and reads no such key. {instead}")
+        yield error(key, f"this verl is older than 0.9 and does not read this key. {instead}")
     model = at(data, "reward_model") or {}
     use_ours = f"custom_reward_function.path={our_file()} custom_reward_function.name=compute_score"
     yield from check_function(data, "custom_reward_function", model, use_ours, generation="before")
@@ -210,7 +210,7 @@ def _check_old_manager(model: Mapping[str, Any]) -> Iterator[Finding]:
         yield error(
             key,
             "prime scores each sample in a process of its own, which shares no limit with the others, passes arguments "
-            "in an order of its own, and makes any failure a reward of 0.0. Set batch.",
+            "in an order of its own, and turns any failure into a reward of 0.0. Set batch.",
         )
     elif name == "rate_limited":
         yield error(key, "rate_limited gives a sample that fails or times out the reward 0.0. Set batch.")

@@ -7,7 +7,7 @@
 
 verl asks sample by sample; what arrives while its event loop turns becomes one batch of the engine, and every sample is
 answered as soon as it is scored. Beyond what `acompute_score` is given, the reward sees the prompt, and the rollouts of
-one prompt are known as a group by their `uid`, so that `on_failure=group_mean` means something within a batch.
+one prompt are known as a group by their `uid`, so that `on_failure=group_mean` works within a batch.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class AssayRewardManager(RewardManagerBase):  # type: ignore[misc]
         loop = asyncio.get_running_loop()
         response = await loop.run_in_executor(None, self._decode, response_ids[:length])
         truth = fields["reward_model"]
-        # Rollouts leave what tools and turns gave in fields of their own; rewards look for everything in extra_info.
+        # Rollouts keep results of tools and turns in separate fields; rewards look for everything in extra_info.
         extra = {
             **plain(fields.get("extra_info") or {}),
             **plain(dict(fields.get("tool_extra_fields") or {})),
@@ -138,7 +138,7 @@ class AssayRewardManager(RewardManagerBase):  # type: ignore[misc]
                 waiting.answer.set_exception(missing(score, REWARD_LOOP))
 
     def _end_batch(self, batch: Sequence[_Waiting], task: asyncio.Task[None]) -> None:
-        """Whatever ended a batch early ends the wait of everybody in it, who would wait for ever."""
+        """An error that ends a batch ends the wait of all its samples, which would otherwise never end."""
         self._batches.discard(task)
         for waiting in batch:
             if waiting.answer.done():

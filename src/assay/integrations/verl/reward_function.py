@@ -39,12 +39,12 @@ def error(key: str, message: str) -> Finding:
 
 
 def warning(key: str, message: str) -> Finding:
-    """A finding that one may live with."""
+    """A finding that does not make the config useless."""
     return Finding("warning", key, message)
 
 
 def at(data: Any, key: str) -> Any:
-    """The value at a dotted key; None where there is none."""
+    """The value at a dotted key; None if there is none."""
     for name in key.split("."):
         if not isinstance(data, Mapping):
             return None
@@ -74,7 +74,7 @@ def check_function(
     path, name, kwargs = custom.get("path"), str(custom.get("name") or "compute_score"), custom.get("reward_kwargs")
     our_manager = generation == "0.9" and manager.get("name") == OUR_MANAGER
     if not path and not our_manager:
-        yield error(f"{key}.path", f"null: verl scores with rules of its own, and no reward of yours. Set {use_ours}.")
+        yield error(f"{key}.path", f"null: verl scores with its own rules, not with your reward. Set {use_ours}.")
         if kwargs:
             yield error(f"{key}.reward_kwargs", f"ignored while {key}.path is null.")
         return
@@ -129,7 +129,7 @@ def _check_settings(kwargs: Mapping[str, object], key: str) -> Iterator[Finding]
     variable = config.judge.api_key_env
     if variable and not os.environ.get(variable) and asks_judge(reward):
         missing = f"{variable} (judge.api_key_env) is not set here."
-        yield warning(key, f"{missing} Export it where Ray is started, or set judge.api_key_env to nothing.")
+        yield warning(key, f"{missing} Export it where Ray is started, or set judge.api_key_env to an empty text.")
 
 
 def _load(path: str, name: str) -> tuple[Any, str]:
@@ -141,7 +141,7 @@ def _load(path: str, name: str) -> tuple[Any, str]:
             file = Path(path.removeprefix("file://"))
             spec = importlib.util.spec_from_file_location("assay_checked_reward", file) if file.exists() else None
             if spec is None or spec.loader is None:
-                return None, f"there is no Python file {path} (looked in {Path.cwd()})."
+                return None, f"the Python file {path} does not exist (looked in {Path.cwd()})."
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
     except ImportError as wrong:

@@ -23,7 +23,7 @@ from assay.types import Json, Score
 
 BATCH = ("solution_strs", "ground_truths", "data_sources", "extra_infos")
 ALIASES: Mapping[str, str] = {"solution_str": "response", "data_source": "dataset_name"}
-"""verl's keyword -> the specification's."""
+"""verl's keyword -> Assay's."""
 ORDERS: Mapping[str, Sequence[str]] = {
     "specification": ("response", "ground_truth", "dataset_name", "extra_info"),
     "verl": ("dataset_name", "response", "ground_truth", "extra_info"),
@@ -31,7 +31,7 @@ ORDERS: Mapping[str, Sequence[str]] = {
 _SERVED = ("reward_router_address", "reward_model_tokenizer")
 """What verl adds where it serves a reward model."""
 BATCH_DEFAULTS: Mapping[str, Json] = {"engine.on_failure": "group_mean"}
-"""A manager that scores a whole batch can leave no sample out; the mean of its group pulls it in no direction."""
+"""A manager that scores a whole batch cannot leave a sample out; with the mean of its group its advantage is 0."""
 
 
 REWARD_LOOP = (
@@ -41,7 +41,7 @@ SINGLE = (
     "verl's V1 trainer leaves this rollout out of its group; other trainers end the step here. To go on instead, set "
     "engine.on_failure=constant with engine.failure_value, or score in batches, where a group's mean can stand in."
 )
-"""What becomes of a sample without a score."""
+"""What happens to a sample without a score."""
 
 
 class _Arguments(NamedTuple):
@@ -88,7 +88,7 @@ async def acompute_score(*args: Any, **kwargs: Any) -> Row | list[Row] | float:
 
 
 def _single_reward(one: HostScorer, score: Score, host: str) -> float:
-    """The reward of a sample that comes alone: it is all of its group."""
+    """The reward of a sample that comes alone, as a group of one."""
     reward = one.rewards([score], [0])[0]
     if reward is None:
         raise missing(score, host)
@@ -104,7 +104,7 @@ def _sort(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Arguments:
         if args or mixed:
             listed = ", ".join(mixed) or f"{len(args)} positional arguments"
             raise DataError(
-                f"compute_score was given a batch ({', '.join(BATCH)}) together with {listed}. Pass one kind."
+                f"compute_score was given a batch ({', '.join(BATCH)}) together with {listed}. Pass one or the other."
             )
         responses = kwargs.get("solution_strs")
         if responses is None:
@@ -119,7 +119,7 @@ def _sort(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Arguments:
 
 
 def _named(args: Sequence[Any], kwargs: Mapping[str, Any], order: str) -> dict[str, Any]:
-    """The fields of a single sample by the specification's names."""
+    """The fields of a single sample by Assay's names."""
     names = ORDERS.get(order, ORDERS["specification"])  # a wrong order is refused with the other settings
     if len(args) > len(names):
         raise DataError(
@@ -133,7 +133,9 @@ def _named(args: Sequence[Any], kwargs: Mapping[str, Any], order: str) -> dict[s
                 raise DataError(f"compute_score was given {field} twice, once as {name}.")
             fields[field] = kwargs[name]
     if "response" not in fields:
-        raise DataError("compute_score was given no response (response, solution_str, or solution_strs for a batch).")
+        raise DataError(
+            "compute_score was not given a response (response, solution_str, or solution_strs for a batch)."
+        )
     return fields
 
 

@@ -152,7 +152,7 @@ def _failure(failure: Mapping[str, Json]) -> tuple[Outcome, str]:
                 f"not every kernel may have been compiled: host code failed on results that no kernel wrote: {text}",
             )
         case "device":
-            return "unsupported", f"host code needs a CUDA device, which this stage only pretends: {text}"
+            return "unsupported", f"host code needs a CUDA device, which this stage only simulates: {text}"
         case _:
             return "rejected", f"host code failed before any kernel was launched: {text}"
 
@@ -230,7 +230,7 @@ def cuda_report(result: JobResult, extensions: Sequence[Extension], limits: Limi
         return early
     steps = result.report.get("steps") if isinstance(result.report, dict) else None
     if not isinstance(steps, list) or not steps:
-        return CompileReport("failed", "the compile job came back without its report", (), result.cpu_s)
+        return CompileReport("failed", "the compile job returned no report", (), result.cpu_s)
     kernels = tuple(
         CompiledKernel(usage.name, usage.shared_bytes, usage.registers, usage.spill_bytes)
         for step in steps

@@ -24,7 +24,7 @@ ASK_S = 60.0
 CURE = (
     "install a CUDA toolkit (12 or newer) and put its bin folder into PATH, or name its folder in CUDA_HOME; the PyPI "
     "packages nvidia-cuda-nvcc, nvidia-cuda-runtime, nvidia-cuda-crt, nvidia-nvvm and nvidia-cuda-cccl (13 or newer) "
-    "are one. A host compiler (g++) is needed too: apt-get install g++, or your like"
+    "are one. A host compiler (g++) is needed too: apt-get install g++, or the like of your system"
 )
 _TOP = re.compile(r"^#\$ TOP=(.+)$", re.MULTILINE)
 
@@ -96,7 +96,7 @@ def find_toolkit(search_path: str | None = None) -> CudaToolkit:
             continue
         return CudaToolkit(os.path.join(root, "bin", "nvcc"), root, host)
     seen = "; ".join(tried) or "no nvcc in PATH, CUDA_HOME, /usr/local/cuda or the installed packages"
-    raise MissingDependencyError(f"CUDA sources cannot be compiled here ({seen}), so none is checked: {CURE}.")
+    raise MissingDependencyError(f"CUDA sources cannot be compiled here ({seen}), so they are not checked: {CURE}.")
 
 
 def checks() -> list[Check]:
@@ -137,7 +137,7 @@ def _root_of(nvcc: str) -> tuple[str, str]:
     root = os.path.realpath(top[1].strip()) if top else ""
     if root and os.path.exists(os.path.join(root, "bin", "nvcc")):
         return root, ""
-    return "", (done.stderr.strip()[:200] or "it does not say where its toolkit is")
+    return "", (done.stderr.strip()[:200] or "its output does not name its toolkit")
 
 
 def _host_tool(host: str, name: str) -> str:

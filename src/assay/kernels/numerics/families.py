@@ -10,7 +10,7 @@ What an input may be is read off the given draw. Whole numbers stay within the r
 distinct, sorted ones are left alone (offsets, positions). Boolean masks only change places of whole rows, so a row that
 was legal stays so. Rows that sum to 1 stay probabilities; floats that are a few whole numbers stay labels from among
 them. Triangles keep their zeros and symmetric matrices their symmetry. A domain that cannot be seen (a square root that
-wants positive inputs) shows in the reference: a family in which it is not finite is dropped by whoever evaluates it.
+wants positive inputs) shows in the reference: a family in which it is not finite is dropped when it is evaluated.
 """
 
 from __future__ import annotations

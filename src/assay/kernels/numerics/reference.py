@@ -4,10 +4,10 @@
         result = process.evaluate(problem.code, input_seed=secret, weight_seed=0)
         if screening_of(result).rewarded: ...
 
-PyTorch runs in a process of its own, with a memory limit and a deadline for each evaluation; this module, and whoever
-holds seeds and expected outputs, does without. Problems are trusted code (they come from the user); candidates never
-run here. Weights come from `weight_seed` in the way KernelBench builds them: the generator is seeded, then the model is
-constructed, in training mode, so a candidate that creates its parameters in the same order has the same ones.
+PyTorch runs in a process of its own, with a memory limit and a deadline for each evaluation; this module, and any code
+that holds seeds and expected outputs, does without. Problems are trusted code (they come from the user); candidates
+never run here. Weights come from `weight_seed` in the way KernelBench builds them: the generator is seeded, then the
+model is constructed, in training mode, so a candidate that creates its parameters in the same order has the same ones.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class ReferenceProcess:
         except TimeoutError as error:
             self._kill()
             raise ReferenceModelError("timeout", f"the reference took more than {self.timeout_s:g} s.") from error
-        except (EOFError, BrokenPipeError, ValueError) as error:  # ValueError: what came is no frame
+        except (EOFError, BrokenPipeError, ValueError) as error:  # ValueError: what came is not a frame
             self._kill()
             said = _CLOSED if self._closed else "the process that runs references died. Try again."
             raise ReferenceModelError("crash", said) from error

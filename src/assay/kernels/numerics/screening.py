@@ -145,7 +145,7 @@ def _reason(
     if other_weights is not None and cases[0].family not in constant and _same(other_weights, cases[0], precision):
         return "weight_independent", "other weights give the same output"
     if len(constant) == len(cases) and any(output.size > 1 for output in cases[0].exact):
-        return "tolerance_exceeds_signal", "within a call, a constant is as near to the output as the tolerance allows"
+        return "tolerance_exceeds_signal", "within a call, a constant is as close to the output as the tolerance allows"
     return None, ""
 
 

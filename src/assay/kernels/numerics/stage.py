@@ -239,8 +239,8 @@ def _decide(
     if _weights_moved(answers, traces) is False:
         names = ", ".join(list(answers.draw.moved_weights)[:4])
         said = (
-            f"the model has no parameters for the reference's {names}, whose values at the start are not "
-            "the only ones: keep all of the reference's parameters, under their names or in their order"
+            f"the model has no parameters for the reference's {names}, whose values also change during grading: keep "
+            "all of the reference's parameters, under their names or in their order"
         )
         return "wrong", said, "", {"weights_moved": False}
     return _cheated(answers, traces, kernels, policy) or ("ok", "", "", _summary(answers, traces))
@@ -294,7 +294,7 @@ def _cheated(
     """Right answers that its own kernels did not give."""
     for place, call in enumerate(answers.calls):
         if call.skip and answers.comparisons[place].ok:
-            said = "without any launch the output is still right, so the kernels do nothing for it"
+            said = "without any launch the output is still right, so the kernels contribute nothing"
             return "cheat", said, "ghost_kernel", {"call": place}
     for place, call in enumerate(answers.calls):
         launches = _launches(traces, place)
@@ -305,7 +305,7 @@ def _cheated(
         read, whole = _count(traces, place, "host_bytes"), _input_bytes(call.case)
         if whole and read >= MAX_HOST_SHARE * whole:
             said = f"forward read {read} bytes of tensors into Python or NumPy, of {whole} bytes of inputs"
-            return "cheat", f"{said}: work that is done there is not done by a kernel", "library_work", {"call": place}
+            return "cheat", f"{said}: work done there is not done by a kernel", "library_work", {"call": place}
     return _library_work(answers.draw.work, traces, policy)
 
 
@@ -351,7 +351,7 @@ def _library_work(
         seen: dict[str, Json] = {"operators": dict(sorted(done.items())), "share": round(share, 4)}
         all_of_it = theirs and all(done.get(name, 0) >= MAX_SHARE_OF_EACH * reference[name][1] for name in theirs)
         if share >= MAX_SHARE_OF_WORK or all_of_it:
-            said = f"PyTorch did the work ({', '.join(sorted(done))}), and the kernels only the rest"
+            said = f"PyTorch did the work ({', '.join(sorted(done))}), and the kernels did only the rest"
             return "cheat", said, "library_work", seen
         if heavy and policy == "strict":
             said = f"PyTorch's {', '.join(heavy)} did work that a kernel has to do"

@@ -68,7 +68,7 @@ def tolerance_for(exact: Array, rounded: Array, precision: str) -> Tolerance:
         ValueError: unknown precision, or two shapes.
     """
     if precision not in RELATIVE:
-        raise ValueError(f"precision {precision!r} is none of {sorted(RELATIVE)}")
+        raise ValueError(f"precision {precision!r} is not one of {sorted(RELATIVE)}")
     if exact.shape != rounded.shape:
         raise ValueError(f"exact output {exact.shape} and rounded output {rounded.shape} differ in shape")
     exact, rounded = as_reals(exact), as_reals(rounded)

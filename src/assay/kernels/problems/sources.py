@@ -116,10 +116,10 @@ def load_problems(
         raise ConfigError("no level was asked for, so there is no problem to load. Name at least one, such as (1,).")
     if path is not None and dataset_src in ("shipped", "huggingface"):
         raise ConfigError(
-            f"a path ({path}) was given, but dataset_src={dataset_src} reads none. Drop it, or use local."
+            f"a path ({path}) was given, but dataset_src={dataset_src} does not read one. Remove it, or use local."
         )
     if revision is not None and dataset_src != "huggingface":
-        raise ConfigError(f"revision={revision} means something with dataset_src=huggingface only, not {dataset_src}.")
+        raise ConfigError(f"revision={revision} is only for dataset_src=huggingface, not {dataset_src}.")
     there: Iterable[int]
     match dataset_src:
         case "shipped":
@@ -153,8 +153,8 @@ def _in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     for before, after in itertools.pairwise(ordered):
         if before.key == after.key:
             raise DataError(
-                f"problem {after.key} is there twice ({before.source}: {before.name}; {after.source}: {after.name}), "
-                "so a level and number would not say which. Remove one."
+                f"problem {after.key} appears twice ({before.source}: {before.name}; {after.source}: {after.name}), so "
+                "its level and number are ambiguous. Remove one."
             )
     return tuple(ordered)
 
@@ -170,8 +170,8 @@ def find_problem(problems: Iterable[Problem], level: int, number: int) -> Proble
         if (problem.level, problem.id) == (level, number):
             return problem
     there = [p.id for p in problems if p.level == level]
-    have = f"level {level} has {_ranges(there)}" if there else f"there is no problem of level {level}"
-    raise DataError(f"there is no problem {level}/{number}: {have}.")
+    have = f"level {level} has {_ranges(there)}" if there else f"there are no problems of level {level}"
+    raise DataError(f"problem {level}/{number} does not exist: {have}.")
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -70,7 +70,7 @@ def _import(node: ast.Import | ast.ImportFrom, source: Source, native: bool) -> 
         yield found("host_code_in_kernel", node)
     if isinstance(node, ast.ImportFrom):
         if node.level:
-            yield found("imports_reference", node, note="a submission is one module; there is nothing beside it")
+            yield found("imports_reference", node, note="a submission is one module; it cannot import files beside it")
             return
         modules = [node.module or ""]
         if node.names[0].name == "*" and modules[0] not in _STAR_OK:

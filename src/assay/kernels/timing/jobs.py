@@ -152,9 +152,7 @@ def recheck(
         for place, (given, expected) in enumerate(pairs):
             where = f"in call {place // width + 1} of sample {at // ROUNDS + 1}"
             if digest(given) != digests[place]:
-                return Finding(
-                    "deferred", f"{where} the output was another when it was fetched than when the call ended"
-                )
+                return Finding("deferred", f"{where} the output changed between the end of the call and its fetch")
             dtype, shape = problem.outputs[place % width]
             wanted = HostTensor(dtype, shape, expected).array()
             found = compare(HostTensor(dtype, shape, given).array(), wanted, doubled[place % width])

@@ -99,7 +99,7 @@ def median_interval(values: Sequence[float], confidence: float) -> Interval:
     ordered = sorted(values)
     rank = _rank(len(ordered), confidence)
     if rank == 0:
-        raise ValueError(f"{len(ordered)} values bound no median with confidence {confidence}")
+        raise ValueError(f"{len(ordered)} values are too few to bound the median with confidence {confidence}")
     return Interval(median(ordered), ordered[rank - 1], ordered[-rank])
 
 
@@ -246,7 +246,7 @@ class Timing:
 def conclude(measured: Measured, rules: Rules) -> Timing | Finding:
     """What the samples prove."""
     if not all(sample.sane for sample in measured.candidate_samples):
-        return Finding("timer", "its events report times that are negative or no numbers")
+        return Finding("timer", "its events report times that are negative or not numbers")
     trusted = (*measured.alone, *measured.baseline_samples)
     overhead = overhead_of(trusted)
     clock = agreement(measured.candidate_samples, trusted, rules.confidence)
@@ -297,7 +297,7 @@ def _quarantine(
             f"at least {1000 * floor:.4g} ms"
         )
     if speedup.low > rules.max_speedup:
-        return f"a speedup of {speedup.middle:.3g} is above {rules.max_speedup:g} and wants a reader"
+        return f"a speedup of {speedup.middle:.3g} is above {rules.max_speedup:g} and needs a human check"
     if len(measured.alone) >= fewest_samples(rules.confidence):
         alone = median_interval([_mean(s) for s in measured.alone], rules.confidence)
         beside = median_interval([_mean(s) for s in measured.baseline_samples], rules.confidence)

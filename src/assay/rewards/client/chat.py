@@ -19,7 +19,7 @@ PATH = "/chat/completions"
 MESSAGE_CHARS = 300
 """How much of a provider's error message is kept."""
 MAX_WAIT_HINT_S = 120.0
-"""Longer waits are not believed; the call asks again after this."""
+"""Longest wait that is accepted; the call is retried after it at the latest."""
 
 _QUOTA_CODES = {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"}
 _MODEL_CODES = {"model_not_found", "deployment_not_found", "DeploymentNotFound"}
@@ -46,7 +46,7 @@ class Refusal:
     message: str
     status: int = 0
     overload: bool = False
-    """Whether it asks for fewer calls (429, 503) rather than telling of a fault."""
+    """Whether it asks for fewer calls (429, 503) rather than reporting a fault."""
     too_fast: bool = False
     """Whether a rate limit is known to be behind it: fewer calls in flight would not help, a pause does."""
     wait_s: float | None = None
@@ -78,7 +78,7 @@ def read(response: Response) -> Answer | Refusal:
     if response.status != 200:
         return _refusal(response, data)
     if not isinstance(data, dict):
-        return Refusal("malformed", "status 200 with a body that is no JSON object", 200)
+        return Refusal("malformed", "status 200 with a body that is not a JSON object", 200)
     try:
         choice = data["choices"][0]
         text = choice["message"]["content"]
@@ -133,7 +133,7 @@ def _is_rate(response: Response) -> bool:
 
 
 def rate_hint(headers: Mapping[str, str], what: str) -> RateHint | None:
-    """The quota of `requests` or `tokens`, where the headers give a believable one."""
+    """The quota of `requests` or `tokens`, if the headers give a plausible one."""
     try:
         limit = int(headers[f"x-ratelimit-limit-{what}"])
         remaining = int(headers[f"x-ratelimit-remaining-{what}"])

@@ -1,9 +1,9 @@
-"""Asks one judge: cache, then whoever asks the same already, then the judge itself, until it answers.
+"""Asks one judge: the cache first, then an equal call in flight, then the judge itself, until it answers.
 
     call -> cached reply? -> same call under way? -> [budget -> wait for a turn -> send -> read] until answered
 
-The retry loop is here and not in the transport, so that the limit sees every refusal. A reply is handed out after it is
-on disk: what was scored was never paid for in vain. Nobody who stops waiting cancels a call that others wait for.
+The retry loop is here and not in the transport, so that the limit sees every refusal. A reply is returned after it is
+on disk, so a reply that was paid for is never lost. Cancelling one waiter does not cancel a call that others wait for.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ logger = logging.getLogger(__name__)
 TRANSIENT: frozenset[FailureKind] = frozenset({"rate_limited", "timeout", "connection", "server", "malformed"})
 """Failures after which the same call is worth another attempt."""
 DOUBTS = 3
-"""Attempts after which a key or model that worked before is believed to be refused for good."""
+"""Attempts after which a key or model that worked before counts as refused for good."""
 QUIET_S = 10.0
-"""A judge that answers nothing for so long while calls are retried is warned about, and again as often."""
+"""If a judge does not answer for this long while calls are retried, a warning is logged, and repeated at this
+interval."""
 TOKENS_PER_BYTE = 1 / 3
-"""A cautious guess, until replies tell."""
+"""A cautious guess, until replies show the real value."""
 NEVER_VALID = 20
-"""Replies that are no chat completions, and not one that is, after which the endpoint is believed to be no judge."""
+"""If this many replies are not chat completions and none is, the endpoint counts as not a judge."""
 COUNTED = ("calls", "attempts", "answered", "cache_hits", "shared", "refusals", "hedges", "hedges_won", "failures")
 
 
@@ -49,7 +50,7 @@ class Client:
     """A `Caller` for one OpenAI-compatible endpoint. Belongs to the event loop of its first call.
 
     Raises:
-        ConfigError: the API key's variable is not set, the URL is none, or a budget in money has no prices.
+        ConfigError: the API key's variable is not set, the URL is not valid, or a budget in money has no prices.
         CacheError: the cache cannot be opened.
     """
 
@@ -107,7 +108,7 @@ class Client:
         return await self._wait(call, deadline)
 
     def add_spent(self, usage: Usage) -> None:
-        """Count towards the budget what was spent elsewhere: by a client before this one, say."""
+        """Count towards the budget what was spent elsewhere, for example by an earlier client."""
         self._budget.spend(usage.usd, usage.prompt_tokens + usage.completion_tokens)
 
     async def forget(self, request: Request) -> None:
@@ -117,7 +118,7 @@ class Client:
 
     async def close(self) -> None:
         """See `Caller.close`."""
-        while self._tasks:  # those of calls, and then the hedges that they leave behind
+        while self._tasks:  # the tasks of calls, and then the hedges that they leave behind
             for task in self._tasks:
                 task.cancel()
             await asyncio.wait(self._tasks)
@@ -141,7 +142,8 @@ class Client:
         }
 
     def _new_call(self, request: Request, body: bytes, key: str) -> Call:
-        """A call that may use its prompt's tokens, as replies so far suggest, and its reply's at the longest."""
+        """A call with the most tokens that it may use: its prompt's, estimated from earlier replies, and the longest
+        reply."""
         self._counts["calls"] += 1
         prompt = len(body) * self._tokens_per_byte
         longest = request.params.get("max_tokens", request.params.get("max_completion_tokens"))
@@ -165,7 +167,7 @@ class Client:
         call.hand_out(task)
 
     async def _fetch(self, call: Call) -> Outcome:
-        """Ask until there is an answer, no hope of one, or no time left."""
+        """Ask until there is an answer, a permanent failure, or no time left."""
         loop = asyncio.get_running_loop()
         while True:
             if not await self._reserve(call):
@@ -179,7 +181,7 @@ class Client:
             if not self._worth_another(result, call):
                 return self._failure(self._kind_of(result, call), result.message, call)
             wait_s = backoff_s(call.attempts, self._random.random(), result.wait_s)
-            # A call that has only waited for its turn is not given up, unless nothing was answered meanwhile.
+            # A call that has only waited for its turn is kept, unless no call was answered meanwhile.
             since = max(call.since, min(call.began, self._answered_at))
             if loop.time() + wait_s > since + self._config.call_deadline_s:
                 gave_up = f"no answer within call_deadline_s={self._config.call_deadline_s:g} s"
@@ -188,13 +190,13 @@ class Client:
             await asyncio.sleep(wait_s)
 
     def _warn_of_silence(self, call: Call, why: str) -> None:
-        """Say why nothing is answered, while a call is tried again: an outage would else look like a hang."""
+        """Log why calls are retried: otherwise an outage would look like a hang."""
         now = asyncio.get_running_loop().time()
         if now - max(call.began, self._answered_at, self._warned_at) < QUIET_S:
             return
         self._warned_at = now
         logger.warning(
-            "%s has answered nothing for %.0f s; each call is tried again for up to call_deadline_s=%g. Last: %s",
+            "%s has not answered for %.0f s; each call is tried again for up to call_deadline_s=%g. Last: %s",
             self._endpoint,
             now - max(call.began, self._answered_at),
             self._config.call_deadline_s,
@@ -202,9 +204,10 @@ class Client:
         )
 
     async def _reserve(self, call: Call) -> bool:
-        """Set aside what the next attempt may cost; wait for calls in flight where only they can free it.
+        """Reserve what the next attempt may cost; wait for calls in flight if only they can free it.
 
-        A budget that was too small for one call is spent for all: the batch ends, and what were sent now would be lost.
+        A budget that is too small for one call counts as spent for all: the batch ends, and calls sent now would be
+        lost.
         """
         while not self._budget_spent and not self._budget.reserve(call.usd, call.tokens):
             if self._budget.idle:
@@ -220,14 +223,14 @@ class Client:
         self._freed.set()
 
     def _worth_another(self, refusal: Refusal, call: Call) -> bool:
-        """A key that has worked is doubted only when it is refused again and again: gateways have bad moments."""
+        """A key that has worked counts as refused only after several refusals: gateways fail now and then."""
         if (refusal.kind == "malformed" and self._is_no_judge()) or self._is_out_of_reach(refusal, call):
             return False
         in_doubt = refusal.kind in ("auth", "unknown_model", "not_a_judge") and self._counts["answered"] > 0
         return refusal.kind in TRANSIENT or (in_doubt and call.attempts < DOUBTS)
 
     def _is_no_judge(self) -> bool:
-        """Whether the endpoint has only ever given replies that are no chat completions: a wrong path, most likely."""
+        """Whether no reply of the endpoint was a chat completion: most likely the path is wrong."""
         return self._counts["answered"] == 0 and self._counts["malformed"] >= NEVER_VALID
 
     def _is_out_of_reach(self, refusal: Refusal, call: Call) -> bool:
@@ -235,7 +238,8 @@ class Client:
         return refusal.unreachable and is_out_of_reach(self._reached, tried_s)
 
     def _kind_of(self, refusal: Refusal, call: Call) -> FailureKind:
-        """Whoever is refused while others are answered is refused for what it asks: by a gateway's filter, say."""
+        """A call that is refused while others are answered is refused for its content, for example by a gateway's
+        filter."""
         if refusal.kind == "malformed" and self._is_no_judge():
             return "not_a_judge"
         if self._is_out_of_reach(refusal, call):
@@ -266,7 +270,7 @@ class Client:
                 call.hedge = None
 
     def _hedge(self, call: Call) -> bool:
-        """A call takes far longer than calls do: send it a second time, unless the judge is short of room."""
+        """A call takes far longer than usual: send it a second time, unless the judge is refusing calls."""
         loop = asyncio.get_running_loop()
         if not self._gate.limit.calm(loop.time()) or not self._watch.policy.allows():
             return False
@@ -320,7 +324,7 @@ class Client:
             self._watch.policy.on_latency(self._answered_at - started)
             used = result.prompt_tokens + result.completion_tokens
             self._gate.on_answer(started, sent, headers, used - call.tokens if used else 0)
-        except asyncio.CancelledError:  # sent, and answered to nobody: what it may have cost must not be spent again
+        except asyncio.CancelledError:  # sent, but nobody got the answer: its possible cost must not be spent again
             self._budget.spend(call.usd, call.tokens)
             raise
         finally:
@@ -355,7 +359,7 @@ class Client:
         self._usage += usage
         if any(tokens):
             self._budget.spend(usd, sum(tokens))
-        else:  # not told: what it may have cost must not be spent again
+        else:  # cost unknown: its possible cost must not be spent again
             self._budget.spend(call.usd, call.tokens)
         self._counts["answered"] += 1
         if tokens[0]:

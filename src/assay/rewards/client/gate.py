@@ -51,7 +51,7 @@ class Gate:
             await waiter[0]
         except asyncio.CancelledError:
             if waiter[0].cancelled():
-                self._pump()  # it may have been the one that the others wait behind
+                self._pump()  # the others may have waited behind it
             else:
                 self.leave()  # admitted and cancelled in the same turn of the loop
             raise
@@ -127,7 +127,7 @@ class Gate:
             bucket.take(now, 1 if what == "requests" else tokens)
 
     def _pump(self) -> None:
-        """Admit whoever may start; come back when the next one may."""
+        """Admit the calls that may start; run again when the next one may."""
         if not self._retries and not self._fresh:
             return
         loop = asyncio.get_running_loop()

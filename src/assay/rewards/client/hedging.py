@@ -1,4 +1,4 @@
-"""Watches calls under way and says which take far longer than calls do: one timer for all of them, not one for each."""
+"""Watches calls in flight and reports those that take far longer than usual, with one timer for all of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A lean HTTP/1.1 client for one endpoint: persistent connections, one request at a time on each, no pipelining.
 
-General HTTP clients spend 0.3 to 3 ms of CPU on a call; at a thousand calls in flight that is what bounds throughput.
+General HTTP clients spend 0.3 to 3 ms of CPU on a call; at a thousand calls in flight that limits throughput.
 This one does what a judge's API needs and no more: POST with a JSON body, TLS, proxies from the environment, bounded
 bodies. Parsing is httptools' (the parser of Node.js); nothing here retries, follows redirects or keeps cookies.
 """
@@ -22,7 +22,7 @@ from assay.rewards.client.route import Route
 
 try:
     httptools: Any = importlib.import_module("httptools")
-except ImportError:  # settings and offline scoring do without; `require_parser` says so where it is needed
+except ImportError:  # settings and offline scoring do not need it; `require_parser` raises where it is needed
     httptools = None
 
 CONNECT_TIMEOUT_S = 20.0
@@ -39,7 +39,7 @@ class TransportError(Exception):
 
     Attributes:
         stale: it was on a kept connection that the server had closed.
-        unreachable: no connection was made: nobody listens there, or nobody has such a name.
+        unreachable: no connection was made: the address refuses, or the name does not exist.
     """
 
     def __init__(self, message: str, stale: bool = False, unreachable: bool = False) -> None:
@@ -61,14 +61,14 @@ class Response:
 
 
 def require_parser() -> None:
-    """See that HTTP can be spoken.
+    """Check that the HTTP parser is installed.
 
     Raises:
         MissingDependencyError: the parser is not installed.
     """
     if httptools is None:
         raise MissingDependencyError(
-            "httptools is not installed, and no judge can be asked without it. pip install 'assay-rl[rewards]'"
+            "httptools is not installed, and judges cannot be asked without it. pip install 'assay-rl[rewards]'"
         )
 
 
@@ -99,7 +99,7 @@ class HttpPool:
         except TransportError as error:
             connection.abort()
             error.stale = reused and not connection.heard
-            if error.stale:  # those that have been idle for longer are no better
+            if error.stale:  # those that have been idle for longer are stale too
                 self._drop_idle(float("inf"))
             raise
         except BaseException:
@@ -191,7 +191,7 @@ class HttpPool:
             await connection.secure(loop, self._tls, self._route.server_name)
         except OSError as error:
             connection.abort()
-            raise TransportError(f"no TLS through the proxy {self._where}: {error}") from error
+            raise TransportError(f"TLS failed through the proxy {self._where}: {error}") from error
         except BaseException:
             connection.abort()
             raise
@@ -249,7 +249,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard = True
-        if self._waiter is None:  # nobody asked: the server is closing with a message, or is out of step
+        if self._waiter is None:  # not requested: the server is closing with a message, or is out of step
             self.abort()
             return
         self._size += len(data)
@@ -280,7 +280,7 @@ class _Connection(asyncio.Protocol):
             self._done()
 
     def on_message_begin(self) -> None:
-        """httptools: a response begins; one that nobody asked for leaves the connection out of step."""
+        """httptools: a response begins; an unrequested one leaves the connection out of step."""
         self._headers, self._head_read = {}, False
         if self._waiter is None:
             self.reusable = False

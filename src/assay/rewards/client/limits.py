@@ -1,13 +1,14 @@
 """How many calls may be in flight, how fast they may start, and what they may cost: pure state machines.
 
-None of these waits, sleeps or reads a clock: times are arguments, in seconds on any monotonic clock, so that a test can
-play a day in a millisecond. `gate.py` puts them to work.
+They never wait, sleep or read a clock: times are arguments, in seconds on any monotonic clock, so that a test can
+simulate a day in a millisecond. `gate.py` uses them.
 
-The limit on calls in flight follows TCP's ways. Every refusal shows that the judge holds one call less than was sent,
-so it takes one off; the first of a round trip takes at least 5 % (multiplicative decrease), and a round trip at most
-half. Growth first doubles with every round trip, then closes half of the gap to where trouble was, then probes beyond
-it by 1, 2, 4, ... (BIC's search, Xu et al. 2004). It is clocked by how soon a refusal would be known, which for judges
-that refuse at once is far sooner than a round trip, and happens only while the limit is what holds calls back.
+The limit on calls in flight works like TCP's congestion window. Each refusal lowers it by one, since the judge accepted
+one call less than was sent; the first refusal of a round trip lowers it by at least 5 % (multiplicative decrease), and
+a round trip by at most half. The limit first doubles with every round trip. After a refusal it closes half of the gap
+to the limit at which calls were refused, then probes beyond that by 1, 2, 4, ... (BIC's search, Xu et al. 2004). It
+grows at the pace at which a refusal would be known, which for judges that refuse at once is far faster than a round
+trip, and only while the limit is what holds calls back.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from dataclasses import dataclass, field
 FIRST_CUT = 0.95
 DEEPEST_CUT = 0.5
 NOISE = 0.05
-"""Share of failures (503, timeouts) up to which they are taken for accidents, not for overload."""
+"""Share of failures (503, timeouts) up to which they count as accidents, not as overload."""
 NOISE_SAMPLE = 20
-"""Fewer outcomes than this say nothing about a share."""
+"""Fewer outcomes than this are too few to measure a share."""
 SMOOTHING = 0.1
 """Weight of the newest value in running means of latencies."""
 SURE = 4.0
-"""A call that is out for so many times the latency of a refusal was not refused."""
+"""A call in flight for this multiple of a refusal's latency was not refused."""
 SHORTEST_STEP_S = 0.05
 OUT_OF_REACH_S = 3.0
-"""How long connections are tried to an endpoint that nothing has ever come back from."""
+"""How long to try to connect to an endpoint that has never answered."""
 
 
 @dataclass
@@ -51,7 +52,7 @@ class InFlightLimit:
     _stepped_at: float = -math.inf
     _floor: float = 1.0
     _held: float = 1.0
-    """Calls that the judge seems to hold, going by how many it refused since the last cut."""
+    """Calls that the judge seems to accept at once, estimated from the refusals since the last cut."""
     _probe: float = 1.0
     _outcomes: deque[bool] = field(default_factory=lambda: deque(maxlen=200))
 
@@ -79,7 +80,7 @@ class InFlightLimit:
             self._step(now)
 
     def on_refusal(self, now: float, started: float) -> None:
-        """A call was refused because too many are in flight (429), or an overload (503, timeout) is no accident."""
+        """A call was refused because too many are in flight (429), or an overload (503, timeout) is not an accident."""
         self._outcomes.append(False)
         self.refusal_s = _mean(self.refusal_s, now - started)
         if not self.adaptive:
@@ -91,14 +92,14 @@ class InFlightLimit:
             self._cut_at, self._probe = now, 1.0
             self.cuts += 1
         else:
-            # Calls sent before the cut were refused from the limit of then; later ones from that of now.
+            # Calls sent before the cut were refused at the old limit; later ones at the present one.
             self._held = max(self._floor, (self._held if started < self._cut_at else self.limit) - 1)
             self.limit = min(self.limit, self._held)
             self.trouble_at = min(self.trouble_at or self.limit, self._held + 1)
         self._stepped_at = now
 
     def on_failure(self, now: float, started: float) -> None:
-        """A call failed in a way that overload or accident may explain (503, timeout); a cut needs many of them."""
+        """A call failed by overload or by accident (503, timeout); it takes many of them to lower the limit."""
         failed = sum(not ok for ok in self._outcomes) + 1
         total = len(self._outcomes) + 1
         if total >= NOISE_SAMPLE and failed > NOISE * total:
@@ -107,13 +108,14 @@ class InFlightLimit:
             self._outcomes.append(False)
 
     def _step_s(self) -> float:
-        """Seconds after which a call that was not refused was admitted, so that the next step up may be tried."""
+        """Seconds after which a call that was not refused counts as accepted, so that the limit may grow again."""
         if math.isnan(self.refusal_s) or math.isnan(self.round_trip_s):
             return SHORTEST_STEP_S
         return max(SHORTEST_STEP_S, min(self.round_trip_s, SURE * self.refusal_s))
 
     def _step(self, now: float) -> None:
-        """Grow: half of the way back to where trouble was; beyond it, once a round trip went well, 1, 2, 4, ..."""
+        """Raise the limit: halfway back to where calls were refused; beyond it, after a good round trip, by 1, 2, 4,
+        ..."""
         assert self.trouble_at is not None
         gap = self.trouble_at - 1 - self.limit
         if gap > 0.5:
@@ -132,7 +134,8 @@ def _mean(mean: float, value: float) -> float:
 
 @dataclass
 class Bucket:
-    """A token bucket: `rate` units a second, at most `capacity` at once. Debts are allowed and are waited off."""
+    """A token bucket: `rate` units a second, at most `capacity` at once. It may go into debt, which delays later
+    calls."""
 
     rate: float
     capacity: float
@@ -172,7 +175,8 @@ def per_minute(quota: float) -> Bucket:
 
 @dataclass
 class Budget:
-    """Money and tokens that may be spent. What is in flight is reserved, so that the end is not overshot."""
+    """Money and tokens that may be spent. The cost of calls in flight is reserved, so that the budget is not
+    exceeded."""
 
     usd: float | None = None
     tokens: int | None = None
@@ -184,7 +188,7 @@ class Budget:
     """Calls that something is reserved for."""
 
     def reserve(self, usd: float, tokens: int) -> bool:
-        """Set aside what a call may cost, if it is there."""
+        """Reserve what a call may cost, if that much is left."""
         if self.usd is not None and self.spent_usd + self.reserved_usd + usd > self.usd:
             return False
         if self.tokens is not None and self.spent_tokens + self.reserved_tokens + tokens > self.tokens:
@@ -195,7 +199,7 @@ class Budget:
         return True
 
     def release(self, usd: float, tokens: int) -> None:
-        """Give back what `reserve` set aside."""
+        """Give back what `reserve` reserved."""
         self.reserved_usd = max(0.0, self.reserved_usd - usd)
         self.reserved_tokens -= tokens
         self.holders -= 1
@@ -277,13 +281,13 @@ MAX_BACKOFF_S = 8.0
 
 
 def is_out_of_reach(reached: bool, tried_s: float) -> bool:
-    """Whether an endpoint that no connection can be made to is given up.
+    """Whether to give up on an endpoint that cannot be connected to.
 
-    One that has answered in this run is asked again like any other: it may be starting anew. One that never has is most
-    likely at another address, or not running.
+    One that has answered in this run is tried again: it may be restarting. One that never has is most likely at another
+    address, or not running.
 
     Args:
-        reached: whether anything has come back from it.
+        reached: whether it has ever answered.
         tried_s: seconds since the first attempt.
     """
     return not reached and tried_s >= OUT_OF_REACH_S

@@ -1,4 +1,4 @@
-"""Callers without a network or a key: one answers from the cache alone, one has nobody to ask."""
+"""Callers without a network or a key: one answers only from the cache, one refuses every call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OfflineCaller:
     def __init__(self, judge: JudgeConfig, config: EngineConfig, cache_dir: Path | None = None) -> None:
         cache = open_cache(config, cache_dir)
         if cache is None:
-            raise ConfigError("offline=true answers from the cache, and cache=false has none.")
+            raise ConfigError("offline=true answers from the cache, but cache=false turns it off.")
         self._cache = cache
         self._endpoint = endpoint_of(judge)
         self._hits = self._misses = 0
@@ -50,7 +50,7 @@ class NobodyToAsk:
     """The `Caller` of a reward that says it asks no judge (`asks_judge` is false): no key, no connection, no cache."""
 
     async def call(self, request: Request, deadline: float | None = None) -> Outcome:
-        """A failure: there should have been no call."""
+        """A failure: such a reward should make no calls."""
         return CallFailure("reward", f"a reward whose asks_judge is false asked {request.model}")
 
     async def forget(self, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""Takes an API key out of whatever a server sends back: some echo it in their errors, and replies are kept on disk."""
+"""Removes an API key from what a server sends: some servers echo it in errors, and replies are kept on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Raw replies of judges, kept on disk by what was asked: a `KeyedStore` whose values are replies."""
+"""Raw replies of judges, kept on disk by request: a `KeyedStore` whose values are replies."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class StoredReply:
         return cls(reply.text, reply.finish_reason, reply.model, usage.prompt_tokens, usage.completion_tokens)
 
     def reply(self) -> Reply:
-        """The reply again, which now costs nothing."""
+        """The stored reply, at no cost."""
         return Reply(text=self.text, finish_reason=self.finish_reason, model=self.model, cached=True)
 
     def encoded(self) -> bytes:
@@ -71,7 +71,7 @@ class StoredReply:
 
 
 class ReplyCache:
-    """Replies by key, for one event loop or one thread. See `KeyedStore` for what becomes of failing disks."""
+    """Replies by key, for one event loop or one thread. See `KeyedStore` for what happens when the disk fails."""
 
     def __init__(self, path: Path, max_mb: int) -> None:
         """Open the file, making it and its folder if needed; `max_mb` bounds its size (1 MB is 10**6 bytes).
@@ -117,7 +117,7 @@ class ReplyCache:
         self._store.drop(key)
 
     def close(self) -> None:
-        """Write what waits and close the file; safe to call twice. Then nothing is found and nothing stored."""
+        """Write what waits and close the file; safe to call twice. Afterwards it finds and stores nothing."""
         self._flush()
         self._store.close()
 
@@ -127,7 +127,7 @@ class ReplyCache:
         try:
             if rows:
                 self._store.put(rows)
-        finally:  # a reply that could not be stored is a reply all the same
+        finally:  # a reply that could not be stored is still a reply
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)

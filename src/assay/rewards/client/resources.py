@@ -1,4 +1,4 @@
-"""What asking a judge takes from the machine: the API key, the cache file, open files for connections."""
+"""What calls to a judge need from the machine: the API key, the cache file, open files for connections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def api_key(judge: JudgeConfig) -> str:
-    """The judge's API key from its environment variable; empty where the endpoint wants none.
+    """The judge's API key from its environment variable; empty if the endpoint needs none.
 
     Raises:
         ConfigError: the variable is not set, or holds something that cannot be a key.
@@ -25,13 +25,15 @@ def api_key(judge: JudgeConfig) -> str:
     key = os.environ.get(judge.api_key_env, "").strip()
     if not key:
         raise ConfigError(
-            f"{judge.api_key_env} is not set, so the judge at {judge.base_url} would refuse every call. "
-            f"export {judge.api_key_env}=..., or set judge.api_key_env to the variable that holds the key, or to "
-            "nothing for an endpoint that wants none. A reward that asks no judge sets asks_judge = False and needs no "
-            "key; a function needs nothing."
+            f"{judge.api_key_env} is not set, so the judge at {judge.base_url} would refuse every call. export "
+            f"{judge.api_key_env}=..., or set judge.api_key_env to the variable that holds the key, or leave that "
+            "empty for an endpoint that needs no key. A reward that asks no judge sets asks_judge = False and needs "
+            "no key; a reward function never needs one."
         )
     if not key.isascii() or not key.isprintable():
-        raise ConfigError(f"{judge.api_key_env} holds characters that no API key has. Was it copied whole?")
+        raise ConfigError(
+            f"{judge.api_key_env} holds characters that cannot be in an API key. Was it copied completely?"
+        )
     return key
 
 
@@ -42,12 +44,12 @@ def key_check(judge: JudgeConfig) -> Check:
         found = api_key(judge)
     except ConfigError:
         return Check("API key", False, f"{judge.api_key_env} holds no API key for {judge.base_url}", cure)
-    said = f"{judge.api_key_env} holds one for {judge.base_url}" if found else f"none wanted by {judge.base_url}"
+    said = f"{judge.api_key_env} holds one for {judge.base_url}" if found else f"{judge.base_url} needs no API key"
     return Check("API key", True, said)
 
 
 def check_prices(judge: JudgeConfig, config: EngineConfig) -> None:
-    """See that a budget in money can be kept.
+    """Check that a budget in money can be enforced.
 
     Raises:
         ConfigError: the judge has no prices, so that nothing would ever seem to be spent.
@@ -56,7 +58,7 @@ def check_prices(judge: JudgeConfig, config: EngineConfig) -> None:
         judge.usd_per_million_prompt_tokens or judge.usd_per_million_completion_tokens
     ):
         raise ConfigError(
-            f"budget_usd={config.budget_usd:g} cannot be kept: what {judge.model} costs is not known. Set "
+            f"budget_usd={config.budget_usd:g} cannot be enforced: the price of {judge.model} is unknown. Set "
             "judge.usd_per_million_prompt_tokens and judge.usd_per_million_completion_tokens, or use budget_tokens."
         )
 

@@ -34,7 +34,7 @@ def route_to(url: str, headers: Mapping[str, str], proxies: Mapping[str, str] | 
     parts = urlsplit(url)
     given_port = _port(parts)
     if parts.scheme not in ("http", "https") or not parts.hostname or given_port == 0 or not _plain(url):
-        raise ConfigError(f"{url!r} is no http:// or https:// URL, so no judge can be reached there.")
+        raise ConfigError(f"{url!r} is not an http:// or https:// URL, so the judge cannot be reached.")
     tls = parts.scheme == "https"
     port = given_port or (443 if tls else 80)
     name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
@@ -53,8 +53,8 @@ def route_to(url: str, headers: Mapping[str, str], proxies: Mapping[str, str] | 
     if at.scheme != "http" or not at.hostname or proxy_port == 0:
         where = f"{at.scheme}://{at.hostname}"
         raise ConfigError(
-            f"The proxy for {parts.scheme} URLs ({where}) is none that is spoken to in plain HTTP, and no other kind "
-            "is supported. Set another one, or name the judge's host in NO_PROXY."
+            f"The proxy for {parts.scheme} URLs ({where}) is not an http:// proxy, and other kinds are not supported. "
+            "Set another one, or name the judge's host in NO_PROXY."
         )
     tunnel = None
     if tls:
@@ -64,7 +64,7 @@ def route_to(url: str, headers: Mapping[str, str], proxies: Mapping[str, str] | 
 
 
 def _port(parts: SplitResult) -> int | None:
-    """The port that a URL names; 0 where it is none."""
+    """The port that a URL names; 0 if it is not valid."""
     try:
         return parts.port
     except ValueError:

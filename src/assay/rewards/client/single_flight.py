@@ -1,4 +1,4 @@
-"""One call through its attempts, and those who wait for it: whoever comes first pays, and nobody ends it for others."""
+"""One call with its attempts and its waiters: the first waiter pays, and cancelling one does not end it for others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from assay.rewards.base import NOTHING, CallFailure, Outcome, Reply, Usage
 
 @dataclass(eq=False)
 class Call:
-    """A call under way."""
+    """A call in flight."""
 
     body: bytes
     key: str
@@ -45,7 +45,7 @@ class Call:
             del self.waiters[outcome]
 
     def hand_out(self, task: asyncio.Task[Outcome]) -> None:
-        """Give what `task` ended with to everybody who still waits; the first of them pays."""
+        """Give the result of `task` to all that still wait; the first of them pays."""
         paid = False
         for waiter in self.waiters:
             if waiter.done():

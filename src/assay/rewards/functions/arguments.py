@@ -1,4 +1,4 @@
-"""What a reward function is called with: it takes what it names.
+"""The arguments of a reward function: its parameter names say what it gets.
 
     completion, response, solution_str    the completion's text
     prompt, messages                      the prompt as text; as a list of {"role": ..., "content": ...}
@@ -53,7 +53,7 @@ class Parameters:
 
 
 def takes_completion(function: object) -> bool:
-    """Whether something is called with completions: a reward function, and no factory of rewards."""
+    """Whether something is called with completions: a reward function, not a factory of rewards."""
     return callable(function) and not inspect.isclass(function) and bool(_names(function) & {*_COMPLETION, *_BATCH})
 
 
@@ -71,7 +71,9 @@ def parameters_of(function: Callable[..., Any], fixed: Mapping[str, object], sai
     parameters = inspect.signature(function).parameters.values()
     single, batch = names & {*_COMPLETION}, names & {*_BATCH}
     if not single and not batch:
-        raise ConfigError(f"{said} takes no `completion` (or `completions`, for a batch), so it could judge nothing.")
+        raise ConfigError(
+            f"{said} has no parameter `completion` (or `completions`, for a batch), so it cannot judge anything."
+        )
     if single and batch:
         raise ConfigError(
             f"{said} takes both `{min(single)}` (one sample) and `{min(batch)}` (a batch). Leave one of them out."
@@ -88,7 +90,7 @@ def parameters_of(function: Callable[..., Any], fixed: Mapping[str, object], sai
     if unknown := sorted(fixed.keys() - named.keys()) if not takes_rest else []:
         raise ConfigError(f"{said} has no parameter {unknown[0]!r} for options.{unknown[0]}. It is {_shown(function)}.")
     if taken := sorted(fixed.keys() & {*_COMPLETION, *_BATCH}):
-        raise ConfigError(f"options.{taken[0]} of {said} would stand in for what is scored. Remove it.")
+        raise ConfigError(f"options.{taken[0]} of {said} would replace what is scored. Remove it.")
     free = {name: p for name, p in named.items() if name not in fixed}
     return Parameters(
         tuple(name for name, p in free.items() if p.default is p.empty),

@@ -1,4 +1,4 @@
-"""`@assay.reward`: what may be said about a reward function beside its code. It stays the function that it is."""
+"""`@assay.reward`: options of a reward function. The decorated function itself is unchanged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class FunctionOptions:
         timeout_s: longest that one call may take, in seconds; its sample is then errored. A plain function runs in
             worker processes that can be killed, an `async def` is cancelled.
         processes: worker processes; by default up to four for a plain function with a `timeout_s`, else a thread.
-        version: what else decides its scores beside its file: the version of a package, say. Part of the fingerprint.
+        version: what else decides its scores besides its file, such as the version of a package. Part of the
+            fingerprint.
     """
 
     name: str | None = None

@@ -1,8 +1,8 @@
 """Worker processes that a reward function runs in when it may hang: at its deadline a process is killed and replaced.
 
 Each process is spawned (nothing of a parent with threads is forked) and owned by one thread, which hands it one call at
-a time. A process imports the function anew, by its module or file; it ends with its pipe, with its parent, or at a
-deadline together with whatever it has started.
+a time. A process imports the function by its module or file; it ends with its pipe, with its parent, or at a deadline,
+together with everything that it started.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Processes:
 
     Args:
         said: names the function in messages.
-        timeout_s: longest that one call may take; None waits for ever.
+        timeout_s: longest that one call may take; None waits without limit.
         count: most processes; None takes as many as there are CPUs, at most four.
 
     Raises:
@@ -86,7 +86,7 @@ class Processes:
         try:
             payload = pickle.dumps(dict(arguments))
         except (pickle.PicklingError, TypeError, AttributeError) as error:
-            what = f"{self._said} runs in other processes, which cannot be sent one of its columns"
+            what = f"{self._said} runs in other processes, and one of its columns cannot be sent to them"
             raise ConfigError(f"{what}: {error}.") from error
         job = self._submit(payload)
         try:
@@ -172,7 +172,7 @@ class _Worker(threading.Thread):
                 job.worker = self
 
     def drop(self, job: _Job) -> None:
-        """Kill the process if it is at this job, which nobody waits for any more. From any thread."""
+        """Kill the process if it runs this job, whose result is no longer awaited. From any thread."""
         with self._lock:
             if self._job is job and self._process is not None:
                 _kill(self._process)
@@ -219,14 +219,14 @@ class _Worker(threading.Thread):
             raise RewardError(f"No process for {self._said} could be started: {error}.") from error
         try:
             ours.send((os.getpid(), sys.path, self._reference))
-            problem = ours.recv() if ours.poll(START_S) else f"nothing came of it in {START_S:g} s"
+            problem = ours.recv() if ours.poll(START_S) else f"it did not start within {START_S:g} s"
         except (EOFError, OSError):
             problem = "the process died"
         if problem:
             self._kill()
             if self._stopped:
                 raise _closed(self._said)
-            raise ConfigError(f"{self._said} cannot be loaded by the processes that it is to run in: {problem}")
+            raise ConfigError(f"{self._said} cannot be loaded by the processes that should run it: {problem}")
         self._pipe = ours
         return ours
 
@@ -285,12 +285,14 @@ def _importable(function: Any, said: str) -> str:
     """The reference by which another process finds a function.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such reference.
     """
     cure = "Move it to the top level of a file of its own and import it, or leave out timeout_s and processes."
     name = getattr(function, "__qualname__", None)
     if name is None or "<" in name:
-        raise ConfigError(f"{said} is to run in other processes, which can import no function that code made. {cure}")
+        raise ConfigError(
+            f"{said} is to run in other processes, which cannot import a function that was made by code. {cure}"
+        )
     if function.__module__ == "__main__":
         raise ConfigError(f"{said} is to run in other processes, which would run your whole script to find it. {cure}")
     return reference_to(function, FUNCTION)

@@ -18,7 +18,7 @@ def errored(kind: str, message: str) -> Score:
 
 
 def score_of(returned: Any, said: str) -> Score:
-    """The score that a function meant; errored where it is no number.
+    """The score that a function meant; errored if it is not a number.
 
     Args:
         said: names the function and its file.
@@ -32,7 +32,9 @@ def score_of(returned: Any, said: str) -> Score:
         text = f"{said} returned {_clip(returned)} ({type(returned).__name__})"
         return errored("reward", f"{text}. A reward is a float, an int, True or False, None, or a Score")
     if not math.isfinite(number):
-        return errored("reward", f"{said} returned {number}. A reward must be finite; return None where there is none")
+        return errored(
+            "reward", f"{said} returned {number}. A reward must be finite; return None where there is no reward"
+        )
     return Score("scored", number)
 
 
@@ -52,7 +54,7 @@ def scores_of(returned: Any, count: int, said: str) -> list[Score]:
     if len(returned) != count:
         raise RewardError(
             f"{said} was given {count} completions and returned {len(returned)} rewards. Return one per completion, in "
-            "order, with None where there is none."
+            "order, with None where there is no reward."
         )
     return [score_of(value, said) for value in returned]
 

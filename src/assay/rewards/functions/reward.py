@@ -1,7 +1,7 @@
 """`FunctionReward`: a plain function, synchronous or asynchronous, as a reward of the engine's.
 
 Where the function runs is decided once: in a thread with an event loop of its own (plain functions one after another,
-asynchronous ones side by side), or in worker processes that can be killed, where `timeout_s` or `processes` ask for it.
+asynchronous ones side by side), or in worker processes that can be killed, if `timeout_s` or `processes` ask for it.
 Neither blocks the engine's loop.
 """
 
@@ -26,7 +26,7 @@ from assay.rewards.loop_thread import LoopThread
 from assay.types import Json, Score
 
 GATHER_S = 0.005
-"""A batch function is called when no further sample has come for so long."""
+"""A batch function is called when no further sample has arrived for this long."""
 MOST_AT_ONCE = 1024
 """Samples of one call of a batch function."""
 
@@ -41,7 +41,7 @@ class Place(Protocol):
         ...
 
     def close(self) -> None:
-        """End what was started; safe to call twice, and what is called afterwards begins anew."""
+        """End what was started; safe to call twice; a later call starts it again."""
         ...
 
 
@@ -57,11 +57,11 @@ class FunctionReward:
         *,
         options: FunctionOptions | None = None,
     ) -> None:
-        """Make a reward of a function.
+        """Make a reward from a function.
 
         Args:
-            function: takes what it names (`assay.rewards.functions.arguments`), returns a float, int, bool, None
-                (could not be scored) or `Score`; a batch function returns a list of them.
+            function: gets what its parameters name (`assay.rewards.functions.arguments`), returns a float, int, bool,
+                None (could not be scored) or `Score`; a batch function returns a list of them.
             fixed: keyword arguments that are the same for every sample.
             options: by default what `@assay.reward` says.
 
@@ -98,7 +98,7 @@ class FunctionReward:
         return Processes(self.function, self.said, options.timeout_s, options.processes)
 
     async def _with_others(self, sample: Sample) -> Score:
-        """The score of a sample that is judged together with those that are asked for at about the same time."""
+        """The score of a sample, judged together with the samples that arrive at about the same time."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Score] = loop.create_future()
         if loop not in self._gathered:
@@ -193,7 +193,7 @@ def _file(function: Any) -> Path | None:
 def _digest(function: Any, more: Json) -> str:
     """A hash (hex, 16 characters) of the file that a function stands in, of its name and of `more`.
 
-    Code that was typed has no file: it is known by its bytecode.
+    Code typed into an interpreter has no file: its bytecode is hashed instead.
     """
     file = _file(function)
     code = getattr(inspect.unwrap(function), "__code__", None)

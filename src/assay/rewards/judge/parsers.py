@@ -1,4 +1,4 @@
-"""Reading a verdict from a judge's reply: strictly, so that what is read is what the judge meant, or nothing is.
+"""Reading a verdict from a judge's reply: strictly: a reply is read as the judge meant it, or not at all.
 
 A reply without a verdict, with one that is out of range, or with two that contradict each other raises
 `UnreadableReplyError`; the judge is then asked again. Verdicts lie between 0 and 1.
@@ -104,7 +104,7 @@ class JsonField:
     def __post_init__(self) -> None:
         if (self.low is None) != (self.high is None):
             raise ConfigError(
-                f"A JSON verdict needs both ends of its range, or none: low={self.low}, high={self.high}."
+                f"A JSON verdict needs both ends of its range, or neither: low={self.low}, high={self.high}."
             )
         if self.low is not None and self.high is not None:
             _check_range(self.low, self.high)
@@ -125,9 +125,9 @@ class JsonField:
         try:
             pairs = json.loads(block[1] if block else text, object_pairs_hook=_Pairs, parse_constant=_no_number)
         except ValueError as error:
-            raise _unreadable(f"it is no JSON object ({error})", text) from error
+            raise _unreadable(f"it is not a JSON object ({error})", text) from error
         if not isinstance(pairs, _Pairs):
-            raise _unreadable("it is JSON, but no object", text)
+            raise _unreadable("it is JSON, but not an object", text)
         return _only({self._value(value, text) for name, value in pairs if name == self.field}, text)
 
     def _value(self, value: Json, text: str) -> float:
@@ -136,7 +136,7 @@ class JsonField:
                 raise _unreadable(f"{self.field} is {value!r} and not true or false", text)
             return float(value)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _unreadable(f"{self.field} is {value!r} and no number", text)
+            raise _unreadable(f"{self.field} is {value!r} and not a number", text)
         return _in_range(float(value), self.low, self.high, text)
 
 
@@ -154,12 +154,12 @@ def parser_of(data: Json) -> VerdictParser:
         number_tag      {"type": "json_field", "field": "grade", "low": 0, "high": 5}
 
     Raises:
-        ConfigError: there is no such parser, or it does not take these options.
+        ConfigError: the parser does not exist, or it does not take these options.
     """
     options = {"type": data} if isinstance(data, str) else dict(data)
     name = options.pop("type", None)
     if name not in PARSERS:
-        raise ConfigError(f"The judge's parser {data!r} is none of {', '.join(PARSERS)}. Name one, under `type`.")
+        raise ConfigError(f"The judge's parser {data!r} is not one of {', '.join(PARSERS)}. Name one, under `type`.")
     try:
         return PARSERS[name](**options)
     except TypeError as error:
@@ -171,11 +171,11 @@ class _Pairs(list[tuple[str, Json]]):
 
 
 def _no_number(constant: str) -> Json:
-    raise ValueError(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is not a number in JSON")
 
 
 def _bodies(tag: str, text: str) -> list[str]:
-    """What stands between the opening and closing tags; an opening one without its end makes the reply unreadable."""
+    """The text between the opening and closing tags; an opening tag without its end makes the reply unreadable."""
     name = re.escape(tag)
     found: list[str] = re.findall(rf"<{name}>(.*?)</{name}>", text, flags=re.IGNORECASE | re.DOTALL)
     if len(re.findall(rf"<{name}>", text, flags=re.IGNORECASE)) != len(found):
@@ -192,7 +192,7 @@ def _boolean(body: str, text: str) -> float:
 
 def _number(body: str, low: float, high: float, text: str) -> float:
     if not _NUMBER.fullmatch(body.strip()):
-        raise _unreadable(f"its verdict is {_clip(body.strip())} and no number", text)
+        raise _unreadable(f"its verdict is {_clip(body.strip())} and not a number", text)
     return _in_range(float(body), low, high, text)
 
 
@@ -209,7 +209,7 @@ def _check_range(low: float, high: float) -> None:
 
 def _only(values: set[float], text: str) -> float:
     if not values:
-        raise _unreadable("there is no verdict in it", text)
+        raise _unreadable("it has no verdict", text)
     if len(values) > 1:
         raise _unreadable("its verdicts contradict each other", text)
     return values.pop()

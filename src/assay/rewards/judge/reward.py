@@ -1,4 +1,4 @@
-"""`JudgeReward`: a completion is worth what an LLM judge says of it.
+"""`JudgeReward`: an LLM judge scores a completion.
 
 A template asks, `votes` replies are drawn, a parser reads each as a number from 0 to 1, and their mean or majority is
 the score. Everything here is pure; the engine makes the calls.
@@ -60,17 +60,17 @@ class JudgeReward:
         """Define a reward.
 
         Args:
-            template: the question, or what `JudgeTemplate.of` makes one of.
-            parser: reads a reply, or what `parser_of` makes one of.
+            template: the question, or plain data for `JudgeTemplate.of`.
+            parser: reads a reply; or plain data for `parser_of`.
             judge: model, sampling parameters and votes; the engine is given the same.
             aggregation: how votes become one verdict: their `mean`, or their `majority` (1 or 0; a tie is 0.5).
             name: names the reward in metrics, bills and the parts of its scores.
 
         Raises:
-            ConfigError: plain data for template, parser or aggregation that describe none.
+            ConfigError: plain data for template, parser or aggregation that is not valid.
         """
         if aggregation not in get_args(Aggregation):
-            raise ConfigError(f"aggregation={aggregation!r} is none of {', '.join(get_args(Aggregation))}.")
+            raise ConfigError(f"aggregation={aggregation!r} is not one of {', '.join(get_args(Aggregation))}.")
         self.template = template if isinstance(template, JudgeTemplate) else JudgeTemplate.of(template)
         self.parser: VerdictParser = parser if hasattr(parser, "read") else parser_of(parser)
         self.judge = judge if judge is not None else JudgeConfig()
@@ -98,7 +98,7 @@ class JudgeReward:
 
 
 def fingerprint(name: str, content: Json) -> str:
-    """The name of a definition with a hash of everything that decides a score but the replies."""
+    """The name of a definition with a hash of everything but the replies that decides a score."""
     return f"{name}:{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]}"
 
 
@@ -109,7 +109,7 @@ def vote_requests(messages: tuple[Message, ...], judge: JudgeConfig) -> list[Req
 
 
 def judge_content(judge: JudgeConfig) -> Json:
-    """What determines a judge's replies, as plain data for fingerprints; the endpoint is the engine's matter."""
+    """What determines a judge's replies, as plain data for fingerprints; the endpoint belongs to the engine."""
     return [judge.model, judge.temperature, judge.max_tokens, judge.votes]
 
 
@@ -153,5 +153,5 @@ def evidence_of(votes: Sequence[float], replies: Sequence[Reply]) -> dict[str, J
 
 
 def clip(text: str) -> str:
-    """The end of a text that is too long: a verdict stands there."""
+    """The end of a text that is too long, where the verdict is."""
     return text if len(text) <= MAX_RATIONALE else f"...{text[-MAX_RATIONALE:]}"

@@ -1,8 +1,8 @@
 """What a judge is asked: messages with `{prompt}`, `{response}` and `{ground_truth}`, filled with fenced text.
 
-Whatever is filled in is data, and some of it was written by a policy that is paid for the verdict. It therefore stands
-between two lines that name a hash of it, which it cannot contain, and tags that could be read as a verdict are
-defused. Nothing that was filled in is looked at again for fields, so braces in it are only braces.
+Values that are filled in are untrusted: some were written by a policy that is rewarded by the verdict. So each is put
+between two lines with a hash of it, which it cannot contain, and tags that could be read as a verdict are defused.
+Filled-in values are not searched for fields, so braces in them stay braces.
 """
 
 from __future__ import annotations
@@ -39,12 +39,15 @@ class JudgeTemplate:
     def __post_init__(self) -> None:
         names = [name for message in self.messages for name in _FIELD.findall(message.content)]
         if "response" not in names:
-            raise ConfigError("The judge's template shows no {response}, so every verdict would be on nothing. Add it.")
+            raise ConfigError(
+                "The judge's template shows no {response}, so the judge would not see what it judges. Add it."
+            )
         for name in names:
             near = difflib.get_close_matches(name, FIELDS, n=1, cutoff=_CLOSE_NAME)
             if name not in FIELDS and near:
                 raise ConfigError(
-                    f"The judge's template has {{{name}}}, which would be sent as it is. Did you mean {{{near[0]}}}?"
+                    f"The judge's template has {{{name}}}, which is not a field and would be sent unchanged. Did you "
+                    f"mean {{{near[0]}}}?"
                 )
 
     def fill(self, fields: Mapping[str, str], verdict_tags: Sequence[str] = ()) -> tuple[Message, ...]:
@@ -115,7 +118,7 @@ def fence(name: str, text: str) -> str:
 
 
 def defuse(text: str, tags: Sequence[str]) -> str:
-    """`text` in which no tag named in `tags` is left: `<answer>` becomes `&lt;answer>`, also where oddly written."""
+    """`text` in which no tag named in `tags` is left: `<answer>` becomes `&lt;answer>`, also in unusual spellings."""
     for tag in tags:
         text = re.sub(rf"<(?=\s*/?\s*{re.escape(tag)}\b)", "&lt;", text, flags=re.IGNORECASE)
     return text

@@ -1,7 +1,7 @@
 """What passes between processes that share a caller: frames of JSON, and requests and outcomes inside them.
 
-A frame is its length (4 bytes, big-endian) and that many bytes of ASCII JSON. Nothing that is read is believed before
-its types are checked: whoever may open the socket may write anything.
+A frame is its length (4 bytes, big-endian) and that many bytes of ASCII JSON. Everything that is read is checked for
+its types first, since any process that can open the socket can write anything.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from assay.rewards.base import CallFailure, FailureKind, Outcome, Reply, Request
 from assay.types import Json, Message
 
 VERSION = 1
-"""Raised when what passes changes. Processes of different versions do not work together, and say so."""
+"""Raised when the messages change. Processes of different versions refuse to work together."""
 
 _HEADER = struct.Struct("!I")
 _ENCODE = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
@@ -25,7 +25,7 @@ _KINDS = frozenset(get_args(FailureKind))
 
 
 class FrameError(RewardError):
-    """What the other process sent is not what these processes say to each other."""
+    """The other process sent an invalid message."""
 
 
 class FrameReader:
@@ -39,7 +39,7 @@ class FrameReader:
         """The messages that `data` completes.
 
         Raises:
-            FrameError: a frame is too large, or no JSON.
+            FrameError: a frame is too large, or not JSON.
         """
         buffer = self._buffer
         buffer += data
@@ -48,7 +48,7 @@ class FrameReader:
         while len(buffer) - start >= _HEADER.size:
             (size,) = _HEADER.unpack_from(buffer, start)
             if size > self._max:
-                raise FrameError(f"a frame of {size} bytes was announced, but {self._max} is the most that is taken")
+                raise FrameError(f"a frame of {size} bytes was announced, but at most {self._max} are accepted")
             end = start + _HEADER.size + size
             if len(buffer) < end:
                 break
@@ -68,7 +68,7 @@ def _parsed(body: bytearray) -> Json:
     try:
         return _DECODE(body.decode("ascii"))
     except (ValueError, RecursionError) as error:
-        raise FrameError(f"a frame holds no JSON: {error}") from error
+        raise FrameError(f"a frame is not valid JSON: {error}") from error
 
 
 def encode_request(request: Request) -> Json:
@@ -81,13 +81,13 @@ def decode_request(value: Json) -> Request:
     """The request that `encode_request` was given.
 
     Raises:
-        FrameError: it never was.
+        FrameError: it is not valid.
     """
     try:
         model, messages, params, version, replica = value
         request = Request(model, tuple(Message(role, content) for role, content in messages), params, version, replica)
     except (TypeError, ValueError) as error:
-        raise FrameError(f"a frame holds no request: {error}") from error
+        raise FrameError(f"a frame is not a request: {error}") from error
     texts = [model, version, *(text for message in request.messages for text in (message.role, message.content))]
     if not (all(type(text) is str for text in texts) and type(params) is dict and type(replica) is int):
         raise FrameError("a frame holds a request with fields of wrong types")
@@ -102,7 +102,7 @@ def decode_remaining(value: Json) -> float | None:
     """
     if value is None or (type(value) in (int, float) and math.isfinite(value)):
         return value  # type: ignore[no-any-return]
-    raise FrameError(f"a frame gives {value!r} seconds until the deadline")
+    raise FrameError(f"a frame gives {value!r} as seconds until the deadline")
 
 
 def encode_outcome(outcome: Outcome) -> Json:
@@ -127,7 +127,7 @@ def decode_outcome(value: Json) -> Outcome:
     """The outcome that `encode_outcome` was given.
 
     Raises:
-        FrameError: it never was.
+        FrameError: it is not valid.
     """
     match value:
         case ["reply", str(text), str(finish), str(model), [_, _, _, _] as spent, bool(cached), int(attempts), latency]:

@@ -1,9 +1,9 @@
-"""One judge for all processes of a machine: one limit, one table of calls under way, one cache, one budget.
+"""One judge for all processes of a machine: one limit, one table of calls in flight, one cache, one budget.
 
-The processes name the same path. Whoever gets the lock beside it becomes the hub: it makes the real caller and serves
-it on a Unix socket; the others send their requests there. When the hub closes or dies, its lock is free, another
-process takes over, and what was unanswered is asked again: what had been answered is in the cache. The API key stays
-in the process that uses it. There is no thread and no process beside those that ask.
+The processes name the same path. The process that gets the lock beside it becomes the hub: it makes the real caller and
+serves it on a Unix socket; the others send their requests there. When the hub closes or dies, its lock is free, another
+process takes over, and unanswered calls are made again: earlier answers are in the cache. The API key stays in the
+process that uses it. No further thread or process is started.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GREETING_TIMEOUT_S = 5.0
 GRACE_S = 2.0
 """How long beyond a call's deadline to wait for what the hub says about it."""
 MAX_HUBS = 10
-"""Hubs that may die over one call before it is given up: it may be what kills them."""
+"""Hubs that may die during one call before it is given up: the call may be what kills them."""
 SOCKET_PATH_BYTES = 100
 """Longest path of a socket; platforms take 103 to 107 bytes."""
 
@@ -52,8 +52,8 @@ class SharedCaller:
         path: the socket; `<path>.lock` stands beside it, and stays. One for each judge and its settings.
         make: makes the real caller, in the one process that becomes the hub.
         max_frame_bytes: largest request or reply that is passed between processes.
-        drain_s: how long a closing hub waits for the calls of others that are under way; what is sent and not
-            answered by then is asked, and perhaps paid for, again.
+        drain_s: how long a closing hub waits for the calls of others that are under way; calls not answered by then are
+            made, and perhaps paid for, again.
     """
 
     def __init__(
@@ -128,27 +128,27 @@ class SharedCaller:
             await role.gone.wait()
 
     async def _forwarded(self, request: Request, deadline: float | None) -> Outcome | _Hub:
-        """What the hub answers; or this process's own, once that is where to ask."""
+        """The answer of the hub, or of this process's own caller once it is the hub."""
         for _ in range(MAX_HUBS):
             role = await self._elected()
             if isinstance(role, _Hub):
                 return role
             with contextlib.suppress(HubGone):
                 return decode_outcome(await role.ask("call", request, deadline))
-        raise Unreachable(f"{MAX_HUBS} processes that had the judge died while they were asked this")
+        raise Unreachable(f"{MAX_HUBS} processes that had the judge died while they handled this call")
 
     async def _elected(self) -> _Hub | HubConnection:
-        """The caller's place: this process's own hub, or the connection to another's."""
+        """This process's own hub, or the connection to another's."""
         while self._role is None or not self._role.usable:
             if self._pid != os.getpid():
-                raise RewardError("a shared caller was used after a fork. Make it anew in the child process.")
+                raise RewardError("a shared caller was used after a fork. Make a new one in the child process.")
             if self._closed:
                 raise Unreachable("the shared caller was closed")
             if self._election is None or self._election.done():
                 self._election = asyncio.get_running_loop().create_task(self._elect())
                 self._election.add_done_callback(_retrieve)
             election = self._election
-            await asyncio.wait([election])  # Many wait for it, and none of them ends it by being cancelled.
+            await asyncio.wait([election])  # Many wait for it, and cancelling one of them must not end it.
             if not election.cancelled():
                 election.result()
         return self._role
@@ -175,7 +175,7 @@ class SharedCaller:
                 raise Unreachable(
                     f"another process holds {self.path}.lock, but does not answer on {address}, so the judge that they "
                     f"share was not asked. Look whether it hangs (fuser {self.path}.lock); if it runs in another "
-                    "container, give each container a path of its own."
+                    "container, give each container its own path."
                 )
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, longest_s)
@@ -196,7 +196,7 @@ class _Hub:
 
     @classmethod
     async def start(cls, address: Path, lock: int, make: Callable[[], Caller], max_frame_bytes: int) -> _Hub:
-        """Make the caller and serve it. The lock is given back where that fails, with whatever `make` raises."""
+        """Make the caller and serve it. The lock is given back where that fails, with the error that `make` raises."""
         hub = None
         try:
             hub = cls(address, lock, make(), max_frame_bytes)
@@ -213,7 +213,7 @@ class _Hub:
         return {**await self.caller.counters(), "hub_processes": 1.0 + len(self._links)}
 
     async def close(self, drain_s: float) -> None:
-        """Take nothing more, answer what is under way, close the caller, and only then let another take over."""
+        """Take no more calls, answer those in flight, close the caller, and only then let another process take over."""
         self.usable = False
         try:
             if self._server is not None:
@@ -266,7 +266,7 @@ def socket_path(path: Path) -> Path:
     """Where the socket for `path` stands: there, or under a short name where sockets take no path as long.
 
     Raises:
-        RewardError: the folder for short names is somebody else's.
+        RewardError: the folder for short names belongs to another user.
     """
     if len(os.fsencode(path)) + len(".new") <= SOCKET_PATH_BYTES:
         return path
@@ -276,7 +276,7 @@ def socket_path(path: Path) -> Path:
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise RewardError(
-            f"{path} is too long for a socket, and the folder for shorter names, {folder}, is not this user's alone. "
+            f"{path} is too long for a socket, and the folder for shorter names, {folder}, is open to other users. "
             f"Choose a path of at most {SOCKET_PATH_BYTES - len('.new')} bytes, or remove that folder."
         )
     return folder / hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
@@ -297,7 +297,7 @@ def _try_lock(path: Path) -> int | None:
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise RewardError(
-            f"{path}, by which processes agree who asks the judge, cannot be opened: {error}. Choose a path in a "
+            f"{path}, which decides which process asks the judge, cannot be opened: {error}. Choose a path in a "
             "folder of this user's on a local disk."
         ) from error
     try:
@@ -327,19 +327,19 @@ async def _connect(address: Path, max_frame_bytes: int) -> HubConnection | None:
             _, connection = await loop.create_unix_connection(lambda: HubConnection(max_frame_bytes), str(address))
             version = await connection.greeted
     except (OSError, HubGone, FrameError) as error:  # TimeoutError among them.
-        logger.debug("no hub at %s: %r", address, error)
+        logger.debug("hub at %s not reached: %r", address, error)
     finally:
         if connection is not None and version != VERSION:
             connection.abort()
     if version not in (None, VERSION):
         raise RewardError(
             f"the process that has the judge at {address} speaks version {version} and this one {VERSION}: they run "
-            "different versions of Assay. Use one, or give each a path of its own."
+            "different versions of Assay. Use one, or give each its own path."
         )
     return connection if version == VERSION else None
 
 
 def _retrieve(election: asyncio.Task[None]) -> None:
-    """Nobody may be left waiting for an election, and whoever waits sees its error."""
+    """Nothing may be left waiting for an election; all that wait get its error."""
     if not election.cancelled():
         election.exception()

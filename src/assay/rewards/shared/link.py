@@ -2,8 +2,8 @@
 
 A follower asks with `[number, kind, ...]` and is answered with `[number, "ok", ...]`, in any order. Number 0 is the
 connection's own: a greeting, the news that the hub is closing, and what was wrong with what was sent. Neither end
-keeps more than a window for the other: a hub stops reading from whoever has too much under way or does not read its
-answers, and a follower's calls wait while nothing more can be sent.
+keeps more than a window for the other: a hub stops reading from a follower that has too many calls in flight or does
+not read its answers, and a follower's calls wait while nothing more can be sent.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from assay.types import Json
 logger = logging.getLogger(__name__)
 
 WINDOW = 2048
-"""Requests of one process that a hub has under way before it takes no more from it."""
+"""Most requests of one process in flight at a hub."""
 UNSENT_BYTES = 1_000_000
-"""What is kept to be sent on one connection before more has to wait."""
+"""Most bytes kept to be sent on one connection before more must wait."""
 
 _not_for_children: set[int] = set()
 
@@ -219,7 +219,7 @@ class FollowerLink(Link):
                 if (task := self.tasks.pop(number, None)) is not None:
                     task.cancel()
             case _:
-                raise FrameError("a frame asks for nothing that a hub does")
+                raise FrameError("a frame asks for something that a hub does not do")
 
     def refuse(self, error: FrameError) -> None:
         """End the connection, because what came over it makes no sense."""
@@ -245,7 +245,7 @@ class FollowerLink(Link):
             self._transport.resume_reading()
 
     def may_take(self) -> bool:
-        """Not from a follower that has too much under way, or does not read its answers."""
+        """Not from a follower that has too many calls in flight, or does not read its answers."""
         return self._writable.is_set() and len(self.tasks) < WINDOW
 
     async def _call(self, request: Request, remaining: float | None) -> Json:
@@ -255,7 +255,7 @@ class FollowerLink(Link):
     def _serve(self, number: int, work: Coroutine[None, None, Json]) -> None:
         if number in self.tasks or number <= 0:
             work.close()
-            raise FrameError(f"a frame asks anew under number {number}")
+            raise FrameError(f"a frame reuses the number {number} of an open request")
         task = self.tasks[number] = self._loop.create_task(work)
         task.add_done_callback(partial(self._answer, number))
 
@@ -266,12 +266,12 @@ class FollowerLink(Link):
             if not self._closing:
                 self.send(frame([number, "error", "the hub's caller was cancelled"]))
         elif (error := task.exception()) is not None:
-            logger.error("the caller that processes share raised, which it never should", exc_info=error)
+            logger.error("the caller that processes share raised, which is a bug", exc_info=error)
             self.send(frame([number, "error", f"{type(error).__name__}: {error}"]))
         else:
             data = frame([number, "ok", task.result()])
             if len(data) > self.max_frame_bytes:
-                message = f"the reply has {len(data)} bytes, but {self.max_frame_bytes} is the most that is passed on"
+                message = f"the reply has {len(data)} bytes, but at most {self.max_frame_bytes} are passed on"
                 data = frame([number, "ok", encode_outcome(CallFailure("malformed", message))])
             self.send(data)
         if self._inbox:
@@ -291,11 +291,11 @@ class HubConnection(Link):
         self._numbers = itertools.count(1)
 
     async def ask(self, kind: str, request: Request | None = None, deadline: float | None = None) -> Json:
-        """What the hub answers. Cancelling it tells the hub that nobody waits any more.
+        """What the hub answers. Cancelling it tells the hub that the answer is no longer needed.
 
         Raises:
-            HubGone: it did not answer: ask the next hub.  FrameError: it cannot be asked this.
-            RewardError: it could not do this.
+            HubGone: it did not answer: ask the next hub.  FrameError: this request cannot be sent.
+            RewardError: the hub failed to do this.
         """
         while not self._writable.is_set():
             await self._writable.wait()
@@ -305,7 +305,7 @@ class HubConnection(Link):
         remaining = None if deadline is None else deadline - self._loop.time()
         data = frame([number, kind, remaining, None if request is None else encode_request(request)])
         if len(data) > self.max_frame_bytes:
-            raise FrameError(f"the request has {len(data)} bytes, but {self.max_frame_bytes} is the most that is taken")
+            raise FrameError(f"the request has {len(data)} bytes, but at most {self.max_frame_bytes} are accepted")
         self.send(data)
         answer = self._asked[number] = self._loop.create_future()
         try:
@@ -317,7 +317,7 @@ class HubConnection(Link):
             del self._asked[number]
 
     def received(self, message: Json) -> None:
-        """Hand an answer to whoever waits for it."""
+        """Hand an answer to the call that waits for it."""
         match message:
             case [0, "hello", int(version)] if not self.greeted.done():
                 self.greeted.set_result(version)
@@ -332,7 +332,7 @@ class HubConnection(Link):
                 if (answer := self._asked.get(number)) is not None and not answer.done():
                     answer.set_exception(RewardError(f"the process that has the judge could not ask it: {text}"))
             case _:
-                raise FrameError("the hub sent what is no answer")
+                raise FrameError("the hub sent something that is not an answer")
 
     def refuse(self, error: FrameError) -> None:
         """End the connection; what was asked over it would fail in the same way again."""
@@ -351,4 +351,4 @@ class HubConnection(Link):
                 answer.set_exception(error)
         with contextlib.suppress(asyncio.InvalidStateError):
             self.greeted.set_exception(error)
-            self.greeted.exception()  # Retrieved: nobody may be waiting for it.
+            self.greeted.exception()  # Retrieved, since there may be no waiter.

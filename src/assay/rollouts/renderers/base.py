@@ -17,13 +17,13 @@ from assay.types import Message
 
 
 class Renderer(Protocol):
-    """How one model family writes a conversation. Inherit from it: what is not written out below has a body here."""
+    """How one model family writes a conversation. Inherit from it: methods with a body here have defaults."""
 
     stop: tuple[int, ...]
     """Token ids that end a completion."""
     rewrites: bool = False
-    """Whether a later prompt is the whole conversation written anew (`start`), and not what was there with the tokens
-    of `extend` behind it."""
+    """Whether a later prompt is the whole conversation rewritten (`start`), instead of the earlier tokens followed by
+    those of `extend`."""
 
     def start(self, messages: Sequence[Message]) -> list[int]:
         """Tokens of a prompt: a conversation that the policy answers."""
@@ -46,7 +46,7 @@ class Renderer(Protocol):
         return Reply(text)
 
     def said(self, text: str) -> Message:
-        """The message that stands for a completion where the conversation is written anew."""
+        """The message that represents a completion when the conversation is rewritten."""
         return Message("assistant", text)
 
     def record(self) -> dict[str, str]:
@@ -54,7 +54,7 @@ class Renderer(Protocol):
         return {"name": type(self).__name__}
 
     def describe(self, max_turns: int) -> str:
-        """How conversations of up to so many turns are written, for the plan."""
+        """How conversations of up to this many turns are written, for the plan."""
         return f"{type(self).__name__}."
 
 
@@ -108,7 +108,7 @@ def end_of_sequence(tokenizer: Tokenizer) -> int:
     """The token that ends a text.
 
     Raises:
-        ConfigError: the tokenizer has none.
+        ConfigError: the tokenizer has no such token.
     """
     if tokenizer.eos_token_id is None:
         raise ConfigError("The tokenizer has no end-of-sequence token, so completions could not end.")

@@ -1,7 +1,7 @@
-"""Chat templates: what a tokenizer's own template writes, read off stand-in conversations when a run starts.
+"""Chat templates: what a tokenizer's own template writes, learned from sample conversations when a run starts.
 
-Nothing here knows a model by name. Where a reply ends, whether there is a system role, how thoughts are marked, and
-whether earlier turns are written otherwise than they were sampled: the template is asked, by rendering it.
+Nothing here knows a model by name: where a reply ends, whether there is a system role, how thoughts are marked, and
+whether earlier turns are rewritten is found by rendering the template.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ChatRenderer(Renderer):
     """The tokenizer's chat template; a reply ends on the special token that the template closes it with.
 
     Raises:
-        ConfigError: there is no template, it cannot be rendered, or `chat` says something that it does not read.
+        ConfigError: there is no template, it cannot be rendered, or it does not read a setting of `chat`.
     """
 
     def __init__(self, tokenizer: Any, chat: ChatConfig | None = None) -> None:
@@ -102,26 +102,28 @@ class ChatRenderer(Renderer):
         end = self._tokenizer.convert_ids_to_tokens(self._end)
         words = [f"chat, by the tokenizer's template (sha256 {self.record()['template']}); a reply ends on {end}"]
         if not self.takes_system:
-            words.append("the template has no system role, so system messages stand at the head of the first user's")
+            words.append(
+                "the template has no system role, so system messages are put at the start of the first user message"
+            )
         if (rule := self.thinking) is not None:
             begins = "the prompt opens the thought" if rule.opened else f"a thought begins with {rule.opening}"
             words.append(
-                f"{begins} and ends with {rule.closing}: what follows is the answer, a thought that max_tokens cuts "
-                "off leaves none"
+                f"{begins} and ends with {rule.closing}: what follows is the answer; a thought cut off at max_tokens "
+                "has no answer"
             )
         if max_turns > 1:
             words.append(self._history_in_words())
         if "strftime_now" in self.template and "date_string" not in self._kwargs:
             fix = "set chat.template_kwargs.date_string" if "date_string" in self.template else "mind that"
-            words.append(f"the template writes the date, so prompts of another day are others ({fix})")
+            words.append(f"the template writes the date, so prompts change from day to day ({fix})")
         return "; ".join(words) + "."
 
     def _history_in_words(self) -> str:
         if self.rewrites:
             why = " (to drop earlier thinking)" if self.drops_thinking else ""
             return (
-                f"from turn 2 on the template writes the conversation anew{why}, so each turn is a training sequence "
-                "of its own and costs its whole prompt; chat.history=append keeps one sequence"
+                f"from turn 2 on the template rewrites the conversation{why}, so each turn is its own training "
+                "sequence and costs its whole prompt; chat.history=append keeps one sequence"
             )
         if self.alters:
             return (
@@ -156,7 +158,7 @@ class ChatRenderer(Renderer):
         return written
 
     def _writes_system(self) -> bool:
-        """Whether the template has a place for a system message; one that has none raises, or leaves it out."""
+        """Whether the template has a system role; a template without one raises, or leaves system messages out."""
         try:
             return _SYSTEM.content in self._write([_SYSTEM, _QUESTION])
         except ConfigError:
@@ -197,13 +199,13 @@ class ChatRenderer(Renderer):
 
         inside = f"\n{_THOUGHT}\n{rule.closing}\n\n" if rule is not None and opened else ""
         if not kept(inside.lstrip() + _REPLY) and not kept(inside + _REPLY):
-            return "write earlier turns otherwise"
+            return "write earlier turns differently"
         return "" if opened or kept(f" {_REPLY}\n") else "trim the space around replies"
 
 
 def fold_system(messages: Sequence[Message]) -> list[Message]:
-    """The conversation without system messages: those at its head stand before the first user's words, later ones are
-    the user's."""
+    """The conversation without system messages: those at its start are put before the first user's text, later ones
+    become user messages."""
     head = 0
     while head < len(messages) and messages[head].role == "system":
         head += 1
@@ -217,7 +219,7 @@ def fold_system(messages: Sequence[Message]) -> list[Message]:
 
 
 def _thinking(setting: str, template: str, first: str) -> Thinking | None:
-    """The rule that parts thought from answer; None where replies are taken whole."""
+    """The rule that separates thought from answer; None if replies are taken whole."""
     if setting == NONE:
         return None
     known = [tags for tags in KNOWN_TAGS if tags[1] in template] if setting == AUTO else [tags_of(setting)]
@@ -231,7 +233,9 @@ def _check_variables(tokenizer: Any, template: str, chat: ChatConfig) -> None:
     taken = inspect.signature(tokenizer.apply_chat_template).parameters
     for name in chat.template_kwargs:
         if name in taken and taken[name].kind is not inspect.Parameter.VAR_KEYWORD:
-            raise ConfigError(f"chat.template_kwargs.{name} is not for a template: it says how templates are called.")
+            raise ConfigError(
+                f"chat.template_kwargs.{name} is not for templates: it is an argument of the call that renders them."
+            )
         if not re.search(rf"\b{re.escape(name)}\b", template):
             raise ConfigError(
                 f"chat.template_kwargs.{name} is set, and the tokenizer's chat template does not read {name}, so it "

@@ -30,7 +30,7 @@ def make_renderer(name: str, tokenizer: Tokenizer, chat: ChatConfig | None = Non
     """The renderer that `renderer_name` names, over a tokenizer; `chat` is for the chat template alone.
 
     Raises:
-        ConfigError: there is no such renderer, what it makes is none, or the tokenizer cannot serve it.
+        ConfigError: the renderer does not exist, its factory does not make one, or the tokenizer lacks what it needs.
     """
     name = chosen(tokenizer) if name == AUTO else name
     if name == "chat":

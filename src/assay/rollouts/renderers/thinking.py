@@ -29,9 +29,9 @@ class Thinking:
     opened: bool = False
 
     def read(self, text: str) -> Reply:
-        """Part a reply: a thought stands at its beginning or nowhere, and ends at the first closing tag.
+        """Split a reply: a thought can only be at its beginning, and ends at the first closing tag.
 
-        A reply whose thought is not closed has no answer: what was cut off was not meant for anybody.
+        A reply whose thought is not closed has no answer.
         """
         inside, begins = text, text.lstrip().startswith(self.opening)
         if begins:

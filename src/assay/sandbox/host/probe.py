@@ -67,7 +67,11 @@ def probe(search_path: str | None = None) -> Features:
     mode: Mode | None = None
     if not bwrap:
         missing.append(
-            Missing("bubblewrap", "no program bwrap in PATH", "install it: apt-get install bubblewrap, or your like")
+            Missing(
+                "bubblewrap",
+                "no program bwrap in PATH",
+                "install it: apt-get install bubblewrap, or the like of your system",
+            )
         )
     elif (version := _bubblewrap_version(bwrap)) < OLDEST_BUBBLEWRAP:
         missing.append(Missing("bubblewrap", f"{bwrap} is version {version}", "install version 0.5 or newer"))
@@ -87,8 +91,8 @@ def require(features: Features) -> Mode:
     if features.missing or features.mode is None:
         wanting = "".join(f"\n  {lack.feature}: {lack.seen}. To cure it, {lack.cure}." for lack in features.missing)
         raise SandboxError(
-            f"Untrusted code cannot be walled in on this machine, so none is run.{wanting}\n"
-            "sandbox=unsafe runs it with no walls at all, where whatever it does to this account does not matter."
+            f"Untrusted code cannot be isolated on this machine, so none is run.{wanting}\nsandbox=unsafe runs it "
+            "without any walls: use it only where it does not matter what the code does to this account."
         )
     return features.mode
 

@@ -183,8 +183,8 @@ class WorkerProcess:
         if message[0] != Kind.READY:
             text = message[BARE.size :].decode("utf-8", "replace")
             raise SandboxError(
-                f"A worker for the harness {self._blueprint.harness} cannot run untrusted code safely: {text}. "
-                f"So none is run. If a wall is missing, {_cure()} If the harness failed, see its preload()."
+                f"A worker for the harness {self._blueprint.harness} cannot run untrusted code safely, so none is run: "
+                f"{text}. If a wall is missing, {_cure()} If the harness failed, see its preload()."
             )
         self.pid = self._first if self._blueprint.mode is None else _only_child(self._first)
         if self._blueprint.cgroup:
@@ -324,4 +324,4 @@ async def _verdict(after_round: AfterRound, index: int, outputs: tuple[bytes, ..
 def _cure() -> str:
     from assay.sandbox.host.probe import NAMESPACE_CURE
 
-    return f"{NAMESPACE_CURE}; or say sandbox=unsafe, which has no walls at all."
+    return f"{NAMESPACE_CURE}; or set sandbox=unsafe, which has no walls at all."

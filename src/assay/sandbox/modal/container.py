@@ -46,7 +46,7 @@ def choose(walls: str, features: Features, gpu: bool) -> Choice:
         require(features)
     if walls == "auto" and features.missing:
         lacking = ", ".join(item.feature for item in features.missing)
-        return Choice("unsafe", f"the container and a process of its own, for want of {lacking}")
+        return Choice("unsafe", f"the container and a process of its own, since it lacks {lacking}")
     if walls == "auto" and gpu:
         return Choice("unsafe", "the container and a process of its own; stricter walls would hide its GPU")
     return Choice("strict", "the container and the sandbox's own inside it")

@@ -181,7 +181,7 @@ class Answer:
             raise DataError("Several answers came for one job.")
         end, rounds = header.get("end"), header.get("rounds")
         if end not in _ENDS and not (in_step and end == "stopped"):
-            raise DataError(f"An answer ends in {_shown(end)}, which is none of {', '.join(_ENDS)}.")
+            raise DataError(f"An answer ends in {_shown(end)}, which is not one of {', '.join(_ENDS)}.")
         if type(rounds) is not int or not 0 <= rounds <= len(job.rounds) or (end == "ok" and rounds < len(job.rounds)):
             raise DataError(f"An answer ({end}) has {_shown(rounds)} rounds of {len(job.rounds)}.")
         round_s = header.get("round_s")
@@ -222,7 +222,7 @@ def open_answer(payload: object) -> Answer:
         DataError: it is not.
     """
     if not isinstance(payload, bytes):
-        raise DataError(f"A container answered with a {type(payload).__name__} where bytes were due.")
+        raise DataError(f"A container answered with a {type(payload).__name__} where bytes were expected.")
     several = payload.startswith(_ANSWERS)
     header, body = _unpack(_ANSWERS if several else _ANSWER, payload, _ANSWER_JSON_BYTES)
     token, refused = header.get("token"), header.get("refused")
@@ -243,7 +243,7 @@ def _unpack(kind: bytes, payload: bytes, longest: int | None = None) -> tuple[di
     found, length = _HEAD.unpack_from(view)
     if found != kind:
         raise DataError(
-            f"A payload begins with {found!r} where {kind!r} was due: another version of Assay, or garbage."
+            f"A payload begins with {found!r} where {kind!r} was expected: another version of Assay, or garbage."
         )
     if length > len(view) - _HEAD.size or (longest is not None and length > longest):
         raise DataError(f"A payload of {len(view)} bytes names {length} bytes of JSON: cut short, or garbage.")

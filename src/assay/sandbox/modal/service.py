@@ -170,6 +170,6 @@ def _cure(error: BaseException, config: ModalConfig) -> str:
     if isinstance(error, errors.VersionError):
         return "Install a newer modal: `pip install --upgrade modal`."
     return (
-        f"Check modal_gpu_type={config.modal_gpu_type} and the other modal_ settings, and deploy the app anew after an "
-        f"upgrade of Assay: `{DEPLOY}`."
+        f"Check modal_gpu_type={config.modal_gpu_type} and the other modal_ settings, and deploy the app again after "
+        f"an upgrade of Assay: `{DEPLOY}`."
     )

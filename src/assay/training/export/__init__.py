@@ -1,1 +1,1 @@
-"""A run's checkpoint as a folder that others load: which one, its model card, and where it is put."""
+"""Writes a run's checkpoint as a Hugging Face folder with a model card."""

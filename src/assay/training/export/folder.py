@@ -1,4 +1,4 @@
-"""`assay export`: one checkpoint of a run as a Hugging Face folder, put in its place as a whole."""
+"""`assay export`: one checkpoint of a run as a Hugging Face folder, put in place atomically."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Wanted:
     target: Path
     merge: bool = False
     batch: int | None = None
-    """The checkpoint after so many RL batches; None means the last one."""
+    """The checkpoint after this many RL batches; None means the last one."""
     best: bool = False
     """The checkpoint with the largest `best_metric` instead."""
     dtype: weights.Precision | None = None
@@ -94,11 +94,10 @@ def export(run: Path, config: TrainingConfig, wanted: Wanted) -> Exported:
 
 
 def _check_target(target: Path) -> None:
-    """Refuse to write over anything that no export wrote."""
+    """Refuse to overwrite files that no export wrote."""
     if target.name in ("", ".."):
         raise RunDirectoryError(
-            f"{target} is not the name of a folder, and an export puts a whole folder in its place. Give one by its "
-            "name, such as out/model."
+            f"{target} is not the name of a folder, but an export replaces a whole folder. Name one, such as out/model."
         )
     if not target.exists():
         return
@@ -109,8 +108,8 @@ def _check_target(target: Path) -> None:
     ours = {RECORD, *(record.get("files") or ())} if record is not None else set()
     if foreign := sorted(found - ours):
         raise RunDirectoryError(
-            f"{target} is not empty and holds what no export wrote ({', '.join(foreign[:5])}), which would be lost. "
-            "Choose a new or empty folder."
+            f"{target} is not empty and holds files that no export wrote ({', '.join(foreign[:5])}), which would be "
+            "lost. Choose a new or empty folder."
         )
 
 
@@ -118,11 +117,13 @@ def _check_use(config: TrainingConfig, wanted: Wanted, adapters: bool, base: str
     if wanted.merge and base is None:
         logger.info("The run trained all weights, so there are no adapters to merge.")
     if adapters and wanted.dtype is not None:
-        raise ConfigError(f"--dtype {wanted.dtype} is for whole models: adapters stay as trained. Add --merge.")
+        raise ConfigError(
+            f"--dtype {wanted.dtype} is for whole models; adapters keep their trained precision. Add --merge."
+        )
     if adapters and wanted.repo is not None and _hub_id(config) is None:
         raise ConfigError(
-            f"The adapters are for the model in the folder {config.model_name}, which nobody else has, so they would "
-            "be of no use on the hub. Add --merge."
+            f"The adapters are for the model in the folder {config.model_name}, which only this machine has, so on the "
+            "hub they would be useless. Add --merge."
         )
 
 

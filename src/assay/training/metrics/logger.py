@@ -1,4 +1,4 @@
-"""One place to say what happened in a step; it reaches every sink of the run.
+"""Records what happened in a step in every sink of the run.
 
 `metrics.jsonl` has one flat record per call: version, step, phase, index, then the metrics sorted by name. Names that
 begin with `perf/` (times, rates, memory) or `reward_engine/` (calls, tokens, money: less where replies are cached)

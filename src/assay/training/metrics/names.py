@@ -1,6 +1,6 @@
-"""What each metric means: the table from which `docs/metrics.md` is made, and which tests hold against real runs.
+"""What each metric means: the table from which `docs/metrics.md` is made, and which tests compare with real runs.
 
-A word in angle brackets stands for what a run puts there: `<metric>` and `<part>` are named by the environment, `<tag>`
+A word in angle brackets is a placeholder: `<metric>` and `<part>` are named by the environment, `<tag>`
 by its tasks, `<source>` by a reward's samples; `<rollout metric>` is any name of `ROLLOUTS`.
 """
 
@@ -16,7 +16,7 @@ class Section:
 
     title: str
     note: str
-    """What holds for all of them."""
+    """What applies to all of them."""
     metrics: Mapping[str, str]
     """Name -> what it is, with its unit."""
 
@@ -29,21 +29,21 @@ ROLLOUTS: Mapping[str, str] = {
     "reward_25pct": "First quartile of the rewards.",
     "reward_75pct": "Third quartile of the rewards.",
     "part/<part>": "Mean of a named part of the reward, before weighting, as of each rollout's last turn that has it.",
-    "env/<metric>": "Mean of what the environment reports of a rollout (`legal` in chess), taken in the same way.",
-    "tag/<tag>/reward": "Mean reward of the rollouts whose task carries the tag.",
+    "env/<metric>": "Mean of a value that the environment reports (`legal` in chess), taken in the same way.",
+    "tag/<tag>/reward": "Mean reward of the rollouts whose task has the tag.",
     "tag/<tag>/reward_25pct": "First quartile of their rewards.",
     "tag/<tag>/reward_75pct": "Third quartile of their rewards.",
-    "tag/<tag>/count": "How many they are.",
-    "tag/<tag>/<metric>": "Mean of what the environment reports of them.",
+    "tag/<tag>/count": "Number of these rollouts.",
+    "tag/<tag>/<metric>": "Mean of a value that the environment reports of them.",
     "rollout/count": "Rollouts sampled.",
-    "rollout/groups": "Groups sampled, those that `dynamic_sampling_rounds` added among them.",
-    "rollout/constant_group_fraction": "Share of the groups whose rewards do not differ: they teach nothing.",
+    "rollout/groups": "Groups sampled, including those that `dynamic_sampling_rounds` added.",
+    "rollout/constant_group_fraction": "Share of the groups whose rewards are all equal: they carry no gradient.",
     "rollout/constant_group_reward": "Mean reward in these groups: high where tasks are solved, low where all fail.",
     "rollout/scored": "Rollouts that were judged.",
     "rollout/scored_fraction": "Their share.",
-    "rollout/invalid": "Rollouts whose last answer is unreadable or against the rules: the policy's fault.",
+    "rollout/invalid": "Rollouts whose last answer is unreadable or breaks the rules: the policy's fault.",
     "rollout/invalid_fraction": "Their share.",
-    "rollout/errored": "Rollouts that could not be judged, and have no reward: not the policy's fault.",
+    "rollout/errored": "Rollouts that could not be judged and so have no reward: not the policy's fault.",
     "rollout/errored_fraction": "Their share; above `max_errored_fraction` the run stops.",
     "rollout/end/done_fraction": "Share of the rollouts that the environment ended.",
     "rollout/end/max_turns_fraction": "Share that ended at the limit on turns.",
@@ -65,7 +65,7 @@ _TRAINING = {
     "kl_div_5pct": "5th percentile of the same over tokens.",
     "kl_div_95pct": "95th percentile of the same over tokens: rises early when the policy runs away.",
     "kl_coef": "Weight of the KL penalty in this step.",
-    "kl_behaviour": "KL of the policy that sampled from the one that is trained (k3), in nats per token.",
+    "kl_behaviour": "KL divergence of the sampling policy from the trained one (k3), in nats per token.",
     "logprob_ratio_min": "Smallest ratio of a token's probability now to that when it was sampled.",
     "logprob_ratio_max": "Largest such ratio.",
     "fraction_clipped": "Share of the tokens whose ratio is outside the loss's thresholds, where the loss has any.",
@@ -77,9 +77,9 @@ _TRAINING = {
     "approx_entropy": "Mean negative log-probability of the sampled tokens, in nats.",
     "fraction_positive_advantages": "Share of the tokens with an advantage above 0.",
     "grad_norm": "Norm of the gradient before clipping: mean over the optimizer steps.",
-    "nan_skip": "Share of the optimizer steps that were not taken, for a gradient that is not finite.",
+    "nan_skip": "Share of the optimizer steps that were skipped because the gradient was not finite.",
     "optimizer_steps": "Optimizer steps taken.",
-    "groups": "Groups that something can be learned from, of those that were sampled for this step.",
+    "groups": "Groups sampled for this step that can be learned from.",
     "tokens": "Tokens trained on, counted in each pass.",
     "learning_rate": "Learning rate.",
 }
@@ -87,15 +87,15 @@ _BUFFER = {
     "rollout_buffer_size": "Groups in the buffer, all with passes left.",
     "rollouts_fresh_fraction": "Their share of the groups held since rollouts were last added.",
     "rollouts_reused": "Uses of a group beyond its first, since the run began.",
-    "rollouts_stale": "Groups that left the buffer because they were too old, since the run began.",
-    "rollouts_evicted": "Groups that left it because it was full, since the run began.",
+    "rollouts_stale": "Groups dropped from the buffer because they were too old, since the run began.",
+    "rollouts_evicted": "Groups dropped from it because it was full, since the run began.",
 }
 
 SECTIONS: Sequence[Section] = (
     Section(
         "Rollouts",
-        "Of the rollouts of a step, before any training. An errored rollout is counted and enters nothing else. A "
-        "`GRPOTrainer` that is used by itself returns the same names.",
+        "Of the rollouts of a step, before any training. An errored rollout is counted and excluded from everything "
+        "else. A `GRPOTrainer` that is used by itself returns the same names.",
         ROLLOUTS,
     ),
     Section(
@@ -129,49 +129,50 @@ SECTIONS: Sequence[Section] = (
     ),
     Section(
         "Time and machine",
-        "These depend on the machine and on what is cached, so they may differ in a resumed run; all others are equal.",
+        "These depend on the machine and on what is cached, so they may differ in a resumed run; all other metrics "
+        "are the same.",
         {
-            "perf/wall_s": "Seconds of the step by the clock.",
-            "perf/cpu_s": "CPU seconds of the step, of all threads of this process and none of the verifier processes.",
-            "perf/env_wait_s": "Seconds of waiting for the batch's environments, which are prepared ahead.",
+            "perf/wall_s": "Wall-clock seconds of the step.",
+            "perf/cpu_s": "CPU seconds of the step, over all threads of this process but without verifier processes.",
+            "perf/env_wait_s": "Seconds spent waiting for the batch's environments, which are prepared ahead.",
             "perf/rollout_s": "Seconds of sampling and scoring.",
-            "perf/sampled_tokens_per_s": "Tokens sampled per second of these.",
+            "perf/sampled_tokens_per_s": "Tokens sampled per second of that time.",
             "perf/update_s": "Seconds of training.",
             "perf/eval_s": "Seconds of the evaluation.",
             "perf/eval_cpu_s": "CPU seconds of the evaluation.",
             "perf/score_cached_fraction": "Share of the turns whose verdict came from a cache.",
-            "perf/eval/score_cached_fraction": "The same in the evaluation.",
+            "perf/eval/score_cached_fraction": "The same for the evaluation.",
         },
     ),
     Section(
         "Reward engine",
-        "What an environment's judge was asked in the step, and what that cost; absent where it was asked nothing. "
-        "These depend on what is cached, too.",
+        "Calls to an environment's judge in the step, and their cost; absent where there were none. These depend on "
+        "what is cached, too.",
         {
             "reward_engine/samples": "Answers to score.",
             "reward_engine/scored": "Of these, judged.",
             "reward_engine/invalid": "Of these, unreadable: the policy's fault.",
-            "reward_engine/errored": "Of these, without a score.",
-            "reward_engine/reread": "Replies that no verdict could be read from and that were asked for again.",
-            "reward_engine/calls": "Questions that were neither in the cache nor under way already.",
+            "reward_engine/errored": "Of these, those without a score.",
+            "reward_engine/reread": "Replies without a readable verdict, for which the judge was asked again.",
+            "reward_engine/calls": "Questions that were neither in the cache nor already in flight.",
             "reward_engine/cache_hits": "Questions whose reply was in the cache.",
-            "reward_engine/shared": "Questions that waited for an equal one under way.",
-            "reward_engine/attempts": "Requests sent, retries and hedges among them.",
+            "reward_engine/shared": "Questions that waited for an equal one in flight.",
+            "reward_engine/attempts": "Requests sent, including retries and hedges.",
             "reward_engine/answered": "Calls that were answered.",
             "reward_engine/failures": "Calls that failed for good.",
             "reward_engine/refusals": "Requests refused for load (rate limits).",
-            "reward_engine/hedges": "Second requests for a call that was late.",
-            "reward_engine/hedges_won": "Of these, the ones that answered first.",
+            "reward_engine/hedges": "Second requests sent for slow calls.",
+            "reward_engine/hedges_won": "Of these, those that answered first.",
             "reward_engine/prompt_tokens": "Tokens of the prompts, as billed.",
             "reward_engine/completion_tokens": "Tokens of the replies, as billed.",
             "reward_engine/usd": "Cost in US dollars, where the judge's prices are set.",
             "reward_engine/<source>/calls": "Calls for one data source.",
             "reward_engine/<source>/tokens": "Tokens for one data source.",
             "reward_engine/<source>/usd": "Cost of one data source, in US dollars.",
-            "reward_engine/in_flight": "Calls under way at the end of the step.",
-            "reward_engine/waiting": "Calls that waited for their turn then.",
-            "reward_engine/limit": "Limit on calls in flight then, as it has tuned itself.",
-            "reward_engine/limit_cuts": "Times that the limit was cut.",
+            "reward_engine/in_flight": "Calls in flight at the end of the step.",
+            "reward_engine/waiting": "Calls waiting to be sent then.",
+            "reward_engine/limit": "Limit on calls in flight then, as tuned so far.",
+            "reward_engine/limit_cuts": "Times that the limit was lowered.",
             "reward_engine/cache_write_failures": "Writes to the cache that did not reach the disk at once.",
         },
     ),

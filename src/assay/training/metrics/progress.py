@@ -18,7 +18,7 @@ Clock = Callable[[], float]
 
 
 class Pace:
-    """Decides when a log line is due and estimates the time left. Pure but for the times it is told."""
+    """Decides when a log line is due and estimates the time left. Pure: times are arguments."""
 
     def __init__(self, total: int, done: int, start_s: float, every_s: float, *, brief: bool = False) -> None:
         """`done` of `total` steps were done before `start_s`; lines are at least `every_s` seconds apart.
@@ -108,7 +108,7 @@ class RunProgress:
 
     @contextmanager
     def building(self) -> Iterator[Callable[[str, int, int], None]]:
-        """What a data set builder is given to say how far it is: a phase for each thing that it makes."""
+        """What a dataset builder reports its progress to: a phase for each thing that it makes."""
         with ExitStack() as stack:
             phases: dict[str, PhaseProgress] = {}
 

@@ -98,12 +98,12 @@ class JsonlSink(_AppendFile):
 
 
 def has_tensorboard() -> bool:
-    """Whether what writes TensorBoard's files is installed."""
+    """Whether the writer of TensorBoard files is installed."""
     return find_spec("tensorboardX") is not None
 
 
 def writes_tensorboard(enabled: bool | None) -> bool:
-    """Whether a run writes TensorBoard files: as it is told, and else where what writes them is installed."""
+    """Whether a run writes TensorBoard files: as set, or else if the writer is installed."""
     return has_tensorboard() if enabled is None else enabled
 
 
@@ -160,8 +160,8 @@ class TensorBoardSink(_AppendFile):
 class WandbSink:
     """A Weights & Biases run, which a resumed run continues; W&B's step counts the finished steps.
 
-    The run's W&B id and how far it was told are kept in `wandb.json`. Steps that are done again after a resume were
-    told already and are left out, so that W&B shows each step once.
+    The run's W&B id and its last logged step are kept in `wandb.json`. Steps that are repeated after a resume are not
+    logged again, so that W&B shows each step once.
     """
 
     def __init__(self, folder: Path, *, project: str, name: str | None, config: Mapping[str, Json]) -> None:
@@ -209,20 +209,20 @@ class WandbSink:
         return ()
 
     def log(self, step: int, phase: Phase, index: int, metrics: Mapping[str, float], histograms: Histograms) -> None:
-        """Tell W&B the metrics of a step that it does not know yet; histograms go to TensorBoard only."""
+        """Log to W&B the metrics of a step that it does not have yet; histograms go to TensorBoard only."""
         finished = step + 1
         if finished >= self._first:
             self._run.log({f"{phase}/index": index, **metrics}, step=finished)
             self._told = max(self._told, finished + 1)
 
     def table(self, step: int, name: str, table: Table) -> None:
-        """Add a table to a step that W&B does not know yet."""
+        """Add a table to a step that W&B does not have yet."""
         if step + 1 >= self._first:
             made = self._table(columns=list(table.columns), data=[list(row) for row in table.rows])
             self._run.log({name: made}, step=step + 1)
 
     def flush(self, *, durable: bool) -> None:
-        """Remember how far W&B was told."""
+        """Save the last step logged to W&B."""
         self._save_state(durable=durable)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Answers of a batch as a table, for TensorBoard and Weights & Biases. Pure.
 
-What a policy said is text from outside: control characters are shown, and in Markdown every sign is written as its
-number, so that an answer is neither markup nor a script.
+Answers are untrusted: control characters are made visible, and in Markdown every symbol is escaped by its number, so an
+answer can be neither markup nor a script.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Turns token by token: `tokens.jsonl`, which says what each sampled token was and what it trained with.
 
-Numbers are float32 and written with as many digits as bring them back.
+Numbers are float32, written with enough digits to restore them exactly.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def token_records(
 def pieces(tokens: Sequence[int], text: Callable[[Sequence[int]], str]) -> list[str]:
     """The text of each token, such that together they are `text(tokens)`; the stop token's piece is empty.
 
-    A tokenizer may write a token otherwise after others than at a beginning, and spread a character over several
+    A tokenizer may write a token differently after others than at the beginning, and spread a character over several
     tokens. So each token is decoded behind the one before it, and the last token of a character has all of it. Where a
     tokenizer looks back further than that, pieces may differ from the text.
     """

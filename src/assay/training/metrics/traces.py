@@ -1,4 +1,4 @@
-"""Rollouts as records that can be read: what the policy was told, what it said, and what each part of that earned."""
+"""Rollouts as readable records: what the policy was told, what it said, and the score of each part."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def trace_records(
     decode: Decode | None = None,
     turns: Turns | None = None,
 ) -> list[dict[str, Json]]:
-    """One record per turn, in (group, sample, turn) order; a rollout that never got a turn has one without text.
+    """One record per turn, in (group, sample, turn) order; a rollout without any turn has one record without text.
 
     `text` is the answer that was judged; `thought` stands beside it where a thinking model thought before it.
     `messages` are the conversation that a turn began with: on first turns, and where the env put another in place of
@@ -51,7 +51,7 @@ def trace_records(
 
 
 def _training(trajectory: Trajectory, split: str, turns: Turns | None, place: TurnPlace) -> dict[str, Json]:
-    """What a turn trained with, and where it trained nothing, why; an evaluation trains nothing for no reason."""
+    """What a turn trained with, or the reason why it was not trained on; evaluations have neither."""
     if split == "eval":
         return {"advantage": None, "trained": False, "removed": None}
     found = None if turns is None else turns.get(place)

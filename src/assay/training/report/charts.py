@@ -1,4 +1,4 @@
-"""Line charts as inline SVG, drawn without any program but this one. Pure: numbers in, text out.
+"""Line charts as inline SVG, drawn without further packages. Pure: numbers in, text out.
 
 Colours, fonts and line widths come from the page (`report.css`), so that a chart follows its light and dark schemes.
 Long curves keep their extremes: each of at most `MAX_BINS` bins is drawn by its least and its greatest value.

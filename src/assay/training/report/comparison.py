@@ -1,4 +1,4 @@
-"""Policies compared on the same held-out tasks, and what may be said about them. Pure.
+"""Policies compared on the same held-out tasks, and which differences can be claimed. Pure.
 
 The unit is the task: a policy has one value per task and metric. Differences are taken task by task, so that hard and
 easy tasks cancel out. A difference is claimed only where its 95 % interval excludes 0; each interval stands alone,
@@ -87,7 +87,7 @@ def difference(policy: Policy, other: Policy, metric: str) -> Interval | None:
 def direction(interval: Interval) -> int:
     """What may be claimed of a difference: 1 (above 0), -1 (below 0), or 0 where its interval includes 0.
 
-    Rounding errors of sums are no difference.
+    Rounding errors of sums do not count.
     """
     return (interval.low > _ROUNDING) - (interval.high < -_ROUNDING)
 

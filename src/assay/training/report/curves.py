@@ -14,11 +14,11 @@ _HEALTH: Mapping[str, Sequence[tuple[str, str]]] = {
     "Gradient norm before clipping": [("train/grad_norm", "training")],
     "Groups with equal rewards, share of the batch": [("rollout/constant_group_fraction", "training")],
     "Completion length, tokens": [("rollout/completion_tokens_mean", "training")],
-    "Learner and sampler apart": [
+    "Difference of trainer and sampler": [
         ("train/kl_behaviour", "KL (k3), nats per token"),
         ("train/ratio_error", "largest |ratio - 1|"),
     ],
-    "KL to the policy RL started from, nats per token": [("train/kl_div", "training")],
+    "KL from the policy at the start of RL, nats per token": [("train/kl_div", "training")],
     "Rollouts not scored, share of the batch": [("rollout/errored_fraction", "training")],
 }
 """Title -> (metric, label) of its curves, of RL batches."""

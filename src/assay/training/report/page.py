@@ -1,7 +1,7 @@
 """The page of a report as HTML: one file without scripts, fonts or anything else that is fetched.
 
-Curves and boards are inline SVG, the style sheet is inlined. Every text is escaped, a model's above all; the one thing
-taken as it is are the environment's figures, which escape what they show. Pure.
+Curves and boards are inline SVG, the style sheet is inlined. Every text is escaped, especially a model's; only the
+environment's figures are inserted unchanged, and they escape what they show. Pure.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def render(report: Report, figure: Figure | None) -> str:
     body = "".join((
         _header(report),
         _results(report),
-        _charts("Learning", report.outcomes, "Thin lines are single batches, thick ones their moving mean."),
+        _charts("Learning", report.outcomes, "Thin lines show single batches, thick lines their moving mean."),
         _samples(report.samples, figure),
         _charts("Health of the optimisation", report.health, ""),
         _events(report.records.events),
@@ -165,8 +165,8 @@ def _samples(samples: Sequence[Sample], figure: Figure | None) -> str:
         return ""
     cards = "".join(_sample(sample, figure) for sample in samples)
     return (
-        f'<section><h2>Sample answers</h2><p class="note">{len(samples)} held-out tasks at even distances in the data '
-        f'set, none of them picked by hand.</p><div class="samples">{cards}</div></section>'
+        f'<section><h2>Sample answers</h2><p class="note">{len(samples)} held-out tasks, evenly spaced in the data '
+        f'set, not picked by hand.</p><div class="samples">{cards}</div></section>'
     )
 
 
@@ -222,7 +222,7 @@ def _settings(config: Mapping[str, Json]) -> str:
     chosen = {key: value for key, value in found.items() if key.endswith(f".{TYPE_KEY}")}
     try:
         defaults = flatten(resolved(build(TrainingConfig, [Layer("config.json", chosen)])), "defaults")
-    except AssayError:  # code that a setting names is gone: then all settings are listed, and no defaults
+    except AssayError:  # the code that a setting names is gone: then all settings are listed, without defaults
         defaults = {}
     own = {key: value for key, value in defaults.items() if key not in chosen}
     rows = [

@@ -1,7 +1,7 @@
-"""`report.html`: what a run set out to do, what it measured on held-out tasks, and how it went.
+"""`report.html`: the plan of a run, its held-out results and its course.
 
-A report is made of what the run directory holds, as far as it is committed, so it can be made again at any time, and of
-a run in progress. The environment adds its baselines and pictures, where it can be built and poses the same tasks.
+A report is made from what the run directory has committed, so it can be made at any time, also during the run. The
+environment adds its baselines and pictures if it can be built and has the same tasks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def write_report(run: RunDirectory, config: TrainingConfig, data: EnvData)
 
 
 def renew_report(path: Path, config: TrainingConfig) -> Path:
-    """Make the report of the run at `path` anew, which may be in progress; returns where it is.
+    """Write the report of the run at `path` again, also while it is in progress; returns its path.
 
     Args:
         config: the run's config. Where its environment cannot be built, the report has what the run directory holds.
@@ -158,7 +158,7 @@ def summary(records: RunRecords, finished: bool = True) -> str:
     so_far = "" if finished else "The run is not finished: it is in progress or was stopped. So far, "
     return (
         f"{so_far}{done['sft']:,} supervised steps and {done['rl']:,} RL batches. {cpu:,.0f} CPU seconds of training; "
-        f"{wall} by the clock with evaluation. The CPU time of verifier processes is not in it."
+        f"{wall} wall-clock time with evaluation, without the CPU time of verifier processes."
     )
 
 
@@ -192,7 +192,7 @@ def heldout_notes(records: RunRecords, exact: Sequence[Policy]) -> list[str]:
         notes.append(f"{names}: computed from the truth of each of these tasks, without sampling error.")
     errored = sum(answer.status == "errored" for task in measured.tasks for answer in task.answers)
     if errored:
-        notes.append(f"{errored} of the last answers could not be scored; they are in no number.")
+        notes.append(f"{errored} of the last answers could not be scored; no figure includes them.")
     return notes
 
 
@@ -208,7 +208,7 @@ def is_evaluated(heldout: Sequence[Task], records: RunRecords) -> bool:
 def choose_samples(
     records: RunRecords, heldout: Sequence[Task], finished: bool = True, count: int = SAMPLES
 ) -> list[Sample]:
-    """`count` evenly spaced held-out tasks, so that nobody has picked them, with the answers of both evaluations.
+    """`count` evenly spaced held-out tasks (not picked by hand), with the answers of both evaluations.
 
     Args:
         heldout: the tasks themselves, in data set order; empty where they are not at hand.

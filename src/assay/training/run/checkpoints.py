@@ -1,4 +1,4 @@
-"""Checkpoints: folders that are whole or absent, and that prove it when they are read.
+"""Checkpoints: folders that are complete or absent, and are verified when they are read.
 
     checkpoints/<name>/policy/          what the backend saved: weights, optimizer, reference
     checkpoints/<name>/state.json       what the loop saved: counters, generators, controllers
@@ -76,8 +76,7 @@ def checkpoint_name(phase: Phase, index: int) -> str:
 def is_refuge(state: Mapping[str, Json]) -> bool:
     """Whether a rollback may go back to the checkpoint with this state.
 
-    One that was written only because the run was then to end does not count: had the run been longer from the start, it
-    would not be there.
+    One that was written only because the run was to end there does not count: a longer run would not have written it.
     """
     return bool(state.get(HEALTHY, True)) and bool(state.get(REGULAR, True))
 
@@ -86,7 +85,7 @@ def checkpoint_folder(run: Path, commit: Commit) -> Path:
     """Folder of a commit's checkpoint in the run directory `run`.
 
     Raises:
-        ValueError: the commit has none.
+        ValueError: the commit has no checkpoint.
     """
     if commit.checkpoint is None:
         raise ValueError(f"step {commit.step} has no checkpoint")
@@ -147,8 +146,8 @@ def open_checkpoint(path: Path, *, cure: str = "Use another checkpoint.") -> Che
     """Check a checkpoint folder against its manifest and read its state. Reads every byte, changes nothing.
 
     Raises:
-        CheckpointError: the folder is missing, is no checkpoint, or has a missing, short or changed file; the message
-            names the file and ends with `cure`.
+        CheckpointError: the folder is missing, is not a checkpoint, or has a missing, short or changed file; the
+            message names the file and ends with `cure`.
     """
     if not path.is_dir():
         raise CheckpointError(f"Checkpoint {path} does not exist. {cure}")

@@ -6,7 +6,7 @@
 A step is committed in this order: sinks flushed, checkpoint renamed into place if one is due, one ledger line, which
 also names the earlier checkpoints that are no longer kept; only then are these removed. To resume, the ledger is cut
 after its last line that has a checkpoint, and then everything beyond that line is removed:
-`assay.training.run.resume` decides that and does it. A directory that is refused is left as it was.
+`assay.training.run.resume` does this. A refused directory is not changed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class RunDirectory:
     def open(cls, plan: ResumePlan, keep: Keep | None = None) -> RunDirectory:
         """Create, or bring back to its last checkpoint, the directory of a run, as planned by `plan_resume`.
 
-        Where another process has changed the directory since it was planned, it is planned anew. A complete run is left
+        If another process has changed the directory since it was planned, a new plan is made. A complete run is left
         alone: see `is_complete`. Checkpoints that `keep` does not want are removed when a new one is committed.
 
         Raises:
@@ -130,7 +130,7 @@ class RunDirectory:
             for file in sink.files:
                 name = file.relative_to(self.path)
                 if name.parts[0] not in SINKS:
-                    raise ValueError(f"sink {name} is none of {SINKS}: a resume would not cut it back")
+                    raise ValueError(f"sink {name} is not one of {SINKS}: a resume would not cut it back")
             self._sinks.append(sink)
 
     async def commit(
@@ -202,7 +202,7 @@ class RunDirectory:
         return self.path / name
 
     def close(self) -> None:
-        """Release the files and the lock; safe to call twice. Sinks are closed by whoever opened them."""
+        """Release the files and the lock; safe to call twice. The code that opened sinks closes them."""
         self._ledger.close()
         if self._lock >= 0:
             os.close(self._lock)
@@ -223,7 +223,7 @@ class RunDirectory:
         return {file.relative_to(self.path).as_posix(): file.stat().st_size for file in files}
 
     def _describe_saved(self) -> list[Saved]:
-        """What decides which of the checkpoints are kept; nothing where all are."""
+        """What decides which checkpoints are kept; None keeps all."""
         if self._keep.everything:
             return []
         metrics = {row["step"]: row for row in read_lines(self.path / "metrics.jsonl")}

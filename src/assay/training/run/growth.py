@@ -1,6 +1,6 @@
 """A run whose `max_batches` changed: whether it may go on, and from which of its checkpoints. Only decides.
 
-A run of N batches and one of M > N do the same in their first N steps, where no schedule depends on the number. What
+A run of N batches and one of M > N are equal in their first N steps, if no schedule depends on the number. What
 differs is the end: the shorter run evaluates and saves after its last batch, and with `max_steps_off_policy=k` its last
 k checkpoints lack batches that the longer run would by then have sampled from policies that are gone.
 """
@@ -18,7 +18,7 @@ MAX_BATCHES = "max_batches"
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How many RL batches a run was to have, and how many it is to have now; None means the whole data set."""
+    """The number of RL batches that a run had and has now; None means the whole data set."""
 
     before: int | None
     now: int | None
@@ -34,7 +34,7 @@ class Length:
         return complete and (self.now is None or commit.batch < self.now)
 
     def adds_nothing(self, done: int) -> bool:
-        """Whether a run that came to its end after `done` batches has none to add: its data set had no more."""
+        """Whether a run that ended after `done` batches cannot have more, because its data set is used up."""
         ended_early = self.before is None or done < self.before
         return ended_early and (self.now is None or done <= self.now)
 

@@ -1,8 +1,8 @@
 """The ledger: one JSON line per committed step, the single source of truth about how far a run has come.
 
 A line says which step was done, the size that every sink then had, and the checkpoint that holds the state after it,
-if one was written. What is on disk beyond the last line never happened. A run's lines are `start` (step -1, the state
-before any step), then its `sft` and `rl` steps, then `end`.
+if one was written. Whatever is on disk beyond the last line does not count. A run's lines are `start` (step -1, the
+state before any step), then its `sft` and `rl` steps, then `end`.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _parse_line(line: bytes, path: Path) -> Commit | None:
 
 def _damaged(path: Path, finding: str) -> RunDirectoryError:
     return RunDirectoryError(
-        f"{path} is damaged: {finding}. What the run had committed cannot be told, so nothing was changed. "
+        f"{path} is damaged: {finding}. So it is unknown what the run had committed, and nothing was changed. "
         "Restore the file from a copy, or set log_path to a new directory (its checkpoints can be started from with "
         "load_checkpoint_path)."
     )
@@ -179,7 +179,7 @@ def read_ledger(path: Path) -> LedgerContent:
         return LedgerContent()
     except OSError as error:
         raise RunDirectoryError(
-            f"{path} cannot be read ({error.strerror}), so what the run had committed cannot be told. Restore the file."
+            f"{path} cannot be read ({error.strerror}), so it is unknown what the run had committed. Restore the file."
         ) from error
     return parse_ledger(data, path)
 

@@ -1,7 +1,6 @@
 """A run directory read back: what the run was, what each step measured, and its held-out evaluations.
 
-Only files are read, and of these what the ledger says is committed: so a report can be made at any time, of a run in
-progress too, and made again.
+Only the committed part of the files is read, so a report can be made at any time, also during the run.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ def read_run(path: Path) -> RunRecords:
     """
     config = read_object(path / "config.json")
     if config is None:
-        raise RunDirectoryError(f"{path} holds no run: there is no readable config.json in it. Give a run's log_path.")
+        raise RunDirectoryError(f"{path} is not a run: it has no readable config.json. Give a run's log_path.")
     content = read_ledger(path / "ledger.jsonl")
     sizes = content.commits[-1].sinks if content.commits else {}
     first = last = None
@@ -151,7 +150,7 @@ def measurement(rollouts: Rollouts, step: int) -> Measurement:
     """The evaluation after a step.
 
     Raises:
-        KeyError: there was none.
+        KeyError: there was no evaluation after it.
     """
     keys = [key for key in rollouts.keys if key.split == "eval" and key.step == step]
     if not keys:
@@ -169,14 +168,14 @@ def find_checkpoint(path: Path, batch: int | None = None) -> Commit:
     """
     saved = live_checkpoints(read_ledger(path / "ledger.jsonl").commits)
     if not saved:
-        raise RunDirectoryError(f"{path} holds no run with a checkpoint. Give the log_path of a run.")
+        raise RunDirectoryError(f"{path} is not a run with a checkpoint. Give the log_path of a run.")
     if batch is None:
         return saved[-1]
     there = [commit for commit in saved if checkpoint_folder(path, commit).is_dir()]
     found = [commit for commit in there if commit.batch == batch]
     if not found:
         batches = ", ".join(str(b) for b in sorted({commit.batch for commit in there}))
-        raise RunDirectoryError(f"{path} has no checkpoint of RL batch {batch}; there are {batches or 'none'}.")
+        raise RunDirectoryError(f"{path} has no checkpoint of RL batch {batch}; it has {batches or 'none'}.")
     return found[-1]
 
 
@@ -193,8 +192,8 @@ def best_checkpoint(path: Path, metric: str) -> Commit:
     measured = [(float(value), c.step, c) for c in there if (value := values.get(c.step)) is not None]
     if not measured:
         raise RunDirectoryError(
-            f"{metric} was measured at no checkpoint of {path}, so none of them is the best by it. Choose another "
-            "best_metric (metrics.jsonl has their names), or a checkpoint by --step."
+            f"{metric} was not measured at any checkpoint of {path}, so no checkpoint is the best by it. Choose "
+            "another best_metric (metrics.jsonl has their names), or a checkpoint by --step."
         )
     return max(measured)[2]
 
@@ -202,7 +201,7 @@ def best_checkpoint(path: Path, metric: str) -> Commit:
 def _task(group: Group) -> HeldoutTask:
     columns: dict[str, list[float]] = {}
     for rollout in group.rollouts:
-        if rollout.reward is not None:  # errored: not known, so in no number
+        if rollout.reward is not None:  # errored: unknown, so excluded from every figure
             for name, value in {"reward": rollout.reward, **rollout.turns[-1].metrics}.items():
                 columns.setdefault(name, []).append(value)
     first = group.rollouts[0]

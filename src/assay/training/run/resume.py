@@ -1,10 +1,10 @@
-"""How a run starts or goes on in a directory: a plan that only reads, and its execution, which cuts.
+"""How a run starts or goes on in a directory: a plan, which only reads, and its execution, which removes.
 
     plan = plan_resume(path, config)      ResumePlan | Refusal; everything is checked and nothing is changed
     plan.apply()                          with the directory locked: what the plan does not keep is removed
 
-The ledger is cut first: it alone says what happened, so a kill at any later moment leaves a ledger from which the next
-plan removes the same things.
+The ledger is cut first: it alone decides what is committed, so after a kill at any later moment the next plan removes
+the same things.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def nothing_may_change(key: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a run can neither start nor go on in a directory."""
+    """Why a run can neither start nor resume in a directory."""
 
     error: RunDirectoryError
     """What to raise: a `CheckpointError` where the checkpoint to go on from is not whole."""
@@ -80,7 +80,8 @@ class ResumePlan:
     checkpoint: Checkpoint | None = None
     """The verified checkpoint to go on from; None where the run starts, and where it is complete."""
     code_changes: Sequence[str] = ()
-    """Versions that are others than when the run was started, as `name: old -> new`, and files of code that changed."""
+    """Versions that differ from those at the start of the run, as `name: old -> new`, and files of code that
+    changed."""
     resume_from_batch: int | None = None
     may_change: MayChange = nothing_may_change
     length: Length | None = None
@@ -211,7 +212,7 @@ def plan_resume(
     if resume_from_batch is not None:
         return Refusal(
             RunDirectoryError(
-                f"resume_from_batch={resume_from_batch}, but {path} holds no run to resume. "
+                f"resume_from_batch={resume_from_batch}, but {path} has no run to resume. "
                 "Remove resume_from_batch to start one, or set log_path to the run's directory."
             )
         )
@@ -227,8 +228,8 @@ def _check_nothing_is_lost(path: Path) -> None:
     folders = (path / "checkpoints").glob("*")
     if later := sorted(f.name for f in folders if _CHECKPOINT.fullmatch(f.name) and not f.name.startswith("start")):
         raise RunDirectoryError(
-            f"{path} holds checkpoints ({', '.join(later[:5])}) and no {LEDGER} that says what the run had committed, "
-            "so starting here would remove them. Restore the file, or set log_path to a new directory "
+            f"{path} holds checkpoints ({', '.join(later[:5])}) but no {LEDGER}, which says what the run had "
+            "committed, so starting here would remove them. Restore the file, or set log_path to a new directory "
             f"(load_checkpoint_path={path / 'checkpoints' / later[-1]} starts from their weights)."
         )
 
@@ -250,7 +251,7 @@ def _go_on(plan: ResumePlan) -> ResumePlan | Refusal:
     if changes:
         listed = "\n".join(f"  {change}" for change in changes)
         error = RunDirectoryError(
-            f"{path} holds a run with other settings; going on under new ones would make it neither run:\n{listed}\n"
+            f"{path} holds a run with other settings; going on with new ones would mix two runs:\n{listed}\n"
             "Set log_path to a new directory for the new settings, or use the original ones to go on with this run."
         )
         return Refusal(error, changes)
@@ -260,7 +261,7 @@ def _go_on(plan: ResumePlan) -> ResumePlan | Refusal:
         return replace(plan, kept=len(content.commits))
     if length is not None and batch is None and length.now is not None and length.now < done:
         raise RunDirectoryError(
-            f"{length}: {done} batches of the run in {path} are done, and going on does not undo them. Set "
+            f"{length}: {done} batches of the run in {path} are done, and cannot be undone by going on. Set "
             f"max_batches={done} or more, or also give resume_from_batch=N to go back to a checkpoint before "
             f"{length.now} batches and discard what came later "
             f"(available: {_listed(b for b in _available_batches(path, content.commits) if b < length.now)})."
@@ -290,7 +291,7 @@ def config_changes(before: Mapping[str, Json], now: Mapping[str, Json], may_chan
 
 
 def _settings(config: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
-    """The settings of a resolved config; the hashes of files that it keeps beside them are none."""
+    """The settings of a resolved config; without the hashes of files that it keeps beside them."""
     return _flatten({key: value for key, value in config.items() if key != FILES_KEY})
 
 
@@ -321,8 +322,8 @@ def _holds_run(path: Path) -> bool:
         return True
     some = ", ".join(sorted(names)[:5])
     raise RunDirectoryError(
-        f"{path} is not empty and not a run directory (it holds {some}), so writing a run into it could destroy what "
-        "is there. Set log_path to a new or empty directory."
+        f"{path} is not a run directory and not empty (it holds {some}), so a run could overwrite what is there. Set "
+        "log_path to a new or empty directory."
     )
 
 
@@ -343,10 +344,10 @@ def _position(path: Path, content: LedgerContent, resume_from_batch: int | None,
     which = "" if resume_from_batch is None else f" of RL batch {resume_from_batch}"
     if wanted and length is not None:
         raise RunDirectoryError(
-            f"{length}: {path} has no checkpoint{which} from which a run of the new length could go on: it would be "
-            f"over there, or (max_steps_off_policy={length.ahead}) the checkpoint lacks batches that it would have "
-            f"sampled ahead by then. Batches from which it can: {batches}. Set resume_from_batch to one of them, or "
-            f"leave max_batches={length.before}."
+            f"{length}: {path} has no checkpoint{which} from which a run of the new length could go on: the run would "
+            f"be complete there, or (max_steps_off_policy={length.ahead}) the checkpoint lacks batches that it would "
+            f"have sampled ahead by then. Batches from which it can: {batches}. Set resume_from_batch to one of them, "
+            f"or leave max_batches={length.before}."
         )
     raise RunDirectoryError(
         f"{path} has no checkpoint{which} to resume from. Batches with a checkpoint: {batches}. "

@@ -1,10 +1,10 @@
-"""Which checkpoints of a run may go: `keep_last`, `keep_best`, and what must stay whatever they say. Only decides.
+"""Which checkpoints of a run may go: `keep_last`, `keep_best`, and what must be kept anyway. Only decides.
 
-What stays beside the newest and the best ones:
+Also kept, besides the newest and the best ones:
 
 - the newest, which a resume goes on from;
-- of each that stays, the last one before it that a health rollback could go back to, so that a run that is resumed
-  from it does what it would have done (each checkpoint holds the reference policy of a KL penalty itself);
+- for each kept one, the last one before it that a health rollback could go back to, so that a run resumed from it
+  computes the same (each checkpoint holds the reference policy of a KL penalty itself);
 - with `max_steps_off_policy=k`, the last one at least k batches before the newest, from which a complete run can grow.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What is kept; None twice keeps everything."""
+    """What is kept; with both None, everything is."""
 
     last: int | None = None
     """How many of the newest checkpoints."""
@@ -35,7 +35,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint of a run, as far as it matters here."""
+    """What retention needs to know of a checkpoint."""
 
     name: str
     batch: int

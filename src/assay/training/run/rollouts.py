@@ -7,7 +7,7 @@
     rollouts.tokens(key)                            its turns token by token, where they were recorded
 
 Opening reads each file once without parsing it, and keeps where each group is: some hundred bytes for each. A last line
-without its end (of a run in progress, or one that was killed) is left out, and said once.
+without its end (of a run in progress, or one that was killed) is ignored, with one log line.
 """
 
 from __future__ import annotations
@@ -164,11 +164,11 @@ class _Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Rollouts:
-    """The rollouts of a run, by group. Made by `open_rollouts`; holds where they are, not what they say."""
+    """The rollouts of a run, by group. Made by `open_rollouts`; holds their positions, not their texts."""
 
     run: Path
     committed: int | None
-    """The last step that the run has committed; what is of a later one will be done again. None: nothing is."""
+    """The last step that the run has committed; later steps will be done again. None if there is none."""
     _traces: Mapping[GroupKey, _Span] = field(repr=False)
     _tokens: Mapping[GroupKey, _Span] = field(repr=False)
 
@@ -181,7 +181,7 @@ class Rollouts:
         """One group.
 
         Raises:
-            KeyError: there is none of that place.
+            KeyError: there is no such group.
             RunDirectoryError: a line of it is damaged.
         """
         path = self.run / TRACES
@@ -229,10 +229,10 @@ def open_rollouts(run: Path, *, committed: bool = False) -> Rollouts:
         RunDirectoryError: there is no run or it has no rollouts, or a file of it is damaged or of a newer format.
     """
     if not (run / "config.json").is_file():
-        raise RunDirectoryError(f"{run} holds no run: there is no config.json in it. Give the log_path of a run.")
+        raise RunDirectoryError(f"{run} is not a run: it has no config.json. Give the log_path of a run.")
     if not (run / TRACES).is_file():
         raise RunDirectoryError(
-            f"{run} holds no rollouts: there is no {TRACES} in it. Give the log_path of a run that has begun."
+            f"{run} has no rollouts: it has no {TRACES}. Give the log_path of a run that has begun."
         )
     commits = read_ledger(run / "ledger.jsonl").commits
     sizes = (commits[-1].sinks if commits else {}) if committed else None
@@ -252,7 +252,7 @@ def _index(path: Path, size: int | None) -> dict[GroupKey, _Span]:
             line += 1
             if not text.endswith(b"\n"):
                 logger.warning(
-                    "%s ends in half a line (%d bytes), of a run in progress or one that was killed; it is left out.",
+                    "%s ends in half a line (%d bytes), since the run is in progress or was killed; it is ignored.",
                     path,
                     len(text),
                 )

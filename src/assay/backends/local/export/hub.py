@@ -1,4 +1,4 @@
-"""A folder on the Hugging Face hub. The token comes from the environment and reaches nothing but the requests."""
+"""A folder on the Hugging Face hub. The token comes from the environment and is used only in requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check(repo: str, environ: Mapping[str, str]) -> str:
     """The token to push to `repo` with, before any work is done.
 
     Raises:
-        ConfigError: there is none, or the name is not one of a repository.
+        ConfigError: there is no token, or the name is not that of a repository.
     """
     try:
         validate_repo_id(repo)
@@ -38,7 +38,7 @@ def check(repo: str, environ: Mapping[str, str]) -> str:
 
 
 def push(folder: Path, repo: str, token: str, *, public: bool, message: str, leave_out: Sequence[str] = ()) -> str:
-    """Upload a folder as one commit, into a repository that is made (private, unless `public`) where there is none.
+    """Upload a folder as one commit, into a repository that is created (private, unless `public`) if needed.
 
     Returns:
         The address of the repository.

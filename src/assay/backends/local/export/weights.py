@@ -1,7 +1,7 @@
 """The policy of a checkpoint as a Hugging Face folder: the whole model, or its LoRA adapters alone.
 
-Adapters are merged in float32 and only then rounded to the model's own precision. What the merged weights compute is
-compared with what the adapters computed before anything is written.
+Adapters are merged in float32 and only then rounded to the model's own precision. Before anything is written, the
+results of the merged weights are compared with those of the adapters.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def load_tokenizer(model: Path) -> Any:
     """The tokenizer that a checkpoint's model folder holds.
 
     Raises:
-        ModelError: there is none.
+        ModelError: it has no tokenizer.
     """
     try:
         return AutoTokenizer.from_pretrained(str(model))
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{model} holds no tokenizer that can be read ({_first_line(error)}).") from error
+        raise ModelError(f"{model} has no tokenizer that can be read ({_first_line(error)}).") from error
 
 
 def write_model(
@@ -104,7 +104,7 @@ def _merged(base: Any, adapters: Path) -> Any:
     """`base` (float32) with the adapters of a folder merged into its weights.
 
     Raises:
-        ModelError: the merged model computes something else.
+        ModelError: the merged model gives other results.
     """
     try:
         from peft import PeftModel
@@ -120,8 +120,8 @@ def _merged(base: Any, adapters: Path) -> Any:
     if not difference <= _MOST_DIFFERENCE:
         raise ModelError(
             f"The merged model's logits differ from those of the adapters by {difference:.2g} of the largest: it is "
-            "another policy, so nothing was written. (local.lora_targets that name tied weights, an output head say, "
-            "cannot be merged.) Export without --merge: the adapters alone are exact."
+            "another policy, so nothing was written. (If local.lora_targets name tied weights, such as an output "
+            "head, they cannot be merged.) Export without --merge: the adapters alone are exact."
         )
     return merged
 

@@ -1,10 +1,10 @@
-"""Decoding in steps of fixed shape that never ask the device anything, so that CUDA can replay them as graphs.
+"""Decoding in steps of fixed shape that never wait for the device, so that CUDA can replay them as graphs.
 
-A step feeds the tokens drawn last, draws the next ones, records them and notes who has finished: all on the device,
-with the step number in device memory. What decides shapes is known to the host: the size of the batch, and how much of
-the cache is read, which grows by doubling. For each such shape, a step runs a few times as it is, is then captured, and
-from then on replayed. Every few steps the host looks who is alive, to hand over what has ended, and to end the batch or
-move it into a smaller one.
+A step feeds the tokens drawn last, draws the next ones, records them and notes which rows have finished: all on the
+device, with the step number in device memory. What decides shapes is known to the host: the size of the batch, and how
+much of the cache is read, which grows by doubling. For each such shape, a step runs a few times as it is, is then
+captured, and from then on replayed. Every few steps the host checks which rows are alive, to return completions that
+have ended, and to end the batch or move it into a smaller one.
 
 All batches share one set of buffers, so graphs stay valid while no batch needs larger ones. Uncaptured, the same steps
 run on any device, with the results of `sampler.decode`.
@@ -261,8 +261,8 @@ class StaticDecode:
                 self._step(board, span, params, stop)
         except RuntimeError as error:
             logger.warning(
-                "A decoding step cannot be captured as a CUDA graph (%s), so sampling goes on without, more slowly. "
-                "local.cuda_graphs=False keeps it from being tried.",
+                "A decoding step cannot be captured as a CUDA graph (%s), so sampling goes on without one, more "
+                "slowly. Set local.cuda_graphs=False to skip the attempt.",
                 str(error).splitlines()[0],
             )
             self._capture = False
@@ -275,7 +275,7 @@ class StaticDecode:
         self._draw(board, self._head(hidden[:, :, 0]), params, stop)
 
     def _draw(self, board: Board, logits: Tensor, params: SamplingParams, stop: Tensor) -> None:
-        """Draw token number `arena.length` of every row from logits [P, G, V], record it, and see who goes on."""
+        """Draw token number `arena.length` of every row from logits [P, G, V], record it, and note which rows go on."""
         arena = board.arena
         drawn, logprobs = draw(logits, device_uniform(board.seeds, arena.length), params)
         column = torch.where(board.alive, board.origin, arena.columns - 1)

@@ -1,7 +1,7 @@
 """Half-precision copies of weights, at addresses that stay: what a captured decoding step reads.
 
-Autocast would cast every weight again, in memory that it frees when it is left; a graph that was captured under it
-would then read what is no longer there.
+Autocast would cast every weight again, in memory that it frees when it is left; a graph captured under it would then
+read freed memory.
 """
 
 from __future__ import annotations

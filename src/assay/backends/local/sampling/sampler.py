@@ -3,9 +3,9 @@
 Each distinct prompt is prefilled once. Continuations decode side by side; when enough of them have finished, the batch
 is compacted. Randomness is counter based: token t of the sample with seed s uses one uniform, a hash of (s, t), so
 batch mates, order and compaction cannot change it. Log-probabilities are those of the distribution that was sampled:
-after temperature, top-k and top-p, in float32. `decode` suits CPUs; `cuda_graphs` decodes without ever asking the
-device. Either hands over what it drew every few steps, so that a completion is known soon after its last token and not
-only when the slowest of its batch has ended.
+after temperature, top-k and top-p, in float32. `decode` suits CPUs; `cuda_graphs` decodes without waiting for the
+device. Both return what they drew every few steps, so that a completion is known soon after its last token and not only
+when the slowest of its batch has ended.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def _distinct(prompts: Sequence[Sequence[int]], seeds: Sequence[int], context_le
     for prompt in members:
         if not 0 < len(prompt) < context_length:
             raise ModelError(
-                f"A prompt has {len(prompt)} tokens and the model's context is {context_length}: nothing can be "
-                "sampled behind it. Shorten the prompt or use a model with a longer context."
+                f"A prompt has {len(prompt)} tokens and the model's context is {context_length}, so no token can be "
+                "sampled after it. Shorten the prompt or use a model with a longer context."
             )
     return [Request(p, tuple(i), tuple(seeds[j] % 2**64 for j in i)) for p, i in members.items()]
 

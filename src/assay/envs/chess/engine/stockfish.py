@@ -291,7 +291,7 @@ class StockfishPool:
                 except EngineError as second:
                     raise EngineError(
                         f"{self.path} failed twice, so {key} has no verdict: {first} Then: {second} If this repeats, "
-                        "look at the memory, the load and the version of Stockfish on this machine."
+                        "check this machine's memory, load and version of Stockfish."
                     ) from second
         if self._cache is not None:
             self._cache.put(self._fingerprint(), key, encode_moves(moves))

@@ -163,7 +163,7 @@ class UciEngine:
                 await cls(*opening.result(), "").kill()
                 raise
         except OSError as error:
-            raise EngineError(f"the engine {path} cannot be started: {error}. Install Stockfish anew.") from error
+            raise EngineError(f"the engine {path} cannot be started: {error}. Reinstall Stockfish.") from error
         engine = cls(transport, protocol, "")
         ready = False
         try:

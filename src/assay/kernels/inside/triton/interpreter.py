@@ -291,7 +291,8 @@ class _NothingToRestore:
 
 
 def _keep_language_patched() -> None:
-    """Give `triton.language` its interpreted meaning for good; doing it anew takes a millisecond of every launch."""
+    """Give `triton.language` its interpreted meaning permanently; doing it again would take a millisecond of every
+    launch."""
     scope = engine._LangPatchScope()
     builder = engine.interpreter_builder
     for language in (tl, tl.core):
