@@ -26,8 +26,8 @@ def api_key(judge: JudgeConfig) -> str:
     if not key:
         raise ConfigError(
             f"{judge.api_key_env} is not set, so the judge at {judge.base_url} would refuse every call. "
-            f"export {judge.api_key_env}=..., or set judge.api_key_env to the variable that holds the key, or to "
-            "nothing for an endpoint that wants none. A reward that asks no judge sets asks_judge = False and needs no "
+            f"export {judge.api_key_env}=..., or set judge.api_key_env to the variable that holds the key, or "
+            "to nothing (judge.api_key_env=) for an endpoint that wants none. A reward that asks no judge sets asks_judge = False and needs no "
             "key; a function needs nothing."
         )
     if not key.isascii() or not key.isprintable():
@@ -37,7 +37,10 @@ def api_key(judge: JudgeConfig) -> str:
 
 def key_check(judge: JudgeConfig) -> Check:
     """Whether the judge's API key is there. The key itself is never shown."""
-    cure = f"export {judge.api_key_env}=..., or set judge.api_key_env to the variable that holds the key"
+    cure = (
+        f"export {judge.api_key_env}=..., or set judge.api_key_env to the variable that holds the key; rewards that ask "
+        "no judge need none"
+    )
     try:
         found = api_key(judge)
     except ConfigError:
