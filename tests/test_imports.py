@@ -82,6 +82,7 @@ BOUNDARIES = {
     "assay.rollouts.runner",
     "assay.rewards.scoring",
     "assay.rewards.functions.worker",
+    "assay.rewards.functions.processes",
     "assay.training.report.report",
     "assay.sandbox.inside.child",
     "assay.sandbox.inside.worker",

@@ -227,7 +227,8 @@ def in_words(error: BaseException) -> str:
 def digest(path: Path) -> str:
     """SHA-256 (hex) of a file; empty where it cannot be read."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         return ""
 

@@ -181,8 +181,9 @@ class Score:
             raise ValueError(f"status={self.status!r} of a Score must be scored, invalid or errored")
         if (self.value is None) != (self.status == "errored"):
             raise ValueError(f"a Score has a value unless it is errored: status={self.status}, value={self.value}")
-        for name, value in (("value", self.value), *self.parts.items()):
-            if value is not None and not math.isfinite(value):
+        given = () if self.value is None else (("value", self.value),)
+        for name, value in (*given, *self.parts.items()):
+            if not math.isfinite(value):
                 raise ValueError(f"Score {name} is {value}: a verifier must return finite rewards or status 'errored'")
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from assay.cli import main as cli
 from assay.presets import presets
+from support.recorded_run import group, record
 
 CHECKED = ["train", "--config", "chess", "--dry-run"]
 
@@ -214,3 +215,9 @@ def test_every_command_has_help_of_its_own(name: str, capsys: pytest.CaptureFixt
     assert left.value.code == 0
     summary = cli.COMMANDS[name].summary
     assert f"{summary[0].upper()}{summary[1:]}." in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_a_terminal_that_cannot_show_a_character_gets_its_number(tmp_path: Path) -> None:
+    run = record(tmp_path, (0, "train", [group("a", 0.0, 1.0, text="caf\u00e9 \u265a")]))
+    done = assay("show", str(run), PYTHONIOENCODING="ascii")
+    assert done.returncode == 0 and "caf\\xe9 \\u265a" in done.stdout, done.stderr

@@ -166,6 +166,18 @@ def test_what_is_missing_is_said() -> None:
         played(silent(), "x")
 
 
+def test_a_split_with_a_default_is_asked_for_too() -> None:
+    class Defaulted(Environment):
+        def tasks(self, split: str = "train", size: int = 3) -> Iterable[Task]:
+            return [Task.of(f"{split} {n}") for n in range(size)]
+
+        def score(self, task: Task, text: str) -> float:
+            return 1.0
+
+    splits = Defaulted().splits()
+    assert {task.text for task in splits.test} == {"test 0", "test 1", "test 2"} and len(splits.train) == 3
+
+
 def test_repeats_and_problems_of_both_splits_are_removed_aloud(caplog: pytest.LogCaptureFixture) -> None:
     class Overlapping(Environment):
         def tasks(self, split: str) -> Iterable[Task]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from assay.config import build
+from assay.config.record import changed_files, resolved
 from assay.config.sources import Layer
 from assay.envs import BuildContext, EnvData, Score, StepResult, Task, iter_builders
 from assay.envs.base import build_data
@@ -85,6 +86,32 @@ def test_several_rewards_are_a_weighted_sum_and_take_columns(place: Path) -> Non
     found = judged(builder, "5")
     assert found.score.value == 1.5 and dict(found.score.parts) == dict(found.metrics) == {"correct": 1.0, "short": 1.0}
     assert judged(builder, "5   ").score.value == 1.0
+
+
+def test_a_table_made_for_verl_trains_as_it_is(place: Path) -> None:
+    from pyarrow import Table, parquet
+
+    (place / "scores.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    assert (data_source, extra_info['split']) == ('sums', 'train')\n"
+        "    return float(solution_str == ground_truth)\n"
+    )
+    made = [
+        {"data_source": "sums", "prompt": [{"role": "user", "content": row["prompt"]}], "ability": "math",
+         "reward_model": {"style": "rule", "ground_truth": row["answer"]},
+         "extra_info": {"split": "train", "index": n, "answer": "the long way"}}
+        for n, row in enumerate(ROWS)
+    ]  # fmt: skip
+    parquet.write_table(Table.from_pylist(made), place / "verl.parquet")
+    given = {"path": "verl.parquet", "reward": "scores.py:compute_score", "answer_column": "reward_model.ground_truth"}
+    assert judged(rows(**given), "5").score.value == 1.0 and judged(rows(**given), "6").score.value == 0.0
+    told = rows(**given, template="{ability}: {extra_info.answer}", tag_columns=("extra_info.split",))
+    assert {(task.text, task.tags) for task in tasks_of(build_data(told, CONTEXT))} == {
+        ("math: the long way", ("train",))
+    }
+    for lost in ("reward_model.truth", "prompt.role", "reward_model.ground_truth.x"):
+        with pytest.raises(DataError, match=f"no column '{lost}'"):
+            build_data(rows(**{**given, "answer_column": lost}), CONTEXT)
 
 
 def test_a_reward_that_returns_text_is_errored_with_its_name(place: Path) -> None:
@@ -162,6 +189,42 @@ def test_held_out_rows_of_their_own(place: Path, caplog: pytest.LogCaptureFixtur
     assert (len(list(iter_builders(data.train))), len(list(iter_builders(data.heldout)))) == (15, 5)
 
 
+def test_a_held_out_prompt_is_not_trained_on_under_another_number(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_lines(place / "train.jsonl", [{**row, "index": n, "split": "train"} for n, row in enumerate(ROWS)])
+    write_lines(place / "test.jsonl", [{**row, "index": n, "split": "test"} for n, row in enumerate(ROWS[:5])])
+    data = build_data(rows(path="train.jsonl", test_path="test.jsonl"), CONTEXT)
+    train, test = ({b.task.text for b in iter_builders(side)} for side in (data.train, data.heldout))
+    assert (len(train), len(test)) == (15, 5) and not train & test
+    assert "5 of 20 tasks are held out too" in caplog.text
+    for name in ("train", "test"):
+        alike = [{"prompt": "Play.", "answer": f"{name}{n}"} for n in range(3)]
+        write_lines(place / f"{name}.jsonl", alike)
+    data = build_data(rows(path="train.jsonl", test_path="test.jsonl"), CONTEXT)
+    assert len(list(iter_builders(data.train))) == len(list(iter_builders(data.heldout))) == 3
+
+
+def test_a_run_keeps_what_its_rows_were(place: Path) -> None:
+    (place / "more" / "data").mkdir(parents=True)
+    write_lines(place / "more" / "data" / "test.jsonl", ROWS)
+    record = resolved(rows(test_path="more"))
+    files = [place / "more" / "data" / "test.jsonl", place / "rewards.py", place / "rows.jsonl"]
+    assert sorted(record["files"]) == [str(file.resolve()) for file in files] and changed_files(record) == []
+    write_lines(place / "rows.jsonl", ROWS[1:])
+    assert changed_files(record) == [str((place / "rows.jsonl").resolve())]
+
+
+def test_a_byte_order_mark_other_line_ends_and_numbers_that_are_none(place: Path) -> None:
+    text = '\ufeff{"prompt": "a", "answer": "1", "x": NaN}\r\n\r\n{"prompt": "b", "answer": "2", "x": 1}\r\n'
+    (place / "windows.jsonl").write_bytes(text.encode())
+    found = dict(records_of("windows.jsonl", "train"))
+    assert found == {
+        "windows.jsonl, line 1": {"prompt": "a", "answer": "1", "x": None},
+        "windows.jsonl, line 3": {"prompt": "b", "answer": "2", "x": 1},
+    }
+
+
 def test_rows_of_one_prompt_are_on_one_side(place: Path) -> None:
     write_lines(place / "twice.jsonl", [{**row, "id": n} for n, row in enumerate([*ROWS, *ROWS])])
     data = build_data(rows(path="twice.jsonl", test_fraction=0.3), CONTEXT)
@@ -206,6 +269,7 @@ def test_what_is_not_there_is_one_line(place: Path, values: dict[str, Any], word
         ('{"prompt": "a"', "bad.jsonl, line 3 is not valid JSON"),
         ('["prompt"]', "bad.jsonl, line 3 is a list, and not an object"),
         ('{"answer": "a"}', "bad.jsonl, line 3 has no column 'prompt'"),
+        ('{"prompt": "\\ud800", "answer": "a"}', "bad.jsonl, line 3, column prompt: 'utf-8' codec can't encode"),
         ('{"prompt": [{"role": "boss", "content": "x"}], "answer": ""}', "is not a message: it needs a role"),
     ],
 )
@@ -221,6 +285,7 @@ def test_a_bad_row_is_named_by_its_line(place: Path, line: str, words: str) -> N
     [
         ("t.csv", "prompt,answer\na,b\nc\n", "t.csv, line 3 has another number of fields than the 2 columns"),
         ("t.csv", 'prompt,answer\na,"b\n', "t.csv, after line 1, cannot be read as CSV: unexpected end of data"),
+        ("t.csv", "prompt,answer,answer\na,b,c\n", "t.csv has two columns called 'answer'. Rename one of them."),
         ("t.parquet", "no parquet", "t.parquet cannot be read as parquet"),
         ("t.json", '{"a": 1}', "t.json holds a dict, and not a list of objects"),
         ("t.jsonl", "", "path=t.jsonl has no train rows"),
@@ -231,6 +296,15 @@ def test_a_damaged_file_is_one_line(place: Path, name: str, content: str, words:
     with pytest.raises(DataError) as caught:
         build_data(rows(path=name), CONTEXT)
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_folder_with_a_damaged_file_is_one_line(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(place / "home"))
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    (place / "folder").mkdir()
+    (place / "folder" / "part.jsonl").write_text('{"prompt": "a", "answer"')
+    with pytest.raises(DataError, match=r"path=folder holds a file that cannot be read: .*JSON"):
+        build_data(rows(path="folder"), CONTEXT)
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,9 @@ def functions_in(file: Path) -> Any:
 
 def in_trl(function: Any, completions: list[Any], **columns: Any) -> Any:
     prompts = [f"p{i}" for i in range(len(completions))]
-    return asyncio.run(function(prompts=prompts, completions=completions, completion_ids=[[1]] * 3, **columns))
+    return asyncio.run(
+        function(prompts=prompts, completions=completions, completion_ids=[[1]] * len(completions), **columns)
+    )
 
 
 def test_on_the_command_line(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,6 +77,17 @@ def test_on_the_command_line(file: Path, tmp_path: Path, capsys: pytest.CaptureF
         assert main(["score", f"--input={source}", f"--reward={file}:{name}", *options]) == 0
         scored = [json.loads(line) for line in (tmp_path / "said.scores.jsonl").read_text().splitlines()]
         assert [row["score"] for row in scored] == expected
+
+
+def test_each_column_of_trl_is_given_under_its_own_name(file: Path) -> None:
+    def right(completions: list[str], answer: list[str], data_source: list[str], **columns: Any) -> list[float]:
+        return [float((c, s) == (a, "sums")) for c, a, s in zip(completions, answer, data_source, strict=True)]
+
+    columns = {"answer": RESPONSES, "ground_truth": ["other"] * 3, "data_source": ["sums"] * 3}
+    expected = right(RESPONSES, **columns)  # type: ignore[arg-type]
+    assert in_trl(reward_func(right), RESPONSES, **columns) == expected == [1.0] * 3
+    other = reward_func(right, ground_truth="solution")  # said, so that it stands for the answer
+    assert in_trl(other, RESPONSES, solution=["no"] * 3, **columns) == [0.0] * 3
 
 
 @pytest.mark.parametrize("given", ["name", "object"])
@@ -102,6 +115,9 @@ def test_several_with_weights_in_trl(file: Path) -> None:
 
 
 def test_options_of_what_is_made_already_are_refused(file: Path) -> None:
+    assert in_trl(reward_func(functions_in(file).near, **{"options.within": 5}), ["9"], answer=["4.5"]) == [1.0]
+    with pytest.raises(ConfigError, match="made already"):
+        reward_func(FunctionReward(functions_in(file).near), **{"options.within": 1.0})
     with pytest.raises(ConfigError, match="no parameter 'wthin'"):
         reward_func(functions_in(file).near, options={"wthin": 1.0})
     with pytest.raises(ConfigError, match="made already"):

@@ -96,6 +96,19 @@ def test_a_replaced_conversation_has_the_context_to_itself() -> None:
     assert (too_long.stop_reason, too_long.reward) == ("length", 1.0)
 
 
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        (StepResult(Score("scored", 1.0, evidence={"x": object()}), done=True), "evidence that cannot be recorded"),
+        (StepResult(Score("scored", 1.0), done=True, metrics={"m": "x"}), "metric m is 'x', and not a number"),  # type: ignore[dict-item]
+        (StepResult(1.0, done=True), "whose score is 1.0, and not a Score"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_result_that_could_not_be_recorded_costs_its_rollout_alone(result: StepResult, words: str) -> None:
+    found = rollout(Judged(result))
+    assert found.errored and words in found.failure
+
+
 def unrenderable(messages: Sequence[Message]) -> list[int]:
     if messages[0].content == "??":
         raise KeyError("no such role")

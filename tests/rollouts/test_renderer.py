@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from assay.backends.local.models import train_tokenizer
@@ -44,6 +45,24 @@ def chat_tokenizer(template: str) -> Any:
     tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]})
     tokenizer.chat_template = template
     return tokenizer
+
+
+def test_a_text_begins_as_the_base_model_knows_it_once() -> None:
+    tokenizer = train_tokenizer(CHAT, 120)
+    without = PlainRenderer(tokenizer)
+    tokenizer.add_special_tokens({"bos_token": "<s>"})
+    begin = tokenizer.bos_token_id
+    unused = PlainRenderer(tokenizer)  # it has such a token, and does not write it
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
+    assert tokenizer.encode("no")[0] == begin
+    with_it = PlainRenderer(tokenizer)
+    text = without.start([QUESTION])
+    assert unused.start([QUESTION]) == text and with_it.start([QUESTION]) == [begin, *text]
+    assert with_it.start([Message("user", f"<s>{QUESTION.content}")]) == [begin, *text]
+    assert with_it.extend([RETRY], stopped=True) == without.extend([RETRY], stopped=True)
+    assert with_it.completion("no") == without.completion("no")
+    assert (without.record(), unused.record()) == ({"name": "plain"},) * 2 != (with_it.record(),) * 2
+    assert "as it is after <s>, without" in with_it.describe(1) and "after" not in unused.describe(1)
 
 
 @pytest.fixture(scope="module")

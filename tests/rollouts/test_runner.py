@@ -303,6 +303,14 @@ def test_a_group_can_be_scored_as_a_whole(backend: TorchBackend) -> None:
     assert [t.transitions[0].score.value for t in group.trajectories] == [0.0, 0.1, 0.2, 0.3]
 
 
+def test_a_group_whose_scores_are_none_is_errored_with_the_scorers_name(backend: TorchBackend) -> None:
+    numbers: Any = lambda trajectories: [1.0] * len(trajectories)  # noqa: E731
+    (group,) = play(backend, [RankedGroup(task("abc"), insist, rank=numbers)], max_turns=2)  # type: ignore[arg-type]
+    assert {t.failure.partition(" (")[0] for t in group.trajectories} == {
+        "TypeError: a score of RankedGroup.score_group() is 1.0, and not a Score"
+    }
+
+
 def test_errored_rollouts_are_not_ranked_and_stay_errored(backend: TorchBackend) -> None:
     seen: list[int] = []
 

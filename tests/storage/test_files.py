@@ -37,8 +37,8 @@ def test_any_value_is_one_valid_line_that_reads_back(value):
 
 
 def test_numpy_numbers_tuples_sets_and_text_that_utf8_cannot_hold_are_written():
-    value = {"a": np.float32(0.5), "b": (np.int64(2), {3}), "c": "♞", "d": np.bool_(True), 5: None}
-    assert encode_json(value) == '{"a":0.5,"b":[2,[3]],"c":"♞","d":true,"5":null}'.encode()
+    value = {"a": np.float32(0.5), "b": (np.int64(2), {3}), "c": "♞", "d": np.bool_(True), 5: None, "e": np.eye(2)}
+    assert encode_json(value) == '{"a":0.5,"b":[2,[3]],"c":"♞","d":true,"5":null,"e":[[1.0,0.0],[0.0,1.0]]}'.encode()
     assert json.loads(encode_json("♞\ud800")) == "♞\ud800"
 
 

@@ -103,6 +103,18 @@ def test_a_backend_in_a_file_trains_and_resumes(file: Path, tmp_path: Path, monk
     assert final_weights(tmp_path / "local") == final_weights(tmp_path / "whole")
 
 
+def test_a_dry_run_opens_it_and_asks_for_no_samples(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paid = "    async def sample(self, *asked):\n        raise AssertionError('this costs money')\n\n"
+    step = "    async def optim_step"
+    file.write_text(WRAPPED.replace(step, paid + step), encoding="utf-8")
+    assert assay(["train", *settings(tmp_path / "run"), f"backend={file}:open", "--dry-run"]) == 0
+    assert "Time: not estimated" in capsys.readouterr().out
+    assert file.with_suffix(".log").read_text().splitlines() == ["open scratch seed 0"]
+    assert not (tmp_path / "run").exists()
+
+
 def test_it_can_start_from_a_checkpoint(file: Path, tmp_path: Path) -> None:
     assert assay(["train", *settings(tmp_path / "first"), f"backend={file}:open"]) == 0
     start = tmp_path / "first/checkpoints/rl_000002"

@@ -13,6 +13,7 @@ from assay.viewer.catalogue import read_catalogue
 from assay.viewer.page import PAGE, write_page
 from assay.viewer.server import ViewerServer
 from support.browser import Browser, Tab
+from support.recorded_run import edit
 from support.viewer_runs import HOSTILE, RunFiles
 
 
@@ -70,6 +71,17 @@ def test_a_step_that_is_not_committed_is_said_to_be(tab: Tab, files: RunFiles, t
     for step, said in ((2, []), (3, ["step not committed"])):
         tab.open(f"{(run / PAGE).as_uri()}#step={step}&group=0&split=train")
         assert [text for text in tab.texts(".stats .flag") if "committed" in text] == said
+
+
+def test_what_was_thought_stands_over_the_answer_and_is_found(tab: Tab, files: RunFiles, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(files.path, run)
+    edit(run, "traces.jsonl", 1, {"thought": "let me ponder <b>this</b>"})
+    write_page([read_catalogue(run)], run / PAGE)
+    tab.open((run / PAGE).as_uri())
+    assert tab.texts(".card .message") == ["thoughtlet me ponder <b>this</b>"]
+    tab.open(f"{(run / PAGE).as_uri()}#q=ponder")
+    tab.until("document.getElementById('found').textContent.startsWith('1 ')")
 
 
 def test_evidence_is_said_in_words(tab: Tab, page: str) -> None:

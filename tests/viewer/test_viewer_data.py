@@ -23,6 +23,7 @@ from assay.viewer import catalogue as catalogue_module
 from assay.viewer.catalogue import read_catalogue, snippet
 from assay.viewer.chunks import MAX_ITEMS, MAX_TEXT, bounded, chunk_of, index_of, rounded
 from assay.viewer.page import PAGE, assets, page_parts, run_names, write_page
+from support.recorded_run import edit
 from support.viewer_runs import HOSTILE, RunFiles, Said
 
 
@@ -50,6 +51,13 @@ def test_the_index_and_the_chunks_hold_the_run(files: RunFiles) -> None:
     assert turn["score"]["parts"] == record["score"]["parts"]
     assert "".join(turn["tokens"]["pieces"]) == turn["text"]
     assert turn["advantage"] == pytest.approx(record["advantage"], rel=1e-5)
+
+
+def test_what_was_thought_is_in_the_page(files: RunFiles, tmp_path: Path) -> None:
+    shutil.copytree(files.path, tmp_path / "run")
+    edit(tmp_path / "run", "traces.jsonl", 1, {"thought": "hm"})
+    data = blocks(page_of(tmp_path / "run"))
+    assert [turn.get("thought") for turn in data["chunk-0-0"][0]["rollouts"][0]["turns"]] == ["hm"]
 
 
 def test_large_groups_are_chunks_of_their_own(files: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:

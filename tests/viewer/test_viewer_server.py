@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -118,15 +119,50 @@ def test_a_run_that_is_damaged_meanwhile_is_one_line(server: ViewerServer, run: 
     assert reply.status == 409 and b"line 1 is damaged" in body and b"Traceback" not in body
 
 
+def test_a_browser_that_goes_away_is_no_error(
+    server: ViewerServer, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = RunFiles(run)
+    more.step(6, [more.group("long", [[Said("".join(map(chr, range(256, 50_000))) * 3, Score("scored", 1.0))]])])
+    server.daemon_threads = False  # so that closing it waits for the requests that are out
+    for _ in range(3):
+        connection = socket.create_connection(("127.0.0.1", server.server_port))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close by a reset
+        connection.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
+        connection.close()
+    assert ask(server, "/")[0].status == 200
+    server.shutdown()
+    server.server_close()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_that_is_removed_meanwhile_is_one_line(server: ViewerServer, run: Path) -> None:
+    shutil.rmtree(run)
+    for path, said in (("/chunk/0/0", b"traces.jsonl cannot be read"), ("/", b"holds no run")):
+        reply, body = ask(server, path)
+        assert reply.status == 409 and said in body
+
+
 def test_the_command_serves_until_it_is_interrupted(run: Path) -> None:
     command = [sys.executable, "-m", "assay", "view", str(run), "--serve"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Tests that a shell started in the background ignore SIGINT, and so would what they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
         assert process.stdout is not None
         said = process.stdout.readline()
         assert said.startswith("Serving at http://127.0.0.1:") and "Ctrl-C" in said
         os.kill(process.pid, signal.SIGINT)
-        rest, errors = process.communicate()
+        rest, errors = process.communicate(timeout=60)
         assert process.returncode == 0 and rest.strip() == "" and errors == ""
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_large_run_is_served_and_says_why(

@@ -4,12 +4,13 @@ A config class is a `chz` class over `Settings`. `load` reads presets, files and
 """
 
 from assay.config.checks import Settings, SettingsError, refuse
-from assay.config.fields import MAY_CHANGE, NOT_NULL, Above, AtLeast, AtMost, Below, Code, Like, Not, UsedWhen
+from assay.config.fields import DATA, MAY_CHANGE, NOT_NULL, Above, AtLeast, AtMost, Below, Code, Like, Not, UsedWhen
 from assay.config.loader import build, load
 from assay.config.record import diff, from_resolved, resolved
 from assay.config.sources import Layer
 
 __all__ = [
+    "DATA",
     "MAY_CHANGE",
     "NOT_NULL",
     "Above",

@@ -134,6 +134,15 @@ MAY_CHANGE = _MayChange()
 """A resumed run may change the field (and all below it): it does not decide what the run computes."""
 
 
+class _Data:
+    pass
+
+
+DATA = _Data()
+"""The field may name a file or a folder of files whose content decides what the run computes: its record keeps their
+hashes beside those of code, so that a change is said when the run goes on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Code:
     """The field names code: text that `assay.plugins.find` resolves, or a config class of that kind."""

@@ -1,4 +1,4 @@
-"""A config as a run keeps it: nested JSON with every setting, and the hashes of the files whose code it names."""
+"""A config as a run keeps it: nested JSON with every setting, and the hashes of the files of code or data it names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def resolved(config: object) -> dict[str, Json]:
     """The whole config as nested JSON-ready data, nulls included; `type` names the class where there is a choice.
 
     Where settings name code outside Assay, `files` has its files, and those of their folders that they import, with
-    their SHA-256 (hex).
+    their SHA-256 (hex); where they name data, those files too.
     """
     data = _plain_node(config)
     files = {str(path): plugins.digest(path) for path in _files(config)}
@@ -42,7 +42,7 @@ def from_resolved(root: type[_C], data: Mapping[str, Json], source: str = "confi
 
 
 def changed_files(record: Mapping[str, Json]) -> list[str]:
-    """The files with code that are no longer what they were when `resolved` wrote `record`."""
+    """The files with code or data that are no longer what they were when `resolved` wrote `record`."""
     files = record.get(FILES_KEY) or {}
     return [path for path, known in sorted(files.items()) if plugins.digest(Path(path)) != known]
 
@@ -73,13 +73,25 @@ def _walk(node: object, parent: str = "") -> Iterator[tuple[str, Setting, Any]]:
 
 
 def _files(config: object) -> Iterator[Path]:
-    """The files of code outside Assay that a config names, with those of their own folders that they import."""
+    """The files of data and of code outside Assay that a config names, with the code of their own folders that it
+    imports."""
     for _, setting, value in _walk(config):
+        if setting.names_data and value:
+            yield from _data_files(Path(str(value)).expanduser().resolve())
         if setting.code is not None and value is not None:
             kind = setting.code.kind
             named = plugins.reference_to(type(value), kind) if chz.is_chz(value) else value
             for reference in named if isinstance(named, tuple) else (str(named),):
                 yield from plugins.source_files(reference, kind)
+
+
+def _data_files(path: Path) -> Iterator[Path]:
+    """The file; of a folder, those in it and in its folder `data`, where the hub's tables are."""
+    if path.is_file():
+        yield path
+    for folder in (path, path / "data"):
+        if folder.is_dir():
+            yield from sorted(file for file in folder.iterdir() if file.is_file())
 
 
 def _plain_node(node: Any) -> dict[str, Json]:

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import chz
 from chz.util import MISSING
 
-from assay.config.fields import MAY_CHANGE, Bound, Code, Like, UsedWhen
+from assay.config.fields import DATA, MAY_CHANGE, Bound, Code, Like, UsedWhen
 from assay.config.values import is_readable, members, type_name
 from assay.errors import ConfigError
 
@@ -60,6 +60,11 @@ class Setting:
     def may_change(self) -> bool:
         """Whether a resumed run may change it."""
         return MAY_CHANGE in self.marks
+
+    @property
+    def names_data(self) -> bool:
+        """Whether its value may be a file or folder whose content decides what a run computes."""
+        return DATA in self.marks
 
     @property
     def code(self) -> Code | None:

@@ -231,7 +231,10 @@ def _takes_split(cls: type[Environment]) -> bool:
     """
     function: Callable[..., Any] = cls.tasks
     signature = inspect.signature(function)
-    for arguments in ((object(),), (object(), TRAIN)):
+    without, with_split = (object(),), (object(), TRAIN)
+    # One that is called `split` is asked for both, also where it has a default.
+    both = (with_split, without) if "split" in signature.parameters else (without, with_split)
+    for arguments in both:
         try:
             signature.bind(*arguments)
         except TypeError:

@@ -9,6 +9,7 @@ import csv
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ MAX_LINE_BYTES = 16_000_000
 """Of one row of text; a longer line is not a row."""
 MAX_FILE_BYTES = 4_000_000_000
 """A larger file is not read."""
+ABSENT = object()
+"""In place of a column that a row does not have; null is a value."""
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 
@@ -73,7 +76,14 @@ def _file(path: Path) -> Iterator[tuple[str, Record]]:
         )
     if path.stat().st_size > MAX_FILE_BYTES:
         raise DataError(f"path={path} has more than {MAX_FILE_BYTES:,} bytes, and is not read. Split it.")
-    return reader(path)
+    return _readable(path, reader(path))
+
+
+def _readable(path: Path, rows: Iterator[tuple[str, Record]]) -> Iterator[tuple[str, Record]]:
+    try:
+        yield from rows
+    except OSError as error:
+        raise DataError(f"path={path} cannot be read: {error.strerror or error}.") from error
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Record]]:
@@ -93,7 +103,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Record]]:
 
 def _object(text: bytes, place: str) -> Record:
     try:
-        found = json.loads(text)
+        found = _plain(json.loads(text))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place} is not valid JSON ({error}).") from error
     if not isinstance(found, dict):
@@ -103,7 +113,7 @@ def _object(text: bytes, place: str) -> Record:
 
 def _json(path: Path) -> Iterator[tuple[str, Record]]:
     try:
-        found = json.loads(path.read_bytes())
+        found = _plain(json.loads(path.read_bytes()))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not valid JSON ({error}). JSON lines are named .jsonl.") from error
     if not isinstance(found, list):
@@ -119,6 +129,8 @@ def _csv(path: Path, delimiter: str) -> Iterator[tuple[str, Record]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, delimiter=delimiter, strict=True)
         try:
+            if twice := sorted(name for name, count in Counter(reader.fieldnames or ()).items() if count > 1):
+                raise DataError(f"{path} has two columns called {twice[0]!r}. Rename one of them.")
             for row in reader:
                 place = f"{path}, line {reader.line_num}"
                 if None in row or None in row.values():
@@ -156,11 +168,12 @@ def _from_datasets(data: Any, name: str, split: str) -> Iterator[tuple[str, Reco
 def _saved(path: Path) -> Any:
     try:
         from datasets import load_from_disk
+        from datasets.exceptions import DatasetsError
     except ImportError as error:
         raise MissingDependencyError(_needs("a folder that datasets.save_to_disk wrote", "datasets")) from error
     try:
         return load_from_disk(str(path))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, DatasetsError) as error:
         raise DataError(f"{path} cannot be read as a saved data set: {_first_line(error)}") from error
 
 
@@ -168,11 +181,15 @@ def _hub(name: str, subset: str | None) -> Any:
     """A data set of the hub, or of a folder whose files `datasets` knows how to read."""
     try:
         from datasets import load_dataset
+        from datasets.exceptions import DatasetGenerationError, DatasetsError
     except ImportError as error:
         raise MissingDependencyError(_needs(f"path={name}", "datasets")) from error
     try:
         return load_dataset(name, subset)
-    except (OSError, ValueError) as error:
+    except DatasetGenerationError as error:
+        why = _first_line(error.__cause__ or error)
+        raise DataError(f"path={name} holds a file that cannot be read: {why}") from error
+    except (OSError, ValueError, DatasetsError) as error:
         raise DataError(
             f"path={name} is not a file here, and cannot be had from the Hugging Face hub: {_first_line(error)} Check "
             "the name and the connection, or give a local copy."
@@ -192,7 +209,20 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | bool) else str(value)
 
 
-def _first_line(error: Exception) -> str:
+def column(row: Record, name: str) -> Json:
+    """The value of a column, `ABSENT` where there is none: of that very name, or else where its dots lead into nested
+    columns."""
+    if name in row:
+        return row[name]
+    found: Json = row
+    for part in name.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return ABSENT
+        found = found[part]
+    return found
+
+
+def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

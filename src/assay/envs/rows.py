@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import chz
 
-from assay.config import MAY_CHANGE, AtLeast, Code, refuse
+from assay.config import DATA, MAY_CHANGE, AtLeast, Code, refuse
 from assay.envs.base import BuildContext, Env, EnvData, StepResult
 from assay.envs.environment import TEST, TRAIN, Environment
 from assay.envs.judged import EngineScorer
-from assay.envs.records import Record, first_of, records_of
+from assay.envs.records import ABSENT, Record, column, first_of, records_of
 from assay.envs.splits import Splits, held_apart, held_out
 from assay.errors import ConfigError, DataError
 from assay.rewards import EngineConfig, JudgeConfig, RewardEngine, Sample
@@ -23,21 +23,21 @@ from assay.types import Json, Message, Task, messages_of
 
 logger = logging.getLogger(__name__)
 
-_FIELD = re.compile(r"\{\{|\}\}|\{(\w+)\}")
+_FIELD = re.compile(r"\{\{|\}\}|\{(\w+(?:\.\w+)*)\}")
 
 
 @chz.chz
 class RowsDatasetBuilder(Environment):
     """Prompts and answers from JSON lines, CSV, parquet or a Hugging Face data set, judged by rewards."""
 
-    path: str = ""
+    path: Annotated[str, DATA] = ""
     """A `.jsonl`, `.json`, `.csv`, `.tsv` or `.parquet` file; a folder that `datasets` wrote, or one with
     `train.jsonl` (or another kind); or the id of a Hugging Face data set."""
     subset: str | None = None
     """The configuration of a hub data set that has several."""
     train_split: str = "train"
     """Which rows of a folder or a hub data set to train on."""
-    test_path: str | None = None
+    test_path: Annotated[str | None, DATA] = None
     """Where held-out rows are; null means `path`."""
     test_split: str | None = None
     """Which rows of a folder or a hub data set are held out. Where neither this nor `test_path` is set, `test_fraction`
@@ -45,7 +45,8 @@ class RowsDatasetBuilder(Environment):
     prompt_column: str = "prompt"
     """Column of the prompt: text, or messages with `role` and `content`. Not read with `template`."""
     answer_column: str | None = "answer"
-    """Column of what is right, which rewards are given as `answer`; null where rows have none."""
+    """Column of what is right, which rewards are given as `answer`; null where rows have none. A dot leads into a
+    nested column, here and wherever else a column is named: `reward_model.ground_truth`."""
     template: str | None = None
     """What the policy is told, with columns in braces: `{question} Answer with a number.` Other braces are doubled."""
     system: str | None = None
@@ -90,7 +91,7 @@ class RowsDatasetBuilder(Environment):
         if self.test_path is None and self.test_split is None:
             return held_out(train, self.test_fraction, self.path)
         test = self._read(self.test_path or self.path, self.test_split or "test", TEST)
-        return held_apart(train, test, self.path)
+        return held_apart(train, test, self.path, by_prompt=True)
 
     def describe(self) -> str:
         """See `DatasetBuilder.describe`."""
@@ -119,19 +120,20 @@ class RowsDatasetBuilder(Environment):
             wanted["answer_column"] = self.answer_column
         wanted |= {f"tag_columns={name}": name for name in self.tag_columns}
         for setting, name in wanted.items():
-            if name not in row:
+            if column(row, name) is ABSENT:
                 cure = " Set it, or answer_column=null where there is none." * (name == self.answer_column)
                 raise DataError(f"{place} has no column {name!r} ({setting}). It has {_columns(row)}.{cure}")
-        prompt = row[self.prompt_column] if self.template is None else fill(self.template, row, place)
+        prompt = column(row, self.prompt_column) if self.template is None else fill(self.template, row, place)
         try:
             messages = messages_of(prompt)
+            "".join(message.content for message in messages).encode()
         except (TypeError, ValueError) as error:
             raise DataError(f"{place}, column {self.prompt_column}: {str(error)[:200]}.") from None
         if self.system is not None:
             messages = (Message("system", self.system), *messages)
-        answer = row[self.answer_column] if self.answer_column is not None else None
+        answer = column(row, self.answer_column) if self.answer_column is not None else None
         rest = {name: value for name, value in row.items() if name not in (self.prompt_column, self.answer_column)}
-        tags = [str(row[name]) for name in self.tag_columns]
+        tags = [str(column(row, name)) for name in self.tag_columns]
         return self._task(Task.of(messages, answer, tags=tags, env="rows", row=rest), 0, place)
 
 
@@ -165,8 +167,10 @@ class RowGroup:
 
 
 def sample_of(task: Task, text: str) -> Sample:
-    """An answer to a row, as rewards take it: its columns by name."""
-    return Sample(text, task.answer, data_source=task.env, prompt=task.prompt, extra=task.payload["row"])
+    """An answer to a row, as rewards take it: its columns by name. Where it is from is its column `data_source`."""
+    row = task.payload["row"]
+    source = row.get("data_source")
+    return Sample(text, task.answer, source if isinstance(source, str) else task.env, task.prompt, row)
 
 
 def fill(template: str, row: Record, place: str) -> str:
@@ -180,12 +184,12 @@ def fill(template: str, row: Record, place: str) -> str:
         name = match[1]
         if name is None:
             return match[0][0]
-        if name not in row:
+        if (found := column(row, name)) is ABSENT:
             raise DataError(
                 f"{place} has no column {name!r}, which template has in braces. It has {_columns(row)}. A "
                 "brace that is only a brace is doubled: {{."
             )
-        return str(row[name])
+        return str(found)
 
     return _FIELD.sub(value, template)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from assay.errors import ConfigError
@@ -48,8 +48,12 @@ def held_out(tasks: Sequence[Task], fraction: float, said: str) -> Splits:
     return _said(Splits(train, test, removed))
 
 
-def held_apart(train: Sequence[Task], test: Sequence[Task], said: str) -> Splits:
+def held_apart(train: Sequence[Task], test: Sequence[Task], said: str, *, by_prompt: bool = False) -> Splits:
     """Tasks whose splits are made already; problems of the test split are removed from the training one.
+
+    Args:
+        by_prompt: tasks of one prompt are one problem, whatever else they hold: rows are numbered, say, and name their
+            split. Not where all prompts are the same.
 
     Raises:
         ConfigError: a split is empty, or all of training is held out too.
@@ -59,15 +63,17 @@ def held_apart(train: Sequence[Task], test: Sequence[Task], said: str) -> Splits
             raise ConfigError(f'{said}("{name}") returned no tasks. {NONE if name == "train" else _NO_TEST}')
     unique, removed = without_repeats(train, f"{said}('train')")
     held, more = without_repeats(test, f"{said}('test')")
-    apart = {task.key for task in held}
-    kept = [task for task in unique if task.key not in apart]
+    by_prompt = by_prompt and len({task.prompt for task in (*unique, *held)}) > 1
+    apart: set[Hashable] = {task.prompt if by_prompt else task.key for task in held}
+    shared = [task for task in unique if (task.prompt if by_prompt else task.key) in apart]
+    left_out = {task.key for task in shared}
+    kept = [task for task in unique if task.key not in left_out]
     if not kept:
         raise ConfigError(
             f"All {_tasks(len(unique))} of {said}('train') are held out too, so nothing would be measured but what was "
             "trained on. Give the splits different tasks."
         )
-    shared = tuple(_shared(unique, len(unique) - len(kept), apart, said))
-    return _said(Splits(kept, held, (*removed, *more, *shared)))
+    return _said(Splits(kept, held, (*removed, *more, *_shared(shared, len(unique), said))))
 
 
 _NO_TEST = "Nothing would be measured. Return at least one Task, or define tasks(self) without a split."
@@ -87,12 +93,11 @@ def without_repeats(tasks: Sequence[Task], said: str) -> tuple[list[Task], tuple
     return kept, (f"{said}: {count} of {_tasks(len(tasks))} were there already ({_named(again)}) and are left out.",)
 
 
-def _shared(train: Sequence[Task], count: int, apart: set[str], said: str) -> Iterator[str]:
-    if count:
-        example = next(task for task in train if task.key in apart)
+def _shared(shared: Sequence[Task], count: int, said: str) -> Iterator[str]:
+    if shared:
         yield (
-            f"{said}('train'): {count} of {_tasks(len(train))} are held out too ({_named(example)}) and are left out "
-            "of training."
+            f"{said}('train'): {len(shared)} of {_tasks(count)} are held out too ({_named(shared[0])}) and are left "
+            "out of training."
         )
 
 

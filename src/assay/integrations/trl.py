@@ -98,7 +98,9 @@ def _samples(
     samples = []
     for index, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         row = {name: values[index] for name, values in data.items()}
-        truth = row.get(read["ground_truth"] or "")
+        # A function takes this column by its name anyway; as the ground truth it would also stand for `answer`.
+        by_name = "ground_truth" in optional and read["ground_truth"] == "ground_truth"
+        truth = None if by_name else row.get(read["ground_truth"] or "")
         source = row.get(read["data_source"] or "", "")
         samples.append(sample_of(text_of(completion), truth, source, row, messages_of(prompt)))
     return samples

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
@@ -36,8 +37,8 @@ class CombinedReward:
     def combine(self, scores: Sequence[Score]) -> Score:
         """One score of the members', in their order.
 
-        Errored where one of them is: a sum without it would be another reward. Invalid where one of them is. `parts`
-        holds each member's value under its name, and its own parts as `name/part`.
+        Errored where one of them is (a sum without it would be another reward), or where the sum is not finite. Invalid
+        where one of them is. `parts` holds each member's value under its name, and its own parts as `name/part`.
         """
         named = list(zip(self.parts, scores, strict=True))
         failed = next(((name, score) for name, score in named if score.value is None), None)
@@ -55,6 +56,10 @@ class CombinedReward:
             value += weight * score.value
             parts[member.name] = score.value
             parts.update({f"{member.name}/{part}": v for part, v in score.parts.items() if part != member.name})
+        if not math.isfinite(value):
+            message = f"the weighted sum of {', '.join(f'{name}={score.value:g}' for name, score in named)} is {value}"
+            why = {"failure": "reward", "message": message, "attempts": 0}
+            return Score("errored", None, evidence={**evidence, **why}, usage=usage)
         status: ScoreStatus = "invalid" if any(score.status == "invalid" for score in scores) else "scored"
         replied = [score for score in scores if score.usage.get("calls") or score.cached]
         cached = bool(replied) and all(score.cached for score in replied)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from assay.envs.base import Env, StepResult
+from assay.envs.results import require_messages, require_result
 from assay.plugins import in_words
 from assay.rollouts.renderers.base import Renderer
 from assay.rollouts.sampling import Policy
@@ -76,7 +77,7 @@ async def _begin(env: Env, renderer: Renderer) -> tuple[tuple[Message, ...], Seq
     """What the env says first, and that as a prompt; in the prompt's place why there is none, where the env fails."""
     try:
         messages = await env.reset()
-        check_messages(messages, f"{type(env).__name__}.reset() returned")
+        require_messages(messages, f"{type(env).__name__}.reset() returned")
         return tuple(messages), renderer.start(messages)
     except (Exception, asyncio.CancelledError) as error:
         reraise_if_cancelled(error)
@@ -84,27 +85,9 @@ async def _begin(env: Env, renderer: Renderer) -> tuple[tuple[Message, ...], Seq
         return (), in_words(error)
 
 
-def check_messages(messages: object, said: str) -> None:
-    """Refuse what is not a list of messages.
-
-    Raises:
-        TypeError: it is not; `said` begins the message.
-    """
-    if not isinstance(messages, list | tuple) or not all(isinstance(message, Message) for message in messages):
-        shown = repr(messages)
-        raise TypeError(
-            f"{said} {shown if len(shown) <= 80 else f'{shown[:80]}...'}, and not a list of Message: "
-            '[Message("user", "...")]'
-        )
-
-
 async def _verdict(env: Env, text: str) -> StepResult:
     try:
-        result = await env.step(text)
-        if not isinstance(result, StepResult):
-            raise TypeError(f"{type(env).__name__}.step() returned {result!r}, and not a StepResult")
-        check_messages(result.messages, f"{type(env).__name__}.step() returned a StepResult whose messages are")
-        return result
+        return require_result(await env.step(text), f"{type(env).__name__}.step()")
     except (Exception, asyncio.CancelledError) as error:
         reraise_if_cancelled(error)
         logger.debug("An env failed to score a completion; its rollout is errored.", exc_info=True)

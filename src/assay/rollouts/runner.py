@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from assay.backends.base import Backend
 from assay.envs.base import Env, EnvGroupBuilder, GroupScorer
+from assay.envs.results import require_score
 from assay.errors import ConfigError
 from assay.plugins import in_words
 from assay.rollouts.play import failure, play
@@ -172,7 +173,9 @@ async def _rescored(scorer: GroupScorer, trajectories: Sequence[Trajectory]) -> 
     """The trajectories with the scores that the group's scorer gives their last turns; errored ones are left alone."""
     places = [place for place, trajectory in enumerate(trajectories) if not trajectory.errored]
     try:
-        scores = dict(zip(places, await scorer.score_group([trajectories[i] for i in places]), strict=True))
+        given = await scorer.score_group([trajectories[i] for i in places])
+        said = f"a score of {type(scorer).__name__}.score_group()"
+        scores = {i: require_score(score, said) for i, score in zip(places, given, strict=True)}
     except (Exception, asyncio.CancelledError) as error:
         reraise_if_cancelled(error)
         logger.debug("A group could not be scored; its rollouts are errored.", exc_info=True)

@@ -206,8 +206,8 @@ def read_object(path: Path) -> dict[str, Json] | None:
 def encode_json(value: Json, *, indent: int | None = None, sort_keys: bool = False) -> bytes:
     """`value` as one JSON document in UTF-8, always valid: numbers that are not finite become null.
 
-    Tuples become lists, paths strings and numpy scalars numbers. Characters are written as themselves, except in text
-    that UTF-8 cannot hold (lone surrogates), which is escaped.
+    Tuples and arrays become lists, paths strings and numpy scalars numbers. Characters are written as themselves,
+    except in text that UTF-8 cannot hold (lone surrogates), which is escaped.
     """
     separators = (",", ":") if indent is None else None
 
@@ -240,7 +240,7 @@ def _plain(value: Any) -> Json:
         return sorted(_plain(item) for item in value)
     if isinstance(value, Path):
         return str(value)
-    item = getattr(value, "item", None)
-    if item is None:
-        raise TypeError(f"{value!r} of type {type(value).__name__} cannot be written as JSON; give plain data")
-    return _plain(item())
+    as_python = getattr(value, "tolist", None)
+    if as_python is None:
+        raise TypeError(f"a value of type {type(value).__name__} cannot be written as JSON; give plain data")
+    return _plain(as_python())

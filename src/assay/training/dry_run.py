@@ -1,7 +1,8 @@
 """`assay train --dry-run`: everything that a start checks, by the same functions, and what the run would take.
 
-Nothing is written. The policy is opened as a start opens it, where its weights are on this machine and fit into its
-memory; otherwise its files and its shapes are looked at, and the plan says so.
+Nothing is written, but for what data sets keep in `cache_dir`. The policy is opened as a start opens it, where its
+weights are on this machine and fit into its memory; otherwise its files and its shapes are looked at, and the plan says
+so. It is tried out only where that costs nothing but time, in the local backend.
 """
 
 from __future__ import annotations
@@ -127,6 +128,8 @@ async def _time(config: TrainingConfig, data: EnvData, plan: ResumePlan, backend
     batches = num_batches(config, data)
     if not len(data.train):
         return "Time: not estimated, since there are no training tasks."
+    if config.backend != "local":
+        return f"Time: not estimated, since whoever is behind backend={config.backend} may charge for what is sampled."
     prompts = [renderer.start(builder.task.prompt) for builder in data.train.batch(0)]
     examples = data.sft.batch(0, EXAMPLES) if data.sft is not None and config.sft.num_steps else []
     supervised = [[*renderer.start(e.prompt), *renderer.completion(e.completion)] for e in examples]

@@ -98,7 +98,7 @@ def read_catalogue(path: Path) -> Catalogue:
 def characters(group: Group) -> int:
     """Length of a group's texts: prompt, answers and what was said between them."""
     turns = [turn for rollout in group.rollouts for turn in rollout.turns]
-    said = sum(len(turn.text or "") + len(turn.observation or "") for turn in turns)
+    said = sum(len(turn.text or "") + len(turn.thought or "") + len(turn.observation or "") for turn in turns)
     return said + sum(len(message.content) for message in group.rollouts[0].turns[0].messages)
 
 

@@ -141,6 +141,7 @@ def _turn(turn: Turn, prompt: Sequence[Message], streams: Json | None) -> Json:
     verdict = turn.verdict
     found: dict[str, Json] = {
         "text": bounded(turn.text),
+        "thought": bounded(turn.thought),
         "observation": bounded(turn.observation),
         "messages": None if turn.turn == 0 and turn.messages == tuple(prompt) else _messages(turn.messages),
         "advantage": rounded(turn.advantage),

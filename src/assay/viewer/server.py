@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -45,6 +46,11 @@ class ViewerServer(ThreadingHTTPServer):
     def hosts(self) -> frozenset[str]:
         """What a request may name as its host."""
         return frozenset(f"{name}:{self.server_port}" for name in (HOST, "localhost"))
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of a browser that went away before it had its answer; anything else is a bug, with traceback."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
     def refresh(self) -> None:
         """Read a run again that has written rollouts or committed a step."""

@@ -51,6 +51,13 @@ def test_a_gain_within_its_interval_may_be_noise(tmp_path, capsys):
     assert "Largest changes of reward:" in text and "task 1" in text
 
 
+def test_a_few_tasks_that_all_turned_right_prove_nothing(tmp_path, capsys):
+    found = figures(capsys, run_of(tmp_path / "a", [0.0] * 5), run_of(tmp_path / "b", [1.0] * 5))
+    assert found["verdict"].startswith("5 tasks cannot tell a difference from noise: reward changed by +1.000")
+    found = figures(capsys, run_of(tmp_path / "c", [0.0] * 6), run_of(tmp_path / "d", [1.0] * 6))
+    assert found["verdict"].startswith("Not noise: reward rose by +1.000")
+
+
 def test_equal_runs_do_not_differ(tmp_path, capsys):
     found = figures(capsys, run_of(tmp_path / "a", LOW), run_of(tmp_path / "b", LOW))
     assert found["verdict"] == "No difference: reward is equal on each of 12 tasks."

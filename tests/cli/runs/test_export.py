@@ -197,6 +197,8 @@ def test_what_cannot_be_exported_is_refused(
     assert "A repository is named user/model" in refused(capsys, scratch, out, "--push", "me/my model")
     assert "adapters stay as trained. Add --merge." in refused(capsys, runs["lora"], out, "--dtype", "float16")
     assert not out.exists()
+    for place in (".", ".."):
+        assert f"{place} is not the name of a folder" in refused(capsys, scratch, place)
     out.mkdir()
     (out / "thesis.tex").write_text("precious")
     assert "holds what no export wrote (thesis.tex)" in refused(capsys, scratch, out)

@@ -4,7 +4,7 @@ import re
 import pytest
 
 from assay.cli.main import main
-from support.recorded_run import group, record
+from support.recorded_run import edit, group, record
 
 EVIL = "\x1b[2J\x1b]0;owned\x07 good\rbad \u202ebackwards <script>alert(1)</script>"
 
@@ -23,6 +23,13 @@ def run(tmp_path):
 def show(run, capsys, *options):
     assert main(["show", str(run), *options]) == 0
     return capsys.readouterr().out
+
+
+def test_what_was_thought_is_shown_beside_the_answer(run, capsys):
+    edit(run, "traces.jsonl", 6, {"thought": "first I\x1b[2J try"})
+    lines = show(run, capsys).splitlines()
+    at = lines.index("    thought:")
+    assert lines[at + 1] == "      first I\u241b[2J try" and lines[at + 2].startswith("    \u2502 ")
 
 
 def test_the_last_step_is_shown_group_by_group(run, capsys):

@@ -30,6 +30,16 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "sums.py:Sums"
 
 
+def test_what_a_score_raises_cannot_steer_the_terminal(own: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path("sums.py")
+    file.write_text(
+        file.read_text().replace("return self.paid", "raise ValueError('\\x1b[2J' + text)\n        return 0")
+    )
+    assert main(["check", own]) == 3
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "ValueError: \u241b[2J" in out
+
+
 def test_nothing_wrong(own: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", own]) == 0
     out = capsys.readouterr().out

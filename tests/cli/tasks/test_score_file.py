@@ -60,7 +60,8 @@ def test_what_is_not_in_the_cache_is_errored_offline(tmp_path: Path, capsys: pyt
         ("no json", "line 2 has no `response`"),
         ({"text": "4"}, "line 2 has no `response`"),
         ({"response": "4", "level": 1, "extra_info": {"level": 2}}, "'level' twice"),
-        ({"response": "4", "prompt": [{"role": "user"}]}, "role and content"),
+        ({"response": "4", "prompt": [{"role": "user"}]}, "is not a message: it needs a role"),
+        ({"response": "4", "prompt": [{"role": "boss", "content": "?"}]}, "is not a message: it needs a role"),
         ({"response": "4", "extra_info": "x"}, "extra_info"),
     ],
 )

@@ -14,6 +14,7 @@ from assay.envs import BuildContext, Environment, Message, Score, StepResult, Ta
 from assay.envs.base import build_data
 from assay.envs.checks.plays import builders_of, garbage, play_all
 from assay.envs.checks.report import CheckReport, report_of
+from assay.envs.environment import EachByItself
 from assay.errors import ConfigError
 
 CONTEXT = BuildContext(seed=0, max_turns=1, cache_dir=Path("cache"))
@@ -54,10 +55,29 @@ def test_a_sound_environment_has_no_problems() -> None:
     assert {name: earned.mean for name, earned in report.earned.items()} == {
         "gold": 1.0,
         "shuffled": 0.0,
+        "listed": 0.0,
         "garbage": 0.0,
         "empty": 0.0,
     }
     assert all(earned.plays == 16 for earned in report.earned.values())
+
+
+def test_pay_for_anything_is_seen_without_best_answers() -> None:
+    def no_gold(self: Any, task: Task) -> None:
+        return None
+
+    report = checked(scoring(lambda self, task, text: 1.0, gold=no_gold))
+    assert kinds(report) == ["constant"] and "Garbage and an empty answer earned 1" in report.problems[0].message
+    assert kinds(checked(scoring(lambda self, task, text: 0.0, gold=no_gold))) == []
+
+
+def test_scores_of_a_group_are_said_not_to_be_played() -> None:
+    class Ranked(EachByItself):
+        async def score_group(self, trajectories: Any) -> list[Score]:
+            raise NotImplementedError
+
+    report = checked(scoring(Sound.score, group=lambda self, task: Ranked(task, self)))
+    assert kinds(report) == [] and "score_group" in report.notes[0]
 
 
 CALLS: list[int] = []
@@ -73,6 +93,11 @@ def unsteady(self: Any, task: Task, text: str) -> float:
     [
         (lambda self, task, text: 0.5, "constant", "Every answer to every task earned 0.5"),
         (lambda self, task, text: text == task.answer, "constant", "earned 0, best answers and garbage alike"),
+        (
+            lambda self, task, text: str(task.answer) in text,
+            "order",
+            "On 8 of 8 tasks a list of several tasks' best answers earned as much as the best answer.",
+        ),
         (unsteady, "unstable", "earned something else when played again, such as gold on '"),
         (
             lambda self, task, text: -len(text) if text != str(task.answer) else -99,
@@ -154,7 +179,10 @@ def test_without_best_answers_that_is_said_and_nothing_is_made_up() -> None:
     ("env", "words"),
     [
         (lambda self, task: "no env", "Own.env() returned 'no env', which has no `async def reset`"),
-        (lambda self, task: type("E", (Talker,), {"reset": said("hello")})(task), "E.reset() gave 'hello', and not a"),
+        (
+            lambda self, task: type("E", (Talker,), {"reset": said("hello")})(task),
+            "E.reset() returned 'hello', and not a",
+        ),
         (
             lambda self, task: type("E", (Talker,), {"step": said(1.0)})(task),
             "E.step() returned 1.0, and not a",
@@ -164,7 +192,7 @@ def test_without_best_answers_that_is_said_and_nothing_is_made_up() -> None:
 def test_a_broken_env_is_one_problem(env: Callable[..., Any], words: str) -> None:
     report = checked(scoring(Sound.score, env=env))
     assert kinds(report) == ["errors"] and words in report.problems[0].message
-    assert "64 of 64 plays (empty, garbage, gold, shuffled)" in report.problems[0].message
+    assert "80 of 80 plays (empty, garbage, gold, listed, shuffled)" in report.problems[0].message
 
 
 def said(value: object) -> Callable[..., Any]:
@@ -181,3 +209,37 @@ def test_a_gold_that_raises_is_one_line() -> None:
 
 def test_garbage_is_the_same_each_time_and_differs_between_tasks() -> None:
     assert garbage(3) == garbage(3) != garbage(4)
+
+
+@pytest.mark.parametrize(
+    ("score", "metrics", "words"),
+    [
+        (
+            lambda: Score("scored", 1.0, evidence={"x": object()}),
+            {},
+            "has evidence that cannot be recorded: a value of type object",
+        ),
+        (lambda: Score("scored", 1.0), {"kind": "text"}, "whose metric kind is 'text', and not a number"),
+        (lambda: Score("scored", 1.0, {"a": None}), {}, "must be real number, not NoneType"),  # type: ignore[dict-item]
+        (lambda: 1.0, {}, "whose score is 1.0, and not a Score"),
+    ],
+)
+def test_what_a_run_could_not_average_or_record_is_an_error(
+    score: Callable[[], Any], metrics: dict[str, Any], words: str
+) -> None:
+    class Odd(Sound):
+        def env(self, task: Task) -> Any:
+            return Turn(task)
+
+    class Turn:
+        def __init__(self, task: Task) -> None:
+            self.task = task
+
+        async def reset(self) -> list[Message]:
+            return list(self.task.prompt)
+
+        async def step(self, text: str) -> StepResult:
+            return StepResult(score(), done=True, metrics=metrics)
+
+    report = checked(Odd())
+    assert kinds(report) == ["errors"] and words in report.problems[0].message

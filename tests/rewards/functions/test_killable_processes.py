@@ -18,6 +18,7 @@ import pytest
 import assay
 from assay.errors import ConfigError, RewardError
 from assay.rewards import EngineConfig, FunctionReward, JudgeConfig, RewardEngine, Sample
+from assay.rewards.functions import processes
 from assay.rewards.functions.options import FunctionOptions
 from assay.rewards.named import find_reward
 from assay.types import Score
@@ -44,6 +45,11 @@ def f(completion, answer=None):
         sys.exit(3)
     if completion == "odd":
         return Odd()
+    if completion == "locked":
+        return Locked()
+    if completion == "deaf":
+        os.closerange(3, 256)
+        time.sleep(600)
     if completion == "pid":
         return os.getpid()
     if completion == "score":
@@ -54,6 +60,10 @@ def f(completion, answer=None):
 
 class Odd:
     pass
+
+class Locked:
+    def __reduce__(self):
+        return int, ("no number",)
 
 async def g(completion):
     return 2
@@ -133,6 +143,37 @@ def test_a_process_is_used_again_and_none_is_left_after_close(file: Path) -> Non
     assert judged(engine, "pid")[0].value != first  # a closed engine begins anew
     engine.close()
     assert workers() == before
+
+
+def test_whatever_an_answer_does_to_the_pipe_others_are_scored(
+    engine: RewardEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "LAST_WORDS_S", 0.05)
+    locked, deaf, good = judged(engine, "locked", "deaf", "abc")
+    assert locked.evidence["failure"] == "reward" and "cannot hand over: ValueError" in locked.evidence["message"]
+    assert deaf.evidence["failure"] == "died" and "closed its pipe" in deaf.evidence["message"]
+    assert good.value == 3.0
+
+
+def test_a_call_that_nobody_waits_for_any_more_gives_its_process_back(file: Path) -> None:
+    config = EngineConfig(max_failure_rate=1.0, call_deadline_s=60.0)
+    with RewardEngine(reward(file, processes=1), config=config) as engine:
+        judged(engine, "warm")
+        (hung,) = engine.score_many_sync([Sample("hang")], deadline_s=0.3)
+        assert hung.evidence["failure"] == "deadline"
+        assert judged(engine, "abc")[0].value == 3.0
+
+
+def test_a_machine_that_starts_no_process_is_one_error(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with RewardEngine(reward(file, processes=1)) as engine:
+        monkeypatch.setattr(processes.subprocess, "Popen", refused)
+        with pytest.raises(RewardError, match=r"No process for f \(slow.py\) could be started: .*temporarily"):
+            judged(engine, "abc")
+        monkeypatch.undo()
+        assert judged(engine, "abc")[0].value == 3.0
 
 
 def test_closing_ends_a_call_that_hangs(file: Path) -> None:

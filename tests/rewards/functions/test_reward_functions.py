@@ -42,7 +42,7 @@ def message_of(score: Score) -> str:
 def test_a_function_takes_what_it_names() -> None:
     seen: dict[str, Any] = {}
 
-    def everything(completion, response, prompt, messages, answer, ground_truth, data_source, level, extra_info, x=7):  # type: ignore[no-untyped-def] # fmt: skip
+    def everything(completion, prompt, messages, answer, ground_truth, data_source, level, extra_info, x=7):  # type: ignore[no-untyped-def] # fmt: skip
         seen.update(locals())
         return 1
 
@@ -51,17 +51,37 @@ def test_a_function_takes_what_it_names() -> None:
     assert one(everything, "c", ground_truth=4, data_source="d", prompt=prompt, extra={"level": 3}).value == 1.0
     seen.pop("seen", None)
     assert seen == {
-        "completion": "c", "response": "c", "prompt": "system: s\n\nuser: u", "answer": 4, "ground_truth": 4,
+        "completion": "c", "prompt": "system: s\n\nuser: u", "answer": 4, "ground_truth": 4,
         "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}],
         "data_source": "d", "level": 3, "extra_info": {"level": 3}, "x": 7,
     }  # fmt: skip
-    assert available(sample)["solution_str"] == "c"
+    assert available(sample)["solution_str"] == available(sample)["response"] == "c"
 
 
 def test_a_column_stands_for_the_ground_truth_where_the_host_has_none() -> None:
     assert one(lambda completion, answer: completion == answer, extra={"answer": "4"}).value == 1.0
     assert one(lambda completion, answer: completion == answer, ground_truth="4", extra={"answer": "no"}).value == 1.0
     assert one(lambda completion, **rest: rest["answer"] + rest["n"], ground_truth=1, extra={"n": 2}).value == 3.0
+
+
+def test_a_column_is_never_mistaken_for_another_of_a_similar_name() -> None:
+    both = {"answer": "a", "ground_truth": "g", "answers": "all", "data_source": "d", "extra_info": {"index": 3}}
+    seen: dict[str, Any] = {}
+
+    def single(completion, answer, ground_truth, answers, data_source, extra_info):  # type: ignore[no-untyped-def]
+        seen.update(answer=answer, ground_truth=ground_truth, answers=answers, data_source=data_source)
+        return extra_info["index"]
+
+    def batch(completions, answer, ground_truth, answers, data_source, extra_info):  # type: ignore[no-untyped-def]
+        seen.update(answer=answer[0], ground_truth=ground_truth[0], answers=answers[0], data_source=data_source[0])
+        return [info["index"] for info in extra_info]
+
+    for function in (single, batch):
+        seen.clear()
+        assert one(function, extra=both).value == 3.0
+        assert seen == {name: both[name] for name in seen} and len(seen) == 4
+    with pytest.raises(ConfigError, match="takes both `completion` and `response`"):
+        FunctionReward(lambda completion, response: 1.0)
 
 
 @pytest.mark.parametrize("returned", [0.5, 1, True, np.float32(0.5), np.int64(2), np.bool_(True), np.array(3)])
@@ -75,6 +95,14 @@ def test_a_score_is_passed_on_and_none_is_no_zero() -> None:
     assert (score.status, score.value, score.parts) == ("invalid", -1.0, {"format": 0.0})
     nothing = one(lambda completion: None)
     assert (nothing.status, nothing.value, nothing.evidence["failure"]) == ("errored", None, "unscored")
+
+
+def test_a_sum_that_is_not_finite_is_one_errored_sample() -> None:
+    def huge(completion: str) -> float:
+        return 1e308 if completion == "huge" else 1.0
+
+    both = scored(CombinedReward([(FunctionReward(huge), 10.0)]), Sample("huge"), Sample("x"))
+    assert "the weighted sum of huge=1e+308 is inf" in message_of(both[0]) and both[1].value == 10.0
 
 
 @pytest.mark.parametrize("returned", ["0.5", math.nan, math.inf, [1.0], {"score": 1.0}, np.array([1.0, 2.0]), 1j])
@@ -200,6 +228,10 @@ def test_options_bind_to_further_parameters(tmp_path: Path) -> None:
         ("odd", {}, "made a int, which is no reward.*takes no `completion`"),
         ("make", {}, "missing a required argument: 'k'"),
         ("near", {"timeout_s": -1}, "timeout_s=-1"),
+        ("near", {"timeout_s": math.inf}, "timeout_s=inf"),
+        ("near", {"timeout_s": math.nan}, "timeout_s=nan"),
+        ("near", {"processes": True}, "processes=True"),
+        ("near", {"processes": 10**6}, "processes=1000000"),
     ]:
         with pytest.raises(ConfigError, match=message):
             find_reward(f"{file}:{name}", options, judge)

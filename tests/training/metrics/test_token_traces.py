@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.grpo.group_data import TurnTraining
-from assay.training.metrics.token_traces import pieces, shortest, token_records
+from assay.training.metrics.token_traces import mean_of, pieces, shortest, token_records
 from assay.types import Completion, Message, Score, Task, Trajectory, TrajectoryGroup, Transition
 
 TASK = Task("toy", "a", (Message("user", "?"),))
@@ -34,6 +34,30 @@ def test_pieces_join_to_the_text(text, stopped):
 def test_a_character_of_several_tokens_is_in_its_last_one():
     assert pieces("aé€".encode(), bytes_text) == ["a", "", "é", "", "", "€"]
     assert pieces([0x61, 0xE2, 0x82], bytes_text) == ["a", "", "\ufffd"]  # cut off inside a character
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from([*b"a\x80\xff\xe2\x82\xac\xf0\x9f\x98\x80\xc3\xa9"]), max_size=60))
+def test_pieces_of_broken_utf_8_join_to_the_text(tokens):
+    assert "".join(pieces(tokens, bytes_text)) == bytes_text(tokens)
+
+
+def test_bytes_that_make_no_character_are_not_decoded_again_and_again():
+    decoded = []
+
+    def counted(tokens):
+        decoded.append(len(tokens))
+        return bytes_text(tokens)
+
+    tokens = [0x80] * 500
+    assert "".join(pieces(tokens, counted)) == "\ufffd" * 500
+    assert max(decoded) <= 20
+
+
+def test_the_mean_of_equal_numbers_is_that_number_and_of_none_is_none():
+    assert mean_of(np.full(7, 0.1, np.float32)) == 0.1
+    assert mean_of(np.array([np.nan, 0.25, 0.5], np.float32)) == 0.375
+    assert mean_of(np.full(2, np.nan, np.float32)) is mean_of(np.zeros(0, np.float32)) is None
 
 
 def test_pieces_keep_the_space_that_a_tokenizer_drops_at_a_beginning():

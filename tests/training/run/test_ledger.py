@@ -86,3 +86,11 @@ def test_an_open_ledger_drops_what_lies_beyond_its_commits(tmp_path):
     ledger.close()
     assert path.read_bytes().startswith(DATA + b'{"version":1,"step":3')
     assert read_ledger(path).is_complete
+
+
+@pytest.mark.parametrize("field", [{"sinks": {"metrics.jsonl": "10"}}, {"checkpoint": ["start"]}])
+def test_a_line_with_a_field_of_another_type_is_unreadable(field):
+    lines = DATA.splitlines(keepends=True)
+    wrong = json.dumps({**json.loads(lines[1]), **field}).encode() + b"\n"
+    with pytest.raises(RunDirectoryError, match="line 2 is unreadable, but a later line has a checkpoint"):
+        parse_ledger(lines[0] + wrong + lines[2], PATH)

@@ -1,5 +1,6 @@
 """Which checkpoints a run keeps, and that a kill while others are removed loses nothing."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from assay.errors import ConfigError, HealthError, RunDirectoryError
 from assay.grpo.config import AlgorithmConfig
 from assay.grpo.health.config import HealthConfig
 from assay.training.config import SFTConfig
+from assay.training.run.ledger import live_checkpoints, read_ledger
+from assay.training.run.reader import best_checkpoint, find_checkpoint
 from assay.training.run.retention import Keep, Saved, superfluous
 from support.tiny_run import assert_same_run, kill, outcome, read_lines, run, tiny
 
@@ -139,3 +142,26 @@ def test_a_removed_checkpoint_cannot_be_gone_back_to_and_the_message_says_which_
     kill(tiny(tmp_path / "run", keep_last=2, resume_from_batch=4), "assay.grpo.trainer", "GRPOTrainer.update", 2)
     run(config)
     assert folders(tmp_path / "run") == ["rl_000004", "rl_000006"]
+
+
+def test_a_run_that_went_back_lists_no_checkpoint_that_it_had_removed(tmp_path: Path) -> None:
+    changes = {"keep_last": 2, "save_every": 1, "eval_every": 1}
+    config, path = tiny(tmp_path / "run", **changes), tmp_path / "run"
+    run(config)
+    back = tiny(path, **changes, resume_from_batch=5)
+    kill(back, "assay.grpo.trainer", "GRPOTrainer.update", 1)  # the step that removed batch 4's is cut away again
+    assert [line["name"] for line in read_lines(path / "checkpoints.jsonl")] == ["rl_000005"]
+    with pytest.raises(RunDirectoryError, match=r"no checkpoint of RL batch 4; there are 5\."):
+        find_checkpoint(path, 4)
+    for sign in (1, -1):  # whichever batch it prefers
+        rows = [{**row, "liked": sign * row["step"]} for row in read_lines(path / "metrics.jsonl")]
+        (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        assert best_checkpoint(path, "liked").batch == 5
+
+
+def test_what_is_gone_is_gone_for_the_ledger_too(tmp_path: Path) -> None:
+    changes = {"keep_last": 2, "save_every": 1}
+    run(tiny(tmp_path / "run", **changes))
+    run(tiny(tmp_path / "run", **changes, resume_from_batch=5))
+    saved = live_checkpoints(read_ledger(tmp_path / "run" / "ledger.jsonl").commits)
+    assert [commit.checkpoint for commit in saved] == folders(tmp_path / "run") == ["rl_000005", "rl_000006"]

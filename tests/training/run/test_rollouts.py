@@ -6,9 +6,10 @@ import pytest
 
 from assay.errors import RunDirectoryError
 from assay.storage.files import encode_json
+from assay.training.run.reader import measurement
 from assay.training.run.rollouts import GroupKey, open_rollouts, read_rollouts
 from assay.types import Message
-from support.recorded_run import group, record
+from support.recorded_run import edit, group, record
 
 
 @pytest.fixture
@@ -105,8 +106,52 @@ def test_records_without_a_field_are_damage_too(run):
     del lines[0]["task"]
     (run / "traces.jsonl").write_bytes(b"".join(encode_json(line) + b"\n" for line in lines))
     rollouts = open_rollouts(run)
-    with pytest.raises(RunDirectoryError, match="cannot be read: KeyError"):
+    with pytest.raises(RunDirectoryError, match=r"cannot be read: TypeError.*task"):
         rollouts.group(rollouts.keys[0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"reward": "x"},
+        {"reward": [1.0]},
+        {"text": 5},
+        {"messages": [{"role": "user", "content": None}]},
+        {"messages": ["hello"]},
+        {"score": {"status": "fine", "value": 1.0}},
+        {"score": {"status": "scored", "value": 1.0, "parts": {"right": "x"}}},
+        {"score": {"status": "scored", "value": 1.0, "evidence": ["x"]}},
+        {"task": {"env": "toy", "id": "a", "key": "k", "tags": [1]}},
+        {"metrics": {"legal": "x"}},
+        {"completion_tokens": "two"},
+        {"sample": None},
+    ],
+)
+def test_a_field_of_another_type_is_damage(run, change):
+    edit(run, "traces.jsonl", 1, change)
+    rollouts = open_rollouts(run)
+    with pytest.raises(RunDirectoryError, match=r"line 1 is damaged.*cannot be read"):
+        rollouts.group(rollouts.keys[0])
+
+
+def test_numbers_that_are_not_finite_are_damage(run):
+    text = (run / "traces.jsonl").read_text().replace('"reward":0.0', '"reward":NaN', 1)
+    (run / "traces.jsonl").write_text(text)
+    with pytest.raises(RunDirectoryError, match="not finite"):
+        next(read_rollouts(run))
+
+
+def test_a_metric_that_was_not_finite_is_not_known(run):
+    edit(run, "traces.jsonl", 5, {"metrics": {"legal": None}})  # as it is recorded
+    assert dict(measurement(open_rollouts(run), 0).tasks[0].values) == {"reward": 0.25}
+
+
+@pytest.mark.parametrize("change", [{"tokens": ["h", 5]}, {"logprobs": ["x", 1.0]}, {"advantages": 5}])
+def test_a_damaged_line_of_tokens_is_named(run, change):
+    edit(run, "tokens.jsonl", 1, change)
+    rollouts = open_rollouts(run)
+    with pytest.raises(RunDirectoryError, match=r"tokens\.jsonl, line 1 is damaged"):
+        rollouts.tokens(rollouts.keys[0])
 
 
 def test_a_newer_format_is_refused(run):

@@ -24,6 +24,10 @@ LARGEST = 5
 """Tasks whose reward changed most that are listed."""
 ENOUGH = 0.5
 """Share of the smaller evaluation's tasks that both must have; with fewer, they measure different things."""
+FEWEST = 6
+"""Tasks from which a difference may be claimed. With fewer, even if all changed in the same direction, that has a
+probability above 5 % by chance (sign test, two-sided: 2 / 2^n); and if all changed by the same amount, as rewards of 0
+and 1 do, the t interval has no width at all."""
 _EQUAL = 1e-9
 """Rewards that differ by less are equal: sums in another order round otherwise."""
 
@@ -180,6 +184,12 @@ def answer_to(row: Difference) -> str:
     """Whether a difference is noise, in words: what its interval allows to say."""
     if row.interval is None:
         return "One task cannot tell a difference from noise."
+    if row.tasks < FEWEST and (row.better or row.worse):
+        return (
+            f"{row.tasks} tasks cannot tell a difference from noise: {row.metric} changed by "
+            f"{row.interval.mean:+.3f}, but by chance alone all of so few would change in the same direction more than "
+            f"once in 20 times. Evaluate on {FEWEST} tasks or more."
+        )
     amount = f"{row.interval.mean:+.3f} \u00b1 {row.interval.half_width:.3f}"
     over = f"95 % interval over {row.tasks} tasks"
     if direction(row.interval) > 0:

@@ -192,6 +192,9 @@ def _rollout_lines(rollout: Rollout, asked: Sequence[Message], full: bool) -> It
             earned = "not scored" if value is None else f"{value:.4g}"
             trained = "" if advantage is None else f", advantage {advantage:+.4g}"
             yield f"    turn {turn.turn + 1}, said ({earned}{trained}):"
+        if turn.thought:
+            yield "    thought:"
+            yield from _text(turn.thought, "      ", full)
         yield from _text(_said(turn), "    \u2502 ", full)
         if turn.verdict.status == "invalid":
             yield "    invalid"

@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="check all that a start checks, print the plan with time and memory, and write nothing",
+        help="check all that a start checks, print the plan with time and memory, and leave no run",
     )
     add_settings_help(
         parser,

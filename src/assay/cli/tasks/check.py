@@ -43,7 +43,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     context = config.build_context()
     report = asyncio.run(check(config.active_builder, context, args.tasks))
     name = type(config.active_builder).__name__
-    print(json.dumps({"environment": name, **report.to_json()}) if args.json else describe(name, report))
+    print(json.dumps({"environment": name, **report.to_json()}) if args.json else inert(describe(name, report)))
     return FOUND if report.problems else 0
 
 

@@ -21,7 +21,7 @@ from assay.errors import ConfigError, DataError
 from assay.integrations.common.scoring import HostScorer, sample_of
 from assay.integrations.common.settings import HostConfig
 from assay.rewards import Sample
-from assay.types import Json, Message, Score
+from assay.types import Json, Message, Score, messages_of
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def read_samples(source: Path) -> Iterator[Sample]:
         DataError: see `score_file`.
     """
     try:
-        with source.open(encoding="utf-8") as file:
+        with source.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield _sample(line, f"{source}, line {number}")
@@ -115,7 +115,7 @@ def _sample(line: str, where: str) -> Sample:
         row: Any = json.loads(line)
     except ValueError as error:
         raise DataError(
-            f"{where} is no JSON ({error}). Each line must be one JSON object with a `response`."
+            f"{where} is not valid JSON ({error}). Each line must be one JSON object with a `response`."
         ) from error
     response = row.get("response", row.get("completion")) if isinstance(row, dict) else None
     if not isinstance(response, str):
@@ -134,14 +134,10 @@ def _sample(line: str, where: str) -> Sample:
 
 
 def _prompt(prompt: Json, where: str) -> tuple[Message, ...]:
-    if prompt is None:
-        return ()
-    if isinstance(prompt, str):
-        return (Message("user", prompt),)
     try:
-        return tuple(Message(message["role"], message["content"]) for message in prompt)
-    except (TypeError, KeyError) as error:
-        raise DataError(f"{where}: prompt must be text or a list of messages with role and content.") from error
+        return () if prompt is None else messages_of(prompt)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where}: {str(error)[:200]}.") from None
 
 
 def _write(file: TextIO, index: int, score: Score) -> None:

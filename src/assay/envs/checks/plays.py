@@ -11,14 +11,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from assay.envs.base import Env, EnvData, EnvGroupBuilder, RLDataset, StepResult, iter_builders
+from assay.envs.results import require_messages, require_result
 from assay.envs.tasks import TaskBatches
 from assay.plugins import calling, in_words
-from assay.types import Message, Task
+from assay.types import Task
 
 logger = logging.getLogger(__name__)
 
-Answer = Literal["gold", "shuffled", "garbage", "empty"]
-"""What is played: a best answer, that of another task, random characters, nothing."""
+Answer = Literal["gold", "shuffled", "listed", "garbage", "empty"]
+"""What is played: a best answer, that of another task, a list of several tasks' with the right one among them, random
+characters, nothing."""
+LISTED = 4
+"""Other answers in a list."""
 ROUNDS = 2
 """Times that each answer is played, each time by envs of a group of its own."""
 MOST_TASKS = 100_000
@@ -94,9 +98,13 @@ def _answers(place: int, best: Sequence[str | None]) -> Iterator[tuple[Answer, s
     own = best[place]
     if own is not None:
         yield "gold", own
-        others = [text for text in (*best[place + 1 :], *best[:place]) if text not in (None, own)]
+        around = (*best[place + 1 :], *best[:place])
+        others = list(dict.fromkeys(text for text in around if text is not None and text != own))
         if others:
-            yield "shuffled", str(others[0])
+            yield "shuffled", others[0]
+        if len(others) >= LISTED:
+            half = LISTED // 2
+            yield "listed", "\n".join([*others[:half], own, *others[half:LISTED]])
     yield "garbage", garbage(place)
     yield "empty", ""
 
@@ -130,19 +138,19 @@ async def _play(task: Task, env: Env, kind: Answer, text: str, number: int, max_
     said: list[str] = []
     error = ""
     try:
-        said += _contents(await env.reset(), f"{type(env).__name__}.reset()")
+        messages = await env.reset()
+        require_messages(messages, f"{type(env).__name__}.reset() returned")
+        said += [message.content for message in messages]
         while len(results) < max_turns and not (results and results[-1].done):
             started = time.perf_counter()
             result = await env.step(text)
             seconds.append(time.perf_counter() - started)
-            if not isinstance(result, StepResult):
-                raise TypeError(f"{type(env).__name__}.step() returned {result!r}, and not a StepResult")
-            results.append(result)
+            results.append(require_result(result, f"{type(env).__name__}.step()"))
             if result.score.status == "errored":
                 evidence = result.score.evidence
                 error = str(evidence.get("error") or evidence.get("message") or "the score says no reason")
                 break
-            said += _contents(result.messages, f"{type(env).__name__}.step()")
+            said += [message.content for message in result.messages]
     except Exception as raised:
         logger.debug("An env failed to play an answer.", exc_info=True)
         error = in_words(raised)
@@ -151,9 +159,3 @@ async def _play(task: Task, env: Env, kind: Answer, text: str, number: int, max_
     status: Literal["scored", "invalid"] = "invalid" if results[-1].score.status == "invalid" else "scored"
     reward = sum(result.score.value or 0.0 for result in results)
     return Play(task, kind, text, number, status, reward, "", tuple(seconds), "".join(said))
-
-
-def _contents(messages: object, said: str) -> list[str]:
-    if not isinstance(messages, list | tuple) or not all(isinstance(message, Message) for message in messages):
-        raise TypeError(f"{said} gave {repr(messages)[:80]}, and not a list of Message")
-    return [message.content for message in messages]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean, median
 from typing import get_args
 
-from assay.envs.base import EnvData
+from assay.envs.base import EnvData, GroupScorer, iter_builders
 from assay.envs.checks.plays import Answer, Play, tasks_of
 from assay.types import Json, Task
 
@@ -177,12 +178,29 @@ def _unstable(plays: Sequence[Play]) -> Iterator[Problem]:
         )
 
 
+_OTHERS = {
+    "shuffled": "another task's best answer",
+    "listed": "a list of several tasks' best answers",
+    "garbage": "garbage",
+    "empty": "an empty answer",
+}
+"""What is played beside best answers, in words."""
+
+
 def _pay(plays: Sequence[Play]) -> Iterator[Problem]:
     """Whether right answers are paid more than others."""
     rewards: dict[str, dict[str, float]] = {}
     for play in plays:
         if play.reward is not None and play.round == 0:
             rewards.setdefault(play.task.key, {})[play.answer] = play.reward
+    anything = [reward for found in rewards.values() for kind, reward in found.items() if kind in ("garbage", "empty")]
+    if len(anything) > 1 and min(anything) > 0 and max(anything) - min(anything) <= _TINY and not _has_gold(plays):
+        yield Problem(
+            "constant",
+            f"Garbage and an empty answer earned {anything[0]:g} on every task, and no best answer is known that earns "
+            "more.",
+            "Check what score looks at, and define gold(self, task), so that best answers are played too.",
+        )
     with_gold = [found for found in rewards.values() if "gold" in found]
     everything = [reward for found in with_gold for reward in found.values()]
     if len(everything) > 1 and max(everything) - min(everything) <= _TINY:
@@ -193,11 +211,10 @@ def _pay(plays: Sequence[Play]) -> Iterator[Problem]:
             "Check how score compares: white space, types (3 against '3'), the part of the text that it looks at.",
         )
         return
-    for kind in ("shuffled", "garbage", "empty"):
+    for kind, what in _OTHERS.items():
         compared = [found for found in with_gold if kind in found]
         above = [found for found in compared if found[kind] > found["gold"] + _TINY]
         equal = [found for found in compared if abs(found[kind] - found["gold"]) <= _TINY]
-        what = {"shuffled": "another task's best answer", "garbage": "garbage", "empty": "an empty answer"}[kind]
         if above:
             yield Problem(
                 "order",
@@ -212,6 +229,10 @@ def _pay(plays: Sequence[Play]) -> Iterator[Problem]:
             )
 
 
+def _has_gold(plays: Sequence[Play]) -> bool:
+    return any(play.answer == "gold" for play in plays)
+
+
 def _slow(seconds: Sequence[float]) -> Iterator[Problem]:
     if seconds and median(seconds) > SLOW_S:
         yield Problem(
@@ -224,11 +245,13 @@ def _slow(seconds: Sequence[float]) -> Iterator[Problem]:
 def _notes(data: EnvData, heldout: Sequence[Task], plays: Sequence[Play]) -> Iterator[str]:
     if not heldout:
         yield "There are no held-out tasks, so nothing will be measured."
-    if not any(play.answer == "gold" for play in plays):
+    if not _has_gold(plays):
         yield (
             "No best answers are known, so it was not checked that they earn most. Give tasks an answer, or define "
             "gold(self, task)."
         )
+    if any(isinstance(builder, GroupScorer) for builder in itertools.islice(iter_builders(data.train), 1)):
+        yield "A group's answers are scored together (score_group) in a run, which was not played here."
     corpus = data.tokenizer_corpus
     if corpus is not None:
         known = set(corpus.alphabet) or set().union(*corpus.texts)

@@ -18,6 +18,7 @@ from typing import Any
 
 from assay.errors import ConfigError, DataError, RewardError
 from assay.integrations.common.settings import (
+    OPTIONS,
     HostConfig,
     plain,
     read_from_environment,
@@ -193,12 +194,14 @@ def scorer_of(reward: object, settings: Mapping[str, object]) -> HostScorer:
     """
     if isinstance(reward, str) or (isinstance(reward, Sequence) and all(isinstance(name, str) for name in reward)):
         return scorer({"reward": reward, **settings})
-    if "options" in settings and is_reward(reward):
+    dotted = {key.removeprefix(OPTIONS): value for key, value in settings.items() if key.startswith(OPTIONS)}
+    options = plain({**(settings.get("options") or {}), **dotted})  # type: ignore[dict-item]
+    if options and is_reward(reward):
         raise ConfigError("options are for a function or a reward that is given by name; this one is made already.")
-    made: AnyReward = reward if is_reward(reward) else of_function(reward, plain(settings.get("options") or {}))
+    made: AnyReward = reward if is_reward(reward) else of_function(reward, options)
     # Under a name of its own: variables of the monitor's environment are no matter of another reward.
-    named = {**settings, "reward": f"given:{made.name}"}
-    return HostScorer(read_settings({key: value for key, value in named.items() if key != "options"}), made)
+    others = {key: value for key, value in settings.items() if not f"{key}.".startswith(OPTIONS)}
+    return HostScorer(read_settings({**others, "reward": f"given:{made.name}"}), made)
 
 
 def asks_for_truth(reward: AnyReward) -> bool:

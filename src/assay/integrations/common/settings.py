@@ -30,7 +30,8 @@ from assay.types import Json
 
 CONFIG_ENV = "ASSAY_REWARDS_CONFIG"
 """Environment variable that names a YAML file of these settings."""
-_OPTIONS = "options."
+OPTIONS = "options."
+"""What keys of the reward's own settings begin with."""
 _UNKNOWN = "What the reward itself takes goes under options: options.NAME=..."
 _NOT_THE_CLIENTS = ("on_failure", "failure_value", "max_failure_rate", "batch_deadline_s", "reread_limit")
 """Settings of an engine that are no matter of whoever makes its calls."""
@@ -109,7 +110,7 @@ def _monitor_layer() -> Layer:
     """What the monitor's environment variables set, where no file and no keyword says otherwise."""
     found = monitor_settings(os.environ)
     announce(tuple(f"{key}={value}" for key, value in found.items()))
-    renamed = {key.replace("reward.", _OPTIONS, 1) if key.startswith("reward.") else key: found[key] for key in found}
+    renamed = {key.replace("reward.", OPTIONS, 1) if key.startswith("reward.") else key: found[key] for key in found}
     return Layer("environment", renamed)
 
 

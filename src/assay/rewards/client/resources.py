@@ -26,9 +26,9 @@ def api_key(judge: JudgeConfig) -> str:
     if not key:
         raise ConfigError(
             f"{judge.api_key_env} is not set, so the judge at {judge.base_url} would refuse every call. "
-            f"export {judge.api_key_env}=..., or set judge.api_key_env to the variable that holds the key, or "
-            "to nothing (judge.api_key_env=) for an endpoint that wants none. A reward that asks no judge sets asks_judge = False and needs no "
-            "key; a function needs nothing."
+            f"export {judge.api_key_env}=..., or set judge.api_key_env to the variable that holds the key, or to "
+            "nothing (judge.api_key_env=) for an endpoint that wants none. A reward that asks no judge sets "
+            "asks_judge = False and needs no key; a function needs nothing."
         )
     if not key.isascii() or not key.isprintable():
         raise ConfigError(f"{judge.api_key_env} holds characters that no API key has. Was it copied whole?")
@@ -38,8 +38,8 @@ def api_key(judge: JudgeConfig) -> str:
 def key_check(judge: JudgeConfig) -> Check:
     """Whether the judge's API key is there. The key itself is never shown."""
     cure = (
-        f"export {judge.api_key_env}=..., or set judge.api_key_env to the variable that holds the key; rewards that ask "
-        "no judge need none"
+        f"export {judge.api_key_env}=..., or set judge.api_key_env to the variable that holds the key; rewards that "
+        "ask no judge need none"
     )
     try:
         found = api_key(judge)

@@ -76,6 +76,11 @@ def parameters_of(function: Callable[..., Any], fixed: Mapping[str, object], sai
         raise ConfigError(
             f"{said} takes both `{min(single)}` (one sample) and `{min(batch)}` (a batch). Leave one of them out."
         )
+    if len(taken := sorted(single or batch)) > 1:
+        raise ConfigError(
+            f"{said} takes both `{taken[0]}` and `{taken[1]}`, which are two names of what is scored. Leave one out, "
+            "or rename the column that it stands for."
+        )
     if apart := [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)]:
         raise ConfigError(f"{said} has positional parameters ({', '.join(apart)}). Arguments are passed by name.")
     takes_rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -102,7 +107,8 @@ def arguments_of(parameters: Parameters, samples: Sequence[Sample], said: str) -
     there = [available(sample) for sample in samples]
     arguments: dict[str, Any] = {}
     for name in (*parameters.required, *parameters.optional):
-        entry = _SINGULAR.get(name, name) if parameters.batch else name
+        plural = parameters.batch and (name in _BATCH or not all(name in sample.extra for sample in samples))
+        entry = _SINGULAR.get(name, name) if plural else name
         lacking = next((names for names in there if entry not in names), None)
         if lacking is None:
             arguments[name] = [names[entry] for names in there]
@@ -120,17 +126,22 @@ def arguments_of(parameters: Parameters, samples: Sequence[Sample], said: str) -
 
 
 def available(sample: Sample) -> dict[str, Any]:
-    """Everything that a function may take of a sample, by name."""
-    names: dict[str, Any] = dict(sample.extra)
-    truths = (sample.ground_truth, *(sample.extra.get(name) for name in _TRUTH))
-    truth = next((value for value in truths if value is not None), None)
-    if truth is not None:
-        names.update(dict.fromkeys(_TRUTH, truth))
+    """Everything that a function may take of a sample, by name. Columns called `data_source` and `extra_info` are what
+    these names mean where the host says nothing itself, as in data sets that were made for verl."""
+    columns = sample.extra
+    names: dict[str, Any] = dict(columns)
+    for name in _TRUTH:
+        truths = (sample.ground_truth, columns.get(name), *(columns.get(other) for other in _TRUTH))
+        if (truth := next((value for value in truths if value is not None), None)) is not None:
+            names[name] = truth
     if sample.prompt:
         names["prompt"] = prompt_text(sample.prompt)
         names["messages"] = [{"role": message.role, "content": message.content} for message in sample.prompt]
     names.update(dict.fromkeys(_COMPLETION, sample.response))
-    return {**names, "data_source": sample.data_source, "extra_info": dict(sample.extra)}
+    names["data_source"] = sample.data_source or columns.get("data_source", "")
+    if not isinstance(columns.get("extra_info"), Mapping):
+        names["extra_info"] = dict(columns)
+    return names
 
 
 def _names(function: Any) -> set[str]:

@@ -9,6 +9,9 @@ from typing import Any, TypeVar, overload
 from assay.errors import ConfigError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+LONGEST_S = 86_400
+"""Most seconds of a `timeout_s`: a day."""
+MOST_PROCESSES = 1024
 _MARK = "__assay_reward__"
 
 
@@ -32,14 +35,20 @@ class FunctionOptions:
     version: str = ""
 
     def __post_init__(self) -> None:
-        if not _is_number(self.timeout_s) or (self.timeout_s is not None and not self.timeout_s > 0):
-            raise ConfigError(f"timeout_s={self.timeout_s!r} of a reward function must be a number of seconds above 0.")
-        if not isinstance(self.processes, int | None) or (self.processes is not None and self.processes < 1):
-            raise ConfigError(f"processes={self.processes!r} of a reward function must be a whole number, at least 1.")
+        timeout_s, processes = self.timeout_s, self.processes
+        if timeout_s is not None and not (_is_number(timeout_s) and 0 < timeout_s <= LONGEST_S):
+            raise ConfigError(
+                f"timeout_s={timeout_s!r} of a reward function must be a number of seconds above 0, at most "
+                f"{LONGEST_S:,}. Leave it out for no limit of its own."
+            )
+        if processes is not None and not (_is_number(processes, int) and 1 <= processes <= MOST_PROCESSES):
+            raise ConfigError(
+                f"processes={processes!r} of a reward function must be a whole number from 1 to {MOST_PROCESSES}."
+            )
 
 
-def _is_number(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+def _is_number(value: object, kinds: Any = int | float) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 @overload

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,11 +27,14 @@ from typing import Any, NamedTuple
 import assay
 from assay.errors import ConfigError, RewardError
 from assay.plugins import Kind, reference_to
+from assay.rewards.functions.raised import in_words
 
 logger = logging.getLogger(__name__)
 
 START_S = 120.0
 """Longest that a process may take to import the function's file."""
+LAST_WORDS_S = 5.0
+"""How long a process that has closed its pipe may take to end."""
 MOST_BY_DEFAULT = 4
 FUNCTION = Kind("reward function")
 
@@ -43,9 +47,12 @@ class Failure(NamedTuple):
     message: str
 
 
-class _Job(NamedTuple):
+@dataclass(eq=False)
+class _Job:
     payload: bytes
     future: Future[Any]
+    worker: _Worker | None = None
+    """Whose process has it."""
 
 
 class Processes:
@@ -81,9 +88,15 @@ class Processes:
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             what = f"{self._said} runs in other processes, which cannot be sent one of its columns"
             raise ConfigError(f"{what}: {error}.") from error
-        return await asyncio.wrap_future(self._submit(payload))
+        job = self._submit(payload)
+        try:
+            return await asyncio.wrap_future(job.future)
+        except asyncio.CancelledError:
+            if (worker := job.worker) is not None:
+                worker.drop(job)
+            raise
 
-    def _submit(self, payload: bytes) -> Future[Any]:
+    def _submit(self, payload: bytes) -> _Job:
         if self._pid != os.getpid():  # a forked child has none of these threads
             self._pid, self._lock, self._jobs = os.getpid(), threading.Lock(), queue.SimpleQueue()
             self._workers, self._pending = [], 0
@@ -96,7 +109,7 @@ class Processes:
                 self._workers.append(worker)
                 worker.start()
             self._jobs.put(job)
-        return job.future
+        return job
 
     def _on_done(self, _: Future[Any]) -> None:
         with self._lock:
@@ -132,7 +145,8 @@ class _Worker(threading.Thread):
         self._reference, self._said, self._timeout_s = reference, said, timeout_s
         self._jobs = jobs
         self._lock = threading.Lock()
-        """Held while the process is started or killed."""
+        """Held while the process is started or killed, and while `_job` changes."""
+        self._job: _Job | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
         self._stopped = False
@@ -140,13 +154,28 @@ class _Worker(threading.Thread):
     def run(self) -> None:
         """Work until there is no more."""
         while (job := self._jobs.get()) is not None:
+            self._take(job)  # first: whoever cancels it from now on finds this worker
             if not job.future.set_running_or_notify_cancel():
                 continue
             try:
                 job.future.set_result(self._run(job.payload))
             except (ConfigError, RewardError) as error:
                 job.future.set_exception(error)
+            finally:
+                self._take(None)
         self._kill()
+
+    def _take(self, job: _Job | None) -> None:
+        with self._lock:
+            self._job = job
+            if job is not None:
+                job.worker = self
+
+    def drop(self, job: _Job) -> None:
+        """Kill the process if it is at this job, which nobody waits for any more. From any thread."""
+        with self._lock:
+            if self._job is job and self._process is not None:
+                _kill(self._process)
 
     def stop(self) -> None:
         """Kill the process, so that a call under way ends now. From any thread."""
@@ -164,32 +193,30 @@ class _Worker(threading.Thread):
                 self._kill()
                 took = f"{self._said} took longer than timeout_s={self._timeout_s:g}"
                 return Failure("timeout", f"{took}, and its process was killed")
-            kind, value = pipe.recv()
+            answer = pipe.recv_bytes()
         except (EOFError, OSError):
             return self._on_death()
-        except (AttributeError, ImportError) as error:
-            return Failure("reward", f"{self._said} returned an object that its process cannot hand over: {error}")
+        try:
+            kind, value = pickle.loads(answer)
+        except Exception as error:  # noqa: BLE001 - an object of the user's own is made again by the user's code
+            what = f"{self._said} returned an object that its process cannot hand over"
+            return Failure("reward", f"{what}: {in_words(error)}")
         return Failure("reward", value) if kind == "raised" else value
 
     def _start(self) -> Connection:
         """Start a process that has loaded the function.
 
         Raises:
-            ConfigError: it cannot load it.  RewardError: it dies or hangs meanwhile.
+            ConfigError: it cannot load it, or hangs meanwhile.  RewardError: this machine starts no process.
         """
-        ours, theirs = Pipe()
-        with self._lock:
-            if self._stopped:
-                raise _closed(self._said)
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "assay.rewards.functions.worker", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.__stderr__.fileno() if sys.__stderr__ is not None else subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": _search_path()},
-                start_new_session=True,
-            )
-        theirs.close()
+        try:
+            ours, theirs = Pipe()
+            with theirs, self._lock:
+                if self._stopped:
+                    raise _closed(self._said)
+                self._process = _started(theirs)
+        except OSError as error:
+            raise RewardError(f"No process for {self._said} could be started: {error}.") from error
         try:
             ours.send((os.getpid(), sys.path, self._reference))
             problem = ours.recv() if ours.poll(START_S) else f"nothing came of it in {START_S:g} s"
@@ -207,9 +234,12 @@ class _Worker(threading.Thread):
         if self._stopped:
             raise _closed(self._said)
         assert self._process is not None
-        process = self._process
-        status = process.wait()
-        self._kill()
+        try:
+            status = self._process.wait(LAST_WORDS_S)
+        except subprocess.TimeoutExpired:
+            return Failure("died", f"the process of {self._said} closed its pipe while it scored this sample")
+        finally:
+            self._kill()
         how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         return Failure("died", f"the process of {self._said} died ({how}) while it scored this sample")
 
@@ -221,6 +251,18 @@ class _Worker(threading.Thread):
                 _kill(self._process)
                 self._process.wait()
             self._process = self._pipe = None
+
+
+def _started(pipe: Connection) -> subprocess.Popen[bytes]:
+    """A process that is served through `pipe`."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "assay.rewards.functions.worker", str(pipe.fileno())],
+        pass_fds=[pipe.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=sys.__stderr__.fileno() if sys.__stderr__ is not None else subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": _search_path()},
+        start_new_session=True,
+    )
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -59,20 +59,22 @@ class Renderer(Protocol):
 
 
 class PlainRenderer(Renderer):
-    """Contents joined as they are."""
+    """Contents joined as they are, behind the token that the tokenizer begins every text with, where it does so."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._begin = beginning_of_sequence(tokenizer)
         self._eos = end_of_sequence(tokenizer)
         self.stop: tuple[int, ...] = (self._eos,)
 
     def start(self, messages: Sequence[Message]) -> list[int]:
         """See `Renderer`."""
-        return self._tokenizer.encode("".join(m.content for m in messages), add_special_tokens=False)
+        tokens = self._encode(messages)
+        return tokens if tokens[:1] == self._begin else [*self._begin, *tokens]
 
     def extend(self, messages: Sequence[Message], *, stopped: bool) -> list[int]:
         """See `Renderer`."""
-        return [*([] if stopped else [self._eos]), *self.start(messages)]
+        return [*([] if stopped else [self._eos]), *self._encode(messages)]
 
     def completion(self, text: str) -> list[int]:
         """See `Renderer`."""
@@ -84,11 +86,22 @@ class PlainRenderer(Renderer):
 
     def record(self) -> dict[str, str]:
         """See `Renderer`."""
-        return {"name": "plain"}
+        return {"name": "plain", **({"begin": str(self._begin[0])} if self._begin else {})}
 
     def describe(self, max_turns: int) -> str:
         """See `Renderer`."""
-        return "plain (the text of the messages as it is, without a chat template)."
+        begin = f" after {self._tokenizer.decode(self._begin, skip_special_tokens=False)}" if self._begin else ""
+        return f"plain (the text of the messages as it is{begin}, without a chat template)."
+
+    def _encode(self, messages: Sequence[Message]) -> list[int]:
+        return self._tokenizer.encode("".join(m.content for m in messages), add_special_tokens=False)
+
+
+def beginning_of_sequence(tokenizer: Tokenizer) -> list[int]:
+    """The token that a tokenizer puts before every text (Llama's and Gemma's do), without which their base models saw
+    none in training; empty where it puts none."""
+    begin = getattr(tokenizer, "bos_token_id", None)
+    return [begin] if begin is not None and tokenizer.encode("", add_special_tokens=True)[:1] == [begin] else []
 
 
 def end_of_sequence(tokenizer: Tokenizer) -> int:

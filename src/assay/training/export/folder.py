@@ -95,6 +95,11 @@ def export(run: Path, config: TrainingConfig, wanted: Wanted) -> Exported:
 
 def _check_target(target: Path) -> None:
     """Refuse to write over anything that no export wrote."""
+    if target.name in ("", ".."):
+        raise RunDirectoryError(
+            f"{target} is not the name of a folder, and an export puts a whole folder in its place. Give one by its "
+            "name, such as out/model."
+        )
     if not target.exists():
         return
     if not target.is_dir():

@@ -5,6 +5,7 @@ Numbers are float32 and written with as many digits as bring them back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -16,6 +17,10 @@ VERSION = 1
 """Format of the records of `tokens.jsonl`; a reader refuses a larger one."""
 _UNFINISHED = "\ufffd"
 """What decoders write for bytes that make no character, as the first of a character that goes on in the next token."""
+_LONGEST = 4
+"""Tokens that one character may be spread over: its bytes in UTF-8."""
+_WINDOW = 2 * _LONGEST
+"""Tokens without a whole character at which some are written out, so that no decoding is long."""
 
 
 def token_records(
@@ -60,21 +65,28 @@ def pieces(tokens: Sequence[int], text: Callable[[Sequence[int]], str]) -> list[
     found: list[str] = []
     before, read = 0, 0  # tokens[before:read] are decoded already, and what comes next is decoded behind them
     for end in range(1, len(tokens) + 1):
+        found.append("")
         old, new = text(tokens[before:read]), text(tokens[before:end])
+        stop = end
         if new.endswith(_UNFINISHED) and end < len(tokens):
-            found.append("")
-            continue
-        found.append(new[len(old) :])
-        before, read = read, end
+            if end - read < _WINDOW:
+                continue
+            # Bytes that never make a character: what lies more than a character back is decided.
+            ahead = ((p, text(tokens[before:p])) for p in range(end - _LONGEST, read, -1))
+            stop, new = next(((p, known) for p, known in ahead if new.startswith(known)), (end, new))
+        found[stop - 1] = new[len(old) :]
+        before, read = read, stop
     return found
 
 
 def mean_of(values: FloatArray) -> float | None:
     """Mean over the tokens of a turn; None where no token has a value."""
-    known = values[np.isfinite(values)]
-    if not len(known):
-        return None
-    return shortest(known[0] if known.min() == known.max() else np.float32(known.astype(np.float64).mean()))
+    # In double precision the mean of equal float32 numbers is that number.
+    total, count = np.add.reduce(values, dtype=np.float64), len(values)
+    if not math.isfinite(total):
+        known = values[np.isfinite(values)]
+        total, count = np.add.reduce(known, dtype=np.float64), len(known)
+    return shortest(total / count) if count else None
 
 
 def shortest(value: np.float32 | float) -> float:

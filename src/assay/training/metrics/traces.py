@@ -44,8 +44,9 @@ def trace_records(
     return [
         {**header, "group": g, "sample": s, **record, **_training(trajectory, split, turns, (g, s, record["turn"]))}
         for g, group in enumerate(groups)
+        for key in [group.task.key]  # a hash of the whole task: once for all its rollouts
         for s, trajectory in enumerate(group.trajectories)
-        for record in _turns(trajectory, decode)
+        for record in _turns(trajectory, key if trajectory.task is group.task else trajectory.task.key, decode)
     ]
 
 
@@ -53,16 +54,17 @@ def _training(trajectory: Trajectory, split: str, turns: Turns | None, place: Tu
     """What a turn trained with, and where it trained nothing, why; an evaluation trains nothing for no reason."""
     if split == "eval":
         return {"advantage": None, "trained": False, "removed": None}
-    unseen = TurnTraining("errored") if trajectory.errored else _FAILED
-    found = unseen if turns is None else turns.get(place, unseen)
+    found = None if turns is None else turns.get(place)
+    if found is None:
+        found = TurnTraining("errored") if trajectory.errored else _FAILED
     advantage = None if found.advantages is None else mean_of(found.advantages)
     return {"advantage": advantage, "trained": found.removed is None, "removed": found.removed}
 
 
-def _turns(trajectory: Trajectory, decode: Decode | None) -> Iterator[dict[str, Json]]:
+def _turns(trajectory: Trajectory, key: str, decode: Decode | None) -> Iterator[dict[str, Json]]:
     task = trajectory.task
     rollout = {
-        "task": {"env": task.env, "id": task.id, "key": task.key, "tags": list(task.tags)},
+        "task": {"env": task.env, "id": task.id, "key": key, "tags": list(task.tags)},
         "seed": trajectory.seed,
         "end": trajectory.stop_reason,
         "reward": trajectory.reward,

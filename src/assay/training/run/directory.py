@@ -113,11 +113,8 @@ class RunDirectory:
     @property
     def checkpoints(self) -> Sequence[Commit]:
         """The commits whose checkpoint is kept, oldest first."""
-        saved = live_checkpoints(self.commits)
-        if not self._keep.everything:
-            # A run that went back to an earlier step does not get back what it had removed by then.
-            saved = [commit for commit in saved if checkpoint_folder(self.path, commit).is_dir()]
-        return saved
+        gone = self._gone()
+        return [commit for commit in live_checkpoints(self.commits) if commit.checkpoint not in gone]
 
     def load_checkpoint(self, commit: Commit) -> Checkpoint:
         """The verified checkpoint of one of `checkpoints`.
@@ -175,7 +172,7 @@ class RunDirectory:
         if name is not None:
             value = (metrics or {}).get(self._keep.metric)
             self._saved.append(Saved(name, commit.batch, is_refuge(state or {}), value))
-            commit = replace(commit, removed=tuple(superfluous(self._saved, self._keep)))
+            commit = replace(commit, removed=(*self._gone(), *superfluous(self._saved, self._keep)))
         self._ledger.append(commit, durable=durable or save is not None)
         if commit.removed:
             self._remove(commit.removed)
@@ -239,6 +236,17 @@ class RunDirectory:
             )
             for commit in self.checkpoints
         ]
+
+    def _gone(self) -> list[str]:
+        """Checkpoints that the ledger still has and the disk has not.
+
+        A run that went back to an earlier step does not get back what it had removed by then. Where nothing is ever
+        removed, a missing folder is damage, and whoever reads the checkpoint says so.
+        """
+        if self._keep.everything:
+            return []
+        saved = live_checkpoints(self.commits)
+        return [str(commit.checkpoint) for commit in saved if not checkpoint_folder(self.path, commit).is_dir()]
 
     def _remove(self, names: Sequence[str]) -> None:
         """Remove checkpoints; the ledger says already that they are gone."""

@@ -148,7 +148,10 @@ def _parse_line(line: bytes, path: Path) -> Commit | None:
             f"{path} has format version {record['version']}, newer than this Assay reads ({VERSION}). "
             "Resume with the Assay that wrote it (see code.json), or set log_path to a new directory."
         )
-    if not isinstance(record.get("step"), int) or not isinstance(record.get("sinks"), dict):
+    if not isinstance(record.get("step"), int) or not isinstance(record.get("checkpoint"), str | None):
+        return None
+    sinks = record.get("sinks")
+    if not isinstance(sinks, dict) or not all(isinstance(size, int) for size in sinks.values()):
         return None
     try:
         return Commit(**{**record, "removed": tuple(record.get("removed", ()))})

@@ -14,6 +14,7 @@ from statistics import fmean
 
 from assay.errors import RunDirectoryError
 from assay.storage.files import read_object
+from assay.training.run.checkpoints import checkpoint_folder
 from assay.training.run.ledger import Commit, live_checkpoints, read_ledger
 from assay.training.run.rollouts import TRACES, Group, Rollout, Rollouts, open_rollouts
 from assay.types import Json, ScoreStatus
@@ -169,10 +170,13 @@ def find_checkpoint(path: Path, batch: int | None = None) -> Commit:
     saved = live_checkpoints(read_ledger(path / "ledger.jsonl").commits)
     if not saved:
         raise RunDirectoryError(f"{path} holds no run with a checkpoint. Give the log_path of a run.")
-    found = [commit for commit in saved if batch in (None, commit.batch)]
+    if batch is None:
+        return saved[-1]
+    there = [commit for commit in saved if checkpoint_folder(path, commit).is_dir()]
+    found = [commit for commit in there if commit.batch == batch]
     if not found:
-        batches = ", ".join(str(b) for b in sorted({commit.batch for commit in saved}))
-        raise RunDirectoryError(f"{path} has no checkpoint of RL batch {batch}; there are {batches}.")
+        batches = ", ".join(str(b) for b in sorted({commit.batch for commit in there}))
+        raise RunDirectoryError(f"{path} has no checkpoint of RL batch {batch}; there are {batches or 'none'}.")
     return found[-1]
 
 
@@ -185,7 +189,8 @@ def best_checkpoint(path: Path, metric: str) -> Commit:
     find_checkpoint(path)
     saved = live_checkpoints(read_ledger(path / "ledger.jsonl").commits)
     values = {row.get("step"): row.get(metric) for row in read_lines(path / "metrics.jsonl")}
-    measured = [(float(value), c.step, c) for c in saved if (value := values.get(c.step)) is not None]
+    there = [commit for commit in saved if checkpoint_folder(path, commit).is_dir()]
+    measured = [(float(value), c.step, c) for c in there if (value := values.get(c.step)) is not None]
     if not measured:
         raise RunDirectoryError(
             f"{metric} was measured at no checkpoint of {path}, so none of them is the best by it. Choose another "

@@ -136,7 +136,7 @@ class ResumePlan:
             replace_file(self.path / CONFIG, encode_json(self.config, indent=2) + b"\n")
         if self.code_changes:
             logger.warning(
-                "%s was started under other code (%s). The run goes on, but it is not guaranteed to equal an "
+                "%s was started under other code or data (%s). The run goes on, but it is not guaranteed to equal an "
                 "uninterrupted one bit for bit.",
                 self.path,
                 "; ".join(self.code_changes),
@@ -159,7 +159,8 @@ class ResumePlan:
             if ledger.exists():
                 truncate_file(ledger, self.ledger_size)
             saved = live_checkpoints(self.commits)
-            index = b"".join(commit.encode_checkpoint() for commit in saved)
+            there = [commit for commit in saved if checkpoint_folder(self.path, commit).is_dir()]
+            index = b"".join(commit.encode_checkpoint() for commit in there)
             replace_file(self.path / "checkpoints.jsonl", index)
             sizes = self.commits[-1].sinks if self.kept else {}
             for file in list(_sink_files(self.path)):

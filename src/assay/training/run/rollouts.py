@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar, get_args
+from typing import BinaryIO, Literal, NamedTuple, TypeVar, get_args
 
 from assay.errors import RunDirectoryError
 from assay.training.run.ledger import read_ledger
+from assay.training.run.record_shape import check_tokens, check_trace
 from assay.types import EpisodeEnd, Json, Message, ScoreStatus, StopReason
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,8 @@ class Turn:
     prompt_tokens: int
     completion_tokens: int
     policy_version: int | None
+    thought: str | None = None
+    """What it thought before it answered, which was not judged; None where nothing parts the two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +247,7 @@ def _index(path: Path, size: int | None) -> dict[GroupKey, _Span]:
         return {}
     found: dict[GroupKey, _Span] = {}
     start, line = 0, 0
-    with path.open("rb") as file:
+    with _opened(path) as file:
         while (size is None or start < size) and (text := file.readline()):
             line += 1
             if not text.endswith(b"\n"):
@@ -283,7 +286,7 @@ def _key(path: Path, line: int, text: bytes) -> GroupKey:
 
 
 def _records(path: Path, span: _Span) -> list[dict[str, Json]]:
-    with path.open("rb") as file:
+    with _opened(path) as file:
         file.seek(span.start)
         lines = file.read(span.stop - span.start).splitlines()
     records = []
@@ -295,10 +298,17 @@ def _records(path: Path, span: _Span) -> list[dict[str, Json]]:
     return records
 
 
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:  # a run that was removed while it is viewed, say
+        raise RunDirectoryError(f"{path} cannot be read ({error.strerror}).") from error
+
+
 def _parsed(path: Path, line: int, parse: Callable[[], T]) -> T:
     try:
         return parse()
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise _damaged(path, line, f"its group cannot be read: {error!r}") from error
 
 
@@ -307,6 +317,8 @@ def _damaged(path: Path, line: int, finding: str) -> RunDirectoryError:
 
 
 def _group(key: GroupKey, records: Sequence[Mapping[str, Json]]) -> Group:
+    for record in records:
+        check_trace(record)
     turns = groupby(records, key=lambda record: record["sample"])
     return Group(key, tuple(_rollout([*some]) for _, some in turns))
 
@@ -336,28 +348,36 @@ def _turn(record: Mapping[str, Json]) -> Turn:
     score = record["score"]
     return Turn(
         turn=record["turn"],
-        messages=tuple(Message(m["role"], m["content"]) for m in record.get("messages", ())),
+        messages=tuple(Message(m["role"], m["content"]) for m in record.get("messages") or ()),
         observation=record.get("observation"),
         text=record["text"],
         verdict=Verdict(
             score["status"],
             score["value"],
-            score.get("parts", {}),
-            score.get("evidence", {}),
-            score.get("verifier", ""),
+            _known(score.get("parts")),
+            score.get("evidence") or {},
+            score.get("verifier") or "",
         ),
-        metrics=record.get("metrics", {}),
+        metrics=_known(record.get("metrics")),
         advantage=record.get("advantage"),
-        trained=record.get("trained", False),
+        trained=bool(record.get("trained")),
         removed=record.get("removed"),
         stop_reason=record.get("stop_reason"),
-        prompt_tokens=record.get("prompt_tokens", 0),
-        completion_tokens=record.get("completion_tokens", 0),
+        prompt_tokens=record.get("prompt_tokens") or 0,
+        completion_tokens=record.get("completion_tokens") or 0,
         policy_version=record.get("policy_version"),
+        thought=record.get("thought"),
     )
 
 
+def _known(values: Mapping[str, float | None] | None) -> dict[str, float]:
+    """Without what was not finite, which is recorded as null."""
+    return {name: value for name, value in (values or {}).items() if value is not None}
+
+
 def _token_turn(record: Mapping[str, Json]) -> TokenTurn:
+    check_tokens(record)
+
     def numbers(name: str) -> tuple[float | None, ...] | None:
         return None if record[name] is None else tuple(record[name])
 

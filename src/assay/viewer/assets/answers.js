@@ -66,6 +66,7 @@ function turnBox(turn, place, rollout, view) {
     told.map((message) => messageBox(message, view.query, "told")),
     many && el("h4", null, `Turn ${place + 1}`, el("span", { class: "number" }, num(score.value)),
       score.status && score.status !== "scored" && el("span", { class: `flag ${score.status}` }, visible(score.status))),
+    turn.thought && messageBox({ role: "thought", content: turn.thought }, view.query, "told"),
     turnText(turn, view),
     complaints(score, view.query),
     many && partBars(score.parts || {}, view.scales),

@@ -111,7 +111,7 @@ function hitsIn(body, group, query) {
   if (says([body.messages, group.task, group.key, group.tags], query)) return "all";
   const samples = new Set();
   body.rollouts.forEach((rollout, i) => {
-    const said = rollout.turns.map((t) => [t.text, t.observation, t.messages, t.score && t.score.evidence]);
+    const said = rollout.turns.map((t) => [t.text, t.thought, t.observation, t.messages, t.score && t.score.evidence]);
     if (says(said, query)) samples.add(i);
   });
   return samples.size ? samples : null;

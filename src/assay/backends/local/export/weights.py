@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from assay.backends.local.models import library_is_quiet, source_of
+from assay.backends.local.models import library_is_quiet, load_config, source_of
 from assay.errors import MissingDependencyError, ModelError
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -96,7 +96,7 @@ def adapter_base(model: Path) -> str | None:
 
 
 def _published_dtype(name: str) -> torch.dtype:
-    found = getattr(AutoConfig.from_pretrained(source_of(name)), "dtype", None)
+    found = getattr(load_config(name), "dtype", None)
     return found if isinstance(found, torch.dtype) else torch.float32
 
 
