@@ -158,6 +158,6 @@ def _check_one_policy(index: int, groups: Sequence[TrajectoryGroup]) -> None:
     versions = sorted({turn.completion.policy_version for rollout in rollouts for turn in rollout.transitions})
     if len(versions) > 1:
         raise TrainingError(
-            f"The rollouts of RL batch {index} were sampled by the policies after {versions} optimizer steps, and one "
-            "must sample a whole batch. This is a fault of Assay or of the backend; the last checkpoint is intact."
+            f"The rollouts of RL batch {index + 1} were sampled by the policies after {versions} optimizer steps, and "
+            "one must sample a whole batch. This is a fault of Assay or of the backend; the last checkpoint is intact."
         )
