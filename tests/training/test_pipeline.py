@@ -172,7 +172,7 @@ def test_a_batch_of_several_policies_is_refused() -> None:
     turn = found.trajectories[1].transitions[0]
     other = replace(turn, completion=replace(turn.completion, policy_version=3))
     mixed = (found.trajectories[0], replace(found.trajectories[1], transitions=(other,)))
-    with pytest.raises(TrainingError, match=r"RL batch 4 were sampled by the policies after \[0, 3\] optimizer steps"):
+    with pytest.raises(TrainingError, match=r"RL batch 5 were sampled by the policies after \[0, 3\] optimizer steps"):
         pipeline._check_one_policy(4, [replace(found, trajectories=mixed)])
 
 
@@ -255,7 +255,7 @@ def test_an_outage_stops_the_run_and_the_same_command_goes_on(tmp_path: Path) ->
     config = ahead(tmp_path / "run", dataset_builder=builder, eval_every=0)
     kill(config, TRAINER, "GRPOTrainer.update", 4)
     outage.write_text("the engine is out")
-    with pytest.raises(TrainingError, match=r"the engine is out.* None of the 16 rollouts of RL batch 3"):
+    with pytest.raises(TrainingError, match=r"the engine is out.* None of the 16 rollouts of RL batch 4"):
         run(config)
     assert steps(config.log_path)[-1] == 4, "the batch that the checkpoint holds is trained on"
     outage.unlink()

@@ -40,6 +40,7 @@ def test_it_opens_with_the_first_group_beside_the_list(tab: Tab, page: str) -> N
     assert tab.text("h1") == "first"
     assert tab.text("#found") == "25 groups, 67 rollouts"
     assert tab.text("h2") == "Step 0, group 0"
+    assert "RL batch 1" in tab.text("main"), "counted from 1, as the console and checkpoints count batches"
     assert tab.texts(".card .reward") == ["0", "0.2"]
     assert [text[:3] for text in tab.texts(".card .advantage")] == ["\N{MINUS SIGN}0.", "+0."]
     assert tab.texts(".card .text:not(.quote)") == ["It is 0.", "One more."]

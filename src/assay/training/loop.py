@@ -231,7 +231,7 @@ async def _update(session: Session, step: _Step, groups: Sequence[TrajectoryGrou
     rate = learning_rate * trainer.health.learning_rate_factor
     turns: Turns | None = None
     try:
-        check_errored(groups, config.max_errored_fraction, f"RL batch {step.index}")
+        check_errored(groups, config.max_errored_fraction, f"RL batch {step.index + 1}")
         report = await trainer.update(groups, learning_rate=rate, reuse=config.rollout_epochs > 1)
         turns = report.turns
     finally:  # rollouts of a failed step are recorded too, since they show why it failed

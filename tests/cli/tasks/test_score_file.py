@@ -151,6 +151,7 @@ def test_a_function_scores_a_file_whose_keys_are_columns(tmp_path: Path, capsys:
     both = ["--reward", f"{file}:right,{file}:short*0.5", "options.short.limit=5"]
     assert main(["score", f"--input={source}", *both]) == 0
     assert [row["score"] for row in read(tmp_path / "said.scores.jsonl")] == [1.5, 0.5]
+    assert json.loads(capsys.readouterr().out)["parts"] == {"right": 0.5, "short": 1.0}
     assert read(tmp_path / "said.scores.jsonl")[0]["parts"] == {"right": 1.0, "short": 1.0}
     assert main(["score", f"--input={source}", f"--reward={file}:right", f"--reward={file}:short"]) == 0
     assert [row["score"] for row in read(tmp_path / "said.scores.jsonl")] == [2.0, 0.0]

@@ -60,6 +60,7 @@ def test_a_rule_finds_its_trouble_and_no_other_rule_does(rule: str) -> None:
     assert (finding.rule, finding.action) == (rule, DEFAULT_ACTIONS[rule])
     assert finding.metric in SICK[rule][-1]
     assert finding.message[-1] == "." and len(finding.message) > 100
+    assert "kl_coef" not in finding.message, "a run has this setting under another key"
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -220,3 +220,10 @@ def test_wandb_without_a_login_says_what_to_do(tmp_path):
     )
     assert "Weights & Biases refused the run" in done.stdout, done.stderr
     assert "set WANDB_MODE=offline" in done.stdout
+
+
+def test_large_figures_have_no_exponent_on_the_console(caplog: pytest.LogCaptureFixture) -> None:
+    sink = ConsoleSink({"speed": "tokens/s", "loss": "loss", "huge": "huge"}, {})
+    with caplog.at_level("INFO"):
+        sink.log(0, "rl", 0, {"speed": 13214.6, "loss": -0.067351, "huge": 1e12}, {})
+    assert caplog.messages == ["rl 1  tokens/s 13,215  loss -0.06735  huge 1e+12"]

@@ -33,8 +33,9 @@ def score_file(source: Path, target: Path, config: HostConfig) -> Mapping[str, J
     """Score every completion in `source` and write one JSON object per line to `target`.
 
     Returns:
-        JSON data: `samples`, how many of them were `scored`, `invalid`, `errored` or `cached`, `mean` reward, costs;
-        where some were errored, `failures` (kind -> how many) and `first_failure`, in words.
+        JSON data: `samples`, how many of them were `scored`, `invalid`, `errored` or `cached`, `mean` reward, the
+        mean of each of its `parts`, costs; where some were errored, `failures` (kind -> how many) and `first_failure`,
+        in words.
 
     Raises:
         DataError: the file does not exist, `target` is the same one, or a line is not a JSON object or has no
@@ -162,6 +163,8 @@ class _Tally:
     cached: int = 0
     total: float = 0.0
     by_status: Counter[str] = field(default_factory=Counter)
+    parts: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """Part of the score -> its sum, and how many scores have it."""
     failures: Counter[str] = field(default_factory=Counter)
     first_failure: str = ""
 
@@ -171,6 +174,9 @@ class _Tally:
         self.cached += score.cached
         self.total += score.value or 0.0
         self.by_status[score.status] += 1
+        for name, value in score.parts.items() if score.value is not None else ():
+            total, count = self.parts.get(name, (0.0, 0))
+            self.parts[name] = (total + value, count + 1)
         if score.status == "errored":
             self.failures[str(score.evidence.get("failure", "unknown"))] += 1
             self.first_failure = self.first_failure or str(score.evidence.get("message", "no message"))
@@ -185,5 +191,6 @@ class _Tally:
             **counts,
             **(failed if self.failures else {}),
             "mean": self.total / valued if valued else None,
+            **({"parts": {name: total / count for name, (total, count) in self.parts.items()}} if self.parts else {}),
             "cached": self.cached,
         }

@@ -99,7 +99,8 @@ def kl_tail(config: HealthConfig, history: History) -> Finding | None:
         return None
     message = (
         f"One token in twenty has a KL of {level:.3g} nats or more against the reference (limit {limit:.3g}): the mean "
-        "hides answers that the reference finds very unlikely. Raise kl_coef or lower the learning rate."
+        "hides answers that are very unlikely under the reference. Raise the weight of the KL penalty or lower the "
+        "learning rate."
     )
     return _finding(config, "kl_tail", "kl_div_95pct", level, limit, message)
 
@@ -119,7 +120,8 @@ def kl_runaway(config: HealthConfig, history: History) -> Finding | None:
     message = (
         f"The KL against the reference went from {growth.before:.3g} to {growth.level:.3g} nats/token within "
         f"{growth.count} steps (limit {limit:.3g}): the policy is leaving the reference faster than rewards can guide "
-        "it, and rarely returns. Go back to the last good checkpoint with a lower learning rate or a higher kl_coef."
+        "it, and rarely returns. Go back to the last good checkpoint with a lower learning rate or a larger weight of the "
+        "KL penalty."
     )
     return _finding(config, "kl_runaway", "kl_div", growth.level, limit, message)
 
@@ -157,8 +159,8 @@ def entropy_floor(config: HealthConfig, history: History) -> Finding | None:
         return None
     message = (
         f"The entropy is {level:.3g} nats/token (floor {limit:.3g}): rollouts of one prompt hardly differ, so "
-        "there is little left to learn from. Go back to an earlier checkpoint and raise kl_coef, the entropy bonus or "
-        "the temperature; if the task is solved, stop here."
+        "there is little left to learn from. If the task is solved, stop here. Else go back to an earlier checkpoint "
+        "and raise the weight of the KL penalty, the entropy bonus or the temperature."
     )
     return _finding(config, "entropy_floor", metric, level, limit, message)
 
@@ -176,7 +178,7 @@ def entropy_slope(config: HealthConfig, history: History) -> Finding | None:
     message = (
         f"The entropy is {series[-1]:.3g} nats/token and falls by {-trend.slope:.2g} a step: at this rate it is at its "
         f"floor of {config.entropy_floor:.3g} in {left:.0f} steps (limit {config.entropy_horizon}), and exploration "
-        "ends. Lower the learning rate, or raise kl_coef, the entropy bonus or the temperature."
+        "ends. Lower the learning rate, or raise the weight of the KL penalty, the entropy bonus or the temperature."
     )
     return _finding(config, "entropy_slope", metric, left, float(config.entropy_horizon), message)
 

@@ -26,8 +26,8 @@ def api_key(judge: JudgeConfig) -> str:
     if not key:
         raise ConfigError(
             f"{judge.api_key_env} is not set, so the judge at {judge.base_url} would refuse every call. export "
-            f"{judge.api_key_env}=..., or set judge.api_key_env to the variable that holds the key, or leave that "
-            "empty for an endpoint that needs no key. A reward that asks no judge sets asks_judge = False and needs "
+            f"{judge.api_key_env}=..., or set judge.api_key_env to the variable that holds the key, or leave it "
+            "empty (judge.api_key_env=) for an endpoint that needs no key. A reward that asks no judge sets asks_judge = False and needs "
             "no key; a reward function never needs one."
         )
     if not key.isascii() or not key.isprintable():
@@ -39,7 +39,10 @@ def api_key(judge: JudgeConfig) -> str:
 
 def key_check(judge: JudgeConfig) -> Check:
     """Whether the judge's API key is there. The key itself is never shown."""
-    cure = f"export {judge.api_key_env}=..., or set judge.api_key_env to the variable that holds the key"
+    cure = (
+        f"export {judge.api_key_env}=..., or set judge.api_key_env to the variable that holds the key; rewards that "
+        "ask no judge need none"
+    )
     try:
         found = api_key(judge)
     except ConfigError:

@@ -234,6 +234,11 @@ class WandbSink:
         replace_file(self._state_path, encode_json(state), durable=durable)
 
 
+def _figure(value: float) -> str:
+    """Four digits that matter; a speed of thousands without an exponent."""
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
 class ConsoleSink:
     """One log line per call, with the metrics that matter in the terminal."""
 
@@ -251,7 +256,7 @@ class ConsoleSink:
 
     def log(self, step: int, phase: Phase, index: int, metrics: Mapping[str, float], histograms: Histograms) -> None:
         """Log the line; nothing where none of the names is among the metrics."""
-        shown = [f"{label} {value:.4g}" for name in self._names for label, value in self._values(name, metrics)]
+        shown = [f"{label} {_figure(value)}" for name in self._names for label, value in self._values(name, metrics)]
         if shown:
             total = f"/{self._totals[phase]}" if phase in self._totals else ""
             logger.info("%s %d%s  %s", phase, index + 1, total, "  ".join(shown))

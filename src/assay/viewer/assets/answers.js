@@ -132,7 +132,7 @@ function promptOf(body, query) {
 
 function titleOf(entry) {
   const group = anyOf(entry);
-  const batch = group.split === "train" ? `RL batch ${group.index}` : "evaluation";
+  const batch = group.split === "train" ? `RL batch ${group.index + 1}` : "evaluation";
   return el("div", { class: "title" },
     el("h2", null, `Step ${group.step}, ${group.split === "train" ? "group" : "held-out task"} ${group.group}`),
     el("span", { class: "soft" }, batch),
