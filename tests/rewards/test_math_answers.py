@@ -69,7 +69,7 @@ def test_what_takes_for_ever_is_killed_and_others_go_on() -> None:
     with RewardEngine(reward, config=EngineConfig(max_failure_rate=1.0)) as engine:
         hostile, good = judged(engine, "4", "\\boxed{9^{9^{9^{9}}}}", "\\boxed{4}")
     assert good.value == 1.0
-    assert (hostile.status, hostile.evidence["failure"]) == ("errored", "timeout")
+    assert (hostile.status, hostile.value, hostile.evidence["failure"]) == ("invalid", 0.0, "timeout")
 
 
 def test_a_file_is_scored_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,8 @@
 """The reward `math`: is the final answer of a completion mathematically equal to the reference answer?
 
 math-verify reads both (LaTeX, boxed answers, plain numbers, sets, intervals, matrices, equations) and compares them
-with SymPy. Either may never end, so the function runs in worker processes that are killed at a deadline.
+with SymPy. Either may never end, so the function runs in worker processes that are killed at a deadline: an answer such
+as 9^{9^{9}} earns 0, as any other that cannot be read does.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _DELIMITED = re.compile(r"\$|\\\(|\\\[|\\boxed|\\begin")
 _SHOWN = 200
 
 
-@reward(name="math", timeout_s=TIMEOUT_S, version=version("math-verify"))
+@reward(name="math", timeout_s=TIMEOUT_S, on_timeout=0.0, version=version("math-verify"))
 def math(completion: str, ground_truth: Json) -> Score:
     """1 where the answers are equal, else 0; `invalid` with 0 where the completion has no answer that can be read.
 

@@ -34,7 +34,7 @@ REWARD = Kind(
     weighted=True,
 )
 """What `reward` may name: a function that takes a completion, a reward, or a factory that makes one from options."""
-_OF_FUNCTIONS = ("timeout_s", "processes")
+_OF_FUNCTIONS = ("timeout_s", "on_timeout", "processes")
 """Options of any reward function, beside its own keyword parameters."""
 
 
@@ -74,8 +74,9 @@ def find_rewards(names: Sequence[str], options: Mapping[str, Json], judge: Judge
 def find_reward(name: str, options: Mapping[str, Json], judge: JudgeConfig) -> AnyReward:
     """The reward that `name` leads to: a reward as it stands, a reward function, or what a class or function makes.
 
-    `options` are bound to the further parameters of a reward function (`timeout_s` and `processes` say how it runs),
-    and to those of what makes a reward, which is also given the judge's settings where it has a parameter `judge`.
+    `options` are bound to the further parameters of a reward function (`timeout_s`, `on_timeout` and `processes` say
+    how it runs), and to those of what makes a reward, which is also given the judge's settings where it has a parameter
+    `judge`.
 
     Raises:
         ConfigError: it does not exist, is not a reward, or does not take these options.

@@ -158,7 +158,7 @@ def _check_one_policy(index: int, groups: Sequence[TrajectoryGroup]) -> None:
     versions = sorted({turn.completion.policy_version for rollout in rollouts for turn in rollout.transitions})
     if len(versions) > 1:
         raise TrainingError(
-            f"The rollouts of RL batch {index + 1} were sampled by the policies after {versions} optimizer steps, but one "
-            "policy must sample a whole batch. This is a bug of Assay or of the backend; the last checkpoint is "
+            f"The rollouts of RL batch {index + 1} were sampled by the policies after {versions} optimizer steps, but "
+            "one policy must sample a whole batch. This is a bug of Assay or of the backend; the last checkpoint is "
             "intact."
         )

@@ -35,6 +35,8 @@ def f(completion, answer=None):
             open(told, "w").write(str(child.pid))
         while True:
             time.sleep(1)
+    while completion == "spin":
+        pass
     if completion == "die":
         os._exit(7)
     if completion == "kill":
@@ -118,6 +120,19 @@ def gone(pid: int) -> bool:
     return False
 
 
+def test_only_what_computes_until_its_deadline_earns_on_timeout(file: Path) -> None:
+    config = EngineConfig(max_failure_rate=1.0)
+    with RewardEngine(reward(file, timeout_s=2.0, on_timeout=-1.0, processes=1), config=config) as made:
+        spun, waited, fine = judged(made, "spin", "hang", "abc")
+    assert (spun.status, spun.value, spun.evidence["failure"]) == ("invalid", -1.0, "timeout")
+    assert (waited.status, waited.evidence["failure"]) == ("errored", "timeout")
+    assert fine.value == 3.0
+    with pytest.raises(ConfigError, match="on_timeout=nan of a reward function must be a finite number"):
+        FunctionOptions(timeout_s=1.0, on_timeout=float("nan"))
+    with pytest.raises(ConfigError, match="beside a timeout_s"):
+        FunctionOptions(on_timeout=0.0)
+
+
 def test_what_hangs_dies_or_raises_is_errored_and_others_go_on(engine: RewardEngine) -> None:
     responses = ["abc", "hang", "abcd", "die", "raise", "kill", "exit", "odd", "score", "print"]
     scores = judged(engine, *responses)
@@ -129,8 +144,8 @@ def test_what_hangs_dies_or_raises_is_errored_and_others_go_on(engine: RewardEng
     assert "f (slow.py) took longer than timeout_s=1" in said["hang"]["message"]
     assert said["die"]["failure"] == "died" and "exit status 7" in said["die"]["message"]
     assert said["kill"]["failure"] == "died" and "SIGKILL" in said["kill"]["message"]
-    assert said["raise"]["message"] == "ValueError: no good (slow.py, line 18, in f)"
-    assert said["exit"]["message"].startswith("SystemExit: 3 (slow.py, line 20")
+    assert said["raise"]["message"] == "ValueError: no good (slow.py, line 20, in f)"
+    assert said["exit"]["message"].startswith("SystemExit: 3 (slow.py, line 22")
     assert "Odd" in said["odd"]["message"]
 
 

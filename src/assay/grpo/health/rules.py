@@ -120,8 +120,8 @@ def kl_runaway(config: HealthConfig, history: History) -> Finding | None:
     message = (
         f"The KL against the reference went from {growth.before:.3g} to {growth.level:.3g} nats/token within "
         f"{growth.count} steps (limit {limit:.3g}): the policy is leaving the reference faster than rewards can guide "
-        "it, and rarely returns. Go back to the last good checkpoint with a lower learning rate or a larger weight of the "
-        "KL penalty."
+        "it, and rarely returns. Go back to the last good checkpoint with a lower learning rate or a larger weight of "
+        "the KL penalty."
     )
     return _finding(config, "kl_runaway", "kl_div", growth.level, limit, message)
 

@@ -26,9 +26,9 @@ def api_key(judge: JudgeConfig) -> str:
     if not key:
         raise ConfigError(
             f"{judge.api_key_env} is not set, so the judge at {judge.base_url} would refuse every call. export "
-            f"{judge.api_key_env}=..., or set judge.api_key_env to the variable that holds the key, or leave it "
-            "empty (judge.api_key_env=) for an endpoint that needs no key. A reward that asks no judge sets asks_judge = False and needs "
-            "no key; a reward function never needs one."
+            f"{judge.api_key_env}=..., or set judge.api_key_env to the variable that holds the key, or leave it empty "
+            "(judge.api_key_env=) for an endpoint that needs no key. A reward that asks no judge sets asks_judge = "
+            "False and needs no key; a reward function never needs one."
         )
     if not key.isascii() or not key.isprintable():
         raise ConfigError(

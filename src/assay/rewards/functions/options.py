@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
@@ -24,6 +25,9 @@ class FunctionOptions:
         parts: names of the parts of the `Score`s that it returns, where hosts are to know them beforehand.
         timeout_s: longest that one call may take, in seconds; its sample is then errored. A plain function runs in
             worker processes that can be killed, an `async def` is cancelled.
+        on_timeout: what a completion earns, as `invalid`, when the function was still computing at the deadline: such a
+            completion is hard to judge, which the model must not be able to exploit. None makes its sample errored, as
+            it is when the function waited or had no processor time. Not for batch functions.
         processes: worker processes; by default up to four for a plain function with a `timeout_s`, else a thread.
         version: what else decides its scores besides its file, such as the version of a package. Part of the
             fingerprint.
@@ -32,6 +36,7 @@ class FunctionOptions:
     name: str | None = None
     parts: tuple[str, ...] | None = None
     timeout_s: float | None = None
+    on_timeout: float | None = None
     processes: int | None = None
     version: str = ""
 
@@ -41,6 +46,10 @@ class FunctionOptions:
             raise ConfigError(
                 f"timeout_s={timeout_s!r} of a reward function must be a number of seconds above 0, at most "
                 f"{LONGEST_S:,}. Leave it out for no limit of its own."
+            )
+        if self.on_timeout is not None and (timeout_s is None or not math.isfinite(self.on_timeout)):
+            raise ConfigError(
+                f"on_timeout={self.on_timeout!r} of a reward function must be a finite number, beside a timeout_s."
             )
         if processes is not None and not (_is_number(processes, int) and 1 <= processes <= MOST_PROCESSES):
             raise ConfigError(
@@ -62,6 +71,7 @@ def reward(
     name: str | None = None,
     parts: Sequence[str] | None = None,
     timeout_s: float | None = None,
+    on_timeout: float | None = None,
     processes: int | None = None,
     version: str = "",
 ) -> Callable[[_F], _F]: ...

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 START_S = 120.0
 """Longest that a process may take to import the function's file."""
+BUSY_SHARE = 0.25
+"""A call that used more than this share of its time limit as processor time was computing."""
 LAST_WORDS_S = 5.0
 """How long a process that has closed its pipe may take to end."""
 MOST_BY_DEFAULT = 4
@@ -45,6 +47,8 @@ class Failure(NamedTuple):
     kind: str
     """`timeout`, `died`, or `reward`: its own code raised."""
     message: str
+    busy: bool = False
+    """A timeout at which the function had been computing, and had not waited for something or for a processor."""
 
 
 @dataclass(eq=False)
@@ -187,12 +191,15 @@ class _Worker(threading.Thread):
     def _run(self, payload: bytes) -> Any:
         """The outcome of one call."""
         pipe = self._pipe if self._pipe is not None else self._start()
+        before = self._cpu_s()
         try:
             pipe.send_bytes(payload)
             if not pipe.poll(self._timeout_s):
+                used = self._cpu_s() - before
                 self._kill()
                 took = f"{self._said} took longer than timeout_s={self._timeout_s:g}"
-                return Failure("timeout", f"{took}, and its process was killed")
+                busy = self._timeout_s is not None and used > BUSY_SHARE * self._timeout_s
+                return Failure("timeout", f"{took}, and its process was killed", busy)
             answer = pipe.recv_bytes()
         except (EOFError, OSError):
             return self._on_death()
@@ -202,6 +209,16 @@ class _Worker(threading.Thread):
             what = f"{self._said} returned an object that its process cannot hand over"
             return Failure("reward", f"{what}: {in_words(error)}")
         return Failure("reward", value) if kind == "raised" else value
+
+    def _cpu_s(self) -> float:
+        """Processor time of the process so far; 0 where the system does not say."""
+        assert self._process is not None
+        try:
+            stat = Path(f"/proc/{self._process.pid}/stat").read_text()
+            user, system = stat.rpartition(")")[2].split()[11:13]
+            return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError):
+            return 0.0
 
     def _start(self) -> Connection:
         """Start a process that has loaded the function.

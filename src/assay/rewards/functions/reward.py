@@ -74,7 +74,9 @@ class FunctionReward:
         self.name = options.name or _name(function)
         self.parts = options.parts
         self._parameters = parameters_of(function, self.fixed, self.said)
-        self.fingerprint = f"{self.name}:{_digest(function, [self.fixed, options.version])}"
+        self._on_timeout = options.on_timeout
+        decided_by = [self.fixed, options.version, options.on_timeout]
+        self.fingerprint = f"{self.name}:{_digest(function, decided_by)}"
         self._place = self._place_for(options)
         self._gathered: dict[asyncio.AbstractEventLoop, _Waiting] = {}
         self._calls: set[asyncio.Task[None]] = set()
@@ -85,7 +87,13 @@ class FunctionReward:
             return await self._with_others(sample)
         arguments = arguments_of(self._parameters, [sample], self.said)
         returned = await self._place.call({**arguments, **self.fixed})
-        return errored(*returned) if isinstance(returned, Failure) else score_of(returned, self.said)
+        return self._failed(returned) if isinstance(returned, Failure) else score_of(returned, self.said)
+
+    def _failed(self, failure: Failure) -> Score:
+        """The score of a sample for which the function returned nothing."""
+        if failure.busy and self._on_timeout is not None:
+            return Score("invalid", self._on_timeout, evidence={"failure": failure.kind, "message": failure.message})
+        return errored(failure.kind, failure.message)
 
     async def close(self) -> None:
         """End the function's thread or processes."""
@@ -131,7 +139,7 @@ class FunctionReward:
         arguments = arguments_of(self._parameters, samples, self.said)
         returned = await self._place.call({**arguments, **self.fixed})
         if isinstance(returned, Failure):
-            return [errored(*returned) for _ in samples]
+            return [errored(returned.kind, returned.message) for _ in samples]
         return scores_of(returned, len(samples), self.said)
 
 
