@@ -446,7 +446,7 @@ def test_a_batch_that_has_no_checkpoint(killed: TrainingConfig, tmp_path: Path, 
     assert snapshot(killed.log_path) == before
 
 
-@pytest.mark.parametrize("arguments", [["--run", "none"], ["--run", "run", "--step", "3"]])
+@pytest.mark.parametrize("arguments", [["--run", "none"], ["--run", "run", "--batch", "3"]])
 def test_a_measurement_of_what_is_not_there(
     killed: TrainingConfig,
     tmp_path: Path,

@@ -129,7 +129,7 @@ def test_arguments_that_make_no_sample_are_refused(arguments: Any, keywords: dic
 
 def test_verls_positional_order_is_declared_and_never_guessed() -> None:
     assert compute_score("words", "a b", "a c", {}, **LOCAL, order="verl") == 0.5
-    with pytest.raises(ConfigError, match="one of specification, verl"):
+    with pytest.raises(ConfigError, match="one of response_first, verl"):
         compute_score("words", "a b", "a c", {}, **LOCAL, order="guess")
 
 

@@ -157,7 +157,10 @@ def test_a_checkpoint_can_be_chosen(runs: dict[str, Path], tmp_path: Path, capsy
     path = runs["scratch"]
     values = dict(zip((0, 2, 4, 6), metric(path, "eval/reward/mean"), strict=True))
     best = max(values, key=lambda batch: (values[batch], batch))
-    for arguments, wanted in ((["--step", "4"], "rl_000004"), (["--best"], f"rl_{best:06d}" if best else "sft_000006")):
+    for arguments, wanted in (
+        (["--batch", "4"], "rl_000004"),
+        (["--best"], f"rl_{best:06d}" if best else "sft_000006"),
+    ):
         capsys.readouterr()
         assert export(path, *arguments, tmp_path / wanted) == 0
         assert f"Exported the model of {wanted} to" in capsys.readouterr().out
@@ -169,7 +172,7 @@ def test_a_checkpoint_can_be_chosen(runs: dict[str, Path], tmp_path: Path, capsy
 def test_a_run_is_only_read_and_an_earlier_export_is_replaced(runs: dict[str, Path], tmp_path: Path) -> None:
     before = snapshot(runs["scratch"])
     out = tmp_path / "out"
-    assert export(runs["scratch"], "--step", "2", out) == 0
+    assert export(runs["scratch"], "--batch", "2", out) == 0
     (first,) = out.glob("*.safetensors")
     old = first.read_bytes()
     assert export(runs["scratch"], out) == 0
@@ -191,7 +194,7 @@ def test_what_cannot_be_exported_is_refused(
     monkeypatch.delenv("HF_TOKEN", raising=False)
     out, scratch = tmp_path / "out", runs["scratch"]
     assert "is not a run: it has no config.json" in refused(capsys, tmp_path, out)
-    assert "no checkpoint of RL batch 3; it has 0, 2, 4, 6." in refused(capsys, scratch, "--step", "3", out)
+    assert "no checkpoint of RL batch 3; it has 0, 2, 4, 6." in refused(capsys, scratch, "--batch", "3", out)
     assert "not measured at any checkpoint" in refused(capsys, scratch, "--best", out, "best_metric=nothing")
     assert "needs a token with write access" in refused(capsys, scratch, out, "--push", "me/model")
     assert "A repository is named user/model" in refused(capsys, scratch, out, "--push", "me/my model")
@@ -258,7 +261,7 @@ def test_a_model_is_pushed_whole_and_privately_and_again(
     runs: dict[str, Path], tmp_path: Path, loopback: Hub, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for step in ("2", "6"):
-        assert export(runs["scratch"], "--step", step, tmp_path / "out", "--push", "me/model") == 0
+        assert export(runs["scratch"], "--batch", step, tmp_path / "out", "--push", "me/model") == 0
         said = capfd.readouterr()
         assert "Pushed to" in said.out and "me/model" in said.out
         assert TOKEN not in said.out + said.err

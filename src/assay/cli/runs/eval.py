@@ -37,7 +37,7 @@ CHANGED_MOST = (
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     parser.add_argument("--run", required=True, type=Path, metavar="DIR", help="run directory (`log_path` of the run)")
-    parser.add_argument("--step", type=int, metavar="N", help="checkpoint of RL batch N (default: the last one)")
+    parser.add_argument("--batch", type=int, metavar="N", help="checkpoint after N RL batches (default: the last one)")
     add_settings_help(
         parser,
         "assay.training.config:TrainingConfig",
@@ -48,7 +48,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Measure, and print the figures as JSON."""
-    print(json.dumps(measure(args.run, config_of(args.run, overrides), args.step), indent=2))
+    print(json.dumps(measure(args.run, config_of(args.run, overrides), args.batch), indent=2))
     return 0
 
 

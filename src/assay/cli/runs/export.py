@@ -17,7 +17,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--merge", action="store_true", help="merge LoRA adapters into the model (default: the adapters alone)"
     )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--step", type=int, metavar="N", help="checkpoint of RL batch N (default: the last one)")
+    which.add_argument("--batch", type=int, metavar="N", help="checkpoint after N RL batches (default: the last one)")
     which.add_argument("--best", action="store_true", help="the checkpoint with the largest `best_metric`")
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"), help="precision of a whole model (default: its own)"
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     wanted = Wanted(
         target=args.target.expanduser(),
         merge=args.merge,
-        batch=args.step,
+        batch=args.batch,
         best=args.best,
         dtype=args.dtype,
         repo=args.push,

@@ -49,7 +49,7 @@ class HostConfig(Settings):
     parts: tuple[str, ...] = ()
     """Parts of the score that a host always gets beside it. Empty takes the names that the reward declares (`parts`),
     or else, if a host passes a whole batch, those that occur in it."""
-    order: Literal["specification", "verl"] = "specification"
+    order: Literal["response_first", "verl"] = "response_first"
     """Order of positional arguments: (response, ground_truth, dataset_name, extra_info), or verl's own
     (data_source, solution_str, ground_truth, extra_info). The two cannot be told apart automatically."""
     details: bool | None = None

@@ -25,7 +25,7 @@ BATCH = ("solution_strs", "ground_truths", "data_sources", "extra_infos")
 ALIASES: Mapping[str, str] = {"solution_str": "response", "data_source": "dataset_name"}
 """verl's keyword -> Assay's."""
 ORDERS: Mapping[str, Sequence[str]] = {
-    "specification": ("response", "ground_truth", "dataset_name", "extra_info"),
+    "response_first": ("response", "ground_truth", "dataset_name", "extra_info"),
     "verl": ("dataset_name", "response", "ground_truth", "extra_info"),
 }
 _SERVED = ("reward_router_address", "reward_model_tokenizer")
@@ -111,7 +111,7 @@ def _sort(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Arguments:
             raise DataError("compute_score was given a batch without solution_strs, so there is nothing to score.")
         columns = [kwargs.get(name) for name in BATCH[1:]]
         return _Arguments(samples_of(responses, *columns), True, settings)
-    fields = _named(args, kwargs, str(settings.get("order", "specification")))
+    fields = _named(args, kwargs, str(settings.get("order", "response_first")))
     sample = sample_of(
         fields["response"], fields.get("ground_truth"), fields.get("dataset_name", ""), fields.get("extra_info")
     )
@@ -120,7 +120,7 @@ def _sort(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Arguments:
 
 def _named(args: Sequence[Any], kwargs: Mapping[str, Any], order: str) -> dict[str, Any]:
     """The fields of a single sample by Assay's names."""
-    names = ORDERS.get(order, ORDERS["specification"])  # a wrong order is refused with the other settings
+    names = ORDERS.get(order, ORDERS["response_first"])  # a wrong order is refused with the other settings
     if len(args) > len(names):
         raise DataError(
             f"compute_score takes up to {len(names)} positional arguments ({', '.join(names)}), not {len(args)}."

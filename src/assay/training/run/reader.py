@@ -193,7 +193,7 @@ def best_checkpoint(path: Path, metric: str) -> Commit:
     if not measured:
         raise RunDirectoryError(
             f"{metric} was not measured at any checkpoint of {path}, so no checkpoint is the best by it. Choose "
-            "another best_metric (metrics.jsonl has their names), or a checkpoint by --step."
+            "another best_metric (metrics.jsonl has their names), or a checkpoint by --batch."
         )
     return max(measured)[2]
 
