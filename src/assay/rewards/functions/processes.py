@@ -24,7 +24,6 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import assay
 from assay.errors import ConfigError, RewardError
 from assay.plugins import Kind, reference_to
 from assay.rewards.functions.raised import in_words
@@ -294,7 +293,7 @@ def _closed(said: str) -> RewardError:
 
 def _search_path() -> str:
     """`PYTHONPATH` with the folder that Assay was imported from, so that the process has the same one."""
-    home = str(Path(assay.__file__).parents[1])
+    home = str(Path(__file__).parents[3])
     return os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 

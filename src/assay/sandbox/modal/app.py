@@ -10,7 +10,6 @@ away. It has no network and no access to the workspace.
 # Modal reads the annotations of parameters as they stand, so they cannot be postponed here.
 from pathlib import Path
 
-import assay
 from assay.errors import MissingDependencyError
 from assay.sandbox.modal.container import Contained
 
@@ -39,7 +38,7 @@ image = (
     .apt_install("bubblewrap", "gcc", "g++", "ninja-build")
     .pip_install(*PINS)
     .env({"OMP_NUM_THREADS": "1"})
-    .add_local_dir(Path(assay.__file__).parent, SOURCE, ignore=["**/__pycache__", "**/*.pyc"])
+    .add_local_dir(Path(__file__).parents[2], SOURCE, ignore=["**/__pycache__", "**/*.pyc"])
 )
 
 app = modal.App(APP_NAME)
