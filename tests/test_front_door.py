@@ -93,6 +93,7 @@ def test_report_and_page_are_written(assay: InstalledAssay) -> None:
 
 def test_compare_says_whether_a_gain_is_noise(assay: InstalledAssay) -> None:
     out, _ = assay("compare", "run")
+    assert out.startswith("before: evaluated before training on ")
     assert re.search(r"^\s+reward\s+\d\.\d+", out, re.MULTILINE)
 
 

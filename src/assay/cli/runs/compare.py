@@ -16,6 +16,7 @@ from assay.errors import DataError
 from assay.terminal import clipped, inert
 from assay.training.metrics.intervals import Interval, paired_difference_ci95, t_quantile_975
 from assay.training.report.comparison import by_key, direction, measured_policy
+from assay.training.run.ledger import place_in_words
 from assay.training.run.reader import Measurement, evaluated_steps, measurement
 from assay.training.run.rollouts import open_rollouts
 from assay.types import Json
@@ -228,7 +229,9 @@ def report_lines(a: Side, b: Side, shared: Sequence[str], rows: Sequence[Differe
     """The comparison for a terminal; lines that may be cut to its width are indented."""
     for side in (a, b):
         m = side.measured
-        yield f"{side.label}: evaluated after step {m.step} ({m.phase} {m.index + 1}) on {len(m.tasks)} tasks"
+        place = place_in_words(m.step, m.phase, m.index)
+        when = place if m.phase == "start" else f"after {place}"
+        yield f"{side.label}: evaluated {when} on {len(m.tasks)} tasks"
     if len(shared) < max(len(a.measured.tasks), len(b.measured.tasks)):
         yield f"Only the {len(shared)} tasks that both have are compared."
     yield answer_to(rows[0])

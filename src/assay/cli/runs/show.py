@@ -15,6 +15,7 @@ from pathlib import Path
 from assay.cli.options import no_settings
 from assay.errors import DataError
 from assay.terminal import clipped, inert
+from assay.training.run.ledger import place_in_words
 from assay.training.run.rollouts import Group, GroupKey, Rollout, Rollouts, Turn, open_rollouts
 from assay.types import Json, Message
 
@@ -165,7 +166,8 @@ def group_lines(group: Group, width: int, *, full: bool) -> Iterator[str]:
 
 def place(rollout: Rollout) -> str:
     """Where a rollout's group is: `step 12 (rl 7), train, group 0`."""
-    return f"step {rollout.step} ({rollout.phase} {rollout.index + 1}), {rollout.split}, group {rollout.group}"
+    step = place_in_words(rollout.step, rollout.phase, rollout.index)
+    return f"{step}, {rollout.split}, group {rollout.group}"
 
 
 def task_name(rollout: Rollout) -> str:

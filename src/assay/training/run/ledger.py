@@ -94,6 +94,11 @@ def live_checkpoints(commits: Sequence[Commit]) -> list[Commit]:
     return [commit for commit in commits if commit.checkpoint is not None and commit.checkpoint not in removed]
 
 
+def place_in_words(step: int, phase: str, index: int) -> str:
+    """A step as its reader knows it: `before training` (step -1 of the files), `step 12 (rl 7)`."""
+    return "before training" if phase == "start" else f"step {step} ({phase} {index + 1})"
+
+
 def is_machine_metric(name: str) -> bool:
     """Whether a metric depends on the machine or on what is cached, so that it may differ in a resumed run."""
     return name.startswith(MACHINE_METRICS)

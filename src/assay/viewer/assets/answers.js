@@ -134,7 +134,7 @@ function titleOf(entry) {
   const group = anyOf(entry);
   const batch = group.split === "train" ? `RL batch ${group.index + 1}` : "evaluation";
   return el("div", { class: "title" },
-    el("h2", null, `Step ${group.step}, ${group.split === "train" ? "group" : "held-out task"} ${group.group}`),
+    el("h2", null, `${group.phase === "start" ? "Before training" : `Step ${group.step}`}, ${group.split === "train" ? "group" : "held-out task"} ${group.group}`),
     el("span", { class: "soft" }, batch),
     el("span", { class: "chip", title: `task key ${visible(group.key)}` }, visible(group.env), group.task && ` · ${visible(group.task)}`),
     group.tags.map((tag) => button(visible(tag), () => setFilter({ tag }), { class: "chip link", title: "Only groups with this tag" })));
