@@ -288,7 +288,7 @@ def test_an_outage_stops_the_run_and_the_same_command_goes_on_when_it_is_over(re
     kill(config, TRAINER, "GRPOTrainer.update", 4)
     outage.write_text("the engine is out")
     for _ in range(2):
-        with pytest.raises(TrainingError, match=r"the engine is out\. None of the 16 rollouts of RL batch 2"):
+        with pytest.raises(TrainingError, match=r"the engine is out\. None of the 16 rollouts of RL batch 3"):
             run(config)
     assert steps(config.log_path)[-1] == SFT_STEPS + 1, "the failed batch is not committed"
     outage.unlink()
@@ -354,7 +354,7 @@ def test_a_policy_is_trained_against_the_real_engine_and_resumes_after_the_engin
     sound = engine.read_text()
     engine.write_text("#!/bin/sh\nexit 3\n")
     with pytest.raises(
-        TrainingError, match=r"engine .*did not start.* code: 3.* None of the 16 rollouts of RL batch 0"
+        TrainingError, match=r"engine .*did not start.* code: 3.* None of the 16 rollouts of RL batch 1"
     ):
         run(config)
     engine.write_text(sound)
