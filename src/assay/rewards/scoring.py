@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import cast
 
 from assay.errors import ConfigError, DataError, RewardError, UnreadableReplyError
+from assay.plugins import in_words
 from assay.rewards.base import FATAL, Caller, CallFailure, DirectReward, Outcome, Reply, Request, Reward, Sample, Usage
 from assay.rewards.combined import AnyReward, CombinedReward, is_direct
 from assay.rewards.config import EngineConfig
-from assay.rewards.functions.raised import in_words
 from assay.types import Score
 
 logger = logging.getLogger(__name__)

@@ -165,7 +165,7 @@ def test_failures_are_counted_and_the_first_is_told(tmp_path: Path, capsys: pyte
     found = json.loads(capsys.readouterr().out)
     assert (found["errored"], found["mean"], found["failures"]) == (1, 1.0, {"unscored": 1})
     for name, line in [
-        ("broken", "(2 reward): ZeroDivisionError: division by zero (mine.py, line 9, in broken)."),
+        ("broken", f"(2 reward): ZeroDivisionError: division by zero ({file}, line 9)."),
         ("words", "words (mine.py) returned 'many' (str)"),
     ]:
         assert main(["score", f"--input={source}", f"--reward={file}:{name}"]) == 1

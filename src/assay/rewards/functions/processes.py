@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from assay.errors import ConfigError, RewardError
-from assay.plugins import Kind, reference_to
-from assay.rewards.functions.raised import in_words
+from assay.plugins import Kind, in_words, reference_to
 
 logger = logging.getLogger(__name__)
 

@@ -19,9 +19,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from assay.errors import AssayError
-from assay.plugins import find
+from assay.plugins import find, in_words
 from assay.rewards.functions.processes import FUNCTION
-from assay.rewards.functions.raised import in_words
 
 _PR_SET_PDEATHSIG = 1
 
