@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
+import gc
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -68,14 +69,26 @@ async def _train(config: TrainingConfig, quiet: bool) -> None:
         logger.info("%s", describe_prompts(config, session.data, session.renderer))
         if session.run.resumed is not None:
             logger.info("Resuming after step %d (%s).", session.run.resumed.step, session.run.resumed.name)
-        if session.run.next_step == -1:
-            await _start(session)
-        await _sft(session)
-        await _rl(session)
+        with _fixed_objects():
+            if session.run.next_step == -1:
+                await _start(session)
+            await _sft(session)
+            await _rl(session)
         # Before the run is marked complete: a kill in between leaves a run that resumes here, not one without a report.
         await write_report(session.run, config, session.data)
         session.run.finish()
         logger.info("Done: %s.", session.run.path)
+
+
+@contextlib.contextmanager
+def _fixed_objects() -> Iterator[None]:
+    """Keep what is there already (modules, data sets) out of garbage collection, which would walk it in every step."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _more(config: TrainingConfig, done: int) -> str:
