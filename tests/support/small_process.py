@@ -6,7 +6,9 @@ The process of the tests has PyTorch and the memory of all tests before, and a f
 from __future__ import annotations
 
 import multiprocessing
+import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 LIMIT_S = 110.0
@@ -14,11 +16,22 @@ LIMIT_S = 110.0
 
 
 def in_small_process(work: Callable[..., None], *arguments: Any) -> None:
-    """Run a function of a module in a new process; its traceback goes to standard error."""
-    process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
+    """Run a function of a module in a new process; its traceback is in the failure."""
+    context = multiprocessing.get_context("spawn")
+    report, reply = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(reply, work, arguments))
     process.start()
-    process.join(LIMIT_S)
-    if process.is_alive():
-        process.kill()
-        process.join()
-    assert process.exitcode == 0, f"{work.__name__} ended with {process.exitcode}: see its standard error"
+    reply.close()
+    failed = report.recv() if report.poll(LIMIT_S) else f"{work.__name__} did not end within {LIMIT_S:g} s"
+    process.kill()
+    process.join()
+    assert failed is None, failed
+
+
+def _work(report: Connection, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    try:
+        work(*arguments)
+    except BaseException:  # noqa: BLE001  whatever it was, the caller fails with it
+        report.send(traceback.format_exc())
+    else:
+        report.send(None)

@@ -18,7 +18,7 @@ from assay.integrations.common.ray_actor import NAMESPACE, RayCaller, actor_name
 from assay.integrations.common.scoring import scorer
 from assay.integrations.common.settings import read_settings
 from assay.integrations.verl import compute_score
-from assay.rewards import Request, Sample
+from assay.rewards import Request, Sample, Usage
 from assay.types import Message
 from support.ray_worker import Worker
 from support.verl_data import KEY, KEY_ENV
@@ -173,6 +173,26 @@ def test_an_idle_actor_ends_and_comes_back(ray_cluster: None, server: JudgeServe
         return texts
 
     assert all(text in ("0.25", "0.75") for text in asyncio.run(run()))
+
+
+@ray.remote
+class Ending:
+    """An actor that ends when it is greeted, as an idle one does that was found in its last moment."""
+
+    async def greet(self, worker: str, paid: Usage) -> None:
+        ray.actor.exit_actor()
+
+
+def test_an_actor_that_ends_as_it_is_found_is_replaced(
+    ray_cluster: None, server: JudgeServer, settings: dict[str, Any]
+) -> None:
+    config = read_settings(settings)
+    Ending.options(name=actor_name(config), namespace=NAMESPACE, lifetime="detached", num_cpus=0).remote()
+
+    async def ask() -> str:
+        return (await RayCaller(config).call(_request("w"))).text
+
+    assert asyncio.run(ask()) in ("0.25", "0.75")
 
 
 def _request(text: str) -> Request:

@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -315,6 +316,25 @@ def test_a_second_process_is_refused_naming_the_first_until_that_dies(tmp_path):
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     open_run(path, CONFIG).close()
+
+
+def test_a_lock_that_a_killed_process_left_to_what_it_was_starting_is_waited_for(tmp_path):
+    path = tmp_path / "run"
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        open_run(path, CONFIG)
+        if os.fork() == 0:
+            os.write(write, b"open")
+            time.sleep(0.3)
+            os._exit(0)
+        signal.pause()
+    os.close(write)
+    assert os.read(read, 4) == b"open"
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    open_run(path, CONFIG).close()
+    assert os.read(read, 4) == b"", "the other process had not ended, so the lock was not waited for"
 
 
 def test_a_failed_opening_releases_the_lock(tmp_path):

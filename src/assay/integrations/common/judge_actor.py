@@ -51,6 +51,7 @@ class JudgeActor:
 
     async def greet(self, worker: str, paid: Usage) -> AssayError | None:
         """Register a worker, with what it has paid through earlier actors; returns the problem, if any."""
+        self._used = time.monotonic()
         try:
             client = self._made()
         except AssayError as error:

@@ -17,6 +17,7 @@ import asyncio
 import itertools
 import logging
 import sys
+import time
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -232,22 +233,7 @@ class RayCaller:
         return self._actor
 
     def _connect(self) -> Any:
-        made = self._ray.remote(JudgeActor).options(
-            name=self._name,
-            namespace=NAMESPACE,
-            get_if_exists=True,
-            lifetime="detached",
-            num_cpus=0,
-            max_concurrency=MOST_MESSAGES,
-        )
-        actor = made.remote(self._config.judge, _with_absolute_cache(self._config.engine), self._idle_s)
-        try:
-            problem: AssayError | None = self._ray.get(actor.greet.remote(self._id, self._paid), timeout=START_S)
-        except self._ray.exceptions.GetTimeoutError as error:
-            raise RewardError(
-                f"The Ray actor {self._name}, which makes the calls of all workers, did not start within {START_S:g} "
-                "s, so nothing was judged. Look at it with `ray list actors`; share=process does not need it."
-            ) from error
+        actor, problem = self._greeted()
         if isinstance(problem, ConfigError):
             raise ConfigError(
                 f"The Ray actor {self._name}, which makes the calls of all workers, cannot start: {problem} The actor "
@@ -257,3 +243,31 @@ class RayCaller:
         if problem is not None:
             raise problem
         return actor
+
+    def _greeted(self) -> tuple[Any, AssayError | None]:
+        """The actor, and why it cannot work, if so. One that was about to end when it was found is replaced."""
+        made = self._ray.remote(JudgeActor).options(
+            name=self._name,
+            namespace=NAMESPACE,
+            get_if_exists=True,
+            lifetime="detached",
+            num_cpus=0,
+            max_concurrency=MOST_MESSAGES,
+        )
+        for attempt in range(TRIES):
+            try:
+                actor = made.remote(self._config.judge, _with_absolute_cache(self._config.engine), self._idle_s)
+                return actor, self._ray.get(actor.greet.remote(self._id, self._paid), timeout=START_S)
+            except self._ray.exceptions.GetTimeoutError as error:
+                raise RewardError(
+                    f"The Ray actor {self._name}, which makes the calls of all workers, did not start within "
+                    f"{START_S:g} s, so nothing was judged. Look at it with `ray list actors`; share=process does not "
+                    "need it."
+                ) from error
+            except self._ray.exceptions.RayActorError as error:
+                logger.info("The Ray actor %s ended before it could be greeted: %s", self._name, error)
+                time.sleep(0.1 * 2**attempt)
+        raise RewardError(
+            f"The Ray actor {self._name}, which makes the calls of all workers, died {TRIES} times before it could be "
+            "used, so nothing was judged. Look at it with `ray logs`; share=process does not need it."
+        )

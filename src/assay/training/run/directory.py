@@ -11,7 +11,6 @@ after its last line that has a checkpoint, and then everything beyond that line 
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +18,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from assay.errors import RunDirectoryError
 from assay.storage.files import Writing, append, read_object, remove, replace_file
 from assay.training.run.checkpoints import (
     STATE,
@@ -32,6 +30,7 @@ from assay.training.run.checkpoints import (
     write_checkpoint,
 )
 from assay.training.run.ledger import Commit, Ledger, Phase, live_checkpoints, metrics_digest
+from assay.training.run.lock import take_lock
 from assay.training.run.reader import read_lines
 from assay.training.run.resume import LEDGER, SINKS, ResumePlan
 from assay.training.run.retention import Keep, Saved, superfluous
@@ -86,7 +85,7 @@ class RunDirectory:
         """
         with Writing(plan.path, "the run directory"):
             plan.path.mkdir(parents=True, exist_ok=True)
-            lock = _lock(plan.path)
+            lock = take_lock(plan.path)
         try:
             plan = plan.renewed()
             plan.apply()
@@ -267,27 +266,3 @@ class RunDirectory:
                 append(fd, line)
             finally:
                 os.close(fd)
-
-
-def _lock(path: Path) -> int:
-    """Lock a run directory; the descriptor returned holds the lock until it is closed or the process ends.
-
-    Raises:
-        RunDirectoryError: another process holds it.
-    """
-    fd = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    except BlockingIOError:
-        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(fd)
-        raise RunDirectoryError(
-            f"{path} is in use by process {holder}, and two processes would corrupt each other's run. "
-            "Wait for it or stop it, or set log_path to another directory."
-        ) from None
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
