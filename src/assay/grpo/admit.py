@@ -18,7 +18,7 @@ from assay.types import FloatArray, TrajectoryGroup
 async def admit(
     backend: Backend, config: GRPOConfig, groups: Sequence[TrajectoryGroup], *, behaviour_known: bool = True
 ) -> tuple[list[BufferedGroup], dict[str, float]]:
-    """The data of each informative group, with everything that is computed once per rollout.
+    """The data of each group that counts, with everything that is computed once per rollout.
 
     Each item's `id` is its group's place among `groups`.
     """
@@ -43,7 +43,7 @@ async def _compare_with_sampler(
     backend: Backend, config: GRPOConfig, items: list[BufferedGroup]
 ) -> tuple[list[BufferedGroup], dict[str, float]]:
     """Check that rollouts came from the trainer's policy; with `tis_cap`, correct for the difference."""
-    if not items:
+    if not flat(items):
         return items, {}
     data, logprobs = flat(items), await _logprobs(backend, config, items)
     metrics: dict[str, float] = {}

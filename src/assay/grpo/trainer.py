@@ -225,7 +225,7 @@ class GRPOTrainer:
         adam = self._adam(self.config.learning_rate if learning_rate is None else learning_rate)
         rollouts = rollout_metrics(groups)
         items, found = await admit(self.backend, self.config, groups, behaviour_known=behaviour_known)
-        metrics = {"groups": float(len(items))}
+        metrics = {"groups": float(sum(1 for item in items if item.data))}
         passes: list[Pass] = []
         numbers = {item.id: item.id for item in items}
         if reuse:
@@ -289,7 +289,8 @@ class GRPOTrainer:
         version = self.backend.policy_version
         fresh = all(group.policy_version == version for group in groups)
         advantages = [datum.advantages for datum in data]
-        data = normalise(data, recipe.aggregation, config.constant_length)
+        counted = [tokens for group in groups for tokens in group.counted]
+        data = normalise(data, recipe.aggregation, config.constant_length, counted)
         output = await self.backend.forward_backward(data, loss)
         metrics = {"loss": output.metrics["loss:sum"], "entropy": output.metrics["entropy:mean"], "nan_skip": 0.0}
         if loss.kl is not None:

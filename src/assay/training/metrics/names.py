@@ -50,6 +50,8 @@ ROLLOUTS: Mapping[str, str] = {
     "rollout/end/length_fraction": "Share that ended because the model's context was full.",
     "rollout/end/errored_fraction": "Share that ended by a failure that is not the policy's.",
     "rollout/turns": "Mean number of turns of a rollout.",
+    "rollout/lone_turn_fraction": "Multi-turn: share of the turns that no other scored rollout of their group reached; "
+    "`baseline=turn` gives them no advantage.",
     "rollout/prompt_tokens_mean": "Mean length of a turn's prompt, in tokens.",
     "rollout/completion_tokens_mean": "Mean length of a completion, in tokens.",
     "rollout/completion_tokens_max": "Length of the longest completion, in tokens.",
