@@ -259,15 +259,13 @@ class GRPOTrainer:
         return AdamParams(learning_rate, c.beta1, c.beta2, c.eps, c.weight_decay, c.grad_clip_norm)
 
     async def _train_from_buffer(self, adam: AdamParams, passes: list[Pass]) -> None:
-        """Passes over the fresh groups until the buffer needs new rollouts."""
+        """Whole passes over the fresh groups until, between two of them, the buffer needs new rollouts."""
         while True:
             self.buffer.retire_stale(self.backend.policy_version)
             if self.buffer.wants_rollouts():
                 return
             for part in _split_evenly(self.buffer.fresh, self.config.num_substeps):
                 self.buffer.retire_stale(self.backend.policy_version)
-                if self.buffer.wants_rollouts():
-                    return
                 held = {group.id for group in self.buffer.fresh}
                 part = [group for group in part if group.id in held]
                 await self._optimizer_step(part, adam, passes)
