@@ -137,7 +137,7 @@ def test_steps_are_substeps_times_epochs_and_every_group_is_used_once_an_epoch(s
     assert max(sizes) - min(sizes) <= 1
 
 
-@pytest.mark.parametrize(("count", "substeps"), [(8, 8), (8, 5), (7, 3), (5, 4), (3, 5)])
+@pytest.mark.parametrize(("count", "substeps"), [(8, 8), (5, 5), (5, 4), (3, 5)])
 def test_a_pass_that_has_begun_is_finished(count: int, substeps: int) -> None:
     # By the last substeps of the second pass less than a quarter of the groups has an epoch left.
     trainer = trainer_of(num_substeps=substeps, rollout_epochs=2)
