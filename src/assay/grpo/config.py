@@ -71,11 +71,12 @@ class AlgorithmConfig(Settings):
     on the probability of a token by more than this relative error; null only reports it."""
     buffer_capacity: Annotated[int, AtLeast(1)] = 1000
     """Most groups that the rollout buffer holds; the oldest are evicted first."""
-    min_fresh_fraction: Annotated[float, Above(0), AtMost(1)] = 0.25
-    """New rollouts are needed when less than this share of the buffered groups has epochs left."""
     max_staleness: Annotated[int | None, AtLeast(0)] = None
     """Most optimizer steps between sampling a group and training on it; older groups are dropped. Null sets no
     limit."""
+    min_fresh_fraction: Annotated[float, Above(0), AtMost(1), UsedWhen("max_staleness", NOT_NULL)] = 0.25
+    """New rollouts are needed when, between two passes, less than this share of the groups is left: the others became
+    too stale, or had all their passes."""
     health: HealthConfig = chz.field(default_factory=HealthConfig)
     """Alarms and reports."""
 
