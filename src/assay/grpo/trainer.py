@@ -25,8 +25,10 @@ from assay.grpo.admit import admit, with_reference
 from assay.grpo.buffer import BufferedGroup, RolloutBuffer
 from assay.grpo.config import GRPOConfig
 from assay.grpo.group_data import TurnPlace, TurnTraining, flat, turn_training, without_reference
+from assay.grpo.health.finding import Finding
 from assay.grpo.health.monitor import HealthMonitor
-from assay.grpo.health.rules import Finding, watched
+from assay.grpo.health.rules import watched
+from assay.grpo.health.sampled import sampled_metrics
 from assay.grpo.kl import adapt, add_penalty
 from assay.grpo.normalise import normalise
 from assay.grpo.rollout_metrics import rewards_by_task, rollout_metrics
@@ -232,6 +234,7 @@ class GRPOTrainer:
         adam = self._adam(self.config.learning_rate if learning_rate is None else learning_rate)
         rollouts = rollout_metrics(groups)
         items, found = await admit(self.backend, self.config, groups, behaviour_known=behaviour_known)
+        found |= await sampled_metrics(self.backend, self.config, groups, items, behaviour_known=behaviour_known)
         metrics = {"groups": float(sum(1 for item in items if item.data))}
         passes: list[Pass] = []
         numbers = {item.id: item.id for item in items}
@@ -379,7 +382,7 @@ class GRPOTrainer:
         await self.backend.load_state(path)
         self.kl_coef = saved.kl_coef
         self.buffer.clear()
-        self.health.rolled_back()
+        self.health.rolled_back(saved.steps)
 
 
 def _split_evenly(groups: Sequence[BufferedGroup], parts: int) -> list[Sequence[BufferedGroup]]:
