@@ -1,10 +1,11 @@
 """What training on each rollout more than once gives, with the learning rate and the substeps tuned for each arm.
 
-    python benchmarks/rollout_epochs.py [--seeds 0 1 2] [--epochs 1 2 4] [--batches 100] [--out DIR] [--quick]
+    python benchmarks/rollout_epochs.py [--seeds 0 1 2] [--epochs 2 4] [--batches 100] [--out DIR] [--quick]
 
 An arm is a number of `rollout_epochs` and a number of batches (16 x 16 completions each). The arms trained on equal
-completions have `--batches` of them; further arms with one epoch have as many as cost the CPU time of the arm with more
-epochs. All use the chess preset and the clipped loss (`loss_fn=ppo`), and start from the same SFT checkpoint of a seed.
+completions have `--batches` of them; for each arm with more epochs, a further arm with one has as many batches as cost
+the same CPU time, at the setting that was tuned for one epoch and not for so many batches. All use the chess preset and
+the clipped loss (`loss_fn=ppo`), and start from the same SFT checkpoint of a seed.
 
 Tuning: on a seed of its own and on the `validation` set, each arm tries every rate of `--rates` with one substep, and
 again the next rate by a factor of 2 for as long as the best lies at the edge; then `num_substeps` 2 and 4, each at the
@@ -15,8 +16,9 @@ may follow. A finished or interrupted run in --out is not done again.
 The last line is one JSON object. `arms` has for each arm `epochs`, `substeps`, `learning_rate`, `batches`,
 `completions`, `optimizer_steps`, means over the seeds of `legal`, `reward` and `cpu_s` (CPU seconds of RL without
 evaluations and without Stockfish), `*_by_seed`, `curve` (completions, CPU seconds, legal, reward at five points),
-`tried` (the tuning table) and `against_one_epoch`: for the other arms, the paired 95 % intervals (over positions) of
-their difference from one epoch, for each seed and for the mean over seeds. `before` is the SFT checkpoint.
+`tried` (the tuning table, best first) and `against_one_epoch`: the paired 95 % intervals (over positions) of the arm's
+difference from one epoch at equal completions, for each seed and for the mean over seeds.
+`before` is the SFT checkpoint.
 """
 
 from __future__ import annotations
@@ -153,7 +155,7 @@ def substep_settings(best_rate: float) -> Iterator[Setting]:
 
 
 def tune(lab: Lab, arm: Arm, seed: int, rates: Sequence[float]) -> tuple[Setting, list[dict[str, Any]]]:
-    """The arm's best setting by held-out reward on the validation set, and the table of all that were tried."""
+    """The arm's best setting by held-out reward on the validation set, and the table of all tried, best first."""
     tried: dict[Setting, dict[str, float]] = {}
 
     def measure(setting: Setting) -> None:
@@ -170,16 +172,13 @@ def tune(lab: Lab, arm: Arm, seed: int, rates: Sequence[float]) -> tuple[Setting
     best_rate = max(tried, key=lambda setting: tried[setting]["reward"]).learning_rate
     for setting in substep_settings(best_rate):
         measure(setting)
-    table = [{"learning_rate": s.learning_rate, "substeps": s.substeps, **end} for s, end in tried.items()]
-    return max(tried, key=lambda setting: tried[setting]["reward"]), table
+    ranked = sorted(tried, key=lambda setting: -tried[setting]["reward"])
+    return ranked[0], [{"learning_rate": s.learning_rate, "substeps": s.substeps, **tried[s]} for s in ranked]
 
 
-def equal_cpu_arm(lab: Lab, arm: Arm, seed: int, rates: Sequence[float]) -> Arm:
-    """One epoch for as many batches (a multiple of 10) as cost what the arm costs, by the tuning runs of one rate."""
-    rate = Setting(rates[0])
-    one = lab.grpo(Arm(1, arm.batches), rate, seed, "validation", 1).training_cpu_s("rl")
-    more = lab.grpo(arm, rate, seed, "validation", 1).training_cpu_s("rl")
-    return Arm(1, round(arm.batches * more / one / 10) * 10)
+def equal_cpu_batches(batches: int, one: Mapping[str, float], more: Mapping[str, float]) -> int:
+    """Batches of one epoch (a multiple of 10) that cost what the arm with more epochs costs, by both tuning runs."""
+    return round(batches * more["cpu_s"] / one["cpu_s"] / 10) * 10
 
 
 def differences(ones: Sequence[RunRecords], others: Sequence[RunRecords]) -> dict[str, Any]:
@@ -204,8 +203,8 @@ def values(run: RunRecords, metric: str) -> list[float]:
     return [task.values[metric] for task in run.last.tasks]
 
 
-def row_of(arm: Arm, setting: Setting, runs: Sequence[RunRecords], table: list[dict[str, Any]]) -> dict[str, Any]:
-    """Everything about one arm but its comparison with another."""
+def row_of(arm: Arm, setting: Setting, runs: Sequence[RunRecords]) -> dict[str, Any]:
+    """What one arm reached on the final set, and what it cost."""
     ends = [end_of(run) for run in runs]
     moments = zip(*(curve_of(run) for run in runs), strict=True)
     return {
@@ -216,7 +215,6 @@ def row_of(arm: Arm, setting: Setting, runs: Sequence[RunRecords], table: list[d
         **{name: fmean(end[name] for end in ends) for name in ends[0]},
         **{f"{name}_by_seed": [end[name] for end in ends] for name in (*METRICS, "cpu_s")},
         "curve": [[fmean(column) for column in zip(*points, strict=True)] for points in moments],
-        "tried": table,
     }
 
 
@@ -237,23 +235,25 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     lab = Lab(out, [*(QUICK if args.quick else []), *args.settings], 40 if args.quick else HELDOUT)
     batches = 5 if args.quick else args.batches
-    equal_completions = [Arm(n, batches) for n in (1, *(n for n in args.epochs if n > 1))]
-    arms = dict.fromkeys(equal_completions)
-    arms |= dict.fromkeys(equal_cpu_arm(lab, arm, args.tuning_seed, args.rates) for arm in equal_completions[1:])
-    rows, runs_of_one, before = [], [], []
-    for arm in arms:
-        setting, table = tune(lab, arm, args.tuning_seed, args.rates)
-        runs = [lab.grpo(arm, setting, seed, "final", POINTS) for seed in args.seeds]
-        row = row_of(arm, setting, runs, table)
-        if not rows:
-            runs_of_one = runs
-            before = [dict(zip(METRICS, curve_of(run)[0][2:], strict=True)) for run in runs]
-        else:
-            row["against_one_epoch"] = differences(runs_of_one, runs)
+    one = Arm(1, batches)
+    tuned = {
+        arm: tune(lab, arm, args.tuning_seed, args.rates) for arm in (one, *(Arm(n, batches) for n in args.epochs))
+    }
+    best = {arm: table[0] for arm, (_, table) in tuned.items()}
+    longer = [Arm(1, equal_cpu_batches(batches, best[one], best[arm])) for arm in tuned if arm != one]
+    plan = {arm: setting for arm, (setting, _) in tuned.items()} | dict.fromkeys(longer, tuned[one][0])
+    runs = {arm: [lab.grpo(arm, s, seed, "final", POINTS) for seed in args.seeds] for arm, s in plan.items()}
+    rows = []
+    for arm, setting in plan.items():
+        row = row_of(arm, setting, runs[arm])
+        row["seeds"] = args.seeds
+        row["tried"] = tuned[arm][1] if arm in tuned else "the setting that one epoch was tuned to"
+        row["against_one_epoch"] = None if arm == one else differences(runs[one], runs[arm])
         rows.append(row)
         print(f"{arm.name} at {setting}: " + ", ".join(f"{name} {row[name]:.3f}" for name in (*METRICS, "cpu_s")))
-    shared = {"before": {name: fmean(b[name] for b in before) for name in METRICS}, "seeds": args.seeds}
-    print(json.dumps({"arms": [{**row, "seeds": args.seeds} for row in rows], **shared, "machine": machine("chess")}))
+    at_start = [curve_of(run)[0][2:] for run in runs[one]]
+    before = dict(zip(METRICS, map(fmean, zip(*at_start, strict=True)), strict=True))
+    print(json.dumps({"arms": rows, "before": before, "seeds": args.seeds, "machine": machine("chess")}))
 
 
 if __name__ == "__main__":
