@@ -26,11 +26,16 @@ class AlgorithmConfig(Settings):
     """The algorithm: advantages, aggregation, KL penalty, rollout reuse, health."""
 
     baseline: Baseline | None = None
-    """What a reward is compared with: the `mean` of its group, or `leave_one_out`, the mean of the others; null takes
-    the choice of `loss_fn`."""
+    """What a return is compared with: the `mean` over its group's turns, or over those of the other rollouts
+    (`leave_one_out`), or over the other rollouts at the same `turn`, where a turn that no other rollout reached gets no
+    advantage; null takes the choice of `loss_fn`."""
     aggregation: Aggregation | None = None
     """How the step's token losses are combined: mean over all `token`s, mean over `sequence`s of their token means, or
     sum over tokens divided by sequences times `constant_length`; null takes the choice of `loss_fn`."""
+    count_constant_groups: bool | None = None
+    """Whether the divisor of `aggregation` counts groups with equal rewards though `remove_constant_reward_groups`
+    computes nothing for them (the loss is then a mean over all that was sampled); null takes the choice of
+    `loss_fn`."""
     constant_length: Annotated[int | None, AtLeast(1)] = None
     """Divisor per sequence of `aggregation=constant`, in tokens; null means the run's `max_tokens`."""
     entropy_coef: Annotated[float, AtLeast(0)] = 0.0
@@ -66,11 +71,12 @@ class AlgorithmConfig(Settings):
     on the probability of a token by more than this relative error; null only reports it."""
     buffer_capacity: Annotated[int, AtLeast(1), UsedWhen("keeps_rollouts")] = 1000
     """Most groups that the rollout buffer holds; the oldest are evicted first."""
-    min_fresh_fraction: Annotated[float, Above(0), AtMost(1), UsedWhen("keeps_rollouts")] = 0.25
-    """New rollouts are needed when less than this share of the buffered groups has epochs left."""
     max_staleness: Annotated[int | None, AtLeast(0), UsedWhen("keeps_rollouts")] = None
     """Most optimizer steps between sampling a group and training on it; older groups are dropped. Null sets no
     limit."""
+    min_fresh_fraction: Annotated[float, Above(0), AtMost(1), UsedWhen("max_staleness", NOT_NULL)] = 0.25
+    """New rollouts are needed when, between two passes, less than this share of the groups is left: the others became
+    too stale, or had all their passes."""
     health: HealthConfig = chz.field(default_factory=HealthConfig)
     """Alarms and reports."""
 
@@ -108,8 +114,8 @@ class GRPOConfig(AlgorithmConfig):
     """Decay of the second moment."""
     eps: Annotated[float, Above(0)] = 1e-8
     """Added to the root of the second moment."""
-    weight_decay: Annotated[float, AtLeast(0)] = 0.01
-    """Decoupled weight decay, applied to matrices only."""
+    weight_decay: Annotated[float, AtLeast(0)] = 0.0
+    """Decoupled weight decay of all matrices, embeddings among them; norms and biases do not decay."""
     grad_clip_norm: Annotated[float, AtLeast(0)] = 1.0
     """Global gradient norm above which the gradient is scaled down; 0 turns clipping off."""
     temperature: Annotated[float, Above(0)] = 1.0
@@ -119,9 +125,11 @@ class GRPOConfig(AlgorithmConfig):
     normalize_advantages_by_std: bool | None = None
     """Divide a group's centred rewards by their standard deviation; null takes the choice of `loss_fn`."""
     remove_constant_reward_groups: bool = True
-    """Drop groups in which all rewards are equal: they carry no gradient."""
+    """Compute nothing for groups in which all rewards are equal: they carry no gradient, except that of a KL penalty or
+    entropy bonus in the loss."""
     num_substeps: Annotated[int, AtLeast(1)] = 1
-    """Optimizer steps per pass over the rollouts; groups are split evenly among them."""
+    """Optimizer steps per pass over the rollouts; groups are split evenly among them, in the batch's order in every
+    pass."""
     rollout_epochs: Annotated[int, AtLeast(1)] = 2
     """Passes over each rollout in `training_step_with_rollout_epochs`."""
     kl_coef: Annotated[float, AtLeast(0)] = 0.01
@@ -161,7 +169,12 @@ class GRPOConfig(AlgorithmConfig):
     def recipe(self) -> Recipe:
         """The algorithm's parts, with separate settings applied."""
         return resolve(
-            self.loss_fn, self.loss_fn_config, self.baseline, self.normalize_advantages_by_std, self.aggregation
+            self.loss_fn,
+            self.loss_fn_config,
+            self.baseline,
+            self.normalize_advantages_by_std,
+            self.aggregation,
+            self.count_constant_groups,
         )
 
     @property
@@ -198,6 +211,11 @@ def _contradictions(config: AlgorithmConfig) -> Iterator[str]:
 
 def impossible(config: GRPOConfig) -> Iterator[str]:
     """Combinations that cannot work or would do nothing, as messages that say what to change."""
+    if config.count_constant_groups is False and not config.remove_constant_reward_groups:
+        yield (
+            "count_constant_groups=false would do nothing: with remove_constant_reward_groups=false, groups with equal "
+            "rewards are trained on, so they count. Remove one of them."
+        )
     uses_constant = config.recipe.aggregation == "constant"
     if uses_constant and config.constant_length is None:
         yield (

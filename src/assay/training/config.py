@@ -62,7 +62,7 @@ class OptimizerConfig(Settings):
     eps: Annotated[float, Above(0)] = 1e-8
     """Added to the root of the second moment."""
     weight_decay: Annotated[float, AtLeast(0)] = 0.0
-    """Decoupled weight decay, applied to matrices only."""
+    """Decoupled weight decay of all matrices, embeddings among them; norms and biases do not decay."""
     grad_clip_norm: Annotated[float, AtLeast(0)] = 1.0
     """Global gradient norm above which the gradient is scaled down; 0 turns clipping off."""
     lr_warmup_steps: Annotated[int, AtLeast(0)] = 0
