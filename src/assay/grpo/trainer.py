@@ -70,11 +70,13 @@ class GRPOTrainer:
         """Train a Hugging Face causal LM, bare or wrapped by peft, in place and on the device it is on.
 
         Args:
-            model: the policy. It is put into eval mode (dropout would make the trained distribution another one than
-                the sampled), and trained weights in half precision become float32 (an update of 1e-5 would be rounded
-                away), while computing stays in half precision.
-            ref_model: reference of the KL penalty, of any architecture with the same vocabulary. None: the base below
-                the adapters of a peft model, else a copy of the starting weights; nothing where `kl_coef` is 0.
+            model: the policy. It is put into eval mode, here and for every pass of a step (dropout would make the
+                trained distribution another one than the sampled); a mode that you set in between is restored.
+                Trained weights in half precision become float32 (an update of 1e-5 would be rounded away), while
+                computing stays in half precision.
+            ref_model: reference of the KL penalty, of any architecture with the same vocabulary. None: the policy as
+                it is now (a copy of what is trained; LoRA adapters that do nothing yet are switched off instead);
+                nothing where `kl_coef` is 0.
 
         Raises:
             ModelError: the models do not fit together, or nothing of the model is trained.
