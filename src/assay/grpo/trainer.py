@@ -184,8 +184,8 @@ class GRPOTrainer:
     async def _own_step(
         self, step_data: StepData | Sequence[RolloutGroup] | None, learning_rate: float | None, *, reuse: bool
     ) -> dict[str, float]:
-        rate = checked_rate(self.config.learning_rate if learning_rate is None else learning_rate)
-        rate *= self.health.learning_rate_factor
+        if learning_rate is not None:
+            learning_rate = checked_rate(learning_rate) * self.health.learning_rate_factor
         groups: list[TrajectoryGroup] = []
         known = True
         if step_data is not None:
@@ -199,7 +199,7 @@ class GRPOTrainer:
                 "The rollout buffer needs new rollouts, and none were given. Sample with the present policy and pass "
                 "them as step_data (see needs_rollouts)."
             )
-        step = await self.update(groups, learning_rate=rate, reuse=reuse, behaviour_known=known)
+        step = await self.update(groups, learning_rate=learning_rate, reuse=reuse, behaviour_known=known)
         if step.report is not None:
             logger.info("%s", step.report)
         for finding in step.findings:
@@ -224,14 +224,16 @@ class GRPOTrainer:
         """One training step on scored groups.
 
         Args:
-            learning_rate: of this step; by default the config's.
+            learning_rate: of this step; by default the config's, reduced for each time that the run went back.
             reuse: train through the buffer, `rollout_epochs` times on each group.
             behaviour_known: False takes the present policy for the one that sampled.
 
         Raises:
             TrainingError: sampler and trainer disagree by more than `max_ratio_error`; nothing was changed.
         """
-        adam = self._adam(self.config.learning_rate if learning_rate is None else learning_rate)
+        if learning_rate is None:
+            learning_rate = self.config.learning_rate * self.health.learning_rate_factor
+        adam = self._adam(learning_rate)
         rollouts = rollout_metrics(groups)
         items, found = await admit(self.backend, self.config, groups, behaviour_known=behaviour_known)
         metrics = {"groups": float(len(items))}
