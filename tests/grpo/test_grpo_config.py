@@ -46,6 +46,7 @@ class Change:
 CONFIG: dict[str, Change] = {
     "baseline": Change("leave_one_out", "weights"),
     "aggregation": Change("token", "weights"),
+    "count_constant_groups": Change(False, "grad_norm", {"remove_constant_reward_groups": True}),
     "constant_length": Change(50, "grad_norm", {"aggregation": "constant", "constant_length": 5}),
     "entropy_coef": Change(0.2, "weights"),
     "mask_truncated": Change(True, "tokens"),

@@ -88,7 +88,8 @@ def items_of(backend: TorchBackend, groups: Sequence[TrajectoryGroup], config: G
 
 
 def step_by_hand(backend: TorchBackend, items: Sequence[BufferedGroup], config: GRPOConfig) -> None:
-    data = normalise(flat(items), config.recipe.aggregation, config.constant_length)
+    counted = [tokens for group in items for tokens in group.counted]
+    data = normalise(flat(items), config.recipe.aggregation, config.constant_length, counted)
     asyncio.run(backend.forward_backward(data, config.loss))
     c = config
     adam = AdamParams(c.learning_rate, c.beta1, c.beta2, c.eps, c.weight_decay, c.grad_clip_norm)
@@ -189,6 +190,15 @@ def item(version: int) -> BufferedGroup:
 
 def versions(buffer: RolloutBuffer) -> list[int]:
     return [group.policy_version for group in buffer.fresh]
+
+
+def test_a_saved_buffer_keeps_what_counts_without_being_computed(tmp_path: Path) -> None:
+    buffer, loaded = RolloutBuffer(), RolloutBuffer()
+    buffer.add([item(1), BufferedGroup((), 2, 3, counted=(4, 1, 5))])
+    buffer.save(tmp_path / "buffer.npz")
+    loaded.load(tmp_path / "buffer.npz")
+    assert [group.counted for group in loaded.fresh] == [(), (4, 1, 5)]
+    assert loaded.fresh[1] == buffer.fresh[1]
 
 
 def test_a_full_buffer_evicts_the_oldest_policies_first() -> None:

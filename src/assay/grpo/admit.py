@@ -18,7 +18,7 @@ from assay.types import FloatArray, TrajectoryGroup
 async def admit(
     backend: Backend, config: GRPOConfig, groups: Sequence[TrajectoryGroup], *, behaviour_known: bool = True
 ) -> tuple[list[BufferedGroup], dict[str, float]]:
-    """The data of each informative group, with everything that is computed once per rollout.
+    """The data of each group that counts, with everything that is computed once per rollout.
 
     Each item's `id` is its group's place among `groups`.
     """
@@ -26,15 +26,16 @@ async def admit(
     items = [replace(item, id=place) for place, item in found if item is not None]
     metrics: dict[str, float] = {}
     if not behaviour_known:
-        items = await _behaviour_from_policy(backend, config, items)
+        items = await behaviour_from_policy(backend, config, items)
     elif config.tis_cap or config.max_ratio_error is not None:
         items, metrics = await _compare_with_sampler(backend, config, items)
     return await with_reference(backend, config, items), metrics
 
 
-async def _behaviour_from_policy(
+async def behaviour_from_policy(
     backend: Backend, config: GRPOConfig, items: list[BufferedGroup]
 ) -> list[BufferedGroup]:
+    """The data with the present policy's log-probabilities in place of unknown ones of the policy that sampled."""
     logprobs = await _logprobs(backend, config, items)
     return with_data(items, [replace(d, logprobs=x) for d, x in zip(flat(items), logprobs, strict=True)])
 
@@ -43,7 +44,7 @@ async def _compare_with_sampler(
     backend: Backend, config: GRPOConfig, items: list[BufferedGroup]
 ) -> tuple[list[BufferedGroup], dict[str, float]]:
     """Check that rollouts came from the trainer's policy; with `tis_cap`, correct for the difference."""
-    if not items:
+    if not flat(items):
         return items, {}
     data, logprobs = flat(items), await _logprobs(backend, config, items)
     metrics: dict[str, float] = {}

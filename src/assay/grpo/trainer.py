@@ -25,8 +25,10 @@ from assay.grpo.admit import admit, with_reference
 from assay.grpo.buffer import BufferedGroup, RolloutBuffer
 from assay.grpo.config import GRPOConfig
 from assay.grpo.group_data import TurnPlace, TurnTraining, flat, turn_training, without_reference
+from assay.grpo.health.finding import Finding
 from assay.grpo.health.monitor import HealthMonitor
-from assay.grpo.health.rules import Finding, watched
+from assay.grpo.health.rules import watched
+from assay.grpo.health.sampled import sampled_metrics
 from assay.grpo.kl import adapt, add_penalty
 from assay.grpo.normalise import normalise
 from assay.grpo.rollout_metrics import rewards_by_task, rollout_metrics
@@ -236,7 +238,8 @@ class GRPOTrainer:
         adam = self._adam(learning_rate)
         rollouts = rollout_metrics(groups)
         items, found = await admit(self.backend, self.config, groups, behaviour_known=behaviour_known)
-        metrics = {"groups": float(len(items))}
+        found |= await sampled_metrics(self.backend, self.config, groups, items, behaviour_known=behaviour_known)
+        metrics = {"groups": float(sum(1 for item in items if item.data))}
         passes: list[Pass] = []
         numbers = {item.id: item.id for item in items}
         if reuse:
@@ -298,7 +301,8 @@ class GRPOTrainer:
         version = self.backend.policy_version
         fresh = all(group.policy_version == version for group in groups)
         advantages = [datum.advantages for datum in data]
-        data = normalise(data, recipe.aggregation, config.constant_length)
+        counted = [tokens for group in groups for tokens in group.counted]
+        data = normalise(data, recipe.aggregation, config.constant_length, counted)
         output = await self.backend.forward_backward(data, loss)
         metrics = {"loss": output.metrics["loss:sum"], "entropy": output.metrics["entropy:mean"], "nan_skip": 0.0}
         if loss.kl is not None:
@@ -382,7 +386,7 @@ class GRPOTrainer:
         await self.backend.load_state(path)
         self.kl_coef = saved.kl_coef
         self.buffer.clear()
-        self.health.rolled_back()
+        self.health.rolled_back(saved.steps)
 
 
 def _split_evenly(groups: Sequence[BufferedGroup], parts: int) -> list[Sequence[BufferedGroup]]:
