@@ -87,7 +87,9 @@ def test_neither_micro_batches_nor_order_nor_shared_prompts_nor_repetition_chang
     assert_equal(gradient(case, shuffled), want)
     assert_equal(gradient(case, [*groups, *groups]), want)
     plan = forward.plan
-    monkeypatch.setattr(forward, "plan", lambda data, budget, share: plan(data, budget, share=False))
+    monkeypatch.setattr(
+        forward, "plan", lambda data, budget, **settings: plan(data, budget, **{**settings, "share": False})
+    )
     assert_equal(gradient(case, groups), want)
 
 

@@ -77,13 +77,17 @@ def test_the_clip_fraction_is_of_the_ratio_that_the_row_says(name: str) -> None:
     low, high = 0.7, 1.3
     case = {"loss_fn": name, **(LENGTH if RECIPES[name].aggregation == "constant" else {})}
     recorder = update(a_backend(), rollouts(1.0), {**case, "loss_fn_config": clip(low, high)})
-    outside, alone = [], []
+    active: list[bool] = []
+    outside = 0
     for datum, now in zip(recorder.data[0], recorder.outputs[0].logprobs, strict=True):
         gaps = (now - datum.logprobs)[datum.mask > 0].astype(np.float64)
-        alone += [not low <= np.exp(gap) <= high for gap in gaps]
-        outside += [not low <= np.exp(gaps.mean()) <= high] * len(gaps) if name == "gspo" else alone[-len(gaps) :]
-    assert recorder.reports[0].metrics["fraction_clipped"] == pytest.approx(np.mean(outside))
-    assert 0 < np.mean(outside) < 1 and (name != "gspo" or np.mean(outside) != np.mean(alone))
+        ratios = np.exp(np.full_like(gaps, gaps.mean()) if name == "gspo" else gaps)
+        for ratio, advantage in zip(ratios, datum.advantages[datum.mask > 0], strict=True):
+            outside += not low <= ratio <= high
+            pushed = name == "cispo" or (ratio - 1) * advantage > 0
+            active.append(not low <= ratio <= high and bool(pushed))
+    assert recorder.reports[0].metrics["fraction_clipped"] == pytest.approx(np.mean(active))
+    assert 0 < sum(active) < len(active) and (name == "cispo" or sum(active) < outside)
 
 
 # Recipes of one's own

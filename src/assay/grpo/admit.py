@@ -26,15 +26,16 @@ async def admit(
     items = [replace(item, id=place) for place, item in found if item is not None]
     metrics: dict[str, float] = {}
     if not behaviour_known:
-        items = await _behaviour_from_policy(backend, config, items)
+        items = await behaviour_from_policy(backend, config, items)
     elif config.tis_cap or config.max_ratio_error is not None:
         items, metrics = await _compare_with_sampler(backend, config, items)
     return await with_reference(backend, config, items), metrics
 
 
-async def _behaviour_from_policy(
+async def behaviour_from_policy(
     backend: Backend, config: GRPOConfig, items: list[BufferedGroup]
 ) -> list[BufferedGroup]:
+    """The data with the present policy's log-probabilities in place of unknown ones of the policy that sampled."""
     logprobs = await _logprobs(backend, config, items)
     return with_data(items, [replace(d, logprobs=x) for d, x in zip(flat(items), logprobs, strict=True)])
 

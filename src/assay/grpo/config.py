@@ -13,7 +13,7 @@ import chz
 
 from assay.backends.base import KLEstimator, KLTerm, LossSpec
 from assay.backends.config import LocalBackend
-from assay.config import NOT_NULL, Above, AtLeast, AtMost, Below, Code, Settings, UsedWhen, refuse
+from assay.config import NOT_NULL, Above, AtLeast, AtMost, Below, Code, Settings, UsedWhen, fact, refuse
 from assay.grpo.health.config import HealthConfig
 from assay.grpo.recipes import LOSS, Aggregation, Baseline, Recipe, canonical, check_thresholds, recipe_of, resolve
 
@@ -43,23 +43,23 @@ class AlgorithmConfig(Settings):
     mask_truncated: bool = False
     """Exclude completions that were cut off at the length limit from the loss (they still count in their group's
     baseline)."""
-    kl_estimator: Literal["k1", "k2", "k3", "abs", "kl1", "kl2", "kl3"] = "kl3"
+    kl_estimator: Annotated[Literal["k1", "k2", "k3", "abs", "kl1", "kl2", "kl3"], UsedWhen("has_kl_penalty")] = "kl3"
     """Estimate of the KL divergence per token, from d = log policy - log reference: `k1` = d, `k2` = d^2/2,
     `k3` = exp(-d) - 1 + d, `abs` = |d|. `kl1` (simple), `kl2` (exponential) and `kl3` (quadratic) are other names of
     k1, k3 and k2."""
-    kl_placement: Literal["loss", "reward"] = "loss"
+    kl_placement: Annotated[Literal["loss", "reward"], UsedWhen("has_kl_penalty")] = "loss"
     """Where the penalty acts: in the `loss`, by its gradient, or in the `reward` of each token, centred."""
-    kl_unbiased: Annotated[bool, UsedWhen("kl_coef", Above(0)), UsedWhen("kl_placement", "loss")] = False
+    kl_unbiased: Annotated[bool, UsedWhen("has_kl_penalty"), UsedWhen("kl_placement", "loss")] = False
     """In the loss, weight the estimator by the policy ratio, so that its gradient is that of KL(policy || reference),
     also for k1, k3 and samples of an older policy."""
-    kl_target: Annotated[float | None, Above(0), UsedWhen("kl_coef", Above(0))] = None
+    kl_target: Annotated[float | None, Above(0), UsedWhen("has_kl_penalty")] = None
     """Adapt the coefficient so that the mean KL (k3, nats per token) reaches this; null keeps it fixed."""
     kl_controller: Annotated[Literal["threshold", "ziegler"], UsedWhen("kl_target", NOT_NULL)] = "threshold"
     """How the coefficient adapts, once per training step: `threshold` multiplies by 1.1 above 1.5 times the target and
     by 0.9 below half of it, within [0.001, 1]; `ziegler` is proportional to the clipped error (arXiv 1909.08593)."""
     kl_horizon: Annotated[int, AtLeast(1), UsedWhen("kl_controller", "ziegler")] = 10_000
     """Sequences trained on (each pass counts) over which the `ziegler` controller corrects an error."""
-    ref_refresh_every: Annotated[int, AtLeast(0), UsedWhen("kl_coef", Above(0))] = 0
+    ref_refresh_every: Annotated[int, AtLeast(0), UsedWhen("has_kl_penalty")] = 0
     """Training steps after which the reference is moved towards the policy; 0 keeps it."""
     ref_refresh_mix: Annotated[float, Above(0), AtMost(1), UsedWhen("ref_refresh_every", Above(0))] = 1.0
     """Share of the policy in a refreshed reference; 1 replaces it."""
@@ -69,13 +69,14 @@ class AlgorithmConfig(Settings):
     max_ratio_error: Annotated[float | None, AtLeast(0)] = None
     """Refuse to train on fresh rollouts (with an error, before anything is changed) when trainer and sampler disagree
     on the probability of a token by more than this relative error; null only reports it."""
-    buffer_capacity: Annotated[int, AtLeast(1)] = 1000
+    buffer_capacity: Annotated[int, AtLeast(1), UsedWhen("keeps_rollouts")] = 1000
     """Most groups that the rollout buffer holds; the oldest are evicted first."""
-    min_fresh_fraction: Annotated[float, Above(0), AtMost(1)] = 0.25
-    """New rollouts are needed when less than this share of the buffered groups has epochs left."""
-    max_staleness: Annotated[int | None, AtLeast(0)] = None
+    max_staleness: Annotated[int | None, AtLeast(0), UsedWhen("keeps_rollouts")] = None
     """Most optimizer steps between sampling a group and training on it; older groups are dropped. Null sets no
     limit."""
+    min_fresh_fraction: Annotated[float, Above(0), AtMost(1), UsedWhen("max_staleness", NOT_NULL)] = 0.25
+    """New rollouts are needed when, between two passes, less than this share of the groups is left: the others became
+    too stale, or had all their passes."""
     health: HealthConfig = chz.field(default_factory=HealthConfig)
     """Alarms and reports."""
 
@@ -134,7 +135,7 @@ class GRPOConfig(AlgorithmConfig):
     kl_coef: Annotated[float, AtLeast(0)] = 0.01
     """Weight of the KL penalty (its start, with `kl_target`); 0 turns it off."""
     kl_discount_factor: Annotated[
-        float, AtLeast(0), AtMost(1), UsedWhen("kl_coef", Above(0)), UsedWhen("kl_placement", "reward")
+        float, AtLeast(0), AtMost(1), UsedWhen("has_kl_penalty"), UsedWhen("kl_placement", "reward")
     ] = 0.0
     """With `kl_placement=reward`, discount with which a token's penalty is also charged to earlier tokens."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -153,6 +154,16 @@ class GRPOConfig(AlgorithmConfig):
             from assay.backends.local.losses import try_out
 
             try_out(self.loss)
+
+    @fact("there is a KL penalty", "kl_coef", cure="Raise kl_coef")
+    def has_kl_penalty(self) -> bool:
+        """Whether the KL against the reference is penalised, and so measured."""
+        return self.kl_coef > 0
+
+    @fact("rollouts are kept", cure="")
+    def keeps_rollouts(self) -> bool:
+        """Always: a trainer by itself has its rollout buffer with one epoch too."""
+        return True
 
     @chz.init_property
     def recipe(self) -> Recipe:

@@ -11,15 +11,13 @@ the loss of its recipe. The training loop uses the same class (`GRPOTrainer.over
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from assay.backends.base import AdamParams, Backend
 from assay.errors import CheckpointError, HealthError, NonFiniteGradientError, TrainingError
@@ -27,19 +25,26 @@ from assay.grpo.admit import admit, with_reference
 from assay.grpo.buffer import BufferedGroup, RolloutBuffer
 from assay.grpo.config import GRPOConfig
 from assay.grpo.group_data import TurnPlace, TurnTraining, flat, turn_training, without_reference
+from assay.grpo.health.finding import Finding
 from assay.grpo.health.monitor import HealthMonitor
-from assay.grpo.health.rules import Finding, watched
+from assay.grpo.health.rules import watched
+from assay.grpo.health.sampled import sampled_metrics
 from assay.grpo.kl import adapt, add_penalty
 from assay.grpo.normalise import normalise
 from assay.grpo.rollout_metrics import rewards_by_task, rollout_metrics
-from assay.grpo.standalone.step_data import RolloutGroup, StepData, knows_behaviour, trajectory_groups
+from assay.grpo.standalone.blocking import blocking
+from assay.grpo.standalone.step_data import (
+    RolloutGroup,
+    StepData,
+    checked_rate,
+    knows_behaviour,
+    trajectory_groups,
+)
 from assay.grpo.step_metrics import Pass, pass_metrics
 from assay.grpo.trainer_state import TrainerState, read_state, write_state
 from assay.types import TrajectoryGroup
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -108,28 +113,35 @@ class GRPOTrainer:
 
     # By itself: blocking calls on data of the caller's own.
 
-    def training_step(self, step_data: StepData | Sequence[RolloutGroup]) -> dict[str, float]:
+    def training_step(
+        self, step_data: StepData | Sequence[RolloutGroup], *, learning_rate: float | None = None
+    ) -> dict[str, float]:
         """One pass over the rollouts: `num_substeps` optimizer steps. Returns the metrics of rollouts and training.
 
+        Args:
+            learning_rate: of this step (a schedule's, say); by default the config's. Either is multiplied by
+                `health.rollback_lr_factor` for each `roll_back`; the metric `learning_rate` is what was used.
+
         Raises:
-            DataError: the data cannot be trained on; nothing was changed.
+            DataError: the data or the rate cannot be trained with; nothing was changed.
             HealthError: an alarm says that training must not simply go on; the step was done.
         """
-        return self._blocking(self._own_step(step_data, reuse=False))
+        return blocking(self._own_step(step_data, learning_rate, reuse=False))
 
     def training_step_with_rollout_epochs(
-        self, step_data: StepData | Sequence[RolloutGroup] | None = None
+        self, step_data: StepData | Sequence[RolloutGroup] | None = None, *, learning_rate: float | None = None
     ) -> dict[str, float]:
         """Add rollouts to the buffer, then train until it needs new ones: `rollout_epochs` passes over each group.
 
         Args:
             step_data: None trains on what the buffer still holds; see `needs_rollouts`.
+            learning_rate: as for `training_step`.
 
         Raises:
             DataError, HealthError: as `training_step`.
             TrainingError: there is nothing left to train on and no new rollouts were given.
         """
-        return self._blocking(self._own_step(step_data, reuse=True))
+        return blocking(self._own_step(step_data, learning_rate, reuse=True))
 
     @property
     def needs_rollouts(self) -> bool:
@@ -144,7 +156,7 @@ class GRPOTrainer:
         """
         if Path(path).exists():
             raise CheckpointError(f"{path} exists already, and a checkpoint is never overwritten. Give a new path.")
-        self._blocking(self.save_state(Path(path)))
+        blocking(self.save_state(Path(path)))
 
     def load(self, path: Path | str) -> None:
         """Go on exactly where `save` was called.
@@ -152,22 +164,28 @@ class GRPOTrainer:
         Raises:
             CheckpointError: the directory is not such a checkpoint, or is of another model.
         """
-        self._blocking(self.load_state(Path(path)))
+        blocking(self.load_state(Path(path)))
 
     def roll_back(self, path: Path | str) -> None:
         """Go back to the policy that `save` wrote, after an alarm; see `roll_back_state`.
 
+        Later training steps have half the learning rate (`health.rollback_lr_factor`).
+
         Raises:
             CheckpointError: as `load`.
         """
-        self._blocking(self.roll_back_state(Path(path)))
+        blocking(self.roll_back_state(Path(path)))
 
     @property
     def policy_version(self) -> int:
         """Optimizer steps that the policy has taken."""
         return self.backend.policy_version
 
-    async def _own_step(self, step_data: StepData | Sequence[RolloutGroup] | None, *, reuse: bool) -> dict[str, float]:
+    async def _own_step(
+        self, step_data: StepData | Sequence[RolloutGroup] | None, learning_rate: float | None, *, reuse: bool
+    ) -> dict[str, float]:
+        rate = checked_rate(self.config.learning_rate if learning_rate is None else learning_rate)
+        rate *= self.health.learning_rate_factor
         groups: list[TrajectoryGroup] = []
         known = True
         if step_data is not None:
@@ -181,7 +199,7 @@ class GRPOTrainer:
                 "The rollout buffer needs new rollouts, and none were given. Sample with the present policy and pass "
                 "them as step_data (see needs_rollouts)."
             )
-        step = await self.update(groups, reuse=reuse, behaviour_known=known)
+        step = await self.update(groups, learning_rate=rate, reuse=reuse, behaviour_known=known)
         if step.report is not None:
             logger.info("%s", step.report)
         for finding in step.findings:
@@ -192,15 +210,6 @@ class GRPOTrainer:
             causes = " ".join(finding.message for finding in step.findings)
             raise HealthError(f"The trainer's health asks to {action}. {causes}", tuple(step.findings), metrics)
         return metrics
-
-    def _blocking(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end, also where an event loop is running already (a notebook's, say)."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return asyncio.run(work)
-        with ThreadPoolExecutor(1, "grpo") as thread:
-            return thread.submit(asyncio.run, work).result()
 
     # The learning half of the loop.
 
@@ -225,6 +234,7 @@ class GRPOTrainer:
         adam = self._adam(self.config.learning_rate if learning_rate is None else learning_rate)
         rollouts = rollout_metrics(groups)
         items, found = await admit(self.backend, self.config, groups, behaviour_known=behaviour_known)
+        found |= await sampled_metrics(self.backend, self.config, groups, items, behaviour_known=behaviour_known)
         metrics = {"groups": float(sum(1 for item in items if item.data))}
         passes: list[Pass] = []
         numbers = {item.id: item.id for item in items}
@@ -259,15 +269,13 @@ class GRPOTrainer:
         return AdamParams(learning_rate, c.beta1, c.beta2, c.eps, c.weight_decay, c.grad_clip_norm)
 
     async def _train_from_buffer(self, adam: AdamParams, passes: list[Pass]) -> None:
-        """Passes over the fresh groups until the buffer needs new rollouts."""
+        """Whole passes over the fresh groups until, between two of them, the buffer needs new rollouts."""
         while True:
             self.buffer.retire_stale(self.backend.policy_version)
             if self.buffer.wants_rollouts():
                 return
             for part in _split_evenly(self.buffer.fresh, self.config.num_substeps):
                 self.buffer.retire_stale(self.backend.policy_version)
-                if self.buffer.wants_rollouts():
-                    return
                 held = {group.id for group in self.buffer.fresh}
                 part = [group for group in part if group.id in held]
                 await self._optimizer_step(part, adam, passes)
@@ -374,7 +382,7 @@ class GRPOTrainer:
         await self.backend.load_state(path)
         self.kl_coef = saved.kl_coef
         self.buffer.clear()
-        self.health.rolled_back()
+        self.health.rolled_back(saved.steps)
 
 
 def _split_evenly(groups: Sequence[BufferedGroup], parts: int) -> list[Sequence[BufferedGroup]]:
