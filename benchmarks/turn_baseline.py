@@ -3,8 +3,8 @@
     python benchmarks/turn_baseline.py [--group N] [--turns T]
 
 A task small enough to enumerate (`tests/support/stopping.py`): revise a draft at a cost, or stop and be paid for it.
-All groups of N rollouts are enumerated, so mean and variance of the estimate are exact; nothing is sampled. The estimate
-is the sum of advantage times score over the turns of a group, divided by N; returns are undiscounted. `mean`,
+All groups of N rollouts are enumerated, so mean and variance of the estimate are exact; nothing is sampled. The
+estimate is the sum of advantage times score over the turns of a group, divided by N; returns are undiscounted. `mean`,
 `leave_one_out` and `turn` are Assay's `group_advantages`, with what it leaves out as constant; the other two are the
 formulas that its `turn` could have been:
 
