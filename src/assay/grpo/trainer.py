@@ -239,11 +239,11 @@ class GRPOTrainer:
         rollouts = rollout_metrics(groups)
         items, found = await admit(self.backend, self.config, groups, behaviour_known=behaviour_known)
         found |= await sampled_metrics(self.backend, self.config, groups, items, behaviour_known=behaviour_known)
-        metrics = {"groups": float(sum(1 for item in items if item.data))}
+        numbers = {item.id: item.id for item in items if item.data}
+        metrics = {"groups": float(len(numbers))}
         passes: list[Pass] = []
-        numbers = {item.id: item.id for item in items}
         if reuse:
-            numbers = {self.buffer.added + order: item.id for order, item in enumerate(items)}
+            numbers = {self.buffer.added + order: item.id for order, item in enumerate(items) if item.data}
             self.buffer.add(items)
             await self._train_from_buffer(adam, passes)
             metrics |= self._buffer_metrics()
