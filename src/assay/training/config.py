@@ -148,7 +148,7 @@ class TrainingConfig(Settings):
     max_batches: Annotated[int | None, AtLeast(0)] = None
     """Stop after this many RL batches; null means the whole data set, 0 means SFT alone. With
     `optimizer.lr_schedule=constant` a run, even a finished one, goes on when this is raised."""
-    max_errored_fraction: Annotated[float, AtLeast(0), AtMost(1)] = 0.1
+    max_errored_fraction: Annotated[float, AtLeast(0), AtMost(1), MAY_CHANGE] = 0.1
     """Stop the run when more than this share of a batch's rollouts could not be scored."""
     log_path: Annotated[Path, MAY_CHANGE] = Path("./runs/kernel_rl")
     """Run directory: config, ledger, checkpoints, metrics, traces, tokens, TensorBoard, report."""

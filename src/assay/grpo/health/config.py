@@ -14,7 +14,7 @@ from typing import Annotated, Literal, get_args
 
 import chz
 
-from assay.config import Above, AtLeast, AtMost, Settings, UsedWhen, refuse
+from assay.config import MAY_CHANGE, Above, AtLeast, AtMost, Settings, UsedWhen, refuse
 from assay.config.schema import settings
 
 Action = Literal["ignore", "warn", "pause", "rollback", "stop"]
@@ -74,7 +74,7 @@ def _read_by(*rules: str) -> ReadBy:
 class HealthConfig(Settings):
     """Alarms about a training run: thresholds, the action for each, and the report."""
 
-    report_every: Annotated[int, AtLeast(0)] = 10
+    report_every: Annotated[int, AtLeast(0), MAY_CHANGE] = 10
     """Steps between health reports; 0 turns them off."""
     actions: Mapping[str, str] = chz.field(default_factory=dict)
     """Rule -> `ignore`, `warn`, `pause`, `rollback` or `stop`, where it should differ from the rule's default."""
