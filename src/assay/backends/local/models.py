@@ -313,14 +313,5 @@ def _refuse_others(missing: Iterable[str], unexpected: Iterable[str]) -> None:
         raise ValueError(f"missing weights {missing[:3]}, unexpected weights {unexpected[:3]}")
 
 
-def context_length(model: PreTrainedModel) -> int:
-    """Most tokens the model can attend to."""
-    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-        value = getattr(model.config, name, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    raise ModelError(f"The config of a {model.config.model_type} model does not give a context length.")
-
-
 def _first_line(error: Exception) -> str:
     return str(error).strip().split(os.linesep)[0]

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from assay.backends.config import LocalBackend
 from assay.backends.local import forward, hardware
+from assay.backends.local.architectures.context import context_length
 from assay.backends.local.decoder import Decoder
-from assay.backends.local.models import context_length
 from assay.backends.local.module import Module
 from assay.errors import ModelError
 from assay.types import Datum
@@ -69,6 +69,8 @@ class Network:
         """Logits [*, V] of what the head is given; by default at the precision of its weights, also under autocast."""
         if self.local.head_dtype == "bfloat16":
             return self.source.head(states)
+        if isinstance(self.source, Module) and not self.source.separate:
+            return states.float()  # logits already
         with torch.autocast(self.device.type, enabled=False):
             return self.source.head(states.to(self.model.get_output_embeddings().weight.dtype))
 
@@ -82,8 +84,8 @@ class Network:
         chosen = [data[i] for i in trained]
         self._check(chosen)
         budget, fused = self.local.micro_batch_tokens, isinstance(self.source, Decoder)
-        if isinstance(self.source, Module) and not self.source.separate:
-            budget = 1  # the module makes logits itself, so it gets one sequence at a time
+        if isinstance(self.source, Module) and self.source.alone:
+            budget = 1
         cost = forward.CPU_PASS_COST if self.device.type == "cpu" else forward.DEVICE_PASS_COST
         for groups in forward.plan(chosen, budget, share=fused, pass_cost=cost):
             yield forward.relabel(forward.pack(chosen, groups), trained)
