@@ -17,7 +17,7 @@ from assay.grpo.config import GRPOConfig
 from assay.grpo.group_data import TurnPlace, TurnTraining
 from assay.grpo.trainer import GRPOTrainer
 from assay.types import TrajectoryGroup
-from support.off_policy import a_backend, distributions, models, rollouts
+from support.off_policy import World, a_backend, distributions, models, rollouts
 
 SETTINGS: dict[str, Any] = {"learning_rate": 0.01, "loss_fn": "grpo"}
 
@@ -78,6 +78,16 @@ def test_turns_trained_with_the_advantages_and_ratios_computed_by_hand(reuse: bo
         assert turn.removed is None and turn.advantages is not None and turn.log_ratios is not None
         np.testing.assert_allclose(turn.advantages, value[0], rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(turn.log_ratios, value[1], rtol=1e-3, atol=1e-4)
+
+
+def test_a_group_that_only_a_lone_turn_tells_apart_trains_nothing_and_counts_as_constant() -> None:
+    groups = [*rollouts(1.0), World(models()["policy"]).group([[0.5, 0.5, 7.0], [0.5, 0.5]])]
+    settings: dict[str, Any] = {"baseline": "turn", "gamma": 0.0}
+    found, wanted = trained(groups, **settings), by_hand(groups, GRPOConfig(**SETTINGS, **settings))
+    assert not has_constant_rewards(groups[5])
+    assert {wanted[5, s, t] for s, t in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))} == {"constant"}
+    reasons = {place: value if isinstance(value, str) else None for place, value in wanted.items()}
+    assert {place: turn.removed for place, turn in found.items()} == reasons
 
 
 def test_a_penalty_in_the_reward_is_in_the_advantages_token_by_token() -> None:

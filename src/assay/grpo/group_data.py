@@ -88,7 +88,7 @@ def turn_training(
 
     Args:
         groups: the batch.
-        numbers: `BufferedGroup.id` of each admitted group -> its place in the batch.
+        numbers: `BufferedGroup.id` of each group that was computed -> its place in the batch.
         passes: the optimizer steps; the first that was taken on a group counts.
     """
     used: dict[int, list[tuple[FloatArray, FloatArray]]] = {}
@@ -97,7 +97,7 @@ def turn_training(
         rows = iter(zip(one.advantages, gaps, strict=True))
         for group in one.groups:
             streams = [next(rows) for _ in group.data]
-            if group.data and "grad_norm" in one.metrics and group.id in numbers:
+            if "grad_norm" in one.metrics and group.id in numbers:
                 used.setdefault(numbers[group.id], streams)
     admitted = set(numbers.values())
     return {

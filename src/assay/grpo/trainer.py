@@ -72,11 +72,13 @@ class GRPOTrainer:
         """Train a Hugging Face causal LM, bare or wrapped by peft, in place and on the device it is on.
 
         Args:
-            model: the policy. It is put into eval mode (dropout would make the trained distribution another one than
-                the sampled), and trained weights in half precision become float32 (an update of 1e-5 would be rounded
-                away), while computing stays in half precision.
-            ref_model: reference of the KL penalty, of any architecture with the same vocabulary. None: the base below
-                the adapters of a peft model, else a copy of the starting weights; nothing where `kl_coef` is 0.
+            model: the policy. It is put into eval mode, here and for every pass of a step (dropout would make the
+                trained distribution another one than the sampled); a mode that you set in between is restored.
+                Trained weights in half precision become float32 (an update of 1e-5 would be rounded away), while
+                computing stays in half precision.
+            ref_model: reference of the KL penalty, of any architecture with the same vocabulary. None: the policy as
+                it is now (a copy of what is trained; LoRA adapters that do nothing yet are switched off instead);
+                nothing where `kl_coef` is 0.
 
         Raises:
             ModelError: the models do not fit together, or nothing of the model is trained.
@@ -184,8 +186,8 @@ class GRPOTrainer:
     async def _own_step(
         self, step_data: StepData | Sequence[RolloutGroup] | None, learning_rate: float | None, *, reuse: bool
     ) -> dict[str, float]:
-        rate = checked_rate(self.config.learning_rate if learning_rate is None else learning_rate)
-        rate *= self.health.learning_rate_factor
+        if learning_rate is not None:
+            learning_rate = checked_rate(learning_rate) * self.health.learning_rate_factor
         groups: list[TrajectoryGroup] = []
         known = True
         if step_data is not None:
@@ -199,7 +201,7 @@ class GRPOTrainer:
                 "The rollout buffer needs new rollouts, and none were given. Sample with the present policy and pass "
                 "them as step_data (see needs_rollouts)."
             )
-        step = await self.update(groups, learning_rate=rate, reuse=reuse, behaviour_known=known)
+        step = await self.update(groups, learning_rate=learning_rate, reuse=reuse, behaviour_known=known)
         if step.report is not None:
             logger.info("%s", step.report)
         for finding in step.findings:
@@ -224,22 +226,24 @@ class GRPOTrainer:
         """One training step on scored groups.
 
         Args:
-            learning_rate: of this step; by default the config's.
+            learning_rate: of this step; by default the config's, reduced for each time that the run went back.
             reuse: train through the buffer, `rollout_epochs` times on each group.
             behaviour_known: False takes the present policy for the one that sampled.
 
         Raises:
             TrainingError: sampler and trainer disagree by more than `max_ratio_error`; nothing was changed.
         """
-        adam = self._adam(self.config.learning_rate if learning_rate is None else learning_rate)
+        if learning_rate is None:
+            learning_rate = self.config.learning_rate * self.health.learning_rate_factor
+        adam = self._adam(learning_rate)
         rollouts = rollout_metrics(groups)
         items, found = await admit(self.backend, self.config, groups, behaviour_known=behaviour_known)
         found |= await sampled_metrics(self.backend, self.config, groups, items, behaviour_known=behaviour_known)
-        metrics = {"groups": float(sum(1 for item in items if item.data))}
+        numbers = {item.id: item.id for item in items if item.data}
+        metrics = {"groups": float(len(numbers))}
         passes: list[Pass] = []
-        numbers = {item.id: item.id for item in items}
         if reuse:
-            numbers = {self.buffer.added + order: item.id for order, item in enumerate(items)}
+            numbers = {self.buffer.added + order: item.id for order, item in enumerate(items) if item.data}
             self.buffer.add(items)
             await self._train_from_buffer(adam, passes)
             metrics |= self._buffer_metrics()

@@ -75,9 +75,11 @@ async def _train(config: TrainingConfig, quiet: bool) -> None:
             await _sft(session)
             await _rl(session)
         # Before the run is marked complete: a kill in between leaves a run that resumes here, not one without a report.
-        await write_report(session.run, config, session.data)
+        remarks = await write_report(session.run, config, session.data)
         session.run.finish()
-        logger.info("Done: %s.", session.run.path)
+        logger.log(
+            logging.WARNING if remarks else logging.INFO, "%s", " ".join([f"Done: {session.run.path}.", *remarks])
+        )
 
 
 @contextlib.contextmanager
