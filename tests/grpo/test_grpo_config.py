@@ -49,6 +49,7 @@ class Change:
 CONFIG: dict[str, Change] = {
     "baseline": Change("leave_one_out", "weights"),
     "aggregation": Change("token", "weights"),
+    "count_constant_groups": Change(False, "grad_norm", {"remove_constant_reward_groups": True}),
     "constant_length": Change(50, "grad_norm", {"aggregation": "constant", "constant_length": 5}),
     "entropy_coef": Change(0.2, "weights"),
     "mask_truncated": Change(True, "tokens"),
@@ -63,7 +64,7 @@ CONFIG: dict[str, Change] = {
     "tis_cap": Change(1.1, "tis_weight"),
     "parity": Change(ParityConfig(max_ratio_error=0.01), "error"),
     "buffer_capacity": Change(2, "rollouts_evicted"),
-    "min_fresh_fraction": Change(0.9, "rollout_buffer_size"),
+    "min_fresh_fraction": Change(0.9, "rollout_buffer_size", {"max_staleness": 5}),
     "max_staleness": Change(1, "rollouts_stale"),
     "health": Change(HealthConfig(report_every=1, actions=IGNORED), "log"),
     "loss_fn": Change("cispo", "weights"),
@@ -103,6 +104,7 @@ def data(model: Any) -> StepData:
     first, second, *others = made_up(model, groups=5, size=3).groups
     equal = replace(first, rollouts=[replace(r, reward=1.0) for r in first.rollouts if r])
     cut = replace(second, rollouts=[replace(second.rollouts[0], truncated=True), *second.rollouts[1:]])
+    others[0] = replace(others[0], policy_version=0)  # old in a second step
     return StepData([equal, cut, *others])
 
 

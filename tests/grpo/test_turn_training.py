@@ -95,7 +95,7 @@ def test_a_penalty_in_the_reward_is_in_the_advantages_token_by_token() -> None:
 
 
 def test_the_first_use_of_a_group_counts_and_later_ones_are_of_earlier_batches() -> None:
-    trainer = GRPOTrainer.over(a_backend(), GRPOConfig(**SETTINGS, rollout_epochs=2, min_fresh_fraction=0.5))
+    trainer = GRPOTrainer.over(a_backend(), GRPOConfig(**SETTINGS, rollout_epochs=2))
     groups = [group for group in rollouts(1.0) if not has_constant_rewards(group)]
     first = trained(groups, reuse=True, trainer=trainer)
     again = trained(groups[:1], reuse=True, trainer=trainer)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import chz
 
 from assay import plugins
+from assay.config.idle import unread
 from assay.config.loader import FILES_KEY, TYPE_KEY, build, is_choice
 from assay.config.schema import Setting, settings
 from assay.config.sources import Layer, flatten
@@ -48,8 +49,9 @@ def changed_files(record: Mapping[str, Json]) -> list[str]:
 
 
 def may_change(config: object) -> Callable[[str], bool]:
-    """Whether a resumed run may change the setting at a dotted key: the field says so, or a node above it does."""
-    free = {key for key, setting, _ in _walk(config) if setting.may_change}
+    """Whether a resumed run may change the setting at a dotted key: the field says so, or a node above it does, or
+    nothing reads it."""
+    free = {key for key, setting, _ in _walk(config) if setting.may_change} | set(unread(config))
 
     def allowed(key: str) -> bool:
         parts = key.split(".")

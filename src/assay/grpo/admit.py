@@ -18,7 +18,7 @@ from assay.types import FloatArray, TrajectoryGroup
 async def admit(
     backend: Backend, config: GRPOConfig, groups: Sequence[TrajectoryGroup], gate: Gate, *, behaviour_known: bool = True
 ) -> tuple[list[BufferedGroup], dict[str, float]]:
-    """The data of each informative group, with everything that is computed once per rollout.
+    """The data of each group that counts, with everything that is computed once per rollout.
 
     Each item's `id` is its group's place among `groups`.
 
@@ -29,15 +29,16 @@ async def admit(
     items = [replace(item, id=place) for place, item in found if item is not None]
     metrics: dict[str, float] = {}
     if not behaviour_known:
-        items = await _behaviour_from_policy(backend, config, items)
-    elif config.tis_cap and items:
+        items = await behaviour_from_policy(backend, config, items)
+    elif config.tis_cap:
         items, metrics = await _corrected(backend, config, items, gate)
     return await with_reference(backend, config, items), metrics
 
 
-async def _behaviour_from_policy(
+async def behaviour_from_policy(
     backend: Backend, config: GRPOConfig, items: list[BufferedGroup]
 ) -> list[BufferedGroup]:
+    """The data with the present policy's log-probabilities in place of unknown ones of the policy that sampled."""
     logprobs = await _logprobs(backend, config, items)
     return with_data(items, [replace(d, logprobs=x) for d, x in zip(flat(items), logprobs, strict=True)])
 
@@ -46,6 +47,8 @@ async def _corrected(
     backend: Backend, config: GRPOConfig, items: list[BufferedGroup], gate: Gate
 ) -> tuple[list[BufferedGroup], dict[str, float]]:
     """The items with the trainer's log-probabilities, and weights for their difference from the sampler's."""
+    if not flat(items):
+        return items, {}
     data, logprobs = flat(items), await _logprobs(backend, config, items)
     metrics: dict[str, float] = {}
     fresh = [d for item in items for d in [item.policy_version == backend.policy_version] * len(item.data)]

@@ -9,7 +9,7 @@ moves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import chz
@@ -60,20 +60,41 @@ class Gate:
     """The checks of one training step or one evaluation. Without `enabled` it lets everything pass."""
 
     def __init__(
-        self, backend: Backend, config: ParityConfig, temperature: float, precision: Precision | None = None
+        self,
+        backend: Backend,
+        config: ParityConfig,
+        temperature: float,
+        precision: Precision | None = None,
+        drop: Callable[[Sequence[BufferedGroup]], None] | None = None,
     ) -> None:
         """A gate of the present policy.
 
         Args:
             temperature: at which the tokens were sampled.
             precision: of the coarser side; by default the backend's own.
+            drop: told of the groups of a pass that is refused, which must not be trained on again.
         """
+        self._drop = drop
         self.enabled = config.enabled
         self._backend = backend
         self._config = config
         self._temperature = temperature
         self._limits = config.limits(precision or backend.capabilities.precision)
         self._found: list[Comparison] = []
+
+    async def before_passes(self, groups: Sequence[BufferedGroup], ahead: Sequence[Datum]) -> None:
+        """Probe what no pass will recompute under the weights that sampled it.
+
+        Args:
+            groups: of this step, of which the first pass recomputes only a part.
+            ahead: what the present weights sampled for later steps.
+
+        Raises:
+            TrainingError: as `judge`.
+        """
+        now = self._backend.policy_version
+        await self.probe(ahead, "The rollouts that were sampled ahead")
+        await self.probe([d for g in groups if g.policy_version == now for d in g.data], "The rollouts of this step")
 
     async def probe(self, data: Sequence[Datum], what: str) -> None:
         """Recompute some of the sequences, all of which the present weights sampled.
@@ -129,12 +150,9 @@ class Gate:
             self.judge([d for d, _ in pairs], [x for _, x in pairs], "The rollouts of this step")
         except TrainingError:
             await self._backend.discard_gradient()
+            if self._drop is not None:
+                self._drop(groups)
             raise
-
-    def present(self, groups: Sequence[BufferedGroup]) -> list[Datum]:
-        """The data of the groups that the present weights sampled."""
-        now = self._backend.policy_version
-        return [datum for group in groups if group.policy_version == now for datum in group.data]
 
     def metrics(self, prefix: str = "") -> dict[str, float]:
         """The largest of each figure over the checks; empty where nothing was compared."""

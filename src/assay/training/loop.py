@@ -34,7 +34,7 @@ from assay.training.pipeline import Rollouts
 from assay.training.plan import describe, describe_prompts
 from assay.training.recovery import act_on_alarms
 from assay.training.report.report import write_report
-from assay.training.run.checkpoints import HEALTHY, REGULAR
+from assay.training.run.checkpoints import HEALTHY, REFUGE, REGULAR, ROLLED_BACK_AT, opens_space
 from assay.training.run.ledger import Phase
 from assay.training.schedule import rl_learning_rate, sft_learning_rate
 from assay.training.session import Session, accepted, adam, open_session, plan_run
@@ -134,13 +134,16 @@ async def _finish_step(
     step.metrics["perf/wall_s"] = time.monotonic() - step.wall_s
     step.metrics["perf/cpu_s"] = time.process_time() - step.cpu_s
     session.log.log(session.run.next_step, step.phase, step.index, step.metrics, step.histograms)
+    health = session.trainer.health
     save = (session.trainer if rollouts is None else rollouts).save_state if checkpoint else None
     state: Mapping[str, Json] | None = None
     if checkpoint:
         state = {
             "policy_version": session.backend.policy_version,
-            HEALTHY: session.trainer.health.healthy,
-            REGULAR: regular,
+            HEALTHY: health.healthy,
+            REGULAR: regular and (step.phase != "rl" or opens_space(step.index + 1, session.config.save_every)),
+            ROLLED_BACK_AT: health.rolled_back_at,
+            REFUGE: health.refuge,
             RENDERER_STATE: session.renderer.record(),
         }
     await session.run.commit(

@@ -174,7 +174,8 @@ def retention(config: TrainingConfig, data: EnvData) -> Keep:
             f"keep_best={config.keep_best} by best_metric={config.best_metric}, but this environment has no held-out "
             "tasks, so it is never measured. Set best_metric to one of training (reward/mean), or keep_best=null."
         )
-    return Keep(config.keep_last, config.keep_best, config.best_metric, config.max_steps_off_policy)
+    ahead, window = config.max_steps_off_policy, config.grpo.health.window
+    return Keep(config.keep_last, config.keep_best, config.best_metric, ahead, window)
 
 
 async def make_backend(config: TrainingConfig, data: EnvData, resume: Path | None) -> Backend:

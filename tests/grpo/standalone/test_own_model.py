@@ -375,21 +375,29 @@ def test_a_reward_rises(epochs: bool) -> None:
 
 # The buffer and checkpoints
 
-KEEPS = chz.replace(SPEC, num_substeps=5, kl_target=1e-3, health=HealthConfig(report_every=3))
-"""With five groups the last substep finds a fifth of them fresh, and leaves it for the next call."""
+KEEPS = chz.replace(
+    SPEC, max_staleness=2, kl_target=1e-3, health=HealthConfig(report_every=3, actions={"mismatch": "ignore"})
+)
+"""Of `aged` rollouts, a fifth is left for the next call: after the first pass the others are too old."""
+
+
+def aged(trainer: GRPOTrainer, seed: int = 0) -> StepData:
+    """Four groups that the policy sampled two optimizer steps ago, and one of now."""
+    now = trainer.policy_version
+    groups = made_up(groups=5, seed=seed).groups
+    return StepData([replace(g, policy_version=now - 2 * (i < 4)) for i, g in enumerate(groups)])
 
 
 def test_leftover_groups_are_trained_on_with_the_next_rollouts() -> None:
     trainer = GRPOTrainer(tiny_model("llama"), None, KEEPS)
     assert trainer.needs_rollouts
-    first = trainer.training_step_with_rollout_epochs(made_up(groups=5))
-    assert first["optimizer_steps"] == 9 and first["rollout_buffer_size"] == 1
+    first = trainer.training_step_with_rollout_epochs(aged(trainer))
+    assert first["optimizer_steps"] == 1 and first["rollout_buffer_size"] == 1 and first["rollouts_stale"] == 4
     assert trainer.needs_rollouts and first["rollouts_fresh_fraction"] == 0.2
     with pytest.raises(TrainingError, match="needs new rollouts, and none were given"):
         trainer.training_step_with_rollout_epochs()
     second = trainer.training_step_with_rollout_epochs(made_up(groups=5, seed=1))
-    uses = 2 * trainer.buffer.added - sum(2 - g.uses for g in trainer.buffer.fresh)
-    assert uses == first["rollouts_reused"] + 5 + (second["rollouts_reused"] - first["rollouts_reused"]) + 5
+    assert second["rollouts_reused"] == 1 + 5 and not len(trainer.buffer)
 
 
 @pytest.mark.parametrize("make", [tiny_model, adapted])
@@ -399,10 +407,10 @@ def test_a_loaded_trainer_goes_on_bit_for_bit(make: Any, tmp_path: Path) -> None
     trainer = GRPOTrainer(model, None, config)
 
     def go_on(trainer: GRPOTrainer) -> list[dict[str, float]]:
-        return [trainer.training_step_with_rollout_epochs(made_up(groups=5, seed=10 + s)) for s in range(4)]
+        return [trainer.training_step_with_rollout_epochs(aged(trainer, 10 + s)) for s in range(4)]
 
     for s in range(3):
-        trainer.training_step_with_rollout_epochs(made_up(groups=5, seed=s))
+        trainer.training_step_with_rollout_epochs(aged(trainer, s))
     assert len(trainer.buffer) and trainer.kl_coef != SPEC.kl_coef
     trainer.save(tmp_path / "saved")
     expected = go_on(trainer)

@@ -68,7 +68,8 @@ class Network:
         budget, fused = self.local.micro_batch_tokens, isinstance(self.source, Decoder)
         if isinstance(self.source, Module) and not self.source.separate:
             budget = 1  # the module makes logits itself, so it gets one sequence at a time
-        for groups in forward.plan(chosen, budget, share=fused):
+        cost = forward.CPU_PASS_COST if self.device.type == "cpu" else forward.DEVICE_PASS_COST
+        for groups in forward.plan(chosen, budget, share=fused, pass_cost=cost):
             yield forward.relabel(forward.pack(chosen, groups), trained)
 
     def _check(self, data: Sequence[Datum]) -> None:

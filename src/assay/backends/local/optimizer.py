@@ -14,7 +14,10 @@ FUSED_DEVICES = ("cpu", "cuda")
 
 
 def adamw(parameters: Iterable[Tensor], kind: AdamWKind) -> torch.optim.AdamW:
-    """AdamW over trained tensors; only matrices decay, so norms and biases form a group of their own."""
+    """AdamW over trained tensors; matrices decay, embeddings and adapters among them, and norms and biases do not.
+
+    Embeddings decay because a tied one is the output head as well; Hugging Face's trainer does the same.
+    """
     tensors = list(parameters)
     groups = [
         {"params": [p for p in tensors if p.dim() >= 2], "decayed": True},

@@ -50,6 +50,8 @@ ROLLOUTS: Mapping[str, str] = {
     "rollout/end/length_fraction": "Share that ended because the model's context was full.",
     "rollout/end/errored_fraction": "Share that ended by a failure that is not the policy's.",
     "rollout/turns": "Mean number of turns of a rollout.",
+    "rollout/lone_turn_fraction": "Multi-turn: share of the turns that no other scored rollout of their group reached; "
+    "`baseline=turn` gives them no advantage.",
     "rollout/prompt_tokens_mean": "Mean length of a turn's prompt, in tokens.",
     "rollout/completion_tokens_mean": "Mean length of a completion, in tokens.",
     "rollout/completion_tokens_max": "Length of the longest completion, in tokens.",
@@ -64,11 +66,17 @@ _TRAINING = {
     "kl_div": "KL of the policy from the reference (estimator k3), in nats per token; only with a KL penalty.",
     "kl_div_5pct": "5th percentile of the same over tokens.",
     "kl_div_95pct": "95th percentile of the same over tokens: rises early when the policy runs away.",
+    "sampled_kl": "KL of the policy that sampled from the reference (k3), in nats per token, over everything sampled: "
+    "of groups that train nothing (equal rewards, say), one rollout each stands for all their tokens.",
+    "sampled_kl_95pct": "95th percentile of the same over tokens.",
+    "sampled_entropy": "Mean negative log-probability of the same tokens, in nats; there also without a KL penalty.",
     "kl_coef": "Weight of the KL penalty in this step.",
     "kl_behaviour": "KL divergence of the sampling policy from the trained one (k3), in nats per token.",
     "logprob_ratio_min": "Smallest ratio of a token's probability now to that when it was sampled.",
     "logprob_ratio_max": "Largest such ratio.",
-    "fraction_clipped": "Share of the tokens whose ratio is outside the loss's thresholds, where the loss has any.",
+    "fraction_clipped": "Share of the tokens that the loss clips, where it has thresholds: the ratio is beyond the one "
+    "that the advantage's sign pushes it to (`cispo`: beyond either), so the token gives no gradient (`cispo`: a "
+    "bounded one).",
     "ratio_error": "Largest |ratio - 1| on tokens that the present weights sampled: rounding error (below 1e-5 in "
     "float32), or else sampler and trainer disagree.",
     "mismatch_kl": "KL of the sampler from the trainer on the same tokens (k3), in nats per token.",
