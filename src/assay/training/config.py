@@ -373,11 +373,6 @@ def _impossible_ahead(config: TrainingConfig) -> Iterator[str]:
             "problems to replace is known only when all verdicts are in, and by then the policy that sampled the "
             "batch is gone. Set one of them to 0."
         )
-    if config.grpo.max_ratio_error is not None:
-        yield (
-            f"grpo.max_ratio_error={config.grpo.max_ratio_error} with max_steps_off_policy={ahead}: it checks rollouts "
-            "of the present policy, and no batch would have any. Set it to null, or max_steps_off_policy=0."
-        )
     stale, age = config.grpo.max_staleness, ahead * config.num_substeps * config.rollout_epochs
     if stale is not None and stale < age:
         yield (

@@ -18,10 +18,11 @@ import torch
 from assay import GRPOConfig, GRPOTrainer, HealthConfig, Rollout, RolloutBuffer, RolloutGroup, StepData
 from assay.backends.local.backend import TorchBackend
 from assay.errors import CheckpointError, HealthError, TrainingError
+from support.off_policy import MADE_UP
 from support.own_rollouts import adapted, changed, logprobs, made_up, pairs, same, sampled, share_low, snapshot
 from support.tiny_models import CONFIGS, VOCAB, tiny_model
 
-SPEC = GRPOConfig(kl_estimator="kl3", kl_coef=0.01, kl_target=0.05, learning_rate=1e-2)
+SPEC = GRPOConfig(kl_estimator="kl3", kl_coef=0.01, kl_target=0.05, learning_rate=1e-2, parity=MADE_UP)
 ALWAYS = HealthConfig(actions={"mismatch": "ignore", "kl_runaway": "ignore"})
 AGAIN = chz.replace(SPEC, health=ALWAYS)
 """For tests that train on the same rollouts again and again, as if the present policy had sampled them."""

@@ -82,6 +82,7 @@ class TorchBackend(Backend):
             batch_invariant=False,
             cohort_tokens=local.cohort_tokens,
             own_losses=True,
+            precision=hardware.precision(model, local, self.device),
         )
         self.tokenizer: Any = tokenizer
         self.policy_version = 0
@@ -174,6 +175,10 @@ class TorchBackend(Backend):
         """See `Backend.optim_step`. A non-finite gradient raises and changes nothing."""
         self._refuse_while_sampling("optim_step")
         return await self._worker.run(lambda: self._optim_step(params))
+
+    async def discard_gradient(self) -> None:
+        """See `Backend.discard_gradient`."""
+        await self._worker.run(self._optimizer.zero_grad)
 
     async def logprobs(
         self, data: Sequence[Datum], *, temperature: float = 1.0, reference: bool = False
