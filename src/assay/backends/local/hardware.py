@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from assay.backends.base import Precision
 from assay.backends.config import LocalBackend
 from assay.backends.local.architectures.context import warn_of_shortened_context
 from assay.backends.local.architectures.fused import fused_decoder
@@ -37,6 +38,15 @@ def prepare_process(local: LocalBackend) -> None:
     _set_allocator(local.cuda_allocator)
     torch.set_float32_matmul_precision(local.matmul_precision)
     torch.backends.cudnn.benchmark = local.cudnn_benchmark
+
+
+def precision(model: Any, local: LocalBackend, device: torch.device) -> Precision:
+    """In which a model computes on a device."""
+    if local.dtype == "bfloat16":
+        sizes = model.config.get_text_config().to_dict()
+        experts = (v for name, v in sizes.items() if "experts" in name and isinstance(v, int))
+        return "other" if any(v > 1 for v in experts) else "bfloat16"
+    return "tf32" if device.type == "cuda" and torch.get_float32_matmul_precision() != "highest" else "float32"
 
 
 def checks(local: LocalBackend) -> list[Check]:

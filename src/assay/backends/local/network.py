@@ -30,7 +30,7 @@ class Network:
 
     @classmethod
     def of(cls, model: Any, local: LocalBackend, device: torch.device) -> Network:
-        """Put a model on a device, in eval mode: dropout would make trained and sampled distributions differ."""
+        """Put a model on a device, in eval mode (see `evaluating`, which holds it there in every pass)."""
         model = model.to(device).eval()
         return cls(model, hardware.runner(model, local, device), local, device)
 
@@ -43,6 +43,22 @@ class Network:
     def context_length(self) -> int:
         """Most tokens the model can attend to."""
         return context_length(self.model)
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Eval mode for the duration of a pass; then every module is again in the mode that the caller left it in.
+
+        A caller who trains something else in between has called `train()`, and dropout would make the trained
+        distribution another one than the sampled.
+        """
+        training = [module for module in self.model.modules() if module.training]
+        if training:
+            self.model.eval()
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The compute precision of the settings."""
@@ -70,7 +86,8 @@ class Network:
         budget, fused = self.local.micro_batch_tokens, isinstance(self.source, Decoder)
         if isinstance(self.source, Module) and self.source.alone:
             budget = 1
-        for groups in forward.plan(chosen, budget, share=fused):
+        cost = forward.CPU_PASS_COST if self.device.type == "cpu" else forward.DEVICE_PASS_COST
+        for groups in forward.plan(chosen, budget, share=fused, pass_cost=cost):
             yield forward.relabel(forward.pack(chosen, groups), trained)
 
     def _check(self, data: Sequence[Datum]) -> None:
