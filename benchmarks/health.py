@@ -44,8 +44,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from assay.grpo.health.config import HealthConfig
+from assay.grpo.health.finding import Finding
 from assay.grpo.health.monitor import HealthMonitor
-from assay.grpo.health.rules import Finding
 from common import machine
 from common.health_runs import FAULTS, chess_run, failing_run, healthy_run
 from support import health_series
