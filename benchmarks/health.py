@@ -16,10 +16,10 @@ kept in a file, and not run again. The last line is one JSON object:
   late), over the series that reach one. `least_lead_steps`: the smallest. `in_time`: series with a lead of 0 or more.
 - `false_alarms_per_1000_steps`: alarms of any rule in healthy runs and before the known onset of a fault; `real` is
   all real runs together.
-- `collapses`: runs of `rescue` that, with the monitor only warning, ended with less than 80 % of what the
-  undisturbed run gained on held-out tasks, after they had more, or with nothing left to learn from.
-  `rescued`: those that, with the monitor acting, came to their end with at least 80 % of that gain; `stopped`: those
-  that it paused or stopped with an error; `neither`: the rest, by name. `median_reward_lost`: held-out reward of the undisturbed run less that of the run
+- `collapses`: runs of `rescue` that, with the monitor only warning, ended with less than 80 % of what the undisturbed
+  run gained on held-out tasks, after they had more, or with nothing left to learn from. `rescued`: those that, with the
+  monitor acting, came to their end with at least 80 % of that gain; `stopped`: those that it paused or stopped with an
+  error; `neither`: the rest, by name. `median_reward_lost`: held-out reward of the undisturbed run less that of the run
   with the monitor acting, where it came to its end; `median_reward_lost_watched`: where it only warned.
 
 The point of no return is, by kind:

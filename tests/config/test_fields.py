@@ -139,7 +139,7 @@ def refusal(*layers: dict[str, Any]) -> str:
         ({"pen.width": 10}, "pen.width=10 must be at most 9."),
         ({"shape.area": 0}, "shape.area=0.0 must be above 0."),
         ({"name": "x"}, "name=x is set, but it is read only when project is set, and project=null"),
-        ({"pen.tip": "wide"}, "pen.tip=wide is set, but it is read only when width is above 3, and width=1"),
+        ({"pen.tip": "wide"}, "pen.tip=wide is set, but it is read only when pen.width is above 3, and pen.width=1"),
         ({"mode": "paint", "pen.width": 5}, "pen.width=5 is set, but it is read only when mode is draw"),
     ],
 )
@@ -390,6 +390,6 @@ class Weathered(Shape):
 def test_what_is_said_is_never_dropped_for_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHAPE.known, "weathered", f"{__name__}:Weathered")  # type: ignore[arg-type]
     assert load(Root, None, ["shape=weathered"]).shape == Weathered(wet=True)
-    with pytest.raises(ConfigError, match="coat=red is set, but it is read only when wet is false, and wet=true"):
+    with pytest.raises(ConfigError, match=r"read only when shape\.wet is false, and shape\.wet=true"):
         load(Root, None, ["shape=weathered", "shape.coat=red"])
     assert load(Root, None, ["shape=weathered", "shape.coat=red", "shape.wet=false"]).shape == Weathered(coat="red")

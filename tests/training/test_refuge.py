@@ -17,6 +17,7 @@ from assay.grpo import trainer
 from assay.grpo.config import AlgorithmConfig
 from assay.grpo.health.config import HealthConfig
 from assay.training.config import SFTConfig, TrainingConfig
+from assay.training.report.charts import MINUS
 from assay.training.report.remarks import remarks
 from assay.training.run.reader import HeldoutTask, Measurement, RunRecords
 from support.scripted import scored

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, get_args
 
 import chz
 
-from assay.config import Above, AtLeast, AtMost, Settings, refuse
+from assay.config import MAY_CHANGE, Above, AtLeast, AtMost, Settings, UsedWhen, refuse
 from assay.config.schema import settings
 
 Action = Literal["ignore", "warn", "pause", "rollback", "stop"]
@@ -76,7 +76,7 @@ def _read_by(*rules: str) -> ReadBy:
 class HealthConfig(Settings):
     """Alarms about a training run: thresholds, the action for each, and the report."""
 
-    report_every: Annotated[int, AtLeast(0)] = 10
+    report_every: Annotated[int, AtLeast(0), MAY_CHANGE] = 10
     """Steps between health reports; 0 turns them off."""
     actions: Mapping[str, str] = chz.field(default_factory=dict)
     """Rule -> `ignore`, `warn`, `pause`, `rollback` or `stop`, where it should differ from the rule's default."""
@@ -92,12 +92,12 @@ class HealthConfig(Settings):
     """Steps over which clipping, constant groups, truncation and the level of the reward are averaged."""
     quiet_steps: Annotated[int, AtLeast(1)] = 10
     """Steps without a finding after which a rule may report again."""
-    kl_tail_limit: Annotated[float, Above(0), _read_by("kl_tail")] = 4.0
+    kl_tail_limit: Annotated[float, Above(0), UsedWhen("has_kl_penalty"), _read_by("kl_tail")] = 4.0
     """95th percentile of the tokens' KL estimates against the reference, in nats, above which the tail counts as
     heavy."""
-    kl_runaway_level: Annotated[float, Above(0), _read_by("kl_runaway")] = 0.6
+    kl_runaway_level: Annotated[float, Above(0), UsedWhen("has_kl_penalty"), _read_by("kl_runaway")] = 0.6
     """Mean KL against the reference, in nats per token, below which no growth counts as a runaway."""
-    kl_runaway_factor: Annotated[float, Above(1), _read_by("kl_runaway")] = 3.0
+    kl_runaway_factor: Annotated[float, Above(1), UsedWhen("has_kl_penalty"), _read_by("kl_runaway")] = 3.0
     """Growth of the mean KL over the window that counts as a runaway."""
     entropy_floor: Annotated[float, Above(0), _read_by("entropy_floor", "entropy_slope")] = 0.03
     """Entropy, in nats per token, below which the policy no longer explores."""

@@ -41,7 +41,7 @@ async def sampled_metrics(
         groups: the batch, as sampled.
         items: the training data made of it; `id` is the place of the group in the batch.
     """
-    used = {item.id for item in items}
+    used = {item.id for item in items if item.data}
     left = [scored for place, group in enumerate(groups) if place not in used and (scored := _scored(group))]
     places = dict.fromkeys(i * len(left) // min(PROBED, len(left)) for i in range(min(PROBED, len(left))))
     rows = tuple(d for place in places for d in _data(left[place][0]))
