@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -32,11 +32,12 @@ from support.tiny_run import tiny
 
 ONSET, STEPS = 30, 120
 Arm = Literal["undisturbed", "watched", "acting"]
+ARMS: tuple[Arm, ...] = get_args(Arm)
 RESCUED = 0.8
 """Share of what the undisturbed run gained that a rescued run keeps."""
-COLLAPSED, LOST = 0.5, 0.2
-"""A run has collapsed where it ends with less than the first share of what the undisturbed run gained, and either had
-reached more by the second share before, or has nothing left that could lead back: 9 of 10 groups of its last ten
+LOST = 0.2
+"""A run has collapsed where it would not count as rescued, and either had reached more by this share of what the
+undisturbed run gained before, or has nothing left that could lead back: 9 of 10 groups of its last ten
 batches have equal rewards."""
 
 
@@ -158,13 +159,13 @@ def gradient_flipped() -> Any:
 
 
 COLLAPSES: Mapping[str, Collapse] = {
-    "rate x20": Collapse({"learning_rate": 2e-2, "kl_penalty_coef": 1e-3}, known=True),
-    "rate x100": Collapse({"learning_rate": 1e-1, "kl_penalty_coef": 1e-3}, known=True),
-    "rate x20, noisy reward": Collapse({"learning_rate": 2e-2, "kl_penalty_coef": 1e-6}, "noisy_a", known=True),
-    "rate x50, no penalty": Collapse({"learning_rate": 5e-2, "kl_penalty_coef": 0.0}),
-    "rate x20, stale rollouts": Collapse({"learning_rate": 2e-2, "max_steps_off_policy": 4}),
-    "rate x20, 4 rollout epochs": Collapse({"learning_rate": 2e-2, "rollout_epochs": 4, "loss_fn": "grpo"}),
-    "rate x20, no momentum": Collapse({"learning_rate": 2e-2, "optimizer": OptimizerConfig(beta1=0.0, beta2=0.5)}),
+    "rate x10": Collapse({"learning_rate": 2e-2, "kl_penalty_coef": 1e-3}, known=True),
+    "rate x50": Collapse({"learning_rate": 1e-1, "kl_penalty_coef": 1e-3}, known=True),
+    "rate x10, noisy reward": Collapse({"learning_rate": 2e-2, "kl_penalty_coef": 1e-6}, "noisy_a", known=True),
+    "rate x25, no penalty": Collapse({"learning_rate": 5e-2, "kl_penalty_coef": 0.0}),
+    "rate x10, stale rollouts": Collapse({"learning_rate": 2e-2, "max_steps_off_policy": 4}),
+    "rate x10, 4 rollout epochs": Collapse({"learning_rate": 2e-2, "rollout_epochs": 4, "loss_fn": "grpo"}),
+    "rate x10, no momentum": Collapse({"learning_rate": 2e-2, "optimizer": OptimizerConfig(beta1=0.0, beta2=0.5)}),
     "rate grows": Collapse(sabotage=rate_grows),
     "weights shaken": Collapse(sabotage=weights_shaken),
     "gradient flipped": Collapse(sabotage=gradient_flipped),
@@ -173,7 +174,7 @@ COLLAPSES: Mapping[str, Collapse] = {
     "swinging task": Collapse({"learning_rate": 2e-3}, "swinging"),
     "jackpot": Collapse(reward="jackpot"),
     "random verdicts": Collapse(reward="random_verdicts"),
-    "temperature 4, rate x10": Collapse({"learning_rate": 1e-2, "temperature": 4.0, "kl_penalty_coef": 1e-3}),
+    "temperature 4, rate x5": Collapse({"learning_rate": 1e-2, "temperature": 4.0, "kl_penalty_coef": 1e-3}),
 }
 
 
@@ -186,7 +187,7 @@ def outcome(name: str, arm: Arm, seed: int, folder: Path, lr_factor: float | Non
     elif lr_factor is not None:
         health["rollback_lr_factor"] = lr_factor
     settings = settings_of(seed) | {
-        "learning_rate": 1e-3,
+        "learning_rate": 2e-3,
         "kl_penalty_coef": 0.05,
         "max_tokens": 10,
         "eval_every": 10,
@@ -245,12 +246,12 @@ def ended(config: TrainingConfig) -> Outcome:
 
 
 def collapsed(watched: Outcome, undisturbed: Outcome) -> bool:
-    """Whether the watched run really collapsed: see `COLLAPSED`; or it failed."""
+    """Whether the watched run really collapsed: see `LOST`; or it failed."""
     gain = undisturbed.final - undisturbed.start
     if watched.ended != "done":
         return True
     lost = watched.final < watched.best - LOST * gain or watched.constant >= 0.9
-    return watched.final < undisturbed.start + COLLAPSED * gain and lost
+    return watched.final < undisturbed.start + RESCUED * gain and lost
 
 
 def rescued(acting: Outcome, undisturbed: Outcome) -> bool:

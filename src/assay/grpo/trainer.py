@@ -175,7 +175,7 @@ class GRPOTrainer:
     def roll_back(self, path: Path | str) -> None:
         """Go back to the policy that `save` wrote, after an alarm; see `roll_back_state`.
 
-        Later training steps have half the learning rate (`health.rollback_lr_factor`).
+        Later training steps have a lower learning rate (`health.rollback_lr_factor`).
 
         Raises:
             CheckpointError: as `load`.
