@@ -24,7 +24,7 @@ from assay.grpo.config import GRPOConfig
 from assay.grpo.recipes import RECIPES
 from assay.grpo.trainer import GRPOTrainer
 from assay.types import Completion, Score, Trajectory, TrajectoryGroup, Transition
-from support.off_policy import KL, LENGTH, a_backend, distributions, models, rollouts, update
+from support.off_policy import KL, LENGTH, MADE_UP, a_backend, distributions, models, rollouts, update
 from support.scripted import task
 
 # What each name stands for, from the papers. `all`: a mean over all that was sampled, as in an expectation over
@@ -442,10 +442,14 @@ def test_the_reference_is_in_the_published_form_on_a_case_done_by_hand() -> None
         s = {**settings_of({"loss_fn": name}), "constant_length": 10}
         assert reference_loss([group], s, models()).item() == pytest.approx(want, abs=1e-9), name
         config = GRPOConfig(
-            loss_fn=name, kl_coef=0.0, constant_length=10 if s["aggregation"] == "constant" else None, learning_rate=0.0
+            loss_fn=name,
+            kl_coef=0.0,
+            constant_length=10 if s["aggregation"] == "constant" else None,
+            learning_rate=0.0,
+            parity=MADE_UP,
         )
         trainer = GRPOTrainer.over(backend, config)
         assert asyncio.run(trainer.update([group])).metrics["loss"] == pytest.approx(want, abs=1e-6), name
     errored = replace(group, trajectories=(*group.trajectories, replace(pair[0], stop_reason="errored")))
-    trainer = GRPOTrainer.over(backend, GRPOConfig(kl_coef=0.0, learning_rate=0.0))
+    trainer = GRPOTrainer.over(backend, GRPOConfig(kl_coef=0.0, learning_rate=0.0, parity=MADE_UP))
     assert asyncio.run(trainer.update([errored])).metrics["loss"] == pytest.approx(losses["grpo"], abs=1e-6)

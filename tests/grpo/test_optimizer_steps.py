@@ -21,9 +21,15 @@ from assay.grpo.group_data import flat, group_data, with_data
 from assay.grpo.normalise import normalise
 from assay.grpo.trainer import GRPOTrainer
 from assay.types import Datum, TrajectoryGroup
-from support.off_policy import Recorder, World, a_backend, models, rollouts
+from support.off_policy import MADE_UP, Recorder, World, a_backend, models, rollouts
 
-SETTINGS: dict[str, Any] = {"learning_rate": 0.01, "kl_coef": 0.1, "loss_fn": "grpo", "entropy_coef": 0.01}
+SETTINGS: dict[str, Any] = {
+    "learning_rate": 0.01,
+    "kl_coef": 0.1,
+    "loss_fn": "grpo",
+    "entropy_coef": 0.01,
+    "parity": MADE_UP,
+}
 
 LEFTOVER: dict[str, Any] = {"rollout_epochs": 2, "max_staleness": 2}
 """With `aged` groups, one is left with an epoch to go: after the first pass the others are too old."""

@@ -17,9 +17,9 @@ from assay.grpo.config import GRPOConfig
 from assay.grpo.group_data import TurnPlace, TurnTraining
 from assay.grpo.trainer import GRPOTrainer
 from assay.types import TrajectoryGroup
-from support.off_policy import World, a_backend, distributions, models, rollouts
+from support.off_policy import MADE_UP, World, a_backend, distributions, models, rollouts
 
-SETTINGS: dict[str, Any] = {"learning_rate": 0.01, "loss_fn": "grpo"}
+SETTINGS: dict[str, Any] = {"learning_rate": 0.01, "loss_fn": "grpo", "parity": MADE_UP}
 
 
 @pytest.fixture(autouse=True)

@@ -207,7 +207,7 @@ RULES_OF: Mapping[str, frozenset[str]] = {
     "constant_rewards": frozenset({"constant_groups"}),
     "non_finite": frozenset({"non_finite"}),
     "mismatch": frozenset({"mismatch"}),
-    "gradient_explosion": frozenset({"grad_norm"}),
+    "gradient_explosion": frozenset({"grad_norm", "reward_shift"}),
     "truncation": frozenset({"truncation"}),
     "clipping": frozenset({"clip_fraction"}),
 }

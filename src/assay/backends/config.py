@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import chz
 
-from assay.config import MAY_CHANGE, Above, AtLeast, Not, Settings, UsedWhen, refuse
+from assay.config import MAY_CHANGE_ROUNDING, Above, AtLeast, Not, Settings, UsedWhen, refuse
 
 AdamWKind = Literal["auto", "fused", "foreach", "loop"]
 
@@ -51,8 +51,9 @@ class LocalBackend(Settings):
     """`auto` (CUDA when present, else CPU), or a torch device such as `cpu` or `cuda:0`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute precision. With `bfloat16`, trained weights and log-probabilities stay in float32."""
-    torch_threads: Annotated[int, AtLeast(1), MAY_CHANGE] = 1
-    """CPU threads of torch inside this process. More than 1 slows small models down on a busy machine."""
+    torch_threads: Annotated[int, AtLeast(1), MAY_CHANGE_ROUNDING] = 1
+    """CPU threads of torch inside this process. More than 1 slows small models down on a busy machine. Sums are rounded
+    in another way under another number, so figures differ in their last digits."""
     micro_batch_tokens: Annotated[int, AtLeast(1)] = 16384
     """Most tokens (padding included) in one forward pass of training. Bounds memory, never changes the gradient."""
     sample_batch_tokens: Annotated[int, AtLeast(1)] = 65536

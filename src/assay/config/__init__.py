@@ -7,6 +7,7 @@ from assay.config.checks import Settings, SettingsError, refuse
 from assay.config.fields import (
     DATA,
     MAY_CHANGE,
+    MAY_CHANGE_ROUNDING,
     NOT_NULL,
     Above,
     AtLeast,
@@ -25,6 +26,7 @@ from assay.config.sources import Layer
 __all__ = [
     "DATA",
     "MAY_CHANGE",
+    "MAY_CHANGE_ROUNDING",
     "NOT_NULL",
     "Above",
     "AtLeast",

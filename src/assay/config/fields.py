@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -98,7 +99,8 @@ class Not:
     @property
     def words(self) -> str:
         """See `Condition`."""
-        return f"not {self.value}"
+        plain = self.value is None or isinstance(self.value, bool)
+        return f"not {json.dumps(self.value) if plain else self.value}"
 
     def holds(self, value: object) -> bool:
         """See `Condition`."""
@@ -154,11 +156,13 @@ def fact(words: str, *of: str, cure: str) -> Callable[[Callable[[Any], bool]], F
 
 @dataclass(frozen=True, slots=True)
 class _MayChange:
-    pass
+    rounds: bool = False
 
 
 MAY_CHANGE = _MayChange()
 """A resumed run may change the field (and all below it): it does not decide what the run computes."""
+MAY_CHANGE_ROUNDING = _MayChange(rounds=True)
+"""The same, but the order of sums depends on it, so that figures may differ in their last digits; a resume says so."""
 
 
 class _Data:

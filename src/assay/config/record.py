@@ -60,6 +60,18 @@ def may_change(config: object) -> Callable[[str], bool]:
     return allowed
 
 
+def rounding_changes(before: Mapping[str, Json], config: object) -> list[str]:
+    """What differs between a record and a config in settings that decide how sums are rounded: `key: old -> new`."""
+    found = []
+    for key, setting, value in _walk(config):
+        old: Any = before
+        for name in key.split("."):
+            old = old.get(name, value) if isinstance(old, Mapping) else value
+        if setting.changes_rounding and old != value:
+            found.append(f"{key}: {_brief(old)} -> {_brief(value)}")
+    return found
+
+
 def diff(a: object, b: object) -> list[str]:
     """What differs between two configs, one line per setting: `learning_rate: 0.0001 -> 0.001`."""
     return list(_differences("", resolved(a), resolved(b)))

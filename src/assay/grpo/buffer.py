@@ -117,6 +117,11 @@ class RolloutBuffer:
         """Give every group new data (with new reference log-probabilities, say)."""
         self._groups = [replace(group, data=change(group)) for group in self._groups]
 
+    def drop(self, groups: Sequence[BufferedGroup]) -> None:
+        """Drop these groups; they count as neither stale nor evicted."""
+        refused = {group.id for group in groups}
+        self._groups = [group for group in self._groups if group.id not in refused]
+
     def clear(self) -> None:
         """Drop every group; they count as neither stale nor evicted."""
         self._groups, self._spent = [], 0

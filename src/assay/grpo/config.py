@@ -13,8 +13,9 @@ import chz
 
 from assay.backends.base import KLEstimator, KLTerm, LossSpec
 from assay.backends.config import LocalBackend
-from assay.config import NOT_NULL, Above, AtLeast, AtMost, Below, Code, Settings, UsedWhen, fact, refuse
+from assay.config import MAY_CHANGE, NOT_NULL, Above, AtLeast, AtMost, Below, Code, Settings, UsedWhen, fact, refuse
 from assay.grpo.health.config import HealthConfig
+from assay.grpo.parity import ParityConfig
 from assay.grpo.recipes import LOSS, Aggregation, Baseline, Recipe, canonical, check_thresholds, recipe_of, resolve
 
 KL_ALIASES: Mapping[str, KLEstimator] = {"kl1": "k1", "kl2": "k3", "kl3": "k2"}
@@ -66,9 +67,6 @@ class AlgorithmConfig(Settings):
     tis_cap: Annotated[float, AtLeast(0)] = 0.0
     """Truncated importance sampling: recompute the log-probabilities of rollouts with the trainer, and weight each
     token by min(trainer / sampler, `tis_cap`); 0 trusts the sampler's."""
-    max_ratio_error: Annotated[float | None, AtLeast(0)] = None
-    """Refuse to train on fresh rollouts (with an error, before anything is changed) when trainer and sampler disagree
-    on the probability of a token by more than this relative error; null only reports it."""
     buffer_capacity: Annotated[int, AtLeast(1), UsedWhen("keeps_rollouts")] = 1000
     """Most groups that the rollout buffer holds; the oldest are evicted first."""
     max_staleness: Annotated[int | None, AtLeast(0), UsedWhen("keeps_rollouts")] = None
@@ -77,6 +75,8 @@ class AlgorithmConfig(Settings):
     min_fresh_fraction: Annotated[float, Above(0), AtMost(1), UsedWhen("max_staleness", NOT_NULL)] = 0.25
     """New rollouts are needed when, between two passes, less than this share of the groups is left: the others became
     too stale, or had all their passes."""
+    parity: Annotated[ParityConfig, MAY_CHANGE] = chz.field(default_factory=ParityConfig)
+    """The check that the sampler is the policy that is trained, before each optimizer step and in evaluations."""
     health: HealthConfig = chz.field(default_factory=HealthConfig)
     """Alarms and reports."""
 

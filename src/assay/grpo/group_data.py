@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -68,6 +69,12 @@ def group_data(group: TrajectoryGroup, config: GRPOConfig) -> BufferedGroup | No
 def flat(groups: Sequence[BufferedGroup]) -> list[Datum]:
     """The data of all groups, in order."""
     return [datum for group in groups for datum in group.data]
+
+
+def split_evenly(groups: Sequence[BufferedGroup], parts: int) -> list[Sequence[BufferedGroup]]:
+    """The groups in order, in so many parts that differ by at most one in size."""
+    bounds = [round(i * len(groups) / parts) for i in range(parts + 1)]
+    return [groups[a:b] for a, b in itertools.pairwise(bounds)]
 
 
 def with_data(groups: Sequence[BufferedGroup], data: Sequence[Datum]) -> list[BufferedGroup]:

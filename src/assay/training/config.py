@@ -148,7 +148,7 @@ class TrainingConfig(Settings):
     max_batches: Annotated[int | None, AtLeast(0)] = None
     """Stop after this many RL batches; null means the whole data set, 0 means SFT alone. With
     `optimizer.lr_schedule=constant` a run, even a finished one, goes on when this is raised."""
-    max_errored_fraction: Annotated[float, AtLeast(0), AtMost(1)] = 0.1
+    max_errored_fraction: Annotated[float, AtLeast(0), AtMost(1), MAY_CHANGE] = 0.1
     """Stop the run when more than this share of a batch's rollouts could not be scored."""
     log_path: Annotated[Path, MAY_CHANGE] = Path("./runs/kernel_rl")
     """Run directory: config, ledger, checkpoints, metrics, traces, tokens, TensorBoard, report."""
@@ -372,11 +372,6 @@ def _impossible_ahead(config: TrainingConfig) -> Iterator[str]:
             f"dynamic_sampling_rounds={config.dynamic_sampling_rounds} with max_steps_off_policy={ahead}: which "
             "problems to replace is known only when all verdicts are in, and by then the policy that sampled the "
             "batch is gone. Set one of them to 0."
-        )
-    if config.grpo.max_ratio_error is not None:
-        yield (
-            f"grpo.max_ratio_error={config.grpo.max_ratio_error} with max_steps_off_policy={ahead}: it checks rollouts "
-            "of the present policy, and no batch would have any. Set it to null, or max_steps_off_policy=0."
         )
     stale, age = config.grpo.max_staleness, ahead * config.num_substeps * config.rollout_epochs
     if stale is not None and stale < age:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -17,12 +18,13 @@ from assay.backends.base import AdamParams, Backend, Capabilities
 from assay.backends.config import PolicySpec
 from assay.backends.named import open_named
 from assay.config import resolved
-from assay.config.record import may_change
+from assay.config.record import may_change, rounding_changes
 from assay.envs.base import EnvData, EnvGroupBuilder, build_data, iter_builders
 from assay.errors import ConfigError
 from assay.grpo.recipes import RECIPES
 from assay.grpo.trainer import GRPOTrainer
 from assay.rollouts.renderers.base import Renderer
+from assay.storage.files import read_object
 from assay.training.config import TrainingConfig
 from assay.training.metrics.counters import StepCounters
 from assay.training.metrics.logger import MetricsLogger
@@ -30,10 +32,12 @@ from assay.training.metrics.progress import RunProgress
 from assay.training.metrics.sinks import ConsoleSink, MetricSink, TensorBoardSink, WandbSink, writes_tensorboard
 from assay.training.run.checkpoints import Checkpoint, open_checkpoint
 from assay.training.run.directory import RunDirectory
-from assay.training.run.resume import Refusal, ResumePlan, plan_resume
+from assay.training.run.resume import CONFIG, Refusal, ResumePlan, plan_resume
 from assay.training.run.retention import Keep
 from assay.training.settle import renderer_of, settle
 from assay.types import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 SHOWN: Mapping[str, str] = {
     "reward/mean": "reward",
@@ -104,6 +108,17 @@ def plan_run(config: TrainingConfig) -> ResumePlan | Refusal:
     return plan_resume(config.log_path, record, config.resume_from_batch, may_change(config))
 
 
+def warn_of_rounding(config: TrainingConfig, plan: ResumePlan) -> None:
+    """Say so where a run goes on with settings under which sums are rounded in another way."""
+    before = read_object(plan.path / CONFIG) if plan.checkpoint is not None else None
+    if before and (changes := rounding_changes(before, config)):
+        logger.warning(
+            "The run goes on with %s, which changes how sums are rounded: its figures may differ in their last digits "
+            "from those of an uninterrupted run.",
+            ", ".join(changes),
+        )
+
+
 def accepted(plan: ResumePlan | Refusal) -> ResumePlan:
     """The plan of a run that can start or go on.
 
@@ -146,6 +161,7 @@ async def open_session(config: TrainingConfig, plan: ResumePlan, *, quiet: bool 
     Raises:
         AssayError: any part cannot be opened; the message says which and what to do. Nothing committed is lost.
     """
+    warn_of_rounding(config, plan)
     with ExitStack() as stack:
         progress = stack.enter_context(RunProgress(Console(stderr=True, quiet=True) if quiet else None))
         with progress.building() as show:

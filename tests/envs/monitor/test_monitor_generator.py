@@ -123,6 +123,12 @@ def test_functions_that_raise_or_hang_say_so():
     assert not Outcome(None, "TimeoutError").equals(Outcome(None, "TimeoutError"))
 
 
+def test_time_that_a_function_only_waits_is_not_its_own() -> None:
+    """On a busy machine a function waits for the processor; its outcome must not depend on that."""
+    source = "def f():\n    import time\n    time.sleep(1.2)\n    return 1\n"
+    assert run_jobs([Job(source, [[]])], None) == [[Outcome(1)]]
+
+
 def test_a_process_that_dies_is_an_error_and_no_measurement():
     with pytest.raises(EngineError, match="ended with status 3"):
         run_jobs([Job("def f():\n    import os\n    os._exit(3)\n", [[]])], None)

@@ -227,6 +227,18 @@ def test_a_reward_that_loses_what_it_gained_or_falls_below_its_start_pauses(seed
     assert found((300, 0.4)) == []
 
 
+def test_rewards_in_another_unit_pause_and_a_first_success_does_not() -> None:
+    def found(*rows: tuple[int, float, float, float]) -> list[str]:
+        names = ("reward/min", "reward/mean", "reward/max")
+        series = [dict(zip(names, row, strict=True)) for steps, *row in rows for _ in range(steps)]
+        return [f.rule for _, f in spoken(HealthMonitor(DEFAULT), series)]
+
+    assert found((20, 0.0, 0.4, 1.0), (1, 0.0, 2.5, 5.0)) == ["reward_shift"]
+    assert found((20, 0.0, 0.4, 1.0), (1, -9.0, -1.1, 0.0)) == ["reward_shift"]
+    assert found((20, 0.0, 0.0, 0.0), (1, 0.0, 0.1, 1.0)) == [], "nothing had differed before"
+    assert found((20, 0.0, 0.4, 1.0), (1, 0.0, 1.5, 5.0)) == []
+
+
 def test_what_was_gained_before_a_rollback_is_no_measure_of_what_came_after() -> None:
     monitor = HealthMonitor(DEFAULT)
     spoken(monitor, noisy_levels(0, (20, 0.3), (40, 0.6)))

@@ -40,6 +40,13 @@ SICK: Mapping[str, list[Step]] = {
     "entropy_slope": steady(10, entropy=ramp(1.0, 0.2, 10, noise=0.02)),
     "clip_fraction": steady(10, fraction_clipped=0.31),
     "constant_groups": steady(10, rollout__constant_group_fraction=0.95),
+    "reward_shift": steady(
+        2,
+        reward__mean=[0.5, 2.1],
+        run__best_reward=[1.0, 3.0],
+        run__worst_reward=0.0,
+        run__first_level=0.5,
+    ),
     "truncation": steady(10, rollout__truncated_fraction=0.6),
     "grad_norm": [{"grad_norm": 101.0}],
     "part_divergence": steady(
@@ -91,11 +98,11 @@ def test_what_the_last_step_did_not_measure_is_not_judged(rule: str) -> None:
     "rule",
     [
         *("kl_runaway", "entropy_slope", "clip_fraction", "constant_groups", "truncation", "part_divergence"),
-        *("no_gradient", "reward_drop"),
+        *("no_gradient", "reward_drop", "reward_shift"),
     ],
 )
 def test_trends_and_means_need_history(rule: str) -> None:
-    least = {"kl_runaway": 8, "no_gradient": 20}.get(rule, 10)
+    least = {"kl_runaway": 8, "no_gradient": 20, "reward_shift": 2}.get(rule, 10)
     for steps in range(1, least):
         assert rule not in rules(DEFAULT, SICK[rule][-steps:])
 

@@ -15,11 +15,15 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from assay import GRPOConfig, GRPOTrainer, HealthConfig, Rollout, RolloutGroup, StepData
 from assay.errors import AssayError, DataError, ModelError, TrainingError
+from support.off_policy import MADE_UP
 from support.own_rollouts import adapted, changed, made_up, same, snapshot
 from support.tiny_models import CONTEXT, VOCAB, tiny_model
 
 # Without a penalty no log-probability is computed before the first optimizer step, so nothing is found by chance.
-PLAIN = GRPOConfig(kl_coef=0.0, learning_rate=1e-2, num_substeps=4, health=HealthConfig(actions={"mismatch": "ignore"}))
+SAMPLED = GRPOConfig(
+    kl_coef=0.0, learning_rate=1e-2, num_substeps=4, health=HealthConfig(actions={"mismatch": "ignore"})
+)
+PLAIN = chz.replace(SAMPLED, parity=MADE_UP)
 GOOD = Rollout([5, 6], 1.0, [-1.0, -2.0])
 OTHER = Rollout([7], 0.0, [-1.5])
 
@@ -277,16 +281,18 @@ def test_a_reference_with_a_shorter_context_is_refused_before_the_step() -> None
 
 
 @pytest.mark.parametrize("epochs", [False, True])
-def test_rollouts_of_another_sampler_are_refused_where_a_limit_is_set(epochs: bool) -> None:
+def test_rollouts_of_another_sampler_are_refused(epochs: bool) -> None:
     model = tiny_model("llama")
-    trainer = GRPOTrainer(model, None, chz.replace(PLAIN, max_ratio_error=0.1))
+    trainer = GRPOTrainer(model, None, chz.replace(SAMPLED, num_substeps=1))
     step = trainer.training_step_with_rollout_epochs if epochs else trainer.training_step
     assert step(made_up(model))["optimizer_steps"] > 0
-    before = state(trainer, model)
+    before, held = snapshot(model), trainer.buffer.fresh
     other = changed(model)
-    with pytest.raises(TrainingError, match=r"by a factor of up to .*max_ratio_error=0\.1.*tis_cap=2.*Nothing was"):
+    with pytest.raises(TrainingError, match=r"not sampled by the policy.* KL of .*limit 0\.02.*tis_cap=2.*Nothing was"):
         step(made_up(other))
-    assert_untouched(before, state(trainer, model))
+    assert same(before, snapshot(model)) and trainer.buffer.fresh == held
+    assert all(p.grad is None for p in model.parameters()), "no gradient is left"
+    assert step(made_up(model))["optimizer_steps"] > 0, "nothing of the refused rollouts is left"
 
 
 IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {

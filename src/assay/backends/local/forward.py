@@ -195,7 +195,6 @@ def states(source: Decoder | Module, packed: Packed, device: torch.device) -> Te
         _to(packed.inside[packed.rows], device),
         input_ids=tokens,
         attention_mask=(positions < lengths.to(device)[:, None]).long(),
-        position_ids=positions.expand_as(tokens),
         use_cache=False,
     )
 

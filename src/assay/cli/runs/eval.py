@@ -65,7 +65,7 @@ def measure(run: Path, config: TrainingConfig, batch: int | None) -> Mapping[str
 
     Raises:
         RunDirectoryError: no such run or checkpoint.
-        TrainingError: too many rollouts could not be scored.
+        TrainingError: too many rollouts could not be scored, or the sampler is not the policy that is trained.
     """
     return asyncio.run(_measure(run, config, batch))
 
@@ -86,6 +86,7 @@ async def _measure(run: Path, config: TrainingConfig, batch: int | None) -> Mapp
                 samples=config.eval.samples_per_task,
                 max_turns=config.build_context().max_turns,
                 seed=config.seed,
+                parity=config.grpo.parity,
                 advance=phase.advance,
             )
         check_errored(evaluation.groups, config.max_errored_fraction, "the evaluation")

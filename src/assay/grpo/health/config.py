@@ -14,7 +14,7 @@ from typing import Annotated, Literal, get_args
 
 import chz
 
-from assay.config import Above, AtLeast, AtMost, Settings, UsedWhen, refuse
+from assay.config import MAY_CHANGE, Above, AtLeast, AtMost, Settings, UsedWhen, refuse
 from assay.config.schema import settings
 
 Action = Literal["ignore", "warn", "pause", "rollback", "stop"]
@@ -32,6 +32,8 @@ DEFAULT_ACTIONS: Mapping[str, Action] = {
     "no_gradient": "pause",
     # The tasks may have become harder, which only a person can tell from damage.
     "reward_drop": "pause",
+    # A verifier that broke, or another unit: the next steps train on something else.
+    "reward_shift": "pause",
     # A heavy tail is an early sign of damage, and may pass.
     "kl_tail": "warn",
     # A solved task ends here too, so low entropy alone does not justify ending a run.
@@ -51,7 +53,7 @@ DEFAULT_ACTIONS: Mapping[str, Action] = {
 }
 """Rule -> its action unless `HealthConfig.actions` says otherwise."""
 
-OF_POLICY = frozenset(DEFAULT_ACTIONS) - {"mismatch", "clip_fraction", "truncation"}
+OF_POLICY = frozenset(DEFAULT_ACTIONS) - {"mismatch", "clip_fraction", "truncation", "reward_shift"}
 """Rules that say that the policy itself may have changed for the worse. While one of them is active, a checkpoint is
 nothing to go back to, also where its action is only a warning. The others say how a run is set up, and may be active
 from its first step to its last."""
@@ -74,7 +76,7 @@ def _read_by(*rules: str) -> ReadBy:
 class HealthConfig(Settings):
     """Alarms about a training run: thresholds, the action for each, and the report."""
 
-    report_every: Annotated[int, AtLeast(0)] = 10
+    report_every: Annotated[int, AtLeast(0), MAY_CHANGE] = 10
     """Steps between health reports; 0 turns them off."""
     actions: Mapping[str, str] = chz.field(default_factory=dict)
     """Rule -> `ignore`, `warn`, `pause`, `rollback` or `stop`, where it should differ from the rule's default."""

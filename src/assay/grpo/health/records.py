@@ -12,9 +12,10 @@ from assay.types import Json
 BEST_REWARD, WORST_REWARD = "run/best_reward", "run/worst_reward"
 """The largest and the smallest reward of any rollout so far."""
 FIRST_LEVEL, FIRST_SPREAD = "run/first_level", "run/first_spread"
-"""Means over the first steps of the run: of the reward, and of the standard deviation of a step's rewards."""
+"""Means over the first steps since the run began, or was last rolled back: of the reward, and of the standard deviation
+of a step's rewards."""
 BEST_LEVEL = "run/best_level"
-"""The largest mean of the reward over consecutive steps, since the run began or was last rolled back."""
+"""The largest mean of the reward over consecutive steps since then."""
 
 
 class RewardRecords:
@@ -51,8 +52,8 @@ class RewardRecords:
             self._best = level if self._best is None else max(self._best, level)
 
     def rolled_back(self) -> None:
-        """Forget the best level, which the discarded policy may have had."""
-        self._last, self._best = [], None
+        """Measure the levels afresh: those so far are the discarded policy's. The largest and smallest rewards stay."""
+        self._first, self._spreads, self._last, self._best = [], [], [], None
 
     def state(self) -> dict[str, Json]:
         """Everything remembered, as JSON data."""

@@ -84,6 +84,28 @@ def reward_drop(config: HealthConfig, history: History) -> Finding | None:
     return finding(config, "reward_drop", "reward/mean", level, limit, message)
 
 
+def reward_shift(config: HealthConfig, history: History) -> Finding | None:
+    """The mean reward of a step is outside of all rewards that the run had seen, by more than their whole range.
+
+    No policy learns that in one step: what rewards mean has changed.
+    """
+    if len(history) < 2 or FIRST_LEVEL not in history[-2]:
+        return None
+    mean, before = history[-1].get("reward/mean"), history[-2]
+    best, worst = before.get(BEST_REWARD), before.get(WORST_REWARD)
+    if mean is None or best is None or worst is None or best <= worst:
+        return None
+    limit = 2 * best - worst if mean > best else 2 * worst - best
+    if 2 * worst - best <= mean <= 2 * best - worst:
+        return None
+    message = (
+        f"The mean reward is {mean:.3g} (limit {limit:.3g}), and all rewards before were between {worst:.3g} and "
+        f"{best:.3g}: no policy learns that in one step, so what rewards mean has changed, and advantages are not "
+        "comparable with those before. Check the verifier and the tasks of this batch."
+    )
+    return finding(config, "reward_shift", "reward/mean", mean, limit, message, suspect=0)
+
+
 _NOISE, _SPREADS = 5.0, 0.25
 """Standard errors, and standard deviations of one step's rewards, from which a change of the reward counts."""
 

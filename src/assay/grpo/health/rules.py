@@ -17,7 +17,14 @@ from statistics import median
 
 from assay.grpo.health.config import DEFAULT_ACTIONS, HealthConfig
 from assay.grpo.health.finding import LEVEL_VALUES, Finding, finding, level_of, sustained
-from assay.grpo.health.reward_rules import constant_groups, no_gradient, part_divergence, reward_drop, truncation
+from assay.grpo.health.reward_rules import (
+    constant_groups,
+    no_gradient,
+    part_divergence,
+    reward_drop,
+    reward_shift,
+    truncation,
+)
 from assay.grpo.health.trend import LEAST_VALUES, History, Observation, fit_trend, points, values
 
 Rule = Callable[[HealthConfig, History], "Finding | None"]
@@ -247,6 +254,7 @@ RULES: Mapping[str, Rule] = {
     "clip_fraction": clip_fraction,
     "no_gradient": no_gradient,
     "reward_drop": reward_drop,
+    "reward_shift": reward_shift,
     "constant_groups": constant_groups,
     "truncation": truncation,
     "grad_norm": grad_norm,

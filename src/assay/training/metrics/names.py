@@ -99,6 +99,13 @@ _BUFFER = {
     "rollouts_evicted": "Groups dropped from it because it was full, since the run began.",
 }
 
+_PARITY = {
+    "parity/kl": "KL of the sampler from the trainer (k3), in nats per token, the worst token left out.",
+    "parity/tail": "99th percentile of |log-ratio| of trainer to sampler, in nats.",
+    "parity/ratio_error": "|ratio - 1| of the worst token.",
+    "parity/tokens": "Tokens compared.",
+}
+
 SECTIONS: Sequence[Section] = (
     Section(
         "Rollouts",
@@ -111,6 +118,13 @@ SECTIONS: Sequence[Section] = (
         "Of the optimizer steps of a step, over all their tokens together; those of the policy are absent where no "
         "step was taken. A `GRPOTrainer` that is used by itself returns these names without `train/`.",
         {f"train/{name}": text for name, text in _TRAINING.items()},
+    ),
+    Section(
+        "Parity",
+        "Of the check that the sampler is the policy that is trained, before the step, on tokens that the present "
+        "weights sampled. Past a limit (`grpo.parity`) the run stops. Absent where nothing was compared. The same "
+        "names from a `GRPOTrainer` that is used by itself.",
+        _PARITY,
     ),
     Section(
         "Rollout buffer",
@@ -133,6 +147,7 @@ SECTIONS: Sequence[Section] = (
             "eval/<rollout metric>": "Any of the metrics of rollouts, over the held-out tasks (`eval/reward/mean`).",
             "eval/ci95/reward": "Half-width of the 95 % interval of the mean reward, over tasks.",
             "eval/ci95/<metric>": "The same for what the environment reports.",
+            **{f"eval/{name}": f"{text} Of a probe of the answers." for name, text in _PARITY.items()},
         },
     ),
     Section(
