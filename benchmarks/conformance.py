@@ -34,14 +34,12 @@ from typing import Any
 import torch
 
 from common import machine
-from support.conformance.comparisons import (
-    CONVENTIONS,
-    SEEDS,
-    SPREADS,
+from support.conformance.cases import SEEDS, SPREADS
+from support.conformance.comparisons import Numbers, Peer
+from support.conformance.conventions import CONVENTIONS
+from support.conformance.judge import (
     TOLERANCE,
     Cell,
-    Numbers,
-    Peer,
     Question,
     Verdict,
     cells_of,

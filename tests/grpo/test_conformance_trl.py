@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from assay.backends.local import losses
-from support.conformance.comparisons import COMPARISONS, CONVENTIONS, Cell, Verdict, cells_of, judge, trl_answers
+from support.conformance.comparisons import COMPARISONS
+from support.conformance.conventions import CONVENTIONS
+from support.conformance.judge import Cell, Verdict, cells_of, judge, trl_answers
 
 
 def verdicts(names: Collection[str], spread: float = 2.0) -> dict[str, Verdict]:

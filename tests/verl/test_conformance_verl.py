@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from assay.backends.local import losses
-from support.conformance.comparisons import Cell, Numbers, Question, Verdict, cells_of, judge, numbers_of
+from support.conformance.comparisons import Numbers
+from support.conformance.judge import Cell, Question, Verdict, cells_of, judge, numbers_of
 from support.conformance.verl_side import answer
 
 

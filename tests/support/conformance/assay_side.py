@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.backends.base import AdamParams, ForwardBackwardOutput, LossSpec
+from assay.backends.base import AdamParams, Capabilities, ForwardBackwardOutput, LossSpec
 from assay.backends.local.losses import Streams, token_losses
 from assay.grpo.advantages import group_advantages
 from assay.grpo.config import GRPOConfig
@@ -41,7 +41,10 @@ class Table:
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.policy_version = 0
+        self.policy_version = 1  # the rollouts are those of version 0
+        self.capabilities = Capabilities(
+            frozenset(), frozenset(), lora=False, full_weights=True, exact_resume=False, batch_invariant=True
+        )
         self.found: Found | None = None
 
     async def logprobs(

@@ -1,4 +1,4 @@
-"""What is compared with each peer, and the conventions in which they differ.
+"""What is compared with each peer, and how a convention changes each side.
 
 A comparison says which settings of Assay's and of the peer's are to mean the same. Where numbers differ, the settings
 of a convention are put in on either side: it explains the difference only if the numbers are then equal.
@@ -6,7 +6,6 @@ of a convention are put in on either side: it explains the difference only if th
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +16,8 @@ import torch
 from torch import Tensor
 
 from assay.grpo.recipes import Recipe
-from support.conformance import assay_side
 from support.conformance.assay_side import Found
-from support.conformance.cases import LONGEST, RAGGED, SEEDS, SPREADS, Case, make_case, near_reference
+from support.conformance.cases import LONGEST, RAGGED, Case, near_reference
 
 Peer = Literal["trl", "verl"]
 Settings = Mapping[str, Any]
@@ -27,54 +25,7 @@ Ours = Settings | Sequence[tuple[float, Settings]]
 """Settings of `GRPOConfig`, or several of which the losses are added with these factors."""
 Numbers = Found | Tensor
 """A loss with its gradients, or advantages."""
-TOLERANCE = 1e-6
-"""Largest difference that counts as equal, relative to the largest number: Assay hands advantages over in float32."""
 PAGE = Path(__file__).parents[3] / "docs" / "grpo.md"
-
-
-@dataclass(frozen=True)
-class Convention:
-    """Where Assay and a peer mean different things by the same name."""
-
-    right: str
-    """Who is right."""
-    why: str
-
-
-CONVENTIONS: Mapping[str, Convention] = {
-    "deviation": Convention(
-        "either",
-        "TRL and verl divide by the sample deviation plus an epsilon (1e-4, 1e-6), Assay by the population's without "
-        "one; no paper says which. For a group of n the factor is sqrt(1 - 1/n), which a learning rate absorbs.",
-    ),
-    "constant groups": Convention(
-        "Assay",
-        "DAPO's dynamic sampling, which MiniMax-M1 uses too, keeps groups with equal rewards out of the mean. "
-        "TRL and verl count their tokens; Assay does so with count_constant_groups=true.",
-    ),
-    "dual clip": Convention(
-        "Assay",
-        "verl bounds the loss of tokens with a negative advantage (clip_ratio_c=3, arXiv 1912.09729) in every vanilla "
-        "loss; the papers of PPO and GRPO do not. In Assay it is a loss of one's own (docs/grpo.md).",
-    ),
-    "ratio of a sequence": Convention(
-        "either",
-        "TRL's RLOO clips the ratio of whole sequences; Assay weights each token by its own. On-policy, where the "
-        "paper uses it, gradients are equal; off-policy the product is unbiased until it is clipped, and varies more.",
-    ),
-    "mean of the entropy": Convention(
-        "either",
-        "TRL's entropy bonus is a mean over tokens in every loss; Assay's and verl's has the normaliser of the loss.",
-    ),
-    "k3 within 10": Convention(
-        "Assay",
-        "verl cuts the k3 estimate of a token at 10 nats, where its gradient vanishes; Schulman's has no such bound.",
-    ),
-    "a group of one": Convention(
-        "Assay",
-        "verl takes a lone rollout's reward for its advantage (a baseline of 0); it has nothing to be compared with.",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -308,140 +259,3 @@ def _lone_reward(found: Numbers, case: Case) -> Tensor:
 
 
 COMPARISONS: Mapping[Peer, list[Comparison]] = {"trl": _trl(), "verl": _verl()}
-
-
-@dataclass(frozen=True, eq=False)
-class Cell:
-    """One comparison on one batch."""
-
-    comparison: Comparison
-    spread: float
-    seed: int
-
-    @property
-    def case(self) -> Case:
-        """Its batch."""
-        return make_case(self.seed, self.spread, **self.comparison.batch)
-
-
-def cells_of(peer: Peer, spreads: Sequence[float] = SPREADS, seeds: Sequence[int] = SEEDS) -> list[Cell]:
-    """Every comparison with a peer on every batch; advantages do not depend on the spread."""
-    return [
-        Cell(comparison, spread, seed)
-        for comparison in COMPARISONS[peer]
-        for spread in (spreads[:1] if comparison.advantages else spreads)
-        for seed in seeds
-    ]
-
-
-Question = tuple[Case, dict[str, Any], Tensor | None]
-"""A batch, what to call, and the advantages of a loss: `verl_side.answer`'s arguments."""
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """A cell with some of its conventions put in: Assay's numbers, and what to ask the peer."""
-
-    conventions: tuple[str, ...]
-    ours: Numbers
-    question: Question
-
-
-def attempts(cell: Cell) -> list[Attempt]:
-    """The cell as it is, then with each convention of its comparison, then with several."""
-    comparison = cell.comparison
-    names = list(comparison.changes)
-    subsets = (s for count in range(len(names) + 1) for s in itertools.combinations(names, count))
-    return [_attempt(cell, subset) for subset in subsets]
-
-
-def _attempt(cell: Cell, conventions: tuple[str, ...]) -> Attempt:
-    comparison, case = cell.comparison, cell.case
-    ours: Ours = comparison.ours
-    theirs = dict(comparison.theirs)
-    changes = [comparison.changes[name] for name in conventions]
-    for change in changes:
-        ours = ours if change.ours is None else change.ours
-        theirs |= change.theirs
-        case = change.case(case)
-    found = _ours(comparison, ours, case)
-    for change in changes:
-        found = change.found(found, case)
-    given = None if comparison.advantages else assay_side.advantages_of(case, comparison.ours)
-    return Attempt(conventions, found, (case, theirs, given))
-
-
-def _ours(comparison: Comparison, ours: Ours, case: Case) -> Numbers:
-    if comparison.advantages:
-        assert isinstance(ours, Mapping)
-        return assay_side.advantages_of(case, ours)
-    if isinstance(ours, Mapping):
-        return assay_side.loss_of(case, ours)
-    first, *others = [assay_side.loss_of(case, settings).times(factor) for factor, settings in ours]
-    for other in others:
-        first = first + other
-    return first
-
-
-def difference(ours: Numbers, theirs: Numbers, values: bool = True) -> float:
-    """The largest difference of loss and gradients, or of advantages, relative to the largest number."""
-    if isinstance(ours, Tensor):
-        assert isinstance(theirs, Tensor)
-        return float((ours - theirs).abs().max() / theirs.abs().max())
-    assert isinstance(theirs, Found)
-    size = float(theirs.logprobs.abs().max())
-    pairs = [(ours.logprobs, theirs.logprobs), (ours.entropies, theirs.entropies)]
-    gaps = [float((a - b).abs().max()) / size for a, b in pairs]
-    if values:
-        # A loss is a sum over tokens whose parts may cancel, so its scale is theirs.
-        scale = max(abs(float(theirs.loss)), float(theirs.logprobs.abs().sum()))
-        gaps.append(abs(float(ours.loss - theirs.loss)) / scale)
-    return max(gaps)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What became of a cell."""
-
-    cell: Cell
-    difference: float
-    """As the settings are, without any convention."""
-    named: tuple[str, ...] | None
-    """The fewest conventions with which the numbers are equal: none where they agree, None where none explain it."""
-
-
-def judge(
-    cells: Sequence[Cell], answer: Callable[[Sequence[tuple[Cell, Question]]], Sequence[Numbers]]
-) -> list[Verdict]:
-    """A verdict for each cell.
-
-    Args:
-        answer: what the peer makes of each question.
-    """
-    tried = [(cell, attempt) for cell in cells for attempt in attempts(cell)]
-    answers = answer([(cell, attempt.question) for cell, attempt in tried])
-    gaps: dict[Cell, dict[tuple[str, ...], float]] = {}
-    for (cell, attempt), theirs in zip(tried, answers, strict=True):
-        gap = difference(attempt.ours, theirs, cell.comparison.values)
-        gaps.setdefault(cell, {})[attempt.conventions] = gap
-    return [
-        Verdict(cell, found[()], next((names for names, gap in found.items() if gap <= TOLERANCE), None))
-        for cell, found in gaps.items()
-    ]
-
-
-def trl_answers(asked: Sequence[tuple[Cell, Question]]) -> list[Numbers]:
-    """TRL's, computed here."""
-    from support.conformance import trl_side
-
-    return [
-        trl_side.advantages_of(case, call, cell.comparison.rloo)
-        if given is None
-        else trl_side.loss_of(case, call, given, cell.comparison.rloo)
-        for cell, (case, call, given) in asked
-    ]
-
-
-def numbers_of(answer: Mapping[str, Tensor]) -> Numbers:
-    """An answer of `verl_side`."""
-    return answer["advantages"] if "advantages" in answer else Found(**answer)
