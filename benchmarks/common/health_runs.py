@@ -30,6 +30,7 @@ from assay.envs.base import BuildContext, EnvData, StepResult
 from assay.grpo.config import AlgorithmConfig
 from assay.grpo.health.config import DEFAULT_ACTIONS, HealthConfig
 from assay.grpo.health.rules import WATCHED
+from assay.grpo.parity import ParityConfig
 from assay.training.config import SFTConfig, TrainingConfig, load_config
 from assay.training.loop import train
 from assay.types import Score
@@ -209,7 +210,10 @@ def settings_of(seed: int) -> dict[str, Any]:
         "sft": SFTConfig(num_steps=SFT_STEPS, save_every=10**6, batch_size=8, lr_warmup_steps=2),
         "local": LocalBackend(device="cpu"),
         "grpo": AlgorithmConfig(
-            kl_estimator="k1", kl_placement="reward", health=HealthConfig(report_every=0, actions=WATCHING)
+            parity=ParityConfig(enabled=False),  # it would stop the mismatch before the monitor sees it
+            kl_estimator="k1",
+            kl_placement="reward",
+            health=HealthConfig(report_every=0, actions=WATCHING),
         ),
     }
 

@@ -21,6 +21,7 @@ from assay.grpo.recipes import RECIPES, clip
 from assay.grpo.step_metrics import clipped, mismatch
 from assay.types import Datum
 from support.losses import named_loss
+from support.off_policy import MADE_UP
 from support.own_rollouts import made_up, same, snapshot
 from support.tiny_models import tiny_model
 
@@ -155,7 +156,8 @@ def test_one_impossible_log_probability_costs_a_step_nothing_but_its_token(
                 known = getattr(rollout, name) or rollout.logprobs
                 group.rollouts[i] = replace(rollout, **{name: [far, *known[1:]]})  # type: ignore[index]
     length = {"constant_length": 6} if setting["loss_fn"] in ("dr_grpo", "rloo") else {}
-    config = GRPOConfig(**setting, **length, health=HealthConfig(actions={"mismatch": "warn", "kl_runaway": "warn"}))
+    health = HealthConfig(actions={"mismatch": "warn", "kl_runaway": "warn"})
+    config = GRPOConfig(**setting, **length, health=health, parity=MADE_UP)
     before = snapshot(model)
     metrics = GRPOTrainer(model, tiny_model("llama"), config).training_step(StepData(data.groups))
     assert metrics["nan_skip"] == 0 and metrics["optimizer_steps"] == 1 and not same(before, snapshot(model))

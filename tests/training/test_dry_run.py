@@ -176,9 +176,10 @@ def test_time_is_that_of_the_parts() -> None:
 
 def test_a_sampler_that_disagrees_with_the_trainer_is_found() -> None:
     backend = tiny_backend()
-    prompt, params = backend.tokenizer.encode("abc", add_special_tokens=False), SamplingParams(8)
-    good = asyncio.run(check_agreement(backend, prompt, params, "float32"))
-    assert good.ok and "(limit 0.001 at float32)" in good.found
+    prompts = [backend.tokenizer.encode(text, add_special_tokens=False) for text in ("abc", "12 cab 3", "a")]
+    params = SamplingParams(8)
+    good = asyncio.run(check_agreement(backend, prompts, params))
+    assert good.ok and "(limit 1e-05 at float32)" in good.found
 
     class Off:
         capabilities: Capabilities = backend.capabilities
@@ -190,8 +191,8 @@ def test_a_sampler_that_disagrees_with_the_trainer_is_found() -> None:
             found = await backend.sample(*args)
             return [Completion(c.tokens, tuple(x - 0.01 for x in c.logprobs), c.stop_reason, 0) for c in found]
 
-    bad = asyncio.run(check_agreement(Off(), prompt, params, "float32"))  # type: ignore[arg-type]
-    assert not bad.ok and bad.cure
+    bad = asyncio.run(check_agreement(Off(), prompts, params))  # type: ignore[arg-type]
+    assert not bad.ok and bad.cure and "by the sampler" in bad.found
 
 
 def test_a_probe_measures_a_part_of_a_batch() -> None:

@@ -79,7 +79,7 @@ class Gate:
         self._backend = backend
         self._config = config
         self._temperature = temperature
-        self._limits = config.limits(precision or backend.capabilities.precision)
+        self._precision = precision
         self._found: list[Comparison] = []
 
     async def before_passes(self, groups: Sequence[BufferedGroup], ahead: Sequence[Datum]) -> None:
@@ -121,11 +121,12 @@ class Gate:
         if found is None:
             return
         self._found.append(found)
-        if found.agrees(self._limits):
+        limits = self._config.limits(self._precision or self._backend.capabilities.precision)
+        if found.agrees(limits):
             return
         raise TrainingError(
             f"{what} were not sampled by the policy that is trained. Sampler and trainer disagree "
-            f"{in_words(found, self._limits, self._backend.tokenizer)}. {CURE}. Where the sampler only computes in "
+            f"{in_words(found, limits, self._backend.tokenizer)}. {CURE}. Where the sampler only computes in "
             "another precision or engine, set tis_cap=2 and raise parity.kl_limit and parity.tail_limit. Nothing was "
             "trained on these tokens."
         )

@@ -33,13 +33,7 @@ from assay.grpo.normalise import normalise
 from assay.grpo.parity import Gate
 from assay.grpo.rollout_metrics import rewards_by_task, rollout_metrics
 from assay.grpo.standalone.blocking import blocking
-from assay.grpo.standalone.step_data import (
-    RolloutGroup,
-    StepData,
-    checked_rate,
-    knows_behaviour,
-    trajectory_groups,
-)
+from assay.grpo.standalone.step_data import RolloutGroup, StepData, checked_rate, knows_behaviour, trajectory_groups
 from assay.grpo.step_metrics import Pass, pass_metrics
 from assay.grpo.trainer_state import TrainerState, read_state, write_state
 from assay.types import Datum, TrajectoryGroup
@@ -95,13 +89,13 @@ class GRPOTrainer:
     def over(cls, backend: Backend, config: GRPOConfig) -> GRPOTrainer:
         """A trainer of a backend's policy. Who made the backend sees to its reference (`freeze_reference`)."""
         trainer = cls.__new__(cls)
-        trainer._begin(backend, config, backend.capabilities.precision)
+        trainer._begin(backend, config)
         return trainer
 
-    def _begin(self, backend: Backend, config: GRPOConfig, precision: Precision) -> None:
+    def _begin(self, backend: Backend, config: GRPOConfig, precision: Precision | None = None) -> None:
         self.backend = backend
         self.config = config
-        self._precision: Precision = precision
+        self._precision = precision
         self.kl_coef = config.kl_coef
         """Present weight of the KL penalty."""
         self.buffer = self._empty_buffer()

@@ -16,6 +16,7 @@ import torch
 from assay import GRPOConfig, GRPOTrainer, HealthConfig, StepData
 from assay.backends.local.reference import BelowAdapters, FrozenWeights
 from assay.errors import CheckpointError
+from support.off_policy import MADE_UP
 from support.own_rollouts import changed, logprobs, made_up, pairs, same, snapshot
 from support.tiny_models import tiny_model
 
@@ -24,6 +25,7 @@ CONFIG = GRPOConfig(
     kl_coef=0.01,
     learning_rate=2e-2,
     health=HealthConfig(report_every=0, actions={"mismatch": "ignore", "kl_runaway": "ignore"}),
+    parity=MADE_UP,
 )
 
 
@@ -199,7 +201,7 @@ def test_adapters_that_do_something_without_factors_are_measured(monkeypatch: py
 
 
 def test_a_refreshed_reference_of_adapters_is_kept_in_the_checkpoint(tmp_path: Path) -> None:
-    config = GRPOConfig(kl_coef=0.01, learning_rate=2e-2, ref_refresh_every=1, health=CONFIG.health)
+    config = GRPOConfig(kl_coef=0.01, learning_rate=2e-2, ref_refresh_every=1, health=CONFIG.health, parity=MADE_UP)
     model, data = unfrozen("norm"), made_up(tiny_model("llama"), groups=2, size=3)
     trainer = GRPOTrainer(model, None, config)
     trainer.training_step(data)

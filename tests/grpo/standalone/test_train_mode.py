@@ -14,13 +14,18 @@ from assay import GRPOConfig, GRPOTrainer, HealthConfig
 from assay.backends.config import LocalBackend
 from assay.backends.local.backend import TorchBackend
 from assay.types import SamplingParams
+from support.off_policy import MADE_UP
 from support.own_rollouts import made_up, same, snapshot
 from support.tiny_models import SPECIAL, WIDE, tiny_model
 
 HALF = 0.5
 """Dropout that nobody could overlook."""
 CONFIG = GRPOConfig(
-    learning_rate=1e-3, kl_coef=0.05, kl_estimator="k3", health=HealthConfig(actions={"mismatch": "ignore"})
+    learning_rate=1e-3,
+    kl_coef=0.05,
+    kl_estimator="k3",
+    health=HealthConfig(actions={"mismatch": "ignore"}),
+    parity=MADE_UP,
 )
 
 

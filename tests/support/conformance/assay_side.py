@@ -15,6 +15,7 @@ from assay.backends.base import AdamParams, Capabilities, ForwardBackwardOutput,
 from assay.backends.local.losses import Streams, token_losses
 from assay.grpo.advantages import group_advantages
 from assay.grpo.config import GRPOConfig
+from assay.grpo.parity import ParityConfig
 from assay.grpo.trainer import GRPOTrainer
 from assay.types import Completion, Datum, FloatArray, Score, Task, Trajectory, TrajectoryGroup, Transition
 from support.conformance.cases import Case
@@ -110,7 +111,8 @@ def _task(number: int) -> Task:
 
 def loss_of(case: Case, settings: Mapping[str, Any]) -> Found:
     """The optimizer step that `GRPOConfig(**settings)` asks for."""
-    config = GRPOConfig(**{"kl_coef": 0.0, "learning_rate": 0.0, **settings})
+    made_up = ParityConfig(enabled=False)  # no policy sampled what the table says of the tokens
+    config = GRPOConfig(**{"kl_coef": 0.0, "learning_rate": 0.0, "parity": made_up, **settings})
     table = Table(case)
     trainer = GRPOTrainer.over(table, config)  # type: ignore[arg-type]
     asyncio.run(trainer.update(groups_of(case, "sampler" if config.tis_cap else "behaviour")))
