@@ -197,6 +197,8 @@ class GRPOConfig(AlgorithmConfig):
             dtype=dtype,
             micro_batch_tokens=self.micro_batch_tokens,
             use_gradient_checkpointing=self.use_gradient_checkpointing,
+            # The caller's model is there already, and with it, on CUDA, the allocator with the caller's settings.
+            cuda_allocator="",
         )
 
 
