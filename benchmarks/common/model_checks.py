@@ -68,7 +68,7 @@ def measure(make: Callable[[], Any], dtype: str, lora: bool) -> Outcome:
             if dtype == "bfloat16":
                 model = model.to(torch.bfloat16)
             model = add_lora(model, 4, local, seed=0)
-            enliven(model, "lora_B")
+            enliven(model, "lora_B", 0.05)
         truth = copy.deepcopy(model).float().eval()
         backend = TorchBackend(model, None, local)
     except ModelError as error:
@@ -110,16 +110,16 @@ def how(source: Decoder | Module) -> str:
 
 
 @torch.no_grad()
-def enliven(model: Any, only: str = "") -> None:
-    """Give matrices the size of trained ones and move vectors, so that every part of the network matters."""
+def enliven(model: Any, only: str = "", size: float = 0.0) -> None:
+    """Give matrices the size of trained ones (or `size`) and move vectors, so that every part matters."""
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
         if only in name and parameter.is_floating_point():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim < 2:
                 parameter.add_(0.2 * noise)
-            elif parameter.std() < (size := 1.5 / min(parameter.shape[-2:]) ** 0.5):
-                parameter.copy_(noise * size)
+            elif parameter.std() < (wanted := size or 1.5 / min(parameter.shape[-2:]) ** 0.5):
+                parameter.copy_(noise * wanted)
 
 
 def _prompts(vocab_size: int, config: Any) -> list[tuple[int, ...]]:

@@ -19,6 +19,7 @@ from assay.backends.config import PolicySpec
 from assay.backends.named import open_named
 from assay.config import resolved
 from assay.config.record import may_change, rounding_changes
+from assay.config.schema import settings
 from assay.envs.base import EnvData, EnvGroupBuilder, build_data, iter_builders
 from assay.errors import ConfigError
 from assay.grpo.recipes import RECIPES
@@ -35,7 +36,7 @@ from assay.training.run.directory import RunDirectory
 from assay.training.run.resume import CONFIG, Refusal, ResumePlan, plan_resume
 from assay.training.run.retention import Keep
 from assay.training.settle import renderer_of, settle
-from assay.types import SamplingParams
+from assay.types import Json, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +142,21 @@ def check_data(config: TrainingConfig, data: EnvData) -> Keep:
             f"sft.num_steps={config.sft.num_steps}, but this environment has no supervised examples. "
             "Set sft.num_steps=0."
         )
+    idle = [key for key, default, value in _of_evaluation(config) if value != default]
+    if idle and not len(data.heldout):
+        raise ConfigError(
+            f"{' and '.join(idle)} would have no effect: this environment has no held-out tasks, so nothing is "
+            "evaluated. Remove it, or give held-out tasks."
+        )
     return retention(config, data)
+
+
+def _of_evaluation(config: TrainingConfig) -> Iterator[tuple[str, Json, Json]]:
+    """Key, default and value of each setting of evaluations."""
+    for key, node in (("", config), ("eval.", config.eval)):
+        for name, setting in settings(type(node)).items():
+            if key or name == "eval_every":
+                yield f"{key}{name}", setting.default, getattr(node, name)
 
 
 async def open_policy(config: TrainingConfig, data: EnvData, resumed: Checkpoint | None) -> tuple[Backend, Renderer]:

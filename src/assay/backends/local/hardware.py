@@ -112,7 +112,7 @@ def runner(model: Any, local: LocalBackend, device: torch.device) -> Decoder | M
     decoder = fused_decoder(model)
     if isinstance(decoder, str):
         logger.info("%s runs through its own forward pass: %s.", type(model).__name__, decoder)
-        module = own_forward(model)
+        module = own_forward(model, device, local.dtype == "bfloat16")
         warn_of_shortened_context(model)
         if local.compile:
             logger.warning("local.compile=True does nothing: %s runs through its own module.", type(model).__name__)

@@ -192,12 +192,18 @@ def train_tokenizer(corpus: TokenizerCorpus, vocab_size: int) -> PreTrainedToken
     """A byte-pair tokenizer of at most `vocab_size` tokens whose merges stay inside the corpus's pieces.
 
     Raises:
-        ModelError: the corpus holds a character outside its alphabet, which could not be decoded again.
+        ModelError: the corpus holds a character outside its alphabet, which could not be decoded again; or the alphabet
+            alone has more than `vocab_size` tokens.
     """
     there: set[str] = set().union(*corpus.texts)
     alphabet = set(corpus.alphabet) or there
     if stray := there - alphabet:
         raise ModelError(f"The tokenizer corpus holds {sorted(stray)}, which its alphabet does not list.")
+    if vocab_size <= len(alphabet):
+        raise ModelError(
+            f"scratch.vocab_size={vocab_size} would have no effect: the alphabet of the tasks has {len(alphabet)} "
+            f"characters, which with the end of sequence take {len(alphabet) + 1} tokens. Raise it to that or more."
+        )
     tokenizer = Tokenizer(BPE())
     # The last alternative makes every character outside the pieces a pre-token of its own.
     tokenizer.pre_tokenizer = Split(Regex(rf"{corpus.pieces}|[\s\S]"), "isolated")

@@ -19,6 +19,8 @@ SPREAD = 2.0
 """Standard deviation of what a matrix makes of a normalised input."""
 SHIFT = 0.2
 """Standard deviation of what is added to vectors: norms, biases."""
+FILL = 0.1
+"""What stands where there were zeros, relative to other matrices: adapters have a large factor behind them."""
 SAMPLED = 4096
 """Numbers of a matrix from which its spread is estimated."""
 SMALL = 2**16
@@ -49,12 +51,12 @@ def _enliven(weight: Tensor, generator: torch.Generator) -> Callable[[], object]
         kept = weight.clone()
         weight.add_(_normal(weight, generator), alpha=SHIFT)
         return lambda: weight.copy_(kept)
-    target = SPREAD / math.sqrt(min(weight.shape[-2:]))
+    target = SPREAD / math.sqrt(max(weight.shape[-2:]))
     part = weight.flatten()[:: max(1, weight.numel() // SAMPLED)].float()
     spread = float(part.square().mean().sqrt())
     if spread == 0:
         kept = weight.clone()
-        weight.copy_(_normal(weight, generator).mul_(target))
+        weight.copy_(_normal(weight, generator).mul_(target * FILL))
         return lambda: weight.copy_(kept)
     factor = 2.0 ** max(0, round(math.log2(target / spread))) if math.isfinite(spread) else 1.0
     if factor == 1:

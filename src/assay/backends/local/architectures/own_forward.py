@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from assay.backends.local.architectures.context import context_length
 from assay.backends.local.architectures.lively import lively
-from assay.backends.local.architectures.precision import agree, difference, exact_products
+from assay.backends.local.architectures.precision import agree, difference, exact_products, in_float32
 from assay.backends.local.architectures.understood import base_of
 from assay.backends.local.module import Module
 from assay.backends.local.sampling.steppers import ModuleStepper
@@ -42,23 +43,44 @@ which `benchmarks/models.py` has shown it. Prompts of others are decoded one len
 
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
 """What the code of an architecture raises where it cannot do what is asked."""
+CURES = {
+    "on tokens alone": "Use another architecture, another version of transformers, or adapters on other modules "
+    "(local.lora_targets) if it has adapters.",
+    "in bfloat16": "Set local.dtype=float32.",
+}
+"""What may help against a failure, by what was tried."""
 LENGTHS, NEW = (7, 3), 3
 """Tokens of the prompts and of the continuations of the trial."""
 
 
-def own_forward(model: Any) -> Module:
+def own_forward(model: Any, device: torch.device, half: bool) -> Module:
     """How a causal LM (bare or wrapped by peft) runs through its own forward pass.
 
+    Args:
+        half: whether it will compute under autocast to bfloat16.
+
     Raises:
-        ModelError: Assay cannot sample it, or would give it other log-probabilities than transformers does.
+        ModelError: Assay cannot run it, or would give it other log-probabilities than transformers does.
     """
-    name = type(base_of(model)).__name__
-    with exact_products(), lively(model), torch.no_grad(), _failing(name):
-        module = Module.of(model)
-        trial = _Trial.of(module)
-        return _trained(
-            name, trial, _sampled(name, trial, replace(module, pads_left=model.config.model_type in PADS_LEFT))
-        )
+    name = type(base_of(model)).__name__ + (" with its adapters" if base_of(model) is not model else "")
+    with exact_products(), lively(model), torch.no_grad():
+        precise: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        dtype = torch.float32
+        if any(p.dtype in (torch.bfloat16, torch.float16) for p in model.parameters()):
+            dtype = torch.bfloat16
+            with contextlib.suppress(*FAILURES), in_float32(model):
+                _ = model(input_ids=torch.tensor([[1, 2]], device=device), use_cache=False)
+                precise, dtype = partial(in_float32, model), torch.float32
+        with _failing(name, "on tokens alone"), precise():
+            module = Module.of(model)
+            trial = _Trial.of(module, dtype)
+            module = _sampled(name, trial, replace(module, pads_left=model.config.model_type in PADS_LEFT))
+            module = _trained(name, trial, module)
+        if half:
+            with _failing(name, "in bfloat16"), torch.autocast(device.type, torch.bfloat16):
+                trial.sampled(module)
+                trial.trained(module, slice(0, 1))
+    return module
 
 
 def _sampled(name: str, trial: _Trial, module: Module) -> Module:
@@ -116,7 +138,7 @@ def refuse_prompt_learning(model: Any) -> None:
 
 
 @contextlib.contextmanager
-def _failing(name: str) -> Iterator[None]:
+def _failing(name: str, how: str) -> Iterator[None]:
     """Context in which the code of an architecture runs for the first time."""
     try:
         yield
@@ -124,8 +146,7 @@ def _failing(name: str) -> Iterator[None]:
         raise
     except FAILURES as error:
         raise ModelError(
-            f"{name} cannot be run on tokens alone ({_line(error)}), so it cannot be sampled or trained. Use another "
-            "architecture or another version of transformers."
+            f"{name} cannot be run {how} ({_line(error)}), so it cannot be sampled or trained. {CURES[how]}"
         ) from error
 
 
@@ -148,11 +169,12 @@ class _Trial:
     context: int
 
     @classmethod
-    def of(cls, module: Module) -> _Trial:
-        """Random tokens, run one sequence after the other.
+    def of(cls, module: Module, dtype: torch.dtype) -> _Trial:
+        """Random tokens, run one sequence after the other, in the precision `dtype`.
 
         Raises:
             ModelError: logits depend on later tokens.
+            ValueError: they are not finite, or not those of the tokens.
         """
         model = module.model
         weight = model.get_input_embeddings().weight
@@ -169,15 +191,17 @@ class _Trial:
             want.append(torch.cat([model(input_ids=whole, use_cache=False).logits for whole in wholes]))
             if want[-1].shape[:2] != (2, len(prompt) + NEW):
                 raise ValueError(f"{len(prompt) + NEW} tokens give logits of shape {tuple(want[-1].shape[1:])}")
+            if not want[-1].isfinite().all():
+                raise ValueError("its logits are not finite")
             first, second = want[-1][:, : len(prompt)]
-            if not agree(first, second, weight.dtype):
-                name, worst = type(base_of(model)).__name__, difference(first, second, weight.dtype)
+            if not agree(first, second, dtype):
+                name, worst = type(base_of(model)).__name__, difference(first, second, dtype)
                 raise ModelError(
                     f"{name} is not a causal language model as it is configured: the logits of a token change with the "
                     f"tokens behind it (by {worst:.2g} of their spread), so tokens cannot be sampled one by one. Use a "
                     "decoder (some architectures are one with is_decoder=True in their config)."
                 )
-        return cls(prompts, continuations, want, weight.dtype, context_length(model))
+        return cls(prompts, continuations, want, dtype, context_length(model))
 
     def sampled(self, module: Module) -> list[Tensor]:
         """The same logits, decoded; of each prompt [2, 1 + T, V] from its last token on."""
