@@ -356,7 +356,7 @@ def test_a_setting_that_is_gone_does_no_harm_to_a_run_that_did_not_use_it(caplog
     assert from_resolved(TrainingConfig, data) == TrainingConfig()
     assert "grpo.max_ratio_error=null" in caplog.text
     data["grpo"]["max_ratio_error"] = 0.5
-    with pytest.raises(ConfigError, match="Did you mean grpo.parity.max_ratio_error"):
+    with pytest.raises(ConfigError, match=r"Did you mean grpo\.parity\.max_ratio_error"):
         from_resolved(TrainingConfig, data)
 
 
