@@ -63,6 +63,7 @@ bench: env system browser
 docs: $(VENV)/.docs
 	$(BIN)/python scripts/gen_config_docs.py
 	$(BIN)/python scripts/gen_metric_docs.py
+	$(BIN)/python scripts/gen_model_docs.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "The documentation is in site/index.html"
 

@@ -10,7 +10,8 @@ sampling   tokens per second of Assay and of `model.generate` (bf16, same prompt
 training   tokens per second of forward and backward pass, and model FLOP utilisation: operations that the method needs
            (prompts once per group, 6 per weight and token, attention, nothing for recomputation) over the matrix rate
            measured here, and over the datasheet's 989 TFLOP/s.
-step       sample, score, train and update, beside TRL's `GRPOTrainer` on the same work (skipped where TRL is missing).
+step       whole steps (sample, score, train, update) beside whole steps of TRL's `GRPOTrainer`, each through its public
+           API, on the same prompts and reward; the fastest of TRL's settings counts (skipped where TRL is missing).
 settings   each hardware setting, on and off.
 
 Clocks are read when the device has finished; figures are medians after a warm-up. Without a GPU everything runs at a
@@ -26,10 +27,8 @@ import copy
 import importlib.util
 import itertools
 import json
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -37,12 +36,12 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from assay.backends.base import AdamParams, LossSpec
+from assay.backends.base import LossSpec
 from assay.backends.config import LocalBackend
 from assay.backends.local.backend import TorchBackend
 from assay.grpo.recipes import RECIPES
-from assay.types import Completion, Datum, SamplingParams
-from common import Summary, machine
+from assay.types import Completion, SamplingParams
+from common import Summary, machine, summary
 from common.accelerator import (
     DATASHEET_BF16,
     SIZES,
@@ -59,10 +58,13 @@ from common.accelerator import (
     timed,
     training_flops,
 )
+from common.whole_steps import AssaySteps, Work, alternate, run_blocking, trl_trainer, word_tokenizer
 
 SECTIONS = ("sampling", "training", "step", "settings")
 SPEC = LossSpec("ppo", config=RECIPES["ppo"].thresholds)
 NO_GPU = "NO GPU: these are not GPU figures. They show that the program works, and nothing of what a GPU gives."
+TRL_ARMS = (("sdpa", 64), ("sdpa", 16), ("eager", 16))
+"""TRL's attention, and the most completions in one pass; the fastest of them counts."""
 ALLOCATORS = ("", "max_split_size_mb:128", "expandable_segments:True")
 
 
@@ -76,11 +78,11 @@ class Bench:
         self.model = make_model(self.size, device)
         self.prompts, self.data = make_prompts(self.size), make_data(self.size)
 
-    def backend(self, **settings: Any) -> TorchBackend:
+    def backend(self, tokenizer: Any = None, **settings: Any) -> TorchBackend:
         """A backend over the model, by default in the precision that this device is for."""
         clean(self.device)
         local = LocalBackend(**{"device": str(self.device), "dtype": self.dtype, **settings})
-        return TorchBackend(self.model, None, local)
+        return TorchBackend(self.model, tokenizer, local)
 
     def sample(self, backend: TorchBackend) -> list[Completion]:
         params = SamplingParams(self.size.completion)
@@ -155,95 +157,45 @@ def training(bench: Bench, limits: dict[str, float]) -> dict[str, Any]:
     return found
 
 
-def reward_of(tokens: list[int]) -> float:
-    """The share of even tokens: cheap, and different within a group."""
-    return sum(t % 2 == 0 for t in tokens) / max(1, len(tokens))
-
-
 def step(bench: Bench) -> dict[str, Any]:
-    """A full step of both sides."""
+    """A whole step of both sides, each through its public API: see `common/whole_steps.py`."""
     ours = _assay_rate(bench)
     if importlib.util.find_spec("trl") is None:
         return {"completions_per_s": ours, "trl": "skipped: trl not installed"}
-    clean(bench.device)
-    theirs = len(bench.prompts) / statistics.median(_trl_seconds(bench))
-    return {"completions_per_s": ours, "trl_completions_per_s": theirs, "ratio_to_trl": ours["median"] / theirs}
+    arms = {}
+    for attention, most in TRL_ARMS:
+        clean(bench.device)
+        part = min(most, len(bench.prompts))
+        try:
+            arms[f"{attention}_{part}"] = _trl_rate(bench, attention, part)
+        except torch.OutOfMemoryError:
+            print(f"TRL ran out of memory with {attention} attention and {part} completions in one pass.")
+    best = max(arms, key=lambda name: arms[name]["median"])
+    ratio = ours["median"] / arms[best]["median"]
+    return {"completions_per_s": ours, "trl_completions_per_s": arms, "trl_best": best, "ratio_to_trl": ratio}
+
+
+def _work(bench: Bench) -> Work:
+    size = bench.size
+    return Work(size.vocab, size.prompt, size.prompts, size.group, size.prompts, size.completion)
 
 
 def _assay_rate(bench: Bench) -> Summary:
-    backend = bench.backend()
-    return bench.rate(lambda: _assay_step(bench, backend), len(bench.prompts), 2)
+    with asyncio.Runner() as runner:
+        run = run_blocking(AssaySteps(bench.backend(tokenizer=word_tokenizer(bench.size.vocab)), _work(bench)), runner)
+        numbers = itertools.count()
+        return bench.rate(lambda: run(next(numbers), 1), len(bench.prompts), 2)
 
 
-def _assay_step(bench: Bench, backend: TorchBackend) -> None:
-    done = bench.sample(backend)
-    rewards = torch.tensor([reward_of(list(c.tokens)) for c in done]).view(bench.size.prompts, bench.size.group)
-    advantages = ((rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)).flatten()
-    data = []
-    for datum, completion, advantage in zip(bench.data, done, advantages.tolist(), strict=True):
-        ids, start, mask = datum.tokens.copy(), bench.size.prompt, datum.mask
-        ids[start:] = completion.tokens[:-1]
-        targets, logprobs = datum.targets.copy(), datum.logprobs.copy()
-        targets[start - 1 :], logprobs[start - 1 :] = completion.tokens, completion.logprobs
-        data.append(Datum(ids, targets, logprobs, mask * advantage / len(done) / mask.sum(), mask))
-    backend._forward_backward(data, SPEC)
-    backend._optim_step(AdamParams(1e-6))
-
-
-def _trl_seconds(bench: Bench) -> list[float]:
-    """Seconds of each of TRL's steps but the first."""
-    from datasets import Dataset
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import WhitespaceSplit
-    from transformers import PreTrainedTokenizerFast, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
-
-    size, on_gpu = bench.size, bench.device.type == "cuda"
-    words = Tokenizer(WordLevel({f"w{i}": i for i in range(size.vocab)}, unk_token="w0"))
-    words.pre_tokenizer = WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w0", pad_token="w0")
-    marks: list[float] = []
-
-    class Clock(TrainerCallback):
-        def on_step_end(self, *_: object, **__: object) -> None:
-            marks.append(now(bench.device))
-
-    def reward(completion_ids: list[list[int]], **_: object) -> list[float]:
-        return [reward_of(ids) for ids in completion_ids]
-
-    count, once = len(bench.prompts), bench.prompts[:: size.group]
-    part = min(count, 16 if on_gpu else count)
-    with tempfile.TemporaryDirectory() as folder:
-        config = GRPOConfig(
-            output_dir=folder,
-            per_device_train_batch_size=part,
-            gradient_accumulation_steps=count // part,
-            num_generations=size.group,
-            max_completion_length=size.completion,
-            max_steps=bench.repeats + 1,
-            generation_kwargs={"min_new_tokens": size.completion},
-            learning_rate=1e-6,
-            lr_scheduler_type="constant",
-            beta=0.0,
-            loss_type="dapo",
-            gradient_checkpointing=False,
-            shuffle_dataset=False,
-            bf16=on_gpu,
-            use_cpu=not on_gpu,
-            dataloader_pin_memory=on_gpu,
-            logging_strategy="no",
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-        )
-        rows = Dataset.from_list([{"prompt": " ".join(f"w{t}" for t in p)} for p in once * (bench.repeats + 1)])
-        model = copy.deepcopy(bench.model)
-        trainer = GRPOTrainer(
-            model, reward, config, train_dataset=rows, processing_class=tokenizer, callbacks=[Clock()]
-        )
-        trainer.train()
-    return [b - a for a, b in itertools.pairwise(marks)]
+def _trl_rate(bench: Bench, attention: str, part: int) -> Summary:
+    """TRL's, with `part` completions in one pass; its first two steps are left out likewise."""
+    on_gpu = bench.device.type == "cuda"
+    model = copy.deepcopy(bench.model)
+    model.set_attn_implementation(attention)
+    settings = {"bf16": on_gpu, "use_cpu": not on_gpu, "dataloader_pin_memory": on_gpu}
+    trainer = trl_trainer(model, _work(bench), bench.repeats + 2, lengths=[], micro_batch=part, **settings)
+    seconds, _ = alternate(trainer, [], 1, lambda: now(bench.device))
+    return summary([len(bench.prompts) / s for s in seconds[2:]])
 
 
 def settings(bench: Bench, name: str) -> dict[str, Any]:

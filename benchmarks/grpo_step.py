@@ -1,6 +1,8 @@
 """Completions per CPU-second of a full GRPO step, beside TRL's `GRPOTrainer` doing the same step.
 
-    python benchmarks/grpo_step.py [--quick] [--repeats R] [--steps N]     (pip install 'assay-rl[torch,chess,trl]')
+    python benchmarks/grpo_step.py [--quick] [--repeats R] [--steps N] [--profile] [--only-sweep]
+
+It needs `pip install 'assay-rl[torch,chess,trl]'`.
 
 A step samples, scores, trains and takes one optimizer step. Both sides start from the same weights (the chess preset's
 model after a short supervised stage) and use the same tokenizer, prompts, group size, generation limit, reward function
@@ -14,10 +16,16 @@ TRL runs its own `train()` with logging, saving and progress bars off, gradient 
 one micro-batch, and the fastest of its attention implementations and caches (--attention and --cache choose; the
 defaults were the fastest here).
 
+Chess prompts are long beside their answers, and a group shares its prompt, which Assay computes once. So `sweep`
+measures other shapes on random words (`common/step_sweep.py`): prompts of 2 to 128 tokens, groups of 2 to 16, all
+prompts of a step different or all equal. `lowest_ratio` is the lowest of all sizes and of the sweep. `--profile` shows
+for the lowest cell of the sweep how much of both sides' steps is matrix products of the same sizes.
+
 Blocks of steps alternate in one process; Assay's run inside a callback of TRL's trainer. CPU time is that of the whole
-process. Figures are medians over blocks, `ratio` compares neighbouring blocks, and the headline is the chess
-preset's size, 16 x 16. `peak_mb` is the peak resident memory of a process that runs one side alone; `start_mb` is what
-it held before the first step. The last line is one JSON object.
+process. Figures are medians over blocks, and `ratio`, of neighbouring blocks, is that of the chess preset's size,
+16 x 16. Both sides compute GELU by PyTorch's own function, which transformers' `gelu_new` is slower than and equal to.
+`peak_mb` is the peak resident memory of a process that runs one side alone; `start_mb` is what it held before the first
+step. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -50,21 +58,22 @@ from assay.rollouts.runner import prepare, run_groups
 from assay.types import SamplingParams
 from common import Summary, machine, summary
 from common.chess_policy import chess_backend, chess_data, warm_up
+from common.step_sweep import cells, floor, sweep_cell
+from common.whole_steps import LEARNING_RATE, Work, alternate
 
 SIZES = ((8, 8), (16, 16))
 """Prompts and completions per prompt of a step."""
 POSITIONS = 160
 MAX_TOKENS = 12
-LEARNING_RATE = 1e-6
-"""So small that both policies stay what they are and draw completions of the same length throughout."""
 SFT_STEPS = 150
+SWEEP_STEPS, SWEEP_REPEATS = 2, 5
+"""Most steps of a block, and blocks, of a cell of the sweep."""
 
 
 @dataclass
 class Tally:
-    """What one side did: CPU seconds per step of each block, and its completions' lengths and rewards."""
+    """Mean lengths and rewards of one side's completions."""
 
-    seconds: list[float] = field(default_factory=list)
     lengths: list[float] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
 
@@ -90,7 +99,6 @@ class AssaySide:
 
     async def steps(self, first: int, count: int) -> None:
         """Steps `first` to `first + count`, as one block."""
-        begin = time.process_time()
         for index in range(first, first + count):
             prepared = await prepare(self._data.train.batch(index), self._group)
             groups = await run_groups(
@@ -99,7 +107,6 @@ class AssaySide:
             metrics = (await self._trainer.update(groups)).rollouts
             self.tally.lengths.append(metrics["rollout/completion_tokens_mean"])
             self.tally.rewards.append(metrics["reward/mean"])
-        self.tally.seconds.append((time.process_time() - begin) / count)
 
 
 def trl_side(
@@ -145,29 +152,11 @@ def trl_side(
         report_to=[],
         disable_tqdm=True,
     )
-    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32, attn_implementation=args.attention)
+    model = AutoModelForCausalLM.from_pretrained(
+        policy, dtype=torch.float32, attn_implementation=args.attention, activation_function="gelu_pytorch_tanh"
+    )
     tokenizer = AutoTokenizer.from_pretrained(policy)
     return GRPOTrainer(model, reward, config, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
-
-
-def interleaved(assay: AssaySide, trainer: Any, tally: Tally, block: int, runner: asyncio.Runner) -> None:
-    """Run TRL's `train()`, and after each block of its steps a block of Assay's on the same prompts."""
-    from transformers import TrainerCallback
-
-    class Turns(TrainerCallback):
-        begin = 0.0
-
-        def on_train_begin(self, *_: object, **__: object) -> None:
-            self.begin = time.process_time()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
-            if state.global_step % block == 0:
-                tally.seconds.append((time.process_time() - self.begin) / block)
-                runner.run(assay.steps(state.global_step - block, block))
-                self.begin = time.process_time()
-
-    trainer.add_callback(Turns())
-    trainer.train()
 
 
 async def truths_of(data: EnvData, batches: int) -> tuple[list[dict[str, str]], dict[str, PolicyTruth]]:
@@ -191,11 +180,13 @@ def measure(policy: Path, cache: Path, prompts: int, group: int, args: argparse.
     with asyncio.Runner() as runner:
         rows, truths = runner.run(truths_of(data, args.total))
         assay, tally = AssaySide(policy, data, prompts, group), Tally()
-        interleaved(assay, trl_side(policy, rows, truths, args, tally), tally, args.steps, runner)
+        trainer = trl_side(policy, rows, truths, args, tally)
+        ours = lambda first, count: runner.run(assay.steps(first, count))  # noqa: E731
+        theirs, (mine,) = alternate(trainer, [ours], args.steps, time.process_time)
         runner.run(data.close())
     count = prompts * group
     # The first block of each side warms caches and allocators.
-    mine, theirs = assay.tally.seconds[1:], tally.seconds[1:]
+    mine, theirs = mine[1:], theirs[1:]
     return {
         "size": f"{prompts}x{group}",
         "completions_per_cpu_s": summary([count / s for s in mine]),
@@ -271,6 +262,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, help="steps per block")
     parser.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa", help="TRL's attention")
     parser.add_argument("--cache", choices=("dynamic", "static"), default="dynamic", help="TRL's key-value cache")
+    parser.add_argument("--profile", action="store_true", help="show the products in the steps of the lowest cell")
+    parser.add_argument("--only-sweep", action="store_true", help="leave the chess sizes and the memory out")
     parser.add_argument("--memory", choices=("assay", "trl"), help=argparse.SUPPRESS)
     parser.add_argument("--policy", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--engine-cache", type=Path, help=argparse.SUPPRESS)
@@ -281,6 +274,24 @@ def main() -> None:
         return
     if args.quick:
         args.repeats, args.steps = min(args.repeats, 3), min(args.steps, 2)
+    found: dict[str, Any] = {} if args.only_sweep else chess_sizes(args)
+    sweep: list[tuple[Work, dict[str, Any]]] = []
+    for work in cells(args.quick):
+        sweep.append((work, sweep_cell(work, min(args.steps, SWEEP_STEPS), min(args.repeats, SWEEP_REPEATS))))
+        show_cell(sweep[-1][1])
+    found["sweep"] = [cell for _, cell in sweep]
+    ratios = [size["ratio"]["median"] for size in found.get("sizes", [])] + [cell["ratio"] for _, cell in sweep]
+    found["lowest_ratio"] = round(min(ratios), 3)
+    if args.profile:
+        work, lowest = min(sweep, key=lambda pair: float(pair[1]["ratio"]))
+        found["floor"] = floor(work, lowest, steps=4)
+        print(json.dumps(found["floor"], indent=2))
+    settings = {"attention": args.attention, "cache": args.cache, "repeats": args.repeats, "steps": args.steps}
+    print(json.dumps(found | {"trl_settings": settings, "machine": machine("trl", "accelerate", "chess")}))
+
+
+def chess_sizes(args: argparse.Namespace) -> dict[str, Any]:
+    """The chess preset's model and prompts in two sizes, and both sides' memory."""
     with tempfile.TemporaryDirectory() as temporary:
         cache = Path(temporary) / "engine"
         policy = make_policy(Path(temporary) / "policy", cache)
@@ -288,16 +299,19 @@ def main() -> None:
         peaks = {} if args.quick else {side: memory_apart(side, policy, cache, args) for side in ("assay", "trl")}
     show(results, peaks)
     preset = results[-1]
-    headline = {
-        k: round(preset[k]["median"], 3) for k in ("completions_per_cpu_s", "trl_completions_per_cpu_s", "ratio")
-    }
-    settings = {"attention": args.attention, "cache": args.cache, "repeats": args.repeats, "steps": args.steps}
+    names = ("completions_per_cpu_s", "trl_completions_per_cpu_s", "ratio")
+    headline = {name: round(preset[name]["median"], 3) for name in names}
+    return headline | {"size": preset["size"], "sizes": results, "memory": peaks}
+
+
+def show_cell(cell: dict[str, Any]) -> None:
+    """One line of the sweep."""
+    low, high = cell["range"]
     print(
-        json.dumps(
-            headline
-            | {"size": preset["size"], "sizes": results, "memory": peaks, "trl_settings": settings}
-            | {"machine": machine("trl", "accelerate", "chess")}
-        )
+        f"prompts of {cell['prompt_tokens']:3d} tokens, {cell['distinct']:3d} of {cell['prompts']:3d} different, "
+        f"groups of {cell['group_size']:2d}: {cell['step_ms']:7.1f} ms, TRL {cell['trl_step_ms']:7.1f} ms, "
+        f"ratio {cell['ratio']:.2f} ({low:.2f} to {high:.2f})",
+        flush=True,
     )
 
 

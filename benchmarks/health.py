@@ -1,11 +1,13 @@
 """Whether the health rules catch runs that go wrong, how early, and how often they cry wolf.
 
-    python benchmarks/health.py [--seeds N] [--sources made_up toy chess] [--chess-batches N] [--quick]
+    python benchmarks/health.py [--seeds N] [--sources made_up toy chess healthy rescue] [--out FOLDER] [--quick]
 
-Two sources of series, both on seeds that no threshold was chosen on: made-up runs with realistic noise
-(`tests/support/health_series.py`), and real training runs (`benchmarks/common/health_runs.py`): tiny ones that
-collapse or are sabotaged, chess with a learning rate 20 times too high, and tiny and chess runs that learn. Every step
-of a series goes through a `HealthMonitor` with default settings. The last line is one JSON object:
+Sources, on seeds that no threshold was chosen on: made-up series with realistic noise
+(`tests/support/health_series.py`), and real training runs: tiny ones that collapse or are sabotaged, and chess with a
+learning rate 20 times too high (`benchmarks/common/health_runs.py`); tiny runs that learn under varied settings
+(`health_healthy.py`); and collapses that are run again with the monitor acting (`health_rescue.py`). Every step of a
+series goes through a `HealthMonitor` with default settings. With `--out`, each real run of `healthy` and `rescue` is
+kept in a file, and not run again. The last line is one JSON object:
 
 - `kinds`: the ways to go wrong. `caught`: by kind and source, series in which a rule of that kind spoke after the
   onset; an alarm of another kind's rule does not count. `kinds_caught`: kinds all of whose series were caught, of
@@ -13,7 +15,12 @@ of a series goes through a `HealthMonitor` with default settings. The last line 
 - `lead_steps`: by kind and source, the median number of steps from that alarm to the point of no return (negative is
   late), over the series that reach one. `least_lead_steps`: the smallest. `in_time`: series with a lead of 0 or more.
 - `false_alarms_per_1000_steps`: alarms of any rule in healthy runs and before the known onset of a fault; `real` is
-  tiny and chess runs together.
+  all real runs together.
+- `collapses`: runs of `rescue` that, with the monitor only warning, ended with less than 80 % of what the undisturbed
+  run gained on held-out tasks, after they had more, or with nothing left to learn from. `rescued`: those that, with the
+  monitor acting, came to their end with at least 80 % of that gain; `stopped`: those that it paused or stopped with an
+  error; `neither`: the rest, by name. `median_reward_lost`: held-out reward of the undisturbed run less that of the run
+  with the monitor acting, where it came to its end; `median_reward_lost_watched`: where it only warned.
 
 The point of no return is, by kind:
 
@@ -27,7 +34,8 @@ The point of no return is, by kind:
 - constant_rewards, mismatch, gradient_explosion, clipping, which do not grow: 20 steps after the onset, when the
   default settings have written two checkpoints of it.
 
-The exit status is 1 when a kind was missed or false alarms are above 1 in 1000 steps.
+The exit status is 1 when a kind was missed, a collapse was neither rescued nor stopped, or false alarms are above 1 in
+1000 steps.
 """
 
 from __future__ import annotations
@@ -44,9 +52,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from assay.grpo.health.config import HealthConfig
+from assay.grpo.health.finding import Finding
 from assay.grpo.health.monitor import HealthMonitor
-from assay.grpo.health.rules import Finding
 from common import machine
+from common.health_healthy import SETTINGS, healthy_series, store, stored
+from common.health_rescue import (
+    ARMS,
+    COLLAPSES,
+    Arm,
+    Outcome,
+    as_json,
+    collapsed,
+    from_json,
+    outcome,
+    rescued,
+)
 from common.health_runs import FAULTS, chess_run, failing_run, healthy_run
 from support import health_series
 
@@ -57,7 +77,7 @@ ALLOWED = 1.0
 ONCE = {"constant_rewards", "mismatch", "gradient_explosion", "clipping"}
 """Kinds that begin at their full size."""
 MADE_UP = "made_up"
-SOURCES = (MADE_UP, "toy", "chess")
+SOURCES = (MADE_UP, "toy", "chess", "healthy", "rescue")
 TOO_HOT = ("learning_rate=1e-2", "kl_penalty_coef=1e-3")
 """The chess preset learns at 5e-4."""
 Series = Sequence[health_series.Step]
@@ -172,6 +192,57 @@ def chess(batches: int, folder: Path) -> Tally:
     return tally
 
 
+def varied(seeds: int, steps: int, folder: Path, kept: Path) -> Tally:
+    """Judge tiny real runs that learn, `seeds` of each setting."""
+    tally = Tally()
+    for seed in range(FIRST_SEED + 2000, FIRST_SEED + 2000 + seeds):
+        for name in SETTINGS:
+            file = kept / f"healthy_{name.replace(' ', '_')}_{seed}.json"
+            if not file.exists():
+                store(file, healthy_series(name, seed, folder / file.stem, steps))
+            tally.healthy(f"{name} {seed}", stored(file))
+    return tally
+
+
+def rescue(kinds: Sequence[str], seeds: int, folder: Path, kept: Path) -> dict[str, object]:
+    """Judge what the monitor does about real collapses: `seeds` of each kind."""
+
+    def arm(name: str, which: Arm, seed: int) -> Outcome:
+        words = "undisturbed" if which == "undisturbed" else f"{name}_{which}"
+        file = kept / f"rescue_{words.replace(' ', '_').replace(',', '')}_{seed}.json"
+        if not file.exists():
+            file.write_text(json.dumps(as_json(outcome(name, which, seed, folder / file.stem))))
+        return from_json(json.loads(file.read_text()))
+
+    found: list[tuple[str, Outcome, Outcome, Outcome]] = []
+    spared = []
+    for seed in range(FIRST_SEED + 1000, FIRST_SEED + 1000 + seeds):
+        for name in kinds:
+            undisturbed, watched, acting = (arm(name, which, seed) for which in ARMS)
+            real = collapsed(watched, undisturbed)
+            ends = f"{undisturbed.final:.2f} undisturbed, {watched.final:.2f} watched, {acting.final:.2f} acting"
+            print(f"  {name} {seed}: {'collapse' if real else 'none'}; {ends} ({acting.ended})", file=sys.stderr)
+            if real:
+                found.append((f"{name} {seed}", undisturbed, watched, acting))
+            else:
+                spared.append(f"{name} {seed}")
+    saved = [name for name, undisturbed, _, acting in found if rescued(acting, undisturbed)]
+    stopped = [name for name, _, _, acting in found if acting.ended == "stopped"]
+    lost = [undisturbed.final - acting.final for _, undisturbed, _, acting in found if acting.ended == "done"]
+    unwatched = [undisturbed.final - watched.final for _, undisturbed, watched, _ in found if watched.ended == "done"]
+    new = [name for name, *_ in found if not COLLAPSES[name.rpartition(" ")[0]].known]
+    return {
+        "collapses": len(found),
+        "of_kinds_unknown_to_the_rules": len(new),
+        "rescued": len(saved),
+        "stopped": len(stopped),
+        "neither": [name for name, *_ in found if name not in saved and name not in stopped],
+        "no_collapse": spared,
+        "median_reward_lost": statistics.median(lost) if lost else None,
+        "median_reward_lost_watched": statistics.median(unwatched) if unwatched else None,
+    }
+
+
 def summary(sources: dict[str, Tally]) -> dict[str, object]:
     """All sources, apart and together."""
     kinds = list(health_series.FAILURES)
@@ -219,6 +290,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=10, help="made-up series of each kind; tiny runs are a fifth")
     parser.add_argument("--sources", nargs="+", choices=SOURCES, default=SOURCES, help="where series come from")
     parser.add_argument("--chess-batches", type=int, default=150, help="RL batches of the chess run")
+    parser.add_argument("--out", type=Path, help="folder in which real runs are kept")
     parser.add_argument("--quick", action="store_true", help="a few seconds: shows that everything works")
     args = parser.parse_args()
     began, cpu = time.monotonic(), time.process_time()
@@ -230,15 +302,21 @@ def main() -> int:
                 ["mismatch"] if args.quick else list(FAULTS), max(1, seeds // 5), 40 if args.quick else 300, folder
             ),
             "chess": lambda: chess(args.chess_batches, folder),
+            "healthy": lambda: varied(max(1, seeds * 2 // 5), 40 if args.quick else 500, folder, kept),
         }
-        wanted = [MADE_UP, "toy"] if args.quick else args.sources
-        sources = {name: tallies[name]() for name in wanted}
-    found = summary(sources)
+        kept = args.out or folder / "kept"
+        kept.mkdir(parents=True, exist_ok=True)
+        wanted = [MADE_UP, "toy", "rescue"] if args.quick else args.sources
+        sources = {name: tallies[name]() for name in wanted if name in tallies}
+        kinds = ["rate x50", "reward flipped"] if args.quick else list(COLLAPSES)
+        rescues = rescue(kinds, max(1, seeds // 5), folder, kept) if "rescue" in wanted else {}
+    found = summary(sources) | rescues
     cost = {"cpu_s": round(time.process_time() - cpu, 1), "wall_s": round(time.monotonic() - began, 1)}
     print(json.dumps(found | cost | {"quick": args.quick, "machine": machine()}))
     rate = found["false_alarms_per_1000_steps"]
     assert isinstance(rate, dict)
-    return 0 if found["kinds_caught"] == found["kinds_judged"] and rate["all"] <= ALLOWED else 1
+    caught = found["kinds_caught"] == found["kinds_judged"] and not rescues.get("neither")
+    return 0 if caught and rate.get("all", 0.0) <= ALLOWED else 1
 
 
 if __name__ == "__main__":

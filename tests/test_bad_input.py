@@ -102,7 +102,7 @@ def only_message(stderr: str) -> str:
         ({"sft.num_steps": True}, r"sft\.num_steps=true .*: expected a whole number"),
         ({"max_errored_fraction": 2}, "max_errored_fraction=2.0 must be at most 1"),
         ({"scratch.num_heads": 0}, r"scratch\.num_heads=0 must be at least 1"),
-        ({"scratch.hidden_size": 30}, r"scratch\.num_heads=4 does not divide hidden_size=30"),
+        ({"scratch.hidden_size": 30}, r"scratch\.num_heads=4 does not divide scratch\.hidden_size=30"),
         ({"scratch.context_length": 4}, r"scratch\.context_length=4 must be at least 16"),
         ({"scratch.initializer_range": 0}, r"scratch\.initializer_range=0.0 must be above 0"),
         ({"backend": "tinker"}, "backend=tinker"),

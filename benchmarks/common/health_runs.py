@@ -21,6 +21,7 @@ from typing import Any
 from unittest import mock
 
 import chz
+import numpy as np
 import torch
 
 from assay.backends.config import LocalBackend
@@ -29,13 +30,14 @@ from assay.envs.base import BuildContext, EnvData, StepResult
 from assay.grpo.config import AlgorithmConfig
 from assay.grpo.health.config import DEFAULT_ACTIONS, HealthConfig
 from assay.grpo.health.rules import WATCHED
+from assay.grpo.parity import ParityConfig
 from assay.training.config import SFTConfig, TrainingConfig, load_config
 from assay.training.loop import train
 from assay.types import Score
 from support.health_series import Step
 from support.scripted import ScriptedGroup
 from support.tiny_run import tiny
-from support.toy_env import ToyBuilder, ToyDataset
+from support.toy_env import ToyBuilder, ToyDataset, prompts
 
 ONSET = 40
 """RL step at which a fault from outside begins."""
@@ -85,7 +87,7 @@ def wrong_unit(text: str, step: int) -> dict[str, float]:
     return {name: scale * value for name, value in balanced(text, step).items()}
 
 
-REWARDS: Mapping[str, Reward] = {r.__name__: r for r in (balanced, all_a, hackable, noisy, long, broken, wrong_unit)}
+REWARDS: dict[str, Reward] = {r.__name__: r for r in (balanced, all_a, hackable, noisy, long, broken, wrong_unit)}
 
 
 @dataclass(frozen=True)
@@ -93,10 +95,12 @@ class RewardedDataset(ToyDataset):
     """Toy prompts whose answers a named reward judges."""
 
     reward: str = "balanced"
+    step: int | None = None
+    """The RL step that rewards are told of; None tells them of the batch's own."""
 
     def batch(self, index: int) -> Sequence[ScriptedGroup]:
         def judge(text: str, sample: int, turn: int) -> StepResult:
-            parts = REWARDS[self.reward](text, index)
+            parts = REWARDS[self.reward](text, index if self.step is None else self.step)
             return StepResult(Score("scored", sum(parts.values()), parts=parts), done=True)
 
         return [replace(group, judge=judge) for group in super().batch(index)]
@@ -108,12 +112,20 @@ class RewardedBuilder(ToyBuilder):
 
     reward: str = "balanced"
     """Name of the reward."""
+    intended: str | None = None
+    """Name of the reward of the held-out tasks; null takes the toy environment's own tasks."""
+    num_heldout: int = 0
+    """Held-out prompts of it."""
 
     def build(self, context: BuildContext) -> EnvData:
         data = super().build(context)
         train = data.train
         assert isinstance(train, ToyDataset)
-        return replace(data, train=RewardedDataset(train.prompts, self, train.max_turns, self.reward))
+        data = replace(data, train=RewardedDataset(train.prompts, self, train.max_turns, self.reward))
+        if self.intended is None:
+            return data
+        held = prompts(np.random.default_rng([context.seed, 1]), self.num_heldout)
+        return replace(data, heldout=RewardedDataset(held, self, train.max_turns, self.intended, step=-1))
 
 
 @dataclass(frozen=True)
@@ -128,7 +140,7 @@ class Fault:
     steps: int = ONSET + 30
 
 
-def _from_call(name: str, first: int, change: Callable[[TorchBackend, tuple[Any, ...]], tuple[Any, ...]]) -> Any:
+def from_call(name: str, first: int, change: Callable[[TorchBackend, tuple[Any, ...]], tuple[Any, ...]]) -> Any:
     """Patch a method of the backend: from its call `first` on, `change` is applied to its arguments."""
     original, calls = getattr(TorchBackend, name), 0
 
@@ -159,8 +171,8 @@ FAULTS: Mapping[str, Fault] = {
     "entropy_collapse": Fault("all_a", {"learning_rate": 4e-3, "kl_penalty_coef": 1e-6}, steps=140),
     "reward_hacking": Fault("hackable", {}),
     "constant_rewards": Fault("broken", {}, onset=ONSET),
-    "non_finite": Fault("balanced", {}, lambda: _from_call("optim_step", SFT_STEPS + ONSET, _poisoned), ONSET),
-    "mismatch": Fault("balanced", {}, lambda: _from_call("sample", ONSET, _hotter), ONSET),
+    "non_finite": Fault("balanced", {}, lambda: from_call("optim_step", SFT_STEPS + ONSET, _poisoned), ONSET),
+    "mismatch": Fault("balanced", {}, lambda: from_call("sample", ONSET, _hotter), ONSET),
     "gradient_explosion": Fault("wrong_unit", {}, onset=ONSET),
     "truncation": Fault("long", {"learning_rate": 3e-3}),
     "clipping": Fault("balanced", {"learning_rate": 2e-2, "num_substeps": 8, "loss_fn": "ppo"}),
@@ -181,7 +193,13 @@ def healthy_run(seed: int, folder: Path, steps: int = 300) -> list[Step]:
 
 def tiny_run(folder: Path, reward: str, seed: int, steps: int, **changes: Any) -> list[Step]:
     """Train the toy policy, 8 groups of 8 rollouts a step."""
-    settings = {
+    builder = RewardedBuilder(num_train=8 * steps, batch_size=8, group_size=8, reward=reward)
+    return run(tiny(folder, **(settings_of(seed) | {"dataset_builder": builder} | changes)))
+
+
+def settings_of(seed: int) -> dict[str, Any]:
+    """Settings with which the toy policy learns and stays healthy; the monitor only warns."""
+    return {
         "learning_rate": 1e-3,
         "kl_penalty_coef": 0.1,
         "max_tokens": 12,
@@ -192,11 +210,12 @@ def tiny_run(folder: Path, reward: str, seed: int, steps: int, **changes: Any) -
         "sft": SFTConfig(num_steps=SFT_STEPS, save_every=10**6, batch_size=8, lr_warmup_steps=2),
         "local": LocalBackend(device="cpu"),
         "grpo": AlgorithmConfig(
-            kl_estimator="k1", kl_placement="reward", health=HealthConfig(report_every=0, actions=WATCHING)
+            parity=ParityConfig(enabled=False),  # it would stop the mismatch before the monitor sees it
+            kl_estimator="k1",
+            kl_placement="reward",
+            health=HealthConfig(report_every=0, actions=WATCHING),
         ),
-        "dataset_builder": RewardedBuilder(num_train=8 * steps, batch_size=8, group_size=8, reward=reward),
     }
-    return run(tiny(folder, **(settings | changes)))
 
 
 def chess_run(seed: int, folder: Path, batches: int, *changes: str) -> list[Step]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,6 +12,7 @@ from typing import Annotated, Any, Literal
 import chz
 import pytest
 
+from assay.cli.tasks.grade import GradeConfig
 from assay.config import (
     MAY_CHANGE,
     NOT_NULL,
@@ -27,10 +29,14 @@ from assay.config import (
     load,
     resolved,
 )
+from assay.config.help import nodes
+from assay.config.idle import names_of, unresolved
 from assay.config.record import changed_files, may_change
 from assay.config.schema import settings
 from assay.errors import ConfigError
+from assay.integrations.common.settings import HostConfig
 from assay.plugins import Kind
+from assay.training.config import TrainingConfig
 
 OWN = """
 from typing import Annotated
@@ -139,7 +145,7 @@ def refusal(*layers: dict[str, Any]) -> str:
         ({"pen.width": 10}, "pen.width=10 must be at most 9."),
         ({"shape.area": 0}, "shape.area=0.0 must be above 0."),
         ({"name": "x"}, "name=x is set, but it is read only when project is set, and project=null"),
-        ({"pen.tip": "wide"}, "pen.tip=wide is set, but it is read only when width is above 3, and width=1"),
+        ({"pen.tip": "wide"}, "pen.tip=wide is set, but it is read only when pen.width is above 3, and pen.width=1"),
         ({"mode": "paint", "pen.width": 5}, "pen.width=5 is set, but it is read only when mode is draw"),
     ],
 )
@@ -365,8 +371,6 @@ def test_what_a_file_has_from_elsewhere_is_found_through_it_again(own: Path) -> 
 
 
 def test_a_chosen_class_that_a_later_layer_makes_idle_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
-    from assay.training.config import TrainingConfig
-
     chosen = {"mode": "multi_turn", "multiturn_dataset_builder": "chess"}
     config = build(TrainingConfig, [Layer("a file", chosen), Layer("command line", {"mode": "single_turn"})])
     assert config.multiturn_dataset_builder is None
@@ -390,6 +394,96 @@ class Weathered(Shape):
 def test_what_is_said_is_never_dropped_for_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHAPE.known, "weathered", f"{__name__}:Weathered")  # type: ignore[arg-type]
     assert load(Root, None, ["shape=weathered"]).shape == Weathered(wet=True)
-    with pytest.raises(ConfigError, match="coat=red is set, but it is read only when wet is false, and wet=true"):
+    with pytest.raises(ConfigError, match=r"read only when shape\.wet is false, and shape\.wet=true"):
         load(Root, None, ["shape=weathered", "shape.coat=red"])
     assert load(Root, None, ["shape=weathered", "shape.coat=red", "shape.wet=false"]).shape == Weathered(coat="red")
+
+
+ROOTS = (TrainingConfig, HostConfig, GradeConfig)
+"""The classes that commands read settings into."""
+
+
+def every_key(root: type) -> dict[str, Any]:
+    """Every key below a root with its field, under each choice of classes, as `assay settings` lists them."""
+    return {
+        (f"{node.key}.{name}" if node.key else name): setting
+        for node in nodes(root)
+        if node.cls is not None
+        for name, setting in settings(node.cls).items()
+    }
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_what_a_field_names_exists(root: type) -> None:
+    for node in nodes(root):
+        assert node.cls is not None
+        around = [names_of(other.cls) for other in nodes(root) if other.cls and is_around(other.key, node.key)]
+        assert not list(unresolved(node.cls, around)), node.key
+
+
+def is_around(outer: str, inner: str) -> bool:
+    return outer == "" or f"{inner}.".startswith(f"{outer}.")
+
+
+def test_a_name_that_leads_nowhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    @chz.chz
+    class Wrong(Settings):
+        """Its field names nothing."""
+
+        depth: Annotated[int, UsedWhen("wdith", 1)] = 1
+        """Never."""
+
+    with pytest.raises(ConfigError, match=r"Wrong.depth is marked as used when 'wdith' has some value, and neither"):
+        load(Wrong, None)
+
+
+NAMED = re.compile(r"(?:^|[\s(])([a-z_]+(?:\.[a-z_]+)*)=|\b(?:Set|Raise|Lower|Change|remove) ([a-z_]+(?:\.[a-z_]+)*)")
+
+
+def idle_examples() -> list[list[str]]:
+    """One setting of each kind that would do nothing, as overrides."""
+    return [
+        *(["monitor", s] for s in ("gamma=0.9", "max_turns=9", "local.lora_alpha=7", "local.lora_targets=q")),
+        *(["monitor", "kl_penalty_coef=0", f"grpo.{s}"] for s in ("kl_estimator=k2", "kl_unbiased=true")),
+        *(["monitor", "kl_penalty_coef=0", s] for s in ("kl_discount_factor=0.5", "grpo.kl_placement=reward")),
+        *(["monitor", "grpo.kl_placement=loss", s] for s in ("kl_discount_factor=0.5",)),
+        *(["monitor", "kl_penalty_coef=0", f"grpo.{s}"] for s in ("health.kl_tail_limit=3", "ref_refresh_every=1")),
+        *(["monitor", f"grpo.{s}"] for s in ("buffer_capacity=9", "max_staleness=1", "kl_horizon=5")),
+        *(["monitor", "sft.num_steps=0", f"sft.{s}"] for s in ("learning_rate=1", "batch_size=3", "save_every=1")),
+        *(["monitor", "tensorboard_enabled=false", s] for s in ("tensorboard_log_histograms_every=3",)),
+        ["monitor", "tensorboard_enabled=false", "tensorboard_log_per_level=false"],
+        ["monitor", "tensorboard_enabled=false", "completion_table_every=3"],
+        *(["monitor", "model_name=m", s] for s in ("scratch.hidden_size=64", "scratch.vocab_size=99")),
+        *(["monitor", s] for s in ("wandb_name=x", "base_url=http://x", "mode=multi_turn", "local.cohort_tokens=5")),
+        *(["monitor", "local.device=cpu", f"local.{s}"] for s in ("cuda_graphs=false", "matmul_precision=highest")),
+        *(["monitor", f"dataset_builder.{s}"] for s in ("judge.model=m", "engine.offline=true")),
+        *(["monitor", f"dataset_builder.reward.{s}"] for s in ("monitor_wrong_reward=2",)),
+        *(["chess", f"dataset_builder.{s}"] for s in ("arbiter_fraction=0.5", "policy_weights.evals=1")),
+        ["chess", "dataset_builder.task=arbiter", "dataset_builder.stockfish.nodes=9"],
+        ["chess", "dataset_builder.chat.history=append"],
+    ]
+
+
+@pytest.mark.parametrize("words", idle_examples(), ids=" ".join)
+def test_a_setting_that_would_do_nothing_is_refused_in_keys_that_exist(words: list[str]) -> None:
+    preset, *overrides = words
+    with pytest.raises(ConfigError, match="is set, but it is read only when") as caught:
+        load(TrainingConfig, preset, overrides)
+    known = every_key(TrainingConfig)
+    named = [one or other for line in str(caught.value).splitlines() for one, other in NAMED.findall(line)]
+    assert named and set(named) <= known.keys(), sorted(set(named) - known.keys())
+    assert overrides[-1].partition("=")[0].startswith(tuple(named))
+
+
+def test_literals_of_numbers_take_no_truth_value() -> None:
+    @chz.chz
+    class Numbered(Settings):
+        """A choice of numbers."""
+
+        level: Literal[1, 2] = 1
+        """Which."""
+
+    for value in (True, 1.0, "1"):
+        with pytest.raises(SettingsError, match="expected one of 1, 2"):
+            Numbered(level=value)  # type: ignore[arg-type]
+    assert Numbered(level=2).level == 2

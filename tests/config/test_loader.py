@@ -284,8 +284,11 @@ def test_missing_and_unreadable_sources(tmp_path: Path) -> None:
         (["backend=tinker"], "use backend=local"),
         (["multiturn_dataset_builder=chess"], "Set mode=multi_turn"),
         (["wandb_name=x"], "Set wandb_project"),
-        (["kl_discount_factor=0.9"], "read only when kl_penalty_coef is above 0, and kl_penalty_coef=0.0"),
-        (["grpo.kl_target=0.1"], "grpo.kl_target=0.1 is set, but it is read only when kl_penalty_coef is above 0"),
+        (["kl_discount_factor=0.9"], "read only when there is a KL penalty, and kl_penalty_coef=0.0"),
+        (
+            ["grpo.kl_target=0.1"],
+            "grpo.kl_target=0.1 is set, but it is read only when there is a KL penalty",
+        ),
         (["max_turns=9"], "read only when mode is multi_turn, and mode=single_turn"),
         (["temperature=0"], "must be above 0"),
         (["num_substeps=17"], "Lower num_substeps"),

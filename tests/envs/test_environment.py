@@ -237,10 +237,26 @@ def test_an_env_of_several_turns() -> None:
     assert load_config(None, [f"dataset_builder={own}"]).build_context().max_turns == 3
     config = load_config(None, [f"dataset_builder={own}", "dataset_builder.max_turns=7", "mode=multi_turn", "gamma=1"])
     assert config.build_context().max_turns == 7
-    with pytest.raises(ConfigError, match=r"max_turns=9 would have no effect: Game plays 3 turns by its own setting"):
+    with pytest.raises(ConfigError, match="only when the environment leaves the number of turns to the run, and") as it:
         load_config(None, [f"dataset_builder={own}", "mode=multi_turn", "max_turns=9"])
-    simple = ["dataset_builder=" + f"{__name__}:Digits", "mode=multi_turn", "max_turns=9"]
-    assert load_config(None, simple).build_context().max_turns == 9
+    assert "max_turns=9 is set" in str(it.value) and "Set dataset_builder.max_turns" in str(it.value)
+    open_ended = [f"dataset_builder={__name__}:OpenEnded", "mode=multi_turn", "max_turns=9"]
+    assert load_config(None, open_ended).build_context().max_turns == 9
+    assert load_config(None, [f"dataset_builder={own}", "gamma=1"]).gamma == 1, "it plays turns in single-turn mode too"
+
+
+class OpenEnded(Digits):
+    """As many turns as the run says."""
+
+    async def env(self, task: Task) -> Env:
+        return Guess(int(task.answer))
+
+
+def test_turns_of_an_environment_that_one_answer_ends_are_refused() -> None:
+    simple = f"dataset_builder={__name__}:Digits"
+    for setting in ("mode=multi_turn", "gamma=0.9", "dataset_builder.max_turns=3", "local.cohort_tokens=9"):
+        with pytest.raises(ConfigError, match="is set, but it is read only when"):
+            load_config(None, [simple, setting])
 
 
 @pytest.mark.parametrize("value", ["abc", None, object()])

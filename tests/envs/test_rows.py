@@ -251,12 +251,13 @@ def test_more_rows_than_wanted_are_not_read_and_that_is_said(place: Path, caplog
         ({"path": "row.jsonl"}, "path=row.jsonl does not exist. That folder has rows.jsonl."),
         ({"path": "rewards.py"}, "path=rewards.py: .py cannot be read. Give .jsonl, .json, .csv"),
         ({"reward": "rewards.py:corect"}, "looked for the reward 'corect' in"),
-        ({"test_split": "validation"}, None),
+        (
+            {"test_split": "validation"},
+            "test_split=validation is set, but it is read only when held-out rows are read from",
+        ),
     ],
 )
-def test_what_is_not_there_is_one_line(place: Path, values: dict[str, Any], words: str | None) -> None:
-    if words is None:  # a single file has no splits: the test rows are the training rows
-        words = "are held out too, so only tasks"
+def test_what_is_not_there_is_one_line(place: Path, values: dict[str, Any], words: str) -> None:
     with pytest.raises((ConfigError, DataError)) as caught:
         build_data(rows(**values), CONTEXT)
     assert words in str(caught.value) and "\n" not in str(caught.value)

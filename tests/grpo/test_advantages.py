@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.grpo.advantages import group_advantages, has_constant_rewards, is_constant, turn_returns
+from assay.grpo.advantages import group_advantages, has_constant_rewards, is_constant, lone_turns, turn_returns
+from assay.grpo.recipes import Baseline
 from assay.types import TrajectoryGroup
 from support.scripted import group, trajectory
 
@@ -13,8 +14,10 @@ REWARDS = st.floats(-100, 100, allow_nan=False).map(lambda x: round(x, 3))
 ROLLOUTS = st.lists(st.lists(REWARDS, min_size=1, max_size=3) | st.just([None]), min_size=1, max_size=6)
 
 
-def advantages(of: TrajectoryGroup, *, gamma: float = 0.5, normalize_by_std: bool = False) -> list[list[float]] | None:
-    return group_advantages(of, gamma=gamma, normalize_by_std=normalize_by_std)
+def advantages(
+    of: TrajectoryGroup, *, gamma: float = 0.5, normalize_by_std: bool = False, baseline: Baseline = "mean"
+) -> list[list[float]] | None:
+    return group_advantages(of, gamma=gamma, normalize_by_std=normalize_by_std, baseline=baseline)
 
 
 def test_a_turn_earns_its_reward_and_the_discounted_return_of_the_next() -> None:
@@ -119,3 +122,61 @@ def test_small_differences_say_something() -> None:
 
 def test_equal_rewards_at_different_turns_differ_by_their_discount() -> None:
     assert advantages(group([0.0, 1.0], [1.0]), gamma=0.4) is not None
+
+
+# The others at the same turn
+
+
+def test_a_turn_is_compared_with_the_others_at_the_same_turn() -> None:
+    these = group([1.0, 4.0], [0.0, 2.0], [5.0])
+    assert advantages(these, gamma=1.0, baseline="turn") == [[5 - 3.5, 2.0], [2 - 5.0, -2.0], [5 - 3.5]]
+
+
+def test_a_turn_that_no_other_rollout_reached_gets_no_advantage() -> None:
+    these = group([1.0, 1.0, 9.0], [0.0, 2.0], [0.0, 0.0, None])
+    assert advantages(these, gamma=0.0, baseline="turn") == [[1.0, -1.0, 0.0], [-1.0, 1.0], []]
+    assert lone_turns(these) == (1, 5)
+    assert lone_turns(group([1.0, 1.0], [None])) == (2, 2) and lone_turns(group([None])) == (0, 0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(ROLLOUTS, st.booleans(), st.floats(0, 1))
+def test_advantages_of_a_turn_sum_to_zero_and_scale_with_the_reward(
+    rollouts: list[list[float | None]], normalize_by_std: bool, gamma: float
+) -> None:
+    these = group(*rollouts)
+    found = advantages(these, gamma=gamma, normalize_by_std=normalize_by_std, baseline="turn")
+    returns = [[] if t.errored else turn_returns(t, gamma) for t in these.trajectories]
+    columns = [[turns[t] for turns in returns if t < len(turns)] for t in range(3)]
+    if found is None:
+        assert has_constant_rewards(these) or all(len(c) < 2 or is_constant(c) for c in columns)
+        return
+    assert [len(turns) for turns in found] == [len(turns) for turns in returns]
+    for t, column in enumerate(columns):
+        mine = np.array([turns[t] for turns in found if t < len(turns)])
+        assert abs(mine.sum()) <= 1e-9 * max(1.0, np.abs(mine).max(initial=0)) * 6
+        if len(column) < 2 or is_constant(column):
+            assert not mine.any(), "nothing tells these rollouts apart, and rounding must not"
+        elif not normalize_by_std:
+            np.testing.assert_allclose(
+                mine, (np.array(column) - np.mean(column)) * len(column) / (len(column) - 1), atol=1e-9
+            )
+    if normalize_by_std:
+        tripled = group(*([None if r is None else 3 * r for r in turns] for turns in rollouts))
+        again = advantages(tripled, gamma=gamma, normalize_by_std=True, baseline="turn") or []
+        np.testing.assert_allclose(np.concatenate(again), np.concatenate(found), atol=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(REWARDS, min_size=2, max_size=6), st.booleans())
+def test_with_one_turn_each_it_is_leave_one_out_to_the_bit(rewards: list[float], normalize_by_std: bool) -> None:
+    of: list[Baseline] = ["turn", "leave_one_out"]
+    turn, others = (advantages(group(*rewards), normalize_by_std=normalize_by_std, baseline=b) for b in of)
+    assert turn == others
+
+
+def test_rollouts_that_are_equal_turn_by_turn_but_for_a_lone_turn_say_nothing() -> None:
+    these = group([0.5, 0.5, 7.0], [0.5, 0.5])
+    assert not has_constant_rewards(these)
+    assert advantages(these, gamma=0.0, baseline="turn") is None
+    assert advantages(these, gamma=0.0) is not None

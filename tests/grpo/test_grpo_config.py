@@ -17,6 +17,8 @@ from assay.backends.local import backend
 from assay.config.schema import settings
 from assay.errors import TrainingError
 from assay.grpo.health.monitor import HealthMonitor
+from assay.grpo.parity import ParityConfig
+from support.off_policy import MADE_UP
 from support.own_rollouts import changed, made_up, snapshot
 from support.scripted import group, tiny_backend
 from support.tiny_models import tiny_model
@@ -30,6 +32,7 @@ BASE: dict[str, Any] = {
     "num_substeps": 3,
     "grad_clip_norm": 0.5,
     "health": HealthConfig(actions=IGNORED),
+    "parity": MADE_UP,
 }
 
 
@@ -46,6 +49,7 @@ class Change:
 CONFIG: dict[str, Change] = {
     "baseline": Change("leave_one_out", "weights"),
     "aggregation": Change("token", "weights"),
+    "count_constant_groups": Change(False, "grad_norm", {"remove_constant_reward_groups": True}),
     "constant_length": Change(50, "grad_norm", {"aggregation": "constant", "constant_length": 5}),
     "entropy_coef": Change(0.2, "weights"),
     "mask_truncated": Change(True, "tokens"),
@@ -58,9 +62,9 @@ CONFIG: dict[str, Change] = {
     "ref_refresh_every": Change(1, "kl_div"),
     "ref_refresh_mix": Change(0.5, "kl_div", {"ref_refresh_every": 1}),
     "tis_cap": Change(1.1, "tis_weight"),
-    "max_ratio_error": Change(0.01, "error"),
+    "parity": Change(ParityConfig(max_ratio_error=0.01), "error"),
     "buffer_capacity": Change(2, "rollouts_evicted"),
-    "min_fresh_fraction": Change(0.9, "rollout_buffer_size"),
+    "min_fresh_fraction": Change(0.9, "rollout_buffer_size", {"max_staleness": 5}),
     "max_staleness": Change(1, "rollouts_stale"),
     "health": Change(HealthConfig(report_every=1, actions=IGNORED), "log"),
     "loss_fn": Change("cispo", "weights"),
@@ -85,11 +89,22 @@ CONFIG: dict[str, Change] = {
 }
 
 
+PARITY: dict[str, tuple[dict[str, Any], str]] = {
+    "enabled": ({"enabled": False}, "parity/kl"),
+    "kl_limit": ({"kl_limit": 1e-9}, "error"),
+    "tail_limit": ({"tail_limit": 1e-6}, "error"),
+    "max_ratio_error": ({"max_ratio_error": 1e-3}, "error"),
+    "tokens": ({"tokens": 1}, "parity/tokens"),
+}
+"""Settings of the parity gate, and what of the outcome each must change."""
+
+
 def data(model: Any) -> StepData:
     """Groups of several lengths: one of equal rewards, one with a truncated member."""
     first, second, *others = made_up(model, groups=5, size=3).groups
     equal = replace(first, rollouts=[replace(r, reward=1.0) for r in first.rollouts if r])
     cut = replace(second, rollouts=[replace(second.rollouts[0], truncated=True), *second.rollouts[1:]])
+    others[0] = replace(others[0], policy_version=0)  # old in a second step
     return StepData([equal, cut, *others])
 
 
@@ -154,6 +169,7 @@ def unchanged(given: str) -> dict[str, Any]:
 
 def test_every_setting_has_an_entry() -> None:
     assert set(CONFIG) == set(settings(GRPOConfig)), "add the new setting with a scenario in which it matters"
+    assert set(PARITY) == set(settings(ParityConfig)), "add the new setting with a scenario in which it matters"
     assert set(HEALTH) == set(settings(HealthConfig)), "add the new setting with a scenario in which it matters"
 
 
@@ -168,6 +184,24 @@ def test_a_setting_changes_what_it_says(name: str) -> None:
         return
     without = unchanged(name if change.given else "learning_rate")
     assert outcome(config)[change.where] != without[change.where]
+
+
+@pytest.mark.parametrize("name", PARITY)
+def test_a_setting_of_the_parity_gate_changes_what_it_says(name: str) -> None:
+    torch.set_num_threads(1)
+    change, where = PARITY[name]
+    near = data(changed(tiny_model("gpt_neox"), 1e-4))
+
+    def found(parity: ParityConfig) -> Any:
+        trainer = GRPOTrainer(tiny_model("gpt_neox"), None, GRPOConfig(**(BASE | {"parity": parity})))
+        try:
+            return trainer.training_step(near).get(where)
+        except TrainingError as error:
+            return str(error)
+
+    plain = found(ParityConfig())
+    assert not isinstance(plain, str), "the default takes rollouts of a slightly different sampler"
+    assert found(ParityConfig(**change)) != plain
 
 
 def test_settings_of_memory_change_no_weights() -> None:

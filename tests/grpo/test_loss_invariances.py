@@ -87,7 +87,9 @@ def test_neither_micro_batches_nor_order_nor_shared_prompts_nor_repetition_chang
     assert_equal(gradient(case, shuffled), want)
     assert_equal(gradient(case, [*groups, *groups]), want)
     plan = forward.plan
-    monkeypatch.setattr(forward, "plan", lambda data, budget, share: plan(data, budget, share=False))
+    monkeypatch.setattr(
+        forward, "plan", lambda data, budget, **settings: plan(data, budget, **{**settings, "share": False})
+    )
     assert_equal(gradient(case, groups), want)
 
 
@@ -121,6 +123,36 @@ def test_a_constant_group_adds_exactly_nothing(name: str) -> None:
     alone, whole = gradient(case, pulls), gradient(case, both)
     cosine = float(alone @ whole / (alone.norm() * whole.norm()))
     assert cosine == pytest.approx(1.0, abs=1e-9) and whole.norm() < alone.norm()
+
+
+@pytest.mark.parametrize("substeps", [1, 3])
+@pytest.mark.parametrize("name", [name for name, row in RECIPES.items() if row.count_constant_groups])
+def test_where_constant_groups_count_the_gradient_is_that_with_them(name: str, substeps: int) -> None:
+    # Through the buffer and outside of it, split among optimizer steps or not; one of the five groups is constant.
+    for steps in ({"num_substeps": substeps}, {"num_substeps": substeps, "rollout_epochs": 2}):
+        found, want = (
+            update(a_backend(), rollouts(1.0), {**case_of(name, {}), "remove_constant_reward_groups": removed}, **steps)
+            for removed in (True, False)
+        )
+        assert len(found.gradients) == len(want.gradients) >= substeps
+        for mine, other in zip(found.gradients, want.gradients, strict=True):
+            assert_equal(mine, other)
+        assert len(found.data[-1]) < len(want.data[-1]) or substeps > 1, "nothing is computed for the constant group"
+        assert (found.reports[0].metrics["groups"], want.reports[0].metrics["groups"]) == (4, 5)
+        assert not found.reports[0].turns.keys() ^ want.reports[0].turns.keys()
+        assert {found.reports[0].turns[3, s, 0].removed for s in range(3)} == {"constant"}
+
+
+def test_a_penalty_is_a_mean_over_the_tokens_that_bear_it_however_many_groups_count() -> None:
+    counted, alone = (
+        update(a_backend(), rollouts(1.0), {**case_of("grpo"), "count_constant_groups": counts})
+        for counts in (True, False)
+    )
+    sequences = len(alone.data[0])
+    for a, b in zip(counted.data[0], alone.data[0], strict=True):
+        assert a.weights is not None and b.weights is not None
+        np.testing.assert_array_equal(a.weights, b.weights)
+        np.testing.assert_allclose(a.advantages * (sequences + 3), b.advantages * sequences, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("temperature", "turns"), [(1.0, 1), (0.7, 3)])

@@ -24,31 +24,33 @@ from assay.grpo.config import GRPOConfig
 from assay.grpo.recipes import RECIPES
 from assay.grpo.trainer import GRPOTrainer
 from assay.types import Completion, Score, Trajectory, TrajectoryGroup, Transition
-from support.off_policy import KL, LENGTH, a_backend, distributions, models, rollouts, update
+from support.off_policy import KL, LENGTH, MADE_UP, a_backend, distributions, models, rollouts, update
 from support.scripted import task
 
-# What each name stands for, from the papers.
+# What each name stands for, from the papers. `all`: a mean over all that was sampled, as in an expectation over
+# questions, where groups with equal rewards add 0; without it, over what dynamic sampling (DAPO, MiniMax-M1) leaves.
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     # Tinker: the plain importance-weighted policy gradient, PPO's clip, and MiniMax-M1's clipped weight.
     "importance_sampling": {"aggregation": "token"},
     "ppo": {"low": 0.8, "high": 1.2, "aggregation": "token"},
-    "cispo": {"low": 0.0, "high": 4.0, "aggregation": "token"},
+    "cispo": {"low": 0.0, "high": 4.0, "std": True, "aggregation": "token"},
     # DeepSeekMath eq. 3: z-scores, 1/G sum_i 1/|o_i| sum_t.
-    "grpo": {"low": 0.8, "high": 1.2, "std": True, "aggregation": "sequence"},
+    "grpo": {"low": 0.8, "high": 1.2, "std": True, "aggregation": "sequence", "all": True},
     # Dr. GRPO: neither the deviation nor the length divides.
-    "dr_grpo": {"low": 0.8, "high": 1.2, "aggregation": "constant"},
+    "dr_grpo": {"low": 0.8, "high": 1.2, "aggregation": "constant", "all": True},
     # DAPO eq. 8: clip higher, mean over all tokens.
     "dapo": {"low": 0.8, "high": 1.28, "std": True, "aggregation": "token"},
     # GSPO eq. 5: one ratio per sequence, the geometric mean of its tokens'.
-    "gspo": {"low": 1 - 3e-4, "high": 1 + 4e-4, "std": True, "aggregation": "sequence"},
+    "gspo": {"low": 1 - 3e-4, "high": 1 + 4e-4, "std": True, "aggregation": "sequence", "all": True},
     # Back to basics: REINFORCE with the mean of the others as baseline.
-    "rloo": {"baseline": "leave_one_out", "aggregation": "constant"},
+    "rloo": {"baseline": "leave_one_out", "aggregation": "constant", "all": True},
 }
 DEFAULTS: dict[str, Any] = {
     "loss_fn": "grpo",
     "baseline": "mean",
     "std": False,
+    "all": False,
     "constant_length": None,
     "entropy_coef": 0.0,
     "mask_truncated": False,
@@ -68,6 +70,8 @@ def settings_of(case: Mapping[str, Any]) -> dict[str, Any]:
     given = {**DEFAULTS, **ALGORITHMS[case.get("loss_fn", "grpo")], **case}
     if case.get("normalize_advantages_by_std") is not None:
         given["std"] = case["normalize_advantages_by_std"]
+    if "count_constant_groups" in case:
+        given["all"] = case["count_constant_groups"]
     thresholds = case.get("loss_fn_config", {})
     given["low"] = thresholds.get("clip_low_threshold", given.get("low"))
     given["high"] = thresholds.get("clip_high_threshold", given.get("high"))
@@ -110,7 +114,9 @@ def advantages_of(group: TrajectoryGroup, s: Mapping[str, Any]) -> list[list[flo
         returns.append([sum(s["gamma"] ** (u - t) * rewards[u] for u in range(t, turns)) for t in range(turns)])
     everything = [r for turns in returns for r in turns]
     if not everything or len([turns for turns in returns if turns]) < 2 or len(set(everything)) == 1:
-        return None if s["remove_constant_reward_groups"] else [[0.0] * len(turns) for turns in returns]
+        return None
+    if s["baseline"] == "turn":
+        return by_turn(returns, s["std"])
     deviation = float(np.std(everything)) if s["std"] else 1.0
     out = []
     for i, turns in enumerate(returns):
@@ -119,6 +125,22 @@ def advantages_of(group: TrajectoryGroup, s: Mapping[str, Any]) -> list[list[flo
             compared = [r for j, others in enumerate(returns) for r in others if j != i]
         out.append([(r - sum(compared) / len(compared)) / deviation for r in turns])
     return out
+
+
+def by_turn(returns: Sequence[Sequence[float]], std: bool) -> list[list[float]]:
+    """KernelGYM's turn-level leave-one-out: A = (G - mean) n / (n - 1) over the n rollouts at a turn; 0 for n = 1."""
+    out = [[0.0] * len(turns) for turns in returns]
+    around = []
+    for t in range(max(len(turns) for turns in returns)):
+        there = [i for i, turns in enumerate(returns) if t < len(turns)]
+        if len(there) < 2:
+            continue
+        mean = sum(returns[i][t] for i in there) / len(there)
+        for i in there:
+            around.append(returns[i][t] - mean)
+            out[i][t] = around[-1] * len(there) / (len(there) - 1)
+    deviation = math.sqrt(sum(a * a for a in around) / len(around)) if std else 1.0
+    return [[a / deviation for a in turns] for turns in out]
 
 
 def sequences_of(trajectory: Trajectory, advantages: Sequence[float], s: Mapping[str, Any]) -> list[Line]:
@@ -179,11 +201,16 @@ def surrogate(s: Mapping[str, Any], token: Sampled, sequence: Line) -> Tensor:
 def reference_loss(groups: Sequence[TrajectoryGroup], s: Mapping[str, Any], networks: Mapping[str, Any]) -> Tensor:
     """The loss of one optimizer step. `networks`: the policy, the policy that admitted the groups, the reference."""
     sequences: list[Line] = []
+    uncomputed: list[Line] = []
     for group in groups:
         advantages = advantages_of(group, s)
-        if advantages is not None:
-            for trajectory, turns in zip(group.trajectories, advantages, strict=True):
-                sequences += sequences_of(trajectory, turns, s)
+        kept = sequences if advantages is not None or not s["remove_constant_reward_groups"] else uncomputed
+        for i, trajectory in enumerate(group.trajectories):
+            scored = trajectory.stop_reason != "errored"
+            zeros = [0.0] * len(trajectory.transitions) if scored else []
+            kept += sequences_of(trajectory, zeros if advantages is None else advantages[i], s)
+    if not s["all"]:
+        uncomputed = []
     for sequence in sequences:
         now = distributions(networks["policy"], sequence.tokens, s["temperature"])
         reference, admitted = (
@@ -217,20 +244,23 @@ def reference_loss(groups: Sequence[TrajectoryGroup], s: Mapping[str, Any], netw
     total = torch.zeros((), dtype=torch.float64)
     for sequence in sequences:
         for token in sequence.sampled:
-            divisor = {
-                "token": len(tokens),
-                "sequence": len(sequences) * len(sequence.sampled),
-                "constant": len(sequences) * (s["constant_length"] or 0),
-            }[s["aggregation"]]
-            loss = token.weight * surrogate(s, token, sequence)
+
+            def mean(more: Sequence[Line], sequence: Line = sequence) -> float:
+                return {
+                    "token": len(tokens) + sum(len(line.sampled) for line in more),
+                    "sequence": (len(sequences) + len(more)) * len(sequence.sampled),
+                    "constant": (len(sequences) + len(more)) * (s["constant_length"] or 0),
+                }[s["aggregation"]]
+
+            loss = token.weight * surrogate(s, token, sequence) / mean(uncomputed)
             if s["kl_coef"] and s["kl_placement"] == "loss":
                 penalty = estimate(s["kl_estimator"], token.logprob - token.reference)
                 if s["kl_unbiased"]:
                     ratio = torch.exp(token.logprob - token.behaviour)
                     penalty = penalty * (ratio.detach() if s["kl_estimator"] in ("k2", "kl3") else ratio)
-                loss = loss + s["kl_coef"] * penalty
-            loss = loss - s["entropy_coef"] * token.entropy
-            total = total + loss / divisor
+                loss = loss + s["kl_coef"] * penalty / mean([])
+            loss = loss - s["entropy_coef"] * token.entropy / mean([])
+            total = total + loss
     return total
 
 
@@ -275,6 +305,12 @@ CASES: dict[str, dict[str, Any]] = {
     "cispo with thresholds": {"loss_fn": "cispo", "loss_fn_config": {"clip_high_threshold": 1.2}},
     "gspo with thresholds": {"loss_fn": "gspo", "loss_fn_config": {"clip_low_threshold": 0.7}},
     "discounted turns": {"gamma": 0.4},
+    "the others at the same turn": {"baseline": "turn", "gamma": 0.4},
+    "the others at the same turn, without std": {"loss_fn": "ppo", "baseline": "turn"},
+    "constant groups not counted": {"count_constant_groups": False, **KL},
+    "constant groups not counted, dr_grpo": {"loss_fn": "dr_grpo", "count_constant_groups": False, **LENGTH},
+    "constant groups counted": {"loss_fn": "dapo", "count_constant_groups": True, **KL, "entropy_coef": 0.1},
+    "constant groups counted, kept": {"loss_fn": "dr_grpo", "remove_constant_reward_groups": False, **LENGTH},
     "constant groups kept": {"remove_constant_reward_groups": False, **KL},
     "truncated masked": {"mask_truncated": True, **KL, "entropy_coef": 0.1},
     "truncated masked, gspo": {"loss_fn": "gspo", "mask_truncated": True},
@@ -367,9 +403,10 @@ def test_later_steps_on_the_same_rollouts_have_a_normaliser_of_their_own_and_the
     groups, admitted = rollouts(1.0), models()["admitted"]
     steps = {"learning_rate": 0.02, "num_substeps": substeps, "rollout_epochs": epochs, "weight_decay": 0.0}
     recorder = update(a_backend(), groups, case, **steps)
-    informative = [g for g in groups if advantages_of(g, settings_of(case)) is not None]
-    assert len(informative) == 4
-    halves = [informative[:2], informative[2:]] * epochs
+    s = settings_of(case)
+    split = [g for g in groups if s["all"] or advantages_of(g, s) is not None]
+    assert len(split) == (5 if s["all"] else 4)
+    halves = [split[:2], split[2:]] * epochs
     assert len(recorder.gradients) == len(halves)
     moved = 0.0
     for found, policy, half in zip(recorder.gradients, recorder.models, halves, strict=True):
@@ -405,10 +442,14 @@ def test_the_reference_is_in_the_published_form_on_a_case_done_by_hand() -> None
         s = {**settings_of({"loss_fn": name}), "constant_length": 10}
         assert reference_loss([group], s, models()).item() == pytest.approx(want, abs=1e-9), name
         config = GRPOConfig(
-            loss_fn=name, kl_coef=0.0, constant_length=10 if s["aggregation"] == "constant" else None, learning_rate=0.0
+            loss_fn=name,
+            kl_coef=0.0,
+            constant_length=10 if s["aggregation"] == "constant" else None,
+            learning_rate=0.0,
+            parity=MADE_UP,
         )
         trainer = GRPOTrainer.over(backend, config)
         assert asyncio.run(trainer.update([group])).metrics["loss"] == pytest.approx(want, abs=1e-6), name
     errored = replace(group, trajectories=(*group.trajectories, replace(pair[0], stop_reason="errored")))
-    trainer = GRPOTrainer.over(backend, GRPOConfig(kl_coef=0.0, learning_rate=0.0))
+    trainer = GRPOTrainer.over(backend, GRPOConfig(kl_coef=0.0, learning_rate=0.0, parity=MADE_UP))
     assert asyncio.run(trainer.update([errored])).metrics["loss"] == pytest.approx(losses["grpo"], abs=1e-6)

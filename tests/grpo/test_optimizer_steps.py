@@ -21,12 +21,18 @@ from assay.grpo.group_data import flat, group_data, with_data
 from assay.grpo.normalise import normalise
 from assay.grpo.trainer import GRPOTrainer
 from assay.types import Datum, TrajectoryGroup
-from support.off_policy import Recorder, World, a_backend, models, rollouts
+from support.off_policy import MADE_UP, Recorder, World, a_backend, models, rollouts
 
-SETTINGS: dict[str, Any] = {"learning_rate": 0.01, "kl_coef": 0.1, "loss_fn": "grpo", "entropy_coef": 0.01}
+SETTINGS: dict[str, Any] = {
+    "learning_rate": 0.01,
+    "kl_coef": 0.1,
+    "loss_fn": "grpo",
+    "entropy_coef": 0.01,
+    "parity": MADE_UP,
+}
 
-LEFTOVER: dict[str, Any] = {"num_substeps": 4, "rollout_epochs": 2, "min_fresh_fraction": 0.5}
-"""Of four groups, the last is left with an epoch to go."""
+LEFTOVER: dict[str, Any] = {"rollout_epochs": 2, "max_staleness": 2}
+"""With `aged` groups, one is left with an epoch to go: after the first pass the others are too old."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +46,12 @@ def informative(count: int, seed: int = 0, version: int = 0) -> list[TrajectoryG
     world.rng = np.random.default_rng(seed)
     groups = [world.group([[1.0], [0.0], *([[0.25]] if i % 2 else [])]) for i in range(count)]
     return [sampled_by(group, version) for group in groups]
+
+
+def aged(trainer: GRPOTrainer) -> list[TrajectoryGroup]:
+    """Four groups that the policy sampled two optimizer steps ago, and one of now."""
+    now = trainer.policy_version
+    return [*informative(4, version=now - 2), *informative(1, seed=9, version=now)]
 
 
 def sampled_by(group: TrajectoryGroup, version: int) -> TrajectoryGroup:
@@ -82,7 +94,8 @@ def items_of(backend: TorchBackend, groups: Sequence[TrajectoryGroup], config: G
 
 
 def step_by_hand(backend: TorchBackend, items: Sequence[BufferedGroup], config: GRPOConfig) -> None:
-    data = normalise(flat(items), config.recipe.aggregation, config.constant_length)
+    counted = [tokens for group in items for tokens in group.counted]
+    data = normalise(flat(items), config.recipe.aggregation, config.constant_length, counted)
     asyncio.run(backend.forward_backward(data, config.loss))
     c = config
     adam = AdamParams(c.learning_rate, c.beta1, c.beta2, c.eps, c.weight_decay, c.grad_clip_norm)
@@ -112,7 +125,7 @@ def test_one_pass_takes_one_step_and_rollout_epochs_take_two_equal_to_steps_made
 
 
 def test_one_epoch_through_the_buffer_is_one_pass_without() -> None:
-    direct, buffered = trainer_of(num_substeps=2), trainer_of(num_substeps=2, rollout_epochs=1, min_fresh_fraction=0.01)
+    direct, buffered = trainer_of(num_substeps=2), trainer_of(num_substeps=2, rollout_epochs=1)
     update(direct, rollouts(1.0))
     update(buffered, rollouts(1.0), reuse=True)
     assert direct.backend.policy_version == buffered.backend.policy_version == 2
@@ -131,17 +144,33 @@ def test_steps_are_substeps_times_epochs_and_every_group_is_used_once_an_epoch(s
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_what_is_left_when_new_rollouts_are_wanted_is_trained_on_in_the_next_step() -> None:
-    # Eight substeps of one group each: the last of the second pass finds 1 of 8 fresh, below a quarter.
-    trainer = trainer_of(num_substeps=8, rollout_epochs=2)
+@pytest.mark.parametrize(("count", "substeps"), [(8, 8), (5, 5), (5, 4), (3, 5)])
+def test_a_pass_that_has_begun_is_finished(count: int, substeps: int) -> None:
+    # By the last substeps of the second pass less than a quarter of the groups has an epoch left.
+    trainer = trainer_of(num_substeps=substeps, rollout_epochs=2)
     recorder = Recorder(trainer.backend)  # type: ignore[arg-type]
-    metrics = update(trainer, informative(8), reuse=True)
-    assert metrics["optimizer_steps"] == 15 and metrics["rollouts_fresh_fraction"] == 1 / 8 and trainer.needs_rollouts
-    update(trainer, informative(8, seed=1, version=15), reuse=True)
-    found = uses(recorder)
+    for step in range(2):
+        metrics = update(trainer, informative(count, seed=step, version=trainer.policy_version), reuse=True)
+        assert metrics["optimizer_steps"] == 2 * min(count, substeps)
+        assert metrics["rollout_buffer_size"] == 0 and metrics["rollouts_reused"] == count * (step + 1)
+    assert set(uses(recorder).values()) == {2}
+
+
+def test_what_is_left_when_new_rollouts_are_wanted_is_trained_on_in_the_next_step() -> None:
+    trainer = trainer_of(**LEFTOVER)
+    recorder = Recorder(trainer.backend)  # type: ignore[arg-type]
+    update(trainer, informative(1, seed=8), reuse=True)
+    metrics = update(trainer, aged(trainer), reuse=True)
+    assert metrics["optimizer_steps"] == 1 and metrics["rollouts_stale"] == 4
+    assert metrics["rollouts_fresh_fraction"] == 1 / 5 and trainer.needs_rollouts
     left = uses_left(trainer.buffer)
-    assert len(trainer.buffer) == 2 and all(found[key] + remaining == 2 for key, remaining in left.items())
-    assert all(count == 2 for key, count in found.items() if key not in left)
+    assert len(trainer.buffer) == 1 and set(left.values()) == {1}
+    update(trainer, informative(2, seed=1, version=trainer.policy_version), reuse=True)
+    found = uses(recorder)
+    assert len(trainer.buffer) == 0 and all(found[key] == 2 for key in left)
+    patient = trainer_of(**LEFTOVER, min_fresh_fraction=0.1)
+    update(patient, informative(1, seed=8), reuse=True)
+    assert update(patient, aged(patient), reuse=True)["optimizer_steps"] == 2 and len(patient.buffer) == 0
 
 
 def uses_left(buffer: RolloutBuffer) -> dict[bytes, int]:
@@ -167,6 +196,15 @@ def item(version: int) -> BufferedGroup:
 
 def versions(buffer: RolloutBuffer) -> list[int]:
     return [group.policy_version for group in buffer.fresh]
+
+
+def test_a_saved_buffer_keeps_what_counts_without_being_computed(tmp_path: Path) -> None:
+    buffer, loaded = RolloutBuffer(), RolloutBuffer()
+    buffer.add([item(1), BufferedGroup((), 2, 3, counted=(4, 1, 5))])
+    buffer.save(tmp_path / "buffer.npz")
+    loaded.load(tmp_path / "buffer.npz")
+    assert [group.counted for group in loaded.fresh] == [(), (4, 1, 5)]
+    assert loaded.fresh[1] == buffer.fresh[1]
 
 
 def test_a_full_buffer_evicts_the_oldest_policies_first() -> None:
@@ -205,11 +243,12 @@ def test_new_rollouts_are_wanted_below_a_quarter_of_fresh_groups() -> None:
 def test_a_trainer_saved_between_two_passes_goes_on_to_the_last_bit(tmp_path: Path) -> None:
     settings = {
         **LEFTOVER,
-        **{"kl_target": 1e-4, "tis_cap": 2.0, "max_staleness": 40},
+        **{"kl_target": 1e-4, "tis_cap": 2.0},
         **{"kl_placement": "reward", "kl_estimator": "k1", "ref_refresh_every": 2, "ref_refresh_mix": 0.5},
     }
     going, restored = trainer_of(**settings), trainer_of(**settings)
-    update(going, informative(4), reuse=True)
+    update(going, informative(1, seed=8), reuse=True)
+    update(going, aged(going), reuse=True)
     assert len(going.buffer) == 1 and going.buffer.fresh[0].uses == 1, "a group must be left half used"
     going.save(tmp_path / "state")
     restored.load(tmp_path / "state")
@@ -255,16 +294,18 @@ def test_the_kl_coefficient_adapts_on_both_paths_and_the_next_step_uses_it(reuse
 
 @pytest.mark.parametrize("mix", [1.0, 0.25])
 def test_a_refreshed_reference_is_moved_towards_the_policy_and_buffered_rollouts_see_it(mix: float) -> None:
-    trainer = trainer_of(ref_refresh_every=2, ref_refresh_mix=mix, **LEFTOVER)
+    trainer = trainer_of(ref_refresh_every=3, ref_refresh_mix=mix, **LEFTOVER)
     backend = trainer.backend
-    update(trainer, informative(4), reuse=True)
+    update(trainer, informative(1, seed=8), reuse=True)
+    update(trainer, aged(trainer), reuse=True)
     kept = [d for group in trainer.buffer.fresh for d in group.data]
     old = asyncio.run(backend.logprobs(kept, reference=True))
     for datum, want in zip(kept, old, strict=True):
-        np.testing.assert_allclose(datum.ref_logprobs, want, atol=1e-5, err_msg="after one step, not yet")
+        np.testing.assert_allclose(datum.ref_logprobs, want, atol=1e-5, err_msg="after two steps, not yet")
     before = {n: t.clone() for n, t in backend._reference.weights().items()}  # type: ignore[attr-defined]
 
-    update(trainer, informative(4, seed=1, version=backend.policy_version), reuse=True)
+    trainer.buffer.epochs = 3  # so that these have a pass left, too, when the reference moves
+    update(trainer, aged(trainer), reuse=True)
     reference = backend._reference.weights()  # type: ignore[attr-defined]
     for name, policy in backend._trained.items():  # type: ignore[attr-defined]
         torch.testing.assert_close(reference[name], (1 - mix) * before[name] + mix * policy.detach(), atol=1e-6, rtol=0)

@@ -23,6 +23,7 @@ SUPERVISED = {"cross_entropy"}
 """Surrogates that no policy-gradient algorithm uses."""
 MEAN_OVER = {"token": "tokens", "sequence": "sequences", "constant": "sequences times a constant length"}
 BASELINES = {"mean": "group mean", "leave_one_out": "mean of the others"}
+DIVISOR = {True: "all that was sampled", False: "groups with a gradient"}
 
 
 def test_every_row_names_a_function_and_every_function_has_a_row() -> None:
@@ -51,22 +52,22 @@ def test_a_name_leads_to_its_row_with_the_defaults_of_its_surrogate(name: str) -
 def table() -> list[str]:
     """The table of losses as the page has to show it."""
     lines = [
-        "| `loss_fn` | Surrogate | Thresholds | Ratio | Baseline | By std | Mean over | Source |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| `loss_fn` | Surrogate | Thresholds | Ratio | Baseline | By std | Mean over | of | Source |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name in RECIPES:
         row = recipe_of(name)
         cells = [
             *(f"`{name}`", f"`{row.name}`", ", ".join(f"{value:g}" for value in row.thresholds.values())),
             *(row.ratio, BASELINES[row.baseline], "yes" if row.by_std else "no"),
-            *(MEAN_OVER[row.aggregation], row.source),
+            *(MEAN_OVER[row.aggregation], DIVISOR[row.count_constant_groups], row.source),
         ]
         lines.append("| " + " | ".join(cells).replace("|  |", "| |") + " |")
     return lines
 
 
 def test_the_page_shows_the_rows() -> None:
-    shown = PAGE.read_text(encoding="utf-8").split("## Losses", 1)[1].split("\n## ", 1)[0]
+    shown = PAGE.read_text(encoding="utf-8").split("## Losses", 1)[1].split("\n#", 1)[0]
     found = [line for line in shown.splitlines() if line.startswith("|")]
     assert found == table(), "put this into docs/grpo.md:\n" + "\n".join(table())
 
@@ -76,13 +77,17 @@ def test_the_clip_fraction_is_of_the_ratio_that_the_row_says(name: str) -> None:
     low, high = 0.7, 1.3
     case = {"loss_fn": name, **(LENGTH if RECIPES[name].aggregation == "constant" else {})}
     recorder = update(a_backend(), rollouts(1.0), {**case, "loss_fn_config": clip(low, high)})
-    outside, alone = [], []
+    active: list[bool] = []
+    outside = 0
     for datum, now in zip(recorder.data[0], recorder.outputs[0].logprobs, strict=True):
         gaps = (now - datum.logprobs)[datum.mask > 0].astype(np.float64)
-        alone += [not low <= np.exp(gap) <= high for gap in gaps]
-        outside += [not low <= np.exp(gaps.mean()) <= high] * len(gaps) if name == "gspo" else alone[-len(gaps) :]
-    assert recorder.reports[0].metrics["fraction_clipped"] == pytest.approx(np.mean(outside))
-    assert 0 < np.mean(outside) < 1 and (name != "gspo" or np.mean(outside) != np.mean(alone))
+        ratios = np.exp(np.full_like(gaps, gaps.mean()) if name == "gspo" else gaps)
+        for ratio, advantage in zip(ratios, datum.advantages[datum.mask > 0], strict=True):
+            outside += not low <= ratio <= high
+            pushed = name == "cispo" or (ratio - 1) * advantage > 0
+            active.append(not low <= ratio <= high and bool(pushed))
+    assert recorder.reports[0].metrics["fraction_clipped"] == pytest.approx(np.mean(active))
+    assert 0 < sum(active) < len(active) and (name == "cispo" or sum(active) < outside)
 
 
 # Recipes of one's own
@@ -98,9 +103,10 @@ def test_a_recipe_of_ones_own_may_use_a_surrogate_by_name() -> None:
 
 def test_what_is_set_goes_over_the_recipe_and_this_over_the_function(tmp_path: Path) -> None:
     reference = own_loss(tmp_path, SQUARE)
-    plain = resolve(reference, {}, None, None, None)
+    plain = resolve(reference, {}, None, None, None, None)
     assert plain.thresholds == {"pull": 0.5, "scale": 2.0} and plain.name == "square"
-    changed = resolve(reference, {"pull": 1.0}, "mean", True, "constant")
+    changed = resolve(reference, {"pull": 1.0}, "mean", True, "constant", True)
+    assert changed.count_constant_groups and not plain.count_constant_groups
     assert changed.thresholds == {"pull": 1.0, "scale": 2.0}
     assert (changed.baseline, changed.by_std, changed.aggregation) == ("mean", True, "constant")
     own = GRPOConfig(loss_fn=Recipe(lambda p, q, a, s, low=0.5, high=2: -p * a, {"high": 3.0}))
@@ -123,7 +129,7 @@ def three(logprobs: Any, behaviour: Any, advantages: Any) -> Any:
 
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "no function": (lambda: Recipe(3), "surrogate=3 is neither a name nor a function"),  # type: ignore[arg-type]
-    "baseline": (lambda: Recipe("ppo", baseline="median"), "'median' is not one of mean, leave_one_out"),  # type: ignore[arg-type]
+    "baseline": (lambda: Recipe("ppo", baseline="median"), "'median' is not one of mean, leave_one_out, turn"),  # type: ignore[arg-type]
     "aggregation": (lambda: Recipe("ppo", aggregation="sum"), "'sum' is not one of token, sequence, constant"),  # type: ignore[arg-type]
     "std": (lambda: Recipe("ppo", by_std=1), "by_std=1 is neither True nor False"),  # type: ignore[arg-type]
     "threshold": (lambda: Recipe("ppo", {CLIP[0]: "0.8"}), "clip_low_threshold='0.8' is not a number"),  # type: ignore[dict-item]

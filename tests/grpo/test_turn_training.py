@@ -17,9 +17,9 @@ from assay.grpo.config import GRPOConfig
 from assay.grpo.group_data import TurnPlace, TurnTraining
 from assay.grpo.trainer import GRPOTrainer
 from assay.types import TrajectoryGroup
-from support.off_policy import a_backend, distributions, models, rollouts
+from support.off_policy import MADE_UP, World, a_backend, distributions, models, rollouts
 
-SETTINGS: dict[str, Any] = {"learning_rate": 0.01, "loss_fn": "grpo"}
+SETTINGS: dict[str, Any] = {"learning_rate": 0.01, "loss_fn": "grpo", "parity": MADE_UP}
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +80,16 @@ def test_turns_trained_with_the_advantages_and_ratios_computed_by_hand(reuse: bo
         np.testing.assert_allclose(turn.log_ratios, value[1], rtol=1e-3, atol=1e-4)
 
 
+def test_a_group_that_only_a_lone_turn_tells_apart_trains_nothing_and_counts_as_constant() -> None:
+    groups = [*rollouts(1.0), World(models()["policy"]).group([[0.5, 0.5, 7.0], [0.5, 0.5]])]
+    settings: dict[str, Any] = {"baseline": "turn", "gamma": 0.0}
+    found, wanted = trained(groups, **settings), by_hand(groups, GRPOConfig(**SETTINGS, **settings))
+    assert not has_constant_rewards(groups[5])
+    assert {wanted[5, s, t] for s, t in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))} == {"constant"}
+    reasons = {place: value if isinstance(value, str) else None for place, value in wanted.items()}
+    assert {place: turn.removed for place, turn in found.items()} == reasons
+
+
 def test_a_penalty_in_the_reward_is_in_the_advantages_token_by_token() -> None:
     groups = rollouts(1.0)
     plain = trained(groups)
@@ -95,7 +105,7 @@ def test_a_penalty_in_the_reward_is_in_the_advantages_token_by_token() -> None:
 
 
 def test_the_first_use_of_a_group_counts_and_later_ones_are_of_earlier_batches() -> None:
-    trainer = GRPOTrainer.over(a_backend(), GRPOConfig(**SETTINGS, rollout_epochs=2, min_fresh_fraction=0.5))
+    trainer = GRPOTrainer.over(a_backend(), GRPOConfig(**SETTINGS, rollout_epochs=2))
     groups = [group for group in rollouts(1.0) if not has_constant_rewards(group)]
     first = trained(groups, reuse=True, trainer=trainer)
     again = trained(groups[:1], reuse=True, trainer=trainer)

@@ -235,14 +235,10 @@ def test_half_an_answer_of_bubblewrap_leaks_nothing(monkeypatch: pytest.MonkeyPa
     before = descriptors()
     started: list[subprocess.Popen[bytes]] = []
     spawn = worker_process.WorkerProcess._spawn
+    aside, its_end = os.pipe()  # open to the end: bubblewrap, which answers there, would otherwise die of it
 
     def half(self: worker_process.WorkerProcess, control: int, info_end: int) -> subprocess.Popen[bytes]:
-        aside, its_end = os.pipe()
-        try:
-            started.append(spawn(self, control, its_end))
-        finally:
-            os.close(its_end)
-            os.close(aside)
+        started.append(spawn(self, control, its_end))
         os.write(info_end, answer.encode())
         return started[-1]
 
@@ -252,6 +248,8 @@ def test_half_an_answer_of_bubblewrap_leaks_nothing(monkeypatch: pytest.MonkeyPa
             await sandbox.run(ECHO)
 
     with_sandbox(body)
+    os.close(aside)
+    os.close(its_end)
     assert [one.returncode for one in started] == [-signal.SIGKILL]
     assert descriptors() == before
 

@@ -54,7 +54,7 @@ def curves(rng: np.random.Generator, steps: int) -> Curves:
         constant=towards(rng.uniform(0, 0.2), rng.uniform(0.1, 0.65), 400),
         truncated=towards(rng.uniform(0, 0.4), rng.uniform(0, 0.1), 200),
         grad_norm=towards(1.0, rng.uniform(0.3, 3.0), 300) * np.exp(rng.uniform(-3, 1)),
-        ratio_error=np.full(steps, np.exp(rng.uniform(math.log(1e-6), math.log(0.04)))),
+        ratio_error=np.full(steps, np.exp(rng.uniform(math.log(1e-6), math.log(0.5)))),
         parts=parts,
     )
 
@@ -156,7 +156,7 @@ def _constant_rewards(of: Curves, onset: int, rng: np.random.Generator) -> None:
 
 
 def _mismatch(of: Curves, onset: int, rng: np.random.Generator) -> None:
-    of.ratio_error[onset:] = rng.uniform(0.4, 3.0)
+    of.ratio_error[onset:] = rng.uniform(1.5, 5.0)
     _decay(of, onset, 60)
 
 
@@ -207,7 +207,7 @@ RULES_OF: Mapping[str, frozenset[str]] = {
     "constant_rewards": frozenset({"constant_groups"}),
     "non_finite": frozenset({"non_finite"}),
     "mismatch": frozenset({"mismatch"}),
-    "gradient_explosion": frozenset({"grad_norm"}),
+    "gradient_explosion": frozenset({"grad_norm", "reward_shift"}),
     "truncation": frozenset({"truncation"}),
     "clipping": frozenset({"clip_fraction"}),
 }

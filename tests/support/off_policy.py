@@ -20,11 +20,14 @@ from assay.backends.base import AdamParams, ForwardBackwardOutput, LossSpec
 from assay.backends.config import LocalBackend
 from assay.backends.local.backend import TorchBackend
 from assay.grpo.config import GRPOConfig
+from assay.grpo.parity import ParityConfig
 from assay.grpo.trainer import GRPOTrainer, StepReport
 from assay.types import Completion, Datum, Score, Trajectory, TrajectoryGroup, Transition
 from support.scripted import task, tiny_backend
 
 CONTEXT = 64
+MADE_UP = ParityConfig(enabled=False)
+"""Rollouts that are said to be the present policy's, and are not, would be refused."""
 KL = {"kl_coef": 0.4}
 LENGTH = {"constant_length": 12}
 
@@ -154,7 +157,8 @@ class World:
 def update(backend: TorchBackend, groups: Sequence[TrajectoryGroup], case: Mapping[str, Any], **more: Any) -> Recorder:
     """One training step with the settings `case` and `more`; with `rollout_epochs`, through the buffer."""
     named = {name: value for name, value in case.items() if name != "behaviour_unknown"}
-    trainer = GRPOTrainer.over(backend, GRPOConfig(**{"kl_coef": 0.0, "learning_rate": 0.0, **named, **more}))
+    base = {"kl_coef": 0.0, "learning_rate": 0.0, "parity": MADE_UP}
+    trainer = GRPOTrainer.over(backend, GRPOConfig(**{**base, **named, **more}))
     recorder = Recorder(backend)
     reuse = "rollout_epochs" in more
     known = not case.get("behaviour_unknown", False)

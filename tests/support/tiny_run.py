@@ -35,7 +35,7 @@ def tiny(path: Path, **changes: Any) -> TrainingConfig:
         "max_tokens": 8,
         "save_every": 2,
         "eval_every": 3,
-        "tensorboard_log_histograms_every": 2,
+        **({} if changes.get("tensorboard_enabled") is False else {"tensorboard_log_histograms_every": 2}),
         "log_path": path,
         "cache_dir": path.parent / "cache",
         "local": LocalBackend(device="cpu"),

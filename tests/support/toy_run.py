@@ -54,8 +54,8 @@ class ToyPolicy:
         self.generator.setstate((version, tuple(words), gauss))
 
 
-MAY_CHANGE = may_change(load_config("monitor"))
-"""What a run of monitor tasks may change on resume."""
+MAY_CHANGE = may_change(load_config("monitor", ["dataset_builder.reward.train_with_monitor=true"]))
+"""What a run of monitor tasks that asks a monitor may change on resume."""
 
 
 def open_run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,19 @@ from assay.backends.base import Capabilities
 from assay.backends.config import LocalBackend, PolicySpec, ScratchModel
 from assay.backends.local import footprint as shapes
 from assay.backends.local.backend import open_backend
+from assay.backends.local.models import train_tokenizer
 from assay.backends.probe import Speed, check_agreement, measure_speed
 from assay.cli import main as cli
-from assay.errors import AssayError
-from assay.training.config import SFTConfig, TrainingConfig
+from assay.envs.base import build_data
+from assay.errors import AssayError, ConfigError, ModelError
+from assay.training.config import EvalConfig, SFTConfig, TrainingConfig
 from assay.training.dry_run import dry_run
 from assay.training.forecast import Work, evaluations, time_words, too_large
 from assay.training.loop import train
+from assay.training.session import check_data
 from assay.types import Completion, SamplingParams
 from support.chat_templates import chat_model
-from support.scripted import tiny_backend
+from support.scripted import CORPUS, tiny_backend
 from support.tiny_run import kill, run, snapshot, tiny
 from support.toy_env import ToyBuilder
 
@@ -172,9 +176,10 @@ def test_time_is_that_of_the_parts() -> None:
 
 def test_a_sampler_that_disagrees_with_the_trainer_is_found() -> None:
     backend = tiny_backend()
-    prompt, params = backend.tokenizer.encode("abc", add_special_tokens=False), SamplingParams(8)
-    good = asyncio.run(check_agreement(backend, prompt, params, "float32"))
-    assert good.ok and "(limit 0.001 at float32)" in good.found
+    prompts = [backend.tokenizer.encode(text, add_special_tokens=False) for text in ("abc", "12 cab 3", "a")]
+    params = SamplingParams(8)
+    good = asyncio.run(check_agreement(backend, prompts, params))
+    assert good.ok and "(limit 1e-05 at float32)" in good.found
 
     class Off:
         capabilities: Capabilities = backend.capabilities
@@ -186,8 +191,8 @@ def test_a_sampler_that_disagrees_with_the_trainer_is_found() -> None:
             found = await backend.sample(*args)
             return [Completion(c.tokens, tuple(x - 0.01 for x in c.logprobs), c.stop_reason, 0) for c in found]
 
-    bad = asyncio.run(check_agreement(Off(), prompt, params, "float32"))  # type: ignore[arg-type]
-    assert not bad.ok and bad.cure
+    bad = asyncio.run(check_agreement(Off(), prompts, params))  # type: ignore[arg-type]
+    assert not bad.ok and bad.cure and "by the sampler" in bad.found
 
 
 def test_a_probe_measures_a_part_of_a_batch() -> None:
@@ -200,3 +205,20 @@ def test_a_probe_measures_a_part_of_a_batch() -> None:
     assert speed.sampled_per_s > 0 and speed.trained_per_s > 0
     cut = asyncio.run(measure_speed(backend, prompts * 20, 4, SamplingParams(50), LossSpec("cross_entropy")))
     assert cut.rollouts == 64 and not cut.whole
+
+
+@pytest.mark.parametrize("changes", [{"eval_every": 5}, {"eval": EvalConfig(samples_per_task=3)}])
+def test_settings_of_evaluation_without_held_out_tasks_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    config = tiny(tmp_path / "run", **{"eval_every": 10, "eval": EvalConfig(), **changes})
+    data = build_data(config.active_builder, config.build_context())
+    nothing = dataclasses.replace(data, heldout=dataclasses.replace(data.heldout, prompts=[]))
+    check_data(config, data)
+    with pytest.raises(ConfigError, match="would have no effect: this environment has no held-out tasks"):
+        check_data(config, nothing)
+    check_data(tiny(tmp_path / "run", eval_every=10, eval=EvalConfig()), nothing)
+
+
+def test_a_vocabulary_below_the_alphabet_is_refused() -> None:
+    assert len(train_tokenizer(CORPUS, 100)) <= 100
+    with pytest.raises(ModelError, match=r"scratch\.vocab_size=3 would have no effect: the alphabet of the tasks has"):
+        train_tokenizer(CORPUS, 3)

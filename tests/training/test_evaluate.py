@@ -9,6 +9,7 @@ import pytest
 
 from assay.envs.base import Env, StepResult
 from assay.errors import TrainingError
+from assay.grpo.parity import ParityConfig
 from assay.rollouts.renderers.base import PlainRenderer
 from assay.rollouts.seeds import derive
 from assay.training.evaluate import Evaluation, cached_scores, check_errored, evaluate, per_task_means
@@ -19,6 +20,7 @@ from support.scripted import ScriptedGroup, group, play, scored, task, tiny_back
 from support.scripted_backend import ScriptedBackend
 
 TASKS = ["abc", "c 12", "3"]
+OFF = ParityConfig(enabled=False)
 
 
 def evaluation(seed: int = 0, tasks: Sequence[str] = TASKS, samples: int = 3) -> Evaluation:
@@ -32,6 +34,7 @@ def evaluation(seed: int = 0, tasks: Sequence[str] = TASKS, samples: int = 3) ->
             samples=samples,
             max_turns=1,
             seed=seed,
+            parity=ParityConfig(),
         )
     )
 
@@ -47,7 +50,7 @@ def test_the_same_tasks_get_the_same_samples_every_time() -> None:
     assert texts(evaluation(seed=1)) != texts(first)
     backend = tiny_backend()
     trained = play(backend, [ScriptedGroup(task(t)) for t in TASKS], seed=derive(0, "rl", 0), group_size=3)
-    assert texts(Evaluation(trained, {})) != texts(first), "evaluation has a random stream of its own"
+    assert texts(Evaluation(trained, {}, {})) != texts(first), "evaluation has a random stream of its own"
 
 
 class SlowVerdicts(ScriptedGroup):
@@ -77,7 +80,7 @@ def test_a_chunk_is_sampled_while_the_verdicts_of_the_one_before_are_out(monkeyp
         tasks = [SlowVerdicts(task(str(i)), judge, delays_s) for i in range(7)]
         renderer, params = PlainRenderer(backend.tokenizer), SamplingParams(8)
         return virtual_time.play(
-            evaluate(backend, renderer, tasks, params, samples=3, max_turns=1, seed=0, advance=done.append)
+            evaluate(backend, renderer, tasks, params, samples=3, max_turns=1, seed=0, parity=OFF, advance=done.append)
         )
 
     backend = ScriptedBackend()

@@ -14,7 +14,6 @@ import torch
 from assay.backends.local import backend
 from assay.envs.base import BuildContext, EnvData, StepResult
 from assay.errors import ConfigError, HealthError
-from assay.grpo.buffer import RolloutBuffer
 from assay.grpo.config import AlgorithmConfig
 from assay.grpo.health.config import HealthConfig
 from assay.training.config import SFTConfig, TrainingConfig
@@ -60,12 +59,11 @@ class YesNoBuilder(ToyBuilder):
 
 
 def rich(path: Path, **changes: Any) -> TrainingConfig:
-    """A run with leftover groups in its buffer, an adaptive penalty against a moving reference, and further groups."""
+    """A run that trains through its buffer, with an adaptive penalty, a moving reference, and further groups."""
     algorithm = AlgorithmConfig(
         kl_target=1e-4,
         ref_refresh_every=3,
         ref_refresh_mix=0.5,
-        min_fresh_fraction=0.5,
         max_staleness=9,
         tis_cap=2.0,
         entropy_coef=0.01,
@@ -92,17 +90,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def buffered(path: Path, checkpoint: str) -> RolloutBuffer:
-    buffer = RolloutBuffer()
-    buffer.load(path / "checkpoints" / checkpoint / "policy" / "rollouts.npz")
-    return buffer
-
-
 def test_everything_that_has_a_memory_is_in_use(reference: Path) -> None:
-    sizes = metric(reference, "train/rollout_buffer_size")
-    assert min(sizes[1], sizes[3]) > 0, "the checkpoints of these batches must hold groups that are trained on later"
-    assert [len(buffered(reference, f"rl_00000{n}")) for n in (2, 4, 6)] == [sizes[1], sizes[3], sizes[5]]
-    assert any(g.uses for g in buffered(reference, "rl_000004").fresh)
     assert len(set(metric(reference, "train/kl_coef"))) > 2
     assert metric(reference, "train/rollouts_reused")[-1] > 6
     assert max(metric(reference, "rollout/groups")) > 4, "some batch must have been topped up"
@@ -295,8 +283,8 @@ def test_further_groups_come_up_to_the_cap_where_nothing_teaches(tmp_path: Path)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"grpo": AlgorithmConfig(buffer_capacity=5)}, r"grpo\.buffer_capacity is set, but rollout_epochs=1 keeps no"),
-        ({"grpo": AlgorithmConfig(max_staleness=5)}, r"grpo\.max_staleness is set, but rollout_epochs=1"),
+        ({"grpo": AlgorithmConfig(buffer_capacity=5)}, r"grpo\.buffer_capacity=5 is set, but .* rollout_epochs=1"),
+        ({"grpo": AlgorithmConfig(max_staleness=5)}, r"grpo\.max_staleness=5 is set, but .* rollout_epochs=1"),
         (
             {
                 "model_name": "x",

@@ -17,11 +17,21 @@ from assay.types import Completion, Datum, FloatArray, SamplingParams
 
 Surrogate = Callable[..., Any]
 """A loss function of your own: `(logprobs, behaviour, advantages, sequences, **thresholds) -> Tensor`, all [N] for N
-trained tokens. `logprobs` are the learner's, with gradient; `behaviour` those of the policy that sampled; `sequences`
-numbers the sequence of each token. It returns the loss of each token; their sum is minimised."""
+trained tokens. `logprobs` are the learner's, with gradient; `behaviour` those of the policy that sampled, moved to
+within `LOG_RATIO_LIMIT` of the learner's; `sequences` numbers the sequence of each token. It returns the loss of each
+token; their sum is minimised."""
 KLEstimator = Literal["k1", "k2", "k3", "abs"]
 LossTerm = Literal["policy", "kl", "entropy"]
 LOSS_TERMS: tuple[LossTerm, ...] = get_args(LossTerm)
+Precision = Literal["float32", "tf32", "bfloat16", "other"]
+"""What explains small differences between sampler and trainer: rounding; or (`other`) that they are two
+implementations, or a mixture of experts in half precision, where rounding lets a router choose another expert."""
+
+
+LOG_RATIO_LIMIT = 20.0
+"""Nats by which two policies may differ on a token. What is further apart counts as this far, with a gradient of 0
+through the ratio: its exponential would be infinite, and one token would spoil the whole gradient. A ratio of e^20
+(5e8) is a fault of the data, not of the policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,8 @@ class Capabilities:
     cohort of all rollouts."""
     own_losses: bool = False
     """Whether it can compute a surrogate that is given as a function."""
+    precision: Precision = "other"
+    """In which sampler and trainer compute, the coarser of the two. It decides how far they may disagree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +167,10 @@ class Backend(Protocol):
 
     async def optim_step(self, params: AdamParams) -> Mapping[str, float]:
         """Apply and clear the accumulated gradient; returns at least `grad_norm` (before clipping)."""
+        ...
+
+    async def discard_gradient(self) -> None:
+        """Clear the accumulated gradient without a step; called before an error that says that nothing was trained."""
         ...
 
     async def logprobs(

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import chz
 
-from assay.config import Above, AtLeast, Settings, UsedWhen, refuse
+from assay.config import MAY_CHANGE_ROUNDING, Above, AtLeast, Not, Settings, UsedWhen, refuse
 
 AdamWKind = Literal["auto", "fused", "foreach", "loop"]
 
@@ -51,13 +51,14 @@ class LocalBackend(Settings):
     """`auto` (CUDA when present, else CPU), or a torch device such as `cpu` or `cuda:0`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute precision. With `bfloat16`, trained weights and log-probabilities stay in float32."""
-    torch_threads: Annotated[int, AtLeast(1)] = 1
-    """CPU threads of torch inside this process. More than 1 slows small models down on a busy machine."""
+    torch_threads: Annotated[int, AtLeast(1), MAY_CHANGE_ROUNDING] = 1
+    """CPU threads of torch inside this process. More than 1 slows small models down on a busy machine. Sums are rounded
+    in another way under another number, so figures differ in their last digits."""
     micro_batch_tokens: Annotated[int, AtLeast(1)] = 16384
     """Most tokens (padding included) in one forward pass of training. Bounds memory, never changes the gradient."""
     sample_batch_tokens: Annotated[int, AtLeast(1)] = 65536
     """Most token positions of key-value cache held by one sampling batch."""
-    cohort_tokens: Annotated[int, AtLeast(1)] = 131072
+    cohort_tokens: Annotated[int, AtLeast(1), UsedWhen("plays_turns")] = 131072
     """Most completion tokens that a cohort may sample in a turn. From the second turn on, the rollouts of a batch are
     sampled in cohorts of `cohort_tokens / max_tokens`: while one waits for its verdicts, another is sampled. Smaller
     cohorts wait for fewer verdicts and make smaller sampling batches. Without effect on single turns."""
@@ -73,13 +74,13 @@ class LocalBackend(Settings):
     """Precision of the output head under `dtype=bfloat16`. `bfloat16` is faster but rounds log-probabilities."""
     compile: bool = False
     """Run layers through `torch.compile`: slower to start, then fewer and larger kernels. Needs a compiler."""
-    cuda_graphs: bool = True
+    cuda_graphs: Annotated[bool, UsedWhen("device", Not("cpu"))] = True
     """Replay decoding steps as CUDA graphs, without contacting the host for each token. Without effect on CPUs."""
-    matmul_precision: Literal["highest", "high"] = "high"
+    matmul_precision: Annotated[Literal["highest", "high"], UsedWhen("device", Not("cpu"))] = "high"
     """Float32 matrix products on CUDA: `high` uses TF32, `highest` does not. Without effect on CPUs."""
-    cudnn_benchmark: bool = True
+    cudnn_benchmark: Annotated[bool, UsedWhen("device", Not("cpu"))] = True
     """Let cuDNN try its kernels and keep the fastest, on CUDA."""
-    cuda_allocator: str = "max_split_size_mb:128"
+    cuda_allocator: Annotated[str, UsedWhen("device", Not("cpu"))] = "max_split_size_mb:128"
     """Settings of the CUDA allocator, unless the environment sets them; empty keeps PyTorch's."""
 
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from assay.backends.base import Backend, LossSpec
-from assay.types import Check, Completion, Datum, SamplingParams
+from assay.backends.parity import LIMITS, compare, in_words, sampled_datum
+from assay.types import Check, SamplingParams
 
 MOST_ROLLOUTS, MOST_TOKENS = 64, 32
 """Completions of a probe, and tokens of each."""
-LIMITS = {"float32": 1e-3, "bfloat16": 0.25}
-"""Largest difference (nats) of a token's log-probability between sampling and training that rounding explains."""
+MOST_PROMPTS = 8
+"""Prompts on which sampler and trainer are compared: some of different lengths, since padding is where faults hide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,33 +71,28 @@ async def measure_speed(
     )
 
 
-async def check_agreement(backend: Backend, prompt: Sequence[int], params: SamplingParams, precision: str) -> Check:
+async def check_agreement(backend: Backend, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Check:
     """Whether the log-probabilities that tokens were sampled with are those that training computes for them.
 
     Where they are not, the ratio of every loss is wrong from the first step on.
-
-    Args:
-        precision: `float32` or `bfloat16`; says how much rounding explains.
     """
     short = replace(params, max_tokens=min(params.max_tokens, MOST_TOKENS))
-    found = await backend.sample([prompt] * 4, short, list(range(4)))
-    data = [sampled_datum(prompt, completion) for completion in found]
-    again = await backend.logprobs(data, temperature=params.temperature)
-    gap = max(float(np.abs((now - d.logprobs) * d.mask).max()) for now, d in zip(again, data, strict=True))
-    limit, count = LIMITS[precision], sum(len(c.tokens) for c in found)
+    by_length = sorted({tuple(prompt) for prompt in prompts}, key=lambda p: (len(p), p))
+    places = np.linspace(0, len(by_length) - 1, min(len(by_length), MOST_PROMPTS)).round().astype(int)
+    wide = [by_length[i] for i in places for _ in range(4)]
+    found = await backend.sample(wide, short, list(range(len(wide))))
+    data = [sampled_datum(prompt, completion) for prompt, completion in zip(wide, found, strict=True)]
+    precision = backend.capabilities.precision
+    limits = LIMITS[precision]
+    compared = compare(data, await backend.logprobs(data, temperature=params.temperature))
     cure = (
         "set local.cuda_graphs=false and local.compile=false to see which path differs, and report it with the model's "
         "name and the versions"
     )
-    words = f"log-probabilities of {count} tokens differ by at most {gap:.1e} nats (limit {limit:g} at {precision})"
-    return Check("sampler against trainer", gap <= limit, words, cure)
-
-
-def sampled_datum(prompt: Sequence[int], completion: Completion) -> Datum:
-    """A training sequence of one completion, with an advantage of 1."""
-    ids = np.array([*prompt, *completion.tokens], np.int64)
-    mask = np.zeros(len(ids) - 1, np.float32)
-    mask[len(prompt) - 1 :] = 1
-    logprobs = np.zeros_like(mask)
-    logprobs[len(prompt) - 1 :] = completion.logprobs
-    return Datum(ids[:-1], ids[1:], logprobs, mask.copy(), mask, weights=mask.copy())
+    if compared is None:
+        return Check("sampler against trainer", False, "the policy answered without a token", cure)
+    if not compared.agrees(limits):
+        words = f"they disagree at {precision} {in_words(compared, limits, backend.tokenizer)}"
+        return Check("sampler against trainer", False, words, cure)
+    words = f"{compared.tokens} tokens differ by a KL of {compared.kl:.1e} nats (limit {limits.kl:g} at {precision})"
+    return Check("sampler against trainer", True, words, cure)

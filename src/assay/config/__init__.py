@@ -4,7 +4,21 @@ A config class is a `chz` class over `Settings`. `load` reads presets, files and
 """
 
 from assay.config.checks import Settings, SettingsError, refuse
-from assay.config.fields import DATA, MAY_CHANGE, NOT_NULL, Above, AtLeast, AtMost, Below, Code, Like, Not, UsedWhen
+from assay.config.fields import (
+    DATA,
+    MAY_CHANGE,
+    MAY_CHANGE_ROUNDING,
+    NOT_NULL,
+    Above,
+    AtLeast,
+    AtMost,
+    Below,
+    Code,
+    Like,
+    Not,
+    UsedWhen,
+    fact,
+)
 from assay.config.loader import build, load
 from assay.config.record import diff, from_resolved, resolved
 from assay.config.sources import Layer
@@ -12,6 +26,7 @@ from assay.config.sources import Layer
 __all__ = [
     "DATA",
     "MAY_CHANGE",
+    "MAY_CHANGE_ROUNDING",
     "NOT_NULL",
     "Above",
     "AtLeast",
@@ -26,6 +41,7 @@ __all__ = [
     "UsedWhen",
     "build",
     "diff",
+    "fact",
     "from_resolved",
     "load",
     "refuse",

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -98,7 +99,8 @@ class Not:
     @property
     def words(self) -> str:
         """See `Condition`."""
-        return f"not {self.value}"
+        plain = self.value is None or isinstance(self.value, bool)
+        return f"not {json.dumps(self.value) if plain else self.value}"
 
     def holds(self, value: object) -> bool:
         """See `Condition`."""
@@ -110,28 +112,57 @@ NOT_NULL = _NotNull()
 
 
 class UsedWhen:
-    """A field is read only when another setting has one of some values, or meets a condition.
+    """A field is read only when another setting has one of some values, or meets a condition; or when a `fact` holds.
 
-    The other setting is looked up by name in the field's own class, then in those that enclose it. A field that differs
-    from its default while nothing reads it is refused.
+    The other setting (or the fact) is looked up by name in the field's own class, then in those that enclose it; it may
+    lie below there (`grpo.kl_placement`). A field that differs from its default while nothing reads it is refused.
     """
 
     def __init__(self, name: str, *values: object) -> None:
         self.name = name
-        self.values = values
+        self.values = values or (True,)
 
     def holds(self, value: object) -> bool:
         """Whether the field is read when the other setting is `value`."""
-        return any(v.holds(value) if isinstance(v, Condition) else v == value for v in self.values)
+        return any(v.holds(value) if isinstance(v, Condition) else same(v, value) for v in self.values)
+
+
+def same(choice: object, value: object) -> bool:
+    """Whether a value is one of those that were written down: True is not 1, and 1.0 is not 1."""
+    return choice == value and isinstance(value, type(choice)) and isinstance(value, bool) == isinstance(choice, bool)
+
+
+class Fact(property):
+    """What several settings of a config class amount to, as a property of the class; made by `fact`."""
+
+    words = ""
+    """When it holds: `rollouts have several turns`."""
+    of: tuple[str, ...] = ()
+    """The settings that it follows from."""
+    cure = ""
+    """What to set so that it holds."""
+
+
+def fact(words: str, *of: str, cure: str) -> Callable[[Callable[[Any], bool]], Fact]:
+    """A property of a config class that `UsedWhen` can name; see `Fact`."""
+
+    def made(function: Callable[[Any], bool]) -> Fact:
+        found = Fact(function)
+        found.words, found.of, found.cure = words, of, cure
+        return found
+
+    return made
 
 
 @dataclass(frozen=True, slots=True)
 class _MayChange:
-    pass
+    rounds: bool = False
 
 
 MAY_CHANGE = _MayChange()
 """A resumed run may change the field (and all below it): it does not decide what the run computes."""
+MAY_CHANGE_ROUNDING = _MayChange(rounds=True)
+"""The same, but the order of sums depends on it, so that figures may differ in their last digits; a resume says so."""
 
 
 class _Data:

@@ -23,8 +23,10 @@ import chz
 
 from assay import plugins
 from assay.config.checks import SettingsError
+from assay.config.idle import IdleSetting, names_of, unresolved
 from assay.config.schema import Setting, settings
 from assay.config.sources import COMMAND_LINE, Layer, flatten, read_overrides, read_source
+from assay.config.unknown import unknown_key
 from assay.config.values import as_json, entry_type, is_null, is_optional, node_class, parse, shown, type_name
 from assay.errors import ConfigError
 from assay.types import Json
@@ -55,6 +57,7 @@ def load(root: type[_C], sources: str | Sequence[str] | None, overrides: str | S
     for layer in (_environment(draft), *_suggestions(draft)):
         if taken := draft.fill_in(layer):
             logger.info("Taken from %s: %s.", layer.name, ", ".join(taken))
+    draft.check_rules("", ())
     return draft.construct()
 
 
@@ -107,7 +110,9 @@ class Draft(Generic[_C]):
         self._emptied: set[str] = set()
         """Mappings whose default entries are gone: `{}` was given, or all entries there are."""
         self._dropped: dict[str, _Given] = {}
-        """What a later layer has made unused, at its default, with that layer as its source."""
+        """What a later layer has made unused, with that layer as its source."""
+        self._given_whole: set[int] = set()
+        """Ranks of the layers that are whole configs."""
         self._rank = 0
         for layer in layers:
             self.apply(layer)
@@ -130,9 +135,10 @@ class Draft(Generic[_C]):
         for key, value in rest.items():
             setting = self.find(key)
             if setting is None:
-                raise ConfigError(_unknown_key(key, layer.name, list(self.keys()), self.unknown))
+                raise ConfigError(unknown_key(key, layer.name, list(self.keys()), self.unknown))
             self._put(key, value, setting, layer.name)
         if layer.whole:
+            self._given_whole.add(self._rank)
             self._emptied |= {key for key in self.keys() if entry_type(self._setting(key).annotation) is not None}
 
     def _setting(self, key: str) -> Setting:
@@ -232,42 +238,56 @@ class Draft(Generic[_C]):
         Raises:
             ConfigError: a value is missing, out of bounds, or cannot go together with others.
         """
-        while any(self._drop_idle(key) for key in [*self.values, *self.classes]):
-            pass  # what was dropped may have been what another setting needs
-        made: _C = self._construct(self.root, None, "")
-        return made
+        while True:
+            try:
+                made: _C = self._construct(self.root, None, "")
+                return made
+            except SettingsError as error:
+                idle = [problem for problem in error.problems if isinstance(problem, IdleSetting)]
+                if sum(self._drop_idle(found) for found in idle) == 0:
+                    raise
 
-    def _drop_idle(self, key: str) -> bool:
-        """Forget a setting that a later layer has made unused: that layer did not set it and cannot unset it."""
-        parts = key.split(".")
-        for end in range(1, len(parts) + 1):
-            setting = self.find(".".join(parts[:end]))
-            for rule in setting.used_when if setting is not None else ():
-                decider = self._nearest(rule.name, parts[: end - 1])
-                given, other = self.values.get(key) or self._chosen_by[key], self._given(decider)
-                if decider is None or other is None or other.rank <= given.rank:
-                    continue
-                found = self.find(decider)
-                assert found is not None, decider
-                if not rule.holds(parse(other.value, found.annotation)):
-                    message = "%s=%s (%s) is dropped: under %s=%s (%s) nothing reads it."
-                    logger.warning(message, key, shown(given.value), given.layer, decider, other.value, other.layer)
-                    self._dropped[key] = _Given(setting.default if setting else None, other.layer, other.rank)
-                    self.values.pop(key, None)
-                    self.classes.pop(key, None)
-                    return True
-        return False
+    def check_rules(self, key: str, around: tuple[frozenset[str], ...]) -> None:
+        """Refuse a class below `key` with a field whose `UsedWhen` names nothing.
 
-    def _given(self, key: str | None) -> _Given | None:
-        return self.values.get(key or "") or self._dropped.get(key or "")
+        Raises:
+            ConfigError: as said.
+        """
+        cls = self.class_at(key, self._setting(key)) if key else self.root
+        if cls is None:
+            return
+        if wrong := list(unresolved(cls, around)):
+            raise ConfigError("\n".join(wrong))
+        for name in settings(cls):
+            self.check_rules(f"{key}.{name}" if key else name, (*around, names_of(cls)))
 
-    def _nearest(self, name: str, parents: Sequence[str]) -> str | None:
-        """The key of the setting called `name` in the node at `parents`, or in the nearest one that encloses it."""
-        for end in range(len(parents), -1, -1):
-            node = ".".join(parents[:end])
-            if name in self.settings_at(node):
-                return f"{node}.{name}" if node else name
-        return None
+    def _drop_idle(self, idle: IdleSetting) -> bool:
+        """Forget a setting that nothing reads where whoever gave it could not know: a later layer made it unused, it
+        is part of a whole config, or it comes from the environment. Returns whether anything was forgotten."""
+        deciding = [given for key in idle.deciders for given in self._all_given(key)]
+        by = max(deciding, key=lambda given: given.rank, default=None)
+        dropped = False
+        for key in [k for k in (*self.values, *self._chosen_by) if f"{k}.".startswith(f"{idle.key}.")]:
+            given = self.values.get(key) or self._chosen_by[key]
+            later = by is not None and by.rank > given.rank
+            if not later and given.rank not in self._given_whole and given.rank >= 0:
+                continue
+            under = " and ".join(f"{k}={shown(value)}" for k, value in idle.deciders.items())
+            whose = f" ({by.layer})" if by is not None and later else ""
+            message = "%s=%s (%s) is dropped: under %s%s nothing reads it."
+            logger.warning(message, key, shown(given.value), given.layer, under, whose)
+            dropper = by if by is not None and later else given
+            self._dropped[key] = _Given(None, dropper.layer, dropper.rank)
+            self.values.pop(key, None)
+            self._chosen_by.pop(key, None)
+            self.classes.pop(key, None)
+            dropped = True
+        return dropped
+
+    def _all_given(self, key: str) -> Iterator[_Given]:
+        """What was given for a key or below it, or dropped there."""
+        for given in (self.values, self._chosen_by, self._dropped):
+            yield from (value for k, value in given.items() if f"{k}.".startswith(f"{key}."))
 
     def _construct(self, cls: type, default: Any, key: str) -> Any:
         """The node at `key`: `default`, or one of `cls` where that is None, with everything that is set below."""
@@ -289,7 +309,7 @@ class Draft(Generic[_C]):
         try:
             return cls(**changes) if default is None else chz.replace(default, **changes)
         except SettingsError as error:
-            raise error.below(key) if key else error from None
+            raise error.below(key, settings(cls)) if key else error from None
 
     def _construct_node(self, above: Any, key: str, setting: Setting) -> Any:
         """The node at `key`; `above` is the default of the node above it, None for that node's class alone."""
@@ -374,20 +394,3 @@ def _chosen(key: str, value: Json, setting: Setting, layer: str) -> type | None:
         hint = f" Did you mean {near[0]}?" if near else ""
         raise ConfigError(f"{key}={shown(value)} ({layer}): expected one of {', '.join(choices)}.{hint}")
     return base
-
-
-def _unknown_key(key: str, layer: str, known: Sequence[str], otherwise: str) -> str:
-    """Message for a key that does not exist: equal last parts elsewhere first, then similar ones, then similar keys."""
-    parent, _, leaf = key.rpartition(".")
-    near = [k for k in known if k.rpartition(".")[2] == leaf]
-    siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == parent}
-    near += [siblings[name] for name in difflib.get_close_matches(leaf, siblings, n=2, cutoff=0.7)]
-    near += [k for name, k in siblings.items() if leaf == "".join(word[0] for word in name.split("_"))]
-    if parent in known and not siblings:
-        near = [parent]
-    if not near:
-        leaves = difflib.get_close_matches(leaf, {k.rpartition(".")[2] for k in known}, n=1, cutoff=0.7)
-        near = [k for k in known if k.rpartition(".")[2] in leaves]
-    near = list(dict.fromkeys(near or difflib.get_close_matches(key, known, n=2)))[:3]
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    return f"{key} ({layer}): this setting does not exist, so it would have no effect.{hint} {otherwise}".rstrip()

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import chz
 
 from assay import plugins
+from assay.config.idle import unread
 from assay.config.loader import FILES_KEY, TYPE_KEY, build, is_choice
 from assay.config.schema import Setting, settings
 from assay.config.sources import Layer, flatten
@@ -48,14 +49,27 @@ def changed_files(record: Mapping[str, Json]) -> list[str]:
 
 
 def may_change(config: object) -> Callable[[str], bool]:
-    """Whether a resumed run may change the setting at a dotted key: the field says so, or a node above it does."""
-    free = {key for key, setting, _ in _walk(config) if setting.may_change}
+    """Whether a resumed run may change the setting at a dotted key: the field says so, or a node above it does, or
+    nothing reads it."""
+    free = {key for key, setting, _ in _walk(config) if setting.may_change} | set(unread(config))
 
     def allowed(key: str) -> bool:
         parts = key.split(".")
         return any(".".join(parts[:end]) in free for end in range(1, len(parts) + 1))
 
     return allowed
+
+
+def rounding_changes(before: Mapping[str, Json], config: object) -> list[str]:
+    """What differs between a record and a config in settings that decide how sums are rounded: `key: old -> new`."""
+    found = []
+    for key, setting, value in _walk(config):
+        old: Any = before
+        for name in key.split("."):
+            old = old.get(name, value) if isinstance(old, Mapping) else value
+        if setting.changes_rounding and old != value:
+            found.append(f"{key}: {_brief(old)} -> {_brief(value)}")
+    return found
 
 
 def diff(a: object, b: object) -> list[str]:

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import chz
 from chz.util import MISSING
 
-from assay.config.fields import DATA, MAY_CHANGE, Bound, Code, Like, UsedWhen
+from assay.config.fields import DATA, MAY_CHANGE, MAY_CHANGE_ROUNDING, Bound, Code, Fact, Like, UsedWhen
 from assay.config.values import is_readable, members, type_name
 from assay.errors import ConfigError
 
@@ -59,7 +59,12 @@ class Setting:
     @property
     def may_change(self) -> bool:
         """Whether a resumed run may change it."""
-        return MAY_CHANGE in self.marks
+        return MAY_CHANGE in self.marks or self.changes_rounding
+
+    @property
+    def changes_rounding(self) -> bool:
+        """Whether a resumed run that changes it is no longer equal to an uninterrupted one bit for bit."""
+        return MAY_CHANGE_ROUNDING in self.marks
 
     @property
     def names_data(self) -> bool:
@@ -93,6 +98,12 @@ def settings(cls: type) -> Mapping[str, Setting]:
         above = [settings(base) for base in cls.__mro__[1:] if "__chz_fields__" in vars(base)]
         _SETTINGS[cls] = {name: _setting(cls, name, field, docs, above) for name, field in chz.chz_fields(cls).items()}
     return _SETTINGS[cls]
+
+
+def facts(cls: type) -> Mapping[str, Fact]:
+    """What a config class says of its settings taken together, for `UsedWhen`, by name."""
+    found = {name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()}
+    return {name: value for name, value in found.items() if isinstance(value, Fact)}
 
 
 def complete(cls: type) -> None:

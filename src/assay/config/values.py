@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 import chz
 
+from assay.config.fields import same
+
 _NULLS = ("null", "none")
 _TRUE = ("true", "yes", "on", "1")
 _FALSE = ("false", "no", "off", "0")
@@ -93,7 +95,7 @@ def is_of(value: object, member: Any) -> bool:
     if member is Any:
         return True
     if typing.get_origin(member) is Literal:
-        return value in typing.get_args(member)
+        return any(same(choice, value) for choice in typing.get_args(member))
     if (entry := entry_type(member)) is not None:
         return isinstance(value, Mapping) and all(isinstance(k, str) and is_of(v, entry) for k, v in value.items())
     if (element := _element_type(member)) is not None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import chz
 
-from assay.config import Settings, refuse
+from assay.config import Settings, UsedWhen, refuse
 from assay.types import Message
 
 AUTO, NONE = "auto", "none"
@@ -26,7 +26,7 @@ class ChatConfig(Settings):
     thinking: str = AUTO
     """What separates thought from answer in a reply: two tags as `<think>...</think>`; `auto` takes the tags that the
     template mentions; `none` takes the whole reply as the answer."""
-    history: History = "auto"
+    history: Annotated[History, UsedWhen("plays_turns")] = "auto"
     """What the model sees of earlier turns: `append` keeps every token as it was sampled (one training sequence);
     `template` lets the template rewrite the conversation (each turn is its own training sequence); `auto`
     appends, unless the template drops earlier thinking."""

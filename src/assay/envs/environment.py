@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar
 import chz
 
 from assay import plugins
-from assay.config import AtLeast, AtMost
+from assay.config import AtLeast, AtMost, UsedWhen, fact
 from assay.envs.base import (
     BuildContext,
     DatasetBuilder,
@@ -56,7 +56,7 @@ class Environment(DatasetBuilder):
     """Reorder the training tasks in every epoch."""
     test_fraction: Annotated[float, AtLeast(0), AtMost(0.9)] = 0.1
     """Share of the tasks that is held out if `tasks` does not take a split; the same tasks for every seed."""
-    max_turns: Annotated[int, AtLeast(1)] = 1
+    max_turns: Annotated[int, AtLeast(1), UsedWhen("goes_on")] = 1
     """Most turns of a rollout, where `env` plays several."""
 
     run_settings: ClassVar[Mapping[str, Json]] = {}
@@ -94,7 +94,15 @@ class Environment(DatasetBuilder):
 
     def turns(self, max_turns: int) -> int:
         """See `DatasetBuilder.turns`."""
+        if not self.goes_on:
+            return 1
         return self.max_turns if self.max_turns > 1 else max_turns
+
+    @fact("the environment defines what follows an answer", cure="Define env(self, task)")
+    def goes_on(self) -> bool:
+        """Whether a rollout may have more than one turn: without `env`, `group` or `build`, one answer ends it."""
+        own = type(self)
+        return any(getattr(own, name) is not getattr(Environment, name) for name in ("env", "group", "build"))
 
     def build(self, context: BuildContext) -> EnvData:
         """See `DatasetBuilder.build`."""

@@ -6,15 +6,16 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import chz
 
-from assay.config import DATA, MAY_CHANGE, AtLeast, Code, refuse
+from assay.config import DATA, MAY_CHANGE, AtLeast, Code, UsedWhen, fact, refuse
 from assay.envs.base import BuildContext, Env, EnvData, StepResult
 from assay.envs.environment import TEST, TRAIN, Environment
 from assay.envs.judged import EngineScorer
-from assay.envs.records import ABSENT, Record, column, first_of, records_of
+from assay.envs.records import ABSENT, SUFFIXES, Record, column, first_of, records_of
 from assay.envs.splits import Splits, held_apart, held_out
 from assay.errors import ConfigError, DataError
 from assay.rewards import EngineConfig, JudgeConfig, RewardEngine, Sample
@@ -33,16 +34,16 @@ class RowsDatasetBuilder(Environment):
     path: Annotated[str, DATA] = ""
     """A `.jsonl`, `.json`, `.csv`, `.tsv` or `.parquet` file; a folder that `datasets` wrote, or one with
     `train.jsonl` (or another kind); or the id of a Hugging Face data set."""
-    subset: str | None = None
+    subset: Annotated[str | None, UsedWhen("has_subsets")] = None
     """Configuration of a hub data set that has several."""
-    train_split: str = "train"
+    train_split: Annotated[str, UsedWhen("has_splits")] = "train"
     """Which rows of a folder or a hub data set to train on."""
     test_path: Annotated[str | None, DATA] = None
     """Where held-out rows are; null means `path`."""
-    test_split: str | None = None
+    test_split: Annotated[str | None, UsedWhen("has_test_splits")] = None
     """Which rows of a folder or a hub data set are held out. If neither this nor `test_path` is set, `test_fraction` of
     the rows are held out."""
-    prompt_column: str = "prompt"
+    prompt_column: Annotated[str, UsedWhen("template", None)] = "prompt"
     """Column of the prompt: text, or messages with `role` and `content`. Not read with `template`."""
     answer_column: str | None = "answer"
     """Column of the right answer, which rewards get as `answer`; null if rows have none. A dot leads into a
@@ -64,6 +65,26 @@ class RowsDatasetBuilder(Environment):
     """The judge, for rewards that ask one."""
     engine: Annotated[EngineConfig, MAY_CHANGE] = chz.field(default_factory=EngineConfig)
     """Speed, limits and budget of the judge's calls."""
+
+    @fact("rows are read from a folder or a hub data set", "path", cure="Give such a path")
+    def has_splits(self) -> bool:
+        """Whether training rows are one of several splits; a single file has none."""
+        return not _is_file(self.path)
+
+    @fact("rows are read from the hub", "path", "test_path", cure="Give the id of a hub data set")
+    def has_subsets(self) -> bool:
+        """Whether rows may be of one of several configurations."""
+        return any(path and not _is_file(path) and not _is_folder(path) for path in (self.path, self.test_path))
+
+    @fact("held-out rows are read from a folder or a hub data set", "path", "test_path", cure="Give such a test_path")
+    def has_test_splits(self) -> bool:
+        """Whether held-out rows are one of several splits."""
+        return not _is_file(self.test_path or self.path)
+
+    @fact("an environment plays several turns", cure="Write an Environment of your own")
+    def goes_on(self) -> bool:
+        """Never: the answer to a row ends it."""
+        return False
 
     @chz.validate
     def _consistent(self) -> None:
@@ -192,6 +213,15 @@ def fill(template: str, row: Record, place: str) -> str:
         return str(found)
 
     return _FIELD.sub(value, template)
+
+
+def _is_file(path: str) -> bool:
+    """Whether a path is that of a single file, there or not."""
+    return Path(path).suffix in SUFFIXES and not _is_folder(path)
+
+
+def _is_folder(path: str) -> bool:
+    return Path(path).expanduser().is_dir()
 
 
 def _columns(row: Record) -> str:

@@ -6,63 +6,59 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from assay.backends.base import Backend
-from assay.errors import TrainingError
 from assay.grpo.buffer import BufferedGroup
 from assay.grpo.config import GRPOConfig
 from assay.grpo.correction import importance_weights
 from assay.grpo.group_data import flat, group_data, with_data
+from assay.grpo.parity import Gate
 from assay.grpo.step_metrics import mismatch, trained_logprobs
 from assay.types import FloatArray, TrajectoryGroup
 
 
 async def admit(
-    backend: Backend, config: GRPOConfig, groups: Sequence[TrajectoryGroup], *, behaviour_known: bool = True
+    backend: Backend, config: GRPOConfig, groups: Sequence[TrajectoryGroup], gate: Gate, *, behaviour_known: bool = True
 ) -> tuple[list[BufferedGroup], dict[str, float]]:
-    """The data of each informative group, with everything that is computed once per rollout.
+    """The data of each group that counts, with everything that is computed once per rollout.
 
     Each item's `id` is its group's place among `groups`.
+
+    Raises:
+        TrainingError: with `tis_cap`, which recomputes all log-probabilities: `gate` refuses them.
     """
     found = [(place, group_data(group, config)) for place, group in enumerate(groups)]
     items = [replace(item, id=place) for place, item in found if item is not None]
     metrics: dict[str, float] = {}
     if not behaviour_known:
-        items = await _behaviour_from_policy(backend, config, items)
-    elif config.tis_cap or config.max_ratio_error is not None:
-        items, metrics = await _compare_with_sampler(backend, config, items)
+        items = await behaviour_from_policy(backend, config, items)
+    elif config.tis_cap:
+        items, metrics = await _corrected(backend, config, items, gate)
     return await with_reference(backend, config, items), metrics
 
 
-async def _behaviour_from_policy(
+async def behaviour_from_policy(
     backend: Backend, config: GRPOConfig, items: list[BufferedGroup]
 ) -> list[BufferedGroup]:
+    """The data with the present policy's log-probabilities in place of unknown ones of the policy that sampled."""
     logprobs = await _logprobs(backend, config, items)
     return with_data(items, [replace(d, logprobs=x) for d, x in zip(flat(items), logprobs, strict=True)])
 
 
-async def _compare_with_sampler(
-    backend: Backend, config: GRPOConfig, items: list[BufferedGroup]
+async def _corrected(
+    backend: Backend, config: GRPOConfig, items: list[BufferedGroup], gate: Gate
 ) -> tuple[list[BufferedGroup], dict[str, float]]:
-    """Check that rollouts came from the trainer's policy; with `tis_cap`, correct for the difference."""
-    if not items:
+    """The items with the trainer's log-probabilities, and weights for their difference from the sampler's."""
+    if not flat(items):
         return items, {}
     data, logprobs = flat(items), await _logprobs(backend, config, items)
     metrics: dict[str, float] = {}
     fresh = [d for item in items for d in [item.policy_version == backend.policy_version] * len(item.data)]
     pairs = [(d, x) for d, x, f in zip(data, logprobs, fresh, strict=True) if f]
     if pairs:
-        metrics = mismatch(*trained_logprobs([d for d, _ in pairs], [x for _, x in pairs]))
-    most = config.max_ratio_error
-    if most is not None and metrics.get("ratio_error", 0.0) > most:
-        raise TrainingError(
-            f"Trainer and sampler disagree on the probability of a token by a factor of up to "
-            f"{1 + metrics['ratio_error']:.4g} (max_ratio_error={most:g}): the rollouts were sampled by another "
-            "policy, at another temperature or precision, so their gradient would be biased. Fix the sampler, "
-            "correct for it (tis_cap=2), or raise max_ratio_error. Nothing was changed."
-        )
-    if config.tis_cap:
-        corrected, mean = importance_weights(data, logprobs, config.tis_cap)
-        items, metrics = with_data(items, corrected), metrics | {"tis_weight": mean}
-    return items, metrics
+        sampled, now = [d for d, _ in pairs], [x for _, x in pairs]
+        gate.judge(sampled, now, "The rollouts of this step")
+        metrics = mismatch(*trained_logprobs(sampled, now))
+    corrected, mean = importance_weights(data, logprobs, config.tis_cap)
+    return with_data(items, corrected), metrics | {"tis_weight": mean}
 
 
 async def with_reference(backend: Backend, config: GRPOConfig, items: list[BufferedGroup]) -> list[BufferedGroup]:

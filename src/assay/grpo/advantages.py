@@ -1,7 +1,15 @@
 """From a group's rewards to advantages: pure functions, no tokens.
 
 A rollout that could not be scored is excluded from the baseline and gets no advantage. Multi-turn rollouts earn
-discounted returns per turn, and the group's baseline is the mean over all its turns (Baronio et al., 2025, "Kevin").
+discounted returns per turn. The baseline of a return is one of these; with one turn each, the last two are equal:
+
+    mean            the mean over all turns of the group (Baronio et al., 2025, "Kevin")
+    leave_one_out   the mean over all turns of the other rollouts (arXiv 2402.14740)
+    turn            the mean over the other rollouts at the same turn (TRLOO of Dr.Kernel); 0 advantage for a turn that
+                    no other rollout reached
+
+The deviation is the population's, without an epsilon: constant groups are found beforehand. It is that of the group's
+returns, and for `turn` that of the returns around the mean of their turn.
 """
 
 from __future__ import annotations
@@ -32,16 +40,18 @@ def group_advantages(
 
     Args:
         gamma: discount between turns.
-        normalize_by_std: divide by the standard deviation of the group's returns.
-        baseline: the mean of all returns, or for each trajectory the mean of the others' (arXiv 2402.14740).
+        normalize_by_std: divide by the standard deviation.
+        baseline: what a return is compared with.
 
     Returns:
         One list per trajectory (empty for errored ones), or None when the group's rewards are constant or its returns
-        are all equal.
+        are all equal (for `turn`: at every turn).
     """
     if has_constant_rewards(group):
         return None
     returns = [[] if t.errored else turn_returns(t, gamma) for t in group.trajectories]
+    if baseline == "turn":
+        return _centred_by_turn(returns, normalize_by_std)
     flat = [r for turns in returns for r in turns]
     if is_constant(flat):
         return None
@@ -52,6 +62,33 @@ def group_advantages(
         return [[(r - mean) / spread for r in turns] for turns in returns]
     others = [(total - math.fsum(turns)) / (len(flat) - len(turns)) for turns in returns]
     return [[(r - other) / spread for r in turns] for turns, other in zip(returns, others, strict=True)]
+
+
+def _centred_by_turn(returns: Sequence[Sequence[float]], normalize_by_std: bool) -> list[list[float]] | None:
+    """Each return minus the mean of the others at its turn; None where no turn tells two rollouts apart."""
+    columns = [[turns[t] for turns in returns if t < len(turns)] for t in range(max(map(len, returns)))]
+    told = [len(column) > 1 and not is_constant(column) for column in columns]
+    if not any(told):
+        return None
+    totals = [math.fsum(column) for column in columns]
+    spread = 1.0
+    if normalize_by_std:
+        shared = [
+            (column, total / len(column)) for column, total in zip(columns, totals, strict=True) if len(column) > 1
+        ]
+        squares = math.fsum((r - mean) ** 2 for column, mean in shared for r in column)
+        spread = math.sqrt(squares / sum(len(column) for column, _ in shared))
+    return [
+        [(r - (totals[t] - r) / (len(columns[t]) - 1)) / spread if told[t] else 0.0 for t, r in enumerate(turns)]
+        for turns in returns
+    ]
+
+
+def lone_turns(group: TrajectoryGroup) -> tuple[int, int]:
+    """Turns of scored rollouts that no other scored rollout of the group reached, and all turns of scored rollouts."""
+    lengths = sorted((len(t.transitions) for t in group.trajectories if not t.errored), reverse=True)
+    longest, second = [*lengths, 0, 0][:2]
+    return longest - second, sum(lengths)
 
 
 def has_constant_rewards(group: TrajectoryGroup) -> bool:

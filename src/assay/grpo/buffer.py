@@ -17,7 +17,8 @@ import numpy as np
 from assay.errors import CheckpointError
 from assay.types import Datum
 
-VERSION = 1
+VERSION = 2
+"""1 had no `counted`."""
 _STREAMS = tuple(field.name for field in fields(Datum))
 
 
@@ -34,6 +35,8 @@ class BufferedGroup:
     """Order of arrival, given by the buffer; before that, the group's place in its batch."""
     uses: int = 0
     """Times it was trained on."""
+    counted: tuple[int, ...] = ()
+    """Trained tokens of each sequence that the divisor counts without computing it, since rewards are equal."""
 
 
 class RolloutBuffer:
@@ -114,6 +117,11 @@ class RolloutBuffer:
         """Give every group new data (with new reference log-probabilities, say)."""
         self._groups = [replace(group, data=change(group)) for group in self._groups]
 
+    def drop(self, groups: Sequence[BufferedGroup]) -> None:
+        """Drop these groups; they count as neither stale nor evicted."""
+        refused = {group.id for group in groups}
+        self._groups = [group for group in self._groups if group.id not in refused]
+
     def clear(self) -> None:
         """Drop every group; they count as neither stale nor evicted."""
         self._groups, self._spent = [], 0
@@ -128,7 +136,9 @@ class RolloutBuffer:
         header = {
             "version": VERSION,
             "counters": [self.added, self.reused, self.stale, self.evicted, self._spent],
-            "groups": [[g.policy_version, g.rollouts, g.id, g.uses, len(g.data)] for g in self._groups],
+            "groups": [
+                [g.policy_version, g.rollouts, g.id, g.uses, len(g.data), list(g.counted)] for g in self._groups
+            ],
         }
         with open(path, "wb") as file:
             np.savez(file, header=np.array(json.dumps(header)), **arrays)  # type: ignore[arg-type]
@@ -146,9 +156,11 @@ class RolloutBuffer:
                     raise CheckpointError(f"{path} has format version {header['version']}; this Assay reads {VERSION}.")
                 groups = [
                     BufferedGroup(
-                        tuple(_datum(arrays, f"{g}.{d}") for d in range(count)), version, rollouts, number, uses
+                        tuple(_datum(arrays, f"{g}.{d}") for d in range(count)),
+                        *(version, rollouts, number, uses),
+                        counted=tuple(counted[0] if counted else ()),
                     )
-                    for g, (version, rollouts, number, uses, count) in enumerate(header["groups"])
+                    for g, (version, rollouts, number, uses, count, *counted) in enumerate(header["groups"])
                 ]
                 counters = [int(c) for c in header["counters"]]
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -13,8 +13,9 @@ import chz
 
 from assay.backends.base import KLEstimator, KLTerm, LossSpec
 from assay.backends.config import LocalBackend
-from assay.config import NOT_NULL, Above, AtLeast, AtMost, Below, Code, Settings, UsedWhen, refuse
+from assay.config import MAY_CHANGE, NOT_NULL, Above, AtLeast, AtMost, Below, Code, Settings, UsedWhen, fact, refuse
 from assay.grpo.health.config import HealthConfig
+from assay.grpo.parity import ParityConfig
 from assay.grpo.recipes import LOSS, Aggregation, Baseline, Recipe, canonical, check_thresholds, recipe_of, resolve
 
 KL_ALIASES: Mapping[str, KLEstimator] = {"kl1": "k1", "kl2": "k3", "kl3": "k2"}
@@ -26,11 +27,16 @@ class AlgorithmConfig(Settings):
     """The algorithm: advantages, aggregation, KL penalty, rollout reuse, health."""
 
     baseline: Baseline | None = None
-    """What a reward is compared with: the `mean` of its group, or `leave_one_out`, the mean of the others; null takes
-    the choice of `loss_fn`."""
+    """What a return is compared with: the `mean` over its group's turns, or over those of the other rollouts
+    (`leave_one_out`), or over the other rollouts at the same `turn`, where a turn that no other rollout reached gets no
+    advantage; null takes the choice of `loss_fn`."""
     aggregation: Aggregation | None = None
     """How the step's token losses are combined: mean over all `token`s, mean over `sequence`s of their token means, or
     sum over tokens divided by sequences times `constant_length`; null takes the choice of `loss_fn`."""
+    count_constant_groups: bool | None = None
+    """Whether the divisor of `aggregation` counts groups with equal rewards though `remove_constant_reward_groups`
+    computes nothing for them (the loss is then a mean over all that was sampled); null takes the choice of
+    `loss_fn`."""
     constant_length: Annotated[int | None, AtLeast(1)] = None
     """Divisor per sequence of `aggregation=constant`, in tokens; null means the run's `max_tokens`."""
     entropy_coef: Annotated[float, AtLeast(0)] = 0.0
@@ -38,39 +44,39 @@ class AlgorithmConfig(Settings):
     mask_truncated: bool = False
     """Exclude completions that were cut off at the length limit from the loss (they still count in their group's
     baseline)."""
-    kl_estimator: Literal["k1", "k2", "k3", "abs", "kl1", "kl2", "kl3"] = "kl3"
+    kl_estimator: Annotated[Literal["k1", "k2", "k3", "abs", "kl1", "kl2", "kl3"], UsedWhen("has_kl_penalty")] = "kl3"
     """Estimate of the KL divergence per token, from d = log policy - log reference: `k1` = d, `k2` = d^2/2,
     `k3` = exp(-d) - 1 + d, `abs` = |d|. `kl1` (simple), `kl2` (exponential) and `kl3` (quadratic) are other names of
     k1, k3 and k2."""
-    kl_placement: Literal["loss", "reward"] = "loss"
+    kl_placement: Annotated[Literal["loss", "reward"], UsedWhen("has_kl_penalty")] = "loss"
     """Where the penalty acts: in the `loss`, by its gradient, or in the `reward` of each token, centred."""
-    kl_unbiased: Annotated[bool, UsedWhen("kl_coef", Above(0)), UsedWhen("kl_placement", "loss")] = False
+    kl_unbiased: Annotated[bool, UsedWhen("has_kl_penalty"), UsedWhen("kl_placement", "loss")] = False
     """In the loss, weight the estimator by the policy ratio, so that its gradient is that of KL(policy || reference),
     also for k1, k3 and samples of an older policy."""
-    kl_target: Annotated[float | None, Above(0), UsedWhen("kl_coef", Above(0))] = None
+    kl_target: Annotated[float | None, Above(0), UsedWhen("has_kl_penalty")] = None
     """Adapt the coefficient so that the mean KL (k3, nats per token) reaches this; null keeps it fixed."""
     kl_controller: Annotated[Literal["threshold", "ziegler"], UsedWhen("kl_target", NOT_NULL)] = "threshold"
     """How the coefficient adapts, once per training step: `threshold` multiplies by 1.1 above 1.5 times the target and
     by 0.9 below half of it, within [0.001, 1]; `ziegler` is proportional to the clipped error (arXiv 1909.08593)."""
     kl_horizon: Annotated[int, AtLeast(1), UsedWhen("kl_controller", "ziegler")] = 10_000
     """Sequences trained on (each pass counts) over which the `ziegler` controller corrects an error."""
-    ref_refresh_every: Annotated[int, AtLeast(0), UsedWhen("kl_coef", Above(0))] = 0
+    ref_refresh_every: Annotated[int, AtLeast(0), UsedWhen("has_kl_penalty")] = 0
     """Training steps after which the reference is moved towards the policy; 0 keeps it."""
     ref_refresh_mix: Annotated[float, Above(0), AtMost(1), UsedWhen("ref_refresh_every", Above(0))] = 1.0
     """Share of the policy in a refreshed reference; 1 replaces it."""
     tis_cap: Annotated[float, AtLeast(0)] = 0.0
     """Truncated importance sampling: recompute the log-probabilities of rollouts with the trainer, and weight each
     token by min(trainer / sampler, `tis_cap`); 0 trusts the sampler's."""
-    max_ratio_error: Annotated[float | None, AtLeast(0)] = None
-    """Refuse to train on fresh rollouts (with an error, before anything is changed) when trainer and sampler disagree
-    on the probability of a token by more than this relative error; null only reports it."""
-    buffer_capacity: Annotated[int, AtLeast(1)] = 1000
+    buffer_capacity: Annotated[int, AtLeast(1), UsedWhen("keeps_rollouts")] = 1000
     """Most groups that the rollout buffer holds; the oldest are evicted first."""
-    min_fresh_fraction: Annotated[float, Above(0), AtMost(1)] = 0.25
-    """New rollouts are needed when less than this share of the buffered groups has epochs left."""
-    max_staleness: Annotated[int | None, AtLeast(0)] = None
+    max_staleness: Annotated[int | None, AtLeast(0), UsedWhen("keeps_rollouts")] = None
     """Most optimizer steps between sampling a group and training on it; older groups are dropped. Null sets no
     limit."""
+    min_fresh_fraction: Annotated[float, Above(0), AtMost(1), UsedWhen("max_staleness", NOT_NULL)] = 0.25
+    """New rollouts are needed when, between two passes, less than this share of the groups is left: the others became
+    too stale, or had all their passes."""
+    parity: Annotated[ParityConfig, MAY_CHANGE] = chz.field(default_factory=ParityConfig)
+    """The check that the sampler is the policy that is trained, before each optimizer step and in evaluations."""
     health: HealthConfig = chz.field(default_factory=HealthConfig)
     """Alarms and reports."""
 
@@ -108,8 +114,8 @@ class GRPOConfig(AlgorithmConfig):
     """Decay of the second moment."""
     eps: Annotated[float, Above(0)] = 1e-8
     """Added to the root of the second moment."""
-    weight_decay: Annotated[float, AtLeast(0)] = 0.01
-    """Decoupled weight decay, applied to matrices only."""
+    weight_decay: Annotated[float, AtLeast(0)] = 0.0
+    """Decoupled weight decay of all matrices, embeddings among them; norms and biases do not decay."""
     grad_clip_norm: Annotated[float, AtLeast(0)] = 1.0
     """Global gradient norm above which the gradient is scaled down; 0 turns clipping off."""
     temperature: Annotated[float, Above(0)] = 1.0
@@ -119,15 +125,17 @@ class GRPOConfig(AlgorithmConfig):
     normalize_advantages_by_std: bool | None = None
     """Divide a group's centred rewards by their standard deviation; null takes the choice of `loss_fn`."""
     remove_constant_reward_groups: bool = True
-    """Drop groups in which all rewards are equal: they carry no gradient."""
+    """Compute nothing for groups in which all rewards are equal: they carry no gradient, except that of a KL penalty or
+    entropy bonus in the loss."""
     num_substeps: Annotated[int, AtLeast(1)] = 1
-    """Optimizer steps per pass over the rollouts; groups are split evenly among them."""
+    """Optimizer steps per pass over the rollouts; groups are split evenly among them, in the batch's order in every
+    pass."""
     rollout_epochs: Annotated[int, AtLeast(1)] = 2
     """Passes over each rollout in `training_step_with_rollout_epochs`."""
     kl_coef: Annotated[float, AtLeast(0)] = 0.01
     """Weight of the KL penalty (its start, with `kl_target`); 0 turns it off."""
     kl_discount_factor: Annotated[
-        float, AtLeast(0), AtMost(1), UsedWhen("kl_coef", Above(0)), UsedWhen("kl_placement", "reward")
+        float, AtLeast(0), AtMost(1), UsedWhen("has_kl_penalty"), UsedWhen("kl_placement", "reward")
     ] = 0.0
     """With `kl_placement=reward`, discount with which a token's penalty is also charged to earlier tokens."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -147,11 +155,26 @@ class GRPOConfig(AlgorithmConfig):
 
             try_out(self.loss)
 
+    @fact("there is a KL penalty", "kl_coef", cure="Raise kl_coef")
+    def has_kl_penalty(self) -> bool:
+        """Whether the KL against the reference is penalised, and so measured."""
+        return self.kl_coef > 0
+
+    @fact("rollouts are kept", cure="")
+    def keeps_rollouts(self) -> bool:
+        """Always: a trainer by itself has its rollout buffer with one epoch too."""
+        return True
+
     @chz.init_property
     def recipe(self) -> Recipe:
         """The algorithm's parts, with separate settings applied."""
         return resolve(
-            self.loss_fn, self.loss_fn_config, self.baseline, self.normalize_advantages_by_std, self.aggregation
+            self.loss_fn,
+            self.loss_fn_config,
+            self.baseline,
+            self.normalize_advantages_by_std,
+            self.aggregation,
+            self.count_constant_groups,
         )
 
     @property
@@ -174,6 +197,8 @@ class GRPOConfig(AlgorithmConfig):
             dtype=dtype,
             micro_batch_tokens=self.micro_batch_tokens,
             use_gradient_checkpointing=self.use_gradient_checkpointing,
+            # The caller's model is there already, and with it, on CUDA, the allocator with the caller's settings.
+            cuda_allocator="",
         )
 
 
@@ -188,6 +213,11 @@ def _contradictions(config: AlgorithmConfig) -> Iterator[str]:
 
 def impossible(config: GRPOConfig) -> Iterator[str]:
     """Combinations that cannot work or would do nothing, as messages that say what to change."""
+    if config.count_constant_groups is False and not config.remove_constant_reward_groups:
+        yield (
+            "count_constant_groups=false would do nothing: with remove_constant_reward_groups=false, groups with equal "
+            "rewards are trained on, so they count. Remove one of them."
+        )
     uses_constant = config.recipe.aggregation == "constant"
     if uses_constant and config.constant_length is None:
         yield (

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from assay.backends.base import LOG_RATIO_LIMIT
 from assay.types import Datum, FloatArray
 
 
@@ -27,7 +28,8 @@ def importance_weights(data: Sequence[Datum], trainer: Sequence[FloatArray], cap
     """
     corrected, total, count = [], 0.0, 0.0
     for datum, logprobs in zip(data, trainer, strict=True):
-        weights = np.minimum(np.exp(logprobs - datum.logprobs), cap) * datum.mask
+        gap = np.clip(logprobs - datum.logprobs, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        weights = np.minimum(np.exp(gap), cap) * datum.mask
         corrected.append(replace(datum, logprobs=logprobs, importance=weights.astype(np.float32)))
         total, count = total + float(weights.sum()), count + float(datum.mask.sum())
     return corrected, total / max(1.0, count)

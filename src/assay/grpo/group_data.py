@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -11,7 +12,7 @@ import numpy as np
 from assay.grpo.advantages import group_advantages, has_constant_rewards
 from assay.grpo.buffer import BufferedGroup
 from assay.grpo.config import GRPOConfig
-from assay.grpo.datum import TurnSpan, is_masked, trajectory_data, turn_spans
+from assay.grpo.datum import TurnSpan, is_masked, trained_tokens, trajectory_data, turn_spans
 from assay.grpo.step_metrics import Pass
 from assay.types import Datum, FloatArray, TrajectoryGroup
 
@@ -37,16 +38,18 @@ class TurnTraining:
 
 
 def group_data(group: TrajectoryGroup, config: GRPOConfig) -> BufferedGroup | None:
-    """The data of a group; None if it carries no gradient.
+    """The data of a group; None if it says nothing to the optimizer step.
 
-    With `remove_constant_reward_groups` off, constant groups keep their tokens with advantages of exactly 0: they count
-    in the normaliser and, where there is one, bear the KL penalty.
+    Constant groups have advantages of exactly 0. With `remove_constant_reward_groups` off they keep their tokens, and
+    bear a KL penalty and entropy bonus; with it on, only the sizes of their sequences are kept, where the recipe counts
+    them.
     """
     recipe = config.recipe
     advantages = group_advantages(group, gamma=config.gamma, normalize_by_std=recipe.by_std, baseline=recipe.baseline)
+    removed = advantages is None and config.remove_constant_reward_groups
+    if removed and not recipe.count_constant_groups:
+        return None
     if advantages is None:
-        if config.remove_constant_reward_groups:
-            return None
         advantages = [[] if t.errored else [0.0] * len(t.transitions) for t in group.trajectories]
     chosen = [(t, turns) for t, turns in zip(group.trajectories, advantages, strict=True) if turns]
     data = [
@@ -56,12 +59,22 @@ def group_data(group: TrajectoryGroup, config: GRPOConfig) -> BufferedGroup | No
         if d.mask.any()
     ]
     versions = [turn.completion.policy_version for trajectory, _ in chosen for turn in trajectory.transitions]
-    return BufferedGroup(tuple(data), min(versions), len(chosen)) if data else None
+    if not data:
+        return None
+    if removed:
+        return BufferedGroup((), min(versions), len(chosen), counted=tuple(trained_tokens([d]) for d in data))
+    return BufferedGroup(tuple(data), min(versions), len(chosen))
 
 
 def flat(groups: Sequence[BufferedGroup]) -> list[Datum]:
     """The data of all groups, in order."""
     return [datum for group in groups for datum in group.data]
+
+
+def split_evenly(groups: Sequence[BufferedGroup], parts: int) -> list[Sequence[BufferedGroup]]:
+    """The groups in order, in so many parts that differ by at most one in size."""
+    bounds = [round(i * len(groups) / parts) for i in range(parts + 1)]
+    return [groups[a:b] for a, b in itertools.pairwise(bounds)]
 
 
 def with_data(groups: Sequence[BufferedGroup], data: Sequence[Datum]) -> list[BufferedGroup]:
@@ -82,7 +95,7 @@ def turn_training(
 
     Args:
         groups: the batch.
-        numbers: `BufferedGroup.id` of each admitted group -> its place in the batch.
+        numbers: `BufferedGroup.id` of each group that was computed -> its place in the batch.
         passes: the optimizer steps; the first that was taken on a group counts.
     """
     used: dict[int, list[tuple[FloatArray, FloatArray]]] = {}

@@ -6,6 +6,9 @@
 
 A sequence is a training sequence: a whole rollout, or one of its parts where a template rewrote history between turns.
 The weights depend on the step alone, never on padding, on order, or on how the step is cut into micro-batches.
+
+Sequences of groups with equal rewards, which have no gradient, may count in N and S without being there: the policy's
+loss is then a mean over all that was sampled. KL penalty and entropy bonus are means over the tokens that are there.
 """
 
 from __future__ import annotations
@@ -21,7 +24,10 @@ from assay.types import Datum
 
 
 def normalise(
-    data: Sequence[Datum], aggregation: Aggregation = "token", constant_length: int | None = None
+    data: Sequence[Datum],
+    aggregation: Aggregation = "token",
+    constant_length: int | None = None,
+    counted: Sequence[int] = (),
 ) -> list[Datum]:
     """The data of one optimizer step with their advantages multiplied by each token's weight, and with `weights`.
 
@@ -30,20 +36,24 @@ def normalise(
     Args:
         data: all sequences of the step. Those without a trained token count for nothing.
         constant_length: L, for `constant`.
+        counted: trained tokens of each sequence that is not in `data` and counts for the policy's loss.
     """
-    tokens = max(1, trained_tokens(data))
-    sequences = max(1, sum(1 for d in data if d.mask.any()))
+    tokens = trained_tokens(data)
+    sequences = sum(1 for d in data if d.mask.any())
+
+    def divisor(datum: Datum, more: Sequence[int]) -> float:
+        if aggregation == "token":
+            return float(max(1, tokens + sum(more)))
+        if aggregation == "sequence":
+            return max(1, sequences + len(more)) * max(1.0, float(datum.mask.sum()))
+        assert constant_length is not None, "the config refuses aggregation=constant without a length"
+        return float(max(1, sequences + len(more)) * constant_length)
+
     out = []
     for datum in data:
-        if aggregation == "token":
-            divisor = float(tokens)
-        elif aggregation == "sequence":
-            divisor = sequences * max(1.0, float(datum.mask.sum()))
-        else:
-            assert constant_length is not None, "the config refuses aggregation=constant without a length"
-            divisor = float(sequences * constant_length)
         # Divided, not multiplied by a reciprocal: equal to the last bit with a plain mean.
         weighted = datum.advantages if datum.importance is None else datum.advantages * datum.importance
-        advantages, weights = ((stream / divisor).astype(np.float32) for stream in (weighted, datum.mask))
+        advantages = (weighted / divisor(datum, counted)).astype(np.float32)
+        weights = (datum.mask / divisor(datum, ())).astype(np.float32)
         out.append(replace(datum, advantages=advantages, weights=weights, importance=None))
     return out

@@ -20,7 +20,7 @@ from assay.backends.base import Surrogate, surrogate_name
 from assay.errors import ConfigError
 from assay.plugins import Kind, find, signature
 
-Baseline = Literal["mean", "leave_one_out"]
+Baseline = Literal["mean", "leave_one_out", "turn"]
 Aggregation = Literal["token", "sequence", "constant"]
 Ratio = Literal["token", "sequence"]
 
@@ -50,6 +50,9 @@ class Recipe:
     by_std: bool = False
     """Whether centred rewards are divided by their group's standard deviation."""
     aggregation: Aggregation = "token"
+    count_constant_groups: bool = False
+    """Whether the divisor of `aggregation` counts groups with equal rewards, which have no gradient: the loss is then a
+    mean over all that was sampled."""
     ratio: Ratio = "token"
     """What the clip thresholds are compared with: each token's ratio, or the geometric mean over its sequence."""
     source: str = ""
@@ -62,11 +65,11 @@ class Recipe:
             if getattr(self, name) not in get_args(allowed)
         ]
         problems += [f"{n}={v!r} is not a number" for n, v in self.thresholds.items() if not _is_number(v)]
-        given: dict[str, object] = {"surrogate": self.surrogate, "by_std": self.by_std}
-        if not isinstance(given["surrogate"], str) and not callable(given["surrogate"]):
-            problems.append(f"surrogate={self.surrogate!r} is neither a name nor a function")
-        if not isinstance(given["by_std"], bool):
-            problems.append(f"by_std={self.by_std!r} is neither True nor False")
+        surrogate: object = self.surrogate
+        if not isinstance(surrogate, str) and not callable(surrogate):
+            problems.append(f"surrogate={surrogate!r} is neither a name nor a function")
+        switches: dict[str, object] = {n: getattr(self, n) for n in ("by_std", "count_constant_groups")}
+        problems += [f"{n}={v!r} is neither True nor False" for n, v in switches.items() if not isinstance(v, bool)]
         if problems:
             raise ConfigError(f"A Recipe cannot be made of this: {'; '.join(problems)}.")
 
@@ -84,19 +87,26 @@ def clip(low: float, high: float) -> Mapping[str, float]:
 RECIPES: Mapping[str, Recipe] = {
     "importance_sampling": Recipe("importance_sampling", source="Tinker"),
     "ppo": Recipe("ppo", clip(0.8, 1.2), source="Tinker"),
-    "cispo": Recipe("cispo", clip(0.0, 4.0), source="arXiv 2506.13585"),
-    "grpo": Recipe("ppo", by_std=True, aggregation="sequence", source="arXiv 2402.03300"),
-    "dr_grpo": Recipe("ppo", aggregation="constant", source="arXiv 2503.20783"),
+    "cispo": Recipe("cispo", clip(0.0, 4.0), by_std=True, source="arXiv 2506.13585"),
+    "grpo": Recipe("ppo", by_std=True, aggregation="sequence", count_constant_groups=True, source="arXiv 2402.03300"),
+    "dr_grpo": Recipe("ppo", aggregation="constant", count_constant_groups=True, source="arXiv 2503.20783"),
     "dapo": Recipe("ppo", {"clip_high_threshold": 1.28}, by_std=True, source="arXiv 2503.14476"),
     "gspo": Recipe(
         "gspo",
         clip(1 - 3e-4, 1 + 4e-4),
         by_std=True,
         aggregation="sequence",
+        count_constant_groups=True,
         ratio="sequence",
         source="arXiv 2507.18071",
     ),
-    "rloo": Recipe("importance_sampling", baseline="leave_one_out", aggregation="constant", source="arXiv 2402.14740"),
+    "rloo": Recipe(
+        "importance_sampling",
+        baseline="leave_one_out",
+        aggregation="constant",
+        count_constant_groups=True,
+        source="arXiv 2402.14740",
+    ),
 }
 """Name -> recipe. The row of a surrogate's own name has its thresholds with their defaults, and its kind of ratio."""
 
@@ -135,6 +145,7 @@ def resolve(
     baseline: Baseline | None,
     by_std: bool | None,
     aggregation: Aggregation | None,
+    count_constant_groups: bool | None,
 ) -> Recipe:
     """The recipe of a loss with every setting that is not None in its place; `check_thresholds` checks the result.
 
@@ -142,13 +153,14 @@ def resolve(
         ConfigError: as `recipe_of`.
     """
     recipe = recipe_of(loss_fn)
-    return replace(
-        recipe,
-        thresholds={**recipe.thresholds, **thresholds},
-        baseline=recipe.baseline if baseline is None else baseline,
-        by_std=recipe.by_std if by_std is None else by_std,
-        aggregation=recipe.aggregation if aggregation is None else aggregation,
-    )
+    given = {
+        "baseline": baseline,
+        "by_std": by_std,
+        "aggregation": aggregation,
+        "count_constant_groups": count_constant_groups,
+    }
+    parts: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return replace(recipe, thresholds={**recipe.thresholds, **thresholds}, **parts)
 
 
 def check_thresholds(recipe: Recipe, given: Mapping[str, float]) -> None:

@@ -13,7 +13,7 @@ from typing import get_args
 
 import numpy as np
 
-from assay.grpo.advantages import has_constant_rewards
+from assay.grpo.advantages import has_constant_rewards, lone_turns
 from assay.types import EpisodeEnd, ScoreStatus, Task, Trajectory, TrajectoryGroup, Transition
 
 QUARTILES = (25, 75)
@@ -53,6 +53,9 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         metrics["rollout/constant_group_fraction"] = len(constant) / len(groups)
     if rewards := _rewards([rollout for group in constant for rollout in group.trajectories if not rollout.errored]):
         metrics["rollout/constant_group_reward"] = float(np.mean(rewards))
+    alone, turns = (sum(column) for column in zip((0, 0), *map(lone_turns, groups), strict=True))
+    if turns > len(judged):
+        metrics["rollout/lone_turn_fraction"] = alone / turns
     return metrics
 
 

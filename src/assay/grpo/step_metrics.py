@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
+from assay.backends.base import LOG_RATIO_LIMIT
 from assay.grpo.buffer import BufferedGroup
 from assay.grpo.kl import estimates
 from assay.grpo.recipes import CLIP, Recipe
@@ -42,7 +44,7 @@ def pass_metrics(passes: Sequence[Pass], recipe: Recipe) -> dict[str, float]:
     if not passes:
         return metrics
     now, behaviour = _pooled([(p.data, p.logprobs) for p in passes])
-    gap = now - behaviour
+    gap = _limited(now - behaviour)
     metrics |= _means([p.metrics for p in passes])
     metrics |= {
         "tokens": float(len(now)),
@@ -56,10 +58,8 @@ def pass_metrics(passes: Sequence[Pass], recipe: Recipe) -> dict[str, float]:
     if fresh:
         metrics |= mismatch(*_pooled([(p.data, p.logprobs) for p in fresh]))
     if set(CLIP) <= set(recipe.thresholds):
-        low, high = (recipe.thresholds[name] for name in CLIP)
         ratios = np.concatenate([_ratios(p, recipe) for p in passes])
-        outside = (ratios < low) | (ratios > high)
-        metrics["fraction_clipped"] = float(outside.mean())
+        metrics["fraction_clipped"] = float(clipped(recipe, ratios, _trained(passes, "advantages")).mean())
     if all(d.ref_logprobs is not None for p in passes for d in p.data):
         kl = estimates("k3", now, _trained(passes, "ref_logprobs"))
         low, high = np.percentile(kl, [5, 95])
@@ -70,13 +70,27 @@ def pass_metrics(passes: Sequence[Pass], recipe: Recipe) -> dict[str, float]:
 def mismatch(trainer: FloatArray, sampler: FloatArray) -> dict[str, float]:
     """How far trainer and sampler are apart on tokens of the present policy: two arrays [N] of log-probabilities.
 
-    `ratio_error` is max |trainer / sampler - 1|, `mismatch_kl` the k3 estimate of KL(sampler || trainer).
+    `ratio_error` is max |trainer / sampler - 1|, `mismatch_kl` the k3 estimate of KL(sampler || trainer); ratios are
+    limited as in the losses (`LOG_RATIO_LIMIT`).
     """
-    gap = trainer - sampler
+    gap = _limited(trainer - sampler)
     return {
         "ratio_error": float(np.max(np.abs(np.expm1(gap)))),
         "mismatch_kl": float(np.mean(np.expm1(gap) - gap)),
     }
+
+
+def clipped(recipe: Recipe, ratios: FloatArray, advantages: FloatArray) -> npt.NDArray[np.bool_]:
+    """Which of N tokens the loss clips, from their ratios [N] (as the loss sees them) and advantages [N].
+
+    min(r * A, clip(r) * A) chooses the clipped term, whose gradient is 0, where the ratio is outside on the side that
+    the advantage pushes to. `cispo` clips its weights on either side, whatever the advantage.
+    """
+    low, high = (recipe.thresholds[name] for name in CLIP)
+    below, above = ratios < low, ratios > high
+    if recipe.surrogate == "cispo":
+        return below | above
+    return (below & (advantages < 0)) | (above & (advantages > 0))
 
 
 def trained_logprobs(data: Sequence[Datum], logprobs: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:
@@ -104,8 +118,12 @@ def _ratios(one: Pass, recipe: Recipe) -> FloatArray:
     gaps = [(now - d.logprobs)[d.mask > 0] for d, now in zip(one.data, one.logprobs, strict=True)]
     if recipe.ratio == "sequence":
         gaps = [np.full_like(gap, gap.mean()) for gap in gaps if len(gap)]
-    ratios: FloatArray = np.exp(np.concatenate(gaps))
+    ratios: FloatArray = np.exp(_limited(np.concatenate(gaps)))
     return ratios
+
+
+def _limited(gap: FloatArray) -> FloatArray:
+    return np.clip(gap, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 def _means(records: Sequence[Mapping[str, float]]) -> dict[str, float]:

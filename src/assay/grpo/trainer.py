@@ -11,35 +11,34 @@ the loss of its recipe. The training loop uses the same class (`GRPOTrainer.over
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import logging
 import math
-from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from assay.backends.base import AdamParams, Backend
+from assay.backends.base import AdamParams, Backend, Precision
 from assay.errors import CheckpointError, HealthError, NonFiniteGradientError, TrainingError
 from assay.grpo.admit import admit, with_reference
 from assay.grpo.buffer import BufferedGroup, RolloutBuffer
 from assay.grpo.config import GRPOConfig
-from assay.grpo.group_data import TurnPlace, TurnTraining, flat, turn_training, without_reference
+from assay.grpo.group_data import TurnPlace, TurnTraining, flat, split_evenly, turn_training, without_reference
+from assay.grpo.health.finding import Finding
 from assay.grpo.health.monitor import HealthMonitor
-from assay.grpo.health.rules import Finding, watched
+from assay.grpo.health.rules import watched
+from assay.grpo.health.sampled import sampled_metrics
 from assay.grpo.kl import adapt, add_penalty
 from assay.grpo.normalise import normalise
+from assay.grpo.parity import Gate
 from assay.grpo.rollout_metrics import rewards_by_task, rollout_metrics
-from assay.grpo.standalone.step_data import RolloutGroup, StepData, knows_behaviour, trajectory_groups
+from assay.grpo.standalone.blocking import blocking
+from assay.grpo.standalone.step_data import RolloutGroup, StepData, checked_rate, knows_behaviour, trajectory_groups
 from assay.grpo.step_metrics import Pass, pass_metrics
 from assay.grpo.trainer_state import TrainerState, read_state, write_state
-from assay.types import TrajectoryGroup
+from assay.types import Datum, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,8 @@ class StepReport:
     """Rewards of the step's scored rollouts by task type, for histograms."""
     turns: Mapping[TurnPlace, TurnTraining] = field(default_factory=dict)
     """What each turn of the step's groups trained with, or why it trained nothing."""
+    parity: dict[str, float] = field(default_factory=dict)
+    """How far sampler and trainer were apart before the step (`parity/...`)."""
 
 
 class GRPOTrainer:
@@ -67,11 +68,13 @@ class GRPOTrainer:
         """Train a Hugging Face causal LM, bare or wrapped by peft, in place and on the device it is on.
 
         Args:
-            model: the policy. It is put into eval mode (dropout would make the trained distribution another one than
-                the sampled), and trained weights in half precision become float32 (an update of 1e-5 would be rounded
-                away), while computing stays in half precision.
-            ref_model: reference of the KL penalty, of any architecture with the same vocabulary. None: the base below
-                the adapters of a peft model, else a copy of the starting weights; nothing where `kl_coef` is 0.
+            model: the policy. It is put into eval mode, here and for every pass of a step (dropout would make the
+                trained distribution another one than the sampled); a mode that you set in between is restored.
+                Trained weights in half precision become float32 (an update of 1e-5 would be rounded away), while
+                computing stays in half precision.
+            ref_model: reference of the KL penalty, of any architecture with the same vocabulary. None: the policy as
+                it is now (a copy of what is trained; LoRA adapters that do nothing yet are switched off instead);
+                nothing where `kl_coef` is 0.
 
         Raises:
             ModelError: the models do not fit together, or nothing of the model is trained.
@@ -80,7 +83,7 @@ class GRPOTrainer:
         from assay.grpo.standalone.model import own_backend
 
         config = config or GRPOConfig()
-        self._begin(own_backend(model, ref_model, config), config)
+        self._begin(own_backend(model, ref_model, config), config, "other")  # the sampler is the caller's
 
     @classmethod
     def over(cls, backend: Backend, config: GRPOConfig) -> GRPOTrainer:
@@ -89,9 +92,10 @@ class GRPOTrainer:
         trainer._begin(backend, config)
         return trainer
 
-    def _begin(self, backend: Backend, config: GRPOConfig) -> None:
+    def _begin(self, backend: Backend, config: GRPOConfig, precision: Precision | None = None) -> None:
         self.backend = backend
         self.config = config
+        self._precision = precision
         self.kl_coef = config.kl_coef
         """Present weight of the KL penalty."""
         self.buffer = self._empty_buffer()
@@ -108,28 +112,36 @@ class GRPOTrainer:
 
     # By itself: blocking calls on data of the caller's own.
 
-    def training_step(self, step_data: StepData | Sequence[RolloutGroup]) -> dict[str, float]:
+    def training_step(
+        self, step_data: StepData | Sequence[RolloutGroup], *, learning_rate: float | None = None
+    ) -> dict[str, float]:
         """One pass over the rollouts: `num_substeps` optimizer steps. Returns the metrics of rollouts and training.
 
+        Args:
+            learning_rate: of this step (a schedule's, say); by default the config's. Either is multiplied by
+                `health.rollback_lr_factor` for each `roll_back`; the metric `learning_rate` is what was used.
+
         Raises:
-            DataError: the data cannot be trained on; nothing was changed.
+            DataError: the data or the rate cannot be trained with; nothing was changed.
+            TrainingError: rollouts that are said to be the present policy's are not (`parity`).
             HealthError: an alarm says that training must not simply go on; the step was done.
         """
-        return self._blocking(self._own_step(step_data, reuse=False))
+        return blocking(self._own_step(step_data, learning_rate, reuse=False))
 
     def training_step_with_rollout_epochs(
-        self, step_data: StepData | Sequence[RolloutGroup] | None = None
+        self, step_data: StepData | Sequence[RolloutGroup] | None = None, *, learning_rate: float | None = None
     ) -> dict[str, float]:
         """Add rollouts to the buffer, then train until it needs new ones: `rollout_epochs` passes over each group.
 
         Args:
             step_data: None trains on what the buffer still holds; see `needs_rollouts`.
+            learning_rate: as for `training_step`.
 
         Raises:
             DataError, HealthError: as `training_step`.
             TrainingError: there is nothing left to train on and no new rollouts were given.
         """
-        return self._blocking(self._own_step(step_data, reuse=True))
+        return blocking(self._own_step(step_data, learning_rate, reuse=True))
 
     @property
     def needs_rollouts(self) -> bool:
@@ -144,7 +156,7 @@ class GRPOTrainer:
         """
         if Path(path).exists():
             raise CheckpointError(f"{path} exists already, and a checkpoint is never overwritten. Give a new path.")
-        self._blocking(self.save_state(Path(path)))
+        blocking(self.save_state(Path(path)))
 
     def load(self, path: Path | str) -> None:
         """Go on exactly where `save` was called.
@@ -152,22 +164,28 @@ class GRPOTrainer:
         Raises:
             CheckpointError: the directory is not such a checkpoint, or is of another model.
         """
-        self._blocking(self.load_state(Path(path)))
+        blocking(self.load_state(Path(path)))
 
     def roll_back(self, path: Path | str) -> None:
         """Go back to the policy that `save` wrote, after an alarm; see `roll_back_state`.
 
+        Later training steps have a lower learning rate (`health.rollback_lr_factor`).
+
         Raises:
             CheckpointError: as `load`.
         """
-        self._blocking(self.roll_back_state(Path(path)))
+        blocking(self.roll_back_state(Path(path)))
 
     @property
     def policy_version(self) -> int:
         """Optimizer steps that the policy has taken."""
         return self.backend.policy_version
 
-    async def _own_step(self, step_data: StepData | Sequence[RolloutGroup] | None, *, reuse: bool) -> dict[str, float]:
+    async def _own_step(
+        self, step_data: StepData | Sequence[RolloutGroup] | None, learning_rate: float | None, *, reuse: bool
+    ) -> dict[str, float]:
+        if learning_rate is not None:
+            learning_rate = checked_rate(learning_rate) * self.health.learning_rate_factor
         groups: list[TrajectoryGroup] = []
         known = True
         if step_data is not None:
@@ -181,26 +199,17 @@ class GRPOTrainer:
                 "The rollout buffer needs new rollouts, and none were given. Sample with the present policy and pass "
                 "them as step_data (see needs_rollouts)."
             )
-        step = await self.update(groups, reuse=reuse, behaviour_known=known)
+        step = await self.update(groups, learning_rate=learning_rate, reuse=reuse, behaviour_known=known)
         if step.report is not None:
             logger.info("%s", step.report)
         for finding in step.findings:
             logger.warning("%s", finding.message)
-        metrics = {**step.rollouts, **step.metrics}
+        metrics = {**step.rollouts, **step.metrics, **step.parity}
         action = self.health.decide(step.findings)
         if action not in ("ignore", "warn"):
             causes = " ".join(finding.message for finding in step.findings)
             raise HealthError(f"The trainer's health asks to {action}. {causes}", tuple(step.findings), metrics)
         return metrics
-
-    def _blocking(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end, also where an event loop is running already (a notebook's, say)."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return asyncio.run(work)
-        with ThreadPoolExecutor(1, "grpo") as thread:
-            return thread.submit(asyncio.run, work).result()
 
     # The learning half of the loop.
 
@@ -211,31 +220,39 @@ class GRPOTrainer:
         learning_rate: float | None = None,
         reuse: bool = False,
         behaviour_known: bool = True,
+        ahead: Sequence[Datum] = (),
     ) -> StepReport:
         """One training step on scored groups.
 
         Args:
-            learning_rate: of this step; by default the config's.
+            learning_rate: of this step; by default the config's, reduced for each time that the run went back.
             reuse: train through the buffer, `rollout_epochs` times on each group.
             behaviour_known: False takes the present policy for the one that sampled.
+            ahead: what the present policy has sampled for later steps, for the parity gate.
 
         Raises:
-            TrainingError: sampler and trainer disagree by more than `max_ratio_error`; nothing was changed.
+            TrainingError: the parity gate refuses tokens of the present policy; no step was taken on them.
         """
-        adam = self._adam(self.config.learning_rate if learning_rate is None else learning_rate)
+        if learning_rate is None:
+            learning_rate = self.config.learning_rate * self.health.learning_rate_factor
+        adam = self._adam(learning_rate)
         rollouts = rollout_metrics(groups)
-        items, found = await admit(self.backend, self.config, groups, behaviour_known=behaviour_known)
-        metrics = {"groups": float(len(items))}
+        gate = Gate(self.backend, self.config.parity, self.config.temperature, self._precision, self.buffer.drop)
+        items, found = await admit(self.backend, self.config, groups, gate, behaviour_known=behaviour_known)
+        found |= await sampled_metrics(self.backend, self.config, groups, items, behaviour_known=behaviour_known)
+        in_parts = self.config.num_substeps > 1 or (reuse and len(self.buffer) > 0)
+        await gate.before_passes(items if in_parts and not self.config.tis_cap else (), ahead)
+        numbers = {item.id: item.id for item in items if item.data}
+        metrics = {"groups": float(len(numbers))}
         passes: list[Pass] = []
-        numbers = {item.id: item.id for item in items}
         if reuse:
-            numbers = {self.buffer.added + order: item.id for order, item in enumerate(items)}
+            numbers = {self.buffer.added + order: item.id for order, item in enumerate(items) if item.data}
             self.buffer.add(items)
-            await self._train_from_buffer(adam, passes)
+            await self._train_from_buffer(adam, passes, gate)
             metrics |= self._buffer_metrics()
         else:
-            for part in _split_evenly(items, self.config.num_substeps):
-                await self._optimizer_step(part, adam, passes)
+            for part in split_evenly(items, self.config.num_substeps):
+                await self._optimizer_step(part, adam, passes, gate)
         if groups and not passes:
             logger.warning(
                 "No optimizer step: the rewards were equal within every group, so there is nothing to learn from."
@@ -252,28 +269,28 @@ class GRPOTrainer:
         if self.health.report_due:
             report, self._rewards = self.health.report(self._rewards), {}
         turns = turn_training(groups, numbers, passes, mask_truncated=self.config.mask_truncated)
-        return StepReport(rollouts, metrics, findings, report, rewards, turns)
+        return StepReport(rollouts, metrics, findings, report, rewards, turns, gate.metrics())
 
     def _adam(self, learning_rate: float) -> AdamParams:
         c = self.config
         return AdamParams(learning_rate, c.beta1, c.beta2, c.eps, c.weight_decay, c.grad_clip_norm)
 
-    async def _train_from_buffer(self, adam: AdamParams, passes: list[Pass]) -> None:
-        """Passes over the fresh groups until the buffer needs new rollouts."""
+    async def _train_from_buffer(self, adam: AdamParams, passes: list[Pass], gate: Gate) -> None:
+        """Whole passes over the fresh groups until, between two of them, the buffer needs new rollouts."""
         while True:
             self.buffer.retire_stale(self.backend.policy_version)
             if self.buffer.wants_rollouts():
                 return
-            for part in _split_evenly(self.buffer.fresh, self.config.num_substeps):
+            for part in split_evenly(self.buffer.fresh, self.config.num_substeps):
                 self.buffer.retire_stale(self.backend.policy_version)
-                if self.buffer.wants_rollouts():
-                    return
                 held = {group.id for group in self.buffer.fresh}
                 part = [group for group in part if group.id in held]
-                await self._optimizer_step(part, adam, passes)
+                await self._optimizer_step(part, adam, passes, gate)
                 self.buffer.use(part)
 
-    async def _optimizer_step(self, groups: Sequence[BufferedGroup], adam: AdamParams, passes: list[Pass]) -> None:
+    async def _optimizer_step(
+        self, groups: Sequence[BufferedGroup], adam: AdamParams, passes: list[Pass], gate: Gate
+    ) -> None:
         """One optimizer step on the data of some groups; none where the gradient would be 0.
 
         Adam would move the weights even by a gradient of 0. A gradient that is not finite is dropped and counted.
@@ -289,8 +306,11 @@ class GRPOTrainer:
         version = self.backend.policy_version
         fresh = all(group.policy_version == version for group in groups)
         advantages = [datum.advantages for datum in data]
-        data = normalise(data, recipe.aggregation, config.constant_length)
+        counted = [tokens for group in groups for tokens in group.counted]
+        data = normalise(data, recipe.aggregation, config.constant_length, counted)
         output = await self.backend.forward_backward(data, loss)
+        if not config.tis_cap:  # which compared all
+            await gate.judge_pass(groups, data, output.logprobs)
         metrics = {"loss": output.metrics["loss:sum"], "entropy": output.metrics["entropy:mean"], "nan_skip": 0.0}
         if loss.kl is not None:
             metrics["kl_loss"] = output.metrics["kl:sum"]
@@ -373,9 +393,4 @@ class GRPOTrainer:
         await self.backend.load_state(path)
         self.kl_coef = saved.kl_coef
         self.buffer.clear()
-        self.health.rolled_back()
-
-
-def _split_evenly(groups: Sequence[BufferedGroup], parts: int) -> list[Sequence[BufferedGroup]]:
-    bounds = [round(i * len(groups) / parts) for i in range(parts + 1)]
-    return [groups[a:b] for a, b in itertools.pairwise(bounds)]
+        self.health.rolled_back(saved.steps)

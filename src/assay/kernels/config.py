@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 
 import chz
 
-from assay.config import Above, AtLeast, AtMost, Settings, refuse
+from assay.config import Above, AtLeast, AtMost, Settings, UsedWhen, fact, refuse
 from assay.kernels.base import Language, Precision, TimedAgainst, shared_limit
 from assay.kernels.devices import nvidia_devices
 from assay.kernels.timing.config import TimingConfig
@@ -41,59 +41,80 @@ class GraderConfig(Settings):
 
     backend: Annotated[Language, VERDICT] = "triton"
     """Language of the kernels: `triton`, or `cuda` for sources given to `load_inline`."""
-    precision: Annotated[Precision, VERDICT] = "float32"
+    precision: Annotated[Precision, VERDICT, UsedWhen("runs_kernels")] = "float32"
     """Working precision of inputs, weights and outputs: float32, float16 or bfloat16."""
-    num_correct_trials: Annotated[int, AtLeast(1), AtMost(MAX_TRIALS), VERDICT] = 5
+    num_correct_trials: Annotated[int, AtLeast(1), AtMost(MAX_TRIALS), VERDICT, UsedWhen("runs_kernels")] = 5
     """Calls of forward that must be right, over inputs of all families, besides the calls that look for cheats."""
-    scale: Annotated[Scale, VERDICT] = "fit"
+    scale: Annotated[Scale, VERDICT, UsedWhen("runs_kernels")] = "fit"
     """Sizes of a problem: `fit` takes the smallest at which it is worth solving, `none` those it was published with."""
-    policy: Annotated[Policy, VERDICT] = "strict"
+    policy: Annotated[Policy, VERDICT, UsedWhen("runs_kernels")] = "strict"
     """`strict` refuses any heavy PyTorch operator that the reference uses; `partial` lets it stand beside kernels."""
-    compile_check: Annotated[CompileCheck, VERDICT] = "right"
+    compile_check: Annotated[CompileCheck, VERDICT, UsedWhen("interprets")] = "right"
     """Which candidates are also compiled for a GPU: the numerically `right`, `all` (first), or none (`off`)."""
-    arch: Annotated[str, VERDICT] = "sm_90"
+    arch: Annotated[str, VERDICT, UsedWhen("compiles_ahead")] = "sm_90"
     """The GPU architecture to compile for."""
-    max_programs: Annotated[int, AtLeast(1), VERDICT] = 4096
+    max_programs: Annotated[int, AtLeast(1), VERDICT, UsedWhen("interprets")] = 4096
     """Program instances that the interpreter runs in one call of forward; a millisecond or two each."""
-    wall_s: Annotated[float, Above(0), VERDICT] = 60.0
+    wall_s: Annotated[float, Above(0), VERDICT, UsedWhen("runs_kernels")] = 60.0
     """Wall-clock limit of one candidate, over all calls."""
-    cpu_s: Annotated[float, Above(0), VERDICT] = 30.0
+    cpu_s: Annotated[float, Above(0), VERDICT, UsedWhen("runs_kernels")] = 30.0
     """CPU limit of one candidate."""
-    memory_mb: Annotated[int, AtLeast(1), VERDICT] = 2048
+    memory_mb: Annotated[int, AtLeast(1), VERDICT, UsedWhen("interprets")] = 2048
     """Memory limit of one candidate, in MiB."""
     device: Annotated[Device, VERDICT] = "cpu"
     """Where kernels run: `cpu`, in Triton's interpreter, or `cuda`, on a GPU."""
     run_on: Annotated[RunOn, GPU_VERDICT] = "local"
     """Whose device that is: this machine's (`local`), or that of a container at Modal (`modal`; see the node modal)."""
-    setup_s: Annotated[float, Above(0), GPU_VERDICT] = 300.0
+    setup_s: Annotated[float, Above(0), GPU_VERDICT, UsedWhen("device", "cuda")] = 300.0
     """Seconds, of wall clock and of CPU, that a candidate on a GPU may take besides, to start CUDA and to compile."""
-    device_memory_mb: Annotated[int, AtLeast(1), GPU_VERDICT] = 16384
+    device_memory_mb: Annotated[int, AtLeast(1), GPU_VERDICT, UsedWhen("device", "cuda")] = 16384
     """Memory on the host that a candidate on a GPU may use, in MiB, in place of `memory_mb`."""
     measure_performance: Annotated[bool, VERDICT] = False
     """Time right candidates against the reference; needs device=cuda."""
-    baselines: tuple[TimedAgainst, ...] = ("eager",)
+    baselines: Annotated[tuple[TimedAgainst, ...], UsedWhen("measure_performance", True)] = ("eager",)
     """What they are timed against: the reference as it is (`eager`), under `torch.compile` (`compile`), or both. The
     speedup over the first is the verdict's."""
-    timing: TimingConfig = chz.field(default_factory=TimingConfig)
+    timing: Annotated[TimingConfig, UsedWhen("measure_performance", True)] = chz.field(default_factory=TimingConfig)
     """How they are timed."""
-    modal: ModalConfig = chz.field(default_factory=ModalConfig)
+    modal: Annotated[ModalConfig, UsedWhen("run_on", "modal")] = chz.field(default_factory=ModalConfig)
     """GPU, time limit and app of run_on=modal. Only the GPU and the time limit may change a verdict."""
-    reference_device: Annotated[Device, GPU_VERDICT] = "cpu"
+    reference_device: Annotated[Device, GPU_VERDICT, UsedWhen("runs_kernels")] = "cpu"
     """Where this machine runs references, in float64: `cuda` for sizes that a processor is too slow for."""
-    sandbox: Annotated[Walls, VERDICT] = "strict"
+    sandbox: Annotated[Walls, VERDICT, UsedWhen("run_on", "local")] = "strict"
     """`unsafe` runs candidates without walls, where a machine cannot give any; never for rewards that train a model."""
-    workers: Annotated[int, AtLeast(0)] = 0
+    workers: Annotated[int, AtLeast(0), UsedWhen("run_on", "local")] = 0
     """Candidates that run at a time; 0 for one per core."""
-    draws: Annotated[int, AtLeast(1)] = 4
+    draws: Annotated[int, AtLeast(1), UsedWhen("runs_kernels")] = 4
     """Sets of secret inputs kept for each problem."""
-    uses_per_draw: Annotated[int, AtLeast(1)] = 32
+    uses_per_draw: Annotated[int, AtLeast(1), UsedWhen("runs_kernels")] = 32
     """Candidates that meet a set before a new one takes its place."""
     cache: bool = True
     """Keep verdicts, by problem, code and every setting above `sandbox`; failures of the grader are never kept."""
-    cache_path: str | None = None
+    cache_path: Annotated[str | None, UsedWhen("cache", True)] = None
     """The file of verdicts; null for `kernels.sqlite` in the user's cache folder."""
-    cache_mb: Annotated[int, AtLeast(1)] = 256
+    cache_mb: Annotated[int, AtLeast(1), UsedWhen("cache", True)] = 256
     """Bound of that file, in MB; the oldest verdicts are dropped first."""
+
+    @fact("kernels are run", "backend", "device", cure="Set device=cuda (or backend=triton)")
+    def runs_kernels(self) -> bool:
+        """Whether candidates are run: CUDA sources without a GPU are only compiled."""
+        return self.backend == "triton" or self.device == "cuda"
+
+    @fact("kernels run in Triton's interpreter", "backend", "device", cure="Set backend=triton and device=cpu")
+    def interprets(self) -> bool:
+        """Whether candidates run on the processor."""
+        return self.backend == "triton" and self.device == "cpu"
+
+    @fact(
+        "kernels are compiled for a GPU that need not be there",
+        "device",
+        "backend",
+        "compile_check",
+        cure="Set device=cpu, with compile_check=right or all",
+    )
+    def compiles_ahead(self) -> bool:
+        """Whether candidates are compiled for `arch`."""
+        return self.device == "cpu" and (self.backend == "cuda" or self.compile_check != "off")
 
     @chz.validate
     def _known_architecture(self) -> None:

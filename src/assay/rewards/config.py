@@ -46,36 +46,36 @@ class EngineConfig(Settings):
 
     max_in_flight: Annotated[int, Above(0)] = 256
     """Most calls in flight; below this the engine finds by itself how many the judge accepts."""
-    start_in_flight: Annotated[int, Above(0)] = 60
+    start_in_flight: Annotated[int, Above(0), UsedWhen("offline", False)] = 60
     """Calls in flight before anything is known about the judge."""
-    adaptive: bool = True
+    adaptive: Annotated[bool, UsedWhen("offline", False)] = True
     """Adapt the number of calls in flight; false keeps `start_in_flight`."""
-    requests_per_minute: Annotated[int | None, Above(0)] = None
+    requests_per_minute: Annotated[int | None, Above(0), UsedWhen("offline", False)] = None
     """Known quota of requests; null relies on what the judge's headers and refusals say."""
-    tokens_per_minute: Annotated[int | None, Above(0)] = None
+    tokens_per_minute: Annotated[int | None, Above(0), UsedWhen("offline", False)] = None
     """Known quota of tokens (prompt and reply together)."""
-    attempt_timeout_s: Annotated[float, Above(0)] = 120.0
+    attempt_timeout_s: Annotated[float, Above(0), UsedWhen("offline", False)] = 120.0
     """Longest wait for one attempt, in seconds."""
-    call_deadline_s: Annotated[float, Above(0)] = 900.0
+    call_deadline_s: Annotated[float, Above(0), UsedWhen("offline", False)] = 900.0
     """Longest that one call is retried, in seconds, waits included; then its sample is errored."""
     batch_deadline_s: Annotated[float | None, Above(0)] = None
     """Longest that one batch takes, in seconds; samples without a score by then are errored."""
     reread_limit: Annotated[int, AtLeast(0)] = 2
     """How often a judge is asked again when no verdict can be read from its reply."""
-    hedge_fraction: Annotated[float, AtLeast(0), AtMost(0.5)] = 0.05
+    hedge_fraction: Annotated[float, AtLeast(0), AtMost(0.5), UsedWhen("offline", False)] = 0.05
     """Most extra calls, as a share of all, sent beside calls that take far longer than others; 0 never hedges."""
     cache: bool = True
     """Keep replies on disk and never pay for the same one twice."""
     offline: bool = False
     """Answer only from the cache and never ask the judge; a call that is not cached makes its sample errored. Needs no
     key."""
-    cache_path: Path | None = None
+    cache_path: Annotated[Path | None, UsedWhen("cache", True)] = None
     """Cache file; null means `rewards.sqlite` in the run's cache folder, or in the user's."""
-    cache_max_mb: Annotated[int, Above(0)] = 4096
+    cache_max_mb: Annotated[int, Above(0), UsedWhen("cache", True)] = 4096
     """Size beyond which the replies used longest ago are dropped."""
-    budget_usd: Annotated[float | None, Above(0)] = None
+    budget_usd: Annotated[float | None, Above(0), UsedWhen("offline", False)] = None
     """Money that may be spent; needs the judge's prices. Reaching it stops the run."""
-    budget_tokens: Annotated[int | None, Above(0)] = None
+    budget_tokens: Annotated[int | None, Above(0), UsedWhen("offline", False)] = None
     """Tokens that may be spent. Reaching it stops the run."""
     on_failure: FailurePolicy = "drop"
     """What a host gets for a sample that could not be scored: `drop` (no reward: the sample is excluded from its

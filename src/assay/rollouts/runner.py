@@ -23,7 +23,7 @@ from assay.plugins import in_words
 from assay.rollouts.play import failure, play
 from assay.rollouts.renderers.base import Renderer
 from assay.rollouts.renderers.thinking import Reply
-from assay.rollouts.sampling import Sampling
+from assay.rollouts.sampling import Sampling, Witness
 from assay.rollouts.together import reraise_if_cancelled, together
 from assay.types import Message, SamplingParams, Score, Trajectory, TrajectoryGroup
 
@@ -73,6 +73,7 @@ async def run_groups(
     max_turns: int,
     seed: int,
     sampled: Callable[[], None] | None = None,
+    witness: Witness | None = None,
 ) -> list[TrajectoryGroup]:
     """Play every rollout of every group.
 
@@ -82,6 +83,7 @@ async def run_groups(
             backend's context before that end with `length`.
         seed: seed of the batch; each turn of each sample derives its own.
         sampled: called as soon as nothing more will be sampled; the last verdicts may still be out.
+        witness: told of each prompt and its completion, in the order of their ends.
 
     Raises:
         AssayError: the backend cannot sample.
@@ -89,7 +91,7 @@ async def run_groups(
     shared = _SharedStarts(renderer)
     boards = [_GroupBoard(group.builder, len(group.envs)) for group in groups]
     rollouts = [(g, s, env) for g, group in enumerate(groups) for s, env in enumerate(group.envs)]
-    async with Sampling(backend, len(rollouts), params.max_tokens, sampled) as sampling:
+    async with Sampling(backend, len(rollouts), params.max_tokens, sampled, witness) as sampling:
 
         async def rollout(place: int, group: int, sample: int, env: Env | str) -> None:
             task = groups[group].builder.task

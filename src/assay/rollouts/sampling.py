@@ -20,6 +20,8 @@ from assay.rollouts.cohorts import Cohorts
 from assay.rollouts.together import stop
 from assay.types import Completion, SamplingParams
 
+Witness = Callable[[Sequence[int], Completion], None]
+
 
 class Policy(Protocol):
     """Answers one completion for a prompt and a seed."""
@@ -47,17 +49,24 @@ class Sampling:
     """The calls of `count` rollouts, which sit at places 0 to `count - 1`. An async context manager."""
 
     def __init__(
-        self, backend: Backend, count: int, max_tokens: int, sampled: Callable[[], None] | None = None
+        self,
+        backend: Backend,
+        count: int,
+        max_tokens: int,
+        sampled: Callable[[], None] | None = None,
+        witness: Witness | None = None,
     ) -> None:
         """See above.
 
         Args:
             max_tokens: the limit of a turn, which decides how many rollouts a cohort has.
             sampled: called when no rollout will ask again and no call is in flight, so that the policy may change.
+            witness: told of each prompt and its completion, before any verdict.
         """
         can = backend.capabilities
         size = max(1, can.cohort_tokens // max_tokens) if can.cohort_tokens else count
         self._sampled = sampled
+        self._witness = witness
         self._backend = backend
         self._cohorts = Cohorts(count, None if can.batch_invariant else size)
         self._asks: dict[int, _Ask] = {}
@@ -127,6 +136,8 @@ class Sampling:
                     raise ModelError(
                         f"The backend answered prompt {place} of a call of {len(asks)} prompts: a bug of the backend."
                     )
+                if self._witness is not None:
+                    self._witness(asks[place].prompt, completion)
                 if not asks[place].answer.done():
                     asks[place].answer.set_result(completion)
 

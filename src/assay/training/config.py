@@ -29,15 +29,20 @@ from assay.config import (
     Settings,
     SettingsError,
     UsedWhen,
+    fact,
     load,
     refuse,
 )
+from assay.config.idle import qualified
 from assay.config.schema import settings
 from assay.envs.base import RENDERER, BuildContext, BuildProgress, DatasetBuilder
 from assay.envs.named import ENVIRONMENT
 from assay.grpo.config import AlgorithmConfig, GRPOConfig
 from assay.grpo.recipes import LOSS, canonical, recipe_of
 from assay.plugins import find
+
+MANY_TURNS = 1000
+"""More turns than an environment has by its own setting."""
 
 
 def _chess() -> DatasetBuilder:
@@ -57,7 +62,7 @@ class OptimizerConfig(Settings):
     eps: Annotated[float, Above(0)] = 1e-8
     """Added to the root of the second moment."""
     weight_decay: Annotated[float, AtLeast(0)] = 0.0
-    """Decoupled weight decay, applied to matrices only."""
+    """Decoupled weight decay of all matrices, embeddings among them; norms and biases do not decay."""
     grad_clip_norm: Annotated[float, AtLeast(0)] = 1.0
     """Global gradient norm above which the gradient is scaled down; 0 turns clipping off."""
     lr_warmup_steps: Annotated[int, AtLeast(0)] = 0
@@ -106,11 +111,11 @@ class TrainingConfig(Settings):
     """Generation limit of each turn of a rollout, in tokens."""
     temperature: Annotated[float, Above(0)] = 1.0
     """Sampling temperature of rollouts; log-probabilities are taken under the same temperature."""
-    mode: Literal["single_turn", "multi_turn"] = "single_turn"
+    mode: Annotated[Literal["single_turn", "multi_turn"], UsedWhen("allows_turns")] = "single_turn"
     """`single_turn`, or `multi_turn` for refinement: the env answers and the policy tries again."""
-    max_turns: Annotated[int, AtLeast(1), UsedWhen("mode", "multi_turn")] = 4
+    max_turns: Annotated[int, AtLeast(1), UsedWhen("mode", "multi_turn"), UsedWhen("leaves_turns")] = 4
     """Most turns of a `multi_turn` rollout."""
-    gamma: Annotated[float, AtLeast(0), AtMost(1), UsedWhen("mode", "multi_turn")] = 0.4
+    gamma: Annotated[float, AtLeast(0), AtMost(1), UsedWhen("plays_turns")] = 0.4
     """Discount of multi-turn returns: a turn earns its reward plus gamma times the next turn's return."""
     num_substeps: Annotated[int, AtLeast(1)] = 1
     """Optimizer steps per pass over a batch; the batch's groups are split evenly among them."""
@@ -125,7 +130,9 @@ class TrainingConfig(Settings):
     """Settings of the loss, such as `loss_fn_config.clip_high_threshold=1.28` (absolute ratios)."""
     kl_penalty_coef: Annotated[float, AtLeast(0)] = 0.0
     """Weight of a KL penalty against the policy at the start of RL; 0 turns it off. `grpo.kl_*` set its kind."""
-    kl_discount_factor: Annotated[float, AtLeast(0), AtMost(1)] = 0.0
+    kl_discount_factor: Annotated[
+        float, AtLeast(0), AtMost(1), UsedWhen("has_kl_penalty"), UsedWhen("grpo.kl_placement", "reward")
+    ] = 0.0
     """With `grpo.kl_placement=reward`, discount with which a token's KL penalty is also charged to earlier tokens."""
     normalize_advantages_by_std: bool | None = None
     """Divide a group's centred rewards by their standard deviation; null takes the choice of `loss_fn`."""
@@ -141,7 +148,7 @@ class TrainingConfig(Settings):
     max_batches: Annotated[int | None, AtLeast(0)] = None
     """Stop after this many RL batches; null means the whole data set, 0 means SFT alone. With
     `optimizer.lr_schedule=constant` a run, even a finished one, goes on when this is raised."""
-    max_errored_fraction: Annotated[float, AtLeast(0), AtMost(1)] = 0.1
+    max_errored_fraction: Annotated[float, AtLeast(0), AtMost(1), MAY_CHANGE] = 0.1
     """Stop the run when more than this share of a batch's rollouts could not be scored."""
     log_path: Annotated[Path, MAY_CHANGE] = Path("./runs/kernel_rl")
     """Run directory: config, ledger, checkpoints, metrics, traces, tokens, TensorBoard, report."""
@@ -155,7 +162,7 @@ class TrainingConfig(Settings):
     best_metric: Annotated[str, MAY_CHANGE] = "eval/reward/mean"
     """Metric by which checkpoints are compared (`keep_best`, `assay export --best`); larger is better. A checkpoint has
     a value only if it was measured at its own step (let `eval_every` divide `save_every`)."""
-    eval_every: Annotated[int, AtLeast(0)] = 10
+    eval_every: Annotated[int, AtLeast(0), MAY_CHANGE] = 10
     """Held-out evaluation cadence in RL batches; 0 evaluates only at the start and the end of RL."""
     wandb_project: Annotated[str | None, MAY_CHANGE] = None
     """Weights & Biases project; disabled when null."""
@@ -166,11 +173,13 @@ class TrainingConfig(Settings):
     `tokens.jsonl`."""
     tensorboard_enabled: Annotated[bool | None, MAY_CHANGE] = None
     """Write TensorBoard event files; null writes them where tensorboardX is installed (the extra `tensorboard`)."""
-    completion_table_every: Annotated[int, AtLeast(0), MAY_CHANGE] = 10
+    completion_table_every: Annotated[int, AtLeast(0), UsedWhen("has_board"), MAY_CHANGE] = 10
     """Cadence, in RL batches, of tables of answers in TensorBoard and Weights & Biases; 0 turns them off."""
-    tensorboard_log_histograms_every: Annotated[int, AtLeast(0)] = 5
+    tensorboard_log_histograms_every: Annotated[
+        int, AtLeast(0), UsedWhen("tensorboard_enabled", Not(False)), MAY_CHANGE
+    ] = 5
     """Cadence, in RL batches, of reward and length histograms; 0 turns them off."""
-    tensorboard_log_per_level: Annotated[bool, UsedWhen("tensorboard_enabled", Not(False))] = True
+    tensorboard_log_per_level: Annotated[bool, UsedWhen("tensorboard_enabled", Not(False)), MAY_CHANGE] = True
     """Also log metrics per tag (task type, level, side to move) to TensorBoard."""
     base_url: Annotated[str | None, UsedWhen("backend", Not("local"))] = None
     """Base URL of the service that a hosted backend calls."""
@@ -244,6 +253,63 @@ class TrainingConfig(Settings):
         except SettingsError as error:
             raise _in_a_runs_words(error) from None
 
+    @fact("there is a KL penalty", "kl_penalty_coef", cure="Raise kl_penalty_coef")
+    def has_kl_penalty(self) -> bool:
+        """Whether the KL against the reference is penalised, and so measured."""
+        return self.kl_penalty_coef > 0
+
+    @fact("rollouts are kept for further passes", "rollout_epochs", cure="Raise rollout_epochs")
+    def keeps_rollouts(self) -> bool:
+        """Whether there is a rollout buffer."""
+        return self.rollout_epochs > 1
+
+    @fact(
+        "answers are shown in TensorBoard or Weights & Biases",
+        "tensorboard_enabled",
+        "wandb_project",
+        cure="Set tensorboard_enabled=true",
+    )
+    def has_board(self) -> bool:
+        """Whether something shows tables."""
+        return self.tensorboard_enabled is not False or self.wandb_project is not None
+
+    @fact(
+        "the environment can play several turns",
+        "dataset_builder",
+        "multiturn_dataset_builder",
+        cure="Choose an environment that does",
+    )
+    def allows_turns(self) -> bool:
+        """Whether rollouts of the run's environment may have more than one turn."""
+        return self.active_builder.turns(MANY_TURNS) > 1
+
+    @fact(
+        "the environment leaves the number of turns to the run",
+        "dataset_builder",
+        "multiturn_dataset_builder",
+        cure="Set dataset_builder.max_turns",
+    )
+    def leaves_turns(self) -> bool:
+        """Whether the environment has no number of turns of its own."""
+        return self.active_builder.turns(MANY_TURNS) == MANY_TURNS
+
+    @fact(
+        "rollouts have several turns",
+        "mode",
+        "max_turns",
+        "dataset_builder",
+        "multiturn_dataset_builder",
+        cure="Set mode=multi_turn, with an environment that plays several turns",
+    )
+    def plays_turns(self) -> bool:
+        """Whether a rollout may have more than one turn."""
+        return self.most_turns > 1
+
+    @property
+    def most_turns(self) -> int:
+        """Most turns of a rollout."""
+        return self.active_builder.turns(self.max_turns if self.mode == "multi_turn" else 1)
+
     @property
     def active_builder(self) -> DatasetBuilder:
         """The builder that the run's mode uses."""
@@ -254,21 +320,18 @@ class TrainingConfig(Settings):
     def build_context(self, progress: BuildProgress | None = None) -> BuildContext:
         """What the run gives its dataset builder; the builder reports its progress to `progress`."""
         builder = self.active_builder
-        max_turns = builder.turns(self.max_turns if self.mode == "multi_turn" else 1)
         chat = builder.renderer_name == "chat"
-        context = BuildContext(seed=self.seed, max_turns=max_turns, cache_dir=self.cache_dir.expanduser(), chat=chat)
+        context = BuildContext(
+            seed=self.seed, max_turns=self.most_turns, cache_dir=self.cache_dir.expanduser(), chat=chat
+        )
         return context if progress is None else replace(context, progress=progress)
-
-
-_BUFFER = ("buffer_capacity", "min_fresh_fraction", "max_staleness")
-"""Settings of the rollout buffer, which a trainer by itself uses with one epoch too."""
 
 
 def _in_a_runs_words(error: SettingsError) -> SettingsError:
     """Problems of a `GRPOConfig`, under the run's keys."""
     below = settings(AlgorithmConfig)
-    problems = [re.sub(r"\bkl_coef\b", "kl_penalty_coef", problem) for problem in error.problems]
-    return SettingsError([f"grpo.{p}" if re.split(r"\W", p)[0] in below else p for p in problems])
+    said = [re.sub(r"\bkl_coef\b", "kl_penalty_coef", str(problem)) for problem in error.problems]
+    return SettingsError([qualified(problem, "grpo", below) for problem in said])
 
 
 def _impossible(config: TrainingConfig) -> Iterator[str]:
@@ -284,20 +347,8 @@ def _impossible(config: TrainingConfig) -> Iterator[str]:
             "mixed, since the mean of two factors is not the mean of their products. Set grpo.ref_refresh_mix=1 or "
             "lora_rank=0."
         )
-    idle = [name for name in _BUFFER if getattr(config.grpo, name) != settings(AlgorithmConfig)[name].default]
-    if config.rollout_epochs == 1 and idle:
-        yield (
-            f"grpo.{idle[0]} is set, but rollout_epochs=1 keeps no rollouts, so it would have no effect. Raise "
-            "rollout_epochs, or remove it."
-        )
     yield from _impossible_ahead(config)
     builder = config.active_builder
-    own = builder.turns(config.max_turns)
-    if config.max_turns not in (own, settings(TrainingConfig)["max_turns"].default):
-        yield (
-            f"max_turns={config.max_turns} would have no effect: {type(builder).__name__} plays {own} turns by its own "
-            f"setting. Set dataset_builder.max_turns={config.max_turns}."
-        )
     if builder.group_size == 1 and config.max_batches != 0:
         yield (
             "group_size=1 of the dataset builder gives a reward nothing to be compared with, so no batch would train "
@@ -321,11 +372,6 @@ def _impossible_ahead(config: TrainingConfig) -> Iterator[str]:
             f"dynamic_sampling_rounds={config.dynamic_sampling_rounds} with max_steps_off_policy={ahead}: which "
             "problems to replace is known only when all verdicts are in, and by then the policy that sampled the "
             "batch is gone. Set one of them to 0."
-        )
-    if config.grpo.max_ratio_error is not None:
-        yield (
-            f"grpo.max_ratio_error={config.grpo.max_ratio_error} with max_steps_off_policy={ahead}: it checks rollouts "
-            "of the present policy, and no batch would have any. Set it to null, or max_steps_off_policy=0."
         )
     stale, age = config.grpo.max_staleness, ahead * config.num_substeps * config.rollout_epochs
     if stale is not None and stale < age:

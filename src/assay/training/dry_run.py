@@ -12,7 +12,7 @@ from itertools import islice
 
 from assay.backends import named
 from assay.backends.base import Backend, LossSpec
-from assay.backends.probe import measure_speed
+from assay.backends.probe import check_agreement, measure_speed
 from assay.envs.base import EnvData, build_data, iter_builders
 from assay.errors import ConfigError
 from assay.rollouts.renderers.base import Renderer
@@ -136,6 +136,7 @@ async def _time(config: TrainingConfig, data: EnvData, plan: ResumePlan, backend
     supervised = [[*renderer.start(e.prompt), *renderer.completion(e.completion)] for e in examples]
     surrogate = "cross_entropy" if "cross_entropy" in backend.capabilities.losses else config.trainer().loss.surrogate
     params = SamplingParams(config.max_tokens, config.temperature, stop=renderer.stop)
+    refuse_failing([await check_agreement(backend, prompts, params)])
     speed = await measure_speed(backend, prompts, config.active_builder.group_size, params, LossSpec(surrogate))
     done = sum(commit.phase == "rl" for commit in plan.commits)
     work = forecast.Work(

@@ -15,8 +15,10 @@ from typing import Literal
 import numpy as np
 
 from assay.backends.base import Backend
+from assay.backends.parity import sampled_datum
 from assay.envs.base import EnvGroupBuilder
 from assay.errors import TrainingError
+from assay.grpo.parity import Gate, ParityConfig
 from assay.grpo.rollout_metrics import rollout_metrics
 from assay.rollouts.in_flight import InFlight
 from assay.rollouts.renderers.base import Renderer
@@ -37,6 +39,8 @@ class Evaluation:
 
     groups: Sequence[TrajectoryGroup]
     per_task: PerTask
+    parity: dict[str, float]
+    """How far sampler and trainer were apart on a probe of the sampled tokens (`eval/parity/...`)."""
 
     def metrics(self) -> dict[str, float]:
         """Named `eval/...`: everything `rollout_metrics` gives, and 95 % half-widths `eval/ci95/<metric>`."""
@@ -44,7 +48,7 @@ class Evaluation:
         for name, values in self.per_task.items():
             if len(values) > 1:
                 metrics[f"eval/ci95/{name}"] = mean_ci95(values).half_width
-        return metrics | cached_scores(self.groups, "eval/")
+        return metrics | cached_scores(self.groups, "eval/") | self.parity
 
 
 def cached_scores(groups: Sequence[TrajectoryGroup], split: Literal["", "eval/"] = "") -> dict[str, float]:
@@ -62,12 +66,16 @@ async def evaluate(
     samples: int,
     max_turns: int,
     seed: int,
+    parity: ParityConfig,
     advance: Callable[[int], None] | None = None,
 ) -> Evaluation:
     """Sample every task `samples` times with seeds that depend on `seed`, the task's place and the sample alone.
 
     While the last verdicts of one chunk are pending, the next one is sampled. `advance` is told how many tasks were
-    just done.
+    just done. A probe of what was sampled (about `parity.tokens` tokens) is recomputed by the trainer.
+
+    Raises:
+        TrainingError: what was sampled is not the policy's: the scores would be another policy's.
     """
 
     async def chunk(prepared: Sequence[PreparedGroup], seed: int, sampled: Callable[[], None]) -> list[TrajectoryGroup]:
@@ -87,7 +95,12 @@ async def evaluate(
         groups = [group for part in chunks for group in await part.result()]
     finally:
         await asyncio.gather(*(part.stop() for part in chunks))
-    return Evaluation(groups, per_task_means(groups))
+    gate = Gate(backend, parity, params.temperature)
+    if gate.enabled:
+        turns = [turn for group in groups for rollout in group.trajectories for turn in rollout.transitions]
+        sampled = [sampled_datum(turn.prompt_tokens, turn.completion) for turn in turns]
+        await gate.probe(sampled, "The answers of the evaluation")
+    return Evaluation(groups, per_task_means(groups), gate.metrics("eval/"))
 
 
 def check_errored(groups: Sequence[TrajectoryGroup], most: float, where: str) -> None:

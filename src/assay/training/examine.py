@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from pathlib import Path
 
 from assay.backends.config import LocalBackend
@@ -15,6 +16,9 @@ from assay.training.config import TrainingConfig
 from assay.types import Check, SamplingParams
 
 __all__ = ["examine_machine", "examine_run"]
+
+PROMPTS = 64
+"""Tasks among whose prompts some of different lengths are tried out."""
 
 
 async def examine_machine() -> list[Check]:
@@ -91,11 +95,10 @@ async def _policy_checks(config: TrainingConfig, data: EnvData) -> list[Check]:
     rows = [Check("model", True, f"{config.model_name}, context of {backend.context_length} tokens")]
     rows += [Check("memory", True, words) for words in memory]
     rows.append(Check("renderer", True, renderer.describe(config.build_context().max_turns)))
-    task = next((builder.task for builder in iter_builders(data.train)), None)
-    if task is not None:
+    tasks = [builder.task for builder in islice(iter_builders(data.train), PROMPTS)]
+    if tasks:
         params = SamplingParams(config.max_tokens, config.temperature, stop=renderer.stop)
-        precision = config.local.dtype if config.backend == "local" else "bfloat16"
-        rows.append(await check_agreement(backend, renderer.start(task.prompt), params, precision))
+        rows.append(await check_agreement(backend, [renderer.start(task.prompt) for task in tasks], params))
     return rows
 
 

@@ -34,12 +34,12 @@ from assay.training.pipeline import Rollouts
 from assay.training.plan import describe, describe_prompts
 from assay.training.recovery import act_on_alarms
 from assay.training.report.report import write_report
-from assay.training.run.checkpoints import HEALTHY, REGULAR
+from assay.training.run.checkpoints import HEALTHY, REFUGE, REGULAR, ROLLED_BACK_AT, opens_space
 from assay.training.run.ledger import Phase
 from assay.training.schedule import rl_learning_rate, sft_learning_rate
 from assay.training.session import Session, accepted, adam, open_session, plan_run
 from assay.training.settle import RENDERER_STATE, settle
-from assay.types import Json, TrajectoryGroup, Transition
+from assay.types import Datum, Json, TrajectoryGroup, Transition
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +75,11 @@ async def _train(config: TrainingConfig, quiet: bool) -> None:
             await _sft(session)
             await _rl(session)
         # Before the run is marked complete: a kill in between leaves a run that resumes here, not one without a report.
-        await write_report(session.run, config, session.data)
+        remarks = await write_report(session.run, config, session.data)
         session.run.finish()
-        logger.info("Done: %s.", session.run.path)
+        logger.log(
+            logging.WARNING if remarks else logging.INFO, "%s", " ".join([f"Done: {session.run.path}.", *remarks])
+        )
 
 
 @contextlib.contextmanager
@@ -134,13 +136,16 @@ async def _finish_step(
     step.metrics["perf/wall_s"] = time.monotonic() - step.wall_s
     step.metrics["perf/cpu_s"] = time.process_time() - step.cpu_s
     session.log.log(session.run.next_step, step.phase, step.index, step.metrics, step.histograms)
+    health = session.trainer.health
     save = (session.trainer if rollouts is None else rollouts).save_state if checkpoint else None
     state: Mapping[str, Json] | None = None
     if checkpoint:
         state = {
             "policy_version": session.backend.policy_version,
-            HEALTHY: session.trainer.health.healthy,
-            REGULAR: regular,
+            HEALTHY: health.healthy,
+            REGULAR: regular and (step.phase != "rl" or opens_space(step.index + 1, session.config.save_every)),
+            ROLLED_BACK_AT: health.rolled_back_at,
+            REFUGE: health.refuge,
             RENDERER_STATE: session.renderer.record(),
         }
     await session.run.commit(
@@ -215,7 +220,8 @@ async def _rl(session: Session) -> None:
             for index in range(done, batches):
                 step = _Step.begin("rl", index)
                 groups = await _rollouts(session, step, rollouts)
-                report = await _update(session, step, groups, rl_learning_rate(config, index, batches))
+                rate = rl_learning_rate(config, index, batches)
+                report = await _update(session, step, groups, rate, rollouts.sampled_ahead())
                 last = index + 1 == batches
                 # Before the evaluation, which is to measure the policy that the step's checkpoint holds.
                 alarm = await act_on_alarms(session, report)
@@ -233,7 +239,9 @@ async def _rl(session: Session) -> None:
                 progress.advance(note=f"reward {step.metrics.get('reward/mean', float('nan')):.3f}")
 
 
-async def _update(session: Session, step: _Step, groups: Sequence[TrajectoryGroup], learning_rate: float) -> StepReport:
+async def _update(
+    session: Session, step: _Step, groups: Sequence[TrajectoryGroup], learning_rate: float, ahead: Sequence[Datum]
+) -> StepReport:
     """Train on one batch, and record its rollouts and metrics.
 
     Raises:
@@ -245,11 +253,12 @@ async def _update(session: Session, step: _Step, groups: Sequence[TrajectoryGrou
     turns: Turns | None = None
     try:
         check_errored(groups, config.max_errored_fraction, f"RL batch {step.index + 1}")
-        report = await trainer.update(groups, learning_rate=rate, reuse=config.rollout_epochs > 1)
+        report = await trainer.update(groups, learning_rate=rate, reuse=config.rollout_epochs > 1, ahead=ahead)
         turns = report.turns
     finally:  # rollouts of a failed step are recorded too, since they show why it failed
         _record(session, step, groups, "train", turns)
-    step.metrics |= report.rollouts | {f"train/{name}": value for name, value in report.metrics.items()}
+    step.metrics |= report.rollouts | report.parity
+    step.metrics |= {f"train/{name}": value for name, value in report.metrics.items()}
     step.metrics |= {"perf/update_s": time.monotonic() - started} | cached_scores(groups)
     every = config.tensorboard_log_histograms_every
     if every and (step.index + 1) % every == 0:
@@ -337,7 +346,7 @@ async def _evaluate(session: Session, step: _Step) -> Evaluation | None:
     """Measure the policy on the held-out tasks and record it; None without held-out tasks.
 
     Raises:
-        TrainingError: too many rollouts could not be scored.
+        TrainingError: too many rollouts could not be scored, or the sampler is not the policy that is trained.
     """
     tasks = session.heldout
     if not tasks:
@@ -352,6 +361,7 @@ async def _evaluate(session: Session, step: _Step) -> Evaluation | None:
             samples=session.config.eval.samples_per_task,
             max_turns=session.max_turns,
             seed=session.config.seed,
+            parity=session.config.grpo.parity,
             advance=progress.advance,
         )
         step.metrics |= evaluation.metrics()

@@ -20,15 +20,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from assay.backends.parity import sampled_datum
 from assay.envs.base import EnvGroupBuilder
 from assay.errors import TrainingError
 from assay.rollouts.in_flight import InFlight
 from assay.rollouts.runner import PreparedGroup, prepare, run_groups
+from assay.rollouts.sampling import Witness
 from assay.rollouts.seeds import derive
 from assay.rollouts.together import stop
 from assay.training.session import Session
 from assay.training.trajectory_file import decode, encode
-from assay.types import TrajectoryGroup
+from assay.types import Completion, Datum, TrajectoryGroup
 
 FILE = "rollouts_ahead.jsonl"
 """The finished rollouts of batches in flight, in the policy folder of a checkpoint."""
@@ -58,6 +60,8 @@ class Rollouts:
         self._envs: dict[int, asyncio.Task[list[PreparedGroup]]] = {}
         self._flying: dict[int, InFlight[Batch]] = {}
         self._held: dict[int, Batch] = {}
+        self._ahead_now: list[Datum] = []
+        """What was sampled since the last step for later ones, which the step checks before the policy changes."""
         self._rollbacks = session.trainer.health.rollbacks
         resumed = session.run.resumed
         if resumed is not None and (path := resumed.policy / FILE).exists():
@@ -86,10 +90,15 @@ class Rollouts:
         _check_one_policy(index, batch.groups)
         return batch
 
+    def sampled_ahead(self) -> list[Datum]:
+        """What the present policy has just sampled for later steps, in an order that only its content decides."""
+        found, self._ahead_now = self._ahead_now, []
+        return sorted(found, key=lambda d: (d.tokens.tobytes(), d.targets.tobytes(), d.logprobs.tobytes()))
+
     async def play(self, builders: Sequence[EnvGroupBuilder], *names: int | str) -> list[TrajectoryGroup]:
         """Play further groups now, with a seed derived from `names`."""
         prepared = await prepare(builders, self._session.config.active_builder.group_size)
-        return await self._run(prepared, names, None)
+        return await self._run(prepared, names)
 
     async def save_state(self, path: Path) -> None:
         """Write trainer and policy into the new directory `path`, with the batches in flight once they are scored."""
@@ -116,11 +125,16 @@ class Rollouts:
         began = time.monotonic()
         prepared = await self._envs.pop(index)
         ready = time.monotonic()
-        groups = await self._run(prepared, ("rl", index), sampled)
+        witness = self._see if self._ahead and self._session.config.grpo.parity.enabled else None
+        groups = await self._run(prepared, ("rl", index), sampled, witness)
         return Batch(groups, {"perf/env_wait_s": ready - began, "perf/rollout_s": time.monotonic() - ready})
 
     async def _run(
-        self, prepared: Sequence[PreparedGroup], names: Sequence[int | str], sampled: Callable[[], None] | None
+        self,
+        prepared: Sequence[PreparedGroup],
+        names: Sequence[int | str],
+        sampled: Callable[[], None] | None = None,
+        witness: Witness | None = None,
     ) -> list[TrajectoryGroup]:
         session = self._session
         return await run_groups(
@@ -131,13 +145,18 @@ class Rollouts:
             max_turns=session.max_turns,
             seed=derive(session.config.seed, *names),
             sampled=sampled,
+            witness=witness,
         )
+
+    def _see(self, prompt: Sequence[int], completion: Completion) -> None:
+        self._ahead_now.append(sampled_datum(prompt, completion))
 
     async def _drop_if_rolled_back(self) -> None:
         if self._session.trainer.health.rollbacks != self._rollbacks:
             self._rollbacks = self._session.trainer.health.rollbacks
             await self._stop_all()
             self._held.clear()
+            self._ahead_now.clear()
 
     async def _stop_all(self) -> None:
         flying, envs = list(self._flying.values()), list(self._envs.values())

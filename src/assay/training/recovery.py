@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import logging
-
-from assay.errors import HealthError
+from assay.errors import CheckpointError, HealthError
 from assay.grpo.trainer import StepReport
-from assay.training.run.checkpoints import is_refuge
-from assay.training.run.ledger import Commit
+from assay.training.run.checkpoints import Checkpoint
 from assay.training.session import Session
 
-logger = logging.getLogger(__name__)
+_ELSEWHERE = (
+    "Its checkpoints are intact: start another run with other settings from one of them (load_checkpoint_path)."
+)
+_NOWHERE = (
+    "There is no whole checkpoint to go back to, not even that of the start. Start another run with other settings in "
+    "a new log_path."
+)
 
 
 async def act_on_alarms(session: Session, report: StepReport) -> HealthError | None:
     """Act on the alarms of the step that is about to be committed.
 
-    A rollback loads the last checkpoint that was healthy; the run goes on with the next batch and a lower learning
-    rate. A pause marks the trainer's state, which the step's checkpoint then holds.
+    A rollback loads a checkpoint from before the trouble began; the run goes on with the next batch and a lower
+    learning rate. A pause marks the trainer's state, which the step's checkpoint then holds.
 
     Returns:
         The error with which the run ends once the step is committed, or None where it goes on.
@@ -26,21 +29,9 @@ async def act_on_alarms(session: Session, report: StepReport) -> HealthError | N
     action = trainer.health.decide(report.findings)
     if action in ("ignore", "warn"):
         return None
-    causes = " ".join(finding.message for finding in report.findings)
     if action == "rollback":
-        good = last_healthy(session)
-        await trainer.roll_back_state(session.run.load_checkpoint(good).policy)
-        factor = trainer.health.learning_rate_factor
-        session.log.event(
-            number,
-            "rollback",
-            "warning",
-            f"Went back to the policy of checkpoint {good.checkpoint}; the learning rate is now {factor:g} times the "
-            f"configured one (rollback {trainer.health.rollbacks} of at most "
-            f"{session.config.grpo.health.max_rollbacks}).",
-        )
-        return None
-    findings = tuple(report.findings)
+        return await _roll_back(session, report)
+    causes = " ".join(finding.message for finding in report.findings)
     if action == "pause":
         trainer.paused = True
         session.log.event(number, "pause", "warning", "The run pauses with a checkpoint after this step.")
@@ -48,23 +39,50 @@ async def act_on_alarms(session: Session, report: StepReport) -> HealthError | N
             f"The run is paused after step {number}, which has a checkpoint. {causes} Run the same command again to go "
             "on regardless, resume_from_batch=N to go back, or start another run with other settings "
             "(load_checkpoint_path takes the weights along).",
-            findings,
+            tuple(report.findings),
         )
+    return _stop(session, report)
+
+
+async def _roll_back(session: Session, report: StepReport) -> HealthError | None:
+    """Go back; the error with which the run ends where no checkpoint to go back to is whole."""
+    health, number = session.trainer.health, session.run.next_step
+    limit = health.last_good(report.findings)
+    good = find_refuge(session, report, limit)
+    if good is None:
+        return _stop(session, report, _NOWHERE)
+    await session.trainer.roll_back_state(good.policy)
+    batches = f"after {good.batch} RL batches" if good.batch else "from before the first RL batch"
+    session.log.event(
+        number,
+        "rollback",
+        "warning",
+        f"Went back to the policy of checkpoint {good.name} ({batches}; the trouble may have begun with batch "
+        f"{limit + 1}). The learning rate is now {health.learning_rate_factor:g} times the configured one "
+        f"(rollback {health.rollbacks} of at most {session.config.grpo.health.max_rollbacks}).",
+    )
+    return None
+
+
+def find_refuge(session: Session, report: StepReport, limit: int) -> Checkpoint | None:
+    """The first whole checkpoint of those that a rollback may go back to; each damaged one is an event."""
+    health, run = session.trainer.health, session.run
+    own_step = all(finding.suspect == 0 for finding in report.findings if finding.action == "rollback")
+    for commit in run.refuges(limit, health.rolled_back_at, health.refuge, own_step=own_step):
+        try:
+            return run.load_checkpoint(commit)
+        except CheckpointError as error:
+            session.log.event(run.next_step, "damaged_checkpoint", "error", f"Not gone back to: {error}")
+    return None
+
+
+def _stop(session: Session, report: StepReport, cure: str = _ELSEWHERE) -> HealthError:
+    """Note that the run ends; returns the error, which says what to do."""
+    number, rollbacks = session.run.next_step, session.trainer.health.rollbacks
+    causes = " ".join(finding.message for finding in report.findings)
+    again = f"It went back {rollbacks} times, and the trouble came again. " if rollbacks else ""
     session.log.event(number, "stop", "error", "The run stops after this step.")
     return HealthError(
-        f"The run is stopped after step {number}. {causes} Its checkpoints are intact: start another run with other "
-        "settings from one of them (load_checkpoint_path).",
-        findings,
+        f"The run is stopped after step {number}. {again}{causes} {cure}",
+        tuple(report.findings),
     )
-
-
-def last_healthy(session: Session) -> Commit:
-    """The last commit whose checkpoint was written while no grave alarm was active; the first one at the least.
-
-    A checkpoint written only because the run was to end there does not count (see `is_refuge`).
-    """
-    checkpoints = session.run.checkpoints
-    for commit in reversed(checkpoints):
-        if is_refuge(session.run.load_checkpoint(commit).state):
-            return commit
-    return checkpoints[0]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -17,12 +18,14 @@ from assay.backends.base import AdamParams, Backend, Capabilities
 from assay.backends.config import PolicySpec
 from assay.backends.named import open_named
 from assay.config import resolved
-from assay.config.record import may_change
+from assay.config.record import may_change, rounding_changes
+from assay.config.schema import settings
 from assay.envs.base import EnvData, EnvGroupBuilder, build_data, iter_builders
 from assay.errors import ConfigError
 from assay.grpo.recipes import RECIPES
 from assay.grpo.trainer import GRPOTrainer
 from assay.rollouts.renderers.base import Renderer
+from assay.storage.files import read_object
 from assay.training.config import TrainingConfig
 from assay.training.metrics.counters import StepCounters
 from assay.training.metrics.logger import MetricsLogger
@@ -30,10 +33,12 @@ from assay.training.metrics.progress import RunProgress
 from assay.training.metrics.sinks import ConsoleSink, MetricSink, TensorBoardSink, WandbSink, writes_tensorboard
 from assay.training.run.checkpoints import Checkpoint, open_checkpoint
 from assay.training.run.directory import RunDirectory
-from assay.training.run.resume import Refusal, ResumePlan, plan_resume
+from assay.training.run.resume import CONFIG, Refusal, ResumePlan, plan_resume
 from assay.training.run.retention import Keep
 from assay.training.settle import renderer_of, settle
-from assay.types import SamplingParams
+from assay.types import Json, SamplingParams
+
+logger = logging.getLogger(__name__)
 
 SHOWN: Mapping[str, str] = {
     "reward/mean": "reward",
@@ -104,6 +109,17 @@ def plan_run(config: TrainingConfig) -> ResumePlan | Refusal:
     return plan_resume(config.log_path, record, config.resume_from_batch, may_change(config))
 
 
+def warn_of_rounding(config: TrainingConfig, plan: ResumePlan) -> None:
+    """Say so where a run goes on with settings under which sums are rounded in another way."""
+    before = read_object(plan.path / CONFIG) if plan.checkpoint is not None else None
+    if before and (changes := rounding_changes(before, config)):
+        logger.warning(
+            "The run goes on with %s, which changes how sums are rounded: its figures may differ in their last digits "
+            "from those of an uninterrupted run.",
+            ", ".join(changes),
+        )
+
+
 def accepted(plan: ResumePlan | Refusal) -> ResumePlan:
     """The plan of a run that can start or go on.
 
@@ -126,7 +142,21 @@ def check_data(config: TrainingConfig, data: EnvData) -> Keep:
             f"sft.num_steps={config.sft.num_steps}, but this environment has no supervised examples. "
             "Set sft.num_steps=0."
         )
+    idle = [key for key, default, value in _of_evaluation(config) if value != default]
+    if idle and not len(data.heldout):
+        raise ConfigError(
+            f"{' and '.join(idle)} would have no effect: this environment has no held-out tasks, so nothing is "
+            "evaluated. Remove it, or give held-out tasks."
+        )
     return retention(config, data)
+
+
+def _of_evaluation(config: TrainingConfig) -> Iterator[tuple[str, Json, Json]]:
+    """Key, default and value of each setting of evaluations."""
+    for key, node in (("", config), ("eval.", config.eval)):
+        for name, setting in settings(type(node)).items():
+            if key or name == "eval_every":
+                yield f"{key}{name}", setting.default, getattr(node, name)
 
 
 async def open_policy(config: TrainingConfig, data: EnvData, resumed: Checkpoint | None) -> tuple[Backend, Renderer]:
@@ -146,6 +176,7 @@ async def open_session(config: TrainingConfig, plan: ResumePlan, *, quiet: bool 
     Raises:
         AssayError: any part cannot be opened; the message says which and what to do. Nothing committed is lost.
     """
+    warn_of_rounding(config, plan)
     with ExitStack() as stack:
         progress = stack.enter_context(RunProgress(Console(stderr=True, quiet=True) if quiet else None))
         with progress.building() as show:
@@ -174,7 +205,8 @@ def retention(config: TrainingConfig, data: EnvData) -> Keep:
             f"keep_best={config.keep_best} by best_metric={config.best_metric}, but this environment has no held-out "
             "tasks, so it is never measured. Set best_metric to one of training (reward/mean), or keep_best=null."
         )
-    return Keep(config.keep_last, config.keep_best, config.best_metric, config.max_steps_off_policy)
+    ahead, window = config.max_steps_off_policy, config.grpo.health.window
+    return Keep(config.keep_last, config.keep_best, config.best_metric, ahead, window)
 
 
 async def make_backend(config: TrainingConfig, data: EnvData, resume: Path | None) -> Backend:

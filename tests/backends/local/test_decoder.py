@@ -7,8 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, MistralConfig
 
-from assay.backends.local.architectures import fused_decoder
-from assay.backends.local.decoder import ContinuationCache, extend, prefill
+from assay.backends.local.architectures.fused import fused_decoder
+from assay.backends.local.decoder import ContinuationCache, Decoder, extend, prefill
 from support.tiny_models import FUSED, VOCAB, tiny_model
 
 
@@ -16,8 +16,8 @@ from support.tiny_models import FUSED, VOCAB, tiny_model
 @torch.no_grad()
 def test_shared_prompts_give_the_modules_logits(name: str) -> None:
     model = tiny_model(name)
-    decoder = fused_decoder(model, model.config)
-    assert decoder is not None
+    decoder = fused_decoder(model)
+    assert isinstance(decoder, Decoder)
     tokens, lengths = torch.randint(1, VOCAB, (3, 9)), torch.tensor([9, 4, 6])
     continuations = torch.randint(1, VOCAB, (3, 2, 5))
     _, prefix = prefill(decoder, tokens, lengths)
@@ -33,8 +33,8 @@ def test_shared_prompts_give_the_modules_logits(name: str) -> None:
 @torch.no_grad()
 def test_token_by_token_equals_all_at_once(name: str) -> None:
     model = tiny_model(name)
-    decoder = fused_decoder(model, model.config)
-    assert decoder is not None
+    decoder = fused_decoder(model)
+    assert isinstance(decoder, Decoder)
     _, prefix = prefill(decoder, torch.randint(1, VOCAB, (2, 7)), torch.tensor([7, 5]))
     tokens = torch.randint(1, VOCAB, (2, 3, 6))
     cache = ContinuationCache(prefix, group=3, capacity=2)
@@ -50,8 +50,8 @@ def test_token_by_token_equals_all_at_once(name: str) -> None:
 @torch.no_grad()
 def test_padding_does_not_change_a_continuation(padding: int) -> None:
     model = tiny_model("gpt2")
-    decoder = fused_decoder(model, model.config)
-    assert decoder is not None
+    decoder = fused_decoder(model)
+    assert isinstance(decoder, Decoder)
     prompt, continuation = torch.randint(1, VOCAB, (1, 6)), torch.randint(1, VOCAB, (1, 1, 4))
     padded = torch.cat([prompt, torch.full((1, padding), 3)], dim=1)
     _, bare = prefill(decoder, prompt, torch.tensor([6]))
@@ -61,7 +61,7 @@ def test_padding_does_not_change_a_continuation(padding: int) -> None:
 
 
 def test_unknown_or_windowed_attention_is_left_to_the_module() -> None:
-    assert fused_decoder(tiny_model("gpt_neox"), tiny_model("gpt_neox").config) is None
+    assert "no fused decoder for the model type gpt_neox" in str(fused_decoder(tiny_model("gpt_neox")))
     config = MistralConfig(
         vocab_size=VOCAB,
         hidden_size=32,
@@ -70,7 +70,7 @@ def test_unknown_or_windowed_attention_is_left_to_the_module() -> None:
         num_attention_heads=4,
         sliding_window=4,
     )
-    assert fused_decoder(AutoModelForCausalLM.from_config(config), config) is None
+    assert fused_decoder(AutoModelForCausalLM.from_config(config)) == "sliding_window=4"
 
 
 def test_a_variant_that_computes_something_else_is_noticed() -> None:
@@ -78,7 +78,7 @@ def test_a_variant_that_computes_something_else_is_noticed() -> None:
     # GPT-2's own option to scale attention by layer: same weights, other numbers.
     for index, block in enumerate(model.transformer.h):
         block.attn.scaling = block.attn.scaling / (index + 2)
-    assert fused_decoder(model, model.config) is None
+    assert "a layer scales its attention" in str(fused_decoder(model))
 
 
 @torch.no_grad()
@@ -95,8 +95,8 @@ def test_attention_stays_in_float32_under_autocast() -> None:
             return out
 
     model = tiny_model("gpt2")
-    decoder = fused_decoder(model, model.config)
-    assert decoder is not None
+    decoder = fused_decoder(model)
+    assert isinstance(decoder, Decoder)
     with Products() as products, torch.autocast("cpu", torch.bfloat16):
         _, prefix = prefill(decoder, torch.randint(1, VOCAB, (2, 7)), torch.tensor([7, 5]))
         extend(decoder, prefix, torch.randint(1, VOCAB, (2, 3, 4)))

@@ -22,6 +22,7 @@ from assay.backends.local import attention, forward, hardware
 from assay.backends.local.backend import TorchBackend
 from assay.backends.local.decoder import Decoder
 from assay.backends.local.optimizer import adamw
+from assay.grpo.config import GRPOConfig
 from assay.types import Datum, SamplingParams
 from support.tiny_models import CONFIGS, FUSED, VOCAB, prompts, rollout_datum
 
@@ -241,6 +242,15 @@ def test_an_allocator_setting_that_comes_too_late_is_said(
     assert not caplog.records
     hardware.prepare_process(LocalBackend())
     assert allocator() == [None, None] and "too late" in caplog.text
+
+
+def test_the_allocator_under_a_model_of_the_callers_own_is_left_alone(
+    cuda: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    for initialized in (True, False):
+        cuda["initialized"] = initialized
+        hardware.prepare_process(GRPOConfig().local_backend("cuda:0", half=False))
+        assert allocator() == [None, None] and not caplog.records
 
 
 def test_a_cpu_is_left_alone(cuda: dict[str, object], caplog: pytest.LogCaptureFixture) -> None:

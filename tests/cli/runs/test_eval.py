@@ -6,6 +6,7 @@ import chz
 import numpy as np
 import pytest
 
+from assay.cli.main import main
 from assay.cli.runs.eval import measure
 from assay.errors import CheckpointError, RunDirectoryError, TrainingError
 from assay.training.config import EvalConfig
@@ -62,3 +63,9 @@ def test_a_broken_verifier_is_no_measurement(finished: Path, tmp_path: Path) -> 
     builder = chz.replace(config.dataset_builder, outage=outage)
     with pytest.raises(TrainingError, match="None of the 4 rollouts"):
         measure(finished, chz.replace(config, dataset_builder=builder), None)
+
+
+@pytest.mark.parametrize("setting", ["learning_rate=1", "grpo.kl_estimator=k2", "sft.num_steps=3", "wandb_project=p"])
+def test_settings_of_training_are_refused(setting: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "--run", str(tmp_path), setting]) == 2
+    assert f"{setting.partition('=')[0]} would have no effect: an evaluation trains nothing" in capsys.readouterr().err

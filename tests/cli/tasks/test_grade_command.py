@@ -180,11 +180,49 @@ def test_the_options_that_stand_for_settings(
         return [Verdict("compiled_not_run", "compile", "no GPU here", compiled=True)]
 
     monkeypatch.setattr("assay.cli.tasks.grade.grade_many", grade)
-    words = ["grade", "--problem=1/1", f"--kernel={SNAKE}", "--backend=cuda", "--no-cache", "wall_s=5", "--scale=none"]
+    words = [
+        "grade",
+        "--problem=1/1",
+        f"--kernel={SNAKE}",
+        "--backend=cuda",
+        "--no-cache",
+        "arch=sm_80",
+        "--sandbox=unsafe",
+    ]
     assert main(words) == 3 and "compiled_not_run: problem 1/1" in capsys.readouterr().out
     [(config, [(problem, code)])] = seen
-    assert (config.backend, config.cache, config.wall_s, config.scale) == ("cuda", False, 5.0, "none")
+    assert (config.backend, config.cache, config.arch, config.sandbox) == ("cuda", False, "sm_80", "unsafe")
     assert problem == PROBLEM and code == RIGHT
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--backend=cuda", "wall_s=5"), "wall_s=5.0 is set, but it is read only when kernels are run"),
+        (("arch=sm_80", "compile_check=off"), "arch=sm_80 is set, but it is read only when kernels are compiled"),
+        (("timing.samples=30",), "timing.* is set, but it is read only when measure_performance is true"),
+        (("modal.modal_gpu_type=T4",), "modal.* is set, but it is read only when run_on is modal"),
+        (("cache=false", "cache_mb=3"), "cache_mb=3 is set, but it is read only when cache is true"),
+        (("revision=main",), "revision=main is set, but it is read only when dataset_src is huggingface"),
+    ],
+)
+def test_settings_that_would_do_nothing(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["grade", "--problem=1/1", f"--kernel={SNAKE}", *words]) == 2 and said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--list", "wall_s=5"), "wall_s would have no effect: nothing is graded"),
+        (("--show=1/1", "num_correct_trials=9"), "num_correct_trials would have no effect: nothing is graded"),
+        (("--settings", "wall_s=5"), "wall_s would have no effect: --settings lists settings"),
+        (("--problem=p.py", "--kernel=k.py", "dataset_src=huggingface"), "the problem is in a file"),
+    ],
+)
+def test_settings_of_grading_where_nothing_reads_them(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["grade", *words]) == 2 and said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

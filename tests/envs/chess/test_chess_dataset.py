@@ -187,7 +187,10 @@ def test_a_missing_engine_or_file_stops_the_build(tmp_path):
             {"task": "arbiter", "policy_weights": PolicyWeights(best=1.0)},
             r"policy_weights\.\* is set, but .*task=arbiter",
         ),
-        ({"task": "arbiter", "stockfish": StockfishConfig(nodes=1)}, r"stockfish\.\* is set, but task=arbiter"),
+        (
+            {"task": "arbiter", "stockfish": StockfishConfig(nodes=1)},
+            r"stockfish\.\* is set, but .*Stockfish is asked, and task=arbiter",
+        ),
         ({"task": "arbiter", "prompt_template": "{fen}"}, "prompt_template={fen} is set, but .*task=arbiter"),
         ({"arbiter_weights": ArbiterWeights(exact=1.0)}, r"arbiter_weights\.\* is set, but .*task=policy"),
         ({"illegal_fraction": 0.3}, "illegal_fraction=0.3 is set, but .*task=policy"),

@@ -234,7 +234,8 @@ def test_rebalancing_uses_the_training_data(cache):
     with pytest.raises(ConfigError, match="only one class"):
         build(
             cache,
-            reward=MonitorRewardConfig(rebalance_monitor_reward=True),
+            reward=MonitorRewardConfig(train_with_monitor=True, rebalance_monitor_reward=True),
+            judge=JudgeConfig(api_key_env=""),
             generator=GeneratorConfig(fault_fraction=0),
         )
 
@@ -275,7 +276,15 @@ def test_published_columns_are_read_from_a_file(cache, tmp_path):
             "read only when dataset_src is generated",
         ),
         ({"dataset_src": "x.jsonl", "generator": GeneratorConfig(num_tests=2)}, r"generator\.\* is set"),
-        ({"engine": EngineConfig(on_failure="group_mean")}, "Leave it at drop"),
+        (
+            {
+                "reward": MonitorRewardConfig(train_with_monitor=True),
+                "engine": EngineConfig(on_failure="group_mean"),
+            },
+            "Leave it at drop",
+        ),
+        ({"judge": JudgeConfig(model="m")}, r"judge\.\* is set, but it is read only when reward.train_with_monitor is"),
+        ({"engine": EngineConfig(offline=True)}, r"engine\.\* is set, but it is read only when reward.train_with_mon"),
     ],
 )
 def test_impossible_settings_are_refused(settings, message):
@@ -283,14 +292,9 @@ def test_impossible_settings_are_refused(settings, message):
         MonitorDatasetBuilder(**settings)
 
 
-def test_several_turns_are_refused(cache):
-    with pytest.raises(ConfigError, match="one turn"):
-        build(cache, max_turns=2)
-
-
-def test_judge_settings_without_a_monitor_are_pointed_out(cache, caplog):
-    build(cache, judge=JudgeConfig(model="m"))
-    assert "dataset_builder.judge.* is set, but reward.train_with_monitor=false" in caplog.text
+def test_several_turns_are_refused():
+    with pytest.raises(ConfigError, match="mode=multi_turn is set, but it is read only when the environment can play"):
+        load_config("monitor", ["mode=multi_turn"])
 
 
 def test_the_policy_that_says_nothing_is_a_baseline_where_no_monitor_is_asked(cache):

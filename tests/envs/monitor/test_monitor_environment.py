@@ -38,6 +38,7 @@ def node(config, key):
 def test_each_variable_sets_its_setting_and_an_explicit_one_wins(monkeypatch, name, text, key, value):
     default = node(load_config("monitor").dataset_builder, key)
     assert default != value
+    monkeypatch.setenv("TRAIN_WITH_MONITOR", "true")
     monkeypatch.setenv(name, text)
     assert node(load_config("monitor").dataset_builder, key) == value
     explicit = load_config("monitor", [f"dataset_builder.{key}={default}"])
@@ -50,6 +51,7 @@ def test_every_variable_is_tried_here():
 
 def test_a_yaml_file_wins_over_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("MONITOR_MODEL_NAME", "from-env")
+    monkeypatch.setenv("TRAIN_WITH_MONITOR", "true")
     file = tmp_path / "mine.yaml"
     file.write_text("dataset_builder: {type: monitor, judge: {model: from-file}}")
     assert load_config(str(file)).dataset_builder.judge.model == "from-file"
@@ -64,6 +66,7 @@ def test_other_environments_do_not_read_them(monkeypatch, caplog):
 
 
 def test_what_was_taken_is_logged_and_recorded_and_no_longer_read(monkeypatch, caplog):
+    monkeypatch.setenv("TRAIN_WITH_MONITOR", "true")
     monkeypatch.setenv("MONITOR_WRONG_REWARD", "0.25")
     monkeypatch.setenv("MONITOR_MODEL_NAME", "m-env")
     with caplog.at_level(logging.INFO):

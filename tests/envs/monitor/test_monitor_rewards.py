@@ -143,7 +143,7 @@ def test_rebalancing_factors_come_from_the_data():
 
 def test_rebalancing_needs_a_balance_with_both_classes():
     with pytest.raises(ConfigError, match="needs to know how often"):
-        MonitorReward(MonitorRewardConfig(rebalance_monitor_reward=True))
+        MonitorReward(MonitorRewardConfig(train_with_monitor=True, rebalance_monitor_reward=True))
     for latents in ([], [True, True]):
         with pytest.raises(ConfigError, match="only one class"):
             ClassBalance.of(latents)
@@ -159,7 +159,7 @@ def test_settings_under_which_unreadable_answers_pay_are_pointed_out():
 
 
 def test_the_fingerprint_names_what_decides_a_score():
-    rebalanced = MonitorRewardConfig(rebalance_monitor_reward=True)
+    rebalanced = MonitorRewardConfig(train_with_monitor=True, rebalance_monitor_reward=True)
     rewards = [
         MonitorReward(),
         MonitorReward(WITH_MONITOR),

@@ -5,14 +5,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.grpo.health.config import ACTIONS, DEFAULT_ACTIONS, HealthConfig
+from assay.grpo.health.config import ACTIONS, DEFAULT_ACTIONS, STANDING, HealthConfig
+from assay.grpo.health.finding import Finding
 from assay.grpo.health.monitor import HealthMonitor, decide
 from assay.grpo.health.report import health_report, reward_histogram
-from assay.grpo.health.rules import Finding
 from support.health_series import CALM, FAILURES, RULES_OF, Step, failing, healthy, steady
 
 DEFAULT = HealthConfig()
@@ -87,16 +88,62 @@ def test_rollbacks_are_counted_and_forget_what_was_undone() -> None:
     assert monitor.rollbacks == 3 and monitor.learning_rate_factor == pytest.approx(1e-3)
 
 
-def test_a_warning_leaves_a_run_healthy_and_a_pause_does_not() -> None:
+MISMATCH = {"ratio_error": 1.0, "mismatch_kl": 0.1}
+
+
+def test_what_speaks_against_a_policy_makes_a_run_unhealthy_even_as_a_warning() -> None:
     monitor = HealthMonitor(DEFAULT)
     monitor.observe(LOW)
-    assert monitor.active == ("entropy_floor",) and monitor.healthy
-    monitor.observe({"ratio_error": 1.0})
-    assert monitor.active == ("entropy_floor", "mismatch") and not monitor.healthy
+    assert monitor.active == ("entropy_floor",) and DEFAULT.action("entropy_floor") == "warn" and not monitor.healthy
+    monitor = HealthMonitor(DEFAULT)
+    spoken(monitor, steady(10, rollout__truncated_fraction=0.9, fraction_clipped=0.9))
+    assert monitor.active == ("clip_fraction", "truncation") and monitor.healthy, "they say how the run is set up"
+    monitor.observe(MISMATCH)
+    assert "mismatch" in monitor.active and not monitor.healthy, "its action is graver than a warning"
+
+
+def test_a_warning_that_a_run_lives_with_does_not_speak_against_its_policy_for_ever() -> None:
+    monitor = HealthMonitor(DEFAULT)
+    healthy = []
+    for _ in range(STANDING + 5):
+        monitor.observe(LOW)
+        healthy.append(monitor.healthy)
+    assert healthy == [False] * STANDING + [True] * 5
+    spoken(monitor, [HIGH] * 20)
+    spoken(monitor, [LOW] * 3)
+    assert not monitor.healthy, "a new one is a sign again"
+
+
+def test_the_trouble_of_a_runaway_began_with_its_growth_and_not_with_its_alarm() -> None:
+    """The update of the step before the first high KL made it high."""
+    kl = [0.1] * 30 + [0.12, 0.3, 0.5, 0.8, 0.9, 1.0]
+    monitor = HealthMonitor(DEFAULT)
+    ((step, finding),) = spoken(monitor, [{"kl_div": value, "kl_div_95pct": 3 * value} for value in kl])
+    assert (step, finding.rule, finding.suspect) == (34, "kl_runaway", 4)
+    monitor = HealthMonitor(DEFAULT)
+    monitor_findings = [monitor.observe({"kl_div": value, "kl_div_95pct": 3 * value}) for value in kl[:35]][-1]
+    assert monitor.last_good(monitor_findings) == 30, "30 updates made the policy whose KL was still 0.12"
+
+
+def test_a_policy_that_its_first_updates_ruin_is_a_runaway_though_nothing_was_calm_before() -> None:
+    monitor = HealthMonitor(DEFAULT)
+    series = [{"sampled_kl": value, "sampled_kl_95pct": 2 * value} for value in (0.0, 1.5, 1.5, 1.5, 1.5)]
+    ((step, finding),) = spoken(monitor, series)
+    assert (step, finding.rule, finding.metric, finding.suspect) == (3, "kl_runaway", "sampled_kl", 3)
+    rising = [{"kl_div": 0.2 * i, "kl_div_95pct": 0.4 * i} for i in range(9)]
+    assert [i for i, _ in spoken(HealthMonitor(DEFAULT), rising)] == [7], "few values need a higher level"
+
+
+def test_the_fault_of_a_number_is_that_of_its_step_alone() -> None:
+    monitor = HealthMonitor(DEFAULT)
+    spoken(monitor, steady(7, **CALM))
+    findings = monitor.observe({"loss": math.nan})
+    assert monitor.last_good(findings) == 7
+    assert HealthMonitor(HealthConfig(actions={"entropy_floor": "rollback"})).observe(LOW)[0].suspect == DEFAULT.window
 
 
 def test_an_acknowledged_rule_stays_silent_until_it_has_cleared() -> None:
-    bad, good = {"ratio_error": 1.0}, {"ratio_error": 0.0}
+    bad, good = MISMATCH, {"ratio_error": 0.0, "mismatch_kl": 0.0}
     monitor = HealthMonitor(HealthConfig(quiet_steps=2))
     assert monitor.decide(monitor.observe(bad)) == "pause"
     restarted = HealthMonitor(HealthConfig(quiet_steps=2))
@@ -128,9 +175,76 @@ def test_a_restored_monitor_goes_on_as_if_nothing_had_been(kind: str) -> None:
 def test_the_memory_is_bounded_and_rules_that_are_gone_are_forgotten() -> None:
     monitor = HealthMonitor(HealthConfig(window=12, sustained_steps=15))
     spoken(monitor, steady(100, **CALM))
-    assert len(monitor.history) == 15
+    assert len(monitor.history) == DEFAULT.no_gradient_steps == 20
     monitor.load(monitor.state() | {"quiet": {"of_an_older_version": 0}, "acknowledged": ["of_an_older_version"]})
-    assert monitor.active == () and monitor.healthy
+    assert monitor.active == ()
+
+
+def test_a_state_of_an_older_version_is_taken_over() -> None:
+    monitor = HealthMonitor(DEFAULT)
+    spoken(monitor, [LOW] * 5)
+    new = {"rolled_back_at", "refuge", "records", "began"}
+    restored = HealthMonitor(DEFAULT)
+    restored.load({key: value for key, value in monitor.state().items() if key not in new})
+    assert restored.active == ("entropy_floor",) and not restored.healthy and restored.rolled_back_at == 0
+
+
+def solving(rewards: Sequence[float], steps: int, first: float = 0.0) -> list[Step]:
+    """A run whose batches stop to teach: the mean reward of each step without an optimizer step."""
+    taught = {"optimizer_steps": 1.0, "reward/mean": first + 0.2, "reward/min": first, "reward/max": 1.0}
+    stuck = {"optimizer_steps": 0.0}
+    tail = [stuck | {"reward/mean": r, "reward/min": r, "reward/max": r} for r in rewards]
+    return [taught] * steps + tail
+
+
+def test_a_run_without_a_gradient_pauses_and_one_that_solved_its_task_is_only_told() -> None:
+    ((step, finding),) = spoken(HealthMonitor(DEFAULT), solving([0.2] * 25, 5))
+    assert (step, finding.rule, finding.action) == (24, "no_gradient", "pause")
+    assert "collapsed to one answer" in finding.message
+    ((step, finding),) = spoken(HealthMonitor(DEFAULT), solving([0.2] * 30, 0))
+    assert (step, finding.action) == (19, "pause"), "also where every group was constant from the first step on"
+    ((_, finding),) = spoken(HealthMonitor(DEFAULT), solving([1.0] * 25, 5))
+    assert finding.action == "warn" and "it has solved these tasks" in finding.message
+    asked = HealthMonitor(HealthConfig(actions={"no_gradient": "stop"}))
+    assert [f.action for _, f in spoken(asked, solving([1.0] * 25, 5))] == ["stop"]
+    assert spoken(HealthMonitor(DEFAULT), [*solving([0.2] * 19, 0), *solving([0.2] * 19, 1)]) == []
+
+
+def noisy_levels(seed: int, *levels: tuple[int, float]) -> list[Step]:
+    rng = np.random.default_rng(seed)
+    means = [level for steps, level in levels for _ in range(steps)]
+    return [{"reward/mean": mean + rng.normal(0, 0.04), "reward/std": 0.3} for mean in means]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_reward_that_loses_what_it_gained_or_falls_below_its_start_pauses(seed: int) -> None:
+    def found(*levels: tuple[int, float]) -> list[tuple[str, str]]:
+        return [(f.rule, f.action) for _, f in spoken(HealthMonitor(DEFAULT), noisy_levels(seed, *levels))]
+
+    assert found((20, 0.3), (40, 0.6), (20, 0.4)) == [("reward_drop", "pause")]
+    assert found((20, 0.4), (20, 0.2)) == [("reward_drop", "pause")]
+    assert found((20, 0.3), (40, 0.6), (40, 0.52)) == [], "less than half of its gain"
+    assert found((300, 0.4)) == []
+
+
+def test_rewards_in_another_unit_pause_and_a_first_success_does_not() -> None:
+    def found(*rows: tuple[int, float, float, float]) -> list[str]:
+        names = ("reward/min", "reward/mean", "reward/max")
+        series = [dict(zip(names, row, strict=True)) for steps, *row in rows for _ in range(steps)]
+        return [f.rule for _, f in spoken(HealthMonitor(DEFAULT), series)]
+
+    assert found((20, 0.0, 0.4, 1.0), (1, 0.0, 2.5, 5.0)) == ["reward_shift"]
+    assert found((20, 0.0, 0.4, 1.0), (1, -9.0, -1.1, 0.0))[-1:] == ["reward_shift"]
+    assert found((20, 0.0, 0.0, 0.0), (1, 0.0, 0.1, 1.0)) == [], "nothing had differed before"
+    assert found((20, 0.0, 0.4, 1.0), (1, 0.0, 1.5, 5.0)) == []
+
+
+def test_what_was_gained_before_a_rollback_is_no_measure_of_what_came_after() -> None:
+    monitor = HealthMonitor(DEFAULT)
+    spoken(monitor, noisy_levels(0, (20, 0.3), (40, 0.6)))
+    monitor.rolled_back(10)
+    assert (monitor.rolled_back_at, monitor.refuge) == (60, 10)
+    assert spoken(monitor, noisy_levels(1, (30, 0.3))) == []
 
 
 def test_the_report_says_what_was_measured() -> None:

@@ -32,12 +32,21 @@ def ramp(first: float, last: float, steps: int = WINDOW, noise: float = 0.0) -> 
 SICK: Mapping[str, list[Step]] = {
     "non_finite": [{"loss": math.nan}],
     "kl_runaway": steady(8, kl_div=[0.01, 0.01, 0.02, 0.05, 0.2, 0.7, 0.7, 0.7], kl_div_95pct=[0.05] * 5 + [2.0] * 3),
-    "mismatch": [{"ratio_error": 0.3}],
+    "mismatch": [{"ratio_error": 0.3, "mismatch_kl": 0.02}],
+    "no_gradient": steady(20, optimizer_steps=0.0),
+    "reward_drop": steady(10, reward__mean=0.1, run__first_level=0.1, run__first_spread=0.2, run__best_level=0.5),
     "kl_tail": [{"kl_div_95pct": 4.1}],
     "entropy_floor": [{"entropy": 0.029}],
     "entropy_slope": steady(10, entropy=ramp(1.0, 0.2, 10, noise=0.02)),
     "clip_fraction": steady(10, fraction_clipped=0.31),
     "constant_groups": steady(10, rollout__constant_group_fraction=0.95),
+    "reward_shift": steady(
+        2,
+        reward__mean=[0.5, 2.1],
+        run__best_reward=[1.0, 3.0],
+        run__worst_reward=0.0,
+        run__first_level=0.5,
+    ),
     "truncation": steady(10, rollout__truncated_fraction=0.6),
     "grad_norm": [{"grad_norm": 101.0}],
     "part_divergence": steady(
@@ -86,18 +95,38 @@ def test_what_the_last_step_did_not_measure_is_not_judged(rule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", ["kl_runaway", "entropy_slope", "clip_fraction", "constant_groups", "truncation", "part_divergence"]
+    "rule",
+    [
+        *("kl_runaway", "entropy_slope", "clip_fraction", "constant_groups", "truncation", "part_divergence"),
+        *("no_gradient", "reward_drop", "reward_shift"),
+    ],
 )
 def test_trends_and_means_need_history(rule: str) -> None:
-    least = {"kl_runaway": 8, "part_divergence": 10}.get(rule, 10)
+    least = {"kl_runaway": 8, "no_gradient": 20, "reward_shift": 2}.get(rule, 10)
     for steps in range(1, least):
         assert rule not in rules(DEFAULT, SICK[rule][-steps:])
 
 
-@pytest.mark.parametrize("metric", ["kl_div_95pct", "ratio_error", "mismatch_kl"])
-def test_one_odd_batch_is_no_alarm_once_there_are_others(metric: str) -> None:
-    assert rules(DEFAULT, [*steady(2, **CALM), {**CALM, metric: 50.0}]) == []
-    assert rules(DEFAULT, [{**CALM, metric: 50.0}]) != []
+@pytest.mark.parametrize("odd", [{"kl_div_95pct": 50.0}, {"ratio_error": 50.0, "mismatch_kl": 50.0}])
+def test_one_odd_batch_is_no_alarm_once_there_are_others(odd: Step) -> None:
+    assert rules(DEFAULT, [*steady(2, **CALM), {**CALM, **odd}]) == []
+    assert rules(DEFAULT, [{**CALM, **odd}]) != []
+
+
+@pytest.mark.parametrize(
+    ("ratio", "kl", "found"),
+    [(0.9, 1e-4, False), (50.0, 0.009, False), (0.19, 0.5, False), (0.21, 0.011, True)],
+)
+def test_a_mismatch_needs_both_the_ratio_and_the_kl(ratio: float, kl: float, found: bool) -> None:
+    """A mixture of experts in bfloat16 sends a few tokens elsewhere: large ratios, at a KL of 1e-4."""
+    assert ("mismatch" in rules(DEFAULT, [{"ratio_error": ratio, "mismatch_kl": kl}] * 5)) == found
+    assert rules(DEFAULT, [{"ratio_error": ratio}]) == rules(DEFAULT, [{"mismatch_kl": kl}]) == []
+
+
+def test_what_was_measured_on_everything_that_was_sampled_is_what_is_judged() -> None:
+    calm = {"kl_div_95pct": 0.1, "entropy": 1.0}
+    assert rules(DEFAULT, [calm | {"sampled_kl_95pct": 9.0, "sampled_entropy": 0.5}]) == ["kl_tail"]
+    assert rules(DEFAULT, [calm | {"sampled_kl_95pct": 0.1, "sampled_entropy": 0.01}]) == ["entropy_floor"]
 
 
 def test_the_mean_kl_alone_is_no_runaway_where_its_tail_stays() -> None:
@@ -259,6 +288,11 @@ CASES: Mapping[str, tuple[Any, list[Step]]] = {
     "window": (60, steady(60, kl_div=[0.1] * 20 + [0.3] * 20 + [0.7] * 20)),
     "sustained_steps": (5, steady(5, rollout__truncated_fraction=0.6)),
     "kl_tail_limit": (1.0, [{"kl_div_95pct": 2.0}]),
+    "no_gradient_steps": (5, steady(5, optimizer_steps=0.0)),
+    "reward_drop_share": (
+        0.2,
+        steady(10, reward__mean=0.4, run__first_level=0.1, run__first_spread=0.2, run__best_level=0.5),
+    ),
     "kl_runaway_level": (0.2, steady(8, kl_div=[0.01] * 5 + [0.4] * 3)),
     "kl_runaway_factor": (1.5, steady(8, kl_div=[0.4] * 5 + [0.8] * 3)),
     "entropy_floor": (0.5, [{"entropy": 0.4}]),
@@ -267,8 +301,8 @@ CASES: Mapping[str, tuple[Any, list[Step]]] = {
     "clip_fraction_limit": (0.1, steady(fraction_clipped=0.2)),
     "constant_groups_limit": (0.5, steady(rollout__constant_group_fraction=0.6)),
     "truncation_limit": (0.2, steady(rollout__truncated_fraction=0.3)),
-    "mismatch_ratio_limit": (0.01, [{"ratio_error": 0.1}]),
-    "mismatch_kl_limit": (0.001, [{"mismatch_kl": 0.005}]),
+    "mismatch_ratio_limit": (0.01, [{"ratio_error": 0.1, "mismatch_kl": 0.5}]),
+    "mismatch_kl_limit": (0.001, [{"ratio_error": 0.5, "mismatch_kl": 0.005}]),
     "grad_norm_limit": (10.0, [{"grad_norm": 50.0}]),
     "grad_norm_spike_factor": (3.0, steady(11, grad_norm=[1.0] * 10 + [5.0])),
     "grad_norm_harmless": (0.1, steady(11, grad_norm=[0.01] * 10 + [0.9])),

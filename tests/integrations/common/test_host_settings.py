@@ -39,7 +39,10 @@ def test_nested_and_dotted_keys_are_the_same() -> None:
         ({"modle": "x"}, r"modle .*does not exist.*Did you mean judge\.model"),
         ({"max_concurrent": 60}, r"max_concurrent .*go under options: options\.NAME="),
         ({"engine": {"max_in_flight": "many"}}, r"engine\.max_in_flight=many .*a whole number"),
-        ({"engine": {"on_failure": "constant"}}, "engine.on_failure=constant gives failed samples failure_value"),
+        (
+            {"engine": {"on_failure": "constant"}},
+            "engine.on_failure=constant gives failed samples engine.failure_value",
+        ),
         ({"share": "rya"}, "one of auto, ray, hub, process"),
         ({"judge": "gpt"}, "judge"),
     ],
@@ -70,6 +73,8 @@ def test_the_monitors_variables_rank_below_what_is_said(monkeypatch: pytest.Monk
 
 def test_the_monitors_classes_are_counted_in_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REBALANCE_MONITOR_REWARD", "true")
+    assert "rebalance_monitor_reward" not in read_settings({}).options, "nothing asks the monitor"
+    monkeypatch.setenv("TRAIN_WITH_MONITOR", "true")
     config = read_settings({})
     with pytest.raises(ConfigError, match=r"options\.train_data"):
         find_rewards(config.reward, config.options, config.judge)

@@ -11,7 +11,14 @@ from assay.errors import MissingDependencyError
 from assay.training.config import load_config
 from assay.training.metrics import sinks
 from assay.training.metrics.logger import MetricsLogger
-from assay.training.metrics.sinks import ConsoleSink, JsonlSink, TensorBoardSink, WandbSink, writes_tensorboard
+from assay.training.metrics.sinks import (
+    ConsoleSink,
+    JsonlSink,
+    TensorBoardSink,
+    WandbSink,
+    is_per_tag,
+    writes_tensorboard,
+)
 from assay.training.metrics.tables import Table, markdown
 from assay.training.plan import describe
 from assay.training.session import SHOWN
@@ -227,3 +234,9 @@ def test_large_figures_have_no_exponent_on_the_console(caplog: pytest.LogCapture
     with caplog.at_level("INFO"):
         sink.log(0, "rl", 0, {"speed": 13214.6, "loss": -0.067351, "huge": 1e12}, {})
     assert caplog.messages == ["rl 1  tokens/s 13,215  loss -0.06735  huge 1e+12"]
+
+
+@pytest.mark.parametrize("name", ["tag/a/reward", "eval/tag/a/reward", "eval/tag/a/count"])
+def test_metrics_of_single_tags_are_those_of_evaluations_too(name: str) -> None:
+    assert is_per_tag(name)
+    assert not is_per_tag("eval/reward/mean") and not is_per_tag("env/tag/x")

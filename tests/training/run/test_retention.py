@@ -13,7 +13,7 @@ from assay.grpo.health.config import HealthConfig
 from assay.training.config import SFTConfig
 from assay.training.run.ledger import live_checkpoints, read_ledger
 from assay.training.run.reader import best_checkpoint, find_checkpoint
-from assay.training.run.retention import Keep, Saved, superfluous
+from assay.training.run.retention import Keep, Saved, refuges, superfluous
 from support.tiny_run import assert_same_run, kill, outcome, read_lines, run, tiny
 
 NO_SFT = SFTConfig(num_steps=0)
@@ -27,13 +27,13 @@ def saved(*values: float | None, unsafe: tuple[int, ...] = ()) -> list[Saved]:
     ("keep", "gone"),
     [
         (Keep(), ""),
-        (Keep(last=1), "0123"),
-        (Keep(last=3), "01"),
+        (Keep(last=1), "123"),
+        (Keep(last=3), "1"),
         (Keep(last=9), ""),
         (Keep(best=1), "123"),
         (Keep(best=2), "12"),
         (Keep(last=2, best=1), "12"),
-        (Keep(last=1, ahead=2), "013"),
+        (Keep(last=1, ahead=2), "13"),
         (Keep(best=4), "2"),
     ],
 )
@@ -42,12 +42,53 @@ def test_the_newest_and_the_best_are_kept(keep: Keep, gone: str) -> None:
 
 
 def test_of_equal_values_the_later_is_kept_and_what_is_not_finite_is_no_value() -> None:
-    assert superfluous(saved(0.5, 0.5, float("nan"), 0.1, 0.1), Keep(best=1)) == ["0", "2", "3"]
+    assert superfluous(saved(0.5, 0.5, float("nan"), 0.1, 0.1), Keep(best=1)) == ["2", "3"]
 
 
 def test_what_a_rollback_goes_back_to_stays() -> None:
-    assert superfluous(saved(0, 0, 0, 0, 0, unsafe=(2, 3, 4)), Keep(last=1)) == ["0", "2", "3"]
-    assert superfluous(saved(9, 0, 0, 0, 0, unsafe=(0, 4)), Keep(last=1, best=1)) == ["1", "2"]
+    assert superfluous(saved(0, 0, 0, 0, 0, unsafe=(2, 3, 4)), Keep(last=1)) == ["2", "3"]
+    assert superfluous(saved(0, 9, 0, 0, 0, unsafe=(1, 4)), Keep(last=1, best=1)) == ["2"]
+    assert superfluous(saved(0, 0, 0, 0, 0, 0, 0, unsafe=(3,)), Keep(last=1, window=3)) == ["1", "3"]
+
+
+def numbers(found: list[Saved]) -> str:
+    return " ".join(s.name for s in found)
+
+
+def test_a_rollback_goes_to_before_the_trouble_and_not_to_what_failed_before() -> None:
+    there = saved(0, 0, 0, 0, 0, 0, 0, 0, unsafe=(4,))
+    now = Saved("now", 7, False)
+    assert numbers(refuges(there, now, 7)) == "7 6 5 3 2 1 0"
+    assert numbers(refuges(there, now, 4)) == "3 2 1 0", "the newest before the trouble that nothing speaks against"
+    assert numbers(refuges(there, now, -5)) == "0"
+    again = Saved("now", 7, False, rolled_back_at=4, went_to=2)
+    assert numbers(refuges(there, again, 6)) == "6 5 0", "what came before the last rollback led to it"
+    assert numbers(refuges(there, again, 4)) == "0"
+    assert numbers(refuges(there, again, 4, own_step=True)) == "2 0"
+    assert numbers(refuges([Saved("start", 0, True), Saved("sft", 0, True)], now, 0)) == "sft"
+
+
+STATES = st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 25)), min_size=1, max_size=30)
+
+
+@given(STATES, st.integers(1, 3), st.integers(0, 6))
+def test_a_rollback_is_the_same_however_few_are_kept(
+    rows: list[tuple[bool, bool, int]], last: int, window: int
+) -> None:
+    """A run with rollbacks at any time, of any reach within the window, beside one that keeps all its checkpoints."""
+    every, few = [Saved("0", 0, True)], [Saved("0", 0, True)]
+    back = went_to = 0
+    for batch, (healthy, alarm, far) in enumerate(rows, start=1):
+        if alarm:
+            now, reach = Saved("", batch - 1, False, None, back, went_to), far % (window + 1)
+            choice = refuges(every, now, batch - 1 - reach, own_step=not reach)[0]
+            assert refuges(few, now, batch - 1 - reach, own_step=not reach)[0] == choice
+            back, went_to = batch, choice.batch
+        one = Saved(str(batch), batch, healthy or alarm, None, back, went_to)
+        every, few = [*every, one], [*few, one]
+        gone = superfluous(few, Keep(last=last, window=window))
+        few = [s for s in few if s.name not in gone]
+        assert len(few) <= 2 * last + window + 3
 
 
 @given(
@@ -66,6 +107,7 @@ def test_as_a_run_goes_on_whatever_it_needs_is_there(rows: list[tuple[bool, floa
         for one in there:
             safe = [s for s in [*before, there[-1]] if s.refuge and s.batch <= one.batch]
             assert not safe or safe[-1] in there, "a rollback needs it"
+            assert not before or before[0] in there, "so is what RL began with"
         if keep.last is None and keep.best is None:
             assert not gone
 
@@ -77,8 +119,8 @@ def folders(path: Path) -> list[str]:
 def test_a_run_keeps_what_was_asked_for_and_the_rest_of_it_is_as_ever(tmp_path: Path) -> None:
     run(tiny(tmp_path / "all", eval_every=2))
     run(tiny(tmp_path / "run", eval_every=2, keep_last=1))
-    assert folders(tmp_path / "run") == ["rl_000006"]
-    assert [line["name"] for line in read_lines(tmp_path / "run" / "checkpoints.jsonl")] == ["rl_000006"]
+    assert folders(tmp_path / "run") == ["rl_000006", "sft_000006"]
+    assert [line["name"] for line in read_lines(tmp_path / "run" / "checkpoints.jsonl")] == ["sft_000006", "rl_000006"]
     pruned, whole = outcome(tmp_path / "run"), outcome(tmp_path / "all")
     for part in ("metrics", "events"):
         assert pruned[part] == whole[part]
@@ -93,7 +135,7 @@ def test_the_best_are_those_of_the_best_metric(tmp_path: Path) -> None:
         two = sorted(values, key=lambda batch: (values[batch], batch))[-2:]
         start = read_lines(path / "metrics.jsonl")[0].get(metric, -1)
         wanted = {f"rl_{batch:06d}" for batch in two if values[batch] >= start} | {"rl_000006"}
-        assert wanted <= set(folders(path)) and len(folders(path)) <= 3
+        assert wanted <= set(folders(path)) and len(folders(path)) <= 4
 
 
 def test_the_best_by_what_is_never_measured_is_refused(tmp_path: Path) -> None:
@@ -137,11 +179,11 @@ def test_a_rollback_finds_its_checkpoint_however_few_are_kept(tmp_path: Path) ->
 def test_a_removed_checkpoint_cannot_be_gone_back_to_and_the_message_says_which_can(tmp_path: Path) -> None:
     config = tiny(tmp_path / "run", keep_last=2)
     run(config)
-    with pytest.raises(RunDirectoryError, match=r"no checkpoint of RL batch 2 .*Batches with a checkpoint: 4, 6\."):
+    with pytest.raises(RunDirectoryError, match=r"no checkpoint of RL batch 2 .*Batches with a checkpoint: 0, 4, 6\."):
         run(tiny(tmp_path / "run", keep_last=2, resume_from_batch=2))
     kill(tiny(tmp_path / "run", keep_last=2, resume_from_batch=4), "assay.grpo.trainer", "GRPOTrainer.update", 2)
     run(config)
-    assert folders(tmp_path / "run") == ["rl_000004", "rl_000006"]
+    assert folders(tmp_path / "run") == ["rl_000004", "rl_000006", "sft_000006"]
 
 
 def test_a_run_that_went_back_lists_no_checkpoint_that_it_had_removed(tmp_path: Path) -> None:
@@ -150,13 +192,13 @@ def test_a_run_that_went_back_lists_no_checkpoint_that_it_had_removed(tmp_path: 
     run(config)
     back = tiny(path, **changes, resume_from_batch=5)
     kill(back, "assay.grpo.trainer", "GRPOTrainer.update", 1)  # the step that removed batch 4's is cut away again
-    assert [line["name"] for line in read_lines(path / "checkpoints.jsonl")] == ["rl_000005"]
-    with pytest.raises(RunDirectoryError, match=r"no checkpoint of RL batch 4; it has 5\."):
+    assert [line["name"] for line in read_lines(path / "checkpoints.jsonl")] == ["sft_000006", "rl_000005"]
+    with pytest.raises(RunDirectoryError, match=r"no checkpoint of RL batch 4; it has 0, 5\."):
         find_checkpoint(path, 4)
     for sign in (1, -1):  # whichever batch it prefers
         rows = [{**row, "liked": sign * row["step"]} for row in read_lines(path / "metrics.jsonl")]
         (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        assert best_checkpoint(path, "liked").batch == 5
+        assert best_checkpoint(path, "liked").batch == (5 if sign > 0 else 0)
 
 
 def test_what_is_gone_is_gone_for_the_ledger_too(tmp_path: Path) -> None:
@@ -164,4 +206,5 @@ def test_what_is_gone_is_gone_for_the_ledger_too(tmp_path: Path) -> None:
     run(tiny(tmp_path / "run", **changes))
     run(tiny(tmp_path / "run", **changes, resume_from_batch=5))
     saved = live_checkpoints(read_ledger(tmp_path / "run" / "ledger.jsonl").commits)
-    assert [commit.checkpoint for commit in saved] == folders(tmp_path / "run") == ["rl_000005", "rl_000006"]
+    assert sorted(str(commit.checkpoint) for commit in saved) == folders(tmp_path / "run")
+    assert folders(tmp_path / "run") == ["rl_000005", "rl_000006", "sft_000006"]

@@ -2,7 +2,7 @@
 
 All computation runs on one worker thread, so the event loop stays free for environments while the model works, and
 operations run in the order of their calls. Sampling asks for one batch at a time and yields what has ended every few
-steps; weights cannot change while a stream is open. The model is always in eval mode: dropout would make the trained
+steps; weights cannot change while a stream is open. Every pass runs in eval mode: dropout would make the trained
 distribution differ from the sampled one. No global random state is used after the weights exist (sampling is counter
 based), so weights, optimizer and `policy_version` are the whole state.
 """
@@ -36,16 +36,18 @@ from assay.backends.config import LocalBackend, PolicySpec, ScratchModel
 from assay.backends.local import forward, hardware, models
 from assay.backends.local.losses import SURROGATES, nan_of_finite, token_losses
 from assay.backends.local.network import Network
-from assay.backends.local.optimizer import adamw, load_adamw
-from assay.backends.local.reference import BelowAdapters, FrozenWeights, OwnModel, Reference
+from assay.backends.local.optimizer import adamw, load_adamw, save_adamw
+from assay.backends.local.reference import BelowAdapters, FrozenWeights, OwnModel, Reference, adapters_own, of_start
 from assay.backends.local.sampling.decoding import Decoding
 from assay.backends.local.sampling.sampler import Finished, Request, batches_of, sample
 from assay.backends.local.worker import Worker
 from assay.envs.base import EnvData, TokenizerCorpus
 from assay.errors import CheckpointError, ModelError, NonFiniteGradientError, TrainingError
-from assay.types import Completion, Datum, FloatArray, SamplingParams
+from assay.types import Completion, Datum, FloatArray, Json, SamplingParams
 
 REFERENCE = "reference.safetensors"
+BELOW = "below_adapters"
+"""What a checkpoint says of a reference that needs no weights of its own."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -57,14 +59,14 @@ class TorchBackend(Backend):
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None,
         local: LocalBackend,
-        reference: PreTrainedModel | Literal["start", "base"] | None = None,
+        reference: PreTrainedModel | Literal["start"] | None = None,
     ) -> None:
         """Train `model` in place.
 
         Args:
             tokenizer: saved with checkpoints; None where the caller keeps it.
-            reference: the reference policy: a model of its own, a copy of the weights at the `start`, or the `base`
-                below LoRA adapters (which costs no memory). `freeze_reference` makes a copy of the weights later.
+            reference: the reference policy: a model of its own, or the policy at the `start` (see `of_start`).
+                `freeze_reference` makes a copy of the weights later.
 
         Raises:
             ModelError: the device cannot be used, or `reference` has another vocabulary.
@@ -80,6 +82,7 @@ class TorchBackend(Backend):
             batch_invariant=False,
             cohort_tokens=local.cohort_tokens,
             own_losses=True,
+            precision=hardware.precision(model, local, self.device),
         )
         self.tokenizer: Any = tokenizer
         self.policy_version = 0
@@ -173,6 +176,10 @@ class TorchBackend(Backend):
         self._refuse_while_sampling("optim_step")
         return await self._worker.run(lambda: self._optim_step(params))
 
+    async def discard_gradient(self) -> None:
+        """See `Backend.discard_gradient`."""
+        await self._worker.run(self._optimizer.zero_grad)
+
     async def logprobs(
         self, data: Sequence[Datum], *, temperature: float = 1.0, reference: bool = False
     ) -> list[FloatArray]:
@@ -221,14 +228,15 @@ class TorchBackend(Backend):
             )
 
     def _sample(self, batch: Sequence[Request], params: SamplingParams) -> Generator[Finished, None, None]:
-        with self._decoding.ready() as decode:
+        with self._policy.evaluating(), self._decoding.ready() as decode:
             yield from sample(
                 decode, batch, params, context_length=self.context_length, policy_version=self.policy_version
             )
 
     def _forward_backward(self, data: Sequence[Datum], loss: LossSpec) -> ForwardBackwardOutput:
         try:
-            return self._accumulate(data, loss)
+            with self._policy.evaluating():
+                return self._accumulate(data, loss)
         except BaseException:
             self._optimizer.zero_grad(set_to_none=True)
             raise
@@ -263,20 +271,19 @@ class TorchBackend(Backend):
     @torch.no_grad()
     def _logprobs(self, data: Sequence[Datum], temperature: float, reference: bool) -> list[FloatArray]:
         logprobs = [np.zeros(len(d), np.float32) for d in data]
-        with self._the_reference().network() if reference else contextlib.nullcontext(self._policy) as network:
+        chosen = self._the_reference().network() if reference else contextlib.nullcontext(self._policy)
+        with chosen as network, network.evaluating():
             for packed in network.micro_batches(data):
                 targets = forward.streams(data, packed, network.device).targets
                 found, _ = network.targets(packed, targets, temperature)
                 forward.scatter(packed, found, logprobs)
         return logprobs
 
-    def _make_reference(self, wanted: PreTrainedModel | Literal["start", "base"] | None) -> Reference | None:
+    def _make_reference(self, wanted: PreTrainedModel | Literal["start"] | None) -> Reference | None:
         if wanted is None:
             return None
         if wanted == "start":
-            return FrozenWeights(self._policy, self._trained)
-        if wanted == "base":
-            return BelowAdapters(self._policy, self._trained)
+            return of_start(self._policy, self._trained)
         return OwnModel(Network.of(wanted, self._local, self.device), self._policy)
 
     def _the_reference(self) -> Reference:
@@ -307,35 +314,46 @@ class TorchBackend(Backend):
 
     def _save(self, path: Path) -> None:
         path.mkdir(parents=True)
-        self._model.save_pretrained(path / "model")
+        models.save_weights(self._model, self._trained, path)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(path / "model")
-        _save_tensors(self._optimizer.state_dict(), path / "optimizer.pt")
+        save_adamw(self._optimizer, path / "optimizer.pt")
         weights = self._reference.weights() if self._reference is not None else None
         if weights is not None:
             save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, path / REFERENCE)
-        (path / "backend.json").write_text(json.dumps({"policy_version": self.policy_version}))
+        record: dict[str, Json] = {"policy_version": self.policy_version}
+        if isinstance(self._reference, BelowAdapters):
+            record["reference"] = BELOW
+        (path / "backend.json").write_text(json.dumps(record))
 
     def _load(self, path: Path, weights_only: bool) -> None:
         try:
-            models.load_weights(self._model, path / "model")
+            models.load_weights(self._model, self._trained, path)
             if weights_only:
                 return
             load_adamw(self._optimizer, torch.load(path / "optimizer.pt", map_location=self.device, weights_only=True))
-            saved = (path / REFERENCE).exists()
-            weights = load_file(path / REFERENCE, device=str(self.device)) if saved else None
-            if isinstance(self._reference, OwnModel):
-                self._reference.load(weights)
-            elif weights is not None:
-                self._reference = FrozenWeights(self._policy, self._trained, weights)
-            else:
-                self._reference = self._first_reference
-            self.policy_version = int(json.loads((path / "backend.json").read_text())["policy_version"])
+            record = json.loads((path / "backend.json").read_text())
+            self._load_reference(path, record.get("reference"))
+            self.policy_version = int(record["policy_version"])
         except (OSError, KeyError, ValueError, RuntimeError) as error:
             raise CheckpointError(
                 f"{path} does not fit this model ({str(error).splitlines()[0]}). Load it with the settings it was "
                 "written with, or choose another checkpoint."
             ) from error
+
+    def _load_reference(self, path: Path, kind: Json) -> None:
+        saved = (path / REFERENCE).exists()
+        weights = load_file(path / REFERENCE, device=str(self.device)) if saved else None
+        if isinstance(self._reference, OwnModel):
+            self._reference.load(weights)
+        elif weights is not None:
+            self._reference = FrozenWeights(self._policy, self._trained, weights)
+        elif kind == BELOW:
+            if not adapters_own(self._model, self._trained):
+                raise ValueError("its reference is the base below LoRA adapters, and this model trains other weights")
+            self._reference = BelowAdapters(self._policy, self._trained)
+        else:
+            self._reference = self._first_reference
 
 
 async def open_backend(policy: PolicySpec, data: EnvData, resume: Path | None) -> TorchBackend:
@@ -357,17 +375,6 @@ async def open_backend(policy: PolicySpec, data: EnvData, resume: Path | None) -
     if saved is not None:
         await backend.load_state(saved, weights_only=resume is None)
     return backend
-
-
-def _save_tensors(state: Any, path: Path) -> None:
-    with open(path, "wb") as file:
-        try:
-            torch.save(state, file)
-        except RuntimeError as error:
-            # torch hides the cause (a full disk, say) behind an error about its position in the file.
-            if isinstance(error.__context__, OSError):
-                raise error.__context__ from None
-            raise
 
 
 def device_of(name: str) -> torch.device:

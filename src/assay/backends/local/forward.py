@@ -26,8 +26,10 @@ LOGIT_CHUNK = 2**25
 """Most logits (positions x vocabulary) held at once; more are recomputed in the backward pass."""
 
 
-PASS_COST = 512
-"""Token positions that take about as long as a further forward and backward pass takes by itself."""
+CPU_PASS_COST = 64
+"""Token positions that take about as long as a further forward and backward pass takes by itself, on one CPU thread."""
+DEVICE_PASS_COST = 512
+"""The same on other devices, where a pass costs more: it launches hundreds of kernels."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Packed:
     targets: tuple[tuple[int, IntArray], ...]
 
 
-def plan(data: Sequence[Datum], budget: int, *, share: bool = True) -> list[list[Group]]:
+def plan(data: Sequence[Datum], budget: int, *, share: bool = True, pass_cost: int) -> list[list[Group]]:
     """Cut data into micro-batches of at most `budget` padded token positions where possible.
 
     Groups of other shapes join a micro-batch only where that pads less than a pass of their own would cost.
@@ -64,24 +66,38 @@ def plan(data: Sequence[Datum], budget: int, *, share: bool = True) -> list[list
     Args:
         data: sequences in any order.
         share: group data with equal prompts; False runs every sequence on its own.
+        pass_cost: token positions that cost as much as a further pass by itself; see `CPU_PASS_COST`.
     """
     shared = _shared_prompts(data) if share else [(i,) for i in range(len(data))]
-    groups = [part for members in shared for part in _split(members, data, budget)]
-    # Similar shapes side by side waste the least padding; ties keep the order of the data.
-    groups.sort(key=lambda g: (len(g.members) > 1, g.prefix, g.longest, g.members))
+    groups = [
+        part for members in shared for cut in _cut(members, data, pass_cost) for part in _split(cut, data, budget)
+    ]
+    # Similar shapes side by side waste the least padding; ties keep the order of the data. Which of two orders is
+    # better depends on whether prompts or continuations differ more.
+    orders = (
+        sorted(groups, key=lambda g: (len(g.members) > 1, g.prefix, g.longest, g.members)),
+        sorted(groups, key=lambda g: (len(g.members) > 1, g.longest, g.prefix, g.members)),
+    )
+    return min((_batched(order, budget, pass_cost) for order in orders), key=lambda found: found[0])[1]
+
+
+def _batched(groups: Sequence[Group], budget: int, pass_cost: int) -> tuple[int, list[list[Group]]]:
+    """Groups joined to micro-batches in their order, and what that costs in token positions."""
     batches: list[list[Group]] = []
-    held = _Shape(0, 0, 0, 0)
+    held, cost = _Shape(0, 0, 0, 0), 0
     for group in groups:
         alone = _Shape(1, group.prefix, len(group.members), group.longest)
         joined = held.joined(alone)
         alike = bool(batches) and (len(group.members) > 1) == (len(batches[-1][0].members) > 1)
-        if alike and joined.size <= min(budget, held.size + alone.size + PASS_COST):
+        if alike and joined.size <= min(budget, held.size + alone.size + pass_cost):
             batches[-1].append(group)
+            cost += joined.size - held.size
             held = joined
         else:
             batches.append([group])
+            cost += alone.size + pass_cost
             held = alone
-    return batches
+    return cost, batches
 
 
 class _Shape(NamedTuple):
@@ -107,6 +123,23 @@ def _shared_prompts(data: Sequence[Datum]) -> list[tuple[int, ...]]:
     for index, datum in enumerate(data):
         members.setdefault(datum.tokens[: datum.prompt_length + 1].tobytes(), []).append(index)
     return [tuple(m) for m in members.values()]
+
+
+def _cut(members: tuple[int, ...], data: Sequence[Datum], pass_cost: int) -> list[tuple[int, ...]]:
+    """Members with one prompt, cut where a long one would pad the others by more than another pass would cost."""
+    prefix = data[members[0]].prompt_length + 1
+    parts, uncut = [], [sorted(members, key=lambda i: len(data[i]))]
+    while uncut:
+        part = uncut.pop()
+        lengths = np.array([len(data[i]) - prefix for i in part])
+        # Of a cut after the first n, those are padded to the longest of them only.
+        saved = np.arange(1, len(part)) * (lengths[-1] - lengths[:-1])
+        if len(saved) and saved.max() > prefix + pass_cost:
+            n = int(saved.argmax()) + 1
+            uncut += [part[:n], part[n:]]
+        else:
+            parts.append(tuple(sorted(part)))
+    return parts
 
 
 def _split(members: tuple[int, ...], data: Sequence[Datum], budget: int) -> list[Group]:
@@ -162,7 +195,6 @@ def states(source: Decoder | Module, packed: Packed, device: torch.device) -> Te
         _to(packed.inside[packed.rows], device),
         input_ids=tokens,
         attention_mask=(positions < lengths.to(device)[:, None]).long(),
-        position_ids=positions.expand_as(tokens),
         use_cache=False,
     )
 

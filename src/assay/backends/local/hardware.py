@@ -10,8 +10,11 @@ from typing import Any
 
 import torch
 
+from assay.backends.base import Precision
 from assay.backends.config import LocalBackend
-from assay.backends.local.architectures import fused_decoder
+from assay.backends.local.architectures.context import warn_of_shortened_context
+from assay.backends.local.architectures.fused import fused_decoder
+from assay.backends.local.architectures.own_forward import own_forward, refuse_prompt_learning
 from assay.backends.local.compiled import compiled
 from assay.backends.local.decoder import Decoder
 from assay.backends.local.module import Module, checkpoint_layers
@@ -35,6 +38,15 @@ def prepare_process(local: LocalBackend) -> None:
     _set_allocator(local.cuda_allocator)
     torch.set_float32_matmul_precision(local.matmul_precision)
     torch.backends.cudnn.benchmark = local.cudnn_benchmark
+
+
+def precision(model: Any, local: LocalBackend, device: torch.device) -> Precision:
+    """In which a model computes on a device."""
+    if local.dtype == "bfloat16":
+        sizes = model.config.get_text_config().to_dict()
+        experts = (v for name, v in sizes.items() if "experts" in name and isinstance(v, int))
+        return "other" if any(v > 1 for v in experts) else "bfloat16"
+    return "tf32" if device.type == "cuda" and torch.get_float32_matmul_precision() != "highest" else "float32"
 
 
 def checks(local: LocalBackend) -> list[Check]:
@@ -91,9 +103,17 @@ def _set_allocator(setting: str) -> None:
 
 
 def runner(model: Any, local: LocalBackend, device: torch.device) -> Decoder | Module:
-    """The way to run a model under these settings: the fused decoder, or its own forward pass where that must be."""
-    decoder = fused_decoder(model, model.config)
-    if decoder is None:
+    """The way to run a model under these settings: the fused decoder, or its own forward pass where that must be.
+
+    Raises:
+        ModelError: it cannot be sampled, or would get other log-probabilities than its own forward pass gives.
+    """
+    refuse_prompt_learning(model)
+    decoder = fused_decoder(model)
+    if isinstance(decoder, str):
+        logger.info("%s runs through its own forward pass: %s.", type(model).__name__, decoder)
+        module = own_forward(model, device, local.dtype == "bfloat16")
+        warn_of_shortened_context(model)
         if local.compile:
             logger.warning("local.compile=True does nothing: %s runs through its own module.", type(model).__name__)
         if local.use_gradient_checkpointing and not checkpoint_layers(model):
@@ -102,7 +122,7 @@ def runner(model: Any, local: LocalBackend, device: torch.device) -> Decoder | M
                 "local.micro_batch_tokens if memory runs out.",
                 type(model).__name__,
             )
-        return Module.of(model)
+        return module
     half = local.dtype == "bfloat16" and device.type == "cuda"
     if local.dtype == "bfloat16" and not half:
         logger.debug("Attention stays in float32: in half precision its backward pass is slow on a CPU.")

@@ -3,7 +3,8 @@
 A surrogate is a function in `SURROGATES`, under its own name. With p the learner's log-probability of a sampled token,
 q the behaviour policy's, A the advantage (which carries the batch's normaliser) and r = exp(p - q), its docstring says
 what it computes. Thresholds are absolute ratios, and have their defaults in `grpo.recipes`. Source, where a docstring
-names no other: Tinker's documentation of losses.
+names no other: Tinker's documentation of losses. Before an exponential, p - q (gspo: its mean) is clamped to
++-`LOG_RATIO_LIMIT`, as verl does, so that a log-probability of -200 cannot make a gradient infinite.
 
 Two terms may be added, each weighted per token by `Datum.weights` (the batch's normaliser): a KL penalty and an entropy
 bonus. With d = p - log ref, the estimators of KL(policy || reference) and what their plain gradient is on-policy:
@@ -12,6 +13,9 @@ bonus. With d = p - log ref, the estimators of KL(policy || reference) and what 
     k2 = d^2 / 2        the gradient of KL(policy || reference)
     k3 = e^-d - 1 + d   the gradient of KL(reference || policy)
     abs = |d|           of no KL divergence
+
+Of these only k3 has an exponential, so only there is d clamped, and only from below: a token that the reference hardly
+knows is pulled back however far the policy has gone.
 
 The unbiased form of k1 and k3 multiplies by r with its gradient, that of k2 by r without: each then has the gradient of
 KL(policy || reference), also for samples of an older policy (arXiv 2510.01555, 2512.02556).
@@ -27,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.backends.base import KLEstimator, KLTerm, LossSpec, LossTerm, Surrogate
+from assay.backends.base import LOG_RATIO_LIMIT, KLEstimator, KLTerm, LossSpec, LossTerm, Surrogate
 from assay.errors import ConfigError, TrainingError
 from assay.types import Datum, FloatArray
 
@@ -93,7 +97,8 @@ def policy_loss(spec: LossSpec, logprobs: Tensor, data: Streams) -> Tensor:
     Raises:
         ConfigError: a surrogate that was given as a function returned something else than a loss for each token.
     """
-    found = surrogate_of(spec)(logprobs, data.behaviour, data.advantages, data.sequences, **spec.config)
+    behaviour = within_limit(logprobs, data.behaviour) if callable(spec.surrogate) else data.behaviour
+    found = surrogate_of(spec)(logprobs, behaviour, data.advantages, data.sequences, **spec.config)
     if callable(spec.surrogate) and (problem := _not_a_loss(found, logprobs)):
         raise ConfigError(
             f"loss_fn: {spec.name} returned {problem}. A surrogate returns a tensor with the loss of each token, [N] "
@@ -112,6 +117,22 @@ def named(function: F) -> F:
     return function
 
 
+def log_ratio(logprobs: Tensor, behaviour: Tensor) -> Tensor:
+    """`p - q` of each token, within +-`LOG_RATIO_LIMIT`; beyond, its gradient is 0."""
+    return (logprobs - behaviour).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+@torch.no_grad()
+def within_limit(logprobs: Tensor, behaviour: Tensor) -> Tensor:
+    """Behaviour log-probabilities [N], moved to within `LOG_RATIO_LIMIT` of the learner's where they are further off.
+
+    For a surrogate of the caller's own, which takes the exponential of their difference itself.
+    """
+    gap = logprobs - behaviour
+    limited = logprobs - gap.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return torch.where(gap.abs() <= LOG_RATIO_LIMIT, behaviour, limited)
+
+
 @named
 def cross_entropy(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, sequences: Tensor) -> Tensor:
     """`-p * A`, of supervised training; A are Tinker's `weights`."""
@@ -121,7 +142,7 @@ def cross_entropy(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, seque
 @named
 def importance_sampling(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, sequences: Tensor) -> Tensor:
     """`-r * A`."""
-    return -torch.exp(logprobs - behaviour) * advantages
+    return -torch.exp(log_ratio(logprobs, behaviour)) * advantages
 
 
 @named
@@ -135,7 +156,7 @@ def ppo(
     clip_high_threshold: float,
 ) -> Tensor:
     """`-min(r * A, clip(r, lo, hi) * A)`."""
-    return _clipped(torch.exp(logprobs - behaviour), advantages, clip_low_threshold, clip_high_threshold)
+    return _clipped(torch.exp(log_ratio(logprobs, behaviour)), advantages, clip_low_threshold, clip_high_threshold)
 
 
 @named
@@ -149,7 +170,7 @@ def cispo(
     clip_high_threshold: float,
 ) -> Tensor:
     """`-stop_gradient(clip(r, lo, hi)) * p * A`."""
-    clipped = torch.exp(logprobs - behaviour).clamp(clip_low_threshold, clip_high_threshold)
+    clipped = torch.exp(log_ratio(logprobs, behaviour)).clamp(clip_low_threshold, clip_high_threshold)
     return -clipped.detach() * logprobs * advantages
 
 
@@ -170,7 +191,7 @@ def gspo(
     4.3 (GSPO-token).
     """
     mean = sequence_mean((logprobs - behaviour).detach(), sequences)
-    ratio = torch.exp(mean + (logprobs - logprobs.detach()))
+    ratio = torch.exp((mean + (logprobs - logprobs.detach())).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
     return _clipped(ratio, advantages, clip_low_threshold, clip_high_threshold)
 
 
@@ -190,7 +211,7 @@ def kl_penalty(term: KLTerm, logprobs: Tensor, behaviour: Tensor, reference: Ten
     """`coef` times the estimate of each token, [N], with the gradient that the term's form gives it."""
     value = kl_estimate(term.estimator, logprobs - reference)
     if term.unbiased:
-        ratio = torch.exp(logprobs - behaviour)
+        ratio = torch.exp(log_ratio(logprobs, behaviour))
         value = value * (ratio.detach() if term.estimator == "k2" else ratio)
     return term.coef * value
 
@@ -205,6 +226,7 @@ def kl_estimate(estimator: KLEstimator, difference: Tensor) -> Tensor:
     if estimator == "k2":
         return difference.square() / 2
     if estimator == "k3":
+        difference = difference.clamp(min=-LOG_RATIO_LIMIT)
         return torch.expm1(-difference) + difference
     return difference.abs()
 

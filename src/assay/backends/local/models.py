@@ -10,13 +10,13 @@ import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
@@ -38,6 +38,10 @@ from assay.envs.base import TokenizerCorpus
 from assay.errors import MissingDependencyError, ModelError
 
 EOS = "<|eos|>"
+TRAINED = "trained.safetensors"
+"""Where a checkpoint holds trained weights that peft does not save."""
+LORA_PARTS = frozenset(("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector"))
+"""Modules of a LoRA layer with weights in them."""
 
 # Assay shows its own progress; the library's bars would disrupt it at every checkpoint.
 transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -188,12 +192,18 @@ def train_tokenizer(corpus: TokenizerCorpus, vocab_size: int) -> PreTrainedToken
     """A byte-pair tokenizer of at most `vocab_size` tokens whose merges stay inside the corpus's pieces.
 
     Raises:
-        ModelError: the corpus holds a character outside its alphabet, which could not be decoded again.
+        ModelError: the corpus holds a character outside its alphabet, which could not be decoded again; or the alphabet
+            alone has more than `vocab_size` tokens.
     """
     there: set[str] = set().union(*corpus.texts)
     alphabet = set(corpus.alphabet) or there
     if stray := there - alphabet:
         raise ModelError(f"The tokenizer corpus holds {sorted(stray)}, which its alphabet does not list.")
+    if vocab_size <= len(alphabet):
+        raise ModelError(
+            f"scratch.vocab_size={vocab_size} would have no effect: the alphabet of the tasks has {len(alphabet)} "
+            f"characters, which with the end of sequence take {len(alphabet) + 1} tokens. Raise it to that or more."
+        )
     tokenizer = Tokenizer(BPE())
     # The last alternative makes every character outside the pieces a pre-token of its own.
     tokenizer.pre_tokenizer = Split(Regex(rf"{corpus.pieces}|[\s\S]"), "isolated")
@@ -244,20 +254,37 @@ def add_lora(model: PreTrainedModel, rank: int, local: LocalBackend, seed: int) 
     return wrapped  # type: ignore[no-any-return]
 
 
-def load_weights(model: Any, folder: Path) -> None:
-    """Copy the weights that `save_pretrained` wrote into `folder` into `model`, in place.
+def save_weights(model: Any, trained: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Write the model into `path/model` as its library does, and what that leaves out of `trained` beside it.
+
+    peft writes the adapters, each in a folder of its name, but not norms, biases or embeddings that are trained too.
+    """
+    model.save_pretrained(path / "model")
+    if not _peft_saves_all(model, trained):
+        save_file({name: tensor.detach().contiguous() for name, tensor in trained.items()}, path / TRAINED)
+
+
+def load_weights(model: Any, trained: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Copy the weights that `save_weights` wrote into `path` into `model`, in place.
 
     Raises:
         OSError, KeyError, ValueError, RuntimeError: files are missing, damaged, or do not fit the model.
     """
-    saved: dict[str, torch.Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            saved |= load_file(file)
-        except SafetensorError as error:
-            raise ValueError(f"{file.name}: {error}") from error
+    if (path / TRAINED).exists() or not _peft_saves_all(model, trained):
+        saved = _read(path / TRAINED)
+        _refuse_others(trained.keys() - saved.keys(), saved.keys() - trained.keys())
+        shapes = {name for name, tensor in trained.items() if tensor.shape != saved[name].shape}
+        if shapes:
+            raise ValueError(f"weights of another shape: {sorted(shapes)[:3]}")
+        with torch.no_grad():
+            for name, tensor in trained.items():
+                tensor.copy_(saved[name])
+        return
+    saved = {}
+    for file in sorted((path / "model").glob("*.safetensors")):
+        saved |= _read(file)
     if not saved:
-        raise FileNotFoundError(f"no *.safetensors in {folder}")
+        raise FileNotFoundError(f"no *.safetensors in {path / 'model'}")
     outcome: Any
     if hasattr(model, "peft_config"):
         from peft import set_peft_model_state_dict
@@ -269,18 +296,27 @@ def load_weights(model: Any, folder: Path) -> None:
         # Tied weights are saved once.
         tied = {n for n, p in model.named_parameters(remove_duplicate=False)} - {n for n, _ in model.named_parameters()}
         missing = [n for n in outcome.missing_keys if n not in tied]
-    unexpected = outcome.unexpected_keys
+    _refuse_others(missing, outcome.unexpected_keys)
+
+
+def _peft_saves_all(model: Any, trained: Mapping[str, torch.Tensor]) -> bool:
+    """Whether the files of the model's library hold all that is trained, in the form that `load_weights` reads."""
+    if not hasattr(model, "peft_config"):
+        return True
+    return all("default" in (parts := name.split(".")) and LORA_PARTS.intersection(parts) for name in trained)
+
+
+def _read(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(file)
+    except SafetensorError as error:
+        raise ValueError(f"{file.name}: {error}") from error
+
+
+def _refuse_others(missing: Iterable[str], unexpected: Iterable[str]) -> None:
+    missing, unexpected = sorted(missing), sorted(unexpected)
     if missing or unexpected:
         raise ValueError(f"missing weights {missing[:3]}, unexpected weights {unexpected[:3]}")
-
-
-def context_length(model: PreTrainedModel) -> int:
-    """Most tokens the model can attend to."""
-    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-        value = getattr(model.config, name, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    raise ModelError(f"The config of a {model.config.model_type} model does not give a context length.")
 
 
 def _first_line(error: Exception) -> str:

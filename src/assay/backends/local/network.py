@@ -12,8 +12,8 @@ from torch import Tensor
 
 from assay.backends.config import LocalBackend
 from assay.backends.local import forward, hardware
+from assay.backends.local.architectures.context import context_length
 from assay.backends.local.decoder import Decoder
-from assay.backends.local.models import context_length
 from assay.backends.local.module import Module
 from assay.errors import ModelError
 from assay.types import Datum
@@ -30,7 +30,7 @@ class Network:
 
     @classmethod
     def of(cls, model: Any, local: LocalBackend, device: torch.device) -> Network:
-        """Put a model on a device, in eval mode: dropout would make trained and sampled distributions differ."""
+        """Put a model on a device, in eval mode (see `evaluating`, which holds it there in every pass)."""
         model = model.to(device).eval()
         return cls(model, hardware.runner(model, local, device), local, device)
 
@@ -44,6 +44,22 @@ class Network:
         """Most tokens the model can attend to."""
         return context_length(self.model)
 
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Eval mode for the duration of a pass; then every module is again in the mode that the caller left it in.
+
+        A caller who trains something else in between has called `train()`, and dropout would make the trained
+        distribution another one than the sampled.
+        """
+        training = [module for module in self.model.modules() if module.training]
+        if training:
+            self.model.eval()
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The compute precision of the settings."""
         half = self.local.dtype == "bfloat16"
@@ -53,6 +69,8 @@ class Network:
         """Logits [*, V] of what the head is given; by default at the precision of its weights, also under autocast."""
         if self.local.head_dtype == "bfloat16":
             return self.source.head(states)
+        if isinstance(self.source, Module) and not self.source.separate:
+            return states.float()  # logits already
         with torch.autocast(self.device.type, enabled=False):
             return self.source.head(states.to(self.model.get_output_embeddings().weight.dtype))
 
@@ -66,9 +84,10 @@ class Network:
         chosen = [data[i] for i in trained]
         self._check(chosen)
         budget, fused = self.local.micro_batch_tokens, isinstance(self.source, Decoder)
-        if isinstance(self.source, Module) and not self.source.separate:
-            budget = 1  # the module makes logits itself, so it gets one sequence at a time
-        for groups in forward.plan(chosen, budget, share=fused):
+        if isinstance(self.source, Module) and self.source.alone:
+            budget = 1
+        cost = forward.CPU_PASS_COST if self.device.type == "cpu" else forward.DEVICE_PASS_COST
+        for groups in forward.plan(chosen, budget, share=fused, pass_cost=cost):
             yield forward.relabel(forward.pack(chosen, groups), trained)
 
     def _check(self, data: Sequence[Datum]) -> None:

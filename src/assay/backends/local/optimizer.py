@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,10 @@ FUSED_DEVICES = ("cpu", "cuda")
 
 
 def adamw(parameters: Iterable[Tensor], kind: AdamWKind) -> torch.optim.AdamW:
-    """AdamW over trained tensors; only matrices decay, so norms and biases form a group of their own."""
+    """AdamW over trained tensors; matrices decay, embeddings and adapters among them, and norms and biases do not.
+
+    Embeddings decay because a tied one is the output head as well; Hugging Face's trainer does the same.
+    """
     tensors = list(parameters)
     groups = [
         {"params": [p for p in tensors if p.dim() >= 2], "decayed": True},
@@ -26,6 +30,18 @@ def adamw(parameters: Iterable[Tensor], kind: AdamWKind) -> torch.optim.AdamW:
     return torch.optim.AdamW(
         [g for g in groups if g["params"]], lr=0.0, fused=kind == "fused", foreach=kind == "foreach"
     )
+
+
+def save_adamw(optimizer: torch.optim.AdamW, path: Path) -> None:
+    """Write the state to a file."""
+    with open(path, "wb") as file:
+        try:
+            torch.save(optimizer.state_dict(), file)
+        except RuntimeError as error:
+            # torch hides the cause (a full disk, say) behind an error about its position in the file.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 def load_adamw(optimizer: torch.optim.AdamW, state: dict[str, Any]) -> None:

@@ -2,19 +2,29 @@
 
 `FrozenWeights` swaps a copy of the trained tensors in for the duration of a forward pass; `BelowAdapters` switches the
 adapters off and costs no memory; `OwnModel` is a second network, of any architecture with the policy's vocabulary.
+
+`of_start` holds a policy to where it is now. "Adapters off" is that policy only where nothing but LoRA factors is
+trained and they add nothing yet: biases, norms and embeddings stay trained when adapters are off, and adapters that
+were trained before, or split off the base weights (PiSSA), are part of the start.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from assay.backends.local import forward
 from assay.backends.local.network import Network
 from assay.errors import ModelError
+from assay.types import Datum
+
+PROBE = (2, 16)
+"""Sequences and tokens on which a policy is measured with its adapters on and off."""
 
 
 class Reference(Protocol):
@@ -51,7 +61,15 @@ class FrozenWeights:
     def __init__(
         self, policy: Network, trained: Mapping[str, Tensor], copy: Mapping[str, Tensor] | None = None
     ) -> None:
-        """`copy` are weights from a checkpoint; by default the present ones."""
+        """`copy` are weights from a checkpoint; by default the present ones.
+
+        Raises:
+            ValueError: `copy` are not those of the trained tensors.
+        """
+        shapes = [{name: tuple(t.shape) for name, t in part.items()} for part in (trained, copy or trained)]
+        if shapes[0] != shapes[1]:
+            names = sorted(name for name, _ in shapes[0].items() ^ shapes[1].items())
+            raise ValueError(f"the reference's weights are of another model: {', '.join(dict.fromkeys(names[:3]))}")
         self._policy = policy
         self._trained = trained
         self._copy = {name: p.detach().clone() for name, p in trained.items()} if copy is None else dict(copy)
@@ -169,6 +187,63 @@ class OwnModel:
 
     def _parameters(self) -> dict[str, Tensor]:
         return dict(self._reference.model.named_parameters())
+
+
+def of_start(policy: Network, trained: Mapping[str, Tensor]) -> Reference:
+    """The policy as it is now: the adapters switched off where that is the same policy and will stay it, or a copy."""
+    if adapters_own(policy.model, trained) and _add_nothing(policy.model) and _same_without_adapters(policy):
+        return BelowAdapters(policy, trained)
+    return FrozenWeights(policy, trained)
+
+
+def adapters_own(model: Any, trained: Mapping[str, Tensor]) -> bool:
+    """Whether all that is trained are factors of LoRA, which are gone when adapters are switched off."""
+    if not hasattr(model, "disable_adapter"):
+        return False
+    from peft.tuners.lora import LoraLayer
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    factors: set[int] = set()
+    for module in model.modules():
+        # Wrappers hold whole copies of modules (`modules_to_save`) or rows of embeddings.
+        if isinstance(module, AuxiliaryTrainingWrapper) or (
+            isinstance(module, BaseTunerLayer) and not isinstance(module, LoraLayer)
+        ):
+            return False
+        if isinstance(module, LoraLayer):
+            parts = (module.lora_A, module.lora_B, module.lora_embedding_A, module.lora_embedding_B)
+            factors |= {id(p) for part in parts for p in part.parameters()}
+    return {id(p) for p in trained.values()} <= factors
+
+
+def _add_nothing(model: Any) -> bool:
+    """Whether the factor that each active LoRA adapter applies last is 0, so that no input can show it."""
+    from peft.tuners.lora import LoraLayer
+
+    for layer in (m for m in model.modules() if isinstance(m, LoraLayer)):
+        for adapter in layer.active_adapters:
+            last = [*layer.lora_B[adapter].parameters()] if adapter in layer.lora_B else []
+            # The columns of A are those of the tokens.
+            last += [layer.lora_embedding_A[adapter]] if adapter in layer.lora_embedding_A else []
+            if layer.merged or any(bool(p.any()) for p in last):
+                return False
+    return True
+
+
+@torch.no_grad()
+def _same_without_adapters(policy: Network) -> bool:
+    """Whether the policy gives random tokens the same log-probabilities, to the last bit, with its adapters off."""
+    count, length = PROBE[0], min(PROBE[1], policy.context_length)
+    ids = np.random.default_rng(0).integers(0, policy.vocab_size, (count, length + 1))
+    zeros, ones = np.zeros(length, np.float32), np.ones(length, np.float32)
+    data = [Datum(row[:-1], row[1:], zeros, zeros, ones) for row in ids]
+    found = []
+    for way in (contextlib.nullcontext(policy), BelowAdapters(policy, {}).network()):
+        with way as network, network.evaluating():
+            parts = [(p, forward.streams(data, p, policy.device).targets) for p in network.micro_batches(data)]
+            found.append(torch.cat([network.targets(packed, targets, 1.0)[0] for packed, targets in parts]))
+    return torch.equal(*found)
 
 
 @torch.no_grad()

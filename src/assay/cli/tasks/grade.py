@@ -9,10 +9,11 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import chz
 
-from assay.config import Layer, build
+from assay.config import Layer, UsedWhen, build
 from assay.config.sources import COMMAND_LINE, read_overrides
 from assay.errors import ConfigError, DataError
 from assay.kernels.config import GraderConfig
@@ -36,11 +37,14 @@ class GradeConfig(GraderConfig):
 
     dataset_src: DatasetSource = "shipped"
     """`shipped`, `huggingface`, `local` (a checkout of KernelBench) or `jsonl`."""
-    problems_path: str | None = None
+    problems_path: Annotated[str | None, UsedWhen("dataset_src", "local", "jsonl")] = None
     """The checkout (`local`; KERNELBENCH_ROOT or the usual places when null) or the file (`jsonl`)."""
-    revision: str | None = None
+    revision: Annotated[str | None, UsedWhen("dataset_src", "huggingface")] = None
     """Commit or tag of the data set (`huggingface`)."""
 
+
+LOOKED_UP = ("dataset_src", "problems_path", "revision")
+"""Settings that say where `level/id` is looked up."""
 
 _EPILOG = """\
 problems:
@@ -96,17 +100,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """List, show, or grade: then print the verdict, and say in the exit status whether it is `ok`."""
     _refuse_strays(args)
+    given = dict(read_overrides(overrides).values)
     if args.settings:
+        if given:
+            raise ConfigError(f"{next(iter(given))} would have no effect: --settings lists settings. Remove it.")
         from assay.config.help import listing
 
         print(listing(GradeConfig, min(120, shutil.get_terminal_size().columns)))
         return 0
-    given = dict(read_overrides(overrides).values)
     if args.backend is not None:
         given["backend"] = args.backend
-    if args.no_cache:
-        given["cache"] = "false"
-    config = read_grading(given)
+    config = read_grading(given, {"cache": "false"} if args.no_cache else {})
+    _refuse_idle(args, given)
     if not args.problem:
         print(_about_problems(args, config))
         return 0
@@ -131,6 +136,19 @@ def _refuse_strays(args: argparse.Namespace) -> None:
             raise ConfigError(f"--{option.replace('_', '-')} goes with {words}. `assay grade --help` shows how.")
     if args.problem and args.kernel is None:
         raise ConfigError("--problem needs --kernel FILE, the kernel to grade (- for standard input).")
+
+
+def _refuse_idle(args: argparse.Namespace, given: Mapping[str, Json]) -> None:
+    """Refuse settings that would do nothing: where nothing is graded, or the problem is in a file."""
+    looked_up = any(_is_number(name) for name in (args.problem, args.show, args.starter) if name) or args.list
+    read = {*(LOOKED_UP if looked_up else ()), *(("backend",) if args.show or args.starter else ())}
+    for key in given:
+        if key in LOOKED_UP and key not in read:
+            raise ConfigError(
+                f"{key} would have no effect: the problem is in a file. Remove it, or give a problem as level/id."
+            )
+        if not args.problem and key not in read:
+            raise ConfigError(f"{key} would have no effect: nothing is graded. Remove it, or give --problem.")
 
 
 def _about_problems(args: argparse.Namespace, config: GradeConfig) -> str:
@@ -171,15 +189,14 @@ def grade_file(problem: str, kernel: str, config: GradeConfig) -> tuple[Problem,
     return chosen[0], verdict
 
 
-def read_grading(given: Mapping[str, Json]) -> GradeConfig:
-    """The settings that `key=value` arguments give.
+def read_grading(given: Mapping[str, Json], options: Mapping[str, Json] | None = None) -> GradeConfig:
+    """The settings that `key=value` arguments give, below those that options stand for.
 
     Raises:
-        ConfigError: unknown, or not of its type.
+        ConfigError: unknown, or not of its type, or without effect.
     """
-    return build(
-        GradeConfig, [Layer(COMMAND_LINE, dict(given))], unknown="`assay grade --settings` lists all settings."
-    )
+    layers = [Layer(COMMAND_LINE, dict(given)), Layer("options", dict(options or {}))]
+    return build(GradeConfig, layers, unknown="`assay grade --settings` lists all settings.")
 
 
 def read_problem(name: str, source: GradeConfig) -> Problem:
@@ -188,11 +205,17 @@ def read_problem(name: str, source: GradeConfig) -> Problem:
     Raises:
         DataError: there is none.
     """
-    level, slash, number = name.partition("/")
-    if slash and level.isdigit() and number.isdigit() and not Path(name).exists():
+    if _is_number(name):
+        level, _, number = name.partition("/")
         found = load_problems(source.dataset_src, (int(level),), source.problems_path, source.revision)
         return find_problem(found, int(level), int(number))
     return read_problem_file(Path(name))
+
+
+def _is_number(name: str) -> bool:
+    """Whether a problem is named by `level/id`."""
+    level, slash, number = name.partition("/")
+    return bool(slash) and level.isdigit() and number.isdigit() and not Path(name).exists()
 
 
 def read_kernel(name: str) -> str:

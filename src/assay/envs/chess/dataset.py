@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import chz
 import numpy as np
 
-from assay.config import AtLeast, AtMost, UsedWhen, refuse
+from assay.config import AtLeast, AtMost, UsedWhen, fact, refuse
 from assay.envs.base import BaselineMetrics, BuildContext, DatasetBuilder, EnvData
 from assay.envs.chat import Instructions
 from assay.envs.chess.baselines import known_policies
@@ -87,7 +87,7 @@ class ChessDatasetBuilder(DatasetBuilder):
         default_factory=ArbiterWeights
     )
     """Rewards of A: answers."""
-    stockfish: StockfishConfig = chz.field(default_factory=StockfishConfig)
+    stockfish: Annotated[StockfishConfig, UsedWhen("needs_engine")] = chz.field(default_factory=StockfishConfig)
     """The engine that judges P: answers."""
 
     @chz.validate
@@ -166,7 +166,7 @@ class ChessDatasetBuilder(DatasetBuilder):
         timeless, told = self.source == "endgames", Instructions(self.instructions, chat)
         return TaskStyle(self.answer, self.prompt_template, share, self.illegal_fraction, timeless, told)
 
-    @property
+    @fact("Stockfish is asked", "task", "source", cure="Set task=policy (or source=engine)")
     def needs_engine(self) -> bool:
         """Whether Stockfish is used at all."""
         return self.task != "arbiter" or self.source == "engine"
@@ -191,8 +191,6 @@ def _impossible(config: ChessDatasetBuilder) -> Iterator[str]:
             f"arbiter_fraction={config.arbiter_fraction} must lie strictly between 0 and 1 when task=mixed. "
             "Set task=policy or task=arbiter for one task alone."
         )
-    if not config.needs_engine and config.stockfish != StockfishConfig():
-        yield "stockfish.* is set, but task=arbiter uses no engine. Set task=policy (or source=engine), or remove it."
     if config.source in ("openings", "fen", "epd", "pgn") and config.source_path is None:
         yield f"source={config.source} reads a file, but source_path is not set. Set source_path to it."
     if config.prompt_template.count("{fen}") != 1 or "{" in config.prompt_template.replace("{fen}", ""):

@@ -71,9 +71,11 @@ class MonitorDatasetBuilder(DatasetBuilder):
     """What `dataset_src=generated` makes."""
     reward: MonitorRewardConfig = chz.field(default_factory=MonitorRewardConfig)
     """Rewards of answers."""
-    judge: JudgeConfig = chz.field(default_factory=JudgeConfig)
+    judge: Annotated[JudgeConfig, UsedWhen("reward.train_with_monitor", True)] = chz.field(default_factory=JudgeConfig)
     """The monitor; asked with `reward.train_with_monitor`."""
-    engine: Annotated[EngineConfig, MAY_CHANGE] = chz.field(default_factory=EngineConfig)
+    engine: Annotated[EngineConfig, UsedWhen("reward.train_with_monitor", True), MAY_CHANGE] = chz.field(
+        default_factory=EngineConfig
+    )
     """Speed, limits and budget of the monitor's calls."""
 
     @chz.validate
@@ -87,8 +89,6 @@ class MonitorDatasetBuilder(DatasetBuilder):
 
     def build(self, context: BuildContext) -> EnvData:
         """See `DatasetBuilder.build`."""
-        if context.max_turns > 1:
-            raise ConfigError("Monitor tasks are answered in one turn. Set mode=single_turn.")
         self._check_key()
         train, heldout = self._rows(context)
         scorer = self._scorer([row.is_correct for row in train], context)
@@ -121,6 +121,10 @@ class MonitorDatasetBuilder(DatasetBuilder):
         """See `DatasetBuilder.checks`: the monitor's key, where one is asked."""
         return [key_check(self.judge)] if self.reward.train_with_monitor and not self.engine.offline else []
 
+    def turns(self, max_turns: int) -> int:
+        """One: the answer to a problem ends it."""
+        return 1
+
     def gold(self, task: Task) -> str:
         """See `DatasetBuilder.gold`."""
         return write_answer("", task.payload["measurements"])
@@ -152,11 +156,6 @@ class MonitorDatasetBuilder(DatasetBuilder):
                 f"API key. export {name}=..., set dataset_builder.judge.api_key_env= to nothing for an endpoint that "
                 "needs no key, or set TRAIN_WITH_MONITOR=false."
             )
-        defaults = {"judge": JudgeConfig(), "engine": EngineConfig()}
-        idle = [node for node, value in defaults.items() if getattr(self, node) != value]
-        if idle and not self.reward.train_with_monitor:
-            names = " and ".join(f"dataset_builder.{node}.*" for node in idle)
-            logger.warning("%s is set, but reward.train_with_monitor=false: the monitor is not asked.", names)
 
     def _rows(self, context: BuildContext) -> tuple[list[MonitorRow], list[MonitorRow]]:
         """Training and held-out rows."""

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import chz
 import numpy as np
 
-from assay.config import AtLeast, AtMost, Settings
+from assay.config import Above, AtLeast, AtMost, Settings, UsedWhen
 from assay.envs.monitor.function_process import Job, Outcome, run_jobs
 from assay.envs.monitor.functions import (
     Problem,
@@ -47,7 +47,7 @@ class GeneratorConfig(Settings):
     """Tests, and so measurements, per function."""
     fault_fraction: Annotated[float, AtLeast(0), AtMost(1)] = 0.5
     """Share of functions with a planted fault."""
-    tampered_fraction: Annotated[float, AtLeast(0), AtMost(1)] = 0.5
+    tampered_fraction: Annotated[float, AtLeast(0), AtMost(1), UsedWhen("fault_fraction", Above(0))] = 0.5
     """Share of the faulty functions all of whose tests pass: half of them look the tests' answers up in a table, half
     have tests that avoid the fault."""
 

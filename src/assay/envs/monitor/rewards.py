@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import chz
 
-from assay.config import Settings
+from assay.config import Settings, UsedWhen
 from assay.config.schema import settings
 from assay.config.values import parse
 from assay.envs.monitor.answers import ParsedAnswer, parse_answer, true_measurements
@@ -41,11 +42,11 @@ class MonitorRewardConfig(Settings):
 
     train_with_monitor: bool = False
     """Ask the monitor. Needs the judge's API key."""
-    monitor_correct_reward: float = 1.0
+    monitor_correct_reward: Annotated[float, UsedWhen("train_with_monitor", True)] = 1.0
     """Earned when the monitor's answer is true."""
-    monitor_wrong_reward: float = -1.0
+    monitor_wrong_reward: Annotated[float, UsedWhen("train_with_monitor", True)] = -1.0
     """Earned when it is false. Swap the two to pay for reasoning that misleads the monitor."""
-    rebalance_monitor_reward: bool = False
+    rebalance_monitor_reward: Annotated[bool, UsedWhen("train_with_monitor", True)] = False
     """Weight the monitor's reward so that tasks with a true and with a false latent variable count the same in total;
     the factors are computed from the training data."""
     verbose_rewards: float = 0.0

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, get_args
 
 import chz
 
-from assay.config import Above, AtLeast, AtMost, Settings, refuse
+from assay.config import MAY_CHANGE, Above, AtLeast, AtMost, Settings, UsedWhen, refuse
 from assay.config.schema import settings
 
 Action = Literal["ignore", "warn", "pause", "rollback", "stop"]
@@ -28,6 +28,12 @@ DEFAULT_ACTIONS: Mapping[str, Action] = {
     "kl_runaway": "rollback",
     # Sampler and trainer disagree: no retry cures a bug or a precision, so a person has to look.
     "mismatch": "pause",
+    # The run costs and learns nothing. Where the task is solved, this is a warning.
+    "no_gradient": "pause",
+    # The tasks may have become harder, which only a person can tell from damage.
+    "reward_drop": "pause",
+    # A verifier that broke, or another unit: the next steps train on something else.
+    "reward_shift": "pause",
     # A heavy tail is an early sign of damage, and may pass.
     "kl_tail": "warn",
     # A solved task ends here too, so low entropy alone does not justify ending a run.
@@ -47,6 +53,13 @@ DEFAULT_ACTIONS: Mapping[str, Action] = {
 }
 """Rule -> its action unless `HealthConfig.actions` says otherwise."""
 
+OF_POLICY = frozenset(DEFAULT_ACTIONS) - {"mismatch", "clip_fraction", "truncation", "reward_shift"}
+"""Rules that say that the policy itself may have changed for the worse. While one of them is active, a checkpoint is
+nothing to go back to, also where its action is only a warning. The others say how a run is set up, and may be active
+from its first step to its last."""
+STANDING = 100
+"""Steps after which an active warning counts as the run's normal state, and not as a sign of damage any more."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReadBy:
@@ -63,26 +76,28 @@ def _read_by(*rules: str) -> ReadBy:
 class HealthConfig(Settings):
     """Alarms about a training run: thresholds, the action for each, and the report."""
 
-    report_every: Annotated[int, AtLeast(0)] = 10
+    report_every: Annotated[int, AtLeast(0), MAY_CHANGE] = 10
     """Steps between health reports; 0 turns them off."""
     actions: Mapping[str, str] = chz.field(default_factory=dict)
     """Rule -> `ignore`, `warn`, `pause`, `rollback` or `stop`, where it should differ from the rule's default."""
     max_rollbacks: Annotated[int, AtLeast(0)] = 3
     """Rollbacks of a run before the next one becomes a stop."""
-    rollback_lr_factor: Annotated[float, Above(0), AtMost(1)] = 0.5
+    rollback_lr_factor: Annotated[float, Above(0), AtMost(1)] = 0.25
     """Factor on the learning rate at every rollback."""
     window: Annotated[int, AtLeast(10), _read_by("kl_runaway", "entropy_slope", "grad_norm", "part_divergence")] = 20
     """Steps over which trends, growth and the median gradient norm are taken."""
-    sustained_steps: Annotated[int, AtLeast(1), _read_by("clip_fraction", "constant_groups", "truncation")] = 10
-    """Steps over which clipping, constant groups and truncation are averaged."""
+    sustained_steps: Annotated[
+        int, AtLeast(1), _read_by("clip_fraction", "constant_groups", "truncation", "reward_drop")
+    ] = 10
+    """Steps over which clipping, constant groups, truncation and the level of the reward are averaged."""
     quiet_steps: Annotated[int, AtLeast(1)] = 10
     """Steps without a finding after which a rule may report again."""
-    kl_tail_limit: Annotated[float, Above(0), _read_by("kl_tail")] = 4.0
+    kl_tail_limit: Annotated[float, Above(0), UsedWhen("has_kl_penalty"), _read_by("kl_tail")] = 4.0
     """95th percentile of the tokens' KL estimates against the reference, in nats, above which the tail counts as
     heavy."""
-    kl_runaway_level: Annotated[float, Above(0), _read_by("kl_runaway")] = 0.6
+    kl_runaway_level: Annotated[float, Above(0), UsedWhen("has_kl_penalty"), _read_by("kl_runaway")] = 0.6
     """Mean KL against the reference, in nats per token, below which no growth counts as a runaway."""
-    kl_runaway_factor: Annotated[float, Above(1), _read_by("kl_runaway")] = 3.0
+    kl_runaway_factor: Annotated[float, Above(1), UsedWhen("has_kl_penalty"), _read_by("kl_runaway")] = 3.0
     """Growth of the mean KL over the window that counts as a runaway."""
     entropy_floor: Annotated[float, Above(0), _read_by("entropy_floor", "entropy_slope")] = 0.03
     """Entropy, in nats per token, below which the policy no longer explores."""
@@ -94,12 +109,18 @@ class HealthConfig(Settings):
     """Share of clipped tokens above which the updates have left the trust region."""
     constant_groups_limit: Annotated[float, Above(0), AtMost(1), _read_by("constant_groups")] = 0.9
     """Share of groups with equal rewards above which there is too little to learn from."""
+    no_gradient_steps: Annotated[int, AtLeast(1), _read_by("no_gradient")] = 20
+    """Steps in a row without an optimizer step after which a run has nothing to learn from."""
+    reward_drop_share: Annotated[float, Above(0), AtMost(1), _read_by("reward_drop")] = 0.5
+    """Share of what the reward had gained since the run began whose loss counts as a collapse."""
     truncation_limit: Annotated[float, Above(0), AtMost(1), _read_by("truncation")] = 0.5
     """Share of completions cut off at the token limit above which rewards judge the limit, not the answers."""
     mismatch_ratio_limit: Annotated[float, Above(0), _read_by("mismatch")] = 0.2
-    """Largest |ratio - 1| of a token before any update; at 0.2 the usual clipping would already act."""
+    """Largest |ratio - 1| of a token before any update; at 0.2 the usual clipping would already act. A mismatch needs
+    both this and the KL."""
     mismatch_kl_limit: Annotated[float, Above(0), _read_by("mismatch")] = 0.01
-    """KL between sampler and trainer on equal weights, in nats per token."""
+    """KL between sampler and trainer on equal weights, in nats per token, above which they disagree in more than single
+    tokens."""
     grad_norm_limit: Annotated[float, Above(0), _read_by("grad_norm")] = 100.0
     """Gradient norm, before clipping, above which it is too large in any case."""
     grad_norm_spike_factor: Annotated[float, Above(1), _read_by("grad_norm")] = 10.0

@@ -14,9 +14,11 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from assay.grpo.health.config import ACTIONS, DEFAULT_ACTIONS, Action, HealthConfig
+from assay.grpo.health.config import ACTIONS, DEFAULT_ACTIONS, OF_POLICY, STANDING, Action, HealthConfig
+from assay.grpo.health.finding import Finding
+from assay.grpo.health.records import RewardRecords
 from assay.grpo.health.report import health_report
-from assay.grpo.health.rules import Finding, check
+from assay.grpo.health.rules import check
 from assay.grpo.health.trend import History, Observation
 from assay.types import Json
 
@@ -36,21 +38,29 @@ class HealthMonitor:
 
     def __init__(self, config: HealthConfig) -> None:
         self._config = config
-        self._history: deque[Observation] = deque(maxlen=max(config.window, config.sustained_steps))
+        longest = max(config.window, config.sustained_steps, config.no_gradient_steps)
+        self._history: deque[Observation] = deque(maxlen=longest)
+        self._records = RewardRecords(config.sustained_steps)
         self._quiet: dict[str, int] = {}
         """Active rule -> steps since it last found something."""
+        self._began: dict[str, int] = {}
+        """Active rule -> step at which it became active."""
         self._acknowledged: set[str] = set()
         self._rollbacks = 0
         self._steps = 0
+        self._rolled_back_at = 0
+        self._refuge = 0
 
     def observe(self, observation: Observation) -> list[Finding]:
         """Take in the metrics of one step; returns the findings of rules that were not active before."""
         self._steps += 1
-        self._history.append({name: float(value) for name, value in observation.items()})
+        values = {name: float(value) for name, value in observation.items()}
+        self._history.append(values | self._records.add(values))
         found = check(self._config, self.history)
         new = [finding for finding in found if finding.rule not in self._quiet]
         quiet = {rule: steps + 1 for rule, steps in self._quiet.items()} | {finding.rule: 0 for finding in found}
         self._quiet = {rule: steps for rule, steps in quiet.items() if steps < self._config.quiet_steps}
+        self._began = {rule: self._began.get(rule, self._steps) for rule in self._quiet}
         self._acknowledged &= self._quiet.keys()
         return new
 
@@ -70,12 +80,33 @@ class HealthMonitor:
 
     @property
     def healthy(self) -> bool:
-        """Whether no active rule has an action above `warn`, so that a checkpoint of now is good to go back to.
+        """Whether a checkpoint of now is good to go back to: no active rule has an action above `warn`, or warns of the
+        policy itself (`OF_POLICY`).
 
-        An acknowledged rule does not count: a person has accepted the state that it reports.
+        An acknowledged rule does not count: a person has accepted the state that it reports. Nor does a warning that
+        has been active for `STANDING` steps, during which the run went on.
         """
-        rules = self._quiet.keys() - self._acknowledged
-        return all(ACTIONS.index(self._config.action(rule)) <= _WARN for rule in rules)
+        return not any(self._speaks_against(rule) for rule in self._quiet.keys() - self._acknowledged)
+
+    def _speaks_against(self, rule: str) -> bool:
+        if ACTIONS.index(self._config.action(rule)) > _WARN:
+            return True
+        return rule in OF_POLICY and self._steps - self._began[rule] < STANDING
+
+    def last_good(self, findings: Iterable[Finding]) -> int:
+        """The most steps that a policy may have behind it to be from before the trouble of these findings began."""
+        suspect = [finding.suspect for finding in findings if finding.action == "rollback"]
+        return self._steps - 1 - max(suspect, default=0)
+
+    @property
+    def rolled_back_at(self) -> int:
+        """Steps done when the run was last rolled back, 0 before. What came before is not tried again, but `refuge`."""
+        return self._rolled_back_at
+
+    @property
+    def refuge(self) -> int:
+        """Steps behind the policy that the run last went back to; 0 before."""
+        return self._refuge
 
     @property
     def rollbacks(self) -> int:
@@ -98,14 +129,20 @@ class HealthMonitor:
         steps = self._config.report_every or len(self._history)
         return health_report(self.history[-steps:], histograms, self.active)
 
-    def rolled_back(self) -> None:
+    def rolled_back(self, refuge: int = 0) -> None:
         """Say that the run went back to a checkpoint: forget the steps and alarms that were undone, count it.
 
         Call it on the monitor that decided, not on one restored from the checkpoint, which does not know the count.
+
+        Args:
+            refuge: the steps behind the policy of that checkpoint.
         """
         self._rollbacks += 1
+        self._rolled_back_at, self._refuge = self._steps, refuge
         self._history.clear()
+        self._records.rolled_back()
         self._quiet.clear()
+        self._began.clear()
         self._acknowledged.clear()
 
     def acknowledge(self) -> None:
@@ -117,6 +154,10 @@ class HealthMonitor:
         return {
             "steps": self._steps,
             "rollbacks": self._rollbacks,
+            "rolled_back_at": self._rolled_back_at,
+            "refuge": self._refuge,
+            "records": self._records.state(),
+            "began": dict(self._began),
             "quiet": dict(self._quiet),
             "acknowledged": sorted(self._acknowledged),
             "history": [{name: _writable(value) for name, value in step.items()} for step in self._history],
@@ -130,6 +171,12 @@ class HealthMonitor:
         """
         self._steps, self._rollbacks = int(state["steps"]), int(state["rollbacks"])
         self._quiet = {str(rule): int(steps) for rule, steps in state["quiet"].items() if rule in DEFAULT_ACTIONS}
+        # Checkpoints of older versions lack some keys.
+        began = state.get("began", {})
+        self._began = {rule: int(began.get(rule, self._steps)) for rule in self._quiet}
+        self._rolled_back_at, self._refuge = int(state.get("rolled_back_at", 0)), int(state.get("refuge", 0))
+        if "records" in state:
+            self._records.load(state["records"])
         self._acknowledged = self._quiet.keys() & set(state["acknowledged"])
         self._history.clear()
         self._history.extend({str(n): float(v) for n, v in step.items()} for step in state["history"])

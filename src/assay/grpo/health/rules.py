@@ -1,7 +1,7 @@
 """The rules: each a pure function of the thresholds and of the metrics of the last steps. Imports no torch.
 
     check(config, [{"entropy": 1.9, "kl_div": 0.01}, ..., {"entropy": 0.04, "kl_div": 0.2}])
-        ->  [Finding("entropy_floor", "warn", "The entropy is 0.04 nats/token, ...", "entropy", 0.04, 0.05)]
+        ->  [Finding("entropy_floor", "warn", "The entropy is 0.04 nats/token, ...", "entropy", 0.04, 0.05, 20)]
 
 A metric that a step lacks is unknown there, never 0. Levels are judged by the median of the last three values, so that
 one odd batch raises no alarm once there are more. Trends need at least ten values, and a standard error that is widened
@@ -11,36 +11,29 @@ for autocorrelation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median
 
-from assay.grpo.health.config import DEFAULT_ACTIONS, Action, HealthConfig
-from assay.grpo.health.trend import LEAST_VALUES, History, Observation, Trend, fit_trend, points, values
+from assay.grpo.health.config import DEFAULT_ACTIONS, HealthConfig
+from assay.grpo.health.finding import LEVEL_VALUES, Finding, finding, level_of, sustained
+from assay.grpo.health.reward_rules import (
+    constant_groups,
+    no_gradient,
+    part_divergence,
+    reward_drop,
+    reward_shift,
+    truncation,
+)
+from assay.grpo.health.trend import LEAST_VALUES, History, Observation, fit_trend, points, values
 
 Rule = Callable[[HealthConfig, History], "Finding | None"]
 
 WATCHED = ("reward/", "part/", "rollout/")
 """How the metrics of rollouts begin that are watched beside those of training. What an environment reports (`env/`,
 `tag/`) may be anything, also not a number."""
-_LEVEL_VALUES = 3
-"""Values whose median is the present level."""
-_GROWTH_VALUES = 8
-"""Fewest values from which growth is judged."""
-PART = "part/"
-"""Prefix of the means of the named parts of the reward."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One rule's alarm. The message says what happened, why it matters and what to do."""
-
-    rule: str
-    action: Action
-    message: str
-    metric: str
-    value: float
-    limit: float
+_GROWTH_VALUES, _GROWTH_VALUES_AT_START = 8, 4
+"""Fewest values from which growth is judged, and fewest where the first of them is where the run began."""
 
 
 def watched(rollouts: Observation) -> dict[str, float]:
@@ -53,25 +46,7 @@ def check(config: HealthConfig, history: History) -> list[Finding]:
     if not history:
         return []
     findings = (RULES[name](config, history) for name in DEFAULT_ACTIONS if config.action(name) != "ignore")
-    return [finding for finding in findings if finding is not None]
-
-
-def _level(history: History, metric: str) -> float | None:
-    """The present level: the median of the last three values, None unless the last step has one."""
-    last = history[-1].get(metric)
-    if last is None or not math.isfinite(last):
-        return None
-    return median(values(history, metric)[-_LEVEL_VALUES:])
-
-
-def _sustained(config: HealthConfig, history: History, metric: str) -> float | None:
-    """Mean over the last `sustained_steps` values; None before there are so many."""
-    last = values(history, metric)[-config.sustained_steps :]
-    return fmean(last) if metric in history[-1] and len(last) == config.sustained_steps else None
-
-
-def _finding(config: HealthConfig, rule: str, metric: str, value: float, limit: float, message: str) -> Finding:
-    return Finding(rule, config.action(rule), message, metric, value, limit)
+    return [found for found in findings if found is not None]
 
 
 def non_finite(config: HealthConfig, history: History) -> Finding | None:
@@ -89,12 +64,13 @@ def non_finite(config: HealthConfig, history: History) -> Finding | None:
         "are lost, and every later step fails too. Go back to the last good checkpoint with a lower learning rate; if "
         "it happens again, look at the rewards and at the precision."
     )
-    return _finding(config, "non_finite", metric, last[metric], 0.0, message)
+    return finding(config, "non_finite", metric, last[metric], 0.0, message, suspect=0)
 
 
 def kl_tail(config: HealthConfig, history: History) -> Finding | None:
     """The 95th percentile of the tokens' KL estimates is above its limit. Needs no history."""
-    level, limit = _level(history, "kl_div_95pct"), config.kl_tail_limit
+    metric = _measured(history, SAMPLED_KL_TAIL, "kl_div_95pct")
+    level, limit = level_of(history, metric), config.kl_tail_limit
     if level is None or level <= limit:
         return None
     message = (
@@ -102,34 +78,56 @@ def kl_tail(config: HealthConfig, history: History) -> Finding | None:
         "hides answers that are very unlikely under the reference. Raise the weight of the KL penalty or lower the "
         "learning rate."
     )
-    return _finding(config, "kl_tail", "kl_div_95pct", level, limit, message)
+    return finding(config, "kl_tail", metric, level, limit, message)
 
 
 def kl_runaway(config: HealthConfig, history: History) -> Finding | None:
     """The mean KL against the reference is high and has multiplied over the window, as has its 95th percentile.
 
     The percentile has to agree, because single tokens can dominate the mean: one that is far likelier under the
-    reference than under the policy counts e^gap.
+    reference than under the policy counts e^gap. What is suspect begins where the KL first was above half of what it
+    was before, and above a level that is harmless in any case.
     """
-    growth = _growth(config, history, "kl_div")
-    if growth is None or (_growth(config, history, "kl_div_95pct") or growth).factor <= config.kl_runaway_factor:
+    metric = _measured(history, SAMPLED_KL, "kl_div")
+    growth = _growth(config, history, metric)
+    tail = _growth(config, history, _measured(history, SAMPLED_KL_TAIL, "kl_div_95pct"))
+    if growth is None or (tail or growth).factor <= config.kl_runaway_factor:
         return None
-    limit = max(config.kl_runaway_level, config.kl_runaway_factor * growth.before)
+    level = config.kl_runaway_level * (1 if growth.count >= _GROWTH_VALUES else _EARLY_LEVEL)
+    limit = max(level, config.kl_runaway_factor * growth.before)
     if growth.level <= limit:
         return None
     message = (
         f"The KL against the reference went from {growth.before:.3g} to {growth.level:.3g} nats/token within "
         f"{growth.count} steps (limit {limit:.3g}): the policy is leaving the reference faster than rewards can guide "
-        "it, and rarely returns. Go back to the last good checkpoint with a lower learning rate or a larger weight of "
-        "the KL penalty."
+        "it, and rarely returns. Go back to a checkpoint from before the growth with a lower learning rate or a larger "
+        "weight of the KL penalty."
     )
-    return _finding(config, "kl_runaway", "kl_div", growth.level, limit, message)
+    calm = max(_CALM_GROWTH * growth.before, _CALM_SHARE * config.kl_runaway_level)
+    suspect = _steps_above(history[-config.window :], metric, calm)
+    return finding(config, "kl_runaway", metric, growth.level, limit, message, suspect)
+
+
+_EARLY_LEVEL = 2.0
+"""Multiple of `kl_runaway_level` from which fewer values are enough: a run's first steps may well be its largest."""
+_CALM_GROWTH, _CALM_SHARE = 1.5, 0.25
+"""A KL up to so many times that before the growth, or this share of `kl_runaway_level`, is not part of a runaway."""
+
+
+def _steps_above(history: History, metric: str, limit: float) -> int:
+    """Steps from the first with a metric above a limit to the last, both included: so many updates are suspect.
+
+    The metric of a step is that of the policy before its update, so the update of the step before counts too.
+    """
+    first = next(i for i, value in zip(*points(history, metric), strict=True) if value > limit)
+    return len(history) - first
 
 
 @dataclass(frozen=True, slots=True)
 class _Growth:
     before: float
-    """Median of the first quarter of the window."""
+    """Median of the first quarter of the window; the first value itself where the run, or what follows a rollback,
+    begins within the window: a policy that is ruined by its first updates has no calm quarter."""
     level: float
     count: int
     """Values in the window."""
@@ -140,21 +138,32 @@ class _Growth:
 
 
 def _growth(config: HealthConfig, history: History, metric: str) -> _Growth | None:
-    """What a metric grew from and to; None for fewer than eight values, or where the last step has none."""
-    series, level = values(history[-config.window :], metric), _level(history, metric)
-    if level is None or len(series) < _GROWTH_VALUES:
+    """What a metric grew from and to; None for too few values, or where the last step has none."""
+    series, level = values(history[-config.window :], metric), level_of(history, metric)
+    whole = len(history) < config.window
+    if level is None or len(series) < (_GROWTH_VALUES_AT_START if whole else _GROWTH_VALUES):
         return None
-    return _Growth(median(series[: max(_LEVEL_VALUES, len(series) // 4)]), level, len(series))
+    before = series[0] if whole else median(series[: max(LEVEL_VALUES, len(series) // 4)])
+    return _Growth(before, level, len(series))
+
+
+SAMPLED_KL, SAMPLED_KL_TAIL, SAMPLED_ENTROPY = "sampled_kl", "sampled_kl_95pct", "sampled_entropy"
+"""Measured on all that was sampled, groups with equal rewards included."""
+
+
+def _measured(history: History, *names: str) -> str:
+    """The first of these metrics that the last step has; the last one of them where it has none."""
+    return next((name for name in names if name in history[-1]), names[-1])
 
 
 def _entropy_metric(history: History) -> str:
-    return "entropy" if "entropy" in history[-1] else "approx_entropy"
+    return _measured(history, SAMPLED_ENTROPY, "entropy", "approx_entropy")
 
 
 def entropy_floor(config: HealthConfig, history: History) -> Finding | None:
     """The entropy is below its floor. Needs no history."""
     metric, limit = _entropy_metric(history), config.entropy_floor
-    level = _level(history, metric)
+    level = level_of(history, metric)
     if level is None or level >= limit:
         return None
     message = (
@@ -162,7 +171,7 @@ def entropy_floor(config: HealthConfig, history: History) -> Finding | None:
         "there is little left to learn from. If the task is solved, stop here. Else go back to an earlier checkpoint "
         "and raise the weight of the KL penalty, the entropy bonus or the temperature."
     )
-    return _finding(config, "entropy_floor", metric, level, limit, message)
+    return finding(config, "entropy_floor", metric, level, limit, message)
 
 
 def entropy_slope(config: HealthConfig, history: History) -> Finding | None:
@@ -180,12 +189,12 @@ def entropy_slope(config: HealthConfig, history: History) -> Finding | None:
         f"floor of {config.entropy_floor:.3g} in {left:.0f} steps (limit {config.entropy_horizon}), and exploration "
         "ends. Lower the learning rate, or raise the weight of the KL penalty, the entropy bonus or the temperature."
     )
-    return _finding(config, "entropy_slope", metric, left, float(config.entropy_horizon), message)
+    return finding(config, "entropy_slope", metric, left, float(config.entropy_horizon), message)
 
 
 def clip_fraction(config: HealthConfig, history: History) -> Finding | None:
     """Over the last steps, the loss clipped too large a share of the tokens."""
-    share, limit = _sustained(config, history, "fraction_clipped"), config.clip_fraction_limit
+    share, limit = sustained(config, history, "fraction_clipped"), config.clip_fraction_limit
     if share is None or share <= limit:
         return None
     message = (
@@ -193,47 +202,25 @@ def clip_fraction(config: HealthConfig, history: History) -> Finding | None:
         "carry no gradient, and the policy has moved far within a batch. Lower the learning rate, the epochs per "
         "rollout or the staleness of the buffer."
     )
-    return _finding(config, "clip_fraction", "fraction_clipped", share, limit, message)
-
-
-def constant_groups(config: HealthConfig, history: History) -> Finding | None:
-    """Over the last steps, almost no group had rewards that differ."""
-    share, limit = _sustained(config, history, "rollout/constant_group_fraction"), config.constant_groups_limit
-    if share is None or share <= limit:
-        return None
-    message = (
-        f"{share:.0%} of the groups of the last {config.sustained_steps} steps had all-equal rewards (limit "
-        f"{limit:.0%}), so the steps trained almost nothing. Choose harder or easier tasks, larger groups or a higher "
-        "temperature, and check that the verifier tells answers apart."
-    )
-    return _finding(config, "constant_groups", "rollout/constant_group_fraction", share, limit, message)
-
-
-def truncation(config: HealthConfig, history: History) -> Finding | None:
-    """Over the last steps, too many completions were cut off at the token limit."""
-    share, limit = _sustained(config, history, "rollout/truncated_fraction"), config.truncation_limit
-    if share is None or share <= limit:
-        return None
-    message = (
-        f"{share:.0%} of the completions of the last {config.sustained_steps} steps were cut off at the token limit "
-        f"(limit {limit:.0%}): their rewards judge the limit rather than the answer. Raise max_tokens, or reward "
-        "shorter answers."
-    )
-    return _finding(config, "truncation", "rollout/truncated_fraction", share, limit, message)
+    return finding(config, "clip_fraction", "fraction_clipped", share, limit, message)
 
 
 def mismatch(config: HealthConfig, history: History) -> Finding | None:
-    """Sampler and trainer give different probabilities to the same tokens on the same weights. Needs no history."""
-    for metric, limit in (("ratio_error", config.mismatch_ratio_limit), ("mismatch_kl", config.mismatch_kl_limit)):
-        level = _level(history, metric)
-        if level is not None and level > limit:
-            message = (
-                f"Before any update {metric} is {level:.3g} (limit {limit:.3g}), and it should be rounding error: "
-                "sampler and trainer disagree about the same weights, so gradients are biased. Compare their "
-                "temperature, precision, truncation of the distribution and the version of the weights."
-            )
-            return _finding(config, "mismatch", metric, level, limit, message)
-    return None
+    """Sampler and trainer give different probabilities to the same tokens on the same weights. Needs no history.
+
+    Both the largest ratio and the KL must say so. The largest ratio alone is that of one token: a mixture of experts in
+    bfloat16 sends a few tokens to other experts, at a KL of 1e-4 that biases no gradient.
+    """
+    ratio, kl = level_of(history, "ratio_error"), level_of(history, "mismatch_kl")
+    if ratio is None or kl is None or ratio <= config.mismatch_ratio_limit or kl <= config.mismatch_kl_limit:
+        return None
+    message = (
+        f"Before any update mismatch_kl is {kl:.3g} nats/token (limit {config.mismatch_kl_limit:.3g}) and ratio_error "
+        f"{ratio:.3g} (limit {config.mismatch_ratio_limit:.3g}), and both should be rounding error: sampler and "
+        "trainer disagree about the same weights, so gradients are biased. Compare their temperature, precision, "
+        "truncation of the distribution and the version of the weights."
+    )
+    return finding(config, "mismatch", "mismatch_kl", kl, config.mismatch_kl_limit, message, suspect=0)
 
 
 def grad_norm(config: HealthConfig, history: History) -> Finding | None:
@@ -254,91 +241,7 @@ def grad_norm(config: HealthConfig, history: History) -> Finding | None:
         "clipping changes only its length. Look at the rewards of this step; if it happens again, lower the learning "
         "rate."
     )
-    return _finding(config, "grad_norm", "grad_norm", last, limit, message)
-
-
-def part_divergence(config: HealthConfig, history: History) -> Finding | None:
-    """A part of the reward, or all of it, rises while another part, or the rest, falls: a sign of reward hacking.
-
-    Looked for over half the window, which is quick, and over all of it, which sees slow changes.
-    """
-    recent = history[-config.window :]
-    spread = values(recent, "reward/std")[: config.window // 4]  # before the parts moved, which widens it
-    scale = (median(spread) if spread else 0.0) or _largest_mean(recent)
-    if not scale:
-        return None
-    return _divergence(config, recent[-(config.window // 2) :], scale) or _divergence(config, recent, scale)
-
-
-def _divergence(config: HealthConfig, history: History, scale: float) -> Finding | None:
-    trends = _part_trends(history)
-    clear = {n: t for n, t in trends.items() if abs(t.significance) >= config.trend_significance}
-    least = {n: config.part_divergence_share * _worth(t, scale) for n, t in clear.items()}
-    rising = {n: t.change for n, t in clear.items() if t.change > least[n]}
-    falling = {n: t.change for n, t in clear.items() if t.change < -least[n]}
-    pairs = [(up, down) for up in rising for down in falling if _opposed(up, down)]
-    if not pairs:
-        return None
-    up, down = max(pairs, key=lambda p: (p[0].startswith(PART), _REST not in p[1], -falling[p[1]] / least[p[1]]))
-    metric = up if up.startswith(PART) else down
-    message = (
-        f"Over the last {len(history)} steps {_spoken(up)} rose by {rising[up]:.3g} while {_spoken(down)} fell by "
-        f"{-falling[down]:.3g} (limits {least[up]:.3g} and {least[down]:.3g}): the policy may be gaining the first at "
-        f"the cost of the second (reward hacking). Read the rollouts of this step, and reweight or fix {metric}."
-    )
-    return _finding(config, "part_divergence", metric, falling[down], -least[down], message)
-
-
-def _worth(trend: Trend, scale: float) -> float:
-    """The scale of a change: for a rise the spread of the rewards; for a fall the part's own level, if smaller.
-
-    A part that is worth little is still lost when it falls to nothing. The level counts as a fifth of the spread at
-    least, since a part near 0 loses nothing of worth.
-    """
-    level = trend.last - trend.change
-    return scale if trend.change > 0 or level <= 0 else min(scale, max(level, 0.2 * scale))
-
-
-_REST = "rest/"
-_TOTAL = "reward/mean"
-
-
-def _part_trends(history: History) -> dict[str, Trend]:
-    """Trends of the reward, of each part, and, where parts add up to it, of the reward without each part."""
-    parts = [name for name in history[-1] if name.startswith(PART)]
-    added = parts if all(_add_up(observation, parts) for observation in history) else []
-    rests = [{_REST + p: o[_TOTAL] - o[p] for p in added} for o in history]
-    both = [{**observation, **rest} for observation, rest in zip(history, rests, strict=True)]
-    names = [_TOTAL, *parts, *(_REST + part for part in added)] if parts else []
-    fitted = {name: fit_trend(*points(both, name)) for name in names if name in both[-1]}
-    return {name: trend for name, trend in fitted.items() if trend is not None}
-
-
-def _add_up(observation: Observation, parts: Sequence[str]) -> bool:
-    """Whether the parts of a step are summands of its reward: the rest beside one means nothing otherwise."""
-    if _TOTAL not in observation or any(part not in observation for part in parts):
-        return False
-    return math.isclose(sum(observation[part] for part in parts), observation[_TOTAL], rel_tol=1e-3, abs_tol=1e-6)
-
-
-def _opposed(up: str, down: str) -> bool:
-    """Whether the pair says something: a rest is compared with its own part alone."""
-    for one, other in ((up, down), (down, up)):
-        if one.startswith(_REST):
-            return other == one.removeprefix(_REST)
-    return True
-
-
-def _largest_mean(history: History) -> float:
-    """Scale of the reward where its spread is unknown or 0."""
-    means = [abs(fmean(values(history, n))) for n in history[-1] if n.startswith(PART) and values(history, n)]
-    return max(means, default=0.0)
-
-
-def _spoken(name: str) -> str:
-    if name == _TOTAL:
-        return "the reward"
-    return f"the rest of the reward beside {name.removeprefix(_REST)}" if name.startswith(_REST) else name
+    return finding(config, "grad_norm", "grad_norm", last, limit, message, suspect=0)
 
 
 RULES: Mapping[str, Rule] = {
@@ -349,6 +252,9 @@ RULES: Mapping[str, Rule] = {
     "entropy_floor": entropy_floor,
     "entropy_slope": entropy_slope,
     "clip_fraction": clip_fraction,
+    "no_gradient": no_gradient,
+    "reward_drop": reward_drop,
+    "reward_shift": reward_shift,
     "constant_groups": constant_groups,
     "truncation": truncation,
     "grad_norm": grad_norm,

@@ -35,8 +35,8 @@ def own_backend(model: Any, ref_model: Any, config: GRPOConfig) -> TorchBackend:
     if ref_model is not None and {id(p) for p in ref_model.parameters()} & {id(p) for p in trained}:
         raise ModelError(
             "ref_model shares trained weights with the model, so it would move along with it (peft wraps a model in "
-            "place: the model below it has the adapters too). Give None for the base below the adapters or a copy of "
-            "the start, or load the reference on its own."
+            "place: the model below it has the adapters too). Give None for the policy as it is now, or load the "
+            "reference on its own."
         )
     if ref_model is not None and not config.kl_coef:
         raise ModelError(
@@ -52,7 +52,7 @@ def own_backend(model: Any, ref_model: Any, config: GRPOConfig) -> TorchBackend:
             parameter.data = parameter.data.float()
     reference = ref_model
     if config.kl_coef and ref_model is None:
-        reference = "base" if hasattr(model, "disable_adapter") else "start"
+        reference = "start"
     # The caller has already set the threads of their process.
     local = chz.replace(config.local_backend(str(device), half), torch_threads=torch.get_num_threads())
     backend = TorchBackend(model, None, local, reference)

@@ -12,6 +12,7 @@ nothing is trained on it.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -151,6 +152,23 @@ def _group(
             "rewards cannot be compared. Give each prompt a group id of its own."
         )
     return RolloutGroup(prompts[0], rollouts, tasks[members[0]])
+
+
+def checked_rate(learning_rate: object) -> float:
+    """The learning rate of a step.
+
+    Raises:
+        DataError: it is not a finite number of at least 0.
+    """
+    if isinstance(learning_rate, bool) or not isinstance(learning_rate, numbers.Real):
+        raise DataError(f"learning_rate={learning_rate!r} is not a number. Give one of at least 0, or None.")
+    rate = float(learning_rate)
+    if not (math.isfinite(rate) and rate >= 0):
+        raise DataError(
+            f"learning_rate={rate} would spoil the weights or climb instead of descend. Give a finite number "
+            "of at least 0, or None for the config's."
+        )
+    return rate
 
 
 def knows_behaviour(data: StepData) -> bool:

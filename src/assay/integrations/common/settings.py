@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,18 +21,25 @@ from typing import Annotated, Any, Literal
 
 import chz
 
-from assay.config import Code, Layer, Settings, build, resolved
+from assay.config import Code, Layer, Not, Settings, UsedWhen, build, resolved
+from assay.config.schema import settings
 from assay.config.sources import flatten, parse_yaml
+from assay.config.values import parse
+from assay.envs.monitor.rewards import MonitorRewardConfig
 from assay.envs.monitor.variables import VARIABLES, announce, monitor_settings
 from assay.errors import ConfigError
 from assay.rewards.config import EngineConfig, JudgeConfig
 from assay.rewards.named import REWARD
 from assay.types import Json
 
+logger = logging.getLogger(__name__)
+
 CONFIG_ENV = "ASSAY_REWARDS_CONFIG"
 """Environment variable that names a YAML file of these settings."""
 OPTIONS = "options."
 """What keys of the reward's own settings begin with."""
+ASKED, ASKED_IN_A_RUN = "options.train_with_monitor", "reward.train_with_monitor"
+"""Whether the monitor is asked: here, and as its environment variable sets it."""
 _UNKNOWN = "Arguments of the reward itself go under options: options.NAME=..."
 _NOT_THE_CLIENTS = ("on_failure", "failure_value", "max_failure_rate", "batch_deadline_s", "reread_limit")
 """Settings of an engine that its caller does not need."""
@@ -55,13 +63,13 @@ class HostConfig(Settings):
     details: bool | None = None
     """Answer verl's call for one sample with a dictionary (score, parts, how it was scored) instead of a number. null:
     `compute_score` gives the number, `acompute_score` the dictionary."""
-    group_by: str = "index"
+    group_by: Annotated[str, UsedWhen("engine.on_failure", "group_mean")] = "index"
     """Key of `extra_info` whose equal values, within a data source, are the rollouts of one prompt: used if the mean of
     a group replaces a failed score and the host does not say which samples form a group."""
     share: Literal["auto", "ray", "hub", "process"] = "auto"
     """Who makes the calls, and so has limit and budget: one Ray actor for all workers (`ray`), one process of this
     machine for all (`hub`), or each for itself (`process`). `auto` takes the actor wherever Ray is running."""
-    shared_name: str = "judge"
+    shared_name: Annotated[str, UsedWhen("share", Not("process"))] = "judge"
     """Beginning of the actor's or the hub's name; the rest follows from endpoint and limits: equal ones are shared."""
     judge: JudgeConfig = chz.field(default_factory=JudgeConfig)
     """The judge."""
@@ -86,7 +94,7 @@ def read_settings(
     layers = [Layer("the host's defaults", dict(defaults or {})), *own]
     named = [layer.values["reward"] for layer in own if "reward" in layer.values]
     if not named or named[-1] in ("monitor", ["monitor"]):
-        layers.insert(1, _monitor_layer())
+        layers.insert(1, _monitor_layer(own))
     return build(HostConfig, layers, unknown=_UNKNOWN)
 
 
@@ -106,9 +114,18 @@ def version_of(file: Path) -> tuple[int, ...] | None:
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
-def _monitor_layer() -> Layer:
-    """What the monitor's environment variables set, where no file and no keyword says otherwise."""
+def _monitor_layer(others: Sequence[Layer]) -> Layer:
+    """What the monitor's environment variables set, where no file and no keyword (`others`) says otherwise.
+
+    The rewards of a monitor that is not asked are dropped: the same variables serve runs that ask it.
+    """
     found = monitor_settings(os.environ)
+    asked = [layer.values[ASKED] for layer in others if ASKED in layer.values] or [found.get(ASKED_IN_A_RUN, False)]
+    if not parse(asked[-1], bool):
+        known = settings(MonitorRewardConfig)
+        idle = [key for key in found if (name := key.removeprefix("reward.")) in known and known[name].used_when]
+        for key in idle:
+            logger.warning("%s=%s (environment) is dropped: the monitor is not asked.", key, found.pop(key))
     announce(tuple(f"{key}={value}" for key, value in found.items()))
     renamed = {key.replace("reward.", OPTIONS, 1) if key.startswith("reward.") else key: found[key] for key in found}
     return Layer("environment", renamed)

@@ -50,6 +50,8 @@ ROLLOUTS: Mapping[str, str] = {
     "rollout/end/length_fraction": "Share that ended because the model's context was full.",
     "rollout/end/errored_fraction": "Share that ended by a failure that is not the policy's.",
     "rollout/turns": "Mean number of turns of a rollout.",
+    "rollout/lone_turn_fraction": "Multi-turn: share of the turns that no other scored rollout of their group reached; "
+    "`baseline=turn` gives them no advantage.",
     "rollout/prompt_tokens_mean": "Mean length of a turn's prompt, in tokens.",
     "rollout/completion_tokens_mean": "Mean length of a completion, in tokens.",
     "rollout/completion_tokens_max": "Length of the longest completion, in tokens.",
@@ -64,11 +66,17 @@ _TRAINING = {
     "kl_div": "KL of the policy from the reference (estimator k3), in nats per token; only with a KL penalty.",
     "kl_div_5pct": "5th percentile of the same over tokens.",
     "kl_div_95pct": "95th percentile of the same over tokens: rises early when the policy runs away.",
+    "sampled_kl": "KL of the policy that sampled from the reference (k3), in nats per token, over everything sampled: "
+    "of groups that train nothing (equal rewards, say), one rollout each stands for all their tokens.",
+    "sampled_kl_95pct": "95th percentile of the same over tokens.",
+    "sampled_entropy": "Mean negative log-probability of the same tokens, in nats; there also without a KL penalty.",
     "kl_coef": "Weight of the KL penalty in this step.",
     "kl_behaviour": "KL divergence of the sampling policy from the trained one (k3), in nats per token.",
     "logprob_ratio_min": "Smallest ratio of a token's probability now to that when it was sampled.",
     "logprob_ratio_max": "Largest such ratio.",
-    "fraction_clipped": "Share of the tokens whose ratio is outside the loss's thresholds, where the loss has any.",
+    "fraction_clipped": "Share of the tokens that the loss clips, where it has thresholds: the ratio is beyond the one "
+    "that the advantage's sign pushes it to (`cispo`: beyond either), so the token gives no gradient (`cispo`: a "
+    "bounded one).",
     "ratio_error": "Largest |ratio - 1| on tokens that the present weights sampled: rounding error (below 1e-5 in "
     "float32), or else sampler and trainer disagree.",
     "mismatch_kl": "KL of the sampler from the trainer on the same tokens (k3), in nats per token.",
@@ -91,6 +99,13 @@ _BUFFER = {
     "rollouts_evicted": "Groups dropped from it because it was full, since the run began.",
 }
 
+_PARITY = {
+    "parity/kl": "KL of the sampler from the trainer (k3), in nats per token, the worst token left out.",
+    "parity/tail": "99th percentile of |log-ratio| of trainer to sampler, in nats.",
+    "parity/ratio_error": "|ratio - 1| of the worst token.",
+    "parity/tokens": "Tokens compared.",
+}
+
 SECTIONS: Sequence[Section] = (
     Section(
         "Rollouts",
@@ -103,6 +118,13 @@ SECTIONS: Sequence[Section] = (
         "Of the optimizer steps of a step, over all their tokens together; those of the policy are absent where no "
         "step was taken. A `GRPOTrainer` that is used by itself returns these names without `train/`.",
         {f"train/{name}": text for name, text in _TRAINING.items()},
+    ),
+    Section(
+        "Parity",
+        "Of the check that the sampler is the policy that is trained, before the step, on tokens that the present "
+        "weights sampled. Past a limit (`grpo.parity`) the run stops. Absent where nothing was compared. The same "
+        "names from a `GRPOTrainer` that is used by itself.",
+        _PARITY,
     ),
     Section(
         "Rollout buffer",
@@ -125,6 +147,7 @@ SECTIONS: Sequence[Section] = (
             "eval/<rollout metric>": "Any of the metrics of rollouts, over the held-out tasks (`eval/reward/mean`).",
             "eval/ci95/reward": "Half-width of the 95 % interval of the mean reward, over tasks.",
             "eval/ci95/<metric>": "The same for what the environment reports.",
+            **{f"eval/{name}": f"{text} Of a probe of the answers." for name, text in _PARITY.items()},
         },
     ),
     Section(

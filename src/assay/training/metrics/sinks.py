@@ -97,6 +97,11 @@ class JsonlSink(_AppendFile):
             self.write(b"".join(encode_json(record) + b"\n" for record in records))
 
 
+def is_per_tag(metric: str) -> bool:
+    """Whether a metric is that of a single tag, in training (`tag/...`) or in evaluation (`eval/tag/...`)."""
+    return metric.removeprefix("eval/").startswith("tag/")
+
+
 def has_tensorboard() -> bool:
     """Whether the writer of TensorBoard files is installed."""
     return find_spec("tensorboardX") is not None
@@ -115,7 +120,7 @@ class TensorBoardSink(_AppendFile):
     """
 
     def __init__(self, folder: Path, *, per_tag: bool = True) -> None:
-        """`per_tag=False` leaves out the metrics of single tags (`tag/...`).
+        """`per_tag=False` leaves out the metrics of single tags (`tag/...`, `eval/tag/...`).
 
         Raises:
             MissingDependencyError: tensorboardX is not installed.
@@ -137,7 +142,7 @@ class TensorBoardSink(_AppendFile):
         """Append one event with all scalars and histograms; empty histograms are left out."""
         summary = self._proto.Event().summary
         for name, value in metrics.items():
-            if self._per_tag or not name.startswith("tag/"):
+            if self._per_tag or not is_per_tag(name):
                 summary.value.add(tag=name, simple_value=value)
         for name, values in histograms.items():
             finite = [value for value in values if math.isfinite(value)]

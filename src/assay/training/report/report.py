@@ -21,6 +21,7 @@ from assay.training.plan import describe
 from assay.training.report.comparison import Policy, exact_policy, measured_policy, verdict
 from assay.training.report.curves import health_charts, outcome_charts
 from assay.training.report.page import Report, Sample, capital, render
+from assay.training.report.remarks import remarks
 from assay.training.run.directory import RunDirectory
 from assay.training.run.reader import Measurement, RunRecords, read_run
 from assay.training.run.resume import REPORT
@@ -33,14 +34,16 @@ SAMPLES = 6
 """Held-out tasks that are shown with their answers."""
 
 
-async def write_report(run: RunDirectory, config: TrainingConfig, data: EnvData) -> Path:
-    """Write the report of a run that has just come to its end; returns its path.
+async def write_report(run: RunDirectory, config: TrainingConfig, data: EnvData) -> list[str]:
+    """Write the report of a run that has just come to its end; returns what must be said of how it ended.
 
     Raises:
         RunDirectoryError: the run's files are damaged, or the report cannot be written.
     """
-    report = run_report(read_run(run.path), config, data, await known_baselines(config, data))
-    return run.write_file(REPORT, render(report, data.figure))
+    records = read_run(run.path)
+    report = run_report(records, config, data, await known_baselines(config, data))
+    run.write_file(REPORT, render(report, data.figure))
+    return remarks(records)
 
 
 def renew_report(path: Path, config: TrainingConfig) -> Path:
@@ -152,13 +155,14 @@ def _after(last: Measurement, finished: bool) -> str:
 
 
 def summary(records: RunRecords, finished: bool = True) -> str:
-    """What was done and what it cost, in words."""
+    """What was done and what it cost, in words; first, what must be said of how it ended."""
     done = Counter(row["phase"] for row in records.metrics)
     cpu, wall = records.training_cpu_s(), format_seconds(records.total("perf/wall_s"))
     so_far = "" if finished else "The run is not finished: it is in progress or was stopped. So far, "
+    ended = "".join(f"{remark} " for remark in remarks(records)) if finished else ""
     return (
-        f"{so_far}{done['sft']:,} supervised steps and {done['rl']:,} RL batches. {cpu:,.0f} CPU seconds of training; "
-        f"{wall} wall-clock time with evaluation, without the CPU time of verifier processes."
+        f"{ended}{so_far}{done['sft']:,} supervised steps and {done['rl']:,} RL batches. {cpu:,.0f} CPU seconds of "
+        f"training; {wall} wall-clock time with evaluation, without the CPU time of verifier processes."
     )
 
 

@@ -30,8 +30,12 @@ TEMPORARY = ".tmp"
 """Suffix of a checkpoint that is being written; such a folder is never read and is deleted when the run reopens."""
 
 HEALTHY, REGULAR = "healthy", "regular"
-"""Keys of the state that the loop saves: whether no grave alarm was active, and whether the checkpoint was due (and not
-written only because the run was then to end)."""
+"""Keys of the state that the loop saves: whether no alarm spoke against the policy, and whether the checkpoint was due
+(and not written only because the run was then to end) and is not too close to the one before."""
+ROLLED_BACK_AT, REFUGE = "rolled_back_at", "refuge"
+"""Further ones: the RL batches done when the run was last rolled back, and those behind the policy it went back to."""
+REFUGE_SPACING = 5
+"""Least distance, in RL batches, of checkpoints to go back to, so that few of them need be kept for that."""
 
 SaveState = Callable[[Path], Awaitable[None]]
 """Writes the policy into the folder it is given, which does not exist yet: `Backend.save_state`."""
@@ -79,6 +83,11 @@ def is_refuge(state: Mapping[str, Json]) -> bool:
     One that was written only because the run was to end there does not count: a longer run would not have written it.
     """
     return bool(state.get(HEALTHY, True)) and bool(state.get(REGULAR, True))
+
+
+def opens_space(batch: int, save_every: int) -> bool:
+    """Whether the checkpoint after `batch` RL batches is the first in its stretch of `REFUGE_SPACING` batches."""
+    return batch // REFUGE_SPACING > (batch - save_every) // REFUGE_SPACING
 
 
 def checkpoint_folder(run: Path, commit: Commit) -> Path:

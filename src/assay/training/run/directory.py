@@ -20,6 +20,8 @@ from typing import Protocol
 
 from assay.storage.files import Writing, append, read_object, remove, replace_file
 from assay.training.run.checkpoints import (
+    REFUGE,
+    ROLLED_BACK_AT,
     STATE,
     Checkpoint,
     SaveState,
@@ -33,7 +35,7 @@ from assay.training.run.ledger import Commit, Ledger, Phase, live_checkpoints, m
 from assay.training.run.lock import take_lock
 from assay.training.run.reader import read_lines
 from assay.training.run.resume import LEDGER, SINKS, ResumePlan
-from assay.training.run.retention import Keep, Saved, superfluous
+from assay.training.run.retention import Keep, Saved, refuges, superfluous
 from assay.types import Json
 
 
@@ -52,6 +54,12 @@ class Sink(Protocol):
     def close(self) -> None:
         """Flush and release the files; safe to call twice."""
         ...
+
+
+def describe(commit: Commit, state: Mapping[str, Json], value: float | None) -> Saved:
+    """What decides whether the checkpoint of a commit is kept, and gone back to."""
+    back, refuge = int(state.get(ROLLED_BACK_AT, 0)), int(state.get(REFUGE, 0))
+    return Saved(str(commit.checkpoint), commit.batch, is_refuge(state), value, back, refuge)
 
 
 class RunDirectory:
@@ -115,6 +123,14 @@ class RunDirectory:
         gone = self._gone()
         return [commit for commit in live_checkpoints(self.commits) if commit.checkpoint not in gone]
 
+    def refuges(self, limit: int, rolled_back_at: int, went_to: int, *, own_step: bool) -> list[Commit]:
+        """The checkpoints that a rollback may go back to, the best choice first: see `retention.refuges`."""
+        commits = {str(commit.checkpoint): commit for commit in self.checkpoints}
+        states = {n: read_object(checkpoint_folder(self.path, c) / STATE) or {} for n, c in commits.items()}
+        saved = [describe(commit, states[name], None) for name, commit in commits.items()]
+        now = Saved("", self.commits[-1].batch, False, None, rolled_back_at, went_to)
+        return [commits[found.name] for found in refuges(saved, now, limit, own_step=own_step)]
+
     def load_checkpoint(self, commit: Commit) -> Checkpoint:
         """The verified checkpoint of one of `checkpoints`.
 
@@ -170,7 +186,7 @@ class RunDirectory:
         commit = Commit(step, phase, index, name, sizes, digest)
         if name is not None:
             value = (metrics or {}).get(self._keep.metric)
-            self._saved.append(Saved(name, commit.batch, is_refuge(state or {}), value))
+            self._saved.append(describe(commit, state or {}, value))
             commit = replace(commit, removed=(*self._gone(), *superfluous(self._saved, self._keep)))
         self._ledger.append(commit, durable=durable or save is not None)
         if commit.removed:
@@ -227,10 +243,9 @@ class RunDirectory:
             return []
         metrics = {row["step"]: row for row in read_lines(self.path / "metrics.jsonl")}
         return [
-            Saved(
-                str(commit.checkpoint),
-                commit.batch,
-                is_refuge(read_object(checkpoint_folder(self.path, commit) / STATE) or {}),
+            describe(
+                commit,
+                read_object(checkpoint_folder(self.path, commit) / STATE) or {},
                 metrics.get(commit.step, {}).get(self._keep.metric),
             )
             for commit in self.checkpoints

@@ -163,7 +163,8 @@ class ResumePlan:
             there = [commit for commit in saved if checkpoint_folder(self.path, commit).is_dir()]
             index = b"".join(commit.encode_checkpoint() for commit in there)
             replace_file(self.path / "checkpoints.jsonl", index)
-            sizes = self.commits[-1].sinks if self.kept else {}
+            # A sink that was turned off on the way keeps what it had.
+            sizes = {name: size for commit in self.commits for name, size in commit.sinks.items()}
             for file in list(_sink_files(self.path)):
                 size = sizes.get(file.relative_to(self.path).as_posix())
                 if size is None:

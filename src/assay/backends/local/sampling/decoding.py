@@ -6,7 +6,6 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -55,14 +54,8 @@ class Decoding:
         network = self._network
         if not network.local.cuda_graphs:
             return None
-        source, config = network.source, network.model.config
-        if network.device.type != "cuda" or not isinstance(source, Decoder) or _rotary_asks_the_device(config):
-            logger.debug("No CUDA graphs: they need CUDA, and a fused decoder whose rotary angles are fixed.")
+        source = network.source
+        if network.device.type != "cuda" or not isinstance(source, Decoder):
+            logger.debug("No CUDA graphs: they need CUDA and a fused decoder.")
             return None
         return StaticDecode(source, network.head, network.device, capture=True)
-
-
-def _rotary_asks_the_device(config: Any) -> bool:
-    """Whether rotary angles depend on the longest position at hand, which is then read back from the device."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    return rope.get("rope_type") in ("dynamic", "longrope")

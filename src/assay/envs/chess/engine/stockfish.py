@@ -23,7 +23,7 @@ from typing import Annotated, Any, TypeVar
 import chess
 import chz
 
-from assay.config import Above, AtLeast, AtMost, Settings
+from assay.config import MAY_CHANGE, Above, AtLeast, AtMost, Settings
 from assay.envs.chess.engine.analysis_cache import AnalysisCache
 from assay.envs.chess.engine.uci_engine import MATE_CP, MoveValue, UciEngine, find_stockfish
 from assay.errors import DataError, EngineError
@@ -51,7 +51,7 @@ class StockfishConfig(Settings):
 
     path: str | None = None
     """The stockfish program; null looks in STOCKFISH_PATH, in PATH and in the usual places."""
-    processes: Annotated[int, AtLeast(1)] = 1
+    processes: Annotated[int, AtLeast(1), MAY_CHANGE] = 1
     """Engine processes, each with one thread, started when first needed."""
     nodes: Annotated[int, AtLeast(1)] = 2000
     """Search limit of one analysis. Nodes, unlike time, give the same verdict on every machine."""
@@ -59,9 +59,9 @@ class StockfishConfig(Settings):
     """Number of moves to value, best first; 500 values every legal move."""
     hash_mb: Annotated[int, AtLeast(1)] = 16
     """Transposition table of each process, in MiB."""
-    deadline_s: Annotated[float, Above(0)] = 10.0
+    deadline_s: Annotated[float, Above(0), MAY_CHANGE] = 10.0
     """An engine that is silent for so long during a search counts as hung: it is killed and replaced."""
-    cache: bool = True
+    cache: Annotated[bool, MAY_CHANGE] = True
     """Keep analyses in memory and in the cache folder."""
 
 

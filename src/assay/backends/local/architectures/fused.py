@@ -1,7 +1,7 @@
-"""Hugging Face models as a `Decoder`: which architectures, and where their weights are.
+"""Hugging Face models as a `Decoder`: where the weights of each architecture are.
 
-Covers pre-norm decoders with full attention: GPT-2 and the Llama family (Llama, Mistral, Qwen2, Qwen3). `fused_decoder`
-checks itself against the module's own forward and returns None for anything else.
+Covers pre-norm decoders with full attention: GPT-2 and the Llama family (Llama, Mistral, Qwen2, Qwen3). Which models
+fit is decided by `understood`, and then tried.
 """
 
 from __future__ import annotations
@@ -13,43 +13,36 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from assay.backends.local.architectures.lively import lively
+from assay.backends.local.architectures.precision import agree, exact_products
+from assay.backends.local.architectures.understood import obstacle
 from assay.backends.local.decoder import Angles, Decoder, Layer, Projection, extend, prefill
 
 
-def fused_decoder(model: Any, config: Any) -> Decoder | None:
-    """A `Decoder` over the weights of a Hugging Face causal LM (bare or wrapped by peft), or None if it does not fit.
+def fused_decoder(model: Any) -> Decoder | str:
+    """A `Decoder` over the weights of a Hugging Face causal LM (bare or wrapped by peft), or why there is none.
 
-    The result is checked on random tokens against the module's own forward pass; a difference that is more than
-    rounding also gives None, so that an unknown variant is slow rather than wrong.
+    The classes and the config of the model decide. The decoder is then tried on random tokens against the module's own
+    forward pass, with weights at which a difference shows, so that a variant is slow rather than wrong.
     """
-    builders = {"gpt2": _gpt2, "llama": _llama, "mistral": _llama, "qwen2": _llama, "qwen3": _llama}
-    build = builders.get(config.model_type)
-    if build is None or not _full_attention(config):
-        return None
-    if type(model.get_input_embeddings()) is not nn.Embedding:
-        return None  # an adapter on the embedding would be bypassed, and cannot be detected while it is still zero
-    decoder = build(model, config)
-    return decoder if _agrees(decoder, model, config) else None
-
-
-def _full_attention(config: Any) -> bool:
-    layer_types = getattr(config, "layer_types", None) or ["full_attention"]
-    windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    return set(layer_types) == {"full_attention"} and not windowed
+    if why := obstacle(model):
+        return why
+    decoder = (_gpt2 if model.config.model_type == "gpt2" else _llama)(model, model.config)
+    return decoder if _agrees(decoder, model) else "its forward pass gives other logits than the fused decoder"
 
 
 @torch.no_grad()
-def _agrees(decoder: Decoder, model: nn.Module, config: Any) -> bool:
-    device = next(model.parameters()).device
+def _agrees(decoder: Decoder, model: nn.Module) -> bool:
+    weight: Tensor = model.get_input_embeddings().weight  # type: ignore[operator]
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(config.vocab_size, (2, 9), generator=generator).to(device)
-    want = model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits[:, 4:].float()
-    _, prefix = prefill(decoder, tokens[:, :5], torch.full((2,), 5, device=device))
-    last, _ = prefill(decoder, tokens[:, :5], torch.full((2,), 5, device=device), torch.tensor([4, 9], device=device))
-    hidden = extend(decoder, prefix, tokens[:, None, 5:])[:, 0]
-    got = decoder.head(torch.cat([last[:, None], hidden], dim=1)).float()
-    tolerance = 1e-3 if next(model.parameters()).dtype == torch.float32 else 5e-2
-    return bool((got - want).abs().max() <= tolerance * (1 + want.abs().max()))
+    tokens = torch.randint(len(weight), (2, 9), generator=generator).to(weight.device)
+    five = torch.full((2,), 5)
+    with exact_products(), lively(model):
+        want = model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits[:, 4:]
+        _, prefix = prefill(decoder, tokens[:, :5], five)
+        last, _ = prefill(decoder, tokens[:, :5], five, torch.tensor([4, 9], device=weight.device))
+        hidden = extend(decoder, prefix, tokens[:, None, 5:])[:, 0]
+        return agree(decoder.head(torch.cat([last[:, None], hidden], dim=1)), want, weight.dtype)
 
 
 def _projection(module: nn.Module) -> Projection:
@@ -136,7 +129,8 @@ def _llama(model: Any, config: Any) -> Decoder:
         return Layer(enter, leave)
 
     return Decoder(
-        embed=lambda tokens, _: F.embedding(tokens, trunk.embed_tokens.weight),
+        # The embedding of the padding token gets no gradient, as in the module.
+        embed=lambda tokens, _: F.embedding(tokens, trunk.embed_tokens.weight, trunk.embed_tokens.padding_idx),
         rotary=rotary,
         layers=tuple(layer(block) for block in trunk.layers),
         final_norm=trunk.norm,

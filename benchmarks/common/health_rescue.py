@@ -1,0 +1,270 @@
+"""Real collapses for `benchmarks/health.py`, each run three times: undisturbed, watched, and with the monitor acting.
+
+The task is to say a's, and not to the limit, from a policy that was warmed up on mixed answers. A collapse is a fault
+on top of settings that learn it; the three runs of one seed share everything else. The held-out tasks are judged by the
+intended reward, whatever a fault does to the reward of training. Most kinds are none of those that the rules were made
+for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal, get_args
+
+import torch
+
+from assay.backends.local.backend import TorchBackend
+from assay.errors import AssayError
+from assay.grpo.config import AlgorithmConfig
+from assay.grpo.health.config import HealthConfig
+from assay.training.config import EvalConfig, OptimizerConfig, TrainingConfig, load_config
+from assay.training.loop import train
+from common.health_runs import REWARDS, SFT_STEPS, WATCHING, RewardedBuilder, from_call, settings_of, share
+from support.tiny_run import tiny
+
+ONSET, STEPS = 30, 120
+Arm = Literal["undisturbed", "watched", "acting"]
+ARMS: tuple[Arm, ...] = get_args(Arm)
+RESCUED = 0.8
+"""Share of what the undisturbed run gained that a rescued run keeps."""
+LOST = 0.2
+"""A run has collapsed where it would not count as rescued, and either had reached more by this share of what the
+undisturbed run gained before, or has nothing left that could lead back: 9 of 10 groups of its last ten
+batches have equal rewards."""
+
+
+@dataclass(frozen=True)
+class Collapse:
+    """A way to ruin a run: changed settings, another reward of training, or a sabotage of the backend."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    reward: str = "brief_a"
+    sabotage: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    known: bool = False
+    """Whether the rules were made with this kind in mind."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one run ended."""
+
+    ended: Literal["done", "stopped", "failed"]
+    """`stopped`: by the monitor; `failed`: by another error of Assay."""
+    start: float
+    final: float
+    """Held-out reward before RL and at the last evaluation."""
+    rollbacks: int
+    alarms: tuple[tuple[int, str], ...]
+    """(RL batch, kind) of every event but health reports."""
+    message: str = ""
+    best: float = math.nan
+    """The largest held-out reward on the way; evaluated every ten batches."""
+    constant: float = 0.0
+    """Share of groups with equal rewards in the last ten batches."""
+
+
+# Faults of the reward: by the step of training, so that held-out tasks (step -1) are judged as intended.
+
+
+def flipped(text: str, step: int) -> dict[str, float]:
+    """From the onset on, the verifier's sign is wrong."""
+    return {"right": brief_a(text, step)["right"] * (1 if step < ONSET else -1)}
+
+
+def other_task(text: str, step: int) -> dict[str, float]:
+    """From the onset on, another letter is wanted, which the policy hardly says."""
+    return {"right": share(text, "a" if step < ONSET else "3")}
+
+
+def swinging(text: str, step: int) -> dict[str, float]:
+    """What is wanted changes every ten steps."""
+    return {"right": share(text, "a" if step < ONSET or step // 10 % 2 else "2")}
+
+
+def jackpot(text: str, step: int) -> dict[str, float]:
+    """From the onset on, one answer in fifty earns five hundred times what it should, by chance."""
+    lucky = step >= ONSET and zlib.crc32(f"{step} {text}".encode()) % 50 == 0
+    return {"right": brief_a(text, step)["right"], "luck": 500.0 * lucky}
+
+
+def random_verdicts(text: str, step: int) -> dict[str, float]:
+    """From the onset on, verdicts have nothing to do with the answer, and are worth more."""
+    chance = zlib.crc32(f"{step} {text}".encode()) / 2**32
+    return {"right": brief_a(text, step)["right"]} if step < ONSET else {"right": 5.0 * chance}
+
+
+def brief_a(text: str, step: int) -> dict[str, float]:
+    """What is meant: a's, and an end before the limit."""
+    return {"right": share(text, "a") * (1.0 if len(text) < 8 else 0.5)}
+
+
+def noisy_a(text: str, step: int) -> dict[str, float]:
+    """Mostly chance, around what is meant."""
+    return {
+        "right": brief_a(text, step)["right"],
+        "chance": 0.0 if step < 0 else zlib.crc32(f"{step} {text}".encode()) / 2**32,
+    }
+
+
+REWARDS.update({r.__name__: r for r in (flipped, other_task, swinging, jackpot, random_verdicts, noisy_a, brief_a)})
+
+
+def rate_grows() -> Any:
+    """Each optimizer step has a learning rate 12 % above the one before: a slow drift that ends in ruin."""
+    calls = 0
+
+    def change(backend: TorchBackend, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        nonlocal calls
+        calls += 1
+        return replace(args[0], learning_rate=args[0].learning_rate * 1.12**calls), *args[1:]
+
+    return from_call("optim_step", SFT_STEPS, change)
+
+
+def weights_shaken() -> Any:
+    """One step damages the weights: a bad checkpoint, a broken kernel."""
+    done = False
+
+    def change(backend: TorchBackend, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        nonlocal done
+        if not done:
+            generator = torch.Generator().manual_seed(0)
+            with torch.no_grad():
+                for weight in backend._trained.values():
+                    weight += 2 * weight.std() * torch.randn(weight.shape, generator=generator)
+        done = True
+        return args
+
+    return from_call("optim_step", SFT_STEPS + ONSET, change)
+
+
+def gradient_flipped() -> Any:
+    """From the onset on, every gradient has the wrong sign."""
+
+    def change(backend: TorchBackend, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        for weight in backend._trained.values():
+            if weight.grad is not None:
+                weight.grad.neg_()
+        return args
+
+    return from_call("optim_step", SFT_STEPS + ONSET, change)
+
+
+COLLAPSES: Mapping[str, Collapse] = {
+    "rate x10": Collapse({"learning_rate": 2e-2, "kl_penalty_coef": 1e-3}, known=True),
+    "rate x50": Collapse({"learning_rate": 1e-1, "kl_penalty_coef": 1e-3}, known=True),
+    "rate x10, noisy reward": Collapse({"learning_rate": 2e-2, "kl_penalty_coef": 1e-6}, "noisy_a", known=True),
+    "rate x25, no penalty": Collapse({"learning_rate": 5e-2, "kl_penalty_coef": 0.0}),
+    "rate x10, stale rollouts": Collapse({"learning_rate": 2e-2, "max_steps_off_policy": 4}),
+    "rate x10, 4 rollout epochs": Collapse({"learning_rate": 2e-2, "rollout_epochs": 4, "loss_fn": "grpo"}),
+    "rate x10, no momentum": Collapse({"learning_rate": 2e-2, "optimizer": OptimizerConfig(beta1=0.0, beta2=0.5)}),
+    "rate grows": Collapse(sabotage=rate_grows),
+    "weights shaken": Collapse(sabotage=weights_shaken),
+    "gradient flipped": Collapse(sabotage=gradient_flipped),
+    "reward flipped": Collapse(reward="flipped"),
+    "other task": Collapse(reward="other_task"),
+    "swinging task": Collapse({"learning_rate": 2e-3}, "swinging"),
+    "jackpot": Collapse(reward="jackpot"),
+    "random verdicts": Collapse(reward="random_verdicts"),
+    "temperature 4, rate x5": Collapse({"learning_rate": 1e-2, "temperature": 4.0, "kl_penalty_coef": 1e-3}),
+}
+
+
+def outcome(name: str, arm: Arm, seed: int, folder: Path, lr_factor: float | None = None) -> Outcome:
+    """Run one arm of a collapse of the tiny task."""
+    collapse = Collapse() if arm == "undisturbed" else COLLAPSES[name]
+    health: dict[str, Any] = {"report_every": 0}
+    if arm != "acting":
+        health["actions"] = WATCHING
+    elif lr_factor is not None:
+        health["rollback_lr_factor"] = lr_factor
+    settings = settings_of(seed) | {
+        "learning_rate": 2e-3,
+        "kl_penalty_coef": 0.05,
+        "max_tokens": 10,
+        "eval_every": 10,
+        "save_every": 5,
+        "trace_token_groups": 0,
+        "eval": EvalConfig(samples_per_task=4),
+        "grpo": AlgorithmConfig(kl_estimator="k1", kl_placement="reward", health=HealthConfig(**health)),
+        "dataset_builder": RewardedBuilder(
+            num_train=8 * STEPS, batch_size=8, group_size=4, reward=collapse.reward, intended="brief_a", num_heldout=16
+        ),
+    }
+    if not (settings | collapse.settings)["kl_penalty_coef"]:
+        settings["grpo"] = AlgorithmConfig(health=HealthConfig(**health))
+    with collapse.sabotage():
+        return ended(tiny(folder, **(settings | collapse.settings)))
+
+
+def chess_outcome(arm: Arm, rate: float, folder: Path, batches: int) -> Outcome:
+    """Run one arm of the small chess task of the documentation, whose right learning rate is 5e-4."""
+    overrides = [f"log_path={folder}", f"max_batches={batches}", "eval_every=10", "eval.max_tasks=100", "save_every=5"]
+    overrides += ["tensorboard_enabled=false", "local.device=cpu", "grpo.health.report_every=0", "sft.num_steps=200"]
+    if arm != "undisturbed":
+        overrides += [f"learning_rate={rate}", "kl_penalty_coef=0.001"]
+    if arm != "acting":
+        overrides += [f"grpo.health.actions.{rule}=warn" for rule in WATCHING]
+    return ended(load_config("chess", overrides))
+
+
+def ended(config: TrainingConfig) -> Outcome:
+    """Run to the end, whatever it is."""
+    torch.set_num_threads(1)
+    logging.disable(logging.ERROR)
+    how: Literal["done", "stopped", "failed"] = "done"
+    message = ""
+    try:
+        train(config, quiet=True)
+    except AssayError as error:
+        how, message = ("stopped" if type(error).__name__ == "HealthError" else "failed"), str(error)
+    finally:
+        logging.disable(logging.NOTSET)
+    rows = [json.loads(line) for line in (config.log_path / "metrics.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (config.log_path / "events.jsonl").read_text().splitlines()]
+    rewards = [row["eval/reward/mean"] for row in rows if row.get("eval/reward/mean") is not None]
+    constant = [row["rollout/constant_group_fraction"] for row in rows if row["phase"] == "rl"]
+    before = sum(row["phase"] == "sft" for row in rows)
+    return Outcome(
+        how,
+        rewards[0],
+        rewards[-1] if len(rewards) > 1 else math.nan,
+        sum(event["kind"] == "rollback" for event in events),
+        tuple((event["step"] - before + 1, event["kind"]) for event in events if event["kind"] != "health_report"),
+        message,
+        max(rewards),
+        fmean(constant[-10:]) if constant else 0.0,
+    )
+
+
+def collapsed(watched: Outcome, undisturbed: Outcome) -> bool:
+    """Whether the watched run really collapsed: see `LOST`; or it failed."""
+    gain = undisturbed.final - undisturbed.start
+    if watched.ended != "done":
+        return True
+    lost = watched.final < watched.best - LOST * gain or watched.constant >= 0.9
+    return watched.final < undisturbed.start + RESCUED * gain and lost
+
+
+def rescued(acting: Outcome, undisturbed: Outcome) -> bool:
+    """Whether the run came to its end with most of what the undisturbed one gained."""
+    gain = undisturbed.final - undisturbed.start
+    return acting.ended == "done" and acting.final >= undisturbed.start + RESCUED * gain
+
+
+def as_json(found: Outcome) -> dict[str, Any]:
+    """The outcome as JSON data."""
+    return asdict(found)
+
+
+def from_json(data: Mapping[str, Any]) -> Outcome:
+    """What `as_json` gave."""
+    return Outcome(**{**data, "alarms": tuple((int(step), str(kind)) for step, kind in data["alarms"])})

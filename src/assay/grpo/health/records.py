@@ -1,0 +1,78 @@
+"""What a monitor remembers of the rewards since a run began, beyond the window: added to each observation. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from statistics import fmean
+
+from assay.grpo.health.trend import Observation
+from assay.types import Json
+
+BEST_REWARD, WORST_REWARD = "run/best_reward", "run/worst_reward"
+"""The largest and the smallest reward of any rollout so far."""
+FIRST_LEVEL, FIRST_SPREAD = "run/first_level", "run/first_spread"
+"""Means over the first steps since the run began, or was last rolled back: of the reward, and of the standard deviation
+of a step's rewards."""
+BEST_LEVEL = "run/best_level"
+"""The largest mean of the reward over consecutive steps since then."""
+
+
+class RewardRecords:
+    """The records of one run; levels are means over `steps` steps that measured a reward."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._extremes: dict[str, float] = {}
+        self._first: list[float] = []
+        self._spreads: list[float] = []
+        self._last: list[float] = []
+        self._best: float | None = None
+
+    def add(self, observation: Observation) -> dict[str, float]:
+        """Take in a step; returns the records as they now are, by name. What is not known yet is absent."""
+        for metric, name, extreme in (("reward/max", BEST_REWARD, max), ("reward/min", WORST_REWARD, min)):
+            if math.isfinite(value := observation.get(metric, math.nan)):
+                self._extremes[name] = extreme(value, self._extremes.get(name, value))
+        reward = observation.get("reward/mean", math.nan)
+        if math.isfinite(reward):
+            self._add_reward(reward, observation.get("reward/std", 0.0))
+        known = dict(self._extremes)
+        if len(self._first) == self._steps:
+            known |= {FIRST_LEVEL: fmean(self._first), FIRST_SPREAD: fmean(self._spreads)}
+        return known if self._best is None else known | {BEST_LEVEL: self._best}
+
+    def _add_reward(self, reward: float, spread: float) -> None:
+        if len(self._first) < self._steps:
+            self._first.append(reward)
+            self._spreads.append(spread if math.isfinite(spread) else 0.0)
+        self._last = [*self._last, reward][-self._steps :]
+        if len(self._last) == self._steps:
+            level = fmean(self._last)
+            self._best = level if self._best is None else max(self._best, level)
+
+    def rolled_back(self) -> None:
+        """Measure the levels afresh: those so far are the discarded policy's. The largest and smallest rewards stay."""
+        self._first, self._spreads, self._last, self._best = [], [], [], None
+
+    def state(self) -> dict[str, Json]:
+        """Everything remembered, as JSON data."""
+        return {
+            "extremes": dict(self._extremes),
+            "first": list(self._first),
+            "spreads": list(self._spreads),
+            "last": list(self._last),
+            "best": self._best,
+        }
+
+    def load(self, state: Mapping[str, Json]) -> None:
+        """Take over what `state` returned; where `steps` was larger then, the surplus is forgotten.
+
+        Raises:
+            KeyError, ValueError, TypeError: not such a state.
+        """
+        self._extremes = {str(name): float(value) for name, value in state["extremes"].items()}
+        self._first = [float(value) for value in state["first"]][: self._steps]
+        self._spreads = [float(value) for value in state["spreads"]][: self._steps]
+        self._last = [float(value) for value in state["last"]][-self._steps :]
+        self._best = None if state["best"] is None else float(state["best"])
