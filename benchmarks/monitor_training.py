@@ -168,8 +168,9 @@ def constant_groups(runs: Sequence[RunRecords]) -> list[float]:
 
 def all_true(settings: Sequence[str], cache: Path) -> dict[str, float]:
     """What the policy that predicts a pass for every test scores on the held-out functions; exact."""
-    off = [*SETTINGS, *settings, "dataset_builder.reward.train_with_monitor=false", "dataset_builder.num_train=1"]
-    config = load_config("monitor", [*off, f"cache_dir={cache}"])
+    unread = ("dataset_builder.reward.", "dataset_builder.judge.")
+    data_alone = [setting for setting in (*SETTINGS, *settings) if not setting.startswith(unread)]
+    config = load_config("monitor", [*data_alone, "dataset_builder.num_train=1", f"cache_dir={cache}"])
     data = config.dataset_builder.build(config.build_context())
     assert data.baseline_policies is not None
     (values,) = asyncio.run(data.baseline_policies()).values()
