@@ -55,7 +55,7 @@ from assay.grpo.health.config import HealthConfig
 from assay.grpo.health.finding import Finding
 from assay.grpo.health.monitor import HealthMonitor
 from common import machine
-from common.health_healthy import SETTINGS, healthy_series, store, stored
+from common.health_healthy import SETTINGS, healthy_series, learned, store, stored
 from common.health_rescue import (
     ARMS,
     COLLAPSES,
@@ -72,6 +72,8 @@ from support import health_series
 
 FIRST_SEED = 5000
 """Thresholds were chosen on lower ones."""
+FRESH = 8000
+"""First seed of `healthy` and `rescue`; rules and settings were tried on lower ones."""
 ALLOWED = 1.0
 """False alarms per 1000 steps."""
 ONCE = {"constant_rewards", "mismatch", "gradient_explosion", "clipping"}
@@ -91,6 +93,8 @@ class Tally:
     leads: dict[str, list[int]] = field(default_factory=dict)
     healthy_steps: int = 0
     false_alarms: Counter[str] = field(default_factory=Counter)
+    not_healthy: list[str] = field(default_factory=list)
+    """Runs that were meant to be healthy, and did not learn or lost it again."""
 
     def failing(self, kind: str, series: Series, onset: int | None) -> None:
         """Judge a run that goes wrong, from `onset` on where that is known."""
@@ -195,12 +199,17 @@ def chess(batches: int, folder: Path) -> Tally:
 def varied(seeds: int, steps: int, folder: Path, kept: Path) -> Tally:
     """Judge tiny real runs that learn, `seeds` of each setting."""
     tally = Tally()
-    for seed in range(FIRST_SEED + 2000, FIRST_SEED + 2000 + seeds):
+    for seed in range(FRESH, FRESH + seeds):
         for name in SETTINGS:
             file = kept / f"healthy_{name.replace(' ', '_')}_{seed}.json"
             if not file.exists():
                 store(file, healthy_series(name, seed, folder / file.stem, steps))
-            tally.healthy(f"{name} {seed}", stored(file))
+            series = stored(file)
+            if learned(series):
+                tally.healthy(f"{name} {seed}", series)
+            else:
+                tally.not_healthy.append(f"{name} {seed}")
+                print(f"  {name} {seed}: not healthy, {[f.rule for _, f in alarms(series)]}", file=sys.stderr)
     return tally
 
 
@@ -216,7 +225,7 @@ def rescue(kinds: Sequence[str], seeds: int, folder: Path, kept: Path) -> dict[s
 
     found: list[tuple[str, Outcome, Outcome, Outcome]] = []
     spared = []
-    for seed in range(FIRST_SEED + 1000, FIRST_SEED + 1000 + seeds):
+    for seed in range(FRESH, FRESH + seeds):
         for name in kinds:
             undisturbed, watched, acting = (arm(name, which, seed) for which in ARMS)
             real = collapsed(watched, undisturbed)
@@ -272,6 +281,7 @@ def summary(sources: dict[str, Tally]) -> dict[str, object]:
         "false_alarms_per_1000_steps": rates,
         "healthy_steps": steps,
         "false_alarms": dict(wrong),
+        "not_healthy": [name for tally in sources.values() for name in tally.not_healthy],
     }
 
 
