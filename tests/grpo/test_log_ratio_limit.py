@@ -125,6 +125,15 @@ def test_a_token_beyond_the_limit_gives_no_gradient_through_its_ratio_and_the_ot
     assert terms["policy"].tolist() == pytest.approx([limit, 1 / limit], rel=1e-5), "on both sides"
 
 
+def test_a_token_that_the_policy_hardly_knows_has_a_finite_k3() -> None:
+    difference = torch.tensor([-200.0, -19.0], requires_grad=True)
+    value = kl_estimate("k3", difference)
+    value.sum().backward()
+    assert float(value[0]) == pytest.approx(math.expm1(LOG_RATIO_LIMIT) - LOG_RATIO_LIMIT)
+    assert difference.grad is not None
+    assert difference.grad.tolist() == [0, pytest.approx(1 - math.exp(19))]
+
+
 def test_a_policy_far_from_its_reference_is_still_pulled_back() -> None:
     for estimator in ESTIMATORS:
         difference = torch.tensor([5.0, 30.0, 300.0], requires_grad=True)

@@ -17,6 +17,7 @@ from assay.errors import ConfigError, HealthError
 from assay.grpo.config import AlgorithmConfig
 from assay.grpo.health.config import HealthConfig
 from assay.training.config import SFTConfig, TrainingConfig
+from assay.training.recovery import may_have_begun
 from support.scripted import scored
 from support.tiny_run import (
     RL_BATCHES,
@@ -299,3 +300,8 @@ def test_further_groups_come_up_to_the_cap_where_nothing_teaches(tmp_path: Path)
 def test_a_run_refuses_settings_that_would_do_nothing_or_wrong(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TrainingConfig(**changes)
+
+
+@pytest.mark.parametrize(("limit", "batch"), [(-6, 1), (0, 1), (11, 12)])
+def test_no_trouble_is_said_to_have_begun_before_the_first_batch(limit: int, batch: int) -> None:
+    assert may_have_begun(limit).endswith(f"begun with batch {batch}")

@@ -57,11 +57,16 @@ async def _roll_back(session: Session, report: StepReport) -> HealthError | None
         number,
         "rollback",
         "warning",
-        f"Went back to the policy of checkpoint {good.name} ({batches}; the trouble may have begun with batch "
-        f"{limit + 1}). The learning rate is now {health.learning_rate_factor:g} times the configured one "
+        f"Went back to the policy of checkpoint {good.name} ({batches}; {may_have_begun(limit)}). "
+        f"The learning rate is now {health.learning_rate_factor:g} times the configured one "
         f"(rollback {health.rollbacks} of at most {session.config.grpo.health.max_rollbacks}).",
     )
     return None
+
+
+def may_have_begun(limit: int) -> str:
+    """With which batch the trouble began, where policies of up to `limit` batches (below 0: none) are from before."""
+    return f"the trouble may have begun with batch {max(1, limit + 1)}"
 
 
 def find_refuge(session: Session, report: StepReport, limit: int) -> Checkpoint | None:
