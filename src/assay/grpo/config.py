@@ -192,15 +192,14 @@ class GRPOConfig(AlgorithmConfig):
     def local_backend(self, device: str, half: bool) -> LocalBackend:
         """How a backend of the trainer's own computes; `half` says whether the model came in half precision."""
         dtype = self.dtype if self.dtype != "auto" else "bfloat16" if half else "float32"
-        # The caller's model is there already, and with it, on CUDA, the allocator with the caller's settings.
-        allocator = {} if device == "cpu" else {"cuda_allocator": ""}
-        return LocalBackend(
+        local = LocalBackend(
             device=device,
             dtype=dtype,
             micro_batch_tokens=self.micro_batch_tokens,
             use_gradient_checkpointing=self.use_gradient_checkpointing,
-            **allocator,
         )
+        # The caller's model is there already, and with it, on CUDA, the allocator with the caller's settings.
+        return local if device == "cpu" else chz.replace(local, cuda_allocator="")
 
 
 def _contradictions(config: AlgorithmConfig) -> Iterator[str]:
