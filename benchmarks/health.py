@@ -7,7 +7,8 @@ Sources, on seeds that no threshold was chosen on: made-up series with realistic
 learning rate 20 times too high (`benchmarks/common/health_runs.py`); tiny runs that learn under varied settings
 (`health_healthy.py`); and collapses that are run again with the monitor acting (`health_rescue.py`). Every step of a
 series goes through a `HealthMonitor` with default settings. With `--out`, each real run of `healthy` and `rescue` is
-kept in a file, and not run again. The last line is one JSON object:
+kept in a file, and not run again; with `TMPDIR=/dev/shm` the runs do not wait for a disk. The last
+line is one JSON object:
 
 - `kinds`: the ways to go wrong. `caught`: by kind and source, series in which a rule of that kind spoke after the
   onset; an alarm of another kind's rule does not count. `kinds_caught`: kinds all of whose series were caught, of
@@ -16,10 +17,13 @@ kept in a file, and not run again. The last line is one JSON object:
   late), over the series that reach one. `least_lead_steps`: the smallest. `in_time`: series with a lead of 0 or more.
 - `false_alarms_per_1000_steps`: alarms of any rule in healthy runs and before the known onset of a fault; `real` is
   all real runs together.
+- `not_healthy`: runs of `healthy` that did not learn or lost it again, judged by reward alone (`health_healthy.py`);
+  they count neither for nor against.
 - `collapses`: runs of `rescue` that, with the monitor only warning, ended with less than 80 % of what the undisturbed
   run gained on held-out tasks, after they had more, or with nothing left to learn from. `rescued`: those that, with the
   monitor acting, came to their end with at least 80 % of that gain; `stopped`: those that it paused or stopped with an
-  error; `neither`: the rest, by name. `median_reward_lost`: held-out reward of the undisturbed run less that of the run
+  error; `neither`: the rest, by name; `by_kind` has the final rewards too: undisturbed, watched, acting.
+  `median_reward_lost`: held-out reward of the undisturbed run less that of the run
   with the monitor acting, where it came to its end; `median_reward_lost_watched`: where it only warned.
 
 The point of no return is, by kind:
@@ -243,12 +247,25 @@ def rescue(kinds: Sequence[str], seeds: int, folder: Path, kept: Path) -> dict[s
     return {
         "collapses": len(found),
         "of_kinds_unknown_to_the_rules": len(new),
+        "by_kind": {kind: _count(kind, found, saved, stopped) for kind in kinds},
         "rescued": len(saved),
         "stopped": len(stopped),
         "neither": [name for name, *_ in found if name not in saved and name not in stopped],
         "no_collapse": spared,
         "median_reward_lost": statistics.median(lost) if lost else None,
         "median_reward_lost_watched": statistics.median(unwatched) if unwatched else None,
+    }
+
+
+def _count(kind: str, found: Sequence[tuple[str, Outcome, Outcome, Outcome]], *of: Sequence[str]) -> dict[str, object]:
+    """Collapses of a kind, those rescued and those stopped; and the final rewards: undisturbed, watched, acting."""
+    runs = [run for run in found if run[0].rpartition(" ")[0] == kind]
+    rescued_and_stopped = [sum(run[0] in names for run in runs) for names in of]
+    finals = [[round(outcome.final, 2) for outcome in outcomes] for _, *outcomes in runs]
+    return {
+        "collapses": len(runs),
+        **dict(zip(("rescued", "stopped"), rescued_and_stopped, strict=True)),
+        "rewards": finals,
     }
 
 
@@ -312,7 +329,7 @@ def main() -> int:
                 ["mismatch"] if args.quick else list(FAULTS), max(1, seeds // 5), 40 if args.quick else 300, folder
             ),
             "chess": lambda: chess(args.chess_batches, folder),
-            "healthy": lambda: varied(max(1, seeds * 2 // 5), 40 if args.quick else 500, folder, kept),
+            "healthy": lambda: varied(max(1, seeds * 3 // 10), 40 if args.quick else 500, folder, kept),
         }
         kept = args.out or folder / "kept"
         kept.mkdir(parents=True, exist_ok=True)

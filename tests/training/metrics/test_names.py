@@ -61,7 +61,7 @@ def by_itself() -> set[str]:
     trainer = GRPOTrainer(model, None, GRPOConfig(kl_coef=0.01))
     found = trainer.training_step(made_up(model)).keys()
     found |= trainer.training_step_with_rollout_epochs(made_up(model, seed=1)).keys()
-    return {name if entry(name) in ROLLOUTS else f"train/{name}" for name in found}
+    return {name if entry(name) in ROLLOUTS or name.startswith("parity/") else f"train/{name}" for name in found}
 
 
 @pytest.fixture(scope="module")
