@@ -7,7 +7,8 @@ Sources, on seeds that no threshold was chosen on: made-up series with realistic
 learning rate 20 times too high (`benchmarks/common/health_runs.py`); tiny runs that learn under varied settings
 (`health_healthy.py`); and collapses that are run again with the monitor acting (`health_rescue.py`). Every step of a
 series goes through a `HealthMonitor` with default settings. With `--out`, each real run of `healthy` and `rescue` is
-kept in a file, and not run again. The last line is one JSON object:
+kept in a file, and not run again; with `TMPDIR=/dev/shm` the runs do not wait for a disk. The last
+line is one JSON object:
 
 - `kinds`: the ways to go wrong. `caught`: by kind and source, series in which a rule of that kind spoke after the
   onset; an alarm of another kind's rule does not count. `kinds_caught`: kinds all of whose series were caught, of
@@ -16,10 +17,13 @@ kept in a file, and not run again. The last line is one JSON object:
   late), over the series that reach one. `least_lead_steps`: the smallest. `in_time`: series with a lead of 0 or more.
 - `false_alarms_per_1000_steps`: alarms of any rule in healthy runs and before the known onset of a fault; `real` is
   all real runs together.
+- `not_healthy`: runs of `healthy` that did not learn or lost it again, judged by reward alone (`health_healthy.py`);
+  they count neither for nor against.
 - `collapses`: runs of `rescue` that, with the monitor only warning, ended with less than 80 % of what the undisturbed
   run gained on held-out tasks, after they had more, or with nothing left to learn from. `rescued`: those that, with the
   monitor acting, came to their end with at least 80 % of that gain; `stopped`: those that it paused or stopped with an
-  error; `neither`: the rest, by name. `median_reward_lost`: held-out reward of the undisturbed run less that of the run
+  error; `neither`: the rest, by name; `by_kind` has the final rewards too: undisturbed, watched, acting.
+  `median_reward_lost`: held-out reward of the undisturbed run less that of the run
   with the monitor acting, where it came to its end; `median_reward_lost_watched`: where it only warned.
 
 The point of no return is, by kind:
@@ -55,7 +59,7 @@ from assay.grpo.health.config import HealthConfig
 from assay.grpo.health.finding import Finding
 from assay.grpo.health.monitor import HealthMonitor
 from common import machine
-from common.health_healthy import SETTINGS, healthy_series, store, stored
+from common.health_healthy import SETTINGS, healthy_series, learned, store, stored
 from common.health_rescue import (
     ARMS,
     COLLAPSES,
@@ -72,6 +76,8 @@ from support import health_series
 
 FIRST_SEED = 5000
 """Thresholds were chosen on lower ones."""
+FRESH = 8000
+"""First seed of `healthy` and `rescue`; rules and settings were tried on lower ones."""
 ALLOWED = 1.0
 """False alarms per 1000 steps."""
 ONCE = {"constant_rewards", "mismatch", "gradient_explosion", "clipping"}
@@ -91,6 +97,8 @@ class Tally:
     leads: dict[str, list[int]] = field(default_factory=dict)
     healthy_steps: int = 0
     false_alarms: Counter[str] = field(default_factory=Counter)
+    not_healthy: list[str] = field(default_factory=list)
+    """Runs that were meant to be healthy, and did not learn or lost it again."""
 
     def failing(self, kind: str, series: Series, onset: int | None) -> None:
         """Judge a run that goes wrong, from `onset` on where that is known."""
@@ -195,12 +203,17 @@ def chess(batches: int, folder: Path) -> Tally:
 def varied(seeds: int, steps: int, folder: Path, kept: Path) -> Tally:
     """Judge tiny real runs that learn, `seeds` of each setting."""
     tally = Tally()
-    for seed in range(FIRST_SEED + 2000, FIRST_SEED + 2000 + seeds):
+    for seed in range(FRESH, FRESH + seeds):
         for name in SETTINGS:
             file = kept / f"healthy_{name.replace(' ', '_')}_{seed}.json"
             if not file.exists():
                 store(file, healthy_series(name, seed, folder / file.stem, steps))
-            tally.healthy(f"{name} {seed}", stored(file))
+            series = stored(file)
+            if learned(series):
+                tally.healthy(f"{name} {seed}", series)
+            else:
+                tally.not_healthy.append(f"{name} {seed}")
+                print(f"  {name} {seed}: not healthy, {[f.rule for _, f in alarms(series)]}", file=sys.stderr)
     return tally
 
 
@@ -216,7 +229,7 @@ def rescue(kinds: Sequence[str], seeds: int, folder: Path, kept: Path) -> dict[s
 
     found: list[tuple[str, Outcome, Outcome, Outcome]] = []
     spared = []
-    for seed in range(FIRST_SEED + 1000, FIRST_SEED + 1000 + seeds):
+    for seed in range(FRESH, FRESH + seeds):
         for name in kinds:
             undisturbed, watched, acting = (arm(name, which, seed) for which in ARMS)
             real = collapsed(watched, undisturbed)
@@ -234,12 +247,25 @@ def rescue(kinds: Sequence[str], seeds: int, folder: Path, kept: Path) -> dict[s
     return {
         "collapses": len(found),
         "of_kinds_unknown_to_the_rules": len(new),
+        "by_kind": {kind: _count(kind, found, saved, stopped) for kind in kinds},
         "rescued": len(saved),
         "stopped": len(stopped),
         "neither": [name for name, *_ in found if name not in saved and name not in stopped],
         "no_collapse": spared,
         "median_reward_lost": statistics.median(lost) if lost else None,
         "median_reward_lost_watched": statistics.median(unwatched) if unwatched else None,
+    }
+
+
+def _count(kind: str, found: Sequence[tuple[str, Outcome, Outcome, Outcome]], *of: Sequence[str]) -> dict[str, object]:
+    """Collapses of a kind, those rescued and those stopped; and the final rewards: undisturbed, watched, acting."""
+    runs = [run for run in found if run[0].rpartition(" ")[0] == kind]
+    rescued_and_stopped = [sum(run[0] in names for run in runs) for names in of]
+    finals = [[round(outcome.final, 2) for outcome in outcomes] for _, *outcomes in runs]
+    return {
+        "collapses": len(runs),
+        **dict(zip(("rescued", "stopped"), rescued_and_stopped, strict=True)),
+        "rewards": finals,
     }
 
 
@@ -272,6 +298,7 @@ def summary(sources: dict[str, Tally]) -> dict[str, object]:
         "false_alarms_per_1000_steps": rates,
         "healthy_steps": steps,
         "false_alarms": dict(wrong),
+        "not_healthy": [name for tally in sources.values() for name in tally.not_healthy],
     }
 
 
@@ -302,7 +329,7 @@ def main() -> int:
                 ["mismatch"] if args.quick else list(FAULTS), max(1, seeds // 5), 40 if args.quick else 300, folder
             ),
             "chess": lambda: chess(args.chess_batches, folder),
-            "healthy": lambda: varied(max(1, seeds * 2 // 5), 40 if args.quick else 500, folder, kept),
+            "healthy": lambda: varied(max(1, seeds * 3 // 10), 40 if args.quick else 500, folder, kept),
         }
         kept = args.out or folder / "kept"
         kept.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,9 @@ from assay.training.loop import train
 from common.health_runs import REWARDS, SFT_STEPS, WATCHING, RewardedBuilder, from_call, settings_of, share
 from support.tiny_run import tiny
 
-ONSET, STEPS = 30, 120
+ONSET, STEPS, RATE = 60, 200, 4e-3
+"""Batch at which a fault from outside begins, batches of a run, and the learning rate of the undisturbed one: what
+learns the task within half of the batches, so that there is time to learn it again after a rollback."""
 Arm = Literal["undisturbed", "watched", "acting"]
 ARMS: tuple[Arm, ...] = get_args(Arm)
 RESCUED = 0.8
@@ -84,23 +86,6 @@ def other_task(text: str, step: int) -> dict[str, float]:
     return {"right": share(text, "a" if step < ONSET else "3")}
 
 
-def swinging(text: str, step: int) -> dict[str, float]:
-    """What is wanted changes every ten steps."""
-    return {"right": share(text, "a" if step < ONSET or step // 10 % 2 else "2")}
-
-
-def jackpot(text: str, step: int) -> dict[str, float]:
-    """From the onset on, one answer in fifty earns five hundred times what it should, by chance."""
-    lucky = step >= ONSET and zlib.crc32(f"{step} {text}".encode()) % 50 == 0
-    return {"right": brief_a(text, step)["right"], "luck": 500.0 * lucky}
-
-
-def random_verdicts(text: str, step: int) -> dict[str, float]:
-    """From the onset on, verdicts have nothing to do with the answer, and are worth more."""
-    chance = zlib.crc32(f"{step} {text}".encode()) / 2**32
-    return {"right": brief_a(text, step)["right"]} if step < ONSET else {"right": 5.0 * chance}
-
-
 def brief_a(text: str, step: int) -> dict[str, float]:
     """What is meant: a's, and an end before the limit."""
     return {"right": share(text, "a") * (1.0 if len(text) < 8 else 0.5)}
@@ -114,7 +99,7 @@ def noisy_a(text: str, step: int) -> dict[str, float]:
     }
 
 
-REWARDS.update({r.__name__: r for r in (flipped, other_task, swinging, jackpot, random_verdicts, noisy_a, brief_a)})
+REWARDS.update({r.__name__: r for r in (flipped, other_task, noisy_a, brief_a)})
 
 
 def rate_grows() -> Any:
@@ -159,22 +144,19 @@ def gradient_flipped() -> Any:
 
 
 COLLAPSES: Mapping[str, Collapse] = {
-    "rate x10": Collapse({"learning_rate": 2e-2, "kl_penalty_coef": 1e-3}, known=True),
-    "rate x50": Collapse({"learning_rate": 1e-1, "kl_penalty_coef": 1e-3}, known=True),
-    "rate x10, noisy reward": Collapse({"learning_rate": 2e-2, "kl_penalty_coef": 1e-6}, "noisy_a", known=True),
-    "rate x25, no penalty": Collapse({"learning_rate": 5e-2, "kl_penalty_coef": 0.0}),
-    "rate x10, stale rollouts": Collapse({"learning_rate": 2e-2, "max_steps_off_policy": 4}),
-    "rate x10, 4 rollout epochs": Collapse({"learning_rate": 2e-2, "rollout_epochs": 4, "loss_fn": "grpo"}),
-    "rate x10, no momentum": Collapse({"learning_rate": 2e-2, "optimizer": OptimizerConfig(beta1=0.0, beta2=0.5)}),
+    "rate x25": Collapse({"learning_rate": 25 * RATE}, known=True),
+    "rate x50": Collapse({"learning_rate": 50 * RATE}, known=True),
+    "rate x25, weak penalty": Collapse({"learning_rate": 25 * RATE, "kl_penalty_coef": 1e-3}, known=True),
+    "rate x25, noisy reward": Collapse({"learning_rate": 25 * RATE}, "noisy_a"),
+    "rate x25, no penalty": Collapse({"learning_rate": 25 * RATE, "kl_penalty_coef": 0.0}),
+    "rate x10, stale rollouts": Collapse({"learning_rate": 10 * RATE, "max_steps_off_policy": 4}),
+    "rate x25, 4 rollout epochs": Collapse({"learning_rate": 25 * RATE, "rollout_epochs": 4, "loss_fn": "grpo"}),
+    "rate x25, no momentum": Collapse({"learning_rate": 25 * RATE, "optimizer": OptimizerConfig(beta1=0.0, beta2=0.5)}),
     "rate grows": Collapse(sabotage=rate_grows),
     "weights shaken": Collapse(sabotage=weights_shaken),
     "gradient flipped": Collapse(sabotage=gradient_flipped),
     "reward flipped": Collapse(reward="flipped"),
     "other task": Collapse(reward="other_task"),
-    "swinging task": Collapse({"learning_rate": 2e-3}, "swinging"),
-    "jackpot": Collapse(reward="jackpot"),
-    "random verdicts": Collapse(reward="random_verdicts"),
-    "temperature 4, rate x5": Collapse({"learning_rate": 1e-2, "temperature": 4.0, "kl_penalty_coef": 1e-3}),
 }
 
 
@@ -187,7 +169,7 @@ def outcome(name: str, arm: Arm, seed: int, folder: Path, lr_factor: float | Non
     elif lr_factor is not None:
         health["rollback_lr_factor"] = lr_factor
     settings = settings_of(seed) | {
-        "learning_rate": 2e-3,
+        "learning_rate": RATE,
         "kl_penalty_coef": 0.05,
         "max_tokens": 10,
         "eval_every": 10,

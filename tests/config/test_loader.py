@@ -350,6 +350,16 @@ def test_an_unknown_key_in_a_run_is_refused() -> None:
         from_resolved(TrainingConfig, {**resolved(TrainingConfig()), "gama": 1})
 
 
+def test_a_setting_that_is_gone_does_no_harm_to_a_run_that_did_not_use_it(caplog: pytest.LogCaptureFixture) -> None:
+    data = resolved(TrainingConfig())
+    data["grpo"]["max_ratio_error"] = None  # as runs have it that began before `grpo.parity`
+    assert from_resolved(TrainingConfig, data) == TrainingConfig()
+    assert "grpo.max_ratio_error=null" in caplog.text
+    data["grpo"]["max_ratio_error"] = 0.5
+    with pytest.raises(ConfigError, match=r"Did you mean grpo\.parity\.max_ratio_error"):
+        from_resolved(TrainingConfig, data)
+
+
 def test_diff_tells_each_changed_setting(counting: None) -> None:
     a = load_config(None, ["loss_fn=ppo", "loss_fn_config.clip_high_threshold=1.3"])
     b = load_config(None, ["loss_fn=ppo", "seed=2", "dataset_builder.policy_weights.best=1", "eval.max_tasks=5"])

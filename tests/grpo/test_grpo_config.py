@@ -248,6 +248,8 @@ def falling(i: int) -> float:
     return 0.55 - 0.015 * i + 0.004 * math.sin(5 * i)
 
 
+MISMATCHED: dict[str, Series] = {"ratio_error": lambda i: 0.5, "mismatch_kl": lambda i: 0.05}
+
 HEALTH: dict[str, Alarm] = {
     "report_every": Alarm(3, {}, None),
     "actions": Alarm({"entropy_floor": "stop"}, {"entropy": lambda i: 0.01}, None),
@@ -266,9 +268,11 @@ HEALTH: dict[str, Alarm] = {
     "trend_significance": Alarm(1e6, {"entropy": falling}, False),
     "clip_fraction_limit": Alarm(0.9, {"fraction_clipped": lambda i: 0.5}, False),
     "constant_groups_limit": Alarm(0.5, {"rollout/constant_group_fraction": lambda i: 0.7}, True),
+    "no_gradient_steps": Alarm(40, {"optimizer_steps": lambda i: 0.0}, False),
+    "reward_drop_share": Alarm(0.9, {"reward/mean": lambda i: 0.0 if i < 10 else 1.0 if i < 20 else 0.3}, False),
     "truncation_limit": Alarm(0.9, {"rollout/truncated_fraction": lambda i: 0.7}, False),
-    "mismatch_ratio_limit": Alarm(1.0, {"ratio_error": lambda i: 0.5}, False),
-    "mismatch_kl_limit": Alarm(0.1, {"mismatch_kl": lambda i: 0.05}, False),
+    "mismatch_ratio_limit": Alarm(1.0, MISMATCHED, False),
+    "mismatch_kl_limit": Alarm(0.1, MISMATCHED, False),
     "grad_norm_limit": Alarm(1000.0, {"grad_norm": lambda i: 500.0}, False),
     "grad_norm_spike_factor": Alarm(2.0, {"grad_norm": lambda i: 1.0 if i < 29 else 5.0}, True),
     "grad_norm_harmless": Alarm(10.0, {"grad_norm": lambda i: 0.1 if i < 29 else 5.0}, False),

@@ -248,7 +248,7 @@ def test_a_gradient_that_is_not_finite_goes_back_to_a_good_checkpoint_by_default
     path = tmp_path / "run"
     run(tiny(path, sft=SFT, max_batches=3))
     assert [e for e in events(path) if e[1] == "rollback"] == [(3, "rollback")]
-    assert metric(path, "train/learning_rate") == pytest.approx([LR, LR, LR / 2])
+    assert metric(path, "train/learning_rate") == pytest.approx([LR, LR, LR / 4])
     assert weights(path, "rl_000002") == weights(path, "sft_000002") != weights(path, "rl_000003")
 
 

@@ -95,6 +95,7 @@ def test_a_damaged_refuge_is_said_and_passed_over_and_without_any_the_run_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run"
+    scripted_kl(monkeypatch, [0.1])  # in the killed process too, which is a fork
     kill(long(path), "assay.grpo.trainer", "GRPOTrainer.update", 22)
     for name in ("rl_000020", "rl_000015"):
         (path / "checkpoints" / name / "policy/model/model.safetensors").write_bytes(b"")

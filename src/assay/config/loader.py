@@ -134,6 +134,9 @@ class Draft(Generic[_C]):
         self._drop_foreign(layer.name)
         for key, value in rest.items():
             setting = self.find(key)
+            if setting is None and layer.whole and value is None:
+                logger.warning("%s has %s=null, a setting of another version that was not used.", layer.name, key)
+                continue
             if setting is None:
                 raise ConfigError(unknown_key(key, layer.name, list(self.keys()), self.unknown))
             self._put(key, value, setting, layer.name)

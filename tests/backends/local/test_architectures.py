@@ -14,7 +14,7 @@ import torch
 from benchmarks.common.architectures import build, catalogue
 from benchmarks.common.model_checks import measure
 from torch import nn
-from transformers import AutoModelForCausalLM, GPT2Config
+from transformers import AutoModelForCausalLM, GPT2Config, MistralConfig
 
 from assay.backends.config import LocalBackend
 from assay.backends.local.architectures import fused, understood
@@ -127,6 +127,21 @@ def test_a_field_that_is_new_makes_a_model_slow_and_not_wrong(monkeypatch: pytes
     assert understood.obstacle(model) == "pretraining_tp=2"
     monkeypatch.setattr(understood, "ANY_VALUE", understood.ANY_VALUE | {"pretraining_tp"})
     assert understood.obstacle(model) is None
+
+
+def test_a_window_counts_whatever_else_the_config_holds() -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    # Wider than the trial's sequences, so that only the config shows it.
+    config = MistralConfig(**sizes, num_key_value_heads=1, sliding_window=16, max_window_layers=2, **SPECIAL)
+    assert fused_decoder(AutoModelForCausalLM.from_config(config).eval()) == "sliding_window=16"
+
+
+def test_an_adapter_that_the_fused_decoder_cannot_call_makes_a_model_slow() -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.OFTConfig(oft_block_size=4, target_modules=["q_proj"])  # takes four dimensions for an image
+    model = peft.get_peft_model(tiny_model("llama"), config).eval()
+    assert "cannot be called by the fused decoder (RuntimeError: " in str(fused_decoder(model))
+    assert isinstance(runner(model, LocalBackend(), CPU), Module)
 
 
 def test_a_soft_cap_is_seen_in_a_fresh_model() -> None:

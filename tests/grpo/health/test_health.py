@@ -210,6 +210,17 @@ def test_a_run_without_a_gradient_pauses_and_one_that_solved_its_task_is_only_to
     assert spoken(HealthMonitor(DEFAULT), [*solving([0.2] * 19, 0), *solving([0.2] * 19, 1)]) == []
 
 
+def test_answers_that_are_all_alike_are_trouble_only_where_they_are_not_the_best() -> None:
+    def found(reward: float) -> set[str]:
+        calm = {"reward/mean": reward, "reward/min": 0.0, "reward/max": 1.0, "entropy": 2.0, "grad_norm": 0.1}
+        alike = {"entropy": 0.001, "rollout/constant_group_fraction": 1.0, "rollout/truncated_fraction": 1.0}
+        steps = [calm] * 30 + [calm | alike | {"grad_norm": 5.0}] * 15
+        return {finding.rule for _, finding in spoken(HealthMonitor(DEFAULT), steps)}
+
+    assert found(0.95) <= {"entropy_slope"}
+    assert found(0.5) >= {"entropy_floor", "constant_groups", "truncation", "grad_norm"}
+
+
 def noisy_levels(seed: int, *levels: tuple[int, float]) -> list[Step]:
     rng = np.random.default_rng(seed)
     means = [level for steps, level in levels for _ in range(steps)]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from assay import GRPOConfig, GRPOTrainer
+from assay.backends.config import ScratchModel
 from assay.envs.chess.dataset import ChessDatasetBuilder
 from assay.envs.chess.engine.stockfish import StockfishConfig
 from assay.grpo.config import AlgorithmConfig
@@ -60,7 +61,7 @@ def by_itself() -> set[str]:
     trainer = GRPOTrainer(model, None, GRPOConfig(kl_coef=0.01))
     found = trainer.training_step(made_up(model)).keys()
     found |= trainer.training_step_with_rollout_epochs(made_up(model, seed=1)).keys()
-    return {name if entry(name) in ROLLOUTS else f"train/{name}" for name in found}
+    return {name if entry(name) in ROLLOUTS or name.startswith("parity/") else f"train/{name}" for name in found}
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +74,16 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     positions = ChessDatasetBuilder(
         num_train=2, num_heldout=2, batch_size=2, group_size=2, stockfish=StockfishConfig(nodes=50)
     )
+    letters = ScratchModel(hidden_size=32, num_layers=1, context_length=64, vocab_size=128)
     with scripted_judge(lambda text: "<answer>True</answer>") as judge:
         judged = f"dataset_builder.judge.base_url={judge.base_url}"
         monitored = logged(load_config("monitor", [*MONITOR, judged, f"log_path={path / 'run'}", f"cache_dir={path}"]))
     return {
         "single turn": logged(tiny(path / "single", sft=SFTConfig(num_steps=1, lr_warmup_steps=0), max_batches=1)),
         "several turns": logged(tiny(path / "several", sft=NO_SFT, max_batches=1, grpo=corrected, **several)),
-        "chess": logged(tiny(path / "chess", sft=NO_SFT, max_batches=1, max_tokens=10, dataset_builder=positions)),
+        "chess": logged(
+            tiny(path / "chess", sft=NO_SFT, max_batches=1, max_tokens=10, dataset_builder=positions, scratch=letters)
+        ),
         "monitor": monitored,
         "by itself": by_itself(),
     }

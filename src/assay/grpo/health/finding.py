@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from assay.grpo.health.config import Action, HealthConfig
+from assay.grpo.health.records import BEST_REWARD, WORST_REWARD
 from assay.grpo.health.trend import History, values
 
 LEVEL_VALUES = 3
@@ -40,6 +41,20 @@ def sustained(config: HealthConfig, history: History, metric: str) -> float | No
     """Mean over the last `sustained_steps` values; None before there are so many."""
     last = values(history, metric)[-config.sustained_steps :]
     return fmean(last) if metric in history[-1] and len(last) == config.sustained_steps else None
+
+
+def solved(config: HealthConfig, history: History) -> bool:
+    """Whether rollouts hardly earn less than the best reward that the run has seen, after having earned less.
+
+    That answers hardly differ then is the end of learning, and no trouble.
+    """
+    level = sustained(config, history, "reward/mean")
+    best, worst = (history[-1].get(name, math.nan) for name in (BEST_REWARD, WORST_REWARD))
+    return level is not None and best > worst and level >= best - _NEAR * (best - worst)
+
+
+_NEAR = 0.1
+"""Share of the range of rewards below the best one that counts as the best."""
 
 
 def finding(

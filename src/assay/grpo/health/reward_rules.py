@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 
 from assay.grpo.health.config import HealthConfig
-from assay.grpo.health.finding import Finding, finding, sustained
+from assay.grpo.health.finding import Finding, finding, solved, sustained
 from assay.grpo.health.records import BEST_LEVEL, BEST_REWARD, FIRST_LEVEL, FIRST_SPREAD, WORST_REWARD
 from assay.grpo.health.trend import History, Observation, Trend, fit_trend, points, values
 
@@ -17,9 +17,9 @@ PART = "part/"
 
 
 def constant_groups(config: HealthConfig, history: History) -> Finding | None:
-    """Over the last steps, almost no group had rewards that differ."""
+    """Over the last steps, almost no group had rewards that differ, and the task is not solved."""
     share, limit = sustained(config, history, "rollout/constant_group_fraction"), config.constant_groups_limit
-    if share is None or share <= limit:
+    if share is None or share <= limit or solved(config, history):
         return None
     message = (
         f"{share:.0%} of the groups of the last {config.sustained_steps} steps had all-equal rewards (limit "
@@ -121,9 +121,9 @@ def _error_of_level(config: HealthConfig, history: History) -> float:
 
 
 def truncation(config: HealthConfig, history: History) -> Finding | None:
-    """Over the last steps, too many completions were cut off at the token limit."""
+    """Over the last steps, too many completions were cut off at the token limit, and the task is not solved."""
     share, limit = sustained(config, history, "rollout/truncated_fraction"), config.truncation_limit
-    if share is None or share <= limit:
+    if share is None or share <= limit or solved(config, history):
         return None
     message = (
         f"{share:.0%} of the completions of the last {config.sustained_steps} steps were cut off at the token limit "

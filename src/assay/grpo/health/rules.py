@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from assay.grpo.health.config import DEFAULT_ACTIONS, HealthConfig
-from assay.grpo.health.finding import LEVEL_VALUES, Finding, finding, level_of, sustained
+from assay.grpo.health.finding import LEVEL_VALUES, Finding, finding, level_of, solved, sustained
 from assay.grpo.health.reward_rules import (
     constant_groups,
     no_gradient,
@@ -161,15 +161,15 @@ def _entropy_metric(history: History) -> str:
 
 
 def entropy_floor(config: HealthConfig, history: History) -> Finding | None:
-    """The entropy is below its floor. Needs no history."""
+    """The entropy is below its floor, and the task is not solved. Needs no history."""
     metric, limit = _entropy_metric(history), config.entropy_floor
     level = level_of(history, metric)
-    if level is None or level >= limit:
+    if level is None or level >= limit or solved(config, history):
         return None
     message = (
         f"The entropy is {level:.3g} nats/token (floor {limit:.3g}): rollouts of one prompt hardly differ, so "
-        "there is little left to learn from. If the task is solved, stop here. Else go back to an earlier checkpoint "
-        "and raise the weight of the KL penalty, the entropy bonus or the temperature."
+        "there is little left to learn from. Go back to an earlier checkpoint and raise the weight of the KL penalty, "
+        "the entropy bonus or the temperature."
     )
     return finding(config, "entropy_floor", metric, level, limit, message)
 
@@ -224,13 +224,16 @@ def mismatch(config: HealthConfig, history: History) -> Finding | None:
 
 
 def grad_norm(config: HealthConfig, history: History) -> Finding | None:
-    """The gradient norm is above its absolute limit (needs no history), or far above the window's median."""
+    """The gradient norm is above its absolute limit (needs no history), or far above the window's median.
+
+    Where the task is solved, the median is that of next to no gradients, and says nothing.
+    """
     last = history[-1].get("grad_norm")
     if last is None or not math.isfinite(last):
         return None
     limit, why = config.grad_norm_limit, "too large for any run"
     before = values(history[-config.window : -1], "grad_norm")
-    if len(before) >= LEAST_VALUES:
+    if len(before) >= LEAST_VALUES and not solved(config, history):
         spike = max(config.grad_norm_harmless, config.grad_norm_spike_factor * median(before))
         if spike < limit:
             limit, why = spike, f"the median of the last {len(before)} steps is {median(before):.3g}"

@@ -251,9 +251,13 @@ def _go_on(plan: ResumePlan) -> ResumePlan | Refusal:
     changes = config_changes(before, plan.config, plan.may_change)
     if changes:
         listed = "\n".join(f"  {change}" for change in changes)
+        cure = "use the original ones to go on with this run"
+        if any(" absent" in change for change in changes):
+            # No command can bring back a setting that only one of two versions has.
+            cure += " (with the version of Assay that began it: what is absent exists in one version only)"
         error = RunDirectoryError(
             f"{path} holds a run with other settings; going on with new ones would mix two runs:\n{listed}\n"
-            "Set log_path to a new directory for the new settings, or use the original ones to go on with this run."
+            f"Set log_path to a new directory for the new settings, or {cure}."
         )
         return Refusal(error, changes)
     length = length_change(before, plan.config)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from assay.backends.local.architectures.lively import lively
+from assay.backends.local.architectures.own_forward import FAILURES, failure_line
 from assay.backends.local.architectures.precision import agree, exact_products
 from assay.backends.local.architectures.understood import obstacle
 from assay.backends.local.decoder import Angles, Decoder, Layer, Projection, extend, prefill
@@ -28,7 +29,12 @@ def fused_decoder(model: Any) -> Decoder | str:
     if why := obstacle(model):
         return why
     decoder = (_gpt2 if model.config.model_type == "gpt2" else _llama)(model, model.config)
-    return decoder if _agrees(decoder, model) else "its forward pass gives other logits than the fused decoder"
+    try:
+        if _agrees(decoder, model):
+            return decoder
+    except FAILURES as error:  # of an adapter, say, that takes four dimensions for an image
+        return f"its parts cannot be called by the fused decoder ({failure_line(error)})"
+    return "its forward pass gives other logits than the fused decoder"
 
 
 @torch.no_grad()

@@ -93,7 +93,7 @@ def _sampled(name: str, trial: _Trial, module: Module) -> Module:
                 return way
             why = f"with its cache it gives other logits than without (by {trial.worst(got):.2g} of their spread)"
         except FAILURES as error:
-            why = f"its cache cannot be copied to the samples of a prompt ({_line(error)})"
+            why = f"its cache cannot be copied to the samples of a prompt ({failure_line(error)})"
     way = replace(module, cache=None, pads_left=False)
     if not trial.right(got := trial.sampled(way)):
         _refuse(name, "side by side,", trial.worst(got))
@@ -146,11 +146,12 @@ def _failing(name: str, how: str) -> Iterator[None]:
         raise
     except FAILURES as error:
         raise ModelError(
-            f"{name} cannot be run {how} ({_line(error)}), so it cannot be sampled or trained. {CURES[how]}"
+            f"{name} cannot be run {how} ({failure_line(error)}), so it cannot be sampled or trained. {CURES[how]}"
         ) from error
 
 
-def _line(error: Exception) -> str:
+def failure_line(error: Exception) -> str:
+    """The kind of an error and the first line of its message."""
     reason = next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {reason[:200]}"
 

@@ -40,6 +40,8 @@ ANY_VALUE = frozenset(
 )
 """Fields whose value the decoder takes from the module, or that do not touch the logits."""
 
+BY_LAYER = frozenset({"qwen2", "qwen3"})
+"""Model types whose layers of the type `full_attention` ignore `sliding_window`."""
 STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary positions whose angles depend on the position alone, and not on the longest sequence at hand."""
 ROPE_KEYS = frozenset(
@@ -87,7 +89,7 @@ def _foreign_field(config: Any) -> str | None:
     common = {f.name for f in dataclasses.fields(type(config).__mro__[1])}
     for name, value in sorted(vars(config).items()):
         if name in UNDERSTOOD:
-            if not UNDERSTOOD[name](value, vars(config)):
+            if not UNDERSTOOD[name](value, {**vars(config), "model_type": config.model_type}):
                 return f"{name}={value}"
         elif name in declared and name not in common | ANY_VALUE and value != declared[name].default:
             return f"{name}={value}"
@@ -123,8 +125,8 @@ def _all_full(value: Any, _: Mapping[str, Any]) -> bool:
 
 
 def _no_window(value: Any, config: Mapping[str, Any]) -> bool:
-    # Only the types that have `max_window_layers` ask the layers' types whether to use the window.
-    return not value or ("max_window_layers" in config and _all_full(config.get("layer_types"), config))
+    # Only these types ask the layers' types whether to use the window. Any config may hold the others' fields.
+    return not value or (config["model_type"] in BY_LAYER and _all_full(config.get("layer_types"), config))
 
 
 UNDERSTOOD: dict[str, Callable[[Any, Mapping[str, Any]], bool]] = {
