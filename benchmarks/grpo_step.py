@@ -18,8 +18,10 @@ defaults were the fastest here).
 
 Chess prompts are long beside their answers, and a group shares its prompt, which Assay computes once. So `sweep`
 measures other shapes on random words (`common/step_sweep.py`): prompts of 2 to 128 tokens, groups of 2 to 16, all
-prompts of a step different or all equal. `lowest_ratio` is the lowest of all sizes and of the sweep. `--profile` shows
-for the lowest cell of the sweep how much of both sides' steps is matrix products of the same sizes.
+prompts of a step different or all equal. `lowest_ratio` is the lowest of all sizes and of the sweep. Beside both runs
+the same work in bare PyTorch (`common/plain_step.py`: no text, no objects, no checks, no metrics; prompts are shared in
+sampling only): `over_plain` is Assay's step in units of that, and `plain_ratio` what TRL's step takes in units of that.
+`--profile` shows for the lowest cell of the sweep how much of both sides' steps is matrix products of the same sizes.
 
 Blocks of steps alternate in one process; Assay's run inside a callback of TRL's trainer. CPU time is that of the whole
 process. Figures are medians over blocks, and `ratio`, of neighbouring blocks, is that of the chess preset's size,
@@ -310,7 +312,7 @@ def show_cell(cell: dict[str, Any]) -> None:
     print(
         f"prompts of {cell['prompt_tokens']:3d} tokens, {cell['distinct']:3d} of {cell['prompts']:3d} different, "
         f"groups of {cell['group_size']:2d}: {cell['step_ms']:7.1f} ms, TRL {cell['trl_step_ms']:7.1f} ms, "
-        f"ratio {cell['ratio']:.2f} ({low:.2f} to {high:.2f})",
+        f"ratio {cell['ratio']:.2f} ({low:.2f} to {high:.2f}), bare PyTorch {cell['plain_step_ms']:.1f} ms",
         flush=True,
     )
 

@@ -3,6 +3,8 @@
 The model has the size of the chess preset's (GPT-2, 3 layers, width 128, 512 tokens) and random weights. It computes
 GELU by PyTorch's own function on both sides (`gelu_pytorch_tanh`; `gelu_new` is the same function in six operations,
 of which only TRL's side would run all). Nearly all completions have 12 tokens.
+
+A third arm beside both is the step in bare PyTorch (`plain_step.PlainSteps`), with nothing round the model's work.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 from assay.backends.config import LocalBackend
 from assay.backends.local.backend import TorchBackend
 from common import summary
+from common.plain_step import PlainSteps
 from common.whole_steps import AssaySteps, Work, alternate, run_blocking, trl_trainer, word_tokenizer
 
 VOCAB, MAX_TOKENS, COMPLETIONS = 512, 12, 64
@@ -78,13 +81,18 @@ def assay_steps(work: Work) -> AssaySteps:
 
 
 def sweep_cell(work: Work, block: int, repeats: int) -> dict[str, Any]:
-    """Both sides on one work; `ratio` is beside the faster of TRL's attentions. The first blocks are a warm-up."""
+    """All sides on one work; `ratio` is beside the faster of TRL's attentions. The first blocks are a warm-up.
+
+    `plain_step_ms` is the step in bare PyTorch, `over_plain` Assay's step in units of it, and `plain_ratio` what it
+    would get in the place of Assay's.
+    """
     found = []
     for attention in ATTENTION:
         with asyncio.Runner() as runner:
             assay, lengths = assay_steps(work), list[float]()
             trainer = trl_trainer(make_model(attention), work, block * (repeats + 1), lengths=lengths)
-            theirs, (ours,) = alternate(trainer, [run_blocking(assay, runner)], block, time.process_time)
+            others = [run_blocking(assay, runner), PlainSteps(make_model(), work).steps]
+            theirs, (ours, plain) = alternate(trainer, others, block, time.process_time)
         ratios = summary([b / a for a, b in zip(ours[1:], theirs[1:], strict=True)])
         found.append(
             {
@@ -96,6 +104,9 @@ def sweep_cell(work: Work, block: int, repeats: int) -> dict[str, Any]:
                 "range": [round(ratios["low"], 3), round(ratios["high"], 3)],
                 "step_ms": round(1e3 * statistics.median(ours[1:]), 1),
                 "trl_step_ms": round(1e3 * statistics.median(theirs[1:]), 1),
+                "plain_step_ms": round(1e3 * statistics.median(plain[1:]), 1),
+                "over_plain": round(statistics.median(a / b for a, b in zip(ours[1:], plain[1:], strict=True)), 3),
+                "plain_ratio": round(statistics.median(a / b for a, b in zip(theirs[1:], plain[1:], strict=True)), 3),
                 "trl_attention": attention,
                 "completion_tokens": [round(statistics.fmean(side), 2) for side in (assay.lengths, lengths)],
             }
@@ -122,6 +133,7 @@ def floor(work: Work, cell: dict[str, Any], steps: int) -> dict[str, Any]:
         found[side] |= {"step_ms": whole, "floor_ms": round(least, 1), "rest_ms": round(whole - least, 1)}
     return {
         **{name: cell[name] for name in ("prompt_tokens", "group_size", "distinct", "prompts", "ratio")},
+        **{name: cell[name] for name in ("plain_step_ms", "over_plain", "plain_ratio")},
         **found,
         "machine_gflop_per_s": round(rate, 1),
         "ratio_limit": round(cell["trl_step_ms"] / found["assay"]["floor_ms"], 2),

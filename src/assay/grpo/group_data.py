@@ -121,8 +121,8 @@ def _turns(
     admitted: bool,
 ) -> Iterator[tuple[tuple[int, int], TurnTraining]]:
     """What each (sample, turn) of a group trained with; `streams` are None where no step was taken on the group."""
-    spans = _spans(group, mask_truncated)
-    untaken: Removed = "skipped" if admitted and not has_constant_rewards(group) else "constant"
+    spans = {} if streams is None else _spans(group, mask_truncated)
+    untaken: Removed | None = None
     for s, rollout in enumerate(group.trajectories):
         for t, turn in enumerate(rollout.transitions):
             if rollout.errored:
@@ -130,6 +130,8 @@ def _turns(
             elif is_masked(turn, mask_truncated):
                 yield (s, t), TurnTraining("truncated")
             elif streams is None or (s, t) not in spans:
+                if untaken is None:
+                    untaken = "skipped" if admitted and not has_constant_rewards(group) else "constant"
                 yield (s, t), TurnTraining(untaken)
             else:
                 span = spans[s, t]
@@ -143,13 +145,11 @@ def _spans(group: TrajectoryGroup, mask_truncated: bool) -> dict[tuple[int, int]
     for s, rollout in enumerate(group.trajectories):
         if rollout.errored:
             continue
-        spans = {
-            t: span
-            for t, span in enumerate(turn_spans(rollout))
-            if span.stop > max(span.start, 0) and not is_masked(rollout.transitions[t], mask_truncated)
-        }
-        numbers = {datum: before + n for n, datum in enumerate(dict.fromkeys(span.datum for span in spans.values()))}
-        found |= {(s, t): replace(span, datum=numbers[span.datum]) for t, span in spans.items()}
+        numbers: dict[int, int] = {}
+        for t, span in enumerate(turn_spans(rollout)):
+            if span.stop > max(span.start, 0) and not is_masked(rollout.transitions[t], mask_truncated):
+                number = numbers.setdefault(span.datum, before + len(numbers))
+                found[s, t] = TurnSpan(number, span.start, span.stop)
         before += len(numbers)
     return found
 

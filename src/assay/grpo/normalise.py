@@ -18,7 +18,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from assay.grpo.datum import trained_tokens
 from assay.grpo.recipes import Aggregation
 from assay.types import Datum
 
@@ -38,22 +37,23 @@ def normalise(
         constant_length: L, for `constant`.
         counted: trained tokens of each sequence that is not in `data` and counts for the policy's loss.
     """
-    tokens = trained_tokens(data)
-    sequences = sum(1 for d in data if d.mask.any())
+    counts = [float(d.mask.sum()) for d in data]
+    tokens = int(sum(counts))
+    sequences = sum(1 for count in counts if count)
 
-    def divisor(datum: Datum, more: Sequence[int]) -> float:
+    def divisor(count: float, more: Sequence[int]) -> float:
         if aggregation == "token":
             return float(max(1, tokens + sum(more)))
         if aggregation == "sequence":
-            return max(1, sequences + len(more)) * max(1.0, float(datum.mask.sum()))
+            return max(1, sequences + len(more)) * max(1.0, count)
         assert constant_length is not None, "the config refuses aggregation=constant without a length"
         return float(max(1, sequences + len(more)) * constant_length)
 
     out = []
-    for datum in data:
+    for datum, count in zip(data, counts, strict=True):
         # Divided, not multiplied by a reciprocal: equal to the last bit with a plain mean.
         weighted = datum.advantages if datum.importance is None else datum.advantages * datum.importance
-        advantages = (weighted / divisor(datum, counted)).astype(np.float32)
-        weights = (datum.mask / divisor(datum, ())).astype(np.float32)
+        advantages = (weighted / divisor(count, counted)).astype(np.float32, copy=False)
+        weights = (datum.mask / divisor(count, ())).astype(np.float32, copy=False)
         out.append(replace(datum, advantages=advantages, weights=weights, importance=None))
     return out

@@ -157,7 +157,8 @@ class _GroupBoard:
 
     def __init__(self, builder: EnvGroupBuilder, size: int) -> None:
         self._task = builder.task
-        self._scorer = builder if isinstance(builder, GroupScorer) else None
+        # Asking a protocol is slow, and few builders are one.
+        self._scorer = builder if hasattr(builder, "score_group") and isinstance(builder, GroupScorer) else None
         self._ended: list[Trajectory | None] = [None] * size
 
     async def take(self, sample: int, trajectory: Trajectory) -> None:
