@@ -16,6 +16,7 @@ from assay.grpo.config import AlgorithmConfig
 from assay.grpo.health.config import HealthConfig
 from assay.training.config import OptimizerConfig, SFTConfig, TrainingConfig
 from support.tiny_run import assert_same_run, final_weights, kill, outcome, read_lines, run, snapshot, steps, tiny
+from support.toy_env import ToyBuilder
 
 SFT = SFTConfig(num_steps=2, batch_size=4, lr_warmup_steps=0)
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -128,15 +129,16 @@ def test_an_end_between_evaluations_and_checkpoints_stays_as_a_record_and_change
 
 
 def test_a_rollback_does_not_go_to_a_checkpoint_that_only_the_old_end_wrote(tmp_path: Path) -> None:
-    health = HealthConfig(truncation_limit=1e-9, sustained_steps=4, actions={"truncation": "rollback"})
-    settings = {"grpo": AlgorithmConfig(health=health), "save_every": 2}
+    # The alarm of batch 18 suspects the 10 batches of its window: those of 6 and of 7, the old end, are before them.
+    health = HealthConfig(window=10, truncation_limit=1e-9, sustained_steps=18, actions={"truncation": "rollback"})
+    settings = {"grpo": AlgorithmConfig(health=health), "save_every": 2, "dataset_builder": ToyBuilder(num_train=80)}
     grown, whole = tmp_path / "grown", tmp_path / "whole"
-    run(short(grown, 3, **settings))
+    run(short(grown, 7, **settings))
     for path in (grown, whole):
-        run(short(path, 6, **settings))
+        run(short(path, 19, **settings))
     (event,) = (e for e in read_lines(grown / "events.jsonl") if e["kind"] == "rollback")
-    assert "checkpoint rl_000002" in event["message"] and event["step"] == SFT.num_steps + 3
-    assert without_the_old_end(grown, 3) == without_the_old_end(whole, 3)
+    assert "checkpoint rl_000006" in event["message"] and event["step"] == SFT.num_steps + 17
+    assert without_the_old_end(grown, 7) == without_the_old_end(whole, 7)
 
 
 def test_a_run_that_samples_ahead_goes_back_to_where_its_batches_are_whole(
