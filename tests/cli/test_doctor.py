@@ -81,7 +81,7 @@ def test_a_run_is_asked_only_for_what_it_needs(tmp_path: Path, capsys: pytest.Ca
     found = rows(out)
     assert status == 0 and all(row.ok for row in found.values())
     assert found["renderer"].found.startswith("chat, by the tokenizer's template")
-    assert "limit 0.001 at float32" in found["sampler against trainer"].found
+    assert "limit 1e-05 at float32" in found["sampler against trainer"].found
     assert not {"engine", "API key"} & found.keys()
     assert not (tmp_path / "run").exists()
 

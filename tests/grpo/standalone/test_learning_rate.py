@@ -18,6 +18,7 @@ RATE = 1e-3
 CONFIG = GRPOConfig(
     learning_rate=RATE, health=HealthConfig(actions={"mismatch": "ignore", "kl_runaway": "ignore"}, report_every=0)
 )
+FACTOR = CONFIG.health.rollback_lr_factor
 
 
 def trainer_of(**changes: Any) -> tuple[Any, GRPOTrainer]:
@@ -38,7 +39,7 @@ def test_a_step_of_its_own_rate_is_one_of_a_config_with_that_rate(epochs: bool) 
 
 
 @pytest.mark.parametrize("epochs", [False, True])
-def test_every_way_back_halves_the_rate_and_a_checkpoint_remembers_it(epochs: bool, tmp_path: Path) -> None:
+def test_every_way_back_lowers_the_rate_and_a_checkpoint_remembers_it(epochs: bool, tmp_path: Path) -> None:
     model, trainer = trainer_of()
 
     def rate(of: GRPOTrainer, **given: float) -> float:
@@ -50,18 +51,18 @@ def test_every_way_back_halves_the_rate_and_a_checkpoint_remembers_it(epochs: bo
     assert rate(trainer) == RATE
     trainer.roll_back(tmp_path / "start")
     assert same(snapshot(model), start)
-    assert rate(trainer) == RATE / 2 and rate(trainer, learning_rate=0.1) == 0.05
+    assert rate(trainer) == RATE * FACTOR and rate(trainer, learning_rate=0.1) == 0.1 * FACTOR
     trainer.roll_back(tmp_path / "start")
-    assert rate(trainer) == RATE / 4
+    assert rate(trainer) == RATE * FACTOR**2
     trainer.save(tmp_path / "later")
     _, restored = trainer_of()
     restored.load(tmp_path / "later")
-    assert rate(restored) == RATE / 4
+    assert rate(restored) == RATE * FACTOR**2
     trainer.load(tmp_path / "start")
     assert rate(trainer) == RATE, "as it was when that was saved"
 
 
-def test_the_halved_rate_is_the_one_that_the_optimizer_takes(tmp_path: Path) -> None:
+def test_the_lowered_rate_is_the_one_that_the_optimizer_takes(tmp_path: Path) -> None:
     model, trainer = trainer_of(kl_coef=0.0, weight_decay=0.0)
     trainer.save(tmp_path / "start")
     before = snapshot(model)
@@ -70,7 +71,7 @@ def test_the_halved_rate_is_the_one_that_the_optimizer_takes(tmp_path: Path) -> 
     trainer.roll_back(tmp_path / "start")
     trainer.training_step(made_up(seed=1))
     for name, now in snapshot(model).items():
-        torch.testing.assert_close(now - before[name], whole[name] / 2, atol=1e-6, rtol=1e-3)
+        torch.testing.assert_close(now - before[name], whole[name] * FACTOR, atol=1e-6, rtol=1e-3)
 
 
 @pytest.mark.parametrize("rate", [-1e-3, float("nan"), float("inf"), "1e-3", True])

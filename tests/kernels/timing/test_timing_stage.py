@@ -99,8 +99,9 @@ def test_a_withheld_speedup_leaves_the_verdict() -> None:
     assert verdict.timing["rewardable"] is None and "below the floor" in verdict.message
 
 
+@pytest.mark.usefixtures("gpu")
 def test_the_first_of_two_baselines_is_the_verdicts() -> None:
-    both = GraderConfig(baselines=("compile", "eager"))
+    both = GraderConfig(device="cuda", measure_performance=True, scale="none", baselines=("compile", "eager"))
     first = replace(TIMING, baseline="compile", speedup=1.5)
     verdict = after(both, first, TIMING)
     assert verdict.timing is not None
@@ -186,8 +187,11 @@ REFUSED = {
         {"measure_performance": True, "device": "cuda", "scale": "none", "workers": 1},
         "workers=2",
     ),
-    "unknown baseline": ({"baselines": ("fast",)}, "eager, compile"),
-    "no baseline": ({"baselines": ()}, "one or both"),
+    "unknown baseline": (
+        {"device": "cuda", "measure_performance": True, "scale": "none", "baselines": ("fast",)},
+        "eager, compile",
+    ),
+    "no baseline": ({"device": "cuda", "measure_performance": True, "scale": "none", "baselines": ()}, "one or both"),
     "sources nobody runs": ({"backend": "cuda", "run_on": "modal"}, "device=cuda"),
     "no setup": ({"setup_s": 0.0}, "setup_s=0.0 must be above 0"),
 }
@@ -224,8 +228,9 @@ def test_what_may_change_a_verdict_is_in_its_key() -> None:
         chz.replace(timed_there, timing=TimingConfig(tf32=True)),
     ]
     assert len({cache_key("p", "c", config, "1") for config in variants}) == len(variants)
-    elsewhere = chz.replace(on_gpu, workers=3, modal=ModalConfig(modal_retries=0))
+    elsewhere = chz.replace(on_gpu, modal=ModalConfig(modal_retries=0))
     assert cache_key("p", "c", elsewhere, "1") == cache_key("p", "c", on_gpu, "1")
+    assert cache_key("p", "c", GraderConfig(workers=3), "1") == cache_key("p", "c", GraderConfig(), "1")
 
 
 def test_devices_are_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
