@@ -27,7 +27,7 @@ from assay.grpo.config import AlgorithmConfig
 from assay.grpo.health.config import HealthConfig
 from assay.training.config import EvalConfig, OptimizerConfig, TrainingConfig, load_config
 from assay.training.loop import train
-from common.health_runs import REWARDS, SFT_STEPS, WATCHING, RewardedBuilder, from_call, settings_of, share
+from common.health_runs import REWARDS, SFT_STEPS, WATCHING, RewardedBuilder, from_call, observation, settings_of, share
 from support.tiny_run import tiny
 
 ONSET, STEPS, RATE = 60, 200, 4e-3
@@ -71,6 +71,8 @@ class Outcome:
     """The largest held-out reward on the way; evaluated every ten batches."""
     constant: float = 0.0
     """Share of groups with equal rewards in the last ten batches."""
+    series: tuple[Mapping[str, float], ...] = ()
+    """What the monitor saw of each RL batch, to judge it again by other rules."""
 
 
 # Faults of the reward: by the step of training, so that held-out tasks (step -1) are judged as intended.
@@ -224,6 +226,7 @@ def ended(config: TrainingConfig) -> Outcome:
         message,
         max(rewards),
         fmean(constant[-10:]) if constant else 0.0,
+        tuple(observation(row) for row in rows if row["phase"] == "rl"),
     )
 
 

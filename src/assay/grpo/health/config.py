@@ -26,6 +26,8 @@ DEFAULT_ACTIONS: Mapping[str, Action] = {
     "non_finite": "rollback",
     # Steps were too large; the same data at a lower rate is the cure, and later checkpoints are worse.
     "kl_runaway": "rollback",
+    # One answer for each prompt, found before the policy had looked for others: nothing leads away from it.
+    "policy_collapse": "rollback",
     # Sampler and trainer disagree: no retry cures a bug or a precision, so a person has to look.
     "mismatch": "pause",
     # The run costs and learns nothing. Where the task is solved, this is a warning.
@@ -87,7 +89,7 @@ class HealthConfig(Settings):
     window: Annotated[int, AtLeast(10), _read_by("kl_runaway", "entropy_slope", "grad_norm", "part_divergence")] = 20
     """Steps over which trends, growth and the median gradient norm are taken."""
     sustained_steps: Annotated[
-        int, AtLeast(1), _read_by("clip_fraction", "constant_groups", "truncation", "reward_drop")
+        int, AtLeast(1), _read_by("clip_fraction", "constant_groups", "truncation", "reward_drop", "policy_collapse")
     ] = 10
     """Steps over which clipping, constant groups, truncation and the level of the reward are averaged."""
     quiet_steps: Annotated[int, AtLeast(1)] = 10
@@ -99,7 +101,7 @@ class HealthConfig(Settings):
     """Mean KL against the reference, in nats per token, below which no growth counts as a runaway."""
     kl_runaway_factor: Annotated[float, Above(1), UsedWhen("has_kl_penalty"), _read_by("kl_runaway")] = 3.0
     """Growth of the mean KL over the window that counts as a runaway."""
-    entropy_floor: Annotated[float, Above(0), _read_by("entropy_floor", "entropy_slope")] = 0.03
+    entropy_floor: Annotated[float, Above(0), _read_by("entropy_floor", "entropy_slope", "policy_collapse")] = 0.03
     """Entropy, in nats per token, below which the policy no longer explores."""
     entropy_horizon: Annotated[int, AtLeast(1), _read_by("entropy_slope")] = 10
     """Entropy falls too fast when its trend reaches the floor within this many steps."""
@@ -107,7 +109,7 @@ class HealthConfig(Settings):
     """Slope of a trend, in standard errors, from which it counts as more than noise."""
     clip_fraction_limit: Annotated[float, Above(0), AtMost(1), _read_by("clip_fraction")] = 0.3
     """Share of clipped tokens above which the updates have left the trust region."""
-    constant_groups_limit: Annotated[float, Above(0), AtMost(1), _read_by("constant_groups")] = 0.9
+    constant_groups_limit: Annotated[float, Above(0), AtMost(1), _read_by("constant_groups", "policy_collapse")] = 0.9
     """Share of groups with equal rewards above which there is too little to learn from."""
     no_gradient_steps: Annotated[int, AtLeast(1), _read_by("no_gradient")] = 20
     """Steps in a row without an optimizer step after which a run has nothing to learn from."""

@@ -11,6 +11,9 @@ from assay.types import Json
 
 BEST_REWARD, WORST_REWARD = "run/best_reward", "run/worst_reward"
 """The largest and the smallest reward of any rollout so far."""
+BEST_STOOD = "run/best_reward_stood"
+"""Optimizer steps since a rollout earned more than all before: only then did the policy look for a better answer. A best
+reward that has stood for long is a ceiling; one that was set in the last steps before answers became alike is not."""
 FIRST_LEVEL, FIRST_SPREAD = "run/first_level", "run/first_spread"
 """Means over the first steps since the run began, or was last rolled back: of the reward, and of the standard deviation
 of a step's rewards."""
@@ -24,6 +27,7 @@ class RewardRecords:
     def __init__(self, steps: int) -> None:
         self._steps = steps
         self._extremes: dict[str, float] = {}
+        self._stood = 0
         self._first: list[float] = []
         self._spreads: list[float] = []
         self._last: list[float] = []
@@ -31,13 +35,18 @@ class RewardRecords:
 
     def add(self, observation: Observation) -> dict[str, float]:
         """Take in a step; returns the records as they now are, by name. What is not known yet is absent."""
+        best = self._extremes.get(BEST_REWARD, -math.inf)
         for metric, name, extreme in (("reward/max", BEST_REWARD, max), ("reward/min", WORST_REWARD, min)):
             if math.isfinite(value := observation.get(metric, math.nan)):
                 self._extremes[name] = extreme(value, self._extremes.get(name, value))
+        if self._extremes.get(BEST_REWARD, -math.inf) > best:
+            self._stood = 0
+        elif observation.get("optimizer_steps", 1.0) > 0:
+            self._stood += 1
         reward = observation.get("reward/mean", math.nan)
         if math.isfinite(reward):
             self._add_reward(reward, observation.get("reward/std", 0.0))
-        known = dict(self._extremes)
+        known = self._extremes | {BEST_STOOD: float(self._stood)}
         if len(self._first) == self._steps:
             known |= {FIRST_LEVEL: fmean(self._first), FIRST_SPREAD: fmean(self._spreads)}
         return known if self._best is None else known | {BEST_LEVEL: self._best}
@@ -54,11 +63,13 @@ class RewardRecords:
     def rolled_back(self) -> None:
         """Measure the levels afresh: those so far are the discarded policy's. The largest and smallest rewards stay."""
         self._first, self._spreads, self._last, self._best = [], [], [], None
+        self._stood = 0
 
     def state(self) -> dict[str, Json]:
         """Everything remembered, as JSON data."""
         return {
             "extremes": dict(self._extremes),
+            "stood": self._stood,
             "first": list(self._first),
             "spreads": list(self._spreads),
             "last": list(self._last),
@@ -72,6 +83,7 @@ class RewardRecords:
             KeyError, ValueError, TypeError: not such a state.
         """
         self._extremes = {str(name): float(value) for name, value in state["extremes"].items()}
+        self._stood = int(state.get("stood", 0))
         self._first = [float(value) for value in state["first"]][: self._steps]
         self._spreads = [float(value) for value in state["spreads"]][: self._steps]
         self._last = [float(value) for value in state["last"]][-self._steps :]

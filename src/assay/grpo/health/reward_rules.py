@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 
 from assay.grpo.health.config import HealthConfig
-from assay.grpo.health.finding import Finding, finding, solved, sustained
+from assay.grpo.health.finding import Finding, finding, rise, solved, sustained
 from assay.grpo.health.records import BEST_LEVEL, BEST_REWARD, FIRST_LEVEL, FIRST_SPREAD, WORST_REWARD
 from assay.grpo.health.trend import History, Observation, Trend, fit_trend, points, values
 
@@ -42,7 +42,7 @@ def no_gradient(config: HealthConfig, history: History) -> Finding | None:
     worst = history[-1].get(WORST_REWARD, math.nan)
     message = f"The last {len(last)} steps took no optimizer step (limit {config.no_gradient_steps}), "
     action = config.action("no_gradient")
-    if best > worst and reward >= best - 0.01 * (best - worst):
+    if solved(config, history, near=0.01) and reward >= best - 0.01 * (best - worst):
         action = action if "no_gradient" in config.actions else "warn"
         message += (
             f"since every rollout earns {reward:.3g}, the best reward that the run has seen: it has solved these "
@@ -73,7 +73,7 @@ def reward_drop(config: HealthConfig, history: History) -> Finding | None:
     lost, gained = best - level, best - first
     fell_below_start = first - level > least
     lost_its_gain = gained > least and lost > max(least, config.reward_drop_share * gained)
-    if not fell_below_start and not lost_its_gain:
+    if not fell_below_start and not lost_its_gain or _recovers(config, history):
         return None
     limit = first - least if fell_below_start else best - max(least, config.reward_drop_share * gained)
     message = (
@@ -82,6 +82,13 @@ def reward_drop(config: HealthConfig, history: History) -> Finding | None:
         "back to an earlier checkpoint with a lower learning rate."
     )
     return finding(config, "reward_drop", "reward/mean", level, limit, message)
+
+
+def _recovers(config: HealthConfig, history: History) -> bool:
+    """Whether the reward rises again within the steps that its level is taken over, or fell only within them."""
+    recent = history[-config.sustained_steps :]
+    change = rise(recent, len(recent) // 2)
+    return change is not None and (change.rose or change.fell)
 
 
 def reward_shift(config: HealthConfig, history: History) -> Finding | None:
