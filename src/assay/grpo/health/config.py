@@ -32,8 +32,10 @@ DEFAULT_ACTIONS: Mapping[str, Action] = {
     "mismatch": "pause",
     # The run costs and learns nothing. Where the task is solved, this is a warning.
     "no_gradient": "pause",
-    # The tasks may have become harder, which only a person can tell from damage.
-    "reward_drop": "pause",
+    # Most of the gain is lost. Where an older policy does not earn it again either, restored_reward says so.
+    "reward_drop": "rollback",
+    # The policy is as it was and earns less: a rollback was no cure, and only a person can tell what changed.
+    "restored_reward": "pause",
     # A verifier that broke, or another unit: the next steps train on something else.
     "reward_shift": "pause",
     # A heavy tail is an early sign of damage, and may pass.
@@ -55,7 +57,7 @@ DEFAULT_ACTIONS: Mapping[str, Action] = {
 }
 """Rule -> its action unless `HealthConfig.actions` says otherwise."""
 
-OF_POLICY = frozenset(DEFAULT_ACTIONS) - {"mismatch", "clip_fraction", "truncation", "reward_shift"}
+OF_POLICY = frozenset(DEFAULT_ACTIONS) - {"mismatch", "clip_fraction", "truncation", "reward_shift", "restored_reward"}
 """Rules that say that the policy itself may have changed for the worse. While one of them is active, a checkpoint is
 nothing to go back to, also where its action is only a warning. The others say how a run is set up, and may be active
 from its first step to its last."""

@@ -140,7 +140,7 @@ class HealthMonitor:
         self._rollbacks += 1
         self._rolled_back_at, self._refuge = self._steps, refuge
         self._history.clear()
-        self._records.rolled_back()
+        self._records.rolled_back(self._steps - refuge)
         self._quiet.clear()
         self._began.clear()
         self._acknowledged.clear()

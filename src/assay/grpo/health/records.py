@@ -12,13 +12,23 @@ from assay.types import Json
 BEST_REWARD, WORST_REWARD = "run/best_reward", "run/worst_reward"
 """The largest and the smallest reward of any rollout so far."""
 BEST_STOOD = "run/best_reward_stood"
-"""Optimizer steps since a rollout earned more than all before: only then did the policy look for a better answer. A best
-reward that has stood for long is a ceiling; one that was set in the last steps before answers became alike is not."""
+"""Optimizer steps, in which at least half of the groups had rewards that differ, since a rollout earned more than all
+before: in such steps the policy looked for a better answer. A best reward that has stood for long is a ceiling; one
+after which answers became alike at once is not."""
+RESTORED_LEVEL, RESTORED_BEFORE = "run/restored_level", "run/restored_before"
+"""Mean reward of the first steps after a rollback, and of as many when that policy was trained before: equal but for
+noise, unless rewards or tasks have changed. Known in one step only, the last of those steps."""
+RESTORED_STEPS = 3
+REMEMBERED = 100
+"""Steps back to which the rewards of single steps are known."""
 FIRST_LEVEL, FIRST_SPREAD = "run/first_level", "run/first_spread"
 """Means over the first steps since the run began, or was last rolled back: of the reward, and of the standard deviation
 of a step's rewards."""
 BEST_LEVEL = "run/best_level"
 """The largest mean of the reward over consecutive steps since then."""
+
+
+_CONSTANT, _LOOKING = "rollout/constant_group_fraction", 0.5
 
 
 class RewardRecords:
@@ -28,6 +38,9 @@ class RewardRecords:
         self._steps = steps
         self._extremes: dict[str, float] = {}
         self._stood = 0
+        self._rewards: list[float] = []
+        """Of the last steps, whether or not they were undone; NaN where unknown."""
+        self._before: float | None = None
         self._first: list[float] = []
         self._spreads: list[float] = []
         self._last: list[float] = []
@@ -41,12 +54,16 @@ class RewardRecords:
                 self._extremes[name] = extreme(value, self._extremes.get(name, value))
         if self._extremes.get(BEST_REWARD, -math.inf) > best:
             self._stood = 0
-        elif observation.get("optimizer_steps", 1.0) > 0:
+        elif observation.get("optimizer_steps", 1.0) > 0 and observation.get(_CONSTANT, 0.0) <= _LOOKING:
             self._stood += 1
         reward = observation.get("reward/mean", math.nan)
+        self._rewards = [*self._rewards, reward][-REMEMBERED:]
         if math.isfinite(reward):
             self._add_reward(reward, observation.get("reward/std", 0.0))
-        known = self._extremes | {BEST_STOOD: float(self._stood)}
+        restored: dict[str, float] = {}
+        if self._before is not None and len(self._first) == RESTORED_STEPS and math.isfinite(reward):
+            restored = {RESTORED_LEVEL: fmean(self._first), RESTORED_BEFORE: self._before}
+        known = self._extremes | restored | {BEST_STOOD: float(self._stood)}
         if len(self._first) == self._steps:
             known |= {FIRST_LEVEL: fmean(self._first), FIRST_SPREAD: fmean(self._spreads)}
         return known if self._best is None else known | {BEST_LEVEL: self._best}
@@ -60,8 +77,15 @@ class RewardRecords:
             level = fmean(self._last)
             self._best = level if self._best is None else max(self._best, level)
 
-    def rolled_back(self) -> None:
-        """Measure the levels afresh: those so far are the discarded policy's. The largest and smallest rewards stay."""
+    def rolled_back(self, undone: int) -> None:
+        """Measure the levels afresh: those so far are the discarded policy's. The largest and smallest rewards stay.
+
+        Args:
+            undone: steps between the policy that the run went back to and now.
+        """
+        then = self._rewards[-undone:][:RESTORED_STEPS] if 0 < undone <= len(self._rewards) else []
+        known = len(then) == RESTORED_STEPS and all(map(math.isfinite, then))
+        self._before = fmean(then) if known else None
         self._first, self._spreads, self._last, self._best = [], [], [], None
         self._stood = 0
 
@@ -70,6 +94,8 @@ class RewardRecords:
         return {
             "extremes": dict(self._extremes),
             "stood": self._stood,
+            "rewards": [reward if math.isfinite(reward) else None for reward in self._rewards],
+            "before": self._before,
             "first": list(self._first),
             "spreads": list(self._spreads),
             "last": list(self._last),
@@ -84,6 +110,8 @@ class RewardRecords:
         """
         self._extremes = {str(name): float(value) for name, value in state["extremes"].items()}
         self._stood = int(state.get("stood", 0))
+        self._rewards = [math.nan if r is None else float(r) for r in state.get("rewards", [])][-REMEMBERED:]
+        self._before = None if state.get("before") is None else float(state["before"])
         self._first = [float(value) for value in state["first"]][: self._steps]
         self._spreads = [float(value) for value in state["spreads"]][: self._steps]
         self._last = [float(value) for value in state["last"]][-self._steps :]

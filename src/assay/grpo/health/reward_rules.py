@@ -8,8 +8,17 @@ from collections.abc import Sequence
 from statistics import fmean, median
 
 from assay.grpo.health.config import HealthConfig
-from assay.grpo.health.finding import Finding, finding, rise, solved, sustained
-from assay.grpo.health.records import BEST_LEVEL, BEST_REWARD, FIRST_LEVEL, FIRST_SPREAD, WORST_REWARD
+from assay.grpo.health.finding import Finding, finding, solved, sustained
+from assay.grpo.health.records import (
+    BEST_LEVEL,
+    BEST_REWARD,
+    FIRST_LEVEL,
+    FIRST_SPREAD,
+    RESTORED_BEFORE,
+    RESTORED_LEVEL,
+    RESTORED_STEPS,
+    WORST_REWARD,
+)
 from assay.grpo.health.trend import History, Observation, Trend, fit_trend, points, values
 
 PART = "part/"
@@ -73,7 +82,7 @@ def reward_drop(config: HealthConfig, history: History) -> Finding | None:
     lost, gained = best - level, best - first
     fell_below_start = first - level > least
     lost_its_gain = gained > least and lost > max(least, config.reward_drop_share * gained)
-    if not fell_below_start and not lost_its_gain or _recovers(config, history):
+    if not fell_below_start and not lost_its_gain:
         return None
     limit = first - least if fell_below_start else best - max(least, config.reward_drop_share * gained)
     message = (
@@ -84,11 +93,33 @@ def reward_drop(config: HealthConfig, history: History) -> Finding | None:
     return finding(config, "reward_drop", "reward/mean", level, limit, message)
 
 
-def _recovers(config: HealthConfig, history: History) -> bool:
-    """Whether the reward rises again within the steps that its level is taken over, or fell only within them."""
-    recent = history[-config.sustained_steps :]
-    change = rise(recent, len(recent) // 2)
-    return change is not None and (change.rose or change.fell)
+def restored_reward(config: HealthConfig, history: History) -> Finding | None:
+    """The policy that the run went back to earns less than the same policy did before, by more than noise.
+
+    The policy is not at fault then: the tasks have become harder, or rewards mean something else.
+    """
+    now = history[-1]
+    level, before = now.get(RESTORED_LEVEL), now.get(RESTORED_BEFORE)
+    if level is None or before is None:
+        return None
+    errors = (_error_of_mean(step) for step in history[-RESTORED_STEPS:])
+    error = math.sqrt(2 * sum(e**2 for e in errors)) / RESTORED_STEPS
+    spread = values(history, "reward/std")
+    limit = before - max(_NOISE * error, _SPREADS * (fmean(spread) if spread else 0.0))
+    if level >= limit:
+        return None
+    message = (
+        f"The mean reward of the first {RESTORED_STEPS} steps after the rollback is {level:.3g} (limit {limit:.3g}), and "
+        f"the same policy earned {before:.3g} before: the trouble is not in its weights. Check whether the verifier or "
+        "the tasks have changed."
+    )
+    return finding(config, "restored_reward", "reward/mean", level, limit, message, suspect=0)
+
+
+def _error_of_mean(step: Observation) -> float:
+    """Standard error of a step's mean reward, from the deviation within the step; 0 where that is unknown."""
+    deviation = step.get("reward/std", 0.0)
+    return deviation / math.sqrt(max(1.0, step.get("rollout/scored", 1.0))) if math.isfinite(deviation) else 0.0
 
 
 def reward_shift(config: HealthConfig, history: History) -> Finding | None:
