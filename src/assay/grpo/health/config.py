@@ -84,10 +84,10 @@ class HealthConfig(Settings):
     """Steps between health reports; 0 turns them off."""
     actions: Mapping[str, str] = chz.field(default_factory=dict)
     """Rule -> `ignore`, `warn`, `pause`, `rollback` or `stop`, where it should differ from the rule's default."""
-    max_rollbacks: Annotated[int, AtLeast(0)] = 3
+    max_rollbacks: Annotated[int, AtLeast(0)] = 2
     """Rollbacks of a run before the next one becomes a stop."""
     rollback_lr_factor: Annotated[float, Above(0), AtMost(1)] = 0.25
-    """Factor on the learning rate at every rollback."""
+    """Factor on the learning rate at the first rollback; the second multiplies it by its square, and so on."""
     window: Annotated[int, AtLeast(10), _read_by("kl_runaway", "entropy_slope", "grad_norm", "part_divergence")] = 20
     """Steps over which trends, growth and the median gradient norm are taken."""
     sustained_steps: Annotated[

@@ -115,8 +115,9 @@ class HealthMonitor:
 
     @property
     def learning_rate_factor(self) -> float:
-        """Factor on the learning rate after the rollbacks so far."""
-        return self._config.rollback_lr_factor**self._rollbacks
+        """Factor on the learning rate after the rollbacks so far. The second lowers it by the square of what the first
+        did: the trouble came again, and each rollback costs the steps until it does."""
+        return self._config.rollback_lr_factor ** (self._rollbacks * (self._rollbacks + 1) // 2)
 
     @property
     def report_due(self) -> bool:

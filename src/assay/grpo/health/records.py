@@ -12,13 +12,12 @@ from assay.types import Json
 BEST_REWARD, WORST_REWARD = "run/best_reward", "run/worst_reward"
 """The largest and the smallest reward of any rollout so far."""
 BEST_STOOD = "run/best_reward_stood"
-"""Optimizer steps, in which at least half of the groups had rewards that differ, since a rollout earned more than all
-before: in such steps the policy looked for a better answer. A best reward that has stood for long is a ceiling; one
-after which answers became alike at once is not."""
+"""Optimizer steps since a rollout earned more than all before, each counted by its share of groups with rewards that
+differ: so much has the policy looked for a better answer. A best reward that has stood for long is a ceiling; one after
+which answers became alike at once is not."""
 RESTORED_LEVEL, RESTORED_BEFORE = "run/restored_level", "run/restored_before"
-"""Mean reward of the first steps after a rollback, and of as many when that policy was trained before: equal but for
-noise, unless rewards or tasks have changed. Known in one step only, the last of those steps."""
-RESTORED_STEPS = 3
+"""Mean reward of the first step after a rollback, and of the step in which that policy sampled before: equal but for
+noise, unless rewards or tasks have changed. Known in that first step only: later ones follow updates."""
 REMEMBERED = 100
 """Steps back to which the rewards of single steps are known."""
 FIRST_LEVEL, FIRST_SPREAD = "run/first_level", "run/first_spread"
@@ -28,7 +27,7 @@ BEST_LEVEL = "run/best_level"
 """The largest mean of the reward over consecutive steps since then."""
 
 
-_CONSTANT, _LOOKING = "rollout/constant_group_fraction", 0.5
+_CONSTANT = "rollout/constant_group_fraction"
 
 
 class RewardRecords:
@@ -37,7 +36,7 @@ class RewardRecords:
     def __init__(self, steps: int) -> None:
         self._steps = steps
         self._extremes: dict[str, float] = {}
-        self._stood = 0
+        self._stood = 0.0
         self._rewards: list[float] = []
         """Of the last steps, whether or not they were undone; NaN where unknown."""
         self._before: float | None = None
@@ -53,17 +52,18 @@ class RewardRecords:
             if math.isfinite(value := observation.get(metric, math.nan)):
                 self._extremes[name] = extreme(value, self._extremes.get(name, value))
         if self._extremes.get(BEST_REWARD, -math.inf) > best:
-            self._stood = 0
-        elif observation.get("optimizer_steps", 1.0) > 0 and observation.get(_CONSTANT, 0.0) <= _LOOKING:
-            self._stood += 1
+            self._stood = 0.0
+        elif observation.get("optimizer_steps", 1.0) > 0:
+            constant = observation.get(_CONSTANT, 0.0)
+            self._stood += 1.0 - constant if math.isfinite(constant) else 0.0
         reward = observation.get("reward/mean", math.nan)
         self._rewards = [*self._rewards, reward][-REMEMBERED:]
         if math.isfinite(reward):
             self._add_reward(reward, observation.get("reward/std", 0.0))
         restored: dict[str, float] = {}
-        if self._before is not None and len(self._first) == RESTORED_STEPS and math.isfinite(reward):
-            restored = {RESTORED_LEVEL: fmean(self._first), RESTORED_BEFORE: self._before}
-        known = self._extremes | restored | {BEST_STOOD: float(self._stood)}
+        if self._before is not None and len(self._first) == 1 and math.isfinite(reward):
+            restored = {RESTORED_LEVEL: reward, RESTORED_BEFORE: self._before}
+        known = self._extremes | restored | {BEST_STOOD: self._stood}
         if len(self._first) == self._steps:
             known |= {FIRST_LEVEL: fmean(self._first), FIRST_SPREAD: fmean(self._spreads)}
         return known if self._best is None else known | {BEST_LEVEL: self._best}
@@ -83,11 +83,10 @@ class RewardRecords:
         Args:
             undone: steps between the policy that the run went back to and now.
         """
-        then = self._rewards[-undone:][:RESTORED_STEPS] if 0 < undone <= len(self._rewards) else []
-        known = len(then) == RESTORED_STEPS and all(map(math.isfinite, then))
-        self._before = fmean(then) if known else None
+        then = self._rewards[-undone] if 0 < undone <= len(self._rewards) else math.nan
+        self._before = then if math.isfinite(then) else None
         self._first, self._spreads, self._last, self._best = [], [], [], None
-        self._stood = 0
+        self._stood = 0.0
 
     def state(self) -> dict[str, Json]:
         """Everything remembered, as JSON data."""
@@ -109,7 +108,7 @@ class RewardRecords:
             KeyError, ValueError, TypeError: not such a state.
         """
         self._extremes = {str(name): float(value) for name, value in state["extremes"].items()}
-        self._stood = int(state.get("stood", 0))
+        self._stood = float(state.get("stood", 0.0))
         self._rewards = [math.nan if r is None else float(r) for r in state.get("rewards", [])][-REMEMBERED:]
         self._before = None if state.get("before") is None else float(state["before"])
         self._first = [float(value) for value in state["first"]][: self._steps]

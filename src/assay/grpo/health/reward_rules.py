@@ -16,7 +16,6 @@ from assay.grpo.health.records import (
     FIRST_SPREAD,
     RESTORED_BEFORE,
     RESTORED_LEVEL,
-    RESTORED_STEPS,
     WORST_REWARD,
 )
 from assay.grpo.health.trend import History, Observation, Trend, fit_trend, points, values
@@ -102,24 +101,17 @@ def restored_reward(config: HealthConfig, history: History) -> Finding | None:
     level, before = now.get(RESTORED_LEVEL), now.get(RESTORED_BEFORE)
     if level is None or before is None:
         return None
-    errors = (_error_of_mean(step) for step in history[-RESTORED_STEPS:])
-    error = math.sqrt(2 * sum(e**2 for e in errors)) / RESTORED_STEPS
-    spread = values(history, "reward/std")
-    limit = before - max(_NOISE * error, _SPREADS * (fmean(spread) if spread else 0.0))
+    spread = now.get("reward/std", 0.0)
+    error = math.sqrt(2 / max(1.0, now.get("rollout/scored", 1.0))) * spread
+    limit = before - max(_NOISE * error, _SPREADS * spread)
     if level >= limit:
         return None
     message = (
-        f"The mean reward of the first {RESTORED_STEPS} steps after the rollback is {level:.3g} (limit {limit:.3g}), and "
-        f"the same policy earned {before:.3g} before: the trouble is not in its weights. Check whether the verifier or "
+        f"The mean reward of the first step after the rollback is {level:.3g} (limit {limit:.3g}), and the "
+        f"same policy earned {before:.3g} before: the trouble is not in its weights. Check whether the verifier or "
         "the tasks have changed."
     )
     return finding(config, "restored_reward", "reward/mean", level, limit, message, suspect=0)
-
-
-def _error_of_mean(step: Observation) -> float:
-    """Standard error of a step's mean reward, from the deviation within the step; 0 where that is unknown."""
-    deviation = step.get("reward/std", 0.0)
-    return deviation / math.sqrt(max(1.0, step.get("rollout/scored", 1.0))) if math.isfinite(deviation) else 0.0
 
 
 def reward_shift(config: HealthConfig, history: History) -> Finding | None:
