@@ -116,7 +116,7 @@ def test_calls_without_an_answer_are_sent_again_when_the_actor_dies(
 
 def test_the_budget_outlives_the_actor(ray_cluster: None, server: JudgeServer, settings: dict[str, Any]) -> None:
     settings["judge"]["usd_per_million_prompt_tokens"] = 1.0
-    settings["engine"]["cache"] = False
+    settings["engine"] |= {"cache": False, "cache_path": None}
 
     async def spend() -> None:
         probe = scorer(settings)
