@@ -30,11 +30,13 @@ from assay.training.loop import train
 from common.health_runs import REWARDS, SFT_STEPS, WATCHING, RewardedBuilder, from_call, observation, settings_of, share
 from support.tiny_run import tiny
 
-ONSET, STEPS, RATE = 60, 200, 4e-3
+ONSET, STEPS, RATE = 60, 400, 4e-3
 """Batch at which a fault from outside begins, batches of a run, and the learning rate of the undisturbed one: what
 learns the task within half of the batches, so that there is time to learn it again after a rollback."""
 Arm = Literal["undisturbed", "watched", "acting"]
 ARMS: tuple[Arm, ...] = get_args(Arm)
+LAST = 3
+"""Evaluations, ten batches apart, whose mean is a run's final reward: single ones of 64 rollouts differ by 0.05."""
 RESCUED = 0.8
 """Share of what the undisturbed run gained that a rescued run keeps."""
 LOST = 0.2
@@ -62,7 +64,7 @@ class Outcome:
     """`stopped`: by the monitor; `failed`: by another error of Assay."""
     start: float
     final: float
-    """Held-out reward before RL and at the last evaluation."""
+    """Held-out reward before RL, and the mean of the last three evaluations."""
     rollbacks: int
     alarms: tuple[tuple[int, str], ...]
     """(RL batch, kind) of every event but health reports."""
@@ -71,6 +73,8 @@ class Outcome:
     """The largest held-out reward on the way; evaluated every ten batches."""
     constant: float = 0.0
     """Share of groups with equal rewards in the last ten batches."""
+    evals: tuple[tuple[int, float], ...] = ()
+    """(RL batches done, held-out reward) of every evaluation."""
     series: tuple[Mapping[str, float], ...] = ()
     """What the monitor saw of each RL batch, to judge it again by other rules."""
 
@@ -214,18 +218,22 @@ def ended(config: TrainingConfig) -> Outcome:
         logging.disable(logging.NOTSET)
     rows = [json.loads(line) for line in (config.log_path / "metrics.jsonl").read_text().splitlines()]
     events = [json.loads(line) for line in (config.log_path / "events.jsonl").read_text().splitlines()]
-    rewards = [row["eval/reward/mean"] for row in rows if row.get("eval/reward/mean") is not None]
+    evals = tuple(
+        (row["step"], row["eval/reward/mean"]) for row in rows if row.get("eval/reward/mean") is not None
+    )
+    rewards = [reward for _, reward in evals]
     constant = [row["rollout/constant_group_fraction"] for row in rows if row["phase"] == "rl"]
     before = sum(row["phase"] == "sft" for row in rows)
     return Outcome(
         how,
         rewards[0],
-        rewards[-1] if len(rewards) > 1 else math.nan,
+        fmean(rewards[1:][-LAST:]) if len(rewards) > 1 else math.nan,
         sum(event["kind"] == "rollback" for event in events),
         tuple((event["step"] - before + 1, event["kind"]) for event in events if event["kind"] != "health_report"),
         message,
         max(rewards),
         fmean(constant[-10:]) if constant else 0.0,
+        tuple((max(0, step - before + 1), reward) for step, reward in evals),
         tuple(observation(row) for row in rows if row["phase"] == "rl"),
     )
 

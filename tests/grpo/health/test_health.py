@@ -85,7 +85,7 @@ def test_rollbacks_are_counted_and_forget_what_was_undone() -> None:
         monitor.rolled_back()
         assert monitor.healthy and monitor.history == () and monitor.active == ()
     assert actions == ["rollback", "rollback", "stop"]
-    assert monitor.rollbacks == 3 and monitor.learning_rate_factor == pytest.approx(1e-6)
+    assert monitor.rollbacks == 3 and monitor.learning_rate_factor == pytest.approx(1e-5)
 
 
 MISMATCH = {"ratio_error": 1.0, "mismatch_kl": 0.1}

@@ -49,6 +49,9 @@ SICK: Mapping[str, list[Step]] = {
             "run/restored_before": 0.5,
         }
     ],
+    "not_recovered": steady(
+        10, reward__mean=0.3, run__first_level=0.3, run__sought_level=0.5, run__sought_more=0.0, run__sought_for=150.0
+    ),
     "policy_collapse": steady(10, entropy=0.01, rollout__constant_group_fraction=1.0),
     "reward_shift": steady(
         2,
@@ -176,6 +179,23 @@ def test_a_kl_that_grows_at_the_best_level_of_the_reward_is_no_alarm_and_below_i
     assert rules(DEFAULT, [step | {"reward/mean": 0.4} for step in flat]) == [rule]
 
 
+def test_a_kl_far_beyond_its_limit_is_a_runaway_unless_the_reward_rises() -> None:
+    levels = {"run/first_level": 0.2, "run/best_level": 0.6}
+    far = [{name: 1.5 * value for name, value in step.items()} | levels for step in SICK["kl_runaway"]]
+    assert rules(DEFAULT, rewarded(far, [0.58, 0.6, 0.62, 0.6] * 2)) == ["kl_runaway"]
+    assert rules(DEFAULT, rewarded(far, [0.2, 0.2, 0.2, 0.2, 0.3, 0.5, 0.6, 0.6])) == []
+
+
+def test_a_heavy_tail_passes_while_the_reward_keeps_half_of_its_gain() -> None:
+    levels = {"run/first_level": 0.2, "run/best_level": 0.8, "run/first_spread": 0.2}
+    for reward, found in ((0.52, []), (0.45, ["kl_tail"])):
+        steps = steady(10, kl_div_95pct=5.0, reward__mean=reward)
+        assert [r for r in rules(DEFAULT, [step | levels for step in steps]) if r != "reward_drop"] == found
+    small = levels | {"run/best_level": 0.22}
+    steps = steady(10, kl_div_95pct=5.0, reward__mean=0.205)
+    assert rules(DEFAULT, [step | small for step in steps]) == ["kl_tail"], "noise is no gain"
+
+
 def test_a_kl_that_rises_to_a_low_level_is_no_runaway() -> None:
     assert rules(DEFAULT, steady(kl_div=ramp(0.0, 0.5))) == []
 
@@ -192,10 +212,16 @@ def test_a_fall_that_flattens_before_the_floor_is_no_alarm() -> None:
 
 
 def test_a_spike_counts_against_the_median_and_above_what_is_harmless() -> None:
-    assert rules(DEFAULT, steady(11, grad_norm=[0.5] * 10 + [5.1])) == ["grad_norm"]
-    assert rules(DEFAULT, steady(11, grad_norm=[0.5] * 10 + [4.9])) == []
-    assert rules(DEFAULT, steady(11, grad_norm=[0.01] * 10 + [0.9])) == []
-    assert rules(DEFAULT, steady(10, grad_norm=[0.5] * 9 + [50.0])) == []
+    assert rules(DEFAULT, steady(12, grad_norm=[0.5] * 10 + [5.1] * 2)) == ["grad_norm"]
+    assert rules(DEFAULT, steady(12, grad_norm=[0.5] * 10 + [4.9] * 2)) == []
+    assert rules(DEFAULT, steady(12, grad_norm=[0.01] * 10 + [0.9] * 2)) == []
+    assert rules(DEFAULT, steady(10, grad_norm=[0.5] * 8 + [50.0] * 2)) == [], "too few to compare with"
+
+
+def test_a_single_spike_passes_unless_it_is_above_the_absolute_limit() -> None:
+    assert rules(DEFAULT, steady(12, grad_norm=[0.5] * 11 + [99.0])) == []
+    assert rules(DEFAULT, steady(12, grad_norm=[0.5] * 10 + [99.0, 0.5])) == []
+    assert rules(DEFAULT, steady(12, grad_norm=[0.5] * 11 + [101.0])) == ["grad_norm"]
 
 
 def test_a_skipped_step_is_found_with_and_without_its_numbers() -> None:
@@ -333,6 +359,10 @@ CASES: Mapping[str, tuple[Any, list[Step]]] = {
         0.2,
         steady(10, reward__mean=0.4, run__first_level=0.1, run__first_spread=0.2, run__best_level=0.5),
     ),
+    "recovery_steps": (
+        20,
+        steady(10, reward__mean=0.3, run__sought_level=0.5, run__sought_more=0.0, run__sought_for=50.0),
+    ),
     "kl_runaway_level": (0.2, steady(8, kl_div=[0.01] * 5 + [0.4] * 3)),
     "kl_runaway_factor": (1.5, steady(8, kl_div=[0.4] * 5 + [0.8] * 3)),
     "entropy_floor": (0.5, [{"entropy": 0.4}]),
@@ -344,8 +374,8 @@ CASES: Mapping[str, tuple[Any, list[Step]]] = {
     "mismatch_ratio_limit": (0.01, [{"ratio_error": 0.1, "mismatch_kl": 0.5}]),
     "mismatch_kl_limit": (0.001, [{"ratio_error": 0.5, "mismatch_kl": 0.005}]),
     "grad_norm_limit": (10.0, [{"grad_norm": 50.0}]),
-    "grad_norm_spike_factor": (3.0, steady(11, grad_norm=[1.0] * 10 + [5.0])),
-    "grad_norm_harmless": (0.1, steady(11, grad_norm=[0.01] * 10 + [0.9])),
+    "grad_norm_spike_factor": (3.0, steady(12, grad_norm=[1.0] * 10 + [5.0] * 2)),
+    "grad_norm_harmless": (0.1, steady(12, grad_norm=[0.01] * 10 + [0.9] * 2)),
     "part_divergence_share": (
         0.05,
         steady(reward__std=0.3, part__a=ramp(0.1, 0.6, noise=0.001), part__b=ramp(0.2, 0.16, noise=0.001)),
@@ -363,5 +393,5 @@ def test_a_threshold_decides(name: str) -> None:
 
 def test_every_setting_changes_something() -> None:
     """Those that no rule reads are tested above, in test_health.py."""
-    of_monitor = {"report_every", "actions", "max_rollbacks", "rollback_lr_factor", "quiet_steps"}
+    of_monitor = {"report_every", "actions", "max_rollbacks", "rollback_lr_factor", "lr_recovery_steps", "quiet_steps"}
     assert set(CASES) | of_monitor == set(settings_of(HealthConfig))

@@ -53,7 +53,7 @@ def test_every_way_back_lowers_the_rate_and_a_checkpoint_remembers_it(epochs: bo
     assert same(snapshot(model), start)
     assert rate(trainer) == RATE * FACTOR and rate(trainer, learning_rate=0.1) == 0.1 * FACTOR
     trainer.roll_back(tmp_path / "start")
-    assert rate(trainer) == RATE * FACTOR**3, "its square more"
+    assert rate(trainer) == RATE * FACTOR**3, "by the factor twice"
     trainer.save(tmp_path / "later")
     _, restored = trainer_of()
     restored.load(tmp_path / "later")

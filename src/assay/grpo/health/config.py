@@ -36,6 +36,8 @@ DEFAULT_ACTIONS: Mapping[str, Action] = {
     "reward_drop": "rollback",
     # The policy is as it was and earns less: a rollback was no cure, and only a person can tell what changed.
     "restored_reward": "pause",
+    # A rollback was no cure, or the rate is too low now; going on costs and gains nothing.
+    "not_recovered": "pause",
     # A verifier that broke, or another unit: the next steps train on something else.
     "reward_shift": "pause",
     # A heavy tail is an early sign of damage, and may pass.
@@ -57,7 +59,8 @@ DEFAULT_ACTIONS: Mapping[str, Action] = {
 }
 """Rule -> its action unless `HealthConfig.actions` says otherwise."""
 
-OF_POLICY = frozenset(DEFAULT_ACTIONS) - {"mismatch", "clip_fraction", "truncation", "reward_shift", "restored_reward"}
+_OF_SETTINGS = {"mismatch", "clip_fraction", "truncation", "reward_shift", "restored_reward", "not_recovered"}
+OF_POLICY = frozenset(DEFAULT_ACTIONS) - _OF_SETTINGS
 """Rules that say that the policy itself may have changed for the worse. While one of them is active, a checkpoint is
 nothing to go back to, also where its action is only a warning. The others say how a run is set up, and may be active
 from its first step to its last."""
@@ -76,6 +79,9 @@ def _read_by(*rules: str) -> ReadBy:
     return ReadBy(rules)
 
 
+_SUSTAINED = ("clip_fraction", "constant_groups", "truncation", "reward_drop", "policy_collapse", "not_recovered")
+
+
 @chz.chz
 class HealthConfig(Settings):
     """Alarms about a training run: thresholds, the action for each, and the report."""
@@ -84,15 +90,19 @@ class HealthConfig(Settings):
     """Steps between health reports; 0 turns them off."""
     actions: Mapping[str, str] = chz.field(default_factory=dict)
     """Rule -> `ignore`, `warn`, `pause`, `rollback` or `stop`, where it should differ from the rule's default."""
-    max_rollbacks: Annotated[int, AtLeast(0)] = 2
-    """Rollbacks of a run before the next one becomes a stop."""
+    max_rollbacks: Annotated[int, AtLeast(0)] = 3
+    """Rollbacks of a run, since it began or last earned more than ever, before the next one becomes a stop."""
     rollback_lr_factor: Annotated[float, Above(0), AtMost(1)] = 0.25
-    """Factor on the learning rate at the first rollback; the second multiplies it by its square, and so on."""
+    """Factor on the learning rate at a rollback, and the most of the rate at which trouble came that is used again. A
+    further rollback before the reward is surpassed lowers it by the factor once more, for a time."""
+    lr_recovery_steps: Annotated[int, AtLeast(1)] = 20
+    """Steps in a row without an active alarm about the policy after which the learning rate doubles, as far as the
+    rollbacks allow."""
+    recovery_steps: Annotated[int, AtLeast(1), _read_by("not_recovered")] = 150
+    """Steps after a rollback within which the reward has to be regained."""
     window: Annotated[int, AtLeast(10), _read_by("kl_runaway", "entropy_slope", "grad_norm", "part_divergence")] = 20
     """Steps over which trends, growth and the median gradient norm are taken."""
-    sustained_steps: Annotated[
-        int, AtLeast(1), _read_by("clip_fraction", "constant_groups", "truncation", "reward_drop", "policy_collapse")
-    ] = 10
+    sustained_steps: Annotated[int, AtLeast(1), _read_by(*_SUSTAINED)] = 10
     """Steps over which clipping, constant groups, truncation and the level of the reward are averaged."""
     quiet_steps: Annotated[int, AtLeast(1)] = 10
     """Steps without a finding after which a rule may report again."""
@@ -174,7 +184,7 @@ def _without_effect(config: HealthConfig) -> Iterator[str]:
                 f"{name}={getattr(config, name)} is set, but with {off} nothing reads it. "
                 f"Remove it, or give a rule an action."
             )
-    for name in ("max_rollbacks", "rollback_lr_factor"):
+    for name in ("max_rollbacks", "rollback_lr_factor", "lr_recovery_steps"):
         if name in changed and all(config.action(rule) != "rollback" for rule in DEFAULT_ACTIONS):
             yield (
                 f"{name}={getattr(config, name)} is set, but no rule's action is rollback, so nothing reads it. "

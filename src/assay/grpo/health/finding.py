@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from assay.grpo.health.config import Action, HealthConfig
-from assay.grpo.health.records import BEST_REWARD, BEST_STOOD, WORST_REWARD
+from assay.grpo.health.records import BEST_REWARD, EXPLORED, WORST_REWARD
 from assay.grpo.health.trend import History, Observation, values
 
 LEVEL_VALUES = 3
@@ -43,20 +43,29 @@ def sustained(config: HealthConfig, history: History, metric: str) -> float | No
     return fmean(last) if metric in history[-1] and len(last) == config.sustained_steps else None
 
 
+NEARLY = 0.25
+"""Share of the range of rewards that a policy may be below the best one to have learned and not collapsed."""
+
+
+def explored(config: HealthConfig, history: History) -> bool:
+    """Whether the policy has looked for better answers for a window of optimizer steps."""
+    return history[-1].get(EXPLORED, 0.0) >= config.window
+
+
 def solved(config: HealthConfig, history: History, near: float = 0.1) -> bool:
     """Whether rollouts hardly earn less than the best reward that the run can find, after having earned less.
 
     That answers hardly differ then is the end of learning, and no trouble. The best reward so far counts as the best
-    that can be found once it has stood for a window of optimizer steps: a policy that collapsed to one answer within a
-    few steps also earns the best that it ever saw, since it hardly looked. The median step is judged: one prompt of
-    many that was never solved lowers the mean of the steps that it is drawn in.
+    that can be found once the policy has explored for a window of optimizer steps: one that collapsed to one answer
+    within a few steps also earns the best that it ever saw, since it hardly looked. The median step is judged: one
+    prompt of many that was never solved lowers the mean of the steps that it is drawn in.
 
     Args:
         near: share of the range of rewards below the best one that counts as the best.
     """
     now, last = history[-1], values(history, "reward/mean")[-config.sustained_steps :]
     best, worst = (now.get(name, math.nan) for name in (BEST_REWARD, WORST_REWARD))
-    ceiling = now.get(BEST_STOOD, 0.0) >= config.window
+    ceiling = explored(config, history)
     if "reward/mean" not in now or len(last) < config.sustained_steps or not ceiling or best <= worst:
         return False
     return median(last) >= best - near * (best - worst)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from statistics import fmean, median
 
 from assay.grpo.health.config import HealthConfig
-from assay.grpo.health.finding import Finding, finding, solved, sustained
+from assay.grpo.health.finding import NEARLY, Finding, finding, solved, sustained
 from assay.grpo.health.records import (
     BEST_LEVEL,
     BEST_REWARD,
@@ -16,8 +15,11 @@ from assay.grpo.health.records import (
     FIRST_SPREAD,
     RESTORED_BEFORE,
     RESTORED_LEVEL,
+    RESTORED_NOISE,
     WORST_REWARD,
+    deviation_of_means,
 )
+from assay.grpo.health.recovery import SOUGHT_FOR, SOUGHT_LEVEL, SOUGHT_MORE
 from assay.grpo.health.trend import History, Observation, Trend, fit_trend, points, values
 
 PART = "part/"
@@ -40,21 +42,20 @@ def constant_groups(config: HealthConfig, history: History) -> Finding | None:
 def no_gradient(config: HealthConfig, history: History) -> Finding | None:
     """No optimizer step was taken for `no_gradient_steps` steps, whatever the cause.
 
-    Where all earn the best reward that the run has seen, after having earned less, the task is solved, and the finding
-    is a warning, unless `actions` says otherwise.
+    Where the task is solved, the finding is a warning, unless `actions` says otherwise.
     """
     last = history[-config.no_gradient_steps :]
     if len(last) < config.no_gradient_steps or any(step.get("optimizer_steps", 1.0) > 0 for step in last):
         return None
-    reward, best = history[-1].get("reward/mean", math.nan), history[-1].get(BEST_REWARD, math.nan)
-    worst = history[-1].get(WORST_REWARD, math.nan)
+    reward = history[-1].get("reward/mean", math.nan)
     message = f"The last {len(last)} steps took no optimizer step (limit {config.no_gradient_steps}), "
     action = config.action("no_gradient")
-    if solved(config, history, near=0.01) and reward >= best - 0.01 * (best - worst):
+    if solved(config, history):
         action = action if "no_gradient" in config.actions else "warn"
         message += (
-            f"since every rollout earns {reward:.3g}, the best reward that the run has seen: it has solved these "
-            "tasks, and further batches of them only cost time. Stop here, or choose harder tasks."
+            f"since no group has rewards that differ and the mean, {reward:.3g}, is near the best reward that the run "
+            "has seen: it has solved these tasks, and further batches of them only cost time. Stop here, or choose "
+            "harder tasks."
         )
     else:
         message += (
@@ -77,7 +78,7 @@ def reward_drop(config: HealthConfig, history: History) -> Finding | None:
     first, best = now.get(FIRST_LEVEL), now.get(BEST_LEVEL)
     if level is None or first is None or best is None:
         return None
-    least = max(_NOISE * _error_of_level(config, history), _SPREADS * now.get(FIRST_SPREAD, 0.0))
+    least = least_change(config, history)
     lost, gained = best - level, best - first
     fell_below_start = first - level > least
     lost_its_gain = gained > least and lost > max(least, config.reward_drop_share * gained)
@@ -103,6 +104,7 @@ def restored_reward(config: HealthConfig, history: History) -> Finding | None:
         return None
     spread = now.get("reward/std", 0.0)
     error = math.sqrt(2 / max(1.0, now.get("rollout/scored", 1.0))) * spread
+    error = max(error, math.sqrt(2) * now.get(RESTORED_NOISE, 0.0))
     limit = before - max(_NOISE * error, _SPREADS * spread)
     if level >= limit:
         return None
@@ -112,6 +114,51 @@ def restored_reward(config: HealthConfig, history: History) -> Finding | None:
         "the tasks have changed."
     )
     return finding(config, "restored_reward", "reward/mean", level, limit, message, suspect=0)
+
+
+def regained(config: HealthConfig, history: History) -> bool:
+    """Whether the reward since a rollback says that the rollback was a cure; False where nothing is sought."""
+    level, limit = sustained(config, history, "reward/mean"), _to_regain(config, history)
+    return level is not None and limit is not None and level >= limit
+
+
+def surpassed(config: HealthConfig, history: History) -> bool:
+    """Whether the reward since a rollback is clearly above the best before; False where nothing is sought."""
+    level, sought = sustained(config, history, "reward/mean"), history[-1].get(SOUGHT_LEVEL)
+    return level is not None and sought is not None and level >= sought + least_change(config, history)
+
+
+def not_recovered(config: HealthConfig, history: History, steps: int | None = None) -> Finding | None:
+    """The reward has not come back within `recovery_steps` steps after a rollback.
+
+    It has where it is what it was before, but for noise. Where the policy had collapsed to one answer, it has to be
+    more, or near the best that there is, since the same reward may be the same collapse.
+
+    Args:
+        steps: instead of the configured ones.
+    """
+    limit, since = _to_regain(config, history), history[-1].get(SOUGHT_FOR) if history else None
+    level = sustained(config, history, "reward/mean") if history else None
+    least = config.recovery_steps if steps is None else steps
+    if limit is None or since is None or since < least or level is None or level >= limit:
+        return None
+    before = history[-1][SOUGHT_LEVEL]
+    message = (
+        f"{since:.0f} steps after the rollback the mean reward of the last {config.sustained_steps} steps is "
+        f"{level:.3g} (limit {limit:.3g}), and it was {before:.3g} before: the rollback was no cure. Read the "
+        "rollouts: the learning rate may be too low now or still too high, the tasks may have changed, or the policy "
+        "may be stuck with one kind of answer."
+    )
+    return finding(config, "not_recovered", "reward/mean", level, limit, message)
+
+
+def _to_regain(config: HealthConfig, history: History) -> float | None:
+    """The mean reward from which on a rollback was a cure; None where nothing is sought."""
+    if not history or SOUGHT_LEVEL not in history[-1]:
+        return None
+    now, least = history[-1], least_change(config, history)
+    more = now[SOUGHT_MORE] and not solved(config, history, near=NEARLY)
+    return now[SOUGHT_LEVEL] + (least if more else -least)
 
 
 def reward_shift(config: HealthConfig, history: History) -> Finding | None:
@@ -136,18 +183,25 @@ def reward_shift(config: HealthConfig, history: History) -> Finding | None:
     return finding(config, "reward_shift", "reward/mean", mean, limit, message, suspect=0)
 
 
-_NOISE, _SPREADS = 5.0, 0.25
-"""Standard errors, and standard deviations of one step's rewards, from which a change of the reward counts."""
+_NOISE, _SPREADS, _RANGES = 5.0, 0.25, 0.05
+"""Standard errors, standard deviations of one step's rewards, and ranges of all rewards so far, from which a change of
+the reward counts."""
+
+
+def least_change(config: HealthConfig, history: History) -> float:
+    """The least change of the reward's level that counts.
+
+    The share of the range of all rewards is for a policy whose answers hardly differ: its step means hardly vary
+    either, until a prompt comes along that it has no answer to.
+    """
+    now = history[-1]
+    spread, reach = now.get(FIRST_SPREAD, 0.0), now.get(BEST_REWARD, 0.0) - now.get(WORST_REWARD, 0.0)
+    return max(_NOISE * _error_of_level(config, history), _SPREADS * spread, _RANGES * reach)
 
 
 def _error_of_level(config: HealthConfig, history: History) -> float:
-    """Standard error of the difference of two means over `sustained_steps`, from the changes between neighbours.
-
-    The median of |difference of two normal numbers| is 0.954 standard deviations; a drop hardly adds to it.
-    """
-    series = values(history, "reward/mean")
-    changes = [abs(b - a) for a, b in itertools.pairwise(series)]
-    return median(changes) / 0.954 * math.sqrt(2 / config.sustained_steps) if changes else 0.0
+    """Standard error of the difference of two means over `sustained_steps`, from the changes between neighbours."""
+    return deviation_of_means(values(history, "reward/mean")) * math.sqrt(2 / config.sustained_steps)
 
 
 def truncation(config: HealthConfig, history: History) -> Finding | None:
