@@ -107,8 +107,8 @@ def test_a_split_turn_that_no_other_reached_has_no_advantage_and_counts() -> Non
     assert [int(d.mask.sum()) for d in data] == [2, 1, 1, 2]
 
 
-def test_a_split_rollout_whose_last_turn_has_no_score_is_nobodys_company() -> None:
+def test_a_split_rollout_whose_last_turn_has_no_score_is_excluded_from_the_baseline() -> None:
     unscored: list[Turn] = [A[0], (None, *A[1][1:])]
     data = data_of(group_of(unscored, B, C))
-    # Left are B's 0.5 and C's 2 at turn 1; B is alone at turn 2.
+    # At turn 1 there are B's 0.5 and C's 2; B is alone at turn 2.
     assert_advantages(data, [[0, -1.5, 0, 0, 0, 0], [0, 1.5, 1.5]])
