@@ -144,6 +144,14 @@ def test_a_window_counts_whatever_else_the_config_holds() -> None:
     assert fused_decoder(AutoModelForCausalLM.from_config(config).eval()) == "sliding_window=16"
 
 
+@pytest.mark.parametrize(("setting", "value"), [("max_norm", 0.5), ("scale_grad_by_freq", True)])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_an_embedding_that_does_more_than_to_look_up_makes_a_model_slow(kind: str, setting: str, value: float) -> None:
+    model = tiny_model(kind)
+    setattr(model.get_input_embeddings(), setting, value)
+    assert fused_decoder(model) == "the embedding bounds its norms or scales its gradient"
+
+
 def test_an_adapter_that_the_fused_decoder_cannot_call_makes_a_model_slow() -> None:
     peft = pytest.importorskip("peft")
     config = peft.OFTConfig(oft_block_size=4, target_modules=["q_proj"])  # takes four dimensions for an image
