@@ -22,7 +22,10 @@ line is one JSON object:
 - `collapses`: runs of `rescue` that, with the monitor only warning, ended with less than 80 % of what the undisturbed
   run gained on held-out tasks, after they had more, or with nothing left to learn from. `rescued`: those that, with the
   monitor acting, came to their end with at least 80 % of that gain; `stopped`: those that it paused or stopped with an
-  error; `neither`: the rest, by name; `by_kind` has the final rewards too: undisturbed, watched, acting.
+  error, of which `stopped_after_the_last_batch` had no batch left, and `stopped_with_the_gain` had at least 80 % of the
+  gain at that moment; `neither`: the rest, by name; `rescued_by_half`: at least 80 % of the undisturbed run's gain
+  after half of the batches; `by_kind` has the final rewards too: undisturbed, watched, acting. Of the runs that were
+  `no_collapse`, `harmed` ended below 80 % of the undisturbed gain, or were stopped, with the monitor acting.
   `median_reward_lost`: held-out reward of the undisturbed run less that of the run
   with the monitor acting, where it came to its end; `median_reward_lost_watched`: where it only warned.
 
@@ -63,11 +66,13 @@ from common.health_healthy import SETTINGS, healthy_series, learned, store, stor
 from common.health_rescue import (
     ARMS,
     COLLAPSES,
+    STEPS,
     Arm,
     Outcome,
     as_json,
     collapsed,
     from_json,
+    keeps,
     outcome,
     rescued,
 )
@@ -228,7 +233,7 @@ def rescue(kinds: Sequence[str], seeds: int, folder: Path, kept: Path) -> dict[s
         return from_json(json.loads(file.read_text()))
 
     found: list[tuple[str, Outcome, Outcome, Outcome]] = []
-    spared = []
+    unharmed: list[tuple[str, Outcome, Outcome]] = []
     for seed in range(FRESH, FRESH + seeds):
         for name in kinds:
             undisturbed, watched, acting = (arm(name, which, seed) for which in ARMS)
@@ -238,9 +243,10 @@ def rescue(kinds: Sequence[str], seeds: int, folder: Path, kept: Path) -> dict[s
             if real:
                 found.append((f"{name} {seed}", undisturbed, watched, acting))
             else:
-                spared.append(f"{name} {seed}")
+                unharmed.append((f"{name} {seed}", undisturbed, acting))
+    cut = [(name, undisturbed, acting) for name, undisturbed, _, acting in found if acting.ended == "stopped"]
     saved = [name for name, undisturbed, _, acting in found if rescued(acting, undisturbed)]
-    stopped = [name for name, _, _, acting in found if acting.ended == "stopped"]
+    stopped = [name for name, *_ in cut]
     lost = [undisturbed.final - acting.final for _, undisturbed, _, acting in found if acting.ended == "done"]
     unwatched = [undisturbed.final - watched.final for _, undisturbed, watched, _ in found if watched.ended == "done"]
     new = [name for name, *_ in found if not COLLAPSES[name.rpartition(" ")[0]].known]
@@ -250,8 +256,12 @@ def rescue(kinds: Sequence[str], seeds: int, folder: Path, kept: Path) -> dict[s
         "by_kind": {kind: _count(kind, found, saved, stopped) for kind in kinds},
         "rescued": len(saved),
         "stopped": len(stopped),
+        "stopped_after_the_last_batch": sum(len(acting.series) == STEPS for *_, acting in cut),
+        "stopped_with_the_gain": sum(keeps(acting, undisturbed) for _, undisturbed, acting in cut),
+        "rescued_by_half": sum(keeps(acting, undisturbed, STEPS // 2) for _, undisturbed, _, acting in found),
         "neither": [name for name, *_ in found if name not in saved and name not in stopped],
-        "no_collapse": spared,
+        "no_collapse": [name for name, *_ in unharmed],
+        "harmed": [name for name, undisturbed, acting in unharmed if not rescued(acting, undisturbed)],
         "median_reward_lost": statistics.median(lost) if lost else None,
         "median_reward_lost_watched": statistics.median(unwatched) if unwatched else None,
     }

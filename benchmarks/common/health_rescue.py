@@ -27,12 +27,22 @@ from assay.grpo.config import AlgorithmConfig
 from assay.grpo.health.config import HealthConfig
 from assay.training.config import EvalConfig, OptimizerConfig, TrainingConfig, load_config
 from assay.training.loop import train
-from common.health_runs import REWARDS, SFT_STEPS, WATCHING, RewardedBuilder, from_call, observation, settings_of, share
+from common.health_runs import (
+    REWARDS,
+    SFT_STEPS,
+    WATCHING,
+    RewardedBuilder,
+    brief_a,
+    from_call,
+    observation,
+    settings_of,
+    share,
+)
 from support.tiny_run import tiny
 
 ONSET, STEPS, RATE = 60, 400, 4e-3
 """Batch at which a fault from outside begins, batches of a run, and the learning rate of the undisturbed one: what
-learns the task within half of the batches, so that there is time to learn it again after a rollback."""
+learns the task within half of the batches, so that there is time to learn it again at a lower rate."""
 Arm = Literal["undisturbed", "watched", "acting"]
 ARMS: tuple[Arm, ...] = get_args(Arm)
 LAST = 3
@@ -92,11 +102,6 @@ def other_task(text: str, step: int) -> dict[str, float]:
     return {"right": share(text, "a" if step < ONSET else "3")}
 
 
-def brief_a(text: str, step: int) -> dict[str, float]:
-    """What is meant: a's, and an end before the limit."""
-    return {"right": share(text, "a") * (1.0 if len(text) < 8 else 0.5)}
-
-
 def noisy_a(text: str, step: int) -> dict[str, float]:
     """Mostly chance, around what is meant."""
     return {
@@ -105,7 +110,7 @@ def noisy_a(text: str, step: int) -> dict[str, float]:
     }
 
 
-REWARDS.update({r.__name__: r for r in (flipped, other_task, noisy_a, brief_a)})
+REWARDS.update({r.__name__: r for r in (flipped, other_task, noisy_a)})
 
 
 def rate_grows() -> Any:
@@ -218,9 +223,7 @@ def ended(config: TrainingConfig) -> Outcome:
         logging.disable(logging.NOTSET)
     rows = [json.loads(line) for line in (config.log_path / "metrics.jsonl").read_text().splitlines()]
     events = [json.loads(line) for line in (config.log_path / "events.jsonl").read_text().splitlines()]
-    evals = tuple(
-        (row["step"], row["eval/reward/mean"]) for row in rows if row.get("eval/reward/mean") is not None
-    )
+    evals = tuple((row["step"], row["eval/reward/mean"]) for row in rows if row.get("eval/reward/mean") is not None)
     rewards = [reward for _, reward in evals]
     constant = [row["rollout/constant_group_fraction"] for row in rows if row["phase"] == "rl"]
     before = sum(row["phase"] == "sft" for row in rows)
@@ -247,10 +250,21 @@ def collapsed(watched: Outcome, undisturbed: Outcome) -> bool:
     return watched.final < undisturbed.start + RESCUED * gain and lost
 
 
+def level_at(run: Outcome, batches: int) -> float:
+    """Held-out reward after so many batches, or where the run ended before: the mean of the last three evaluations."""
+    rewards = [reward for done, reward in run.evals if 0 < done <= batches]
+    return fmean(rewards[-LAST:]) if rewards else math.nan
+
+
+def keeps(acting: Outcome, undisturbed: Outcome, batches: int = STEPS) -> bool:
+    """Whether the run has most of what the undisturbed one has gained after so many batches."""
+    gain = level_at(undisturbed, batches) - undisturbed.start
+    return level_at(acting, batches) >= undisturbed.start + RESCUED * gain
+
+
 def rescued(acting: Outcome, undisturbed: Outcome) -> bool:
     """Whether the run came to its end with most of what the undisturbed one gained."""
-    gain = undisturbed.final - undisturbed.start
-    return acting.ended == "done" and acting.final >= undisturbed.start + RESCUED * gain
+    return acting.ended == "done" and keeps(acting, undisturbed)
 
 
 def as_json(found: Outcome) -> dict[str, Any]:
