@@ -49,9 +49,7 @@ SICK: Mapping[str, list[Step]] = {
             "run/restored_before": 0.5,
         }
     ],
-    "not_recovered": steady(
-        10, reward__mean=0.3, run__first_level=0.3, run__sought_level=0.5, run__sought_more=0.0, run__sought_for=150.0
-    ),
+    "not_recovered": steady(10, reward__mean=0.3, run__first_level=0.3, run__sought_level=0.5, run__sought_for=150.0),
     "policy_collapse": steady(10, entropy=0.01, rollout__constant_group_fraction=1.0),
     "reward_shift": steady(
         2,
@@ -361,7 +359,7 @@ CASES: Mapping[str, tuple[Any, list[Step]]] = {
     ),
     "recovery_steps": (
         20,
-        steady(10, reward__mean=0.3, run__sought_level=0.5, run__sought_more=0.0, run__sought_for=50.0),
+        steady(10, reward__mean=0.3, run__sought_level=0.5, run__sought_for=50.0),
     ),
     "kl_runaway_level": (0.2, steady(8, kl_div=[0.01] * 5 + [0.4] * 3)),
     "kl_runaway_factor": (1.5, steady(8, kl_div=[0.4] * 5 + [0.8] * 3)),

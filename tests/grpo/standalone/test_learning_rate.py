@@ -76,7 +76,7 @@ def test_the_lowered_rate_is_the_one_that_the_optimizer_takes(epochs: bool, rate
         trainer.roll_back(tmp_path / "start")
         step(made_up(seed=1), learning_rate=rate)
         for name, now in snapshot(model).items():
-            torch.testing.assert_close(now - before[name], whole[name] * FACTOR**back, atol=1e-6, rtol=1e-3)
+            torch.testing.assert_close(now - before[name], whole[name] * FACTOR ** (2 * back - 1), atol=1e-6, rtol=1e-3)
 
 
 @pytest.mark.parametrize("rate", [-1e-3, float("nan"), float("inf"), "1e-3", True])

@@ -36,7 +36,7 @@ DEFAULT_ACTIONS: Mapping[str, Action] = {
     "reward_drop": "rollback",
     # The policy is as it was and earns less: a rollback was no cure, and only a person can tell what changed.
     "restored_reward": "pause",
-    # A rollback was no cure, or the rate is too low now; going on costs and gains nothing.
+    # A rollback was no cure, or the rate is too low now: going on costs and gains nothing.
     "not_recovered": "pause",
     # A verifier that broke, or another unit: the next steps train on something else.
     "reward_shift": "pause",
@@ -93,13 +93,13 @@ class HealthConfig(Settings):
     max_rollbacks: Annotated[int, AtLeast(0)] = 3
     """Rollbacks of a run, since it began or last earned more than ever, before the next one becomes a stop."""
     rollback_lr_factor: Annotated[float, Above(0), AtMost(1)] = 0.25
-    """Factor on the learning rate at a rollback, and the most of the rate at which trouble came that is used again. A
-    further rollback before the reward is surpassed lowers it by the factor once more, for a time."""
+    """Factor on the learning rate at a rollback; its square where the reward has not surpassed its best since the one
+    before. Its root bounds how much of the rate at which trouble came is ever used again."""
     lr_recovery_steps: Annotated[int, AtLeast(1)] = 20
-    """Steps in a row without an active alarm about the policy after which the learning rate doubles, as far as the
-    rollbacks allow."""
+    """Steps in a row without an active alarm about the policy after which the learning rate doubles, up to
+    what the rollbacks allow."""
     recovery_steps: Annotated[int, AtLeast(1), _read_by("not_recovered")] = 150
-    """Steps after a rollback within which the reward has to be regained."""
+    """Steps after a rollback within which the policy has to learn on."""
     window: Annotated[int, AtLeast(10), _read_by("kl_runaway", "entropy_slope", "grad_norm", "part_divergence")] = 20
     """Steps over which trends, growth and the median gradient norm are taken."""
     sustained_steps: Annotated[int, AtLeast(1), _read_by(*_SUSTAINED)] = 10

@@ -19,7 +19,7 @@ from assay.grpo.health.finding import Finding
 from assay.grpo.health.records import RewardRecords
 from assay.grpo.health.recovery import Recovery
 from assay.grpo.health.report import health_report
-from assay.grpo.health.reward_rules import not_recovered, regained, surpassed
+from assay.grpo.health.reward_rules import cured, not_recovered, surpassed
 from assay.grpo.health.rules import check
 from assay.grpo.health.trend import History, Observation
 from assay.types import Json
@@ -60,8 +60,8 @@ class HealthMonitor:
         self._history.append(values | self._records.add(values) | self._recovery.add())
         if surpassed(self._config, self.history):
             self._recovery.surpassed()
-        if regained(self._config, self.history):
-            self._recovery.regained()
+        if cured(self._config, self.history):
+            self._recovery.cured()
         found = check(self._config, self.history)
         new = [finding for finding in found if finding.rule not in self._quiet]
         quiet = {rule: steps + 1 for rule, steps in self._quiet.items()} | {finding.rule: 0 for finding in found}
@@ -150,8 +150,7 @@ class HealthMonitor:
         Args:
             refuge: the steps behind the policy of that checkpoint.
         """
-        collapsed = "policy_collapse" in self._quiet
-        self._recovery.rolled_back(self._records.best_level, collapsed)
+        self._recovery.rolled_back(self._records.best_level)
         self._rolled_back_at, self._refuge = self._steps, refuge
         self._history.clear()
         self._records.rolled_back(self._steps - refuge)

@@ -5,14 +5,15 @@ Pure state; imports no torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from assay.grpo.health.config import HealthConfig
 from assay.types import Json
 
-SOUGHT_LEVEL, SOUGHT_MORE, SOUGHT_FOR = "run/sought_level", "run/sought_more", "run/sought_for"
-"""The largest mean reward before the rollback, known until the policy earns more; whether it was that of a policy
-collapsed to one answer (1) or not (0); and the steps since, known until the policy has regained it."""
+SOUGHT_LEVEL, SOUGHT_FOR = "run/sought_level", "run/sought_for"
+"""The largest mean reward before the rollback, known until the policy earns more; and the steps since, known until the
+rollback has shown itself a cure."""
 _STEP_UP = 2.0
 """Factor on the learning rate after so many calm steps."""
 
@@ -20,10 +21,9 @@ _STEP_UP = 2.0
 class Recovery:
     """Of one run.
 
-    A rollback says that the rate of the moment is too high: no later rate is above `rollback_lr_factor` times it. The
-    first rollback goes there at once. One that follows before the reward was surpassed starts lower by the same factor
-    once more, because it is not known how far down the right rate is, and doubles the rate after every
-    `lr_recovery_steps` calm steps.
+    A rollback says that the rate of the moment is too high. The next one is lower by `rollback_lr_factor`, or by its
+    square where the rollback before was no cure, since it is not known how far down the right rate is. After every
+    `lr_recovery_steps` calm steps it doubles, but stays below the rate at which trouble came by the root of the factor.
     """
 
     def __init__(self, config: HealthConfig) -> None:
@@ -36,39 +36,35 @@ class Recovery:
         """On the configured learning rate."""
         self._ceiling = 1.0
         self._calm = 0
-        self._sought: tuple[float, bool] | None = None
-        """The largest mean reward before, and whether it was that of a collapsed policy."""
+        self._sought: float | None = None
+        """The largest mean reward before."""
         self._shown = False
-        """Whether that was regained."""
+        """Whether the last rollback was a cure."""
         self._since = 0
 
-    def rolled_back(self, level: float | None, collapsed: bool) -> None:
+    def rolled_back(self, level: float | None) -> None:
         """Lower the rate.
 
         Args:
             level: the largest mean reward before; None where there is none.
-            collapsed: whether that was the reward of a policy collapsed to one answer.
         """
         factor = self._config.rollback_lr_factor
-        self._ceiling = self.factor * factor
-        self.factor = self._ceiling * (factor if self.attempts else 1.0)
+        self._ceiling = self.factor * math.sqrt(factor)
+        self.factor *= factor**2 if self.attempts else factor
         self.rollbacks += 1
         self.attempts += 1
         self._calm, self._since, self._shown = 0, 0, False
-        before = self._sought
-        if level is not None:
-            self._sought = (level, collapsed) if before is None else (max(level, before[0]), collapsed or before[1])
+        known = [one for one in (self._sought, level) if one is not None]
+        self._sought = max(known, default=None)
 
     def add(self) -> dict[str, float]:
         """Count a step; returns what is sought, by name."""
         self._since += 1
         if self._sought is None:
             return {}
-        level, more = self._sought
-        waiting = {} if self._shown else {SOUGHT_FOR: float(self._since)}
-        return {SOUGHT_LEVEL: level, SOUGHT_MORE: float(more), **waiting}
+        return {SOUGHT_LEVEL: self._sought} | ({} if self._shown else {SOUGHT_FOR: float(self._since)})
 
-    def regained(self) -> None:
+    def cured(self) -> None:
         """The reward is what it has to be: nothing has to be shown any more."""
         self._shown = True
 
@@ -90,7 +86,7 @@ class Recovery:
             "factor": self.factor,
             "ceiling": self._ceiling,
             "calm": self._calm,
-            "sought": None if self._sought is None else list(self._sought),
+            "sought": self._sought,
             "shown": self._shown,
             "since": self._since,
         }
@@ -105,4 +101,4 @@ class Recovery:
         self._calm, self._since = int(state["calm"]), int(state["since"])
         self.factor, self._ceiling = float(state["factor"]), float(state["ceiling"])
         self._shown, sought = bool(state["shown"]), state["sought"]
-        self._sought = None if sought is None else (float(sought[0]), bool(sought[1]))
+        self._sought = None if sought is None else float(sought)

@@ -19,7 +19,7 @@ from assay.grpo.health.records import (
     WORST_REWARD,
     deviation_of_means,
 )
-from assay.grpo.health.recovery import SOUGHT_FOR, SOUGHT_LEVEL, SOUGHT_MORE
+from assay.grpo.health.recovery import SOUGHT_FOR, SOUGHT_LEVEL
 from assay.grpo.health.trend import History, Observation, Trend, fit_trend, points, values
 
 PART = "part/"
@@ -116,49 +116,42 @@ def restored_reward(config: HealthConfig, history: History) -> Finding | None:
     return finding(config, "restored_reward", "reward/mean", level, limit, message, suspect=0)
 
 
-def regained(config: HealthConfig, history: History) -> bool:
-    """Whether the reward since a rollback says that the rollback was a cure; False where nothing is sought."""
-    level, limit = sustained(config, history, "reward/mean"), _to_regain(config, history)
-    return level is not None and limit is not None and level >= limit
-
-
 def surpassed(config: HealthConfig, history: History) -> bool:
     """Whether the reward since a rollback is clearly above the best before; False where nothing is sought."""
     level, sought = sustained(config, history, "reward/mean"), history[-1].get(SOUGHT_LEVEL)
     return level is not None and sought is not None and level >= sought + least_change(config, history)
 
 
-def not_recovered(config: HealthConfig, history: History, steps: int | None = None) -> Finding | None:
-    """The reward has not come back within `recovery_steps` steps after a rollback.
+def cured(config: HealthConfig, history: History) -> bool:
+    """Whether the policy has learned on since a rollback, or earns as much as before and nearly the best that there is;
+    False where nothing is sought."""
+    level, sought = sustained(config, history, "reward/mean"), history[-1].get(SOUGHT_LEVEL)
+    if level is None or sought is None or level < sought - least_change(config, history):
+        return False
+    return surpassed(config, history) or solved(config, history, near=NEARLY)
 
-    It has where it is what it was before, but for noise. Where the policy had collapsed to one answer, it has to be
-    more, or near the best that there is, since the same reward may be the same collapse.
+
+def not_recovered(config: HealthConfig, history: History, steps: int | None = None) -> Finding | None:
+    """The policy has not learned on within `recovery_steps` steps after a rollback (see `cured`).
+
+    The same reward as before is not enough: it may be that of the same trouble, and of a rate that is too low now.
 
     Args:
         steps: instead of the configured ones.
     """
-    limit, since = _to_regain(config, history), history[-1].get(SOUGHT_FOR) if history else None
-    level = sustained(config, history, "reward/mean") if history else None
+    since, level = (history[-1].get(SOUGHT_FOR), sustained(config, history, "reward/mean")) if history else (None, None)
     least = config.recovery_steps if steps is None else steps
-    if limit is None or since is None or since < least or level is None or level >= limit:
+    if since is None or level is None or since < least or cured(config, history):
         return None
     before = history[-1][SOUGHT_LEVEL]
+    limit = before + least_change(config, history)
     message = (
         f"{since:.0f} steps after the rollback the mean reward of the last {config.sustained_steps} steps is "
-        f"{level:.3g} (limit {limit:.3g}), and it was {before:.3g} before: the rollback was no cure. Read the "
+        f"{level:.3g} (limit {limit:.3g}), and it was {before:.3g} before: the policy has not learned on. Read the "
         "rollouts: the learning rate may be too low now or still too high, the tasks may have changed, or the policy "
         "may be stuck with one kind of answer."
     )
     return finding(config, "not_recovered", "reward/mean", level, limit, message)
-
-
-def _to_regain(config: HealthConfig, history: History) -> float | None:
-    """The mean reward from which on a rollback was a cure; None where nothing is sought."""
-    if not history or SOUGHT_LEVEL not in history[-1]:
-        return None
-    now, least = history[-1], least_change(config, history)
-    more = now[SOUGHT_MORE] and not solved(config, history, near=NEARLY)
-    return now[SOUGHT_LEVEL] + (least if more else -least)
 
 
 def reward_shift(config: HealthConfig, history: History) -> Finding | None:
