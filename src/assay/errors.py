@@ -35,6 +35,12 @@ class EngineError(AssayError, RuntimeError):
     """A verifier program (such as Stockfish) is missing, died or hung; its answer is unknown, not wrong."""
 
 
+class DeadlineError(AssayError, TimeoutError):
+    """What is being checked did not come to an end in the time that it was given."""
+
+    exit_code = 3
+
+
 class SandboxError(AssayError, RuntimeError):
     """Untrusted code cannot be run safely here: the machine lacks a feature, or a harness cannot be loaded."""
 
