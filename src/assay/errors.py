@@ -10,6 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; the name of its class where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 class AssayError(Exception):
     """Base of every error that Assay raises on purpose."""
 

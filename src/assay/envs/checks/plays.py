@@ -15,6 +15,7 @@ from assay.envs.checks.deadline import Begin, unlimited
 from assay.envs.results import require_messages, require_result
 from assay.envs.tasks import TaskBatches
 from assay.plugins import calling, in_words
+from assay.terminal import quoted
 from assay.types import Task
 
 logger = logging.getLogger(__name__)
@@ -143,8 +144,7 @@ async def _round(
 
 def shown(task: Task) -> str:
     """The beginning of a task's prompt, on one line."""
-    text = " ".join(task.text.split())
-    return repr(text if len(text) <= 50 else f"{text[:50]}...")
+    return quoted(" ".join(task.text.split()), 50)
 
 
 async def _play(task: Task, env: Env, kind: Answer, text: str, number: int, max_turns: int) -> Play:
