@@ -14,8 +14,8 @@ LONG = ("", "kernels", "training", "sandbox", "envs", "rewards")
 """Folders whose files take longest, `""` for the files beside this one. They are started first (`make test` gives each
 process a file at a time), so that all processes are busy to the end."""
 MEMORY = Path("/dev/shm")
-ROOM = 4 << 30
-"""Bytes that must be free there."""
+ROOM = 1 << 30
+"""Bytes that must be free there. All tests together need less than a tenth of it at a time."""
 
 
 def pytest_configure() -> None:
