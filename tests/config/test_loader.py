@@ -292,6 +292,10 @@ def test_missing_and_unreadable_sources(tmp_path: Path) -> None:
         (["max_turns=9"], "read only when mode is multi_turn, and mode=single_turn"),
         (["temperature=0"], "must be above 0"),
         (["num_substeps=17"], "Lower num_substeps"),
+        (
+            ["rollout_epochs=2", "grpo.buffer_capacity=3"],
+            "16 groups, so the others would be sampled and never trained on",
+        ),
         (["num_substeps=0"], "num_substeps=0 must be at least 1"),
         (["max_errored_fraction=1.5"], "max_errored_fraction=1.5 must be at most 1"),
         (["gamma=1.5"], "gamma=1.5 must be at most 1"),

@@ -359,6 +359,11 @@ def _impossible(config: TrainingConfig) -> Iterator[str]:
             f"num_substeps={config.num_substeps} but a batch has only {builder.batch_size} groups to "
             "split among optimizer steps. Lower num_substeps or raise the builder's batch_size."
         )
+    if config.keeps_rollouts and config.grpo.buffer_capacity < builder.batch_size:
+        yield (
+            f"grpo.buffer_capacity={config.grpo.buffer_capacity} but a batch has {builder.batch_size} groups, so the "
+            "others would be sampled and never trained on. Raise it, or lower the builder's batch_size."
+        )
     find(builder.renderer_name, RENDERER, "renderer_name")
 
 

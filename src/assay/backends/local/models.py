@@ -289,7 +289,7 @@ def load_weights(model: Any, trained: Mapping[str, torch.Tensor], path: Path) ->
         from peft import set_peft_model_state_dict
 
         outcome = set_peft_model_state_dict(model, saved)
-        missing = [n for n in outcome.missing_keys if "lora_" in n]
+        missing = [n for n in outcome.missing_keys if n in trained]  # others are adapters that are not trained
     else:
         outcome = model.load_state_dict(saved, strict=False)
         # Tied weights are saved once.
