@@ -86,7 +86,13 @@ async def _train(config: TrainingConfig, quiet: bool) -> None:
 
 @contextlib.contextmanager
 def _fixed_objects() -> Iterator[None]:
-    """Keep what is there already (modules, data sets) out of garbage collection, which would walk it in every step."""
+    """Keep what is there already (modules, data sets) out of garbage collection, which would walk it in every step.
+
+    A program that has frozen its objects is left as it is: thawing is for all or none.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
     gc.collect()
     gc.freeze()
     try:

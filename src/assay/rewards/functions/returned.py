@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from assay.errors import RewardError
+from assay.terminal import shown
 from assay.types import Score
 
 _SHOWN = 60
@@ -29,7 +30,7 @@ def score_of(returned: Any, said: str) -> Score:
         return errored("unscored", f"{said} returned None: this completion could not be scored")
     number = _number(returned)
     if number is None:
-        text = f"{said} returned {_clip(returned)} ({type(returned).__name__})"
+        text = f"{said} returned {shown(returned, _SHOWN)} ({type(returned).__name__})"
         return errored("reward", f"{text}. A reward is a float, an int, True or False, None, or a Score")
     if not math.isfinite(number):
         return errored(
@@ -49,7 +50,7 @@ def scores_of(returned: Any, count: int, said: str) -> list[Score]:
     if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
         raise RewardError(
             f"{said} takes `completions`, so it must return a list with one reward per completion. It returned "
-            f"{_clip(returned)} ({type(returned).__name__})."
+            f"{shown(returned, _SHOWN)} ({type(returned).__name__})."
         )
     if len(returned) != count:
         raise RewardError(
@@ -64,8 +65,3 @@ def _number(value: Any) -> float | None:
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         value = value.item()
     return float(value) if isinstance(value, bool | int | float) else None
-
-
-def _clip(value: object) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
