@@ -425,3 +425,9 @@ def test_values_are_read_as_their_type(value: object, annotation: object, result
 def test_other_values_are_refused(value: object, annotation: object) -> None:
     with pytest.raises(ValueError, match=type_name(annotation).split("(")[0]):
         parse(value, annotation)
+
+
+def test_a_value_in_quotes_is_not_taken_for_a_setting_of_the_same_name() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load_config("chess", ["grpo.health.actions.foo=warn"])
+    assert "'entropy_floor'" in str(refusal.value) and "grpo.health.actions.foo=warn: this" in str(refusal.value)

@@ -159,7 +159,7 @@ class HealthConfig(Settings):
 def _unknown_actions(config: HealthConfig) -> Iterator[str]:
     for rule, action in config.actions.items():
         if rule not in DEFAULT_ACTIONS:
-            hint = f"{_near(rule, DEFAULT_ACTIONS)} Rules: {', '.join(DEFAULT_ACTIONS)}."
+            hint = f"{_near(rule, DEFAULT_ACTIONS)} Rules: {', '.join(map(repr, DEFAULT_ACTIONS))}."
             yield f"actions.{rule}={action}: this rule does not exist.{hint}"
         if action not in ACTIONS:
             yield f"actions.{rule}={action}: expected one of {', '.join(ACTIONS)}.{_near(action, ACTIONS)}"
