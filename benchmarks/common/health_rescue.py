@@ -198,12 +198,19 @@ def outcome(name: str, arm: Arm, seed: int, folder: Path, lr_factor: float | Non
         return ended(tiny(folder, **(settings | collapse.settings)))
 
 
-def chess_outcome(arm: Arm, rate: float, folder: Path, batches: int) -> Outcome:
-    """Run one arm of the small chess task of the documentation, whose right learning rate is 5e-4."""
-    overrides = [f"log_path={folder}", f"max_batches={batches}", "eval_every=10", "eval.max_tasks=100", "save_every=5"]
-    overrides += ["tensorboard_enabled=false", "local.device=cpu", "grpo.health.report_every=0", "sft.num_steps=200"]
+CHESS_COLLAPSES: Mapping[str, tuple[str, ...]] = {
+    "chess, rate x20, weak penalty": ("learning_rate=0.01", "kl_penalty_coef=0.001"),
+    "chess, rate x100": ("learning_rate=0.05",),
+}
+"""Settings of the chess preset, which learns at a rate of 5e-4."""
+
+
+def chess_outcome(name: str, arm: Arm, seed: int, folder: Path, batches: int = 120) -> Outcome:
+    """Run one arm of a collapse of the chess preset's first batches."""
+    overrides = [f"log_path={folder}", f"seed={seed}", f"max_batches={batches}", "eval_every=10", "eval.max_tasks=100"]
+    overrides += ["save_every=5", "tensorboard_enabled=false", "local.device=cpu", "grpo.health.report_every=0"]
     if arm != "undisturbed":
-        overrides += [f"learning_rate={rate}", "kl_penalty_coef=0.001"]
+        overrides += CHESS_COLLAPSES[name]
     if arm != "acting":
         overrides += [f"grpo.health.actions.{rule}=warn" for rule in WATCHING]
     return ended(load_config("chess", overrides))
