@@ -3,8 +3,8 @@
     python benchmarks/health.py [--seeds N] [--sources SOURCE ...] [--out FOLDER] [--quick]
 
 Sources (made_up, toy, chess, healthy, rescue, rescue_chess), on seeds that no threshold was chosen on: made-up series
-with realistic noise (`tests/support/health_series.py`); real training runs, tiny ones that collapse or are sabotaged and
-chess with a learning rate 20 times too high (`benchmarks/common/health_runs.py`); tiny runs that learn under varied
+with realistic noise (`tests/support/health_series.py`); real training runs, tiny ones that collapse or are sabotaged,
+and chess with a learning rate 20 times too high (`benchmarks/common/health_runs.py`); tiny runs that learn under varied
 settings (`health_healthy.py`); and collapses, tiny and of chess, that are run again with the monitor acting
 (`health_rescue.py`). Every step of a series goes through a `HealthMonitor` with default settings. With `--out`, each
 real run of `healthy`, `rescue` and `rescue_chess` is kept in a file, and not run again; with `TMPDIR=/dev/shm` the runs
