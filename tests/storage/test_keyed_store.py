@@ -224,7 +224,7 @@ def test_only_its_owner_may_read_what_is_made(path: Path) -> None:
         store.close()
         path.chmod(0o640)
         open_store(path).close()
-        assert modes(path.parent)["things.sqlite"] == "0o640", "what its owner has shared stays shared"
+        assert modes(path.parent)["things.sqlite"] == "0o600", "also a file that was open to others"
     finally:
         os.umask(before)
 

@@ -17,7 +17,14 @@ from typing import Literal, Protocol
 
 from assay.types import Json, Message, Score
 
+MOST_TOKENS = 10_000_000
+"""No call of any model reads or writes more; a larger count is not believed."""
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
+def token_count(value: object) -> int:
+    """A count of tokens that a provider gave; 0 where it is none that can be believed."""
+    return value if type(value) is int and 0 < value <= MOST_TOKENS else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What calls consumed: requests that were answered, tokens as the provider counted them, and their price."""
+    """What calls consumed: requests that were answered, tokens as the provider counted them, and their price.
+
+    Where the provider gave no count that can be believed, or an attempt may have been billed although nothing came of
+    it, both are what such a call may use at most.
+    """
 
     calls: int = 0
     prompt_tokens: int = 0

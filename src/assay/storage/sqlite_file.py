@@ -10,9 +10,10 @@ import fcntl
 import logging
 import os
 import sqlite3
+import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ SCHEMA_VERSION = 1
 APPLICATION_ID = 0x41535259
 """Kept in the file's header: tells a keyed store from any other SQLite database."""
 FILE_MODE = 0o600
-"""Mode of a new file, since its contents may be private. A file that its owner has opened to others stays so."""
+"""Mode of the file and of those beside it, also of those that were there: what they hold may be private."""
 BUSY_TIMEOUT_S = 2.0
 """How long a statement waits for another process that holds the database."""
 LOCK_TIMEOUT_S = 10.0
@@ -157,6 +158,7 @@ def open_file(path: Path, contents: Contents, damage: Unusable | None = None, in
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with locked(path.with_name(path.name + ".lock"), LOCK_TIMEOUT_S):
+            _make_private(path)
             if damage is not None and inode == inode_of(path):
                 _move_aside(path, contents, damage)
             try:
@@ -230,6 +232,16 @@ def locked(path: Path, timeout_s: float) -> Iterator[None]:
                     raise TimeoutError(f"another process has held {path} for {timeout_s:g} s") from None
                 time.sleep(0.01)
         yield
+
+
+def _make_private(path: Path) -> None:
+    """Close a file of this user's and its companions to others: older versions, or a copy, may have left them open."""
+    for suffix in ("", "-wal", "-shm", ".lock"):
+        part = path.with_name(path.name + suffix)
+        with suppress(FileNotFoundError):
+            status = part.stat()
+            if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) & 0o077:
+                part.chmod(FILE_MODE)
 
 
 def _private(path: str, flags: int) -> int:

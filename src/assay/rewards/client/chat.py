@@ -8,21 +8,30 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from assay.rewards.base import FailureKind
+from assay.rewards.base import FailureKind, token_count
 from assay.rewards.client.http import Response
 
 PATH = "/chat/completions"
 MESSAGE_CHARS = 300
 """How much of a provider's error message is kept."""
+SHOWN_BYTES = 65_536
+"""Bodies that are longer are not quoted in messages."""
 MAX_WAIT_HINT_S = 120.0
 """Longest wait that is accepted; the call is retried after it at the latest."""
 
 _QUOTA_CODES = {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"}
 _MODEL_CODES = {"model_not_found", "deployment_not_found", "DeploymentNotFound"}
+MOST_QUOTA = 10**12
+"""A quota per minute above it is no quota; what says so is not believed."""
+HINT_CHARS = 40
+"""Longer headers are no numbers: they are not read, whatever they say."""
+NAME_CHARS = 200
+"""How much is kept of what a provider calls a model, or the end of a reply."""
+
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -35,6 +44,7 @@ class Answer:
     finish_reason: str
     model: str
     prompt_tokens: int
+    """As the provider counted them; 0 where it gave no count that can be believed."""
     completion_tokens: int
 
 
@@ -53,6 +63,8 @@ class Refusal:
     """How long the provider asks to wait."""
     unreachable: bool = False
     """Whether not even a connection was made."""
+    may_be_billed: bool = False
+    """Whether the provider may charge for the attempt although nothing came of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,46 +81,57 @@ def headers_of(api_key: str) -> dict[str, str]:
     return {**headers, "Authorization": f"Bearer {api_key}"} if api_key else headers
 
 
-def read(response: Response) -> Answer | Refusal:
-    """What a response says."""
+def read(response: Response, clean: Callable[[str], str] = str) -> Answer | Refusal:
+    """What a response says. All text in the result went through `clean`, which takes secrets out, before it was cut."""
     try:
         data = json.loads(response.body)
     except (ValueError, RecursionError):
         data = None
     if response.status != 200:
-        return _refusal(response, data)
+        return _refusal(response, data, clean)
     if not isinstance(data, dict):
-        return Refusal("malformed", "status 200 with a body that is not a JSON object", 200)
+        return _malformed("status 200 with a body that is not a JSON object")
     try:
         choice = data["choices"][0]
         text = choice["message"]["content"]
     except (KeyError, IndexError, TypeError):
-        return Refusal("malformed", f"a reply without choices[0].message.content: {_clipped(str(data))}", 200)
+        shown = clipped(clean(_decoded(response.body)))
+        return _malformed(f"a reply without choices[0].message.content: {shown}")
     if text is None:  # refused by the model, or only tool calls: an answer, though an empty one
         text = choice["message"].get("refusal") or ""
     if not isinstance(text, str):
-        return Refusal("malformed", "a reply whose content is not text", 200)
+        return _malformed("a reply whose content is not text")
     usage = data.get("usage")
     usage = usage if isinstance(usage, dict) else {}
     return Answer(
-        text,
-        str(choice.get("finish_reason") or ""),
-        str(data.get("model") or ""),
-        _count(usage.get("prompt_tokens")),
-        _count(usage.get("completion_tokens")),
+        clean(text),
+        _name(choice.get("finish_reason"), clean),
+        _name(data.get("model"), clean),
+        token_count(usage.get("prompt_tokens")),
+        token_count(usage.get("completion_tokens")),
     )
 
 
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
+def _malformed(why: str) -> Refusal:
+    return Refusal("malformed", why, 200, may_be_billed=True)
 
 
-def _refusal(response: Response, data: Any) -> Refusal:
+def _name(value: object, clean: Callable[[str], str]) -> str:
+    return clean(value)[:NAME_CHARS] if isinstance(value, str) else ""
+
+
+def _decoded(body: bytes) -> str:
+    """A body as text. It is shown whole or not at all: half a secret would not be recognised and taken out."""
+    return body.decode("utf-8", "replace") if len(body) <= SHOWN_BYTES else f"{len(body)} bytes, which are not shown"
+
+
+def _refusal(response: Response, data: Any, clean: Callable[[str], str]) -> Refusal:
     status = response.status
     error = data.get("error", data) if isinstance(data, dict) else {}
-    error = error if isinstance(error, dict) else {"message": str(error)}
-    code, kind = str(error.get("code") or ""), str(error.get("type") or "")
-    said = _clipped(str(error.get("message") or response.body[:MESSAGE_CHARS].decode("utf-8", "replace")))
+    error = error if isinstance(error, dict) else {"message": error}
+    code, kind = _name(error.get("code"), clean), _name(error.get("type"), clean)
+    message = error.get("message")
+    said = clipped(clean(message if isinstance(message, str) and message else _decoded(response.body)))
     message = f"status {status}: {said}" if said else f"status {status}"
     if {code, kind} & _QUOTA_CODES or status == 402:
         return Refusal("quota", message, status)
@@ -135,24 +158,30 @@ def _is_rate(response: Response) -> bool:
 def rate_hint(headers: Mapping[str, str], what: str) -> RateHint | None:
     """The quota of `requests` or `tokens`, if the headers give a plausible one."""
     try:
-        limit = int(headers[f"x-ratelimit-limit-{what}"])
-        remaining = int(headers[f"x-ratelimit-remaining-{what}"])
-    except (KeyError, ValueError):
+        limit = int(_hint(headers, f"x-ratelimit-limit-{what}"))
+        remaining = int(_hint(headers, f"x-ratelimit-remaining-{what}"))
+    except ValueError:
         return None
-    return RateHint(limit, remaining) if limit > 0 and 0 <= remaining <= limit else None
+    return RateHint(limit, remaining) if 0 < limit <= MOST_QUOTA and 0 <= remaining <= limit else None
+
+
+def _hint(headers: Mapping[str, str], name: str) -> str:
+    """A header that should hold a number; empty where it is not there or too long to be one."""
+    value = headers.get(name, "")
+    return value if len(value) <= HINT_CHARS else ""
 
 
 def wait_hint(headers: Mapping[str, str]) -> float | None:
     """Seconds to wait, from `retry-after-ms`, `retry-after` or the reset of a quota with nothing left."""
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
-            wait_s = float(headers[name]) * unit
-        except (KeyError, ValueError):
+            wait_s = float(_hint(headers, name)) * unit
+        except ValueError:
             continue  # retry-after may also be a date, which needs the server's clock: not believed
         if wait_s >= 0:
             return min(wait_s, MAX_WAIT_HINT_S)
     resets = [
-        duration_s(headers.get(f"x-ratelimit-reset-{what}", ""))
+        duration_s(_hint(headers, f"x-ratelimit-reset-{what}"))
         for what in ("requests", "tokens")
         if (hint := rate_hint(headers, what)) is not None and hint.remaining == 0
     ]
@@ -163,11 +192,12 @@ def wait_hint(headers: Mapping[str, str]) -> float | None:
 
 def duration_s(text: str) -> float | None:
     """Seconds in a duration such as `20ms`, `1.5s` or `6m0s`; None for anything else."""
-    parts = _DURATION.findall(text)
+    parts = _DURATION.findall(text) if len(text) <= HINT_CHARS else []
     if not parts or "".join(number + unit for number, unit in parts) != text:
         return None
     return sum(float(number) * _UNIT_S[unit] for number, unit in parts)
 
 
-def _clipped(text: str) -> str:
+def clipped(text: str) -> str:
+    """At most `MESSAGE_CHARS` characters of a message."""
     return text if len(text) <= MESSAGE_CHARS else text[:MESSAGE_CHARS] + " ..."

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from assay.rewards.base import CallFailure, FailureKind, Outcome, Reply, Request, Usage
+from assay.rewards.base import MOST_TOKENS, CallFailure, FailureKind, Outcome, Reply, Request, Usage, token_count
 from assay.rewards.client.chat import PATH, Answer, Refusal, headers_of, read
 from assay.rewards.client.gate import Gate
 from assay.rewards.client.hedging import HedgeWatch
@@ -41,6 +41,8 @@ QUIET_S = 10.0
 interval."""
 TOKENS_PER_BYTE = 1 / 3
 """A cautious guess, until replies show the real value."""
+MOST_TOKENS_PER_BYTE = 4.0
+"""No tokenizer makes more than one token of a byte; the rest is for what an endpoint adds to short prompts."""
 NEVER_VALID = 20
 """If this many replies are not chat completions and none is, the endpoint counts as not a judge."""
 COUNTED = ("calls", "attempts", "answered", "cache_hits", "shared", "refusals", "hedges", "hedges_won", "failures")
@@ -145,11 +147,20 @@ class Client:
         """A call with the most tokens that it may use: its prompt's, estimated from earlier replies, and the longest
         reply."""
         self._counts["calls"] += 1
-        prompt = len(body) * self._tokens_per_byte
         longest = request.params.get("max_tokens", request.params.get("max_completion_tokens"))
-        completion = longest if isinstance(longest, int) else self._max_tokens
-        usd = prompt * self._prices[0] + completion * self._prices[1]
-        return Call(body, key, int(prompt) + completion, usd, asyncio.get_running_loop().time())
+        prompt = min(int(len(body) * self._tokens_per_byte), MOST_TOKENS)
+        estimate = self._usage_of(0, prompt, token_count(longest) or self._max_tokens)
+        return Call(body, key, estimate, asyncio.get_running_loop().time())
+
+    def _usage_of(self, calls: int, prompt_tokens: int, completion_tokens: int) -> Usage:
+        usd = prompt_tokens * self._prices[0] + completion_tokens * self._prices[1]
+        return Usage(calls, prompt_tokens, completion_tokens, usd)
+
+    def _bill(self, call: Call, usage: Usage) -> None:
+        """Count what an attempt cost, or may have cost: what was possibly billed must not be spent again."""
+        self._budget.spend(usage.usd, usage.prompt_tokens + usage.completion_tokens)
+        call.usage += usage
+        self._usage += usage
 
     async def _wait(self, call: Call, deadline: float | None) -> Outcome:
         """Wait for a call; the last one to stop waiting cancels it."""
@@ -209,7 +220,7 @@ class Client:
         A budget that is too small for one call counts as spent for all: the batch ends, and calls sent now would be
         lost.
         """
-        while not self._budget_spent and not self._budget.reserve(call.usd, call.tokens):
+        while not self._budget_spent and not self._budget.reserve(call.estimate.usd, call.tokens):
             if self._budget.idle:
                 self._budget_spent = True
                 self._freed.set()
@@ -219,7 +230,7 @@ class Client:
         return not self._budget_spent
 
     def _release(self, call: Call) -> None:
-        self._budget.release(call.usd, call.tokens)
+        self._budget.release(call.estimate.usd, call.tokens)
         self._freed.set()
 
     def _worth_another(self, refusal: Refusal, call: Call) -> bool:
@@ -283,7 +294,7 @@ class Client:
         """Ask beside an attempt that hangs until there is an answer; it then ends that attempt."""
         tries = 0
         while tries == 0 or self._watch.policy.allows():
-            if not self._budget.reserve(call.usd, call.tokens):
+            if not self._budget.reserve(call.estimate.usd, call.tokens):
                 return
             try:
                 await self._gate.enter(call.tokens, retry=True)
@@ -316,8 +327,8 @@ class Client:
             if isinstance(result, Refusal):
                 self._counts["refusals"] += result.overload
                 self._counts["malformed"] += result.kind == "malformed"
-                if result.kind in ("timeout", "malformed"):
-                    self._budget.spend(call.usd, call.tokens)
+                if result.may_be_billed:
+                    self._bill(call, call.estimate)
                 self._gate.on_refusal(result, started, sent, headers, self._random.random())
                 return result
             self._answered_at = loop.time()
@@ -325,7 +336,7 @@ class Client:
             used = result.prompt_tokens + result.completion_tokens
             self._gate.on_answer(started, sent, headers, used - call.tokens if used else 0)
         except asyncio.CancelledError:  # sent, but nobody got the answer: its possible cost must not be spent again
-            self._budget.spend(call.usd, call.tokens)
+            self._budget.spend(call.estimate.usd, call.tokens)
             raise
         finally:
             self._gate.leave()
@@ -339,31 +350,32 @@ class Client:
                 async with asyncio.timeout(timeout_s):
                     response = await self._pool.post(body)
             except TimeoutError:
-                return Refusal("timeout", f"no answer within attempt_timeout_s={timeout_s:g} s"), {}
+                said = f"no answer within attempt_timeout_s={timeout_s:g} s"
+                return Refusal("timeout", said, may_be_billed=True), {}
             except ResponseError as error:
-                return Refusal("malformed", str(error)), {}
+                return Refusal("malformed", str(error), may_be_billed=True), {}
             except TransportError as error:
                 if error.stale and not last:
                     continue
-                return Refusal("connection", str(error), unreachable=error.unreachable), {}
+                refusal = Refusal(
+                    "connection", str(error), unreachable=error.unreachable, may_be_billed=error.answer_begun
+                )
+                return refusal, {}
             self._reached = True
-            return read(self._redaction.response(response)), response.headers
+            return read(response, self._redaction.text), response.headers
         raise AssertionError("unreachable")
 
     async def _keep(self, call: Call, answer: Answer) -> Reply:
         """Bill an answer, store it, and make it a reply."""
         tokens = answer.prompt_tokens, answer.completion_tokens
-        usd = tokens[0] * self._prices[0] + tokens[1] * self._prices[1]
-        usage = Usage(1, *tokens, usd)
-        call.usage += usage
-        self._usage += usage
-        if any(tokens):
-            self._budget.spend(usd, sum(tokens))
-        else:  # cost unknown: its possible cost must not be spent again
-            self._budget.spend(call.usd, call.tokens)
+        # A count that is missing is not 0: no prompt is empty, and a text is not made of nothing.
+        prompt = tokens[0] or call.estimate.prompt_tokens
+        completion = tokens[1] or (call.estimate.completion_tokens if answer.text or not tokens[0] else 0)
+        self._bill(call, self._usage_of(1, prompt, completion))
         self._counts["answered"] += 1
         if tokens[0]:
-            self._tokens_per_byte = max(0.9 * self._tokens_per_byte, tokens[0] / len(call.body))
+            seen = min(tokens[0] / len(call.body), MOST_TOKENS_PER_BYTE)
+            self._tokens_per_byte = max(0.9 * self._tokens_per_byte, seen)
         if self._cache is not None:
             await self._cache.keep(call.key, StoredReply(answer.text, answer.finish_reason, answer.model, *tokens))
         latency_s = asyncio.get_running_loop().time() - call.began

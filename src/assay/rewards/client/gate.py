@@ -68,7 +68,8 @@ class Gate:
 
         Args:
             started, sent: loop time and `self.sent` when it started.
-            surplus_tokens: tokens used beyond those announced to `enter`.
+            surplus_tokens: tokens used beyond those announced to `enter`. They hold up later calls for a minute at
+                most, after which any quota per minute is whole again.
         """
         now = asyncio.get_running_loop().time()
         self.limit.on_success(now, started, self.in_flight)
@@ -77,7 +78,8 @@ class Gate:
             self._paused_until = 0.0
         self._heed(now, started, sent, headers)
         if surplus_tokens and "tokens" in self._buckets:
-            self._buckets["tokens"].take(now, surplus_tokens)
+            bucket = self._buckets["tokens"]
+            bucket.take(now, min(surplus_tokens, 60 * bucket.rate))
 
     def on_refusal(self, refusal: Refusal, started: float, sent: int, headers: Mapping[str, str], draw: float) -> None:
         """A call was refused or failed; `draw` is uniform in [0, 1)."""

@@ -26,7 +26,13 @@ except ImportError:  # settings and offline scoring do not need it; `require_par
     httptools = None
 
 CONNECT_TIMEOUT_S = 20.0
-MAX_RESPONSE_BYTES = 32 * 2**20
+MAX_RESPONSE_BYTES = 8 * 2**20
+"""Longest response; a million tokens are some 4 MB."""
+MAX_HELD_BYTES = 64 * 2**20
+"""Bytes of unfinished responses that one pool holds, over all connections: with hundreds in flight, a bound for each
+alone would be none."""
+MAX_HEAD_BYTES = 2**16
+"""Bytes of the headers of one response, which take far more memory than they have bytes."""
 IDLE_S = 25.0
 """A connection idle for longer is not used again: servers and balancers close theirs after 30 s or more."""
 ADDRESS_TTL_S = 60.0
@@ -40,11 +46,13 @@ class TransportError(Exception):
     Attributes:
         stale: it was on a kept connection that the server had closed.
         unreachable: no connection was made: the address refuses, or the name does not exist.
+        answer_begun: a part of the response had come, so that the provider may charge for it.
     """
 
     def __init__(self, message: str, stale: bool = False, unreachable: bool = False) -> None:
         super().__init__(message)
         self.stale, self.unreachable = stale, unreachable
+        self.answer_begun = False
 
 
 class ResponseError(TransportError):
@@ -80,6 +88,7 @@ class HttpPool:
         self._route = route
         self._idle: deque[_Connection] = deque()
         self._open: set[_Connection] = set()
+        self._held = _Held()
         self._connecting = asyncio.Semaphore(CONNECTS_AT_ONCE)
         self._addresses: list[tuple[Any, ...]] = []
         self._resolved_at = float("-inf")
@@ -99,6 +108,7 @@ class HttpPool:
         except TransportError as error:
             connection.abort()
             error.stale = reused and not connection.heard
+            error.answer_begun = connection.heard
             if error.stale:  # those that have been idle for longer are stale too
                 self._drop_idle(float("inf"))
             raise
@@ -156,7 +166,7 @@ class HttpPool:
         for address in await self._resolve(loop):
             try:
                 _, connection = await loop.create_connection(
-                    lambda: _Connection(self._open), address[0], address[1], ssl=tls, server_hostname=name
+                    lambda: _Connection(self._open, self._held), address[0], address[1], ssl=tls, server_hostname=name
                 )
                 return connection
             except ssl.SSLCertVerificationError as error:
@@ -197,18 +207,28 @@ class HttpPool:
             raise
 
 
+@dataclass(slots=True)
+class _Held:
+    """How much of unfinished responses a pool holds."""
+
+    size: int = 0
+
+
 class _Connection(asyncio.Protocol):
     """One connection: writes a request, collects the response that httptools reads out of the bytes."""
 
-    def __init__(self, registry: set[_Connection]) -> None:
+    def __init__(self, registry: set[_Connection], held: _Held) -> None:
         self._registry = registry
+        self._held = held
         self._transport: asyncio.Transport | None = None
         self._parser: Any = None
         self._waiter: asyncio.Future[Response] | None = None
         self._headers: dict[str, str] = {}
         self._head_read = False
-        self._chunks: list[bytes] = []
+        self._head_size = 0
+        self._body = bytearray()
         self._size = 0
+        """Bytes of the current response, as `_held` counts them."""
         self._is_tunnel = False
         self.exchanges = 0
         self.heard = False
@@ -222,10 +242,15 @@ class _Connection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             raise TransportError("the connection is closed")
         self._parser = httptools.HttpResponseParser(self)
-        self._headers, self._head_read, self._chunks, self._size = {}, False, [], 0
+        self._headers, self._head_read, self._head_size, self._body = {}, False, 0, bytearray()
         self._waiter = asyncio.get_running_loop().create_future()
         self._transport.write(request)
-        response = await self._waiter
+        try:
+            response = await self._waiter
+        finally:
+            self._held.size -= self._size
+            self._size = 0
+            self._body = bytearray()
         self.exchanges += 1
         return response
 
@@ -253,8 +278,13 @@ class _Connection(asyncio.Protocol):
             self.abort()
             return
         self._size += len(data)
+        self._held.size += len(data)
         if self._size > MAX_RESPONSE_BYTES:
             self._fail(ResponseError(f"the response is larger than {MAX_RESPONSE_BYTES >> 20} MB"))
+            return
+        if self._held.size > MAX_HELD_BYTES:
+            said = f"the judge's unfinished responses have more than {MAX_HELD_BYTES >> 20} MB together"
+            self._fail(ResponseError(f"{said}, and this one was given up"))
             return
         try:
             self._parser.feed_data(data)
@@ -287,6 +317,10 @@ class _Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """httptools: one header."""
+        self._head_size += len(name) + len(value)
+        if self._head_size > MAX_HEAD_BYTES:
+            self._fail(ResponseError(f"the headers of the response have more than {MAX_HEAD_BYTES} bytes"))
+            return
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
@@ -297,7 +331,7 @@ class _Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """httptools: a part of the body."""
-        self._chunks.append(body)
+        self._body += body
 
     def on_message_complete(self) -> None:
         """httptools: a whole response; an interim one (1xx) announces the real one."""
@@ -310,7 +344,7 @@ class _Connection(asyncio.Protocol):
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             self.reusable = self.reusable and bool(self._parser.should_keep_alive())
-            waiter.set_result(Response(self._parser.get_status_code(), self._headers, b"".join(self._chunks)))
+            waiter.set_result(Response(self._parser.get_status_code(), self._headers, bytes(self._body)))
 
     def _fail(self, error: TransportError) -> None:
         self.reusable = False

@@ -64,7 +64,7 @@ class StoredReply:
         """Inverse of `encoded`; None for anything else."""
         try:
             fields = _JSON.raw_decode(value.decode())[0]
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         good = isinstance(fields, list) and tuple(map(type, fields)) == _FIELDS
         return cls(*fields) if good else None

@@ -14,9 +14,8 @@ class Call:
 
     body: bytes
     key: str
-    tokens: int
-    """What an attempt may use at most, in tokens and money."""
-    usd: float
+    estimate: Usage
+    """What an attempt may use at most."""
     since: float
     task: asyncio.Task[Outcome] | None = None
     waiters: dict[asyncio.Future[Outcome], None] = field(default_factory=dict)
@@ -30,6 +29,11 @@ class Call:
     """A second attempt beside the present one."""
     rescued: Reply | None = None
     """What the hedge was answered while the present attempt still waited."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that an attempt may use at most."""
+        return self.estimate.prompt_tokens + self.estimate.completion_tokens
 
     async def wait(self, deadline: float | None) -> Outcome:
         """Wait for the outcome, at most until `deadline`."""

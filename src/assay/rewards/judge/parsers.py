@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from assay.errors import ConfigError, UnreadableReplyError
-from assay.terminal import quoted
+from assay.terminal import quoted, shown
 from assay.types import Json
 
 _SHOWN = 160
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)")
-_CODE_BLOCK = re.compile(r"```(?:json)?\s*\n(.*?)\n?```", re.DOTALL)
+_NUMBER = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)")
+_TAG_NAME = re.compile(r"\w(?:[\w.:-]*\w)?")
+_FENCE = "```"
 
 
 class VerdictParser(Protocol):
@@ -50,6 +51,9 @@ class BooleanTag:
 
     tag: str = "answer"
 
+    def __post_init__(self) -> None:
+        _check_tag(self.tag)
+
     @property
     def verdict_tags(self) -> tuple[str, ...]:
         """See `VerdictParser`."""
@@ -74,6 +78,7 @@ class NumberTag:
     high: float = 10.0
 
     def __post_init__(self) -> None:
+        _check_tag(self.tag)
         _check_range(self.low, self.high)
 
     @property
@@ -122,11 +127,12 @@ class JsonField:
 
     def read(self, text: str) -> float:
         """See `VerdictParser`."""
-        block = _CODE_BLOCK.fullmatch(text.strip())
         try:
-            pairs = json.loads(block[1] if block else text, object_pairs_hook=_Pairs, parse_constant=_no_number)
+            pairs = json.loads(_unfenced(text), object_pairs_hook=_Pairs, parse_constant=_no_number)
         except ValueError as error:
             raise _unreadable(f"it is not a JSON object ({error})", text) from error
+        except RecursionError as error:
+            raise _unreadable("it is not a JSON object that can be read (it is nested too deeply)", text) from error
         if not isinstance(pairs, _Pairs):
             raise _unreadable("it is JSON, but not an object", text)
         return _only({self._value(value, text) for name, value in pairs if name == self.field}, text)
@@ -134,11 +140,11 @@ class JsonField:
     def _value(self, value: Json, text: str) -> float:
         if self.low is None or self.high is None:
             if not isinstance(value, bool):
-                raise _unreadable(f"{self.field} is {value!r} and not true or false", text)
+                raise _unreadable(f"{self.field} is {_described(value)} and not true or false", text)
             return float(value)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _unreadable(f"{self.field} is {value!r} and not a number", text)
-        return _in_range(float(value), self.low, self.high, text)
+            raise _unreadable(f"{self.field} is {_described(value)} and not a number", text)
+        return _in_range(value, self.low, self.high, text)
 
 
 PARSERS: Mapping[str, Callable[..., VerdictParser]] = {
@@ -171,15 +177,40 @@ class _Pairs(list[tuple[str, Json]]):
     """A JSON object as its pairs, so that a field given twice is seen."""
 
 
+def _unfenced(text: str) -> str:
+    """What a reply holds that is one code block (of JSON, if it names a language); else the reply itself."""
+    inner = text.strip()
+    if not (inner.startswith(_FENCE) and inner.endswith(_FENCE) and len(inner) >= 2 * len(_FENCE)):
+        return text
+    head, newline, body = inner[len(_FENCE) : -len(_FENCE)].partition("\n")
+    return body if newline and head.strip() in ("", "json") else text
+
+
+def _described(value: Json) -> str:
+    """A JSON value in a few words; those with others in them may be nested too deeply to be written."""
+    if isinstance(value, _Pairs):
+        return "an object"
+    return "a list" if isinstance(value, list) else shown(value, _SHOWN)
+
+
 def _no_number(constant: str) -> Json:
     raise ValueError(f"{constant} is not a number in JSON")
 
 
 def _bodies(tag: str, text: str) -> list[str]:
     """The text between the opening and closing tags; an opening tag without its end makes the reply unreadable."""
-    name = re.escape(tag)
-    found: list[str] = re.findall(rf"<{name}>(.*?)</{name}>", text, flags=re.IGNORECASE | re.DOTALL)
-    if len(re.findall(rf"<{name}>", text, flags=re.IGNORECASE)) != len(found):
+    # One pass over the tags: a search for the closing tag from each opening one would be quadratic in their number.
+    found: list[str] = []
+    begin: int | None = None
+    for match in re.finditer(rf"<(/?){re.escape(tag)}>", text, flags=re.IGNORECASE):
+        if match[1] and begin is not None:
+            found.append(text[begin : match.start()])
+            begin = None
+        elif not match[1]:
+            if begin is not None:
+                raise _unreadable(f"a <{tag}> in it is not closed", text)
+            begin = match.end()
+    if begin is not None:
         raise _unreadable(f"a <{tag}> in it is not closed", text)
     return found
 
@@ -197,10 +228,19 @@ def _number(body: str, low: float, high: float, text: str) -> float:
     return _in_range(float(body), low, high, text)
 
 
-def _in_range(value: float, low: float, high: float, text: str) -> float:
+def _in_range(value: float | int, low: float, high: float, text: str) -> float:
     if not low <= value <= high:
-        raise _unreadable(f"its verdict {value:g} is not between {low:g} and {high:g}", text)
+        said = f"{value:g}" if isinstance(value, float) else shown(value, _SHOWN)  # an int may be too large for a float
+        raise _unreadable(f"its verdict {said} is not between {low:g} and {high:g}", text)
     return (value - low) / (high - low)
+
+
+def _check_tag(tag: str) -> None:
+    if not _TAG_NAME.fullmatch(tag):
+        raise ConfigError(
+            f"The judge's verdict tag {tag!r} is not a name, so it could not be found in a reply, or kept out of "
+            "what is judged. Use letters, digits and _ (and . : - between them)."
+        )
 
 
 def _check_range(low: float, high: float) -> None:

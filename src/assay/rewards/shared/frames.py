@@ -7,16 +7,21 @@ its types first, since any process that can open the socket can write anything.
 from __future__ import annotations
 
 import json
-import math
 import struct
 from typing import get_args
 
 from assay.errors import RewardError
 from assay.rewards.base import CallFailure, FailureKind, Outcome, Reply, Request, Usage
+from assay.terminal import shown
 from assay.types import Json, Message
 
 VERSION = 1
 """Raised when the messages change. Processes of different versions refuse to work together."""
+
+LONGEST_S = 1e9
+"""Most seconds that a frame can speak of."""
+MOST = 1e15
+"""Most calls, tokens or dollars that a frame can speak of; all integers up to it are exact as floats."""
 
 _HEADER = struct.Struct("!I")
 _ENCODE = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
@@ -100,9 +105,7 @@ def decode_remaining(value: Json) -> float | None:
     Raises:
         FrameError: it is neither.
     """
-    if value is None or (type(value) in (int, float) and math.isfinite(value)):
-        return value  # type: ignore[no-any-return]
-    raise FrameError(f"a frame gives {value!r} as seconds until the deadline")
+    return None if value is None else _number(value, -LONGEST_S, LONGEST_S)
 
 
 def encode_outcome(outcome: Outcome) -> Json:
@@ -131,7 +134,19 @@ def decode_outcome(value: Json) -> Outcome:
     """
     match value:
         case ["reply", str(text), str(finish), str(model), [_, _, _, _] as spent, bool(cached), int(attempts), latency]:
-            return Reply(text, finish, model, Usage(*spent), cached, attempts, latency)
+            return Reply(text, finish, model, _usage(spent), cached, attempts, _number(latency, 0, LONGEST_S))
         case ["failure", str(kind), str(message), int(attempts), [_, _, _, _] as spent] if kind in _KINDS:
-            return CallFailure(kind, message, attempts, Usage(*spent))  # type: ignore[arg-type]
+            return CallFailure(kind, message, attempts, _usage(spent))  # type: ignore[arg-type]
     raise FrameError("a frame holds neither a reply nor a failure")
+
+
+def _usage(spent: list[Json]) -> Usage:
+    calls, prompt, completion, usd = (_number(value, 0, MOST) for value in spent)
+    return Usage(int(calls), int(prompt), int(completion), usd)
+
+
+def _number(value: Json, low: float, high: float) -> float:
+    """A number between two others. JSON can write integers that no float holds, and NaN."""
+    if type(value) not in (int, float) or not low <= value <= high:
+        raise FrameError(f"a frame gives {shown(value, 60)} where a number from {low:g} to {high:g} belongs")
+    return float(value)

@@ -3,7 +3,7 @@
 The processes name the same path. The process that gets the lock beside it becomes the hub: it makes the real caller and
 serves it on a Unix socket; the others send their requests there. When the hub closes or dies, its lock is free, another
 process takes over, and unanswered calls are made again: earlier answers are in the cache. The API key stays in the
-process that uses it. No further thread or process is started.
+process that uses it. No further thread or process is started. Processes of other users are neither served nor asked.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from assay.errors import RewardError
 from assay.rewards.base import Caller, CallFailure, Outcome, Request
 from assay.rewards.shared.frames import VERSION, FrameError, decode_outcome
 from assay.rewards.shared.link import FollowerLink, HubConnection, HubGone, forget_fd, keep_from_children
+from assay.rewards.shared.owner import is_foreign, user_at_other_end
 
 logger = logging.getLogger(__name__)
 
@@ -294,12 +295,15 @@ def _make_folder(folder: Path) -> None:
 def _try_lock(path: Path) -> int | None:
     """The descriptor of the locked file, or None where another process has the lock."""
     try:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise RewardError(
             f"{path}, which decides which process asks the judge, cannot be opened: {error}. Choose a path in a "
             "folder of this user's on a local disk."
         ) from error
+    if is_foreign(owner := os.fstat(lock).st_uid):
+        os.close(lock)
+        raise RewardError(_foreign(path, owner))
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -310,6 +314,13 @@ def _try_lock(path: Path) -> int | None:
         raise RewardError(f"{path} cannot be locked: {error}. Choose a path on a local disk.") from error
     keep_from_children(lock)
     return lock
+
+
+def _foreign(path: Path, user: int | None) -> str:
+    return (
+        f"{path}, through which processes share a judge, belongs to another user (number {user}), who would read every "
+        "prompt and could forge every reply. Choose a path in a folder of this user's own."
+    )
 
 
 def _unlock(lock: int) -> None:
@@ -324,7 +335,12 @@ async def _connect(address: Path, max_frame_bytes: int) -> HubConnection | None:
     version = None
     try:
         async with asyncio.timeout(GREETING_TIMEOUT_S):
-            _, connection = await loop.create_unix_connection(lambda: HubConnection(max_frame_bytes), str(address))
+            transport, connection = await loop.create_unix_connection(
+                lambda: HubConnection(max_frame_bytes), str(address)
+            )
+            user = user_at_other_end(transport.get_extra_info("socket").fileno())
+            if is_foreign(user):
+                raise RewardError(_foreign(address, user))
             version = await connection.greeted
     except (OSError, HubGone, FrameError) as error:  # TimeoutError among them.
         logger.debug("hub at %s not reached: %r", address, error)

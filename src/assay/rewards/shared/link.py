@@ -30,6 +30,7 @@ from assay.rewards.shared.frames import (
     encode_request,
     frame,
 )
+from assay.rewards.shared.owner import is_foreign, user_at_other_end
 from assay.types import Json
 
 logger = logging.getLogger(__name__)
@@ -194,6 +195,11 @@ class FollowerLink(Link):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the event loop."""
         super().connection_made(transport)
+        if is_foreign(user := user_at_other_end(self._fd)):
+            logger.warning("a process of another user (number %s) asked this one to share its judge: refused", user)
+            self._closing = True
+            self.abort()
+            return
         self._links.add(self)
         self.send(frame([0, "hello", VERSION]))
 
