@@ -62,9 +62,15 @@ def read_frame(data: bytes) -> Frame:
         ValueError: they are none.
     """
     start = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:start])
+    try:
+        header = json.loads(data[8:start])
+        sizes = header.pop(_BLOBS)
+    except (RecursionError, AttributeError, LookupError, TypeError) as error:
+        raise ValueError(f"a frame has no header: {type(error).__name__}") from error
+    if not (isinstance(sizes, list) and all(type(size) is int and 0 <= size <= len(data) for size in sizes)):
+        raise ValueError("a frame has sizes that are none")
     blobs = []
-    for size in header.pop(_BLOBS):
+    for size in sizes:
         blobs.append(data[start : start + size])
         start += size
     if start != len(data):

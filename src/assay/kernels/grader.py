@@ -82,7 +82,7 @@ class Grader:
         self._own_sandbox = sandbox is None
         self._own_reference = reference is None
         self.sandbox: Sandbox = sandbox or sandbox_for(self.config)
-        self._reference = reference or ReferenceProcess(device=self.config.reference_device)
+        self._reference = reference or ReferenceProcess(device=self.config.reference_device, walls=self.config.sandbox)
         self._stopwatch = stopwatch_for(self.config, self.sandbox) if self.config.measure_performance else None
         self._turns = Turns(one_device=not isinstance(self.sandbox, RunsGroups))
         self._seed = seed

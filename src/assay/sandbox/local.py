@@ -24,6 +24,7 @@ from assay.errors import ConfigError, SandboxError
 from assay.sandbox.base import AfterRound, Job, JobResult
 from assay.sandbox.host import bubblewrap
 from assay.sandbox.host.buffers import Buffers
+from assay.sandbox.host.cgroups import find_home
 from assay.sandbox.host.probe import Features, probe, require
 from assay.sandbox.host.worker_process import Blueprint, WorkerDied, WorkerProcess
 
@@ -58,9 +59,10 @@ class LocalConfig:
     executables: tuple[str, ...] = ()
     """What jobs of the compile profile may execute (folders and files; needs a kernel with Landlock, 5.13); empty means
     every program in view."""
-    cgroup: str = ""
+    cgroup: str | None = None
     """A cgroup folder (version 1 memory hierarchy, or version 2) that this user may write to. Workers get groups of
-    their own in it, which bound the memory of all processes of a job together; without it each is bounded alone."""
+    their own in it, which bound the memory of all processes of a job together. None looks for one that this process may
+    use; empty uses none, and the worker measures a job's processes instead, and allows fewer."""
     boot_s: float = 180.0
     """Seconds that a worker may take to import and warm its harness."""
 
@@ -104,6 +106,9 @@ class LocalSandbox:
                 f"only their owner can read {', '.join(closed)}, but workers started by root run as the user nobody: "
                 "make it readable (chmod -R o+rX), or run as the ordinary user who owns it."
             )
+        self._cgroup = self.config.cgroup or ""
+        if self.config.cgroup is None and self._mode is not None:
+            self._cgroup = find_home()
         self.width = self.config.workers or len(os.sched_getaffinity(0))
         self._slots = asyncio.Semaphore(self.width)
         self._idle: dict[str, list[WorkerProcess]] = defaultdict(list)
@@ -229,7 +234,7 @@ class LocalSandbox:
             executables=self.config.executables,
             boot_s=self.config.boot_s,
             scratch=self._scratch,
-            cgroup=self.config.cgroup,
+            cgroup=self._cgroup,
         )
 
     async def _discard(self, worker: WorkerProcess) -> None:

@@ -1,15 +1,18 @@
-"""The process that runs references: trusted problem code, PyTorch, one fork for each request.
+"""The process that runs references: PyTorch, and one fork for each request, behind the walls of the sandbox.
 
-Started by `assay.kernels.numerics.reference`; imports PyTorch once. Requests and answers are byte strings behind their
-length (8 bytes, little endian), on what were standard input and output. The fork keeps what a problem does to PyTorch's
-state, to descriptors or to memory from the next request, and is killed at its deadline, when the parent is gone, and
-with all that it started when it ends. What a problem prints is dropped.
+Started by `assay.kernels.numerics.reference` in a view of its own, without network and environment; imports PyTorch
+once. Requests and answers are byte strings behind their length (8 bytes, little endian), on what were standard input
+and output. A problem is somebody else's code: its fork lies in namespaces of its own and can do no more than a
+candidate's (`assay.sandbox.inside.jail`). The fork keeps what a problem does to PyTorch's state, to descriptors or to
+memory from the next request, and is killed at its deadline, when the parent is gone, and with all that it started when
+it ends. What a problem prints is dropped.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import resource
 import select
@@ -24,7 +27,9 @@ import torch
 from assay.kernels.frames import Frame, write_frame
 from assay.kernels.inside.reference_model import TooLargeError, evaluate, out_of_memory
 from assay.kernels.numerics.families import FAMILIES
-from assay.sandbox.inside import linux
+from assay.sandbox.inside import jail, linux
+from assay.sandbox.inside.seccomp import Filter
+from assay.sandbox.inside.syscalls import machine
 from assay.types import Json
 
 _MEBIBYTE = 1 << 20
@@ -45,6 +50,9 @@ get_init_inputs = lambda: [3, 2]
 _LOOK_S = 2.0
 """Seconds between looks at whether the parent still lives, where its end of a pipe may be held by others."""
 _REAP_S = 2.0
+_SCRATCH_BYTES = 64 * _MEBIBYTE
+_RESERVE_BYTES = 512 * _MEBIBYTE
+"""Address space beyond a problem's limit in which its answer is written."""
 _REQUESTS_OF_A_BUSY_WORKER = 3
 """After so many requests it pays to spend a third of a second on cheaper forks. One grade makes two at most."""
 
@@ -56,27 +64,77 @@ def answer(request: Json) -> Frame:
     except TooLargeError as error:
         return Frame({"error": "too_large", "message": str(error)})
     except BaseException as error:  # noqa: BLE001  the boundary: whatever a problem raises is its own failure, named
-        text = "".join(traceback.format_exception_only(error)).strip()
-        return Frame({"error": "memory" if out_of_memory(error) else "error", "message": text[:2000]})
+        text = "".join(traceback.format_exception_only(error)).strip()[:2000]
+        if _asks_for_the_machine(error):
+            text += _SEALED_OFF
+        return Frame({"error": "memory" if out_of_memory(error) else "error", "message": text})
 
 
-def _run_child(request: Json, sink: int, private: tuple[int, ...]) -> NoReturn:
+_SEALED_OFF = (
+    " (A problem runs sealed off: it sees the installed packages and a small scratch folder, and neither other files "
+    "nor the network nor any variable of the environment, and starts no process. Let it make its data itself.)"
+)
+
+
+def _asks_for_the_machine(error: BaseException) -> bool:
+    """Whether an error may come of what a problem cannot reach: files, network, processes, variables, own modules."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    from_os = last is not None and last.tb_frame.f_globals.get("__name__") == "os"
+    return isinstance(error, OSError | ImportError) or (isinstance(error, KeyError) and from_os)
+
+
+class Walls:
+    """What each fork of a worker puts up around itself, made once."""
+
+    def __init__(self, scratch: str, devices: bool) -> None:
+        self._scratch, self._devices = scratch, devices
+        self._filter = Filter(machine(), False, devices)
+
+    def enter(self, sink: int, request: Json, memory: int) -> int:
+        """Put them up; returns the number under which `sink` is open from then on."""
+        nothing = os.open(os.devnull, os.O_RDWR)
+        files = jail.Descriptors(nothing, nothing, sink, nothing, nothing, nothing)
+        quota = jail.Quota(
+            cpu_s=math.ceil(2 * request["timeout_s"]) + 1,
+            memory=memory + _RESERVE_BYTES,
+            tmp_bytes=_SCRATCH_BYTES,
+            processes=64,
+            open_files=256,
+            file_bytes=request["memory_mb"] * _MEBIBYTE,
+            sparse=self._devices,
+        )
+        jail.enter(files, quota, self._scratch, self._filter.address, [], self._devices)
+        return jail.OUTPUT_FD
+
+
+def _enter_unsafe(private: tuple[int, ...]) -> None:
+    """Without walls: close what is the worker's own, and drop what is printed."""
+    linux.die_with_parent()
+    for descriptor in private:
+        os.close(descriptor)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nowhere, standard)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _run_child(request: Json, sink: int, private: tuple[int, ...], walls: Walls | None) -> NoReturn:
     """Answer in a fork, and leave in a way that only an answered request does."""
     status, myself = 1, os.getpid()
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         gc.enable()
-        linux.die_with_parent()
-        for descriptor in private:
-            os.close(descriptor)
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for standard in (0, 1, 2):
-            os.dup2(nowhere, standard)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         before = _resident_kib()
-        _, ceiling = resource.getrlimit(resource.RLIMIT_AS)
         limit = request["memory_mb"] * _MEBIBYTE + _address_space()
-        resource.setrlimit(resource.RLIMIT_AS, (limit if ceiling < 0 else min(limit, ceiling), ceiling))
+        if walls is not None:
+            sink = walls.enter(sink, request, limit)
+        else:
+            _enter_unsafe(private)
+        _, ceiling = resource.getrlimit(resource.RLIMIT_AS)
+        if request["device"] == "cpu":  # CUDA reserves terabytes of addresses that it never uses
+            resource.setrlimit(resource.RLIMIT_AS, (limit if ceiling < 0 else min(limit, ceiling), ceiling))
         frame = answer(request)
         if os.getpid() != myself:
             os._exit(status)  # a fork that the problem made and forgot: one answer is enough
@@ -104,8 +162,8 @@ def _resident_kib() -> int:
 class Worker:
     """Both ends of the conversation with the parent, and the fork that is at work."""
 
-    def __init__(self, requests: int, answers: int) -> None:
-        self.requests, self.answers = requests, answers
+    def __init__(self, requests: int, answers: int, walls: Walls | None) -> None:
+        self.requests, self.answers, self.walls = requests, answers, walls
         self.parent = os.getppid()
 
     def serve(self) -> None:
@@ -123,10 +181,10 @@ class Worker:
     def _answer(self, request: Json) -> None:
         sink = os.memfd_create("answer", os.MFD_CLOEXEC)
         try:
-            child = os.fork()
+            child, handle = linux.fork(jail.NAMESPACES if self.walls is not None else 0)
             if child == 0:
-                _run_child(request, sink, (self.requests, self.answers))
-            ended = self._wait(child, time.monotonic() + request["timeout_s"])
+                _run_child(request, sink, (self.requests, self.answers), self.walls)
+            ended = self._wait(handle, time.monotonic() + request["timeout_s"])
             os.kill(child, signal.SIGKILL)
             _, status = os.waitpid(child, 0)
             end_descendants()
@@ -139,9 +197,8 @@ class Worker:
         finally:
             os.close(sink)
 
-    def _wait(self, child: int, deadline: float) -> Literal["ended", "late", "alone"]:
-        """Until the child ends, its time is over, or the parent is gone. The child is not reaped."""
-        handle = os.pidfd_open(child)
+    def _wait(self, handle: int, deadline: float) -> Literal["ended", "late", "alone"]:
+        """Until the child behind a pidfd ends, its time is over, or the parent is gone. The child is not reaped."""
         poll = select.poll()
         poll.register(handle, select.POLLIN)
         poll.register(self.requests, 0)  # a pipe without writers reports POLLHUP unasked
@@ -219,8 +276,20 @@ def _leave(*_: object) -> None:
     os._exit(0)
 
 
-def main() -> None:
-    """Answer requests until standard input ends."""
+def main(scratch: str, drop_to: int | None, device: str) -> None:
+    """Answer requests until standard input ends.
+
+    Args:
+        scratch: Where each fork gets a private folder; empty for forks without walls.
+        drop_to: User to become for good, where the process was started as root.
+        device: PyTorch's name of the device that references run on.
+    """
+    if drop_to is not None:
+        linux.become(drop_to)
+    walls = Walls(scratch, device != "cpu") if scratch else None
+    if walls is not None:
+        linux.set_dumpable(False)
+        linux.no_new_privileges()
     torch.set_num_threads(1)
     evaluate(_WARM_UP)
     gc.freeze()
@@ -232,6 +301,6 @@ def main() -> None:
         os.dup2(nowhere, standard)
     os.write(answers, b"ready\n")
     try:
-        Worker(requests, answers).serve()
+        Worker(requests, answers, walls).serve()
     except BrokenPipeError:
         sys.exit("the parent is gone")

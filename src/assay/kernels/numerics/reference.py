@@ -5,9 +5,10 @@
         if screening_of(result).rewarded: ...
 
 PyTorch runs in a process of its own, with a memory limit and a deadline for each evaluation; this module, and any code
-that holds seeds and expected outputs, does without. Problems are trusted code (they come from the user); candidates
-never run here. Weights come from `weight_seed` in the way KernelBench builds them: the generator is seeded, then the
-model is constructed, in training mode, so a candidate that creates its parameters in the same order has the same ones.
+that holds seeds and expected outputs, does without. Problems are somebody else's code (a data set's, a file's), so they
+run behind the walls of the sandbox, and what they answer is checked; candidates never run here. Weights come from
+`weight_seed` in the way KernelBench builds them: the generator is seeded, then the model is constructed, in training
+mode, so a candidate that creates its parameters in the same order has the same ones.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -23,16 +23,18 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from assay.errors import MissingDependencyError, ReferenceModelError
 from assay.kernels.arrays import HostTensor, Value
 from assay.kernels.base import Precision
 from assay.kernels.frames import Frame, read_frame
 from assay.kernels.numerics.families import FAMILIES, Family
+from assay.kernels.numerics.reference_launch import Walls, await_end, drain, launch, read, write
 from assay.kernels.numerics.screening import Case, Screening, screen
 from assay.kernels.problems.scaling import LOWER, Rule, ScaledProblem, ladder
 from assay.kernels.problems.sources import Problem, find_fault
+from assay.terminal import inert, shown
 
 Perturbation = Literal["none", "all", "constant"]
 
@@ -44,10 +46,10 @@ MAX_DEGENERATE = 2
 MAX_OUTPUT = 1 << 18
 """Elements of an output (a million bytes of float32) above which Triton's interpreter is too slow for a grade."""
 
-_START = "import gc; gc.disable(); from assay.kernels.inside.reference_worker import main; main()"
-"""Garbage is collected in the forks alone: while PyTorch is imported that would take a tenth of the time."""
-_CHUNK = 1 << 20
-_KEPT = 64
+HEADER_BYTES = 1 << 20
+"""What an answer may have beyond the memory that its problem may take."""
+MESSAGE_CHARS = 3000
+KINDS = ("error", "memory", "timeout", "crash", "too_large")
 _LEAVE_S = 5.0
 _PASSING = ("timeout", "memory")
 _CLOSED = "the process that runs references was closed, and starts no more: make another ReferenceProcess."
@@ -93,6 +95,7 @@ class ReferenceProcess:
         memory_mb: int = 4096,
         python: str = sys.executable,
         device: str = "cpu",
+        walls: Walls = "strict",
     ) -> None:
         """Nothing is started before the first evaluation.
 
@@ -101,8 +104,11 @@ class ReferenceProcess:
             memory_mb: Address space of one evaluation beyond what PyTorch has taken already (RLIMIT_AS).
             python: An interpreter that has PyTorch and Assay.
             device: PyTorch's name of the device that references run on.
+            walls: `unsafe` runs problems without walls, where a machine cannot give any.
         """
         self.timeout_s, self.memory_mb, self.python, self.device = timeout_s, memory_mb, python, device
+        self.walls: Walls = walls
+        self._ended = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -144,6 +150,7 @@ class ReferenceProcess:
             ReferenceModelError: the module fails, takes too long or too much memory; `kind` says which. After `close`
                 it is always `crash`.
             MissingDependencyError: the interpreter has no PyTorch.
+            SandboxError: this machine cannot wall problems in.
         """
         request = {
             "code": code,
@@ -162,7 +169,11 @@ class ReferenceProcess:
         with self._lock:
             begin = time.monotonic()
             frame = self._exchange(json.dumps(request).encode())
-            return _result(frame, precision, time.monotonic() - begin)
+            try:
+                return _result(frame, precision, time.monotonic() - begin)
+            except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+                said = f"what the reference's process answered makes no sense ({shown(error, 200)}). Was it forged?"
+                raise ReferenceModelError("error", said) from error
 
     def close(self) -> None:
         """End the process for good: evaluations under way, in line and later fail at once with `crash`."""
@@ -179,9 +190,11 @@ class ReferenceProcess:
         try:
             process = self._process or self._start()
             deadline = time.monotonic() + self.timeout_s + GRACE_S
-            _write(process, len(request).to_bytes(8, "little") + request, deadline)
-            size = int.from_bytes(_read(process, 8, deadline), "little")
-            frame = read_frame(_read(process, size, deadline))
+            write(process, len(request).to_bytes(8, "little") + request, deadline)
+            size = int.from_bytes(read(process, 8, deadline), "little")
+            if size > (self.memory_mb << 20) + HEADER_BYTES:
+                raise ValueError(f"an answer of {size} bytes was announced")
+            frame = read_frame(read(process, size, deadline))
         except TimeoutError as error:
             self._kill()
             raise ReferenceModelError("timeout", f"the reference took more than {self.timeout_s:g} s.") from error
@@ -193,31 +206,27 @@ class ReferenceProcess:
             self._kill()  # half an answer may be on its way, which the next request would take for its own
             raise
         if "error" in frame.header:
-            raise ReferenceModelError(frame.header["error"], f"the reference failed: {frame.header['message']}")
+            raise _failure(frame.header)
         return frame
 
     def _start(self) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        process = subprocess.Popen(
-            [self.python, "-c", _START],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            env=environment,
-            start_new_session=True,
-        )
+        ended = threading.Event()
+        try:
+            process = launch(self.python, self.device, self.walls, ended)
+        except OSError as error:
+            raise ReferenceModelError("crash", f"the process that runs references did not start: {error}") from error
+        self._ended = ended
         self._process = process
         if self._closed:  # meanwhile, by a thread that saw no process to end
             process.terminate()
         errors: list[bytes] = []
-        drain = threading.Thread(target=_drain, args=(process, errors), daemon=True)
-        drain.start()
+        drainer = threading.Thread(target=drain, args=(process, errors), daemon=True)
+        drainer.start()
         try:
-            _read(process, len(b"ready\n"), time.monotonic() + START_TIMEOUT_S)
+            read(process, len(b"ready\n"), time.monotonic() + START_TIMEOUT_S)
         except (TimeoutError, EOFError) as error:
             self._kill()
-            drain.join(GRACE_S)
+            drainer.join(GRACE_S)
             text = b"".join(errors).decode(errors="replace").strip().rpartition("\n")[2]
             if "No module named 'torch'" in text:
                 raise MissingDependencyError(
@@ -234,59 +243,18 @@ class ReferenceProcess:
             if pipe is not None:
                 pipe.close()
         # Left alone, it ends all that a reference started, also what has left its process group.
-        _await_end(process, _LEAVE_S)
+        await_end(process, _LEAVE_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        self._ended.set()
 
 
-def _await_end(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Wait for a process to end, without reaping it: until then its group keeps its number."""
-    try:
-        handle = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return
-    try:
-        select.select([handle], [], [], seconds)
-    finally:
-        os.close(handle)
-
-
-def _write(process: subprocess.Popen[bytes], data: bytes, deadline: float) -> None:
-    assert process.stdin is not None, "standard input is a pipe"
-    descriptor = process.stdin.fileno()
-    os.set_blocking(descriptor, False)
-    left = memoryview(data)
-    while left:
-        _, ready, _ = select.select([], [descriptor], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            raise TimeoutError
-        left = left[os.write(descriptor, left) :]
-
-
-def _read(process: subprocess.Popen[bytes], size: int, deadline: float) -> bytes:
-    assert process.stdout is not None, "standard output is a pipe"
-    descriptor = process.stdout.fileno()
-    parts = []
-    while size:
-        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            raise TimeoutError
-        part = os.read(descriptor, min(size, _CHUNK))
-        if not part:
-            raise EOFError
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-
-
-def _drain(process: subprocess.Popen[bytes], kept: list[bytes]) -> None:
-    """Take what a process writes to standard error, so that the pipe never fills; the beginning is kept."""
-    if process.stderr is not None:
-        with process.stderr as pipe:
-            while part := pipe.read(_CHUNK):
-                if len(kept) < _KEPT:
-                    kept.append(part)
+def _failure(header: Mapping[str, Any]) -> ReferenceModelError:
+    """What a process said went wrong. Its words are a problem's, which may say anything."""
+    kind, message = header["error"], header.get("message")
+    said = inert(message[:MESSAGE_CHARS]) if isinstance(message, str) else "it did not say how"
+    return ReferenceModelError(kind if kind in KINDS else "error", f"the reference failed: {said}")
 
 
 def _result(frame: Frame, precision: Precision, seconds: float) -> ReferenceResult:

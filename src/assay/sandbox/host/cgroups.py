@@ -1,4 +1,4 @@
-"""A memory limit for whole jobs: one control group per worker, inside a group that the user has set aside.
+"""A memory limit for whole jobs: one control group per worker, inside a group that this process may divide.
 
 `RLIMIT_AS` bounds each process by itself, which is all that a job of one process needs. Where a job may start several,
 only a control group bounds their sum. Children volunteer to be killed first, so a job that runs out of memory costs
@@ -8,8 +8,11 @@ its worker nothing. Version 2 groups are told from version 1 by their file names
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from assay.errors import SandboxError
@@ -17,6 +20,9 @@ from assay.errors import SandboxError
 SLACK_BYTES = 64 << 20
 """For what the worker itself and the kernel on its behalf use."""
 REMOVAL_S = 5.0
+TRIAL_S = 10.0
+MOUNT = Path("/sys/fs/cgroup")
+PREFIX = "assay"
 
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
 _SWAP = {"memory.max": ("memory.swap.max", "0"), "memory.limit_in_bytes": ("memory.swappiness", "0")}
@@ -31,6 +37,7 @@ class WorkerGroup:
 
     def __init__(self, home: str, name: str) -> None:
         self._folder = Path(home, name)
+        self._own = 0
         try:
             self._folder.mkdir()
             self._limit = next(self._folder / file for file in _LIMITS if (self._folder / file).exists())
@@ -50,10 +57,12 @@ class WorkerGroup:
     def add(self, pid: int) -> None:
         """Move a worker into the group; what it has allocated before stays accounted where it was."""
         (self._folder / "cgroup.procs").write_text(str(pid), encoding="ascii")
+        self._own = _private_bytes(pid)
 
     def allow(self, size: int) -> None:
-        """Bound the next job to so many bytes."""
-        self._limit.write_text(str(size + SLACK_BYTES), encoding="ascii")
+        """Bound the next job to so many bytes, beside those of the worker, which may move to the group's account: it
+        rewrites its memory into huge pages once."""
+        self._limit.write_text(str(size + SLACK_BYTES + self._own), encoding="ascii")
 
     def close(self) -> None:
         """Remove the group, once its last process is gone."""
@@ -67,3 +76,59 @@ class WorkerGroup:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.005)
+
+
+@functools.cache
+def find_home() -> str:
+    """A group of this machine in which workers can have groups of their own, found out by trying it; empty if none."""
+    for folder in _candidates():
+        trial = subprocess.Popen(["/bin/sleep", str(TRIAL_S)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        try:
+            group = WorkerGroup(str(folder), f"{PREFIX}-{os.getpid()}-trial")
+            try:
+                group.add(trial.pid)
+                group.allow(SLACK_BYTES)
+            finally:
+                trial.kill()
+                trial.wait()
+                group.close()
+        except (OSError, SandboxError):
+            continue
+        finally:
+            trial.kill()
+            trial.wait()
+        _sweep(folder)
+        return str(folder)
+    return ""
+
+
+def _candidates() -> Iterator[Path]:
+    """This process's own groups, and for version 2, where a group with processes cannot be divided, those above it."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            yield MOUNT / "memory" / path.lstrip("/")
+        elif number == "0":
+            own = MOUNT / path.lstrip("/")
+            yield from (folder for folder in (own, *own.parents) if folder == MOUNT or MOUNT in folder.parents)
+
+
+def _sweep(home: Path) -> None:
+    """Remove the empty groups of processes that were killed before they could."""
+    for folder in home.glob(f"{PREFIX}-*-*"):
+        owner = folder.name.split("-")[1]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _private_bytes(pid: int) -> int:
+    try:
+        _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return 0
+    return max(0, int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")

@@ -18,7 +18,9 @@ from pathlib import Path
 
 from assay.errors import SandboxError
 from assay.sandbox.host.bubblewrap import Mode
+from assay.sandbox.host.cgroups import find_home
 from assay.sandbox.inside import linux
+from assay.sandbox.inside.measure import EVERY_S, MOST_PROCESSES
 from assay.sandbox.inside.syscalls import NUMBERS, machine
 from assay.types import Check
 
@@ -101,7 +103,14 @@ def checks() -> list[Check]:
     """Whether untrusted code can be walled in here: one row for each feature that is missing, or one for all."""
     features = probe()
     if not features.missing:
-        return [Check("sandbox", True, f"{features.bwrap}, seccomp and namespaces (mode {features.mode})")]
+        memory = (
+            f"control groups in {home} bound all processes of a job together"
+            if (home := find_home())
+            else f"no control group can be used here: the worker measures a job's processes {1 / EVERY_S:.0f} times a "
+            f"second, and allows {MOST_PROCESSES} (LocalConfig.cgroup names a group)"
+        )
+        walls = Check("sandbox", True, f"{features.bwrap}, seccomp and namespaces (mode {features.mode})")
+        return [walls, Check("sandbox: memory", True, memory)]
     return [Check(f"sandbox: {lack.feature}", False, lack.seen, lack.cure) for lack in features.missing]
 
 

@@ -65,6 +65,8 @@ def end_of(job: Job, ended: Ended, code: int, complete: bool) -> tuple[End, str]
         return "infra", f"its walls could not be put up: {ended.text}"
     if ended.cause == Cause.TIMEOUT:
         return "timeout", f"killed at its wall limit of {limits.wall_s:g} s"
+    if ended.cause == Cause.MEMORY:
+        return "memory", f"its processes together ran out of its memory of {limits.memory_mb} MiB, or were too many"
     if ended.stopped:
         return "stopped", "its caller stopped it"
     if ended.cause == Cause.KILLED:

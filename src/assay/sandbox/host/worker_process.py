@@ -222,6 +222,7 @@ class WorkerProcess:
             limits.open_files,
             PROFILES.index(job.profile),
             job.pause,
+            self._group is None and may_spread(job.profile),
         )
         try:
             if self._group is not None:
@@ -299,6 +300,12 @@ class WorkerProcess:
         self._said = -1
         if self._group is not None:
             await asyncio.to_thread(self._group.close)
+
+
+def may_spread(profile: str) -> bool:
+    """Whether jobs of a profile may hold more memory than their limit in several processes, so that without a control
+    group the worker has to measure them."""
+    return profile.endswith("compile")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -48,10 +48,12 @@ class Cause(IntEnum):
     """Killed because the parent said so."""
     WALLS = 3
     """A wall could not be put up, so the candidate was never run; text follows."""
+    MEMORY = 4
+    """Killed because its processes held more than its memory together, or were too many."""
 
 
-ORDER = struct.Struct("<Bxxxxxxx Q d I I I I I I I")
-"""JOB: kind, job number, wall_s, cpu_s, memory_mb, tmp_mb, processes, open_files, profile, pause."""
+ORDER = struct.Struct("<Bxxxxxxx Q d I I I I I I I I")
+"""JOB: kind, job number, wall_s, cpu_s, memory_mb, tmp_mb, processes, open_files, profile, pause, measured."""
 BARE = struct.Struct("<Bxxxxxxx Q")
 """GO, END, KILL, READY and BROKEN: kind, job number (0 where there is none)."""
 ASKED = struct.Struct("<Bxxxxxxx Q d")

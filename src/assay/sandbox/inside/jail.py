@@ -46,6 +46,8 @@ class Quota:
     tmp_bytes: int
     processes: int
     open_files: int
+    file_bytes: int | None = None
+    """Longest file that can be written, also one that was handed over; None for `tmp_bytes`."""
     sparse: bool = False
     """Bound private writable memory in place of address space, of which CUDA reserves terabytes that it never uses."""
 
@@ -99,7 +101,7 @@ def limit(quota: Quota) -> None:
     """Hard limits of this process and its children."""
     for what, value in (
         (resource.RLIMIT_DATA if quota.sparse else resource.RLIMIT_AS, quota.memory),
-        (resource.RLIMIT_FSIZE, quota.tmp_bytes),
+        (resource.RLIMIT_FSIZE, quota.tmp_bytes if quota.file_bytes is None else quota.file_bytes),
         (resource.RLIMIT_NOFILE, quota.open_files),
         (resource.RLIMIT_NPROC, quota.processes),
         (resource.RLIMIT_CORE, 0),

@@ -122,6 +122,13 @@ def make_read_only(target: str, flags: int) -> None:
     _checked(_libc.mount(None, os.fsencode(target), None, both, None), f"remount {target} read-only")
 
 
+def become(user: int) -> None:
+    """Become this user and the group of the same number, for good."""
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent dies."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, what="prctl(PR_SET_PDEATHSIG)")

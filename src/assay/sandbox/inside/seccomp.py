@@ -3,8 +3,9 @@
 A call is let through if the profile names it, and for a few calls only with harmless arguments: `clone` for threads (or
 plain processes, for compilers) but never namespaces, `prctl` for thread names, `ioctl` for terminal and descriptor
 queries and, where devices are driven, requests to an NVIDIA driver, `socket` for those alone and of the local kind,
-`prlimit64` on oneself. Anything else fails with EPERM, or with ENOSYS where its number is so new that the C
-library expects that answer and falls back. A foreign architecture's calls (32-bit, x32) kill the process.
+`prlimit64` on oneself, `fcntl` for descriptors but not for locks, which would hold up others on this machine. Anything
+else fails with EPERM, or with ENOSYS where its number is so new that the C library expects that answer and falls back.
+A foreign architecture's calls (32-bit, x32) kill the process.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ PRCTL_HARMLESS = (3, 15, 16, 21, 23, 27, 39, 0x53564D41)
 """GET_DUMPABLE, SET_NAME, GET_NAME, GET_SECCOMP, CAPBSET_READ, GET_SECUREBITS, GET_NO_NEW_PRIVS, SET_VMA (names)."""
 IOCTL_HARMLESS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
+
+FCNTL_HARMLESS = (0, 1, 2, 3, 4, 5, 36, 1030, 1032, 1034)
+"""DUPFD, GETFD, SETFD, GETFL, SETFL, GETLK, OFD_GETLK, DUPFD_CLOEXEC, GETPIPE_SZ, GET_SEALS."""
 
 NVIDIA_TYPE = 0x46
 """`F`, the type byte of requests to /dev/nvidiactl and /dev/nvidia0."""
@@ -91,6 +95,16 @@ def _clone(compilers: bool) -> list[Instruction]:
     return [*block, *([] if compilers else [(_JUMP_SET, 1, 0, THREAD), _fail(errno.EPERM)]), _PASS]
 
 
+def _fcntl(locks: bool) -> list[Instruction]:
+    """What concerns descriptors alone, and locks where they may be had. The kernel reads the low word of a command."""
+    if locks:
+        return [_PASS]
+    count = len(FCNTL_HARMLESS)
+    block: list[Instruction] = [(_LOAD, 0, 0, _argument(1))]
+    block += [(_JUMP_EQ, count - place, 0, value) for place, value in enumerate(FCNTL_HARMLESS)]
+    return [*block, _fail(errno.EPERM), _PASS]
+
+
 def _ioctl(devices: bool) -> list[Instruction]:
     """Harmless queries, and for devices what NVIDIA's drivers are asked."""
     if not devices:
@@ -128,6 +142,7 @@ def assemble(architecture: str, compilers: bool, devices: bool = False) -> list[
             program += [(_JUMP_GE, 0, 2, low), (_JUMP_GT, 1, 0, high), _PASS]
     program += _when(numbers["clone"], _clone(compilers))
     program += _when(numbers["prctl"], _one_of(0, PRCTL_HARMLESS, errno.EPERM))
+    program += _when(numbers["fcntl"], _fcntl(compilers and devices))
     program += _when(numbers["ioctl"], _ioctl(devices))
     program += _when(numbers["socket"], _one_of(0, (AF_UNIX,) if devices else (), errno.EPERM))
     program += _when(numbers["prlimit64"], _one_of(0, (0,), errno.EPERM))

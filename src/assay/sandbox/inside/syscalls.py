@@ -64,7 +64,10 @@ NUMBERS = {
 FORBIDDEN = frozenset({"capset", "clone3", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"})
 """Made by the sandbox before the filter is in force; no job may make them."""
 
-CHECKED = frozenset({"clone", "ioctl", "prctl", "prlimit64", "socket"})
+CHECKED = frozenset({"clone", "fcntl", "ioctl", "prctl", "prlimit64", "socket"})
+LOCKS = frozenset({"flock"})
+"""A lock on a file in view is one on this machine's file, and holds up whoever shares it. PyTorch's own compiler cannot
+do without, so jobs that both compile and drive devices may make it."""
 COMPILERS_ONLY = frozenset({"fork", "vfork", "execve", "setsid", "setpgid"})
 DEVICES_ONLY = frozenset(
     {"mincore", "accept", "accept4", "bind", "listen", "getsockname", "setsockopt", "getsockopt", "sched_setparam"}
@@ -89,4 +92,5 @@ def allowed(architecture: str, compilers: bool, devices: bool = False) -> set[in
     """Numbers of the calls that a profile lets through whatever their arguments are."""
     denied = FORBIDDEN | CHECKED
     denied |= (frozenset() if compilers else COMPILERS_ONLY) | (frozenset() if devices else DEVICES_ONLY)
+    denied |= frozenset() if compilers and devices else LOCKS
     return {value for name, value in NUMBERS[architecture].items() if name not in denied}

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from assay.sandbox.inside import child, jail, linux, wall_check
+from assay.sandbox.inside import child, jail, linux, measure, wall_check
 from assay.sandbox.inside.channel import (
     ASK_BYTE,
     ASKED,
@@ -85,6 +85,8 @@ class _Running:
     scratch: str
     pause: bool = False
     """Whether the child is stopped during its parent's turns."""
+    most_bytes: int | None = None
+    """What its processes may hold together, where the worker has to measure that."""
     since: float | None = field(default_factory=time.monotonic)
     spent_s: float = 0.0
     """In turns that are over."""
@@ -123,9 +125,7 @@ class Worker:
         setting = self._setting
         gc.disable()  # for good: it costs a tenth of an import, and a fork copies every page that it touches
         if setting.drop_to is not None:
-            os.setgroups([])
-            os.setresgid(setting.drop_to, setting.drop_to, setting.drop_to)
-            os.setresuid(setting.drop_to, setting.drop_to, setting.drop_to)
+            linux.become(setting.drop_to)
         if setting.strict:
             linux.die_with_parent()
         linux.set_dumpable(False)
@@ -156,9 +156,8 @@ class Worker:
                 running = self._start(message, descriptors)
             except OSError as error:
                 number = ORDER.unpack(message)[1]
-                self._control.send(
-                    ENDED.pack(Kind.DONE, Cause.WALLS, number, 0, 0.0, 0.0) + str(error).encode()[:TEXT_BYTES]
-                )
+                ended = ENDED.pack(Kind.DONE, Cause.WALLS, number, 0, 0.0, 0.0)
+                self._control.send(ended + str(error).encode()[:TEXT_BYTES])
                 continue
             finally:
                 for descriptor in descriptors:
@@ -177,7 +176,8 @@ class Worker:
         self._say(Kind.BROKEN, text)
 
     def _start(self, message: bytes, descriptors: list[int]) -> _Running:
-        _, number, wall_s, cpu_s, memory_mb, tmp_mb, processes, open_files, profile, pause = ORDER.unpack(message)
+        _, number, wall_s, cpu_s, memory_mb, *rest = ORDER.unpack(message)
+        tmp_mb, processes, open_files, profile, pause, measured = rest
         job, inputs, outputs, stderr = descriptors
         buffers = os.fstat(inputs).st_size + os.fstat(outputs).st_size
         quota = jail.Quota(
@@ -189,7 +189,7 @@ class Worker:
             sparse=_drives_devices(PROFILES[profile]),
         )
         running = self._fork(number, wall_s, (job, inputs, outputs, stderr), quota, PROFILES[profile], child.main)
-        running.pause = bool(pause)
+        running.pause, running.most_bytes = bool(pause), buffers + memory_mb * MIB if measured else None
         return running
 
     def _fork(
@@ -235,6 +235,11 @@ class Worker:
                 job.cause = Cause.TIMEOUT if job.started else Cause.WALLS
                 job.refusal = job.refusal or b"they were not up after %d s" % WALLS_S
                 break
+            if job.most_bytes is not None:
+                left_s = min(measure.EVERY_S if left_s is None else left_s, measure.EVERY_S)
+                if job.started and measure.too_much(job.pid, job.most_bytes):
+                    job.cause = Cause.MEMORY
+                    break
             ready = {fd for fd, _ in poller.poll(None if left_s is None else max(1, int(left_s * 1000) + 1))}
             if job.up in ready and not self._hear(job):
                 poller.unregister(job.up)
@@ -299,8 +304,8 @@ class Worker:
         cause = job.cause if job.started or job.cause != Cause.LEFT else Cause.WALLS
         if connected:
             cpu_s = usage.ru_utime + usage.ru_stime
-            text = job.refusal[:TEXT_BYTES] if cause == Cause.WALLS else b""
-            self._control.send(ENDED.pack(Kind.DONE, cause, job.number, status, job.spent_s, cpu_s) + text)
+            ended = ENDED.pack(Kind.DONE, cause, job.number, status, job.spent_s, cpu_s)
+            self._control.send(ended + (job.refusal[:TEXT_BYTES] if cause == Cause.WALLS else b""))
 
     def _try_walls(self) -> None:
         """Run the trial child. Raises RuntimeError with the wall that is missing."""
