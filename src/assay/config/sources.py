@@ -71,7 +71,7 @@ def parse_json(text: str, name: str) -> Layer:
     """
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{name}: malformed JSON: {error}.") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{name} holds a {type(data).__name__}, but a config is an object of keys and values.")

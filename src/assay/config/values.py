@@ -139,7 +139,7 @@ def as_json(value: object) -> Any:
         return value
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
 
 

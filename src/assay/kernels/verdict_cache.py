@@ -120,7 +120,7 @@ def decoded(value: bytes) -> Verdict | None:
     try:
         fields = json.loads(value)
         return Verdict.from_json({**fields, "cached": True})
-    except (ValueError, TypeError):
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
         return None
 
 

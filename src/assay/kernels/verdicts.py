@@ -23,6 +23,9 @@ Stage = Literal["problem", "parse", "static", "compile", "numerics", "timing"]
 MOST_CHARACTERS = 4096
 """Longer texts of a candidate are cut."""
 
+MOST_COUNTED = 1e9
+"""No verdict counts more calls, or CPU seconds."""
+
 KINDS: tuple[VerdictKind, ...] = get_args(VerdictKind)
 
 
@@ -75,7 +78,26 @@ class Verdict:
         """
         if data.get("kind") not in KINDS:
             raise ValueError(f"no verdict: kind {data.get('kind')!r}")
-        return cls(**data)
+        verdict = cls(**data)
+        for name, types in _TYPES.items():
+            value = getattr(verdict, name)
+            if type(value) not in types:
+                raise TypeError(f"no verdict: {name} is a {type(value).__name__}")
+            if type(value) in (int, float) and not 0 <= value <= MOST_COUNTED:
+                raise ValueError(f"no verdict: {name} is out of range")
+        return verdict
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("kind", "stage", "message", "cheat", "problem"), (str,)),
+    **dict.fromkeys(("tests_passed", "tests_total"), (int,)),
+    "evidence": (dict,),
+    "compiled": (bool, type(None)),
+    "timing": (dict, type(None)),
+    "cached": (bool,),
+    "cpu_s": (int, float),
+}
+"""What each field of a verdict is, as JSON gives it back."""
 
 
 def plain_text(value: Json) -> str:

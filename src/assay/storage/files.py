@@ -198,7 +198,7 @@ def read_object(path: Path) -> dict[str, Json] | None:
     """The JSON object in a file, or None if there is none."""
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

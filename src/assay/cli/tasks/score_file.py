@@ -114,7 +114,7 @@ def read_samples(source: Path) -> Iterator[Sample]:
 def _sample(line: str, where: str) -> Sample:
     try:
         row: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(
             f"{where} is not valid JSON ({error}). Each line must be one JSON object with a `response`."
         ) from error

@@ -71,7 +71,7 @@ def true_measurements(value: Json) -> tuple[bool, ...]:
     if isinstance(value, str):
         try:
             value = json.loads(value.lower())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(
                 f"The true measurements {quoted(value.strip(), _SHOWN)} are not a list of True and False."
             ) from error

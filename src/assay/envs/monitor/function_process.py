@@ -96,7 +96,7 @@ def _execute(text: str, jobs: Sequence[Job]) -> list[list[list[Json]]]:
 def _parsed(text: str) -> Json:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -104,7 +104,9 @@ def _fits(outcomes: Json, jobs: Sequence[Job]) -> bool:
     return (
         isinstance(outcomes, list)
         and len(outcomes) == len(jobs)
-        and all(len(found) == len(job.calls) for found, job in zip(outcomes, jobs, strict=True))
+        and all(
+            isinstance(found, list) and len(found) == len(job.calls) for found, job in zip(outcomes, jobs, strict=True)
+        )
     )
 
 

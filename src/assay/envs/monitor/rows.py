@@ -183,7 +183,7 @@ def _json_lines(path: Path) -> Iterator[Mapping[str, Json]]:
                 continue
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}, line {number} is not valid JSON ({error}).") from error
             if not isinstance(record, dict):
                 raise DataError(f"{path}, line {number} is not a JSON object.")

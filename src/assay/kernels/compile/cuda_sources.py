@@ -46,7 +46,7 @@ _FLAG = re.compile(
     r"-O[0-3]|--?use_fast_math|-[DU]\w+(?:=\w+)?|--?std=c\+\+\d\d|--(?:expt-)?extended-lambda|-maxrregcount=\d+"
     r"|--fmad=(?:true|false)|-ftz=(?:true|false)"
 )
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*\Z")
 
 _NVCC = (

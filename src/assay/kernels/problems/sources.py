@@ -293,8 +293,10 @@ def read_jsonl(path: Path) -> list[Problem]:
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}, line {number}: not JSON ({error.msg}). Correct or remove the line.") from error
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"{path}, line {number}: not JSON ({getattr(error, 'msg', error)}). Correct or remove the line."
+            ) from error
         problems.append(_from_row(row, f"{path}, line {number}"))
     if not problems:
         raise DataError(f"{path} has no problem in it. Check the path.")

@@ -134,7 +134,7 @@ def read_lines(path: Path, size: int | None = None) -> Iterator[dict[str, Json]]
                 record = json.loads(line)
                 if not isinstance(record, dict):
                     raise ValueError("it is not a record")
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise RunDirectoryError(
                     f"{path}, line {number} is damaged ({error}), so the run cannot be reported. Restore the file."
                 ) from error

@@ -36,9 +36,9 @@ Split = Literal["train", "eval"]
 T = TypeVar("T")
 
 _TRACE = re.compile(
-    rb'{"version":(\d+),"run":"\w*","step":(-?\d+),"phase":"\w+","index":\d+,"split":"(\w+)","group":(\d+),'
+    rb'{"version":(\d{1,9}),"run":"\w*","step":(-?\d{1,18}),"phase":"\w+","index":\d+,"split":"(\w+)","group":(\d{1,18}),'
 )
-_TOKEN = re.compile(rb'{"version":(\d+),"step":(-?\d+),()"group":(\d+),')
+_TOKEN = re.compile(rb'{"version":(\d{1,9}),"step":(-?\d{1,18}),()"group":(\d{1,18}),')
 """How a record begins: its place, without parsing all of it."""
 
 
@@ -271,7 +271,7 @@ def _key(path: Path, line: int, text: bytes) -> GroupKey:
     if match is None:
         try:
             json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _damaged(path, line, str(error)) from error
         raise _damaged(path, line, "it is not a record of this file")
     if int(match[1]) > VERSIONS[path.name]:
@@ -293,7 +293,7 @@ def _records(path: Path, span: _Span) -> list[dict[str, Json]]:
     for number, line in enumerate(lines, start=span.line):
         try:
             records.append(json.loads(line))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _damaged(path, number, str(error)) from error
     return records
 

@@ -121,7 +121,10 @@ def decode_moves(text: str) -> tuple[MoveValue, ...]:
     Raises:
         ValueError, TypeError: `text` is something else.
     """
-    return tuple(MoveValue(uci, cp, mate) for uci, cp, mate in json.loads(text))
+    try:
+        return tuple(MoveValue(uci, cp, mate) for uci, cp, mate in json.loads(text))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 class StockfishPool:
