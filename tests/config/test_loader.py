@@ -431,3 +431,10 @@ def test_a_value_in_quotes_is_not_taken_for_a_setting_of_the_same_name() -> None
     with pytest.raises(ConfigError) as refusal:
         load_config("chess", ["grpo.health.actions.foo=warn"])
     assert "'entropy_floor'" in str(refusal.value) and "grpo.health.actions.foo=warn: this" in str(refusal.value)
+
+
+@pytest.mark.parametrize("url", ["https://h.test/?api-key=SECRET", "https://me:SECRET@h.test", "https://h.test#SECRET"])
+def test_a_key_in_the_url_of_a_hosted_backend_is_neither_kept_nor_shown(url: str) -> None:
+    with pytest.raises(ConfigError, match="base_url") as caught:
+        TrainingConfig(base_url=url)
+    assert "SECRET" not in str(caught.value)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import chz
 
 from assay.config.fields import same
+from assay.config.urls import without_secrets
 
 _NULLS = ("null", "none")
 _TRUE = ("true", "yes", "on", "1")
@@ -203,12 +204,13 @@ def _read_path(value: object) -> Path:
 
 
 def shown(value: object) -> str:
-    """A value as a person would write it on the command line; a node is shown as its class."""
+    """A value as a person would write it on the command line; a node is shown as its class, a URL without what may be
+    a key."""
     if chz.is_chz(value):
         return type(value).__name__
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return str(value)
+    return without_secrets(value) if isinstance(value, str) and "://" in value else str(value)
 
 
 _WORDS: Mapping[Any, str] = {

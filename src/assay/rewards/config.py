@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 import chz
 
 from assay.config import MAY_CHANGE, Above, AtLeast, AtMost, Settings, UsedWhen, refuse
+from assay.config.urls import has_user, is_url, without_secrets
 
 FailurePolicy = Literal["drop", "raise", "constant", "group_mean"]
 
@@ -92,33 +91,18 @@ class EngineConfig(Settings):
         refuse(_engine_problems(self))
 
 
-def without_secrets(url: str) -> str:
-    """A URL as messages may show it: without user, password, query and fragment, any of which may be a key."""
-    shown = re.split(r"[?#]", url, maxsplit=1)[0]
-    scheme, _, rest = shown.rpartition("://")
-    rest = rest.rpartition("@")[2]
-    return (f"{scheme}://{rest}" if scheme else rest) + ("?..." if len(shown) < len(url) else "")
-
-
-def _is_url(url: str) -> bool:
-    try:
-        return bool(urlsplit(url).hostname)
-    except ValueError:
-        return False
-
-
 def _judge_problems(config: JudgeConfig) -> Iterator[str]:
     shown = without_secrets(config.base_url)
     if not config.base_url.startswith(("http://", "https://")):
         yield f"base_url={shown!r} must start with http:// or https://."
-    elif "@" in config.base_url.partition("://")[2].partition("/")[0]:
+    elif has_user(config.base_url):
         yield "base_url holds a user name or a password, which it would carry into logs. Use api_key_env."
     elif "?" in config.base_url or "#" in config.base_url:
         yield (
             f"base_url={shown!r} must not have ? or # (what follows is not shown here: it may be a key), since "
             "/chat/completions is added. Remove them, and name the variable with the key in api_key_env."
         )
-    elif not _is_url(config.base_url):
+    elif not is_url(config.base_url):
         yield f"base_url={shown!r} is not a URL. Check its host."
     if not config.model:
         yield "model is empty: name the model that judges."

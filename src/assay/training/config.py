@@ -35,6 +35,7 @@ from assay.config import (
 )
 from assay.config.idle import qualified
 from assay.config.schema import settings
+from assay.config.urls import kept_secrets
 from assay.envs.base import RENDERER, BuildContext, BuildProgress, DatasetBuilder
 from assay.envs.named import ENVIRONMENT
 from assay.grpo.config import AlgorithmConfig, GRPOConfig
@@ -336,6 +337,7 @@ def _in_a_runs_words(error: SettingsError) -> SettingsError:
 
 def _impossible(config: TrainingConfig) -> Iterator[str]:
     """Every combination of settings that cannot work, as messages that say what to change."""
+    yield from kept_secrets("base_url", config.base_url)
     if config.model_name == "scratch" and config.lora_rank:
         yield (
             f"model_name=scratch with lora_rank={config.lora_rank}: a random base cannot be adapted by LoRA. "

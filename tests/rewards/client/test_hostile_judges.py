@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from assay.config.urls import without_secrets
 from assay.errors import ConfigError
 from assay.rewards import CallFailure, Client, EngineConfig, JudgeConfig, Reply, RewardEngine, Sample, Usage
 from assay.rewards.base import MOST_TOKENS
@@ -19,7 +20,6 @@ from assay.rewards.client.chat import NAME_CHARS, read
 from assay.rewards.client.http import Response, TransportError
 from assay.rewards.client.redaction import MARK, Redaction
 from assay.rewards.client.reply_cache import ReplyCache, StoredReply
-from assay.rewards.config import without_secrets
 from assay.storage.keyed_store import KeyedStore
 from support.cpu_limit import at_most_cpu
 from support.scripted_judge import Marks, Said, ask, completion, scripted_judge, settings

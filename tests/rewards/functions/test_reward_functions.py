@@ -105,6 +105,15 @@ def test_a_sum_that_is_not_finite_is_one_errored_sample() -> None:
     assert "the weighted sum of huge=1e+308 is inf" in message_of(both[0]) and both[1].value == 10.0
 
 
+def test_a_reward_that_no_float_holds_costs_only_its_own_sample() -> None:
+    def odd(completions: list[str]) -> list[Any]:
+        return [10**400 if completion == "b" else 1.0 for completion in completions]
+
+    assert [score.status for score in scored(odd, *map(Sample, "abc"))] == ["scored", "errored", "scored"]
+    single = one(lambda completion: 10**400)
+    assert single.evidence["failure"] == "reward" and "finite" in single.evidence["message"]
+
+
 @pytest.mark.parametrize("returned", ["0.5", math.nan, math.inf, [1.0], {"score": 1.0}, np.array([1.0, 2.0]), 1j])
 def test_anything_else_names_function_file_and_value(returned: Any) -> None:
     def odd(completion: str) -> Any:

@@ -64,4 +64,9 @@ def _number(value: Any) -> float | None:
     """A Python number of a number, a truth value, or a scalar of NumPy's or PyTorch's; None for anything else."""
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         value = value.item()
-    return float(value) if isinstance(value, bool | int | float) else None
+    if not isinstance(value, bool | int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # an integer that no float holds
+        return math.inf
