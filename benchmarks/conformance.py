@@ -35,7 +35,8 @@ import torch
 
 from common import machine
 from support.conformance.cases import SEEDS, SPREADS
-from support.conformance.comparisons import Numbers, Peer
+from support.conformance.changes import Numbers
+from support.conformance.comparisons import Peer
 from support.conformance.conventions import CONVENTIONS
 from support.conformance.judge import (
     TOLERANCE,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from assay.backends.base import AdamParams
 from assay.backends.local.backend import TorchBackend
+from assay.errors import CheckpointError
 from assay.grpo.buffer import BufferedGroup, RolloutBuffer
 from assay.grpo.config import GRPOConfig
 from assay.grpo.group_data import flat, group_data, with_data
@@ -269,6 +271,58 @@ def test_a_trainer_saved_between_two_passes_goes_on_to_the_last_bit(tmp_path: Pa
         assert update(going, groups, reuse=True) == update(restored, groups, reuse=True)
         assert torch.equal(weights(going), weights(restored)) and going.kl_coef == restored.kl_coef
     assert going.kl_coef != going.config.kl_coef
+
+
+def write_version_1(buffer: RolloutBuffer, path: Path) -> None:
+    """The file as it was written before groups could count without data."""
+    streams = {
+        f"{g}.{d}.{field.name}": getattr(datum, field.name)
+        for g, group in enumerate(buffer.fresh)
+        for d, datum in enumerate(group.data)
+        for field in fields(Datum)
+    }
+    header = {
+        "version": 1,
+        "counters": [buffer.added, buffer.reused, buffer.stale, buffer.evicted, buffer._spent],
+        "groups": [[g.policy_version, g.rollouts, g.id, g.uses, len(g.data)] for g in buffer.fresh],
+    }
+    present = {name: stream for name, stream in streams.items() if stream is not None}
+    with open(path, "wb") as file:
+        np.savez(file, header=np.array(json.dumps(header)), **present)  # type: ignore[arg-type]
+
+
+def test_a_buffer_of_the_former_format_has_its_last_pass_as_it_would_have_had(tmp_path: Path) -> None:
+    going, restored = trainer_of(**LEFTOVER), trainer_of(**LEFTOVER)
+    update(going, informative(1, seed=8), reuse=True)
+    update(going, aged(going), reuse=True)
+    assert [group.uses for group in going.buffer.fresh] == [1], "a group must be left half used"
+    going.save(tmp_path / "state")
+    write_version_1(going.buffer, tmp_path / "state" / "rollouts.npz")
+    restored.load(tmp_path / "state")
+    for seed in (1, 2):
+        groups = informative(2, seed=seed, version=going.policy_version)
+        found = update(restored, groups, reuse=True)
+        assert found == update(going, groups, reuse=True) and found["rollouts_reused"] > 1
+        assert torch.equal(weights(going), weights(restored))
+
+
+@pytest.mark.parametrize("damage", ["cut off", "empty", "a flipped bit", "text", "a group without its data"])
+def test_a_damaged_buffer_is_refused_in_one_line_and_nothing_changes(damage: str, tmp_path: Path) -> None:
+    trainer = trainer_of(**LEFTOVER)
+    trainer.save(tmp_path / "state")
+    file = tmp_path / "state" / "rollouts.npz"
+    whole = file.read_bytes()
+    if damage == "a group without its data":
+        with open(file, "wb") as out:
+            header = {"version": 1, "counters": [1, 0, 0, 0, 0], "groups": [[0, 2, 0, 1, 1]]}
+            np.savez(out, header=np.array(json.dumps(header)))
+    else:
+        flipped = whole[:80] + bytes([whole[80] ^ 1]) + whole[81:]
+        file.write_bytes({"cut off": whole[:-30], "empty": b"", "a flipped bit": flipped, "text": b"none"}[damage])
+    before = weights(trainer)
+    with pytest.raises(CheckpointError, match=r"rollouts\.npz cannot be read as a rollout buffer.*Use another"):
+        trainer.load(tmp_path / "state")
+    assert torch.equal(weights(trainer), before) and len(trainer.buffer) == trainer.steps == 0
 
 
 @pytest.mark.parametrize("reuse", [False, True])

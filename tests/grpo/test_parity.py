@@ -92,6 +92,20 @@ def test_a_lying_sampler_is_stopped_before_its_first_step(name: str, path: str) 
     assert all(p.grad is None for p in backend._model.parameters()), "no gradient is left behind"
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("reuse", [False, True])
+def test_the_step_after_a_refusal_is_that_of_a_trainer_that_refused_nothing(reuse: bool, path: str) -> None:
+    config = chz.replace(SPEC, learning_rate=0.01, **PATHS[path])
+    refusing, other = (GRPOTrainer.over(tiny_backend(), config) for _ in range(2))
+    backend: Any = refusing.backend
+    with pytest.raises(TrainingError, match="not sampled by the policy"):
+        asyncio.run(refusing.update(rollouts(liar(tiny_backend(), temperature=0.9), seed=1), reuse=reuse))
+    honest = rollouts(backend)
+    found, want = (asyncio.run(trainer.update(honest, reuse=reuse)) for trainer in (refusing, other))
+    assert want.metrics["optimizer_steps"] >= 1 and found.metrics["grad_norm"] == want.metrics["grad_norm"]
+    assert torch.equal(weights(backend), weights(other.backend))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", LIES)
 def test_an_evaluation_of_a_lying_sampler_gives_no_score(name: str) -> None:
     backend = LIES[name]()

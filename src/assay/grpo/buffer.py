@@ -2,12 +2,14 @@
 
 A group enters with everything that is computed once: advantages, behaviour and reference log-probabilities, and the
 version of the policy that sampled it. It is removed after exactly `epochs` uses, when it has become too stale, or when
-the buffer is full, oldest first. Its data are freed at once, so memory is bounded by `capacity` groups.
+the buffer is full, oldest first. Its data are freed at once, so memory is bounded by the data of `capacity` groups.
+Groups that only count in the divisor, without data, take no place, so that they cannot displace what is trained on.
 """
 
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -52,7 +54,7 @@ class RolloutBuffer:
         """An empty buffer.
 
         Args:
-            capacity: most groups held.
+            capacity: most groups with data held.
             epochs: uses after which a group is removed.
             max_staleness: most optimizer steps between sampling and use; None sets no bound.
             min_fresh_fraction: `wants_rollouts` below this share of fresh groups.
@@ -87,11 +89,15 @@ class RolloutBuffer:
         return not self._groups or self.fresh_fraction < self.min_fresh_fraction
 
     def add(self, groups: Sequence[BufferedGroup]) -> None:
-        """Add groups; where they do not fit, the groups of the oldest policies are removed first."""
+        """Add groups; where they do not fit, the groups of the oldest policies are removed first.
+
+        Groups without data go with those that they came before.
+        """
         numbered = [replace(group, id=self.added + place, uses=0) for place, group in enumerate(groups)]
         self.added += len(numbered)
         ordered = sorted([*self._groups, *numbered], key=lambda g: (g.policy_version, g.id))
-        surplus = max(0, len(ordered) - self.capacity)
+        filled = [place for place, group in enumerate(ordered) if group.data]
+        surplus = filled[-self.capacity] if len(filled) > self.capacity else 0
         self.evicted += surplus
         self._groups = sorted(ordered[surplus:], key=lambda g: g.id)
         self._spent = 0
@@ -163,10 +169,13 @@ class RolloutBuffer:
                     for g, (version, rollouts, number, uses, count, *counted) in enumerate(header["groups"])
                 ]
                 counters = [int(c) for c in header["counters"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, EOFError, zipfile.BadZipFile, ValueError, KeyError, TypeError) as error:
             if isinstance(error, CheckpointError):
                 raise
-            raise CheckpointError(f"{path} cannot be read as a rollout buffer ({error}).") from error
+            raise CheckpointError(
+                f"{path} cannot be read as a rollout buffer ({error}), so the rollouts that have passes left are lost. "
+                "Use another checkpoint."
+            ) from error
         self._groups = groups
         self.added, self.reused, self.stale, self.evicted, self._spent = counters
 

@@ -68,7 +68,8 @@ class AlgorithmConfig(Settings):
     """Truncated importance sampling: recompute the log-probabilities of rollouts with the trainer, and weight each
     token by min(trainer / sampler, `tis_cap`); 0 trusts the sampler's."""
     buffer_capacity: Annotated[int, AtLeast(1), UsedWhen("keeps_rollouts")] = 1000
-    """Most groups that the rollout buffer holds; the oldest are evicted first."""
+    """Most groups to train on that the rollout buffer holds; the oldest are evicted first. Groups with equal rewards
+    that only count (`count_constant_groups`) take no place."""
     max_staleness: Annotated[int | None, AtLeast(0), UsedWhen("keeps_rollouts")] = None
     """Most optimizer steps between sampling a group and training on it; older groups are dropped. Null sets no
     limit."""

@@ -62,16 +62,21 @@ def test_every_way_back_lowers_the_rate_and_a_checkpoint_remembers_it(epochs: bo
     assert rate(trainer) == RATE, "as it was when that was saved"
 
 
-def test_the_lowered_rate_is_the_one_that_the_optimizer_takes(tmp_path: Path) -> None:
-    model, trainer = trainer_of(kl_coef=0.0, weight_decay=0.0)
+@pytest.mark.parametrize("rate", [None, 3e-3])
+@pytest.mark.parametrize("epochs", [False, True])
+def test_the_lowered_rate_is_the_one_that_the_optimizer_takes(epochs: bool, rate: float | None, tmp_path: Path) -> None:
+    model, trainer = trainer_of(kl_coef=0.0, weight_decay=0.0, rollout_epochs=1)
+    step = trainer.training_step_with_rollout_epochs if epochs else trainer.training_step
     trainer.save(tmp_path / "start")
     before = snapshot(model)
-    trainer.training_step(made_up(seed=1))
+    step(made_up(seed=1), learning_rate=rate)
     whole = {n: t - before[n] for n, t in snapshot(model).items()}
-    trainer.roll_back(tmp_path / "start")
-    trainer.training_step(made_up(seed=1))
-    for name, now in snapshot(model).items():
-        torch.testing.assert_close(now - before[name], whole[name] * FACTOR, atol=1e-6, rtol=1e-3)
+    assert sum(float(t.abs().sum()) for t in whole.values()) > 0
+    for back in (1, 2):
+        trainer.roll_back(tmp_path / "start")
+        step(made_up(seed=1), learning_rate=rate)
+        for name, now in snapshot(model).items():
+            torch.testing.assert_close(now - before[name], whole[name] * FACTOR**back, atol=1e-6, rtol=1e-3)
 
 
 @pytest.mark.parametrize("rate", [-1e-3, float("nan"), float("inf"), "1e-3", True])

@@ -99,7 +99,8 @@ def groups_of(case: Case, behaviour: str = "behaviour") -> list[TrajectoryGroup]
         logprobs = tuple(case[behaviour][row, :length].tolist())
         reward = float(case["rewards"][row])
         score = Score("errored", None) if np.isnan(reward) else Score("scored", reward)
-        turn = Transition((row,), Completion((1,) * length, logprobs, "stop", 0), "", score)
+        stopped = "length" if case["cut"][row] else "stop"
+        turn = Transition((row,), Completion((1,) * length, logprobs, stopped, 0), "", score)
         end = "errored" if np.isnan(reward) else "done"
         groups.setdefault(number, []).append(Trajectory(_task(number), (turn,), end, 0))
     return [TrajectoryGroup(_task(number), tuple(rollouts)) for number, rollouts in groups.items()]

@@ -9,7 +9,8 @@ from torch import Tensor
 
 Case = dict[str, Tensor]
 """[B, T]: `now` (the policy's log-probabilities), `behaviour` (of the policy that is taken to have sampled), `sampler`
-(of a sampler that differs from it), `reference`, `entropy`, and `mask`. [B]: `rewards` (NaN where unknown), `group`."""
+(of a sampler that differs from it), `reference`, `entropy`, and `mask`. [B]: `rewards` (NaN where unknown), `group`,
+`cut` (whether the length limit ended it)."""
 
 SPREADS = (0.0, 0.3, 2.0)
 """Standard deviation of the log-ratios between policy and behaviour: on-policy, around the clip ranges, far beyond."""
@@ -50,12 +51,13 @@ def make_case(seed: int, spread: float, sizes: Sequence[int] = EQUAL, unknown: b
         "mask": mask,
         "rewards": rewards,
         "group": group,
+        "cut": torch.arange(rows) % 5 == 3,
     }
     streams = ("now", "behaviour", "sampler", "reference", "entropy")
     return {n: (v * mask).float().double() if n in streams else v for n, v in case.items()}
 
 
-def near_reference(case: Mapping[str, Tensor]) -> Case:
-    """The batch with a reference within 2 nats of the policy."""
-    gap = (case["now"] - case["reference"]).clamp(-2, 2)
-    return {**case, "reference": (case["now"] - gap).float().double()}
+def near_reference(case: Mapping[str, Tensor], policy: str = "now") -> Case:
+    """The batch with a reference within 2 nats of the policy, `now` or the `behaviour`."""
+    gap = (case[policy] - case["reference"]).clamp(-2, 2)
+    return {**case, "reference": (case[policy] - gap).float().double()}

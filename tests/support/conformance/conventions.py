@@ -1,4 +1,4 @@
-"""The conventions in which Assay, TRL and verl differ."""
+"""The conventions in which Assay, TRL and verl differ, and what Assay has no counterpart of."""
 
 from __future__ import annotations
 
@@ -44,8 +44,63 @@ CONVENTIONS: Mapping[str, Convention] = {
         "Assay",
         "verl cuts the k3 estimate of a token at 10 nats, where its gradient vanishes; Schulman's has no such bound.",
     ),
+    "KL in the reward": Convention(
+        "either",
+        "TRL's RLOO and verl take the KL of the whole completion off its reward, before baseline and deviation. Assay "
+        "charges each token its own, centred over the step. The first estimates the gradient of the sequence's KL, "
+        "and varies more the longer the completion; the second leaves out what a token does to later ones "
+        "(kl_discount_factor=1 charges these too).",
+    ),
+    "weight of a sequence": Convention(
+        "either",
+        "TRL's default and an option of verl weight all tokens by the product of their sequence's ratios, which is "
+        "unbiased until it is cut and varies with the length; Assay's tis_cap weights each token by its own.",
+    ),
+    "weights that are dropped": Convention(
+        "either",
+        "TRL's default and verl's IcePop train nothing where a weight is out of bounds; Assay's tis_cap cuts it.",
+    ),
+    "masked answers": Convention(
+        "Assay",
+        "With answers that were cut off left out of the loss, TRL's mean over sequences divides by their number too, "
+        "so the step shrinks by how many there are; Assay's divides by the sequences that are trained.",
+    ),
+    "ratio in the KL": Convention(
+        "Assay",
+        "TRL weights the KL by the ratio of its loss: with GSPO the sequence's. Its own documentation says that only "
+        "a token's ratio gives the gradient of KL(policy, reference); Assay's kl_unbiased takes that in every loss.",
+    ),
     "a group of one": Convention(
         "Assay",
         "verl takes a lone rollout's reward for its advantage (a baseline of 0); it has nothing to be compared with.",
     ),
 }
+
+ABSENT: Mapping[str, Mapping[str, str]] = {
+    "trl": {
+        "sapo": "a sigmoid gate in place of the clip",
+        "vespo": "a gamma-shaped weight of the whole sequence",
+    },
+    "verl": {
+        "clip_cov": "tokens of high covariance between log-probability and advantage are not trained",
+        "dppo_kl": "tokens are masked by their KL to the sampler",
+        "dppo_tv": "tokens are masked by their total variation to the sampler",
+        "dro": "a quadratic penalty on the log-ratio to the sampler",
+        "geo_mean": "the geometric mean of clipped token ratios (GMPO)",
+        "kl_cov": "tokens of high covariance have a KL penalty to the sampler",
+        "sapo": "a sigmoid gate in place of the clip",
+    },
+    "verl, advantages": {
+        "gae": "a critic",
+        "gdpo": "each part of the reward divided by a deviation of its own",
+        "gpg": "a factor for groups without a reward",
+        "grpo_passk": "only a group's best answer has an advantage",
+        "opo": "a baseline weighted by lengths",
+        "optimal_token_baseline": "a baseline for each token position",
+        "reinforce_plus_plus": "no group: whitened over the batch's tokens",
+        "reinforce_plus_plus_baseline": "whitened over the batch's tokens",
+        "remax": "the reward of the greedy answer as the baseline",
+        "tir_optimal_token_baseline": "a baseline for each token position over turns",
+    },
+}
+"""Losses (and advantages) of the peers that no setting of Assay's means: what is different about each."""

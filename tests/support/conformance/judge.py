@@ -12,7 +12,8 @@ from torch import Tensor
 from support.conformance import assay_side
 from support.conformance.assay_side import Found
 from support.conformance.cases import SEEDS, SPREADS, Case, make_case
-from support.conformance.comparisons import COMPARISONS, Comparison, Numbers, Ours, Peer
+from support.conformance.changes import Numbers, Ours
+from support.conformance.comparisons import COMPARISONS, Comparison, Peer
 
 TOLERANCE = 1e-6
 """Largest difference that counts as equal, relative to the largest number: Assay hands advantages over in float32."""
@@ -69,14 +70,25 @@ def _attempt(cell: Cell, conventions: tuple[str, ...]) -> Attempt:
     theirs = dict(comparison.theirs)
     changes = [comparison.changes[name] for name in conventions]
     for change in changes:
-        ours = ours if change.ours is None else change.ours
+        ours = _over(ours, change.ours)
         theirs |= change.theirs
         case = change.case(case)
-    found = _ours(comparison, ours, case)
+    mine = case
     for change in changes:
-        found = change.found(found, case)
+        mine = change.our_case(mine)
+    found = _ours(comparison, ours, mine)
+    for change in changes:
+        found = change.found(found, mine)
     given = None if comparison.advantages else assay_side.advantages_of(case, comparison.ours)
     return Attempt(conventions, found, (case, theirs, given))
+
+
+def _over(ours: Ours, change: Ours | None) -> Ours:
+    if change is None:
+        return ours
+    if isinstance(ours, Mapping) and isinstance(change, Mapping):
+        return {name: value for name, value in {**ours, **change}.items() if value is not None}
+    return change
 
 
 def _ours(comparison: Comparison, ours: Ours, case: Case) -> Numbers:

@@ -58,28 +58,34 @@ def _no_reward(completions: list[str], **_: Any) -> list[float]:
     raise AssertionError("each call has its own")
 
 
-def _put_in_place_of_the_model(trainer: Any, logprobs: Tensor, entropies: Tensor) -> None:
-    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (logprobs, entropies, None)
+def _put_in_place_of_the_model(trainer: Any, logprobs: Tensor, entropies: Tensor, reference: Tensor) -> None:
+    def found(model: Any, *_: Any, **__: Any) -> tuple[Tensor, Tensor, None]:
+        return (logprobs if model is trainer.model else reference), entropies, None
+
+    trainer._get_per_token_logps_and_entropies = found
 
 
 def loss_of(case: Case, settings: Mapping[str, Any], advantages: Tensor, rloo: bool = False) -> Found:
-    """The loss of the batch with the given advantages [B], by `_compute_loss`."""
+    """The loss of the batch by `_compute_loss`, with the given advantages [B], or RLOO's own where it has a penalty."""
     given = dict(settings)
     weights = given.pop("importance_weights", None)
+    if rloo and given.get("beta"):
+        advantages = advantages_of(case, given, rloo)
     trainer = trainer_of(len(advantages), given, rloo)
     now, entropies = (case[name].clone().requires_grad_() for name in ("now", "entropy"))
-    _put_in_place_of_the_model(trainer, now, entropies)
+    _put_in_place_of_the_model(trainer, now, entropies, case["reference"])
     mask = case["mask"].long()
+    completion = mask * ~case["cut"][:, None] if trainer.mask_truncated_completions else mask
     inputs = {
         "prompt_ids": torch.ones(len(mask), 1, dtype=torch.long),
         "prompt_mask": torch.ones(len(mask), 1, dtype=torch.long),
         "completion_ids": mask,
-        "completion_mask": mask,
+        "completion_mask": completion,
         "advantages": advantages,
         "old_per_token_logps": case["behaviour"],
         "old_logps": (case["behaviour"] * mask).sum(1),
         "ref_per_token_logps": case["reference"],
-        "num_items_in_batch": mask.sum(),
+        "num_items_in_batch": completion.sum(),
     }
     if weights is not None:
         trainer.use_vllm = True
@@ -99,7 +105,7 @@ def advantages_of(case: Case, settings: Mapping[str, Any], rloo: bool = False) -
 def scored(case: Case, settings: Mapping[str, Any], rloo: bool = False, tis: bool = False) -> Any:
     """What TRL keeps of a batch once it is sampled and scored; with `tis`, as if vLLM had sampled it."""
     trainer = trainer_of(len(case["rewards"]), settings, rloo)
-    _put_in_place_of_the_model(trainer, case["behaviour"], case["entropy"])
+    _put_in_place_of_the_model(trainer, case["behaviour"], case["entropy"], case["reference"])
     lengths = case["mask"].sum(1).tolist()
     completions = [[1] * n for n in lengths]
     sampler = [row[:n].tolist() for row, n in zip(case["sampler"], lengths, strict=True)]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import agg_loss, get_adv_estimator_fn, get_policy_loss_fn, kl_penalty
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 from verl.workers.config import ActorConfig, PolicyLossConfig
@@ -22,26 +23,26 @@ def answer(case: Mapping[str, Tensor], call: Mapping[str, Any], advantages: Tens
     """`advantages` [B] of an estimator; or `loss`, `logprobs` and `entropies`, as `assay_side.Found`.
 
     Args:
-        call: `estimator` (with its further arguments); or `mode`, a policy loss, with ActorConfig's fields, and
-            `kl` (its form and coefficient), `entropy_coeff`, `tis`.
+        call: the arguments of `estimated`; or `mode`, a policy loss, with ActorConfig's fields, and `kl` (its form and
+            coefficient), `entropy_coeff`, `tis` (arguments of the correction), `correction` (of `bypass_mode`),
+            `advantages` (arguments of `estimated`, in place of the given ones).
         advantages: [B], of a loss.
     """
     given, mask = dict(call), case["mask"]
-    if name := given.pop("estimator", None):
-        scores = torch.zeros_like(case["now"])
-        scores[torch.arange(len(mask)), mask.sum(1) - 1] = case["rewards"]
-        index = np.array([f"group {g}" for g in case["group"].tolist()], dtype=object)
-        found, _ = get_adv_estimator_fn(name)(scores, mask.double(), index=index, **given)
-        return {"advantages": found[:, 0]}
+    if "estimator" in given:
+        return {"advantages": estimated(case, **given)[:, 0]}
     assert advantages is not None
+    own = given.pop("advantages", None)
+    every = (advantages[:, None] * mask).double() if own is None else estimated(case, **own)
     now, entropies = (case[name].clone().requires_grad_() for name in ("now", "entropy"))
     kl, tis, mode = given.pop("kl", None), given.pop("tis", None), given.pop("mode")
+    correction = RolloutCorrectionConfig(**given.pop("correction", {}))
     config = ActorConfig(
         **{
             "strategy": "fsdp",
             "rollout_n": 1,
             "ppo_micro_batch_size_per_gpu": 1,
-            "policy_loss": PolicyLossConfig(mode),
+            "policy_loss": PolicyLossConfig(mode, rollout_correction=correction),
         },
         **given,
     )
@@ -49,8 +50,7 @@ def answer(case: Mapping[str, Tensor], call: Mapping[str, Any], advantages: Tens
     weights = None
     if tis is not None:
         gap = case["behaviour"] - case["sampler"]
-        weights, _ = compute_rollout_correction_weights(gap, mask, rollout_is="token", rollout_is_threshold=tis)
-    every = (advantages[:, None] * mask).double()
+        weights, _ = compute_rollout_correction_weights(gap, mask, **tis)
     loss, _ = get_policy_loss_fn(mode)(
         *(case["behaviour"], now, every, mask, config.loss_agg_mode), config=config, rollout_is_weights=weights
     )
@@ -68,6 +68,35 @@ def answer(case: Mapping[str, Tensor], call: Mapping[str, Any], advantages: Tens
     loss.backward()
     gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in (now, entropies)]
     return dict(zip(("loss", "logprobs", "entropies"), (loss.detach(), *gradients), strict=True))
+
+
+def estimated(
+    case: Mapping[str, Tensor],
+    *,
+    estimator: str,
+    penalty: tuple[str, float] | None = None,
+    charged_to_tokens: bool = False,
+    **further: Any,
+) -> Tensor:
+    """Advantages [B, T] of an estimator.
+
+    Args:
+        penalty: the form and coefficient of a KL penalty in the reward.
+        charged_to_tokens: take it off the advantages instead, each token's from its own, centred over the batch.
+        further: arguments of the estimator.
+    """
+    mask = case["mask"].double()
+    rewards = torch.zeros_like(case["now"])
+    rewards[torch.arange(len(mask)), case["mask"].sum(1) - 1] = case["rewards"]
+    charge = torch.zeros_like(rewards)
+    if penalty is not None:
+        form, coefficient = penalty
+        charge = coefficient * kl_penalty(case["behaviour"], case["reference"], form) * mask
+    if not charged_to_tokens:  # as verl.trainer.ppo.ray_trainer.apply_kl_penalty
+        rewards = rewards - charge
+    index = np.array([f"group {g}" for g in case["group"].tolist()], dtype=object)
+    found: Tensor = get_adv_estimator_fn(estimator)(rewards, mask, index=index, **further)[0]
+    return found - (charge - charge.sum() / mask.sum()) * mask if charged_to_tokens else found
 
 
 if __name__ == "__main__":
