@@ -373,12 +373,14 @@ def _impossible_ahead(config: TrainingConfig) -> Iterator[str]:
             "problems to replace is known only when all verdicts are in, and by then the policy that sampled the "
             "batch is gone. Set one of them to 0."
         )
-    stale, age = config.grpo.max_staleness, ahead * config.num_substeps * config.rollout_epochs
+    substeps, stale = config.num_substeps, config.grpo.max_staleness
+    age = ahead * substeps * config.rollout_epochs + substeps - 1
     if stale is not None and stale < age:
         yield (
-            f"grpo.max_staleness={stale} with max_steps_off_policy={ahead}: a batch is {age} optimizer steps old when "
-            f"its turn comes ({ahead} x num_substeps x rollout_epochs), so it would be dropped unused. Raise "
-            f"grpo.max_staleness to at least {age}, or lower max_steps_off_policy."
+            f"grpo.max_staleness={stale} with max_steps_off_policy={ahead}: the last groups of a batch are {age} "
+            f"optimizer steps old when their turn comes ({ahead} x num_substeps x rollout_epochs + num_substeps - 1), "
+            f"so they would be dropped unused. Raise grpo.max_staleness to at least {age}, or lower "
+            "max_steps_off_policy."
         )
 
 
