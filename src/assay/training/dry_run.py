@@ -78,9 +78,12 @@ class _Look:
 def _goes_on(plan: ResumePlan) -> list[str]:
     if plan.checkpoint is None:
         return []
-    dropped = len(plan.content.commits) - plan.kept
+    dropped = sum(not commit.done for commit in plan.content.commits[plan.kept :])
     cut = f"; {dropped} later step{'s' if dropped > 1 else ''} would be removed" if dropped else ""
-    return [f"Resumes after step {plan.checkpoint.step} ({plan.checkpoint.name}){cut}."]
+    lines = [f"Resumes after step {plan.checkpoint.step} ({plan.checkpoint.name}){cut}."]
+    if plan.changes:
+        lines.append(f"Goes on with other settings: {', '.join(map(str, plan.changes))}.")
+    return lines
 
 
 async def _look(config: TrainingConfig, data: EnvData, plan: ResumePlan) -> _Look:

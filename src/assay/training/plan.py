@@ -11,6 +11,10 @@ from assay.terminal import inert
 from assay.training.config import TrainingConfig
 from assay.training.metrics.sinks import has_tensorboard, writes_tensorboard
 
+NO_GATE = (
+    "Parity gate: OFF (grpo.parity.enabled=false). Tokens that the policy did not sample are trained on, and scored, "
+    "without notice."
+)
 _SHOWN = (1000, 500)
 """Characters of a long prompt's beginning and end that are shown."""
 
@@ -30,6 +34,8 @@ def describe(config: TrainingConfig, num_batches: int, heldout_tasks: int) -> st
         )
     lines += [_rl(config, num_batches), _evaluation(config, num_batches, heldout_tasks), _checkpoints(config)]
     lines.append(_records(config))
+    if not config.grpo.parity.enabled:
+        lines.append(NO_GATE)
     return "\n".join(lines)
 
 

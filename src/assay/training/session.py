@@ -28,9 +28,10 @@ from assay.rollouts.renderers.base import Renderer
 from assay.storage.files import read_object
 from assay.training.config import TrainingConfig
 from assay.training.metrics.counters import StepCounters
-from assay.training.metrics.logger import MetricsLogger
+from assay.training.metrics.logger import SETTINGS_CHANGED, MetricsLogger
 from assay.training.metrics.progress import RunProgress
 from assay.training.metrics.sinks import ConsoleSink, MetricSink, TensorBoardSink, WandbSink, writes_tensorboard
+from assay.training.plan import NO_GATE
 from assay.training.run.checkpoints import Checkpoint, open_checkpoint
 from assay.training.run.directory import RunDirectory
 from assay.training.run.resume import CONFIG, Refusal, ResumePlan, plan_resume
@@ -188,10 +189,21 @@ async def open_session(config: TrainingConfig, plan: ResumePlan, *, quiet: bool 
             if run.resumed is not None:
                 trainer.restore(run.resumed.policy)
             log = stack.enter_context(MetricsLogger(run, make_sinks(config, run, num_batches(config, data))))
+            _record_changes(config, run, log)
             counters = StepCounters(data.counters)
             yield Session(config, run, data, backend, trainer, renderer, log, progress, counters)
         finally:
             await data.close()
+
+
+def _record_changes(config: TrainingConfig, run: RunDirectory, log: MetricsLogger) -> None:
+    """Say which settings a resume has changed, in the log and among the run's events."""
+    if not run.changes:
+        return
+    off = not config.grpo.parity.enabled and any(change.key == "grpo.parity.enabled" for change in run.changes)
+    warning = f" {NO_GATE}" if off else ""
+    said = f"The run goes on with other settings: {', '.join(map(str, run.changes))}.{warning}"
+    log.event(run.next_step, SETTINGS_CHANGED, "warning" if off else "info", said)
 
 
 def retention(config: TrainingConfig, data: EnvData) -> Keep:

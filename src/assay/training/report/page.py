@@ -12,13 +12,14 @@ from html import escape
 from pathlib import Path
 
 from assay.config import Layer, build, resolved
-from assay.config.loader import FILES_KEY, TYPE_KEY
+from assay.config.loader import CHANGES_KEY, FILES_KEY, TYPE_KEY
 from assay.config.sources import flatten
 from assay.config.values import shown
 from assay.errors import AssayError
 from assay.terminal import inert
 from assay.training.config import TrainingConfig
 from assay.training.metrics.intervals import Interval
+from assay.training.metrics.logger import SETTINGS_CHANGED
 from assay.training.report.charts import MINUS, Chart, draw
 from assay.training.report.comparison import Policy, difference, direction, signed
 from assay.training.run.reader import Answer, RunRecords
@@ -205,7 +206,9 @@ def _earned(answer: Answer) -> str:
 
 
 def _events(events: Sequence[Mapping[str, Json]]) -> str:
-    events = [event for event in events if event.get("kind") != HEALTH_REPORT]  # regular figures, which are no alarm
+    # Regular figures and changed settings are no alarms, unless the gate was turned off.
+    usual = (HEALTH_REPORT, SETTINGS_CHANGED)
+    events = [event for event in events if event.get("kind") not in usual or event["level"] != "info"]
     if not events:
         return '<section><h2>Alarms</h2><p class="soft">None.</p></section>'
     items = "".join(
@@ -218,7 +221,7 @@ def _events(events: Sequence[Mapping[str, Json]]) -> str:
 
 
 def _settings(config: Mapping[str, Json]) -> str:
-    found = flatten({key: value for key, value in config.items() if key != FILES_KEY}, "config.json")
+    found = flatten({key: value for key, value in config.items() if key not in (FILES_KEY, CHANGES_KEY)}, "config.json")
     chosen = {key: value for key, value in found.items() if key.endswith(f".{TYPE_KEY}")}
     try:
         defaults = flatten(resolved(build(TrainingConfig, [Layer("config.json", chosen)])), "defaults")

@@ -22,6 +22,7 @@ from assay.training.report.comparison import Policy, exact_policy, measured_poli
 from assay.training.report.curves import health_charts, outcome_charts
 from assay.training.report.page import Report, Sample, capital, render
 from assay.training.report.remarks import remarks
+from assay.training.run.changes import in_words
 from assay.training.run.directory import RunDirectory
 from assay.training.run.reader import Measurement, RunRecords, read_run
 from assay.training.run.resume import REPORT
@@ -124,6 +125,7 @@ def run_report(
     metrics = with_counts({name: words_for(name) for name in names}, measured)
     pairs = [(measured[-1], other) for other in [*measured[:-1], *exact]]
     plan = "" if config is None or data is None else describe(config, num_batches(config, data), len(heldout))
+    plan = "\n".join([*([plan] if plan else []), *in_words(records.config)])
     return Report(
         title=records.path.resolve().name,
         summary=summary(records, finished),
