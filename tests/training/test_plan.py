@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 from assay.training.config import load_config
 from assay.training.plan import describe
 
@@ -73,3 +75,23 @@ def test_plan_counts_passes_and_says_what_adapts() -> None:
         "Loss: dapo, advantages divided by their group's standard deviation, KL penalty 0.1 (k2 in the loss, adapted "
         "to 0.05), entropy bonus 0.01, batches sampled 2 steps ahead." in text
     )
+
+
+def test_plan_says_the_largest_learning_rate_that_is_reached() -> None:
+    def text(*changes: str, batches: int = 200) -> str:
+        return describe(load_config(None, ["learning_rate=0.003", *changes]), num_batches=batches, heldout_tasks=0)
+
+    assert "each at 0.003 (" in text()
+    short = text("optimizer.lr_warmup_steps=5000")
+    assert "each at up to 0.00012 of learning_rate=0.003, rising over 5,000 batches, (" in short
+    assert "each at up to 0.003, falling to 0 (cosine), (" in text("optimizer.lr_schedule=cosine")
+    both = text("optimizer.lr_schedule=linear", "optimizer.lr_warmup_steps=100")
+    assert re.search(
+        r"up to 0.0015\d of learning_rate=0.003, rising over 100 batches and falling to 0 \(linear\), \(", both
+    )
+
+
+def test_plan_says_that_the_parity_gate_is_off() -> None:
+    assert "Parity gate" not in describe(load_config(None), num_batches=1, heldout_tasks=0)
+    off = describe(load_config(None, ["grpo.parity.enabled=false"]), num_batches=1, heldout_tasks=0)
+    assert off.splitlines()[-1].startswith("Parity gate: OFF (grpo.parity.enabled=false).")

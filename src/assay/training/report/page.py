@@ -20,7 +20,7 @@ from assay.terminal import inert
 from assay.training.config import TrainingConfig
 from assay.training.metrics.intervals import Interval
 from assay.training.metrics.logger import SETTINGS_CHANGED
-from assay.training.report.charts import MINUS, Chart, draw
+from assay.training.report.charts import MINUS, Chart, draw, finite
 from assay.training.report.comparison import Policy, difference, direction, signed
 from assay.training.run.reader import Answer, RunRecords
 from assay.types import Json, Task
@@ -74,9 +74,9 @@ def render(report: Report, figure: Figure | None) -> str:
     body = "".join((
         _header(report),
         _results(report),
-        _charts("Learning", report.outcomes, "Thin lines show single batches, thick lines their moving mean."),
+        _charts("Learning", report.outcomes),
         _samples(report.samples, figure),
-        _charts("Health of the optimisation", report.health, ""),
+        _charts("Health of the optimisation", report.health),
         _events(report.records.events),
         _settings(report.records.config),
         _versions(report.records.code),
@@ -153,11 +153,12 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], style: str = "")
     return f'<div class="scroll"><table{style}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _charts(title: str, charts: Sequence[Chart], note: str) -> str:
+def _charts(title: str, charts: Sequence[Chart]) -> str:
     drawn = "".join(draw(chart) for chart in charts)
     if not drawn:
         return ""
-    below = f'<p class="note">{escape(note)}</p>' if note else ""
+    both = any(curve.smoothed for chart in charts for curve in map(finite, chart.curves))
+    below = '<p class="note">Thin lines show single batches, thick lines their moving mean.</p>' if both else ""
     return f'<section><h2>{escape(title)}</h2>{below}<div class="charts">{drawn}</div></section>'
 
 
@@ -190,11 +191,21 @@ def _side(task: Task | None, heading: str, answers: Sequence[Answer], figure: Fi
 
 def _answers(answers: Sequence[Answer]) -> str:
     """What was said, each answer with its reward and the parts of it."""
-    items = (
-        f"<li><code>{escape(inert(a.text.strip()[:MAX_TEXT])) or '&nbsp;'}</code> <small>{_earned(a)}</small></li>"
-        for a in answers
-    )
+    items = (f"<li>{_turns(a) if a.turns else _said(a.text)} <small>{_earned(a)}</small></li>" for a in answers)
     return f'<ul class="answers">{"".join(items)}</ul>'
+
+
+def _said(text: str) -> str:
+    return f"<code>{escape(inert(text.strip()[:MAX_TEXT])) or '&nbsp;'}</code>"
+
+
+def _turns(answer: Answer) -> str:
+    """All turns of an answer in order, each after what the policy was told before it."""
+    parts = (
+        f"{f'<i>{escape(inert(told.strip()[:MAX_TEXT]))}</i> &rarr; ' if told.strip() else ''}{_said(text)}"
+        for told, text in answer.turns
+    )
+    return " ".join(f"<small>{number}.</small> {part}" for number, part in enumerate(parts, 1))
 
 
 def _earned(answer: Answer) -> str:

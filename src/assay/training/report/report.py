@@ -17,7 +17,7 @@ from assay.errors import AssayError, EngineError
 from assay.storage.files import Writing, replace_file
 from assay.training.config import TrainingConfig
 from assay.training.metrics.progress import format_seconds
-from assay.training.plan import describe
+from assay.training.plan import counted, describe
 from assay.training.report.comparison import Policy, exact_policy, measured_policy, verdict
 from assay.training.report.curves import health_charts, outcome_charts
 from assay.training.report.page import Report, Sample, capital, render
@@ -163,8 +163,9 @@ def summary(records: RunRecords, finished: bool = True) -> str:
     so_far = "" if finished else "The run is not finished: it is in progress or was stopped. So far, "
     ended = "".join(f"{remark} " for remark in remarks(records)) if finished else ""
     return (
-        f"{ended}{so_far}{done['sft']:,} supervised steps and {done['rl']:,} RL batches. {cpu:,.0f} CPU seconds of "
-        f"training; {wall} wall-clock time with evaluation, without the CPU time of verifier processes."
+        f"{ended}{so_far}{counted(done['sft'], 'supervised step')} and {counted(done['rl'], 'RL batch')}. "
+        f"{counted(round(cpu), 'CPU second')} of training; {wall} wall-clock time with evaluation, without the CPU "
+        "time of verifier processes."
     )
 
 
