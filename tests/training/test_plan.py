@@ -95,3 +95,18 @@ def test_plan_says_that_the_parity_gate_is_off() -> None:
     assert "Parity gate" not in describe(load_config(None), num_batches=1, heldout_tasks=0)
     off = describe(load_config(None, ["grpo.parity.enabled=false"]), num_batches=1, heldout_tasks=0)
     assert off.splitlines()[-1].startswith("Parity gate: OFF (grpo.parity.enabled=false).")
+
+
+def notes(*changes: str, batches: int = 40) -> str:
+    text = describe(load_config(None, changes), num_batches=batches, heldout_tasks=9)
+    return "\n".join(line for line in text.splitlines() if line.startswith("Note: "))
+
+
+def test_plan_notes_what_hardly_does_what_is_wanted() -> None:
+    assert notes() == notes("keep_best=1") == notes("max_batches=0", "sft.num_steps=3", batches=0) == ""
+    assert "Note: nothing is trained" in notes("max_batches=0", batches=0)
+    k1 = notes("kl_penalty_coef=0.1", "grpo.kl_estimator=k1")
+    assert "grpo.kl_estimator=k1 in the loss regularises nothing" in k1 and "Set grpo.kl_estimator=k2" in k1
+    for never in (("eval_every=7",), ("eval_every=0",), ("save_every=33", "eval_every=22")):
+        assert "keep_best=2 compares only the checkpoints at the start and the end" in notes("keep_best=2", *never)
+    assert notes("keep_best=2", "eval_every=7", "best_metric=reward/mean") == ""

@@ -212,12 +212,24 @@ def _contradictions(config: AlgorithmConfig) -> Iterator[str]:
         )
 
 
+def doubtful(config: GRPOConfig) -> Iterator[str]:
+    """Settings that work and hardly do what is wanted of them, as messages that say what to change."""
+    penalty_in_loss = config.kl_coef > 0 and config.kl_placement == "loss"
+    if penalty_in_loss and config.estimator == "k1" and not config.kl_unbiased:
+        yield (
+            f"kl_estimator={config.kl_estimator} in the loss regularises nothing: its gradient is that of the policy's "
+            "log-probability alone, which is 0 on average and does not depend on the reference. Set kl_estimator=k2, "
+            "kl_unbiased=true or kl_placement=reward."
+        )
+
+
 def impossible(config: GRPOConfig) -> Iterator[str]:
     """Combinations that cannot work or would do nothing, as messages that say what to change."""
-    if config.count_constant_groups is False and not config.remove_constant_reward_groups:
+    if config.count_constant_groups is not None and not config.remove_constant_reward_groups:
         yield (
-            "count_constant_groups=false would do nothing: with remove_constant_reward_groups=false, groups with equal "
-            "rewards are trained on, so they count. Remove one of them."
+            f"count_constant_groups={str(config.count_constant_groups).lower()} would do nothing: with "
+            "remove_constant_reward_groups=false, groups with equal rewards are trained on, so they count. Remove one "
+            "of them."
         )
     stale, last = config.max_staleness, config.num_substeps - 1
     if stale is not None and stale < last:

@@ -251,7 +251,7 @@ class TrainingConfig(Settings):
                 kl_discount_factor=self.kl_discount_factor,
             )
         except SettingsError as error:
-            raise _in_a_runs_words(error) from None
+            raise SettingsError([in_a_runs_words(problem) for problem in error.problems]) from None
 
     @fact("there is a KL penalty", "kl_penalty_coef", cure="Raise kl_penalty_coef")
     def has_kl_penalty(self) -> bool:
@@ -327,11 +327,9 @@ class TrainingConfig(Settings):
         return context if progress is None else replace(context, progress=progress)
 
 
-def _in_a_runs_words(error: SettingsError) -> SettingsError:
-    """Problems of a `GRPOConfig`, under the run's keys."""
-    below = settings(AlgorithmConfig)
-    said = [re.sub(r"\bkl_coef\b", "kl_penalty_coef", str(problem)) for problem in error.problems]
-    return SettingsError([qualified(problem, "grpo", below) for problem in said])
+def in_a_runs_words(problem: object) -> str:
+    """What is said of a `GRPOConfig`, under the run's keys."""
+    return qualified(re.sub(r"\bkl_coef\b", "kl_penalty_coef", str(problem)), "grpo", settings(AlgorithmConfig))
 
 
 def _impossible(config: TrainingConfig) -> Iterator[str]:

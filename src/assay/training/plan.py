@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from assay.envs.base import EnvData, iter_builders
+from assay.grpo.config import doubtful
 from assay.grpo.recipes import RECIPES
 from assay.rollouts.renderers.base import Renderer
 from assay.terminal import inert
-from assay.training.config import TrainingConfig
+from assay.training.config import TrainingConfig, in_a_runs_words
 from assay.training.metrics.sinks import has_tensorboard, writes_tensorboard
 from assay.training.schedule import rl_learning_rate
 
@@ -35,6 +37,7 @@ def describe(config: TrainingConfig, num_batches: int, heldout_tasks: int) -> st
         )
     lines += [_rl(config, num_batches), _evaluation(config, num_batches, heldout_tasks), _checkpoints(config)]
     lines.append(_records(config))
+    lines += [f"Note: {note}" for note in _notes(config, num_batches)]
     if not config.grpo.parity.enabled:
         lines.append(NO_GATE)
     return "\n".join(lines)
@@ -164,6 +167,23 @@ def _records(config: TrainingConfig) -> str:
         else (" (tensorboardX is not installed: pip install 'assay-rl[tensorboard]')")
     )
     return f"Records: metrics and rollouts as JSON lines, {board}{missing}{wandb}."
+
+
+def _notes(config: TrainingConfig, num_batches: int) -> Iterator[str]:
+    """What of the settings hardly does what is wanted of it."""
+    for said in doubtful(config.trainer()):
+        yield in_a_runs_words(said)
+    if not num_batches and not config.sft.num_steps:
+        yield "nothing is trained: there are no RL batches (max_batches) and no supervised steps (sft.num_steps)."
+    if config.keep_best is None or not config.best_metric.startswith("eval/") or not num_batches:
+        return
+    both = math.lcm(config.eval_every, config.save_every)  # 0 where evaluations are at the start and the end alone
+    if not 0 < both < num_batches:
+        yield (
+            f"keep_best={config.keep_best} compares only the checkpoints at the start and the end by "
+            f"{config.best_metric}: no other is evaluated (save_every={config.save_every}, "
+            f"eval_every={config.eval_every}). Let eval_every divide save_every."
+        )
 
 
 def counted(number: int, noun: str) -> str:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from assay.storage.files import read_object
 from assay.training.config import TrainingConfig
 from assay.training.metrics.counters import StepCounters
 from assay.training.metrics.logger import SETTINGS_CHANGED, MetricsLogger
+from assay.training.metrics.names import METRICS, is_possible
 from assay.training.metrics.progress import RunProgress
 from assay.training.metrics.sinks import ConsoleSink, MetricSink, TensorBoardSink, WandbSink, writes_tensorboard
 from assay.training.plan import NO_GATE
@@ -210,12 +212,19 @@ def retention(config: TrainingConfig, data: EnvData) -> Keep:
     """Which checkpoints the run keeps.
 
     Raises:
-        ConfigError: the best ones are to be kept by a held-out metric, and there are no held-out tasks.
+        ConfigError: the best ones are to be kept by a metric that no run has, or by a held-out one without held-out
+            tasks.
     """
     if config.keep_best is not None and config.best_metric.startswith("eval/") and not len(data.heldout):
         raise ConfigError(
             f"keep_best={config.keep_best} by best_metric={config.best_metric}, but this environment has no held-out "
             "tasks, so it is never measured. Set best_metric to one of training (reward/mean), or keep_best=null."
+        )
+    if config.keep_best is not None and not is_possible(config.best_metric):
+        near = difflib.get_close_matches(config.best_metric, [*METRICS, "eval/reward/mean"], n=1)
+        raise ConfigError(
+            f"best_metric={config.best_metric} is not measured, so keep_best={config.keep_best} could not compare "
+            f"checkpoints.{f' Did you mean {near[0]}?' if near else ''} docs/metrics.md has all names."
         )
     ahead, window = config.max_steps_off_policy, config.grpo.health.window
     return Keep(config.keep_last, config.keep_best, config.best_metric, ahead, window)
