@@ -367,7 +367,7 @@ KEEPS = chz.replace(
 def aged(trainer: GRPOTrainer, seed: int = 0) -> StepData:
     """Four groups that the policy sampled two optimizer steps ago, and one of now."""
     while (now := trainer.policy_version) < 2:
-        trainer.training_step(made_up(groups=2))
+        trainer.training_step(made_up(groups=2), learning_rate=0.0)
     groups = made_up(groups=5, seed=seed).groups
     return StepData([replace(g, policy_version=now - 2 * (i < 4)) for i, g in enumerate(groups)])
 
