@@ -35,9 +35,17 @@ class Change:
         return f"{self.key}: {was} -> {now}"
 
 
-def plain_settings(config: Mapping[str, Json]) -> dict[str, str]:
-    """The settings of a resolved config by dotted key, as JSON text; without what the record keeps beside them."""
-    return dict(_flatten({key: value for key, value in config.items() if key not in (FILES_KEY, CHANGES_KEY)}))
+def plain_settings(config: Mapping[str, Json], beside: Mapping[str, Json] | None = None) -> dict[str, str]:
+    """The settings of a resolved config by dotted key, as JSON text; without what the record keeps beside them.
+
+    Args:
+        beside: another one. A mapping that is empty here and has entries there is left out: its entries differ.
+    """
+    found = dict(_flatten({key: value for key, value in config.items() if key not in (FILES_KEY, CHANGES_KEY)}))
+    if beside is None:
+        return found
+    parents = {key[:i] for key in plain_settings(beside) for i, letter in enumerate(key) if letter == "."}
+    return {key: value for key, value in found.items() if value != "{}" or key not in parents}
 
 
 def _flatten(value: Json, prefix: str = "") -> Iterator[tuple[str, str]]:

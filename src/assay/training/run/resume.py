@@ -256,8 +256,11 @@ def _go_on(plan: ResumePlan) -> ResumePlan | Refusal:
         listed = "\n".join(f"  {change}" for change in changes)
         cure = "use the original ones to go on with this run"
         if any(" absent" in change for change in changes):
-            # No command can bring back a setting that only one of two versions has.
-            cure += " (with the version of Assay that began it: what is absent exists in one version only)"
+            # An entry of a mapping can be left out; no command can bring back what only one of two versions has.
+            cure += (
+                " (absent: it was not set, so leave it out; or only one of two versions of Assay has it, then use the "
+                "one that began the run)"
+            )
         error = RunDirectoryError(
             f"{path} holds a run with other settings; going on with new ones would mix two runs:\n{listed}\n"
             f"Set log_path to a new directory for the new settings, or {cure}."
@@ -296,7 +299,7 @@ def _go_on(plan: ResumePlan) -> ResumePlan | Refusal:
 
 def config_changes(before: Mapping[str, Json], now: Mapping[str, Json], may_change: MayChange) -> list[str]:
     """The settings that differ in a way that a resumed run may not, as `key: old -> new` in JSON notation."""
-    old, new = plain_settings(before), plain_settings(now)
+    old, new = plain_settings(before, beside=now), plain_settings(now, beside=before)
     differing = [key for key in sorted(old | new) if old.get(key) != new.get(key) and not may_change(key)]
     why = {}
     if is_free(before):
