@@ -354,7 +354,7 @@ def test_a_lock_that_a_killed_process_left_to_what_it_was_starting_is_waited_for
 
 def test_a_failed_opening_releases_the_lock(tmp_path):
     run_toy(tmp_path / "run", stop_after=1)
-    refused(tmp_path / "run", r"other settings(.*\n)*.*with the version of Assay that began it", config={})
+    refused(tmp_path / "run", r"other settings(.*\n)*.*then use the one that began the run", config={})
     open_run(tmp_path / "run", CONFIG).close()
 
 
