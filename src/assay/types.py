@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -34,7 +35,7 @@ makes of rewards must fit into float32."""
 
 def is_usable_reward(value: float) -> bool:
     """Whether a number can be a reward: finite, and at most `MAX_REWARD` in size."""
-    return abs(value) <= MAX_REWARD  # False for NaN
+    return math.isfinite(value) and abs(value) <= MAX_REWARD
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from assay.grpo.health.rules import watched
 from assay.grpo.health.sampled import sampled_metrics
 from assay.grpo.kl import adapt, add_penalty
 from assay.grpo.normalise import normalise
-from assay.grpo.parity import Gate
+from assay.grpo.parity import Gate, Of
 from assay.grpo.rollout_metrics import rewards_by_task, rollout_metrics, why_nothing
 from assay.grpo.standalone.blocking import blocking
 from assay.grpo.standalone.misuse import Warned, checked_config, checked_data
@@ -241,7 +241,8 @@ class GRPOTrainer:
             learning_rate = self.config.learning_rate * self.health.learning_rate_factor
         adam = self._adam(learning_rate)
         rollouts = rollout_metrics(groups)
-        gate = Gate(self.backend, self.config.parity, self.config.temperature, self._precision, self.buffer.drop)
+        of: Of = "run" if self._precision is None else "step data"
+        gate = Gate(self.backend, self.config.parity, self.config.temperature, self._precision, self.buffer.drop, of)
         items, found = await admit(self.backend, self.config, groups, gate, behaviour_known=behaviour_known)
         found |= await sampled_metrics(self.backend, self.config, groups, items, behaviour_known=behaviour_known)
         in_parts = self.config.num_substeps > 1 or (reuse and len(self.buffer) > 0)

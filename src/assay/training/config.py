@@ -97,6 +97,13 @@ class EvalConfig(Settings):
     """Evaluate on only this many of the held-out tasks, the first ones; null means all."""
 
 
+def _of_one_turn(config: TrainingConfig) -> str:
+    """The setting because of which a rollout has one turn."""
+    if config.allows_turns:
+        return "mode" if config.mode == "single_turn" else "max_turns"
+    return "dataset_builder" if config.active_builder is config.dataset_builder else "multiturn_dataset_builder"
+
+
 @chz.chz
 class TrainingConfig(Settings):
     """One run."""
@@ -300,6 +307,7 @@ class TrainingConfig(Settings):
         "dataset_builder",
         "multiturn_dataset_builder",
         cure="Set mode=multi_turn, with an environment that plays several turns",
+        why=_of_one_turn,
     )
     def plays_turns(self) -> bool:
         """Whether a rollout may have more than one turn."""

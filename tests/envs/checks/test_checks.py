@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from assay.cli import main as cli
+from assay.cli.tasks.check import describe
 from assay.envs import BuildContext, Environment, Message, Score, StepResult, Task
 from assay.envs.base import build_data
 from assay.envs.checks.plays import builders_of, garbage, play_all
-from assay.envs.checks.report import CheckReport, report_of
+from assay.envs.checks.report import CheckReport, Earned, report_of
 from assay.envs.environment import EachByItself
 from assay.errors import ConfigError
 
@@ -268,3 +269,13 @@ def test_first_rewards_that_the_docs_show_pass_the_check(
     status = cli.main(["check", "rows", "model_name=nowhere", *(f"dataset_builder.{one}" for one in given)])
     out, err = capsys.readouterr()
     assert status == 0 and "Nothing wrong was found" in out, out + err
+
+
+@pytest.mark.parametrize("reward", [1e15, -1e15, 1e-7, 123456.789, 0.5])
+def test_columns_hold_rewards_of_any_size(reward: float) -> None:
+    earned = Earned(8, 0, 0, mean=reward, low=-abs(reward), high=reward)
+    report = CheckReport(1, 1, 1, {"gold": earned}, None, None, (), ())
+    head, row = [line for line in describe("Mine", report).splitlines() if line.startswith(("answer", "gold"))]
+    assert len(head) == len(row) and [float(figure) for figure in row.split()[1:4]] == pytest.approx(
+        [reward, -abs(reward), reward], rel=1e-3
+    )

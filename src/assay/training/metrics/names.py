@@ -69,7 +69,7 @@ _TRAINING = {
     "kl_div_5pct": "5th percentile of the same over tokens.",
     "kl_div_95pct": "95th percentile of the same over tokens: rises early when the policy runs away.",
     "sampled_kl": "KL of the policy that sampled from the reference (k3), in nats per token, over everything sampled: "
-    "of groups that train nothing (equal rewards, say), one rollout each stands for all their tokens.",
+    "in groups that train nothing (equal rewards, say), one rollout per group represents all its tokens.",
     "sampled_kl_95pct": "95th percentile of the same over tokens.",
     "sampled_entropy": "Mean negative log-probability of the same tokens, in nats; there also without a KL penalty.",
     "kl_coef": "Weight of the KL penalty in this step.",
