@@ -58,7 +58,7 @@ from common.accelerator import (
     timed,
     training_flops,
 )
-from common.whole_steps import AssaySteps, Work, alternate, run_blocking, trl_trainer, word_tokenizer
+from common.whole_steps import Work, alternate, run_blocking, trl_trainer, word_steps, word_tokenizer
 
 SECTIONS = ("sampling", "training", "step", "settings")
 SPEC = LossSpec("ppo", config=RECIPES["ppo"].thresholds)
@@ -182,7 +182,7 @@ def _work(bench: Bench) -> Work:
 
 def _assay_rate(bench: Bench) -> Summary:
     with asyncio.Runner() as runner:
-        run = run_blocking(AssaySteps(bench.backend(tokenizer=word_tokenizer(bench.size.vocab)), _work(bench)), runner)
+        run = run_blocking(word_steps(bench.backend(tokenizer=word_tokenizer(bench.size.vocab)), _work(bench)), runner)
         numbers = itertools.count()
         return bench.rate(lambda: run(next(numbers), 1), len(bench.prompts), 2)
 

@@ -53,15 +53,10 @@ from assay.envs.base import EnvData
 from assay.envs.chess.env import ChessEnv
 from assay.envs.chess.grammar import parse_policy
 from assay.envs.chess.rewards import PolicyTruth, PolicyWeights, score_policy
-from assay.grpo.config import GRPOConfig
-from assay.grpo.trainer import GRPOTrainer
-from assay.rollouts.renderers.base import PlainRenderer
-from assay.rollouts.runner import prepare, run_groups
-from assay.types import SamplingParams
 from common import Summary, machine, summary
 from common.chess_policy import chess_backend, chess_data, warm_up
 from common.step_sweep import cells, floor, sweep_cell
-from common.whole_steps import LEARNING_RATE, Work, alternate
+from common.whole_steps import AssaySteps, Work, alternate, trl_config
 
 SIZES = ((8, 8), (16, 16))
 """Prompts and completions per prompt of a step."""
@@ -74,41 +69,17 @@ SWEEP_STEPS, SWEEP_REPEATS = 2, 5
 
 @dataclass
 class Tally:
-    """Mean lengths and rewards of one side's completions."""
+    """Mean lengths and rewards of TRL's completions."""
 
     lengths: list[float] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
 
 
-class AssaySide:
+def assay_side(policy: Path, data: EnvData, group: int) -> AssaySteps:
     """Assay's step on one size."""
-
-    def __init__(self, policy: Path, data: EnvData, prompts: int, group: int) -> None:
-        model, tokenizer = load_pretrained(str(policy), torch.float32)
-        self._backend = TorchBackend(model, tokenizer, LocalBackend(device="cpu"))
-        self._renderer = PlainRenderer(self._backend.tokenizer)
-        config = GRPOConfig(
-            loss_fn="ppo",
-            normalize_advantages_by_std=True,
-            remove_constant_reward_groups=False,
-            kl_coef=0.0,
-            learning_rate=LEARNING_RATE,
-            weight_decay=0.0,
-        )
-        self._trainer = GRPOTrainer.over(self._backend, config)
-        self._data, self._group = data, group
-        self.tally = Tally()
-
-    async def steps(self, first: int, count: int) -> None:
-        """Steps `first` to `first + count`, as one block."""
-        for index in range(first, first + count):
-            prepared = await prepare(self._data.train.batch(index), self._group)
-            groups = await run_groups(
-                prepared, self._backend, self._renderer, SamplingParams(MAX_TOKENS), max_turns=1, seed=index
-            )
-            metrics = (await self._trainer.update(groups)).rollouts
-            self.tally.lengths.append(metrics["rollout/completion_tokens_mean"])
-            self.tally.rewards.append(metrics["reward/mean"])
+    model, tokenizer = load_pretrained(str(policy), torch.float32)
+    backend = TorchBackend(model, tokenizer, LocalBackend(device="cpu"))
+    return AssaySteps(backend, data.train.batch, group, MAX_TOKENS)
 
 
 def trl_side(
@@ -117,7 +88,7 @@ def trl_side(
     """TRL's trainer, set up for `args.total` steps of `args.prompts` x `args.group` completions."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
     weights = PolicyWeights()
 
@@ -132,27 +103,9 @@ def trl_side(
         tally.rewards.append(statistics.fmean(s for s in scores if s is not None))
         return scores
 
-    config = GRPOConfig(
-        output_dir=str(policy / "trl"),
-        per_device_train_batch_size=args.prompts * args.group,
-        num_generations=args.group,
-        max_completion_length=MAX_TOKENS,
-        max_steps=args.total,
-        learning_rate=LEARNING_RATE,
-        lr_scheduler_type="constant",
-        adam_beta2=0.95,
-        beta=0.0,
-        loss_type="dapo",
-        cache_implementation=None if args.cache == "dynamic" else args.cache,
-        shuffle_dataset=False,
-        gradient_checkpointing=False,
-        bf16=False,
-        use_cpu=True,
-        dataloader_pin_memory=False,
-        logging_strategy="no",
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
+    cache = {"cache_implementation": None if args.cache == "dynamic" else args.cache}
+    config = trl_config(
+        args.prompts * args.group, args.group, MAX_TOKENS, args.total, output_dir=str(policy / "trl"), **cache
     )
     model = AutoModelForCausalLM.from_pretrained(
         policy, dtype=torch.float32, attn_implementation=args.attention, activation_function="gelu_pytorch_tanh"
@@ -181,7 +134,7 @@ def measure(policy: Path, cache: Path, prompts: int, group: int, args: argparse.
     data = chess_data(prompts, group, POSITIONS, cache)
     with asyncio.Runner() as runner:
         rows, truths = runner.run(truths_of(data, args.total))
-        assay, tally = AssaySide(policy, data, prompts, group), Tally()
+        assay, tally = assay_side(policy, data, group), Tally()
         trainer = trl_side(policy, rows, truths, args, tally)
         ours = lambda first, count: runner.run(assay.steps(first, count))  # noqa: E731
         theirs, (mine,) = alternate(trainer, [ours], args.steps, time.process_time)
@@ -194,8 +147,8 @@ def measure(policy: Path, cache: Path, prompts: int, group: int, args: argparse.
         "completions_per_cpu_s": summary([count / s for s in mine]),
         "trl_completions_per_cpu_s": summary([count / s for s in theirs]),
         "ratio": summary([b / a for a, b in zip(mine, theirs, strict=True)]),
-        "completion_tokens": [statistics.fmean(t.lengths) for t in (assay.tally, tally)],
-        "reward": [statistics.fmean(t.rewards) for t in (assay.tally, tally)],
+        "completion_tokens": [statistics.fmean(t.lengths) for t in (assay, tally)],
+        "reward": [statistics.fmean(t.rewards) for t in (assay, tally)],
     }
 
 
@@ -206,7 +159,7 @@ def memory(side: str, policy: Path, cache: Path, args: argparse.Namespace) -> di
     with asyncio.Runner() as runner:
         rows, truths = runner.run(truths_of(data, args.total))
         if side == "assay":
-            assay = AssaySide(policy, data, args.prompts, args.group)
+            assay = assay_side(policy, data, args.group)
             start = _status_mb("VmRSS")
             runner.run(assay.steps(0, args.total))
         else:

@@ -1,14 +1,14 @@
 """Whether the health rules catch runs that go wrong, how early, and how often they cry wolf.
 
-    python benchmarks/health.py [--seeds N] [--sources made_up toy chess healthy rescue] [--out FOLDER] [--quick]
+    python benchmarks/health.py [--seeds N] [--sources SOURCE ...] [--out FOLDER] [--quick]
 
-Sources, on seeds that no threshold was chosen on: made-up series with realistic noise
-(`tests/support/health_series.py`), and real training runs: tiny ones that collapse or are sabotaged, and chess with a
-learning rate 20 times too high (`benchmarks/common/health_runs.py`); tiny runs that learn under varied settings
-(`health_healthy.py`); and collapses that are run again with the monitor acting (`health_rescue.py`). Every step of a
-series goes through a `HealthMonitor` with default settings. With `--out`, each real run of `healthy` and `rescue` is
-kept in a file, and not run again; with `TMPDIR=/dev/shm` the runs do not wait for a disk. The last
-line is one JSON object:
+Sources (made_up, toy, chess, healthy, rescue, rescue_chess), on seeds that no threshold was chosen on: made-up series
+with realistic noise (`tests/support/health_series.py`); real training runs, tiny ones that collapse or are sabotaged,
+and chess with a learning rate 20 times too high (`benchmarks/common/health_runs.py`); tiny runs that learn under varied
+settings (`health_healthy.py`); and collapses, tiny and of chess, that are run again with the monitor acting
+(`health_rescue.py`). Every step of a series goes through a `HealthMonitor` with default settings. With `--out`, each
+real run of `healthy`, `rescue` and `rescue_chess` is kept in a file, and not run again; with `TMPDIR=/dev/shm` the runs
+do not wait for a disk. The last line is one JSON object:
 
 - `kinds`: the ways to go wrong. `caught`: by kind and source, series in which a rule of that kind spoke after the
   onset; an alarm of another kind's rule does not count. `kinds_caught`: kinds all of whose series were caught, of
@@ -22,7 +22,10 @@ line is one JSON object:
 - `collapses`: runs of `rescue` that, with the monitor only warning, ended with less than 80 % of what the undisturbed
   run gained on held-out tasks, after they had more, or with nothing left to learn from. `rescued`: those that, with the
   monitor acting, came to their end with at least 80 % of that gain; `stopped`: those that it paused or stopped with an
-  error; `neither`: the rest, by name; `by_kind` has the final rewards too: undisturbed, watched, acting.
+  error, of which `stopped_after_the_last_batch` had no batch left, and `stopped_with_the_gain` had at least 80 % of the
+  gain at that moment; `neither`: the rest, by name; `rescued_by_half`: at least 80 % of the undisturbed run's gain
+  after half of the batches; `by_kind` has the final rewards too: undisturbed, watched, acting. Of the runs that were
+  `no_collapse`, `harmed` ended below 80 % of the undisturbed gain, or were stopped, with the monitor acting.
   `median_reward_lost`: held-out reward of the undisturbed run less that of the run
   with the monitor acting, where it came to its end; `median_reward_lost_watched`: where it only warned.
 
@@ -62,28 +65,31 @@ from common import machine
 from common.health_healthy import SETTINGS, healthy_series, learned, store, stored
 from common.health_rescue import (
     ARMS,
+    CHESS_COLLAPSES,
     COLLAPSES,
     Arm,
     Outcome,
     as_json,
+    chess_outcome,
     collapsed,
     from_json,
-    outcome,
+    keeps,
     rescued,
 )
+from common.health_rescue import outcome as tiny_outcome
 from common.health_runs import FAULTS, chess_run, failing_run, healthy_run
 from support import health_series
 
 FIRST_SEED = 5000
 """Thresholds were chosen on lower ones."""
-FRESH = 8000
+FRESH = 9100
 """First seed of `healthy` and `rescue`; rules and settings were tried on lower ones."""
 ALLOWED = 1.0
 """False alarms per 1000 steps."""
 ONCE = {"constant_rewards", "mismatch", "gradient_explosion", "clipping"}
 """Kinds that begin at their full size."""
 MADE_UP = "made_up"
-SOURCES = (MADE_UP, "toy", "chess", "healthy", "rescue")
+SOURCES = (MADE_UP, "toy", "chess", "healthy", "rescue", "rescue_chess")
 TOO_HOT = ("learning_rate=1e-2", "kl_penalty_coef=1e-3")
 """The chess preset learns at 5e-4."""
 Series = Sequence[health_series.Step]
@@ -218,19 +224,21 @@ def varied(seeds: int, steps: int, folder: Path, kept: Path) -> Tally:
 
 
 def rescue(kinds: Sequence[str], seeds: int, folder: Path, kept: Path) -> dict[str, object]:
-    """Judge what the monitor does about real collapses: `seeds` of each kind."""
+    """Judge what the monitor does about real collapses: `seeds` of each kind, one of a kind of chess."""
 
     def arm(name: str, which: Arm, seed: int) -> Outcome:
-        words = "undisturbed" if which == "undisturbed" else f"{name}_{which}"
+        outcome = chess_outcome if name in CHESS_COLLAPSES else tiny_outcome
+        of_chess = "chess_" if name in CHESS_COLLAPSES else ""
+        words = f"{of_chess}undisturbed" if which == "undisturbed" else f"{name}_{which}"
         file = kept / f"rescue_{words.replace(' ', '_').replace(',', '')}_{seed}.json"
         if not file.exists():
             file.write_text(json.dumps(as_json(outcome(name, which, seed, folder / file.stem))))
         return from_json(json.loads(file.read_text()))
 
     found: list[tuple[str, Outcome, Outcome, Outcome]] = []
-    spared = []
+    unharmed: list[tuple[str, Outcome, Outcome]] = []
     for seed in range(FRESH, FRESH + seeds):
-        for name in kinds:
+        for name in [kind for kind in kinds if kind in COLLAPSES or seed == FRESH]:
             undisturbed, watched, acting = (arm(name, which, seed) for which in ARMS)
             real = collapsed(watched, undisturbed)
             ends = f"{undisturbed.final:.2f} undisturbed, {watched.final:.2f} watched, {acting.final:.2f} acting"
@@ -238,20 +246,26 @@ def rescue(kinds: Sequence[str], seeds: int, folder: Path, kept: Path) -> dict[s
             if real:
                 found.append((f"{name} {seed}", undisturbed, watched, acting))
             else:
-                spared.append(f"{name} {seed}")
+                unharmed.append((f"{name} {seed}", undisturbed, acting))
+    cut = [(name, undisturbed, acting) for name, undisturbed, _, acting in found if acting.ended == "stopped"]
     saved = [name for name, undisturbed, _, acting in found if rescued(acting, undisturbed)]
-    stopped = [name for name, _, _, acting in found if acting.ended == "stopped"]
+    stopped = [name for name, *_ in cut]
     lost = [undisturbed.final - acting.final for _, undisturbed, _, acting in found if acting.ended == "done"]
     unwatched = [undisturbed.final - watched.final for _, undisturbed, watched, _ in found if watched.ended == "done"]
-    new = [name for name, *_ in found if not COLLAPSES[name.rpartition(" ")[0]].known]
+    known = {name for name, kind in COLLAPSES.items() if kind.known} | CHESS_COLLAPSES.keys()
+    new = [name for name, *_ in found if name.rpartition(" ")[0] not in known]
     return {
         "collapses": len(found),
         "of_kinds_unknown_to_the_rules": len(new),
         "by_kind": {kind: _count(kind, found, saved, stopped) for kind in kinds},
         "rescued": len(saved),
         "stopped": len(stopped),
+        "stopped_after_the_last_batch": sum(len(a.series) == len(u.series) for _, u, a in cut),
+        "stopped_with_the_gain": sum(keeps(acting, undisturbed) for _, undisturbed, acting in cut),
+        "rescued_by_half": sum(keeps(a, u, len(u.series) // 2) for _, u, _, a in found),
         "neither": [name for name, *_ in found if name not in saved and name not in stopped],
-        "no_collapse": spared,
+        "no_collapse": [name for name, *_ in unharmed],
+        "harmed": [name for name, undisturbed, acting in unharmed if not rescued(acting, undisturbed)],
         "median_reward_lost": statistics.median(lost) if lost else None,
         "median_reward_lost_watched": statistics.median(unwatched) if unwatched else None,
     }
@@ -335,8 +349,9 @@ def main() -> int:
         kept.mkdir(parents=True, exist_ok=True)
         wanted = [MADE_UP, "toy", "rescue"] if args.quick else args.sources
         sources = {name: tallies[name]() for name in wanted if name in tallies}
-        kinds = ["rate x50", "reward flipped"] if args.quick else list(COLLAPSES)
-        rescues = rescue(kinds, max(1, seeds // 5), folder, kept) if "rescue" in wanted else {}
+        kinds = ["rate x50", "reward flipped"] if args.quick else list(COLLAPSES) if "rescue" in wanted else []
+        kinds += CHESS_COLLAPSES if "rescue_chess" in wanted else []
+        rescues = rescue(kinds, max(1, seeds // 5), folder, kept) if kinds else {}
     found = summary(sources) | rescues
     cost = {"cpu_s": round(time.process_time() - cpu, 1), "wall_s": round(time.monotonic() - began, 1)}
     print(json.dumps(found | cost | {"quick": args.quick, "machine": machine()}))

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -25,9 +23,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from assay.training.metrics.intervals import paired_difference_ci95
-from assay.training.run.reader import HeldoutTask, RunRecords, read_run
+from assay.training.run.reader import HeldoutTask, RunRecords
 from common import machine
+from common.trained_runs import before_and_after, train_apart
 
 METRICS = {"P": ("reward", "legal", "best", "keeps_win"), "A": ("reward", "exact")}
 FINAL = ["dataset_builder.heldout_split=final", "eval_every=0"]
@@ -35,15 +33,10 @@ QUICK = ["sft.num_steps=40", "max_batches=4", "dataset_builder.num_train=160", "
 
 
 def train(run: Path, seed: int, settings: Sequence[str]) -> RunRecords:
-    """A run in a process of its own; goes on where it was interrupted."""
-    command = [sys.executable, "-m", "assay", "train", "--config", "chess_mixed", f"log_path={run}", f"seed={seed}"]
-    with run.with_suffix(".log").open("a") as log:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run([*command, *FINAL, *settings], stdout=log, stderr=log, env=environment)
-    if done.returncode:
-        sys.exit(f"training {run} failed; see {run.with_suffix('.log')}")
+    """A run of one seed."""
+    found = train_apart("chess_mixed", run, [f"seed={seed}", *FINAL, *settings])
     print(f"seed {seed} done", file=sys.stderr, flush=True)
-    return read_run(run)
+    return found
 
 
 def values(tasks: Sequence[HeldoutTask], kind: str, metric: str) -> list[float]:
@@ -54,17 +47,11 @@ def values(tasks: Sequence[HeldoutTask], kind: str, metric: str) -> list[float]:
 
 def compare(runs: Sequence[RunRecords], kind: str, metric: str) -> dict[str, Any]:
     """One metric before and after GRPO, over all seeds."""
-    row: dict[str, Any] = {"before_by_seed": [], "after_by_seed": [], "change_ci95_by_seed": []}
+    seeds = []
     for run in runs:
         assert run.first is not None and run.last is not None, f"{run.path} was not evaluated twice"
-        before, after = values(run.first.tasks, kind, metric), values(run.last.tasks, kind, metric)
-        change = paired_difference_ci95(before, after)
-        row["before_by_seed"].append(fmean(before))
-        row["after_by_seed"].append(fmean(after))
-        row["change_ci95_by_seed"].append([change.low, change.high])
-    row["before"], row["after"] = fmean(row["before_by_seed"]), fmean(row["after_by_seed"])
-    row["lifted"] = sum(low > 0 for low, _ in row["change_ci95_by_seed"])
-    return row
+        seeds.append((values(run.first.tasks, kind, metric), values(run.last.tasks, kind, metric)))
+    return before_and_after(seeds)
 
 
 def main() -> None:

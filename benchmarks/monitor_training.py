@@ -23,9 +23,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import re
-import subprocess
 import sys
 import tempfile
 import threading
@@ -37,9 +35,9 @@ from statistics import fmean
 from typing import Any
 
 from assay.training.config import load_config
-from assay.training.metrics.intervals import paired_difference_ci95
-from assay.training.run.reader import RunRecords, read_run
+from assay.training.run.reader import RunRecords
 from common import machine
+from common.trained_runs import before_and_after, train_apart
 
 METRICS = ("reward", "format", "correctness", "exact", "monitor_right")
 SETTINGS = [
@@ -110,26 +108,18 @@ def train(out: Path, seed: int, settings: Sequence[str]) -> dict[str, RunRecords
     with monitor() as base_url:
         shared = [*SETTINGS, *settings, f"seed={seed}", f"cache_dir={out / 'cache'}"]
         shared += [f"dataset_builder.judge.base_url={base_url}"]
-        sft = _run(out / f"seed_{seed}_sft", [*shared, "max_batches=0", "eval.max_tasks=10"])
+        sft = train_apart("monitor", out / f"seed_{seed}_sft", [*shared, "max_batches=0", "eval.max_tasks=10"])
         checkpoint = max((sft.path / "checkpoints").glob("sft_*"))
-        rl = _run(out / f"seed_{seed}", [*shared, "sft.num_steps=0", f"load_checkpoint_path={checkpoint}"])
+        rl = train_apart(
+            "monitor", out / f"seed_{seed}", [*shared, "sft.num_steps=0", f"load_checkpoint_path={checkpoint}"]
+        )
     print(f"seed {seed} done", file=sys.stderr, flush=True)
     return {"sft": sft, "rl": rl}
 
 
-def _run(run: Path, settings: Sequence[str]) -> RunRecords:
-    """`assay train` of the monitor preset; goes on where it was interrupted."""
-    command = [sys.executable, "-m", "assay", "train", "--config", "monitor", f"log_path={run}", *settings]
-    with run.with_suffix(".log").open("a") as log:
-        done = subprocess.run(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    if done.returncode:
-        sys.exit(f"training {run} failed; see {run.with_suffix('.log')}")
-    return read_run(run)
-
-
 def compare(runs: Sequence[RunRecords], metric: str) -> dict[str, Any]:
     """One metric before and after RL, over held-out functions and seeds."""
-    row: dict[str, Any] = {"before_by_seed": [], "after_by_seed": [], "change_ci95_by_seed": []}
+    seeds = []
     for run in runs:
         assert run.first is not None and run.last is not None, f"{run.path} was not evaluated twice"
         pairs = [
@@ -137,14 +127,8 @@ def compare(runs: Sequence[RunRecords], metric: str) -> dict[str, Any]:
             for a, b in zip(run.first.tasks, run.last.tasks, strict=True)
             if metric in a.values and metric in b.values
         ]
-        before, after = [a for a, _ in pairs], [b for _, b in pairs]
-        change = paired_difference_ci95(before, after)
-        row["before_by_seed"].append(fmean(before))
-        row["after_by_seed"].append(fmean(after))
-        row["change_ci95_by_seed"].append([change.low, change.high])
-    row["before"], row["after"] = fmean(row["before_by_seed"]), fmean(row["after_by_seed"])
-    row["lifted"] = sum(low > 0 for low, _ in row["change_ci95_by_seed"])
-    return row
+        seeds.append(([a for a, _ in pairs], [b for _, b in pairs]))
+    return before_and_after(seeds)
 
 
 def by_kind(runs: Sequence[RunRecords], phase: int) -> dict[str, float]:

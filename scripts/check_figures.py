@@ -9,8 +9,9 @@ Above each figure or group of figures stands a mark, one line of Markdown that n
     <!-- figure: benchmarks/x.py commit abc1234 sources: src/assay/grpo src/assay/backends -->
 
 `commit` is the one at which the command was run, `sources` are the files and folders that decide its result; the
-benchmark itself always counts as one. Figures are stale where these differ between that commit and HEAD. Comments,
-docstrings and the layout of Python files do not count. What belongs to a mark ends at the next mark or heading.
+benchmark itself and what it imports of `benchmarks/` and `tests/` always count among them. Figures are stale where
+these differ between that commit and HEAD. Comments, docstrings and the layout of Python files do not count. What
+belongs to a mark ends at the next mark or heading.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from pathlib import Path
 PAGE = "docs/results.md"
 PHRASE = "Measured before later changes to"
 """What stale figures must say, followed by what has changed."""
+FOLDERS = ("benchmarks/", "tests/")
+"""Where a benchmark's helpers are; both stand on the path of imports."""
 _MARK = re.compile(r"^<!-- figure: (\S+) commit (\S+) sources: ([^>]*?) ?-->$", re.MULTILINE)
 _ALMOST = re.compile(r"^<!-- *figure.*$", re.MULTILINE)
 _END = re.compile(r"^(?:## |<!-- figure:)", re.MULTILINE)
@@ -98,7 +101,41 @@ def changed(root: Path, figure: Figure) -> list[str]:
     Raises:
         ValueError: its commit is not in the history of HEAD, or a source did not and does not exist.
     """
-    return list(_changed(root, figure.commit, (figure.benchmark, *figure.sources), _head(root)))
+    head = _head(root)
+    return list(_changed(root, figure.commit, _sources(root, figure, head), head))
+
+
+def _sources(root: Path, figure: Figure, head: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((figure.benchmark, *helpers(root, figure.benchmark, head), *figure.sources)))
+
+
+@cache
+def helpers(root: Path, benchmark: str, head: str) -> tuple[str, ...]:
+    """Files of `benchmarks/` and `tests/` that a benchmark imports, also by way of others, sorted."""
+    there = set(git(root, "ls-tree", "-r", "--name-only", head, "--", *FOLDERS).decode().splitlines())
+    found, unread = {benchmark}, [benchmark] if benchmark in there else []
+    while unread:
+        for module in _imported(git(root, "show", f"{head}:{unread.pop()}")):
+            path = module.replace(".", "/")
+            names = {f"{folder}{path}{end}" for folder in ("", *FOLDERS) for end in (".py", "/__init__.py")}
+            new = (names & there) - found
+            found |= new
+            unread += new
+    return tuple(sorted(found - {benchmark}))
+
+
+def _imported(text: bytes) -> Iterator[str]:
+    """Names that a Python file imports: of modules, and of what may be modules in them."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except SyntaxError:
+        return
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def _head(root: Path) -> str:
@@ -217,6 +254,22 @@ def stamped(page: str, benchmark: str, commit: str) -> str:
     return re.sub(rf"^{re.escape(start)}\S+", f"{start}{commit}", page, flags=re.MULTILINE)
 
 
+def refuse_uncommitted(root: Path, page: str, benchmark: str) -> None:
+    """Refuse to stamp figures that were measured with code that no commit has.
+
+    Raises:
+        ValueError: a source of theirs has changes that are not committed.
+    """
+    head = _head(root)
+    for figure in figures(page):
+        sources = _sources(root, figure, head) if figure.benchmark == benchmark else ()
+        if sources and (lines := git(root, "status", "--porcelain", "--", *sources).decode().splitlines()):
+            raise ValueError(
+                f"{lines[0][3:]} has changes that are not committed, so HEAD is not what {benchmark} was measured "
+                "with: commit them, measure, then stamp"
+            )
+
+
 def main(arguments: Sequence[str], root: Path) -> int:
     """Check, say, or stamp; see the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -230,6 +283,7 @@ def main(arguments: Sequence[str], root: Path) -> int:
         if args.say:
             page = said(root, page)
         for benchmark in args.stamp:
+            refuse_uncommitted(root, page, benchmark)
             page = stamped(page, benchmark, _head(root)[:7])
         (root / PAGE).write_text(page, encoding="utf-8")
         stale = [

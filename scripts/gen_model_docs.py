@@ -57,7 +57,9 @@ refused. The trial is too short to go beyond the window of a large model; that w
 absence of padding, and for the batched ones on the measurement above.
 
 Where rotary positions change with the length of the whole sequence (`dynamic`, `longrope`), the context of the model
-ends at its original length, because a token's log-probability would depend on what is sampled after it.
+ends at its original length, because a token's log-probability would depend on what is sampled after it. Where
+sparse attention chooses among the earlier tokens (`index_topk` and the like), the context ends where it begins to,
+since ties and rounding decide what is chosen. A warning says so.
 
 | Architecture | Class | How it runs | LoRA on all linear layers |
 | --- | --- | --- | --- |

@@ -96,6 +96,37 @@ def test_a_change_of_a_source_must_be_said(repository: Path, file: str, capsys: 
     assert f"benchmarks/x.py ({git(repository, 'rev-list', '--max-parents=0', 'HEAD')[:4]}" in capsys.readouterr().out
 
 
+def test_what_a_benchmark_imports_counts_among_its_sources(repository: Path) -> None:
+    first = commit(
+        repository,
+        benchmarks__x_py="from common.one import a\nfrom assay import b\n",
+        benchmarks__common__one_py="import support.two as two\na = 1\n",
+        tests__support__two_py="A = 1\n",
+        tests__support__three_py="A = 1\n",
+    )
+    run(repository, "--stamp", "benchmarks/x.py")
+    assert f"commit {first}" in page(repository)
+    commit(repository, tests__support__three_py="A = 2\n")
+    assert list(check_figures.problems(repository)) == []
+    commit(repository, tests__support__two_py="A = 2\n")
+    (problem,) = check_figures.problems(repository)
+    assert "tests/support/two.py changed since" in problem
+
+
+@pytest.mark.parametrize("file", ["src/used.py", "benchmarks/x.py"])
+def test_figures_of_code_that_no_commit_has_are_not_stamped(
+    repository: Path, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = page(repository)
+    (repository / "src/other.py").write_text("B = 2\n")
+    assert run(repository, "--stamp", "benchmarks/x.py") == 0
+    (repository / "docs/results.md").write_text(before)
+    (repository / file).write_text("A = 3\n")
+    assert run(repository, "--stamp", "benchmarks/x.py") == 2
+    assert f"{file} has changes that are not committed" in capsys.readouterr().err
+    assert page(repository) == before
+
+
 def test_figures_measured_again_are_stamped_and_say_nothing(repository: Path) -> None:
     before = page(repository)
     head = commit(repository, src__used_py="A = 2\n")

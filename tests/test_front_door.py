@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import subprocess
 import sys
-from typing import Any
+from pathlib import Path
 
 import pytest
 
+from assay.cli.options import config_of
+from assay.envs.base import build_data
+from assay.training.run.checkpoints import checkpoint_folder
+from assay.training.run.reader import find_checkpoint
+from assay.training.session import make_backend
+from assay.types import SamplingParams
 from support import plain_transformers
 from support.tiny_run import assert_same_run, read_lines
 from support.wheel import InstalledAssay, install
@@ -98,20 +105,14 @@ def test_compare_says_whether_a_gain_is_noise(assay: InstalledAssay) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_exported_folder_generates_the_same_tokens_in_transformers(assay: InstalledAssay) -> None:
+def test_the_exported_folder_generates_the_same_tokens_in_transformers(
+    assay: InstalledAssay, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assay("export", "run", "--merge", "model")
     prompts = ["3,4:", "9,1:", "0,0:"]
-    ours = output_of(assay, ["-P", "-c", GREEDY, *prompts])
     request = {"model": {"prompts": prompts, "max_tokens": 2}}
-    theirs = output_of(assay, [plain_transformers.__file__], request)["model"]
-    assert not theirs["assay"], "the folder is loaded without Assay"
-    assert [answer["tokens"] for answer in theirs["answers"]] == ours
-
-
-def output_of(assay: InstalledAssay, arguments: list[str], request: object = None) -> Any:
-    """What a program prints as JSON, in the place and environment of the installed package."""
     done = subprocess.run(
-        [sys.executable, *arguments],
+        [sys.executable, plain_transformers.__file__],
         input=json.dumps(request),
         capture_output=True,
         text=True,
@@ -120,29 +121,17 @@ def output_of(assay: InstalledAssay, arguments: list[str], request: object = Non
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    theirs = json.loads(done.stdout.splitlines()[-1])["model"]
+    assert not theirs["assay"], "the folder is loaded without Assay"
+    monkeypatch.chdir(assay.place)
+    assert [answer["tokens"] for answer in theirs["answers"]] == asyncio.run(greedy(Path("run"), prompts))
 
 
-GREEDY = """
-import asyncio, json, sys
-from pathlib import Path
-from assay.cli.options import config_of
-from assay.envs.base import build_data
-from assay.training.run.checkpoints import checkpoint_folder
-from assay.training.run.reader import find_checkpoint
-from assay.training.session import make_backend
-from assay.types import SamplingParams
-
-async def main(prompts):
-    run = Path("run")
+async def greedy(run: Path, prompts: list[str]) -> list[list[int]]:
+    """The likeliest two tokens after each prompt, by the run's last checkpoint."""
     config = config_of(run, [])
     data = build_data(config.active_builder, config.build_context())
     backend = await make_backend(config, data, checkpoint_folder(run, find_checkpoint(run)).joinpath("policy"))
     ids = [backend.tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
-    stop = (backend.tokenizer.eos_token_id,)
-    params = SamplingParams(2, temperature=1.0, top_k=1, stop=stop)
-    found = await backend.sample(ids, params, list(range(len(ids))))
-    print(json.dumps([list(c.tokens) for c in found]))
-
-asyncio.run(main(sys.argv[1:]))
-"""
+    params = SamplingParams(2, temperature=1.0, top_k=1, stop=(backend.tokenizer.eos_token_id,))
+    return [list(c.tokens) for c in await backend.sample(ids, params, list(range(len(ids))))]

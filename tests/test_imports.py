@@ -227,6 +227,15 @@ def test_no_folder_holds_more_modules_than_one_can_look_over() -> None:
     assert {str(folder): count for folder, count in folders.items() if count > MOST_MODULES} == {}
 
 
+MOST_LINES = 400
+"""In one file. One that is longer holds more than one thing."""
+
+
+def test_no_file_is_longer_than_one_can_read_at_a_sitting() -> None:
+    lines = {module_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in modules()}
+    assert {module: count for module, count in lines.items() if count > MOST_LINES} == {}
+
+
 APART = {"verl": "integrations/verl"}
 """Folders of tests that are run in another environment -> the room that they test."""
 

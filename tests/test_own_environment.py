@@ -1,4 +1,4 @@
-"""An environment in a file of one's own: a whole run of it, from a wheel, in another directory."""
+"""An environment in a file of one's own: a whole run of it, in another directory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 
 from assay.config import resolved
 from assay.training.config import TrainingConfig, load_config
-from support.tiny_run import assert_same_run, read_lines
-from support.wheel import InstalledAssay, install
+from support.tiny_run import assert_same_run, kill, read_lines
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "own_env.py"
@@ -36,35 +35,39 @@ SETTINGS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds Assay as its wheel installs it."""
-    return install(tmp_path_factory.mktemp("installed"))
-
-
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     shutil.copy(EXAMPLE, tmp_path / "own_env.py")
     return tmp_path
 
 
-@pytest.fixture
-def assay(installed: Path, place: Path) -> InstalledAssay:
-    return InstalledAssay(installed, place)
-
-
 def test_the_example_is_short() -> None:
     assert len([line for line in EXAMPLE.read_text().splitlines() if line.strip()]) <= 30
 
 
-@pytest.mark.timeout(600)
-def test_it_is_trained_killed_resumed_evaluated_and_rescored(assay: InstalledAssay, place: Path) -> None:
-    train = ["train", *SETTINGS, "log_path=run"]
-    err = assay.kill(*train, run=place / "run", steps=5)
-    assert "LargestDigit" in err, "the plan names the environment"
+def test_it_is_trained_killed_resumed_evaluated_and_rescored(
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Commands in this process; `test_front_door.py` gives each a process of its own."""
+    from assay.cli.main import main
 
+    monkeypatch.chdir(place)
+
+    def assay(*arguments: str) -> tuple[str, str]:
+        """What a command prints, and what it logs."""
+        caplog.clear()
+        assert main(arguments) == 0, capsys.readouterr().err
+        said = capsys.readouterr()
+        return said.out, said.err + caplog.text
+
+    train = ["train", *SETTINGS, "log_path=run"]
+    kill(load_config(None, train[1:]), "assay.grpo.trainer", "GRPOTrainer.update", 6)
     _, err = assay(*train)
-    assert "Resuming after step" in err and "changed" not in err
+    assert "LargestDigit" in err, "the plan names the environment"
+    assert "Resuming after step 3" in err and "changed" not in err
     rewards = [line["reward/mean"] for line in read_lines(place / "run" / "metrics.jsonl") if "reward/mean" in line]
     assert len(rewards) == 8
     record = json.loads((place / "run" / "config.json").read_text())
@@ -78,8 +81,7 @@ def test_it_is_trained_killed_resumed_evaluated_and_rescored(assay: InstalledAss
     again = json.loads(out)
     assert again["rollouts"] > 0 and again["changed"] == 0 and again["errored"] == 0
 
-    whole = ["train", *SETTINGS, "log_path=whole"]
-    assay(*whole)
+    assay("train", *SETTINGS, "log_path=whole")
     assert_same_run(place / "run", place / "whole")
 
     text = (place / "own_env.py").read_text()

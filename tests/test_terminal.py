@@ -4,7 +4,8 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.terminal import clipped, inert
+from assay.errors import first_line
+from assay.terminal import clipped, inert, quoted, shown
 from assay.training.logs import StderrHandler
 
 ESCAPES = [
@@ -53,3 +54,12 @@ def test_the_log_prints_what_it_quotes_inert(capsys):
     handler = StderrHandler()
     handler.handle(logging.makeLogRecord({"msg": "first\nreason: %s", "args": (ESCAPES[0],)}))
     assert capsys.readouterr().err == "first\nreason: ␛[2J␛[H\n"
+
+
+def test_values_are_shown_on_one_line_and_cut_where_they_are_long() -> None:
+    assert quoted("a\nb", 3) == repr("a\nb")
+    assert quoted("abcd", 3) == "'abc...'"
+    assert shown({"a": 1}, 20) == "{'a': 1}"
+    assert shown("x" * 100, 20) == "'" + "x" * 16 + "..."
+    assert first_line(ValueError("\none\ntwo")) == "one"
+    assert first_line(ValueError()) == "ValueError"

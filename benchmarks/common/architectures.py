@@ -58,6 +58,12 @@ SPECIAL: dict[str, Settings] = {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
     },
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "youtu"), LATENT),
+    "deepseek_v4": {
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+        "compress_rates": {"compressed_sparse_attention": 12, "heavily_compressed_attention": 13},
+        **{"index_n_heads": 4, "index_head_dim": 16},
+    },
     "falcon_h1": {"mamba_d_ssm": 64},
     "gemma3": {
         "text_config": {"model_type": "gemma3_text", "layer_types": ["sliding_attention", "full_attention"]}

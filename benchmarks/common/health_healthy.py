@@ -57,8 +57,12 @@ SETTINGS: Mapping[str, tuple[str, int, int, Mapping[str, Any]]] = {
     "strong penalty": ("balanced", 4, 4, {"kl_penalty_coef": 0.3}),
     "all a's": ("all_a", 4, 4, {"learning_rate": 2e-4}),
     "little noise": ("shaky", 4, 4, {"learning_rate": 5e-4}),
+    "two plateaus": ("brief_a", 8, 4, {"learning_rate": 4e-3, "kl_penalty_coef": 0.05, "max_tokens": 10}),
 }
 """Name -> reward, groups, rollouts a group, settings that differ from those of `tiny_run`."""
+
+
+# The last one is the undisturbed run of `health_rescue.py`: its KL multiplies at each step up.
 
 
 def healthy_series(name: str, seed: int, folder: Path, steps: int = STEPS) -> list[Step]:

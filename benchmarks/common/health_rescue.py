@@ -27,14 +27,26 @@ from assay.grpo.config import AlgorithmConfig
 from assay.grpo.health.config import HealthConfig
 from assay.training.config import EvalConfig, OptimizerConfig, TrainingConfig, load_config
 from assay.training.loop import train
-from common.health_runs import REWARDS, SFT_STEPS, WATCHING, RewardedBuilder, from_call, settings_of, share
+from common.health_runs import (
+    REWARDS,
+    SFT_STEPS,
+    WATCHING,
+    RewardedBuilder,
+    brief_a,
+    from_call,
+    observation,
+    settings_of,
+    share,
+)
 from support.tiny_run import tiny
 
-ONSET, STEPS, RATE = 60, 200, 4e-3
+ONSET, STEPS, RATE = 60, 400, 4e-3
 """Batch at which a fault from outside begins, batches of a run, and the learning rate of the undisturbed one: what
-learns the task within half of the batches, so that there is time to learn it again after a rollback."""
+learns the task within half of the batches, so that there is time to learn it again at a lower rate."""
 Arm = Literal["undisturbed", "watched", "acting"]
 ARMS: tuple[Arm, ...] = get_args(Arm)
+LAST = 3
+"""Evaluations, ten batches apart, whose mean is a run's final reward: single ones of 64 rollouts differ by 0.05."""
 RESCUED = 0.8
 """Share of what the undisturbed run gained that a rescued run keeps."""
 LOST = 0.2
@@ -62,7 +74,7 @@ class Outcome:
     """`stopped`: by the monitor; `failed`: by another error of Assay."""
     start: float
     final: float
-    """Held-out reward before RL and at the last evaluation."""
+    """Held-out reward before RL, and the mean of the last three evaluations."""
     rollbacks: int
     alarms: tuple[tuple[int, str], ...]
     """(RL batch, kind) of every event but health reports."""
@@ -71,6 +83,10 @@ class Outcome:
     """The largest held-out reward on the way; evaluated every ten batches."""
     constant: float = 0.0
     """Share of groups with equal rewards in the last ten batches."""
+    evals: tuple[tuple[int, float], ...] = ()
+    """(RL batches done, held-out reward) of every evaluation."""
+    series: tuple[Mapping[str, float], ...] = ()
+    """What the monitor saw of each RL batch, to judge it again by other rules."""
 
 
 # Faults of the reward: by the step of training, so that held-out tasks (step -1) are judged as intended.
@@ -86,11 +102,6 @@ def other_task(text: str, step: int) -> dict[str, float]:
     return {"right": share(text, "a" if step < ONSET else "3")}
 
 
-def brief_a(text: str, step: int) -> dict[str, float]:
-    """What is meant: a's, and an end before the limit."""
-    return {"right": share(text, "a") * (1.0 if len(text) < 8 else 0.5)}
-
-
 def noisy_a(text: str, step: int) -> dict[str, float]:
     """Mostly chance, around what is meant."""
     return {
@@ -99,7 +110,7 @@ def noisy_a(text: str, step: int) -> dict[str, float]:
     }
 
 
-REWARDS.update({r.__name__: r for r in (flipped, other_task, noisy_a, brief_a)})
+REWARDS.update({r.__name__: r for r in (flipped, other_task, noisy_a)})
 
 
 def rate_grows() -> Any:
@@ -187,12 +198,19 @@ def outcome(name: str, arm: Arm, seed: int, folder: Path, lr_factor: float | Non
         return ended(tiny(folder, **(settings | collapse.settings)))
 
 
-def chess_outcome(arm: Arm, rate: float, folder: Path, batches: int) -> Outcome:
-    """Run one arm of the small chess task of the documentation, whose right learning rate is 5e-4."""
-    overrides = [f"log_path={folder}", f"max_batches={batches}", "eval_every=10", "eval.max_tasks=100", "save_every=5"]
-    overrides += ["tensorboard_enabled=false", "local.device=cpu", "grpo.health.report_every=0", "sft.num_steps=200"]
+CHESS_COLLAPSES: Mapping[str, tuple[str, ...]] = {
+    "chess, rate x20, weak penalty": ("learning_rate=0.01", "kl_penalty_coef=0.001"),
+    "chess, rate x100": ("learning_rate=0.05",),
+}
+"""Settings of the chess preset, which learns at a rate of 5e-4."""
+
+
+def chess_outcome(name: str, arm: Arm, seed: int, folder: Path, batches: int = 120) -> Outcome:
+    """Run one arm of a collapse of the chess preset's first batches."""
+    overrides = [f"log_path={folder}", f"seed={seed}", f"max_batches={batches}", "eval_every=10", "eval.max_tasks=100"]
+    overrides += ["save_every=5", "tensorboard_enabled=false", "local.device=cpu", "grpo.health.report_every=0"]
     if arm != "undisturbed":
-        overrides += [f"learning_rate={rate}", "kl_penalty_coef=0.001"]
+        overrides += CHESS_COLLAPSES[name]
     if arm != "acting":
         overrides += [f"grpo.health.actions.{rule}=warn" for rule in WATCHING]
     return ended(load_config("chess", overrides))
@@ -212,18 +230,21 @@ def ended(config: TrainingConfig) -> Outcome:
         logging.disable(logging.NOTSET)
     rows = [json.loads(line) for line in (config.log_path / "metrics.jsonl").read_text().splitlines()]
     events = [json.loads(line) for line in (config.log_path / "events.jsonl").read_text().splitlines()]
-    rewards = [row["eval/reward/mean"] for row in rows if row.get("eval/reward/mean") is not None]
+    evals = tuple((row["step"], row["eval/reward/mean"]) for row in rows if row.get("eval/reward/mean") is not None)
+    rewards = [reward for _, reward in evals]
     constant = [row["rollout/constant_group_fraction"] for row in rows if row["phase"] == "rl"]
     before = sum(row["phase"] == "sft" for row in rows)
     return Outcome(
         how,
         rewards[0],
-        rewards[-1] if len(rewards) > 1 else math.nan,
+        fmean(rewards[1:][-LAST:]) if len(rewards) > 1 else math.nan,
         sum(event["kind"] == "rollback" for event in events),
         tuple((event["step"] - before + 1, event["kind"]) for event in events if event["kind"] != "health_report"),
         message,
         max(rewards),
         fmean(constant[-10:]) if constant else 0.0,
+        tuple((max(0, step - before + 1), reward) for step, reward in evals),
+        tuple(observation(row) for row in rows if row["phase"] == "rl"),
     )
 
 
@@ -236,10 +257,21 @@ def collapsed(watched: Outcome, undisturbed: Outcome) -> bool:
     return watched.final < undisturbed.start + RESCUED * gain and lost
 
 
+def level_at(run: Outcome, batches: int) -> float:
+    """Held-out reward after so many batches, or where the run ended before: the mean of the last three evaluations."""
+    rewards = [reward for done, reward in run.evals if 0 < done <= batches]
+    return fmean(rewards[-LAST:]) if rewards else math.nan
+
+
+def keeps(acting: Outcome, undisturbed: Outcome, batches: int = STEPS) -> bool:
+    """Whether the run has most of what the undisturbed one has gained after so many batches."""
+    gain = level_at(undisturbed, batches) - undisturbed.start
+    return level_at(acting, batches) >= undisturbed.start + RESCUED * gain
+
+
 def rescued(acting: Outcome, undisturbed: Outcome) -> bool:
     """Whether the run came to its end with most of what the undisturbed one gained."""
-    gain = undisturbed.final - undisturbed.start
-    return acting.ended == "done" and acting.final >= undisturbed.start + RESCUED * gain
+    return acting.ended == "done" and keeps(acting, undisturbed)
 
 
 def as_json(found: Outcome) -> dict[str, Any]:

@@ -60,6 +60,11 @@ def all_a(text: str, step: int) -> dict[str, float]:
     return {"right": share(text, "a")}
 
 
+def brief_a(text: str, step: int) -> dict[str, float]:
+    """What is meant: a's, and an end before the limit."""
+    return {"right": share(text, "a") * (1.0 if len(text) < 8 else 0.5)}
+
+
 def hackable(text: str, step: int) -> dict[str, float]:
     """Meant are a's; digits earn a little bonus each, which soon is worth more."""
     return {"right": share(text, "a"), "bonus": 0.25 * sum(map(text.count, "123"))}
@@ -87,7 +92,9 @@ def wrong_unit(text: str, step: int) -> dict[str, float]:
     return {name: scale * value for name, value in balanced(text, step).items()}
 
 
-REWARDS: dict[str, Reward] = {r.__name__: r for r in (balanced, all_a, hackable, noisy, long, broken, wrong_unit)}
+REWARDS: dict[str, Reward] = {
+    r.__name__: r for r in (balanced, all_a, brief_a, hackable, noisy, long, broken, wrong_unit)
+}
 
 
 @dataclass(frozen=True)

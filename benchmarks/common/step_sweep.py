@@ -23,7 +23,7 @@ from assay.backends.config import LocalBackend
 from assay.backends.local.backend import TorchBackend
 from common import summary
 from common.plain_step import PlainSteps
-from common.whole_steps import AssaySteps, Work, alternate, run_blocking, trl_trainer, word_tokenizer
+from common.whole_steps import AssaySteps, Work, alternate, run_blocking, trl_trainer, word_steps, word_tokenizer
 
 VOCAB, MAX_TOKENS, COMPLETIONS = 512, 12, 64
 ATTENTION = ("sdpa", "eager")
@@ -77,7 +77,7 @@ def make_model(attention: str = "sdpa") -> Any:
 def assay_steps(work: Work) -> AssaySteps:
     """Assay's side on the CPU."""
     backend = TorchBackend(make_model(), word_tokenizer(VOCAB), LocalBackend(device="cpu"))
-    return AssaySteps(backend, work)
+    return word_steps(backend, work)
 
 
 def sweep_cell(work: Work, block: int, repeats: int) -> dict[str, Any]:

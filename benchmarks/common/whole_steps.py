@@ -91,11 +91,13 @@ class _WordsGroup(EnvGroupBuilder):
 
 
 class AssaySteps:
-    """Assay's side."""
+    """Assay's side: TRL's clipped loss without KL or weight decay, averaged over tokens, on every completion."""
 
-    def __init__(self, backend: TorchBackend, work: Work) -> None:
-        """The backend's tokenizer is that of `word_tokenizer`."""
-        self._backend, self._work = backend, work
+    def __init__(
+        self, backend: TorchBackend, builders: Callable[[int], Sequence[EnvGroupBuilder]], group: int, max_tokens: int
+    ) -> None:
+        """`builders` makes the groups of a step, `group` completions each."""
+        self._backend, self._builders, self._group, self._max_tokens = backend, builders, group, max_tokens
         self._renderer = PlainRenderer(backend.tokenizer)
         config = GRPOConfig(
             loss_fn="ppo",
@@ -108,43 +110,36 @@ class AssaySteps:
         self._trainer = GRPOTrainer.over(backend, config)
         self.lengths: list[float] = []
         """Mean number of completion tokens of each step."""
+        self.rewards: list[float] = []
+        """Mean reward of each step."""
 
     async def steps(self, first: int, count: int) -> None:
         """Steps `first` to `first + count`."""
-        params = SamplingParams(self._work.max_tokens)
         for index in range(first, first + count):
-            builders = [_WordsGroup(prompt) for prompt in self._work.texts(index)]
-            prepared = await prepare(builders, self._work.group_size)
+            prepared = await prepare(self._builders(index), self._group)
+            params = SamplingParams(self._max_tokens)
             groups = await run_groups(prepared, self._backend, self._renderer, params, max_turns=1, seed=index)
             metrics = (await self._trainer.update(groups)).rollouts
             self.lengths.append(metrics["rollout/completion_tokens_mean"])
+            self.rewards.append(metrics["reward/mean"])
 
 
-def trl_trainer(
-    model: Any, work: Work, steps: int, *, micro_batch: int | None = None, lengths: list[float], **settings: Any
-) -> Any:
-    """TRL's `GRPOTrainer` for so many steps; `settings` are fields of its config.
+def word_steps(backend: TorchBackend, work: Work) -> AssaySteps:
+    """Assay's side on random words; the backend's tokenizer is that of `word_tokenizer`."""
+    builders = lambda index: [_WordsGroup(prompt) for prompt in work.texts(index)]  # noqa: E731
+    return AssaySteps(backend, builders, work.group_size, work.max_tokens)
 
-    Args:
-        micro_batch: completions in one pass; None puts the whole batch into one.
-        lengths: gets the mean number of completion tokens of each step.
-    """
-    from datasets import Dataset
+
+def trl_config(completions: int, group: int, max_tokens: int, steps: int, **settings: Any) -> Any:
+    """TRL's config for the same steps, whole batches in one pass; `settings` are fields of it that replace these."""
     from trl import GRPOConfig as TrlConfig
-    from trl import GRPOTrainer as TrlTrainer
 
-    def reward(completions: list[str], completion_ids: list[list[int]], **_: object) -> list[float]:
-        lengths.append(sum(map(len, completion_ids)) / len(completion_ids))
-        return [reward_of(text) for text in completions]
-
-    part = micro_batch or work.completions
-    config = TrlConfig(
+    return TrlConfig(
         **{
             "output_dir": tempfile.gettempdir(),  # nothing is saved
-            "per_device_train_batch_size": part,
-            "gradient_accumulation_steps": work.completions // part,
-            "num_generations": work.group_size,
-            "max_completion_length": work.max_tokens,
+            "per_device_train_batch_size": completions,
+            "num_generations": group,
+            "max_completion_length": max_tokens,
             "max_steps": steps,
             "learning_rate": LEARNING_RATE,
             "lr_scheduler_type": "constant",
@@ -163,6 +158,27 @@ def trl_trainer(
             **settings,
         }
     )
+
+
+def trl_trainer(
+    model: Any, work: Work, steps: int, *, micro_batch: int | None = None, lengths: list[float], **settings: Any
+) -> Any:
+    """TRL's `GRPOTrainer` for so many steps; `settings` are fields of its config.
+
+    Args:
+        micro_batch: completions in one pass; None puts the whole batch into one.
+        lengths: gets the mean number of completion tokens of each step.
+    """
+    from datasets import Dataset
+    from trl import GRPOTrainer as TrlTrainer
+
+    def reward(completions: list[str], completion_ids: list[list[int]], **_: object) -> list[float]:
+        lengths.append(sum(map(len, completion_ids)) / len(completion_ids))
+        return [reward_of(text) for text in completions]
+
+    part = micro_batch or work.completions
+    parts = {"per_device_train_batch_size": part, "gradient_accumulation_steps": work.completions // part}
+    config = trl_config(work.completions, work.group_size, work.max_tokens, steps, **parts, **settings)
     rows = Dataset.from_list([{"prompt": text} for step in range(steps) for text in work.texts(step)])
     tokenizer = word_tokenizer(work.vocab)
     return TrlTrainer(model, reward, config, train_dataset=rows, processing_class=tokenizer)

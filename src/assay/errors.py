@@ -10,6 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; the name of its class where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 class AssayError(Exception):
     """Base of every error that Assay raises on purpose."""
 
@@ -33,6 +38,12 @@ class MissingDependencyError(AssayError, ImportError):
 
 class EngineError(AssayError, RuntimeError):
     """A verifier program (such as Stockfish) is missing, died or hung; its answer is unknown, not wrong."""
+
+
+class DeadlineError(AssayError, TimeoutError):
+    """What is being checked did not come to an end in the time that it was given."""
+
+    exit_code = 3
 
 
 class SandboxError(AssayError, RuntimeError):

@@ -219,9 +219,14 @@ def in_words(error: BaseException) -> str:
     said = " ".join(said.split()).rstrip(".")
     if len(said) > MOST_CHARACTERS:
         said = f"{said[:MOST_CHARACTERS]}..."
+    return f"{said}{place_of(error)}"
+
+
+def place_of(error: BaseException) -> str:
+    """The innermost line of a user's own code that an error came from, ` (FILE, line N)`; empty where there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not f.filename.startswith((*_NOT_THEIRS, "<"))]
-    return f"{said} ({own[-1].filename}, line {own[-1].lineno})" if own else said
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
 
 
 def digest(path: Path) -> str:

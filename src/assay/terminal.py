@@ -35,6 +35,17 @@ def _shown(character: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+def quoted(text: str, most: int) -> str:
+    """A text as Python writes it, of at most `most` characters of its own; dots stand for what was cut off."""
+    return repr(text if len(text) <= most else f"{text[:most]}...")
+
+
+def shown(value: object, most: int) -> str:
+    """A value as Python writes it, on one line of at most `most` characters; dots stand for what was cut off."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def clipped(text: str, width: int) -> str:
     """One line that is at most `width` characters long; an ellipsis stands for what was cut off."""
     return text if len(text) <= width else f"{text[: max(0, width - 1)]}\u2026"

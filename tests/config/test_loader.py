@@ -292,6 +292,10 @@ def test_missing_and_unreadable_sources(tmp_path: Path) -> None:
         (["max_turns=9"], "read only when mode is multi_turn, and mode=single_turn"),
         (["temperature=0"], "must be above 0"),
         (["num_substeps=17"], "Lower num_substeps"),
+        (
+            ["rollout_epochs=2", "grpo.buffer_capacity=3"],
+            "16 groups, so the others would be sampled and never trained on",
+        ),
         (["num_substeps=0"], "num_substeps=0 must be at least 1"),
         (["max_errored_fraction=1.5"], "max_errored_fraction=1.5 must be at most 1"),
         (["gamma=1.5"], "gamma=1.5 must be at most 1"),
@@ -442,3 +446,9 @@ def test_only_the_reason_is_said_why_nothing_reads_a_setting(arguments: list[str
     with pytest.raises(ConfigError) as error:
         load_config(None, arguments)
     assert str(error.value).count(", and ") == 1 and f", and {reason}" in str(error.value)
+
+
+def test_a_value_in_quotes_is_not_taken_for_a_setting_of_the_same_name() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load_config("chess", ["grpo.health.actions.foo=warn"])
+    assert "'entropy_floor'" in str(refusal.value) and "grpo.health.actions.foo=warn: this" in str(refusal.value)

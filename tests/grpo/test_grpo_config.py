@@ -255,6 +255,8 @@ HEALTH: dict[str, Alarm] = {
     "actions": Alarm({"entropy_floor": "stop"}, {"entropy": lambda i: 0.01}, None),
     "max_rollbacks": Alarm(0, {"loss": at(5)}, None),
     "rollback_lr_factor": Alarm(0.1, {}, None),
+    "lr_recovery_steps": Alarm(5, {}, None),
+    "recovery_steps": Alarm(15, {"reward/mean": lambda i: 0.5 if i < 30 else 0.3}, None),
     "quiet_steps": Alarm(2, {"loss": at(5, 10)}, None),
     "window": Alarm(
         10, {"kl_div": growing(0.1, 1.1), "kl_div_95pct": growing(0.1, 1.1)}, False
@@ -274,8 +276,8 @@ HEALTH: dict[str, Alarm] = {
     "mismatch_ratio_limit": Alarm(1.0, MISMATCHED, False),
     "mismatch_kl_limit": Alarm(0.1, MISMATCHED, False),
     "grad_norm_limit": Alarm(1000.0, {"grad_norm": lambda i: 500.0}, False),
-    "grad_norm_spike_factor": Alarm(2.0, {"grad_norm": lambda i: 1.0 if i < 29 else 5.0}, True),
-    "grad_norm_harmless": Alarm(10.0, {"grad_norm": lambda i: 0.1 if i < 29 else 5.0}, False),
+    "grad_norm_spike_factor": Alarm(2.0, {"grad_norm": lambda i: 1.0 if i < 28 else 5.0}, True),
+    "grad_norm_harmless": Alarm(10.0, {"grad_norm": lambda i: 0.1 if i < 28 else 5.0}, False),
     "part_divergence_share": Alarm(
         100.0, {"part/a": lambda i: 0.1 * i, "part/b": lambda i: -0.1 * i, "reward/mean": lambda i: 0.0}, False
     ),
@@ -283,14 +285,17 @@ HEALTH: dict[str, Alarm] = {
 
 
 def course(config: HealthConfig, changes: Mapping[str, Series]) -> tuple[int, Any]:
-    """Thirty steps of a monitor: how many alarms it raised, and everything that it said."""
-    monitor, said, alarms = HealthMonitor(config), [], 0
-    for i in range(30):
+    """Thirty steps of a monitor, two rollbacks, and thirty steps more: how many alarms the first raised, and everything
+    that it said."""
+    monitor, said, alarms = HealthMonitor(config), [], []
+    for i in range(60):
         found = monitor.observe({name: series(i) for name, series in (CALM | dict(changes)).items()})
-        alarms += len(found)
+        alarms.append(len(found))
         said.append(([(f.rule, f.action) for f in found], monitor.decide(found), monitor.report_due))
-    monitor.rolled_back()
-    return alarms, (said, monitor.learning_rate_factor)
+        if i == 29:
+            monitor.rolled_back()
+            monitor.rolled_back()
+    return sum(alarms[:30]), (said, monitor.learning_rate_factor)
 
 
 @pytest.mark.parametrize("name", HEALTH)

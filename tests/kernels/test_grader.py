@@ -20,8 +20,8 @@ from assay.kernels.compile.stage import TRITON_HARNESS
 from assay.kernels.compile.toolkit import find_toolkit
 from assay.kernels.config import GraderConfig
 from assay.kernels.grader import Grader
+from assay.kernels.numerics.calls import HARNESS as NUMERICS
 from assay.kernels.numerics.reference import fit_problem
-from assay.kernels.numerics.stage import HARNESS as NUMERICS
 from assay.kernels.prepared import MAX_PREPARED, Preparations, Prepared
 from assay.kernels.problems.scaling import unscaled
 from assay.kernels.problems.sources import Problem, make_problem

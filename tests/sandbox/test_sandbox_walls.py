@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,13 +24,14 @@ GOOD = Job("def run(inputs, header):\n    return [inputs[0][::-1]]", "assay.sand
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def told() -> Iterator[dict[str, Any]]:
     """What attackers are told: where a secret lies, and who listens."""
-    secret = tmp_path_factory.mktemp("secrets") / "secret"
+    folder = tempfile.TemporaryDirectory()  # on disk, not in the memory where other tests write, which no sandbox shows
+    secret = Path(folder.name) / "secret"
     secret.write_text("hunter2", encoding="utf-8")
     os.environ[VARIABLE] = "hunter2"
     abstract = f"assay-test-{os.getpid()}"
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as unix:
+    with folder, socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as unix:
         unix.bind("\0" + abstract)
         unix.listen()
         yield {

@@ -17,8 +17,8 @@ from assay.kernels.arrays import HostTensor, Value, host_tensor, size_in_bytes
 from assay.kernels.config import GraderConfig
 from assay.kernels.frames import Frame
 from assay.kernels.grader import Grader
+from assay.kernels.numerics.calls import HARNESS
 from assay.kernels.numerics.reference import ReferenceProcess
-from assay.kernels.numerics.stage import HARNESS
 from assay.kernels.problems.sources import Problem
 from assay.kernels.sandboxes import HIDDEN, WORKER_ENVIRONMENT
 from assay.kernels.verdicts import Verdict

@@ -130,12 +130,12 @@ def test_a_run_that_goes_on_or_is_complete_is_planned_as_that(tmp_path: Path) ->
 
 
 def test_batches_with_a_checkpoint_are_listed_as_ranges() -> None:
-    from assay.training.run.resume import _listed
+    from assay.training.run.starting_point import as_ranges
 
-    assert _listed([]) == "none"
-    assert _listed([0, 2]) == "0, 2"
-    assert _listed(range(0, 1001, 10)) == "0 to 1000 by 10"
-    assert _listed([0, 1, 2, 3, 7, 10, 20, 30, 40, 45]) == "0 to 3, 7, 10 to 40 by 10, 45"
+    assert as_ranges([]) == "none"
+    assert as_ranges([0, 2]) == "0, 2"
+    assert as_ranges(range(0, 1001, 10)) == "0 to 1000 by 10"
+    assert as_ranges([0, 1, 2, 3, 7, 10, 20, 30, 40, 45]) == "0 to 3, 7, 10 to 40 by 10, 45"
 
 
 # What is estimated

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -412,3 +413,20 @@ def test_weights_and_biases_offline_changes_nothing_else(
     run(tiny(tmp_path / "run", wandb_project="tiny", wandb_name="offline"))
     assert list((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
     assert outcome(tmp_path / "run")["checkpoints"] == outcome(reference)["checkpoints"]
+
+
+def test_a_run_keeps_objects_out_of_garbage_collection_unless_its_program_does() -> None:
+    from assay.training.loop import _fixed_objects
+
+    gc.unfreeze()
+    try:
+        with _fixed_objects():
+            assert gc.get_freeze_count() > 1000
+        assert gc.get_freeze_count() == 0
+        gc.freeze()
+        there = gc.get_freeze_count()
+        with _fixed_objects():
+            pass
+        assert gc.get_freeze_count() > there / 2, "what the program froze stays frozen"
+    finally:
+        gc.freeze()  # as `conftest.py` left it

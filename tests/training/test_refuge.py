@@ -38,8 +38,8 @@ def long(path: Path, **changes: Any) -> TrainingConfig:
 
 
 def scripted_kl(monkeypatch: pytest.MonkeyPatch, values: Sequence[float]) -> None:
-    """What is measured of the KL, by training step of this process; the last value stays."""
-    original = trainer.sampled_metrics
+    """What is measured of the KL, by training step of this process; the last value stays. The reward is flat."""
+    original, of_rollouts = trainer.sampled_metrics, trainer.rollout_metrics
     place = -1
 
     async def sampled_metrics(*args: Any, **kwargs: Any) -> dict[str, float]:
@@ -48,7 +48,9 @@ def scripted_kl(monkeypatch: pytest.MonkeyPatch, values: Sequence[float]) -> Non
         kl = values[min(place, len(values) - 1)]
         return await original(*args, **kwargs) | {"sampled_kl": kl, "sampled_kl_95pct": 2 * kl}
 
+    flat = {"reward/mean": 0.5, "reward/std": 0.1, "reward/min": 0.0, "reward/max": 1.0}
     monkeypatch.setattr(trainer, "sampled_metrics", sampled_metrics)
+    monkeypatch.setattr(trainer, "rollout_metrics", lambda groups: of_rollouts(groups) | flat)
 
 
 def events(path: Path, kind: str) -> list[str]:

@@ -54,7 +54,7 @@ def qualified(text: str, parent: str, names: Iterable[str]) -> str:
     """A message about a node as it reads from above: the node's settings, where it names them, by their whole keys.
 
     A name that is a word of English too (`task`) is one only where `=` or what is below it follows, at the beginning,
-    and after words such as `Set` and `remove`.
+    and after words such as `Set` and `remove`. One in single quotes is a value.
     """
     listed = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
 
@@ -63,7 +63,7 @@ def qualified(text: str, parent: str, names: Iterable[str]) -> str:
         plain = "_" not in key and "." not in key and text[found.end() : found.end() + 1] != "="
         return key if plain and not _SAID_BEFORE.search(before) else f"{parent}.{key}"
 
-    return re.sub(rf"(?<![\w./=-])(?:{listed})(?:\.(?:\w+|\*))*(?![\w/-])", whole, text) if listed else text
+    return re.sub(rf"(?<![\w./='-])(?:{listed})(?:\.(?:\w+|\*))*(?![\w/-])", whole, text) if listed else text
 
 
 def idle(node: object) -> Iterator[IdleSetting]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from assay.errors import DataError, MissingDependencyError
+from assay.errors import DataError, MissingDependencyError, first_line
 from assay.types import Json
 
 Record = Mapping[str, Json]
@@ -153,7 +153,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Record]]:
             for batch in file.iter_batches(batch_size=1000):
                 yield from ((f"{path}, row {next(number)}", _plain(row)) for row in batch.to_pylist())
     except (ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read as parquet: {_first_line(error)}") from error
+        raise DataError(f"{path} cannot be read as parquet: {first_line(error)}") from error
 
 
 def _from_datasets(data: Any, name: str, split: str) -> Iterator[tuple[str, Record]]:
@@ -174,7 +174,7 @@ def _saved(path: Path) -> Any:
     try:
         return load_from_disk(str(path))
     except (OSError, ValueError, DatasetsError) as error:
-        raise DataError(f"{path} cannot be read as a saved data set: {_first_line(error)}") from error
+        raise DataError(f"{path} cannot be read as a saved data set: {first_line(error)}") from error
 
 
 def _hub(name: str, subset: str | None) -> Any:
@@ -187,11 +187,11 @@ def _hub(name: str, subset: str | None) -> Any:
     try:
         return load_dataset(name, subset)
     except DatasetGenerationError as error:
-        why = _first_line(error.__cause__ or error)
+        why = first_line(error.__cause__ or error)
         raise DataError(f"path={name} holds a file that cannot be read: {why}") from error
     except (OSError, ValueError, DatasetsError) as error:
         raise DataError(
-            f"path={name} is not a file here, and cannot be loaded from the Hugging Face hub: {_first_line(error)} "
+            f"path={name} is not a file here, and cannot be loaded from the Hugging Face hub: {first_line(error)} "
             "Check the name and the connection, or give a local copy."
         ) from error
 
@@ -220,10 +220,6 @@ def column(row: Record, name: str) -> Json:
             return ABSENT
         found = found[part]
     return found
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _needs(what: str, package: str) -> str:

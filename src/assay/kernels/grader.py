@@ -23,10 +23,11 @@ from assay.errors import ReferenceModelError, SandboxError
 from assay.kernels.compile.stage import TRITON_HARNESS, CompileReport, compile_cuda, compile_triton
 from assay.kernels.config import GraderConfig
 from assay.kernels.numerics import on_gpu
+from assay.kernels.numerics.calls import HARNESS as NUMERICS
+from assay.kernels.numerics.calls import Call, job_inputs, numerics_job, plan_calls
 from assay.kernels.numerics.reference import ReferenceProcess, fit_problem, may_pass
 from assay.kernels.numerics.secret_inputs import InputBank, InputSet
-from assay.kernels.numerics.stage import HARNESS as NUMERICS
-from assay.kernels.numerics.stage import Answers, Call, job_inputs, numerics_job, plan_calls, verdict_of
+from assay.kernels.numerics.stage import Answers, verdict_of
 from assay.kernels.prepared import Closed, Preparations, Prepared, shared
 from assay.kernels.problems.scaling import ScaledProblem, unscaled
 from assay.kernels.problems.sources import SHIPPED, Problem

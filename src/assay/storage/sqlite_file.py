@@ -237,7 +237,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _connect(path: Path) -> OpenFile:
-    if path.exists() and 0 < path.stat().st_size < _SMALLEST_DATABASE:
+    if path.is_file() and 0 < path.stat().st_size < _SMALLEST_DATABASE:
         raise Unusable("damaged", "file is not a database")  # SQLite would take it for an empty one and overwrite it.
     open(path, "ab", opener=_private).close()  # SQLite gives a file's companions the mode of the file
     db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)

@@ -98,9 +98,8 @@ class EvalConfig(Settings):
 
 
 def _of_one_turn(config: TrainingConfig) -> str:
-    """The setting because of which a rollout has one turn."""
     if config.allows_turns:
-        return "mode" if config.mode == "single_turn" else "max_turns"
+        return "max_turns" if config.mode == "multi_turn" else "mode"
     return "dataset_builder" if config.active_builder is config.dataset_builder else "multiturn_dataset_builder"
 
 
@@ -350,8 +349,7 @@ def _impossible(config: TrainingConfig) -> Iterator[str]:
     if config.lora_rank and config.grpo.ref_refresh_mix != 1:
         yield (
             f"grpo.ref_refresh_mix={config.grpo.ref_refresh_mix} with lora_rank={config.lora_rank}: adapters cannot be "
-            "mixed, since the mean of two factors is not the mean of their products. Set grpo.ref_refresh_mix=1 or "
-            "lora_rank=0."
+            "mixed: the mean of two factors is not the mean of their products. Set grpo.ref_refresh_mix=1 or lora_rank=0."
         )
     yield from _impossible_ahead(config)
     builder = config.active_builder
@@ -365,13 +363,17 @@ def _impossible(config: TrainingConfig) -> Iterator[str]:
             f"num_substeps={config.num_substeps} but a batch has only {builder.batch_size} groups to "
             "split among optimizer steps. Lower num_substeps or raise the builder's batch_size."
         )
+    if config.keeps_rollouts and config.grpo.buffer_capacity < builder.batch_size:
+        yield (
+            f"grpo.buffer_capacity={config.grpo.buffer_capacity} but a batch has {builder.batch_size} groups, so the "
+            "others would be sampled and never trained on. Raise it, or lower the builder's batch_size."
+        )
     find(builder.renderer_name, RENDERER, "renderer_name")
 
 
 def _impossible_ahead(config: TrainingConfig) -> Iterator[str]:
     """Settings that conflict with sampling ahead of training."""
-    ahead = config.max_steps_off_policy
-    if not ahead:
+    if not (ahead := config.max_steps_off_policy):
         return
     if config.dynamic_sampling_rounds:
         yield (
@@ -383,10 +385,9 @@ def _impossible_ahead(config: TrainingConfig) -> Iterator[str]:
     age = ahead * substeps * config.rollout_epochs + substeps - 1
     if stale is not None and stale < age:
         yield (
-            f"grpo.max_staleness={stale} with max_steps_off_policy={ahead}: the last groups of a batch are {age} "
-            f"optimizer steps old when their turn comes ({ahead} x num_substeps x rollout_epochs + num_substeps - 1), "
-            f"so they would be dropped unused. Raise grpo.max_staleness to at least {age}, or lower "
-            "max_steps_off_policy."
+            f"grpo.max_staleness={stale} with max_steps_off_policy={ahead}: the last groups of a batch are {age} steps "
+            f"old when their turn comes ({ahead} x num_substeps x rollout_epochs + num_substeps - 1), so they would be "
+            f"dropped. Raise grpo.max_staleness to at least {age}, or lower max_steps_off_policy."
         )
 
 

@@ -32,7 +32,7 @@ from assay.training.metrics.token_traces import token_records
 from assay.training.metrics.traces import Turns, trace_records
 from assay.training.pipeline import Rollouts
 from assay.training.plan import describe, describe_prompts
-from assay.training.recovery import act_on_alarms
+from assay.training.recovery import act_on_alarms, ended_unrecovered
 from assay.training.report.report import write_report
 from assay.training.run.checkpoints import HEALTHY, REFUGE, REGULAR, ROLLED_BACK_AT, opens_space
 from assay.training.run.ledger import Phase
@@ -80,11 +80,19 @@ async def _train(config: TrainingConfig, quiet: bool) -> None:
         logger.log(
             logging.WARNING if remarks else logging.INFO, "%s", " ".join([f"Done: {session.run.path}.", *remarks])
         )
+        if (error := ended_unrecovered(session)) is not None:
+            raise error
 
 
 @contextlib.contextmanager
 def _fixed_objects() -> Iterator[None]:
-    """Keep what is there already (modules, data sets) out of garbage collection, which would walk it in every step."""
+    """Keep what is there already (modules, data sets) out of garbage collection, which would walk it in every step.
+
+    A program that has frozen its objects is left as it is: thawing is for all or none.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
     gc.collect()
     gc.freeze()
     try:

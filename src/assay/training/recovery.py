@@ -44,6 +44,19 @@ async def act_on_alarms(session: Session, report: StepReport) -> HealthError | N
     return _stop(session, report)
 
 
+def ended_unrecovered(session: Session) -> HealthError | None:
+    """The error with which a run ends that has done all its batches, and has not regained its reward since it went
+    back to a checkpoint."""
+    finding = session.trainer.health.unrecovered
+    if finding is None:
+        return None
+    return HealthError(
+        f"The run has done all its batches and is whole, but its policy has not recovered. {finding.message} An "
+        "earlier checkpoint may be better (assay export --best).",
+        (finding,),
+    )
+
+
 async def _roll_back(session: Session, report: StepReport) -> HealthError | None:
     """Go back; the error with which the run ends where no checkpoint to go back to is whole."""
     health, number = session.trainer.health, session.run.next_step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import logging
 import sys
@@ -9,8 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from benchmarks.common.architectures import SPECIAL as SPECIAL_OF
 from benchmarks.common.architectures import build, catalogue
 from benchmarks.common.model_checks import measure
 from torch import nn
@@ -23,9 +26,12 @@ from assay.backends.local.architectures.fused import fused_decoder
 from assay.backends.local.architectures.lively import lively
 from assay.backends.local.architectures.own_forward import own_forward
 from assay.backends.local.architectures.precision import in_float32
+from assay.backends.local.backend import TorchBackend
 from assay.backends.local.hardware import runner
 from assay.backends.local.module import Module
+from assay.backends.parity import sampled_datum
 from assay.errors import ModelError
+from assay.types import SamplingParams
 from support.tiny_models import SPECIAL, tiny_model
 
 CPU = torch.device("cpu")
@@ -34,7 +40,8 @@ KINDS = {
     "mistral": "own forward pass, batched",  # a window in every layer
     "gemma2": "own forward pass, batched",  # windows in turn, soft caps
     "llama4_text": "own forward pass, batched",  # chunks
-    "mpt": "own forward pass, batched",  # ALiBi from places
+    "mpt": "own forward pass, by length",  # ALiBi from places, in a table of as many as the context has
+    "deepseek_v4": "own forward pass, by length",  # blocks of compressed tokens, longer than the trial's sequences
     "bloom": "own forward pass, batched",  # ALiBi from the mask
     "gpt_oss": "own forward pass, batched",  # sinks, experts
     "jamba": "own forward pass, batched",  # recurrent layers beside attention
@@ -67,6 +74,7 @@ def test_numbers_with_adapters_are_those_of_the_own_forward_pass(name: str, dtyp
     ("name", "sentence"),
     [
         ("bert", "BertLMHeadModel is not a causal language model as it is configured"),
+        ("roberta, as a decoder", "RobertaForCausalLM counts positions from its tokens and skips the padding token 0"),
         ("llama, prefix tuning", "peft's PREFIX_TUNING puts virtual tokens before every prompt"),
         ("llama, prompt tuning", "peft's PROMPT_TUNING puts virtual tokens before every prompt"),
     ],
@@ -136,6 +144,14 @@ def test_a_window_counts_whatever_else_the_config_holds() -> None:
     assert fused_decoder(AutoModelForCausalLM.from_config(config).eval()) == "sliding_window=16"
 
 
+@pytest.mark.parametrize(("setting", "value"), [("max_norm", 0.5), ("scale_grad_by_freq", True)])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_an_embedding_that_does_more_than_to_look_up_makes_a_model_slow(kind: str, setting: str, value: float) -> None:
+    model = tiny_model(kind)
+    setattr(model.get_input_embeddings(), setting, value)
+    assert fused_decoder(model) == "the embedding bounds its norms or scales its gradient"
+
+
 def test_an_adapter_that_the_fused_decoder_cannot_call_makes_a_model_slow() -> None:
     peft = pytest.importorskip("peft")
     config = peft.OFTConfig(oft_block_size=4, target_modules=["q_proj"])  # takes four dimensions for an image
@@ -196,6 +212,39 @@ def test_the_context_is_that_of_the_language_model(caplog: pytest.LogCaptureFixt
     vars(model.config)["max_position_embeddings"] = None
     with pytest.raises(ModelError, match="a gpt_neox model does not give a context length"):
         context_length(model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "attended"),
+    [
+        ("deepseek_v32", {"index_topk": 12}, 12),
+        ("deepseek_v4", {"index_topk": 2}, 24),  # blocks of 12 tokens
+        ("doge", {"keep_window_size": 12}, 12),
+        ("minimax_m3_vl_text", {"index_block_size": 4, "index_topk_blocks": 3}, 12),
+        ("deepseek_v32", {"index_topk": 2048}, 64),
+    ],
+)
+def test_the_context_ends_where_attention_chooses_among_tokens(
+    kind: str, settings: dict[str, Any], attended: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = build(kind, SPECIAL_OF.get(kind, {}) | settings)
+    assert context_length(model) == attended
+    with caplog.at_level(logging.WARNING):
+        warn_of_shortened_context(model)
+    said = f"taken as {attended} tokens, not 64: behind them, its attention chooses among the earlier tokens"
+    assert (said in caplog.text) == (attended < 64)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v32", "gpt2, attention not scaled", "gpt_neo", "mpt", "opt"])
+def test_prompts_of_different_lengths_can_fill_the_context(name: str) -> None:
+    backend = TorchBackend(MAKE[name](), None, LocalBackend(device="cpu"))
+    full = backend.context_length
+    prompts = [(7,) * (full - 1), (8,) * (full - 9), (9,) * 5]
+    completions = asyncio.run(backend.sample(prompts, SamplingParams(10), [0, 1, 2]))
+    assert [len(c.tokens) for c in completions] == [1, 9, 10]
+    data = [sampled_datum(p, c) for p, c in zip(prompts, completions, strict=True)]
+    for datum, again in zip(data, asyncio.run(backend.logprobs(data)), strict=True):
+        np.testing.assert_allclose(again, datum.logprobs, atol=1e-4)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import torch
 
 from assay import GRPOConfig, GRPOTrainer, HealthConfig, StepData
 from assay.backends.local.reference import BelowAdapters, FrozenWeights
-from assay.errors import CheckpointError
+from assay.errors import CheckpointError, ModelError
 from support.off_policy import MADE_UP
 from support.own_rollouts import changed, logprobs, made_up, pairs, same, snapshot
 from support.tiny_models import tiny_model
@@ -219,3 +219,31 @@ def test_a_reference_of_its_own_is_none_of_this() -> None:
     data = made_up(model, groups=2, size=3)
     expected = k3(data, model, ref_model)
     assert GRPOTrainer(model, ref_model, CONFIG).training_step(data)["kl_div"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_checkpoint_needs_no_adapters_that_are_not_trained(tmp_path: Path) -> None:
+    def first_of_two() -> Any:
+        model = lora()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            model.add_adapter("second", peft.LoraConfig(r=2, target_modules=["k_proj"]))
+        model.set_adapter("default")
+        return model
+
+    model, data = first_of_two(), made_up(tiny_model("llama"), groups=2, size=3)
+    trainer = GRPOTrainer(model, None, CONFIG)
+    trainer.training_step(data)
+    trainer.save(tmp_path / "saved")
+    resumed = GRPOTrainer(again := first_of_two(), None, CONFIG)
+    resumed.load(tmp_path / "saved")
+    assert same(snapshot(again), snapshot(model))
+    assert resumed.training_step(data) == trainer.training_step(data)
+
+
+def test_merged_adapters_are_refused_since_they_get_no_gradient() -> None:
+    model = moved(lora(), "lora_B")
+    model.merge_adapter()
+    with pytest.raises(ModelError, match=r"merged into its base weights.*unmerge_adapter\(\)"):
+        GRPOTrainer(model, None, CONFIG)
+    model.unmerge_adapter()
+    assert isinstance(reference_of(GRPOTrainer(model, None, CONFIG)), FrozenWeights)

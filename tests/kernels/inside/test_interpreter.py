@@ -14,7 +14,7 @@ import pytest
 
 from assay.kernels.arrays import host_tensor
 from assay.kernels.inside.triton.libdevice import LIBRARY
-from assay.kernels.numerics.stage import POISONS
+from assay.kernels.numerics.calls import POISONS
 from support.kernel_graders import Bench, Ran
 
 HEAD = """

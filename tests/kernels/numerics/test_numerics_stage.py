@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.kernels.arrays import HostTensor, host_tensor
+from assay.kernels.numerics.calls import POISONS, Call, numerics_job, plan_calls
 from assay.kernels.numerics.families import FAMILIES
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
-from assay.kernels.numerics.stage import POISONS, Answers, Call, numerics_job, plan_calls, verdict_of
+from assay.kernels.numerics.stage import Answers, verdict_of
 from assay.kernels.verdicts import Verdict
 from assay.sandbox import JobResult, Limits
 from assay.types import Json

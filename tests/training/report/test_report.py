@@ -251,10 +251,10 @@ def test_samples_are_evenly_spaced_and_drawn_with_both_sets_of_answers(tmp_path:
 def test_another_data_set_lends_neither_baselines_nor_samples(tmp_path: Path) -> None:
     config = config_of(tmp_path / "run")
     asyncio.run(record(config, tasks()))
-    others = environment(tasks(text="another"), baseline_policies=random_policy, figure=Drawn())
+    others = environment(tasks(text="elsewhere"), baseline_policies=random_policy, figure=Drawn())
     text = text_of(page_of(config, others))
     assert "random legal" not in text
-    assert "task 0" in text and "another" not in text  # the prompts are the run's own
+    assert "task 0" in text and "elsewhere" not in text  # the prompts are the run's own
     assert "After RL" in text
 
 

@@ -42,7 +42,7 @@ from assay.backends.local.sampling.decoding import Decoding
 from assay.backends.local.sampling.sampler import Finished, Request, batches_of, sample
 from assay.backends.local.worker import Worker
 from assay.envs.base import EnvData, TokenizerCorpus
-from assay.errors import CheckpointError, ModelError, NonFiniteGradientError, TrainingError
+from assay.errors import CheckpointError, ModelError, NonFiniteGradientError, TrainingError, first_line
 from assay.types import Completion, Datum, FloatArray, Json, SamplingParams
 
 REFERENCE = "reference.safetensors"
@@ -338,7 +338,7 @@ class TorchBackend(Backend):
             self.policy_version = int(record["policy_version"])
         except (OSError, KeyError, ValueError, RuntimeError) as error:
             raise CheckpointError(
-                f"{path} does not fit this model ({str(error).splitlines()[0]}). Load it with the settings it was "
+                f"{path} does not fit this model ({first_line(error)}). Load it with the settings it was "
                 "written with, or choose another checkpoint."
             ) from error
 
@@ -390,7 +390,5 @@ def device_of(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ModelError(
-            f"local.device={name} cannot be used: {str(error).splitlines()[0]} Use auto or cpu."
-        ) from error
+        raise ModelError(f"local.device={name} cannot be used: {first_line(error)} Use auto or cpu.") from error
     return device

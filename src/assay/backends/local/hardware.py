@@ -18,6 +18,7 @@ from assay.backends.local.architectures.own_forward import own_forward, refuse_p
 from assay.backends.local.compiled import compiled
 from assay.backends.local.decoder import Decoder
 from assay.backends.local.module import Module, checkpoint_layers
+from assay.errors import first_line
 from assay.storage.files import human_bytes
 from assay.types import Check
 
@@ -69,7 +70,7 @@ def _device_check(wanted: str) -> Check:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         cure = "set local.device=auto or cpu, or install a build of torch that has this device, and its driver"
-        return Check("device", False, f"local.device={wanted}: {str(error).splitlines()[0]}", cure)
+        return Check("device", False, f"local.device={wanted}: {first_line(error)}", cure)
     if device.type != "cuda":
         return Check("device", True, f"{device} ({os.cpu_count()} cores)")
     free, total = torch.cuda.mem_get_info(device)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -35,7 +34,7 @@ from transformers.utils import logging as transformers_logging
 
 from assay.backends.config import LocalBackend, ScratchModel
 from assay.envs.base import TokenizerCorpus
-from assay.errors import MissingDependencyError, ModelError
+from assay.errors import MissingDependencyError, ModelError, first_line
 
 EOS = "<|eos|>"
 TRAINED = "trained.safetensors"
@@ -114,7 +113,7 @@ def _loading(name: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(
-            f"model_name={name} cannot be loaded ({_first_line(error)}). It must be a folder with a Hugging Face "
+            f"model_name={name} cannot be loaded ({first_line(error)}). It must be a folder with a Hugging Face "
             "causal LM and its tokenizer, or a hub id that this machine can reach."
         ) from error
 
@@ -247,7 +246,7 @@ def add_lora(model: PreTrainedModel, rank: int, local: LocalBackend, seed: int) 
             with library_is_quiet():
                 wrapped: Any = get_peft_model(model, config)
         except ValueError as error:
-            raise ModelError(f"local.lora_targets={named}: {_first_line(error)}") from error
+            raise ModelError(f"local.lora_targets={named}: {first_line(error)}") from error
     for parameter in wrapped.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -290,7 +289,7 @@ def load_weights(model: Any, trained: Mapping[str, torch.Tensor], path: Path) ->
         from peft import set_peft_model_state_dict
 
         outcome = set_peft_model_state_dict(model, saved)
-        missing = [n for n in outcome.missing_keys if "lora_" in n]
+        missing = [n for n in outcome.missing_keys if n in trained]  # others are adapters that are not trained
     else:
         outcome = model.load_state_dict(saved, strict=False)
         # Tied weights are saved once.
@@ -317,7 +316,3 @@ def _refuse_others(missing: Iterable[str], unexpected: Iterable[str]) -> None:
     missing, unexpected = sorted(missing), sorted(unexpected)
     if missing or unexpected:
         raise ValueError(f"missing weights {missing[:3]}, unexpected weights {unexpected[:3]}")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split(os.linesep)[0]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from assay.cli.options import add_config
 from assay.envs.base import BuildContext, DatasetBuilder, build_data
+from assay.envs.checks.deadline import Begin, deadline, unlimited
 from assay.envs.checks.plays import builders_of, play_all
 from assay.envs.checks.report import CheckReport, Earned, report_of
 from assay.errors import ConfigError
@@ -17,6 +18,7 @@ from assay.terminal import inert
 FOUND = 3
 """Exit status where something is wrong: 1 and 2 say that nothing was checked."""
 MOST_PLAYED = 32
+DEADLINE_S = 300.0
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +29,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     parser.add_argument(
         "--tasks", type=_positive, default=MOST_PLAYED, metavar="N", help=f"tasks to play (default {MOST_PLAYED})"
+    )
+    parser.add_argument(
+        "--deadline",
+        type=_seconds,
+        default=DEADLINE_S,
+        metavar="S",
+        help=f"seconds that making the data sets, or playing one answer, may take (default {DEADLINE_S:g})",
     )
     parser.add_argument("--json", action="store_true", help="print the whole report as one JSON object")
     parser.add_argument("--help", "-h", action="help", help="show this message")
@@ -41,23 +50,27 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     chosen = [f"dataset_builder={args.task}"] if args.task is not None else []
     config = load_config(args.config, [*chosen, *overrides])
     context = config.build_context()
-    report = asyncio.run(check(config.active_builder, context, args.tasks))
     name = type(config.active_builder).__name__
+    with deadline(args.deadline) as begin:
+        report = asyncio.run(check(config.active_builder, context, args.tasks, begin))
     print(json.dumps({"environment": name, **report.to_json()}) if args.json else inert(describe(name, report)))
     return FOUND if report.problems else 0
 
 
-async def check(builder: DatasetBuilder, context: BuildContext, tasks: int) -> CheckReport:
+async def check(builder: DatasetBuilder, context: BuildContext, tasks: int, begin: Begin = unlimited) -> CheckReport:
     """Build the data sets of an environment, play answers to `tasks` of its training tasks, and look at all of them.
 
     Raises:
         AssayError: the data sets cannot be built.
     """
+    begin(f"Making the data sets of {type(builder).__name__}")
     data = build_data(builder, context)
     try:
-        plays = await play_all(builders_of(data, tasks), builder.gold, context.max_turns)
+        plays = await play_all(builders_of(data, tasks), builder.gold, context.max_turns, begin)
+        begin("Looking at all tasks")
         return report_of(data, plays, context.max_turns)
     finally:
+        begin("Closing the data sets")
         await data.close()
 
 
@@ -94,6 +107,13 @@ def _figure(value: float | None) -> str:
 
 def _time(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 0.1 else f"{seconds * 1000:.2f} ms"
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds <= 1e6:
+        raise argparse.ArgumentTypeError("above 0, at most 1,000,000")
+    return seconds
 
 
 def _positive(text: str) -> int:

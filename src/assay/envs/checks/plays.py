@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from assay.envs.base import Env, EnvData, EnvGroupBuilder, RLDataset, StepResult, iter_builders
+from assay.envs.checks.deadline import Begin, unlimited
 from assay.envs.results import require_messages, require_result
 from assay.envs.tasks import TaskBatches
 from assay.plugins import calling, in_words
+from assay.terminal import quoted
 from assay.types import Task
 
 logger = logging.getLogger(__name__)
@@ -65,15 +67,21 @@ def builders_of(data: EnvData, count: int) -> list[EnvGroupBuilder]:
 
 
 async def play_all(
-    builders: Sequence[EnvGroupBuilder], gold: Callable[[Task], str | None], max_turns: int
+    builders: Sequence[EnvGroupBuilder],
+    gold: Callable[[Task], str | None],
+    max_turns: int,
+    begin: Begin = unlimited,
 ) -> list[Play]:
-    """Every answer to every task, `ROUNDS` times."""
-    best = [await _gold(builder, gold) for builder in builders]
+    """Every answer to every task, `ROUNDS` times; `begin` is told what is done next."""
+    best: list[str | None] = []
+    for builder in builders:
+        begin(f"Finding a best answer to {shown(builder.task)}")
+        best.append(await _gold(builder, gold))
     plays: list[Play] = []
     for place, builder in enumerate(builders):
         answers = list(_answers(place, best))
         for number in range(ROUNDS):
-            plays += await _round(builder, answers, number, max_turns)
+            plays += await _round(builder, answers, number, max_turns, begin)
     return plays
 
 
@@ -115,9 +123,10 @@ def garbage(place: int) -> str:
 
 
 async def _round(
-    builder: EnvGroupBuilder, answers: Sequence[tuple[Answer, str]], number: int, max_turns: int
+    builder: EnvGroupBuilder, answers: Sequence[tuple[Answer, str]], number: int, max_turns: int, begin: Begin
 ) -> list[Play]:
     """One play of each answer, by the envs of one group."""
+    begin(f"Making the envs of {shown(builder.task)}")
     try:
         envs: Sequence[Env] = await builder.make(len(answers))
         if len(envs) != len(answers):
@@ -126,10 +135,16 @@ async def _round(
         logger.debug("The envs of a group could not be made.", exc_info=True)
         failed = in_words(error)
         return [Play(builder.task, kind, text, number, "errored", None, failed, (), "") for kind, text in answers]
-    return [
-        await _play(builder.task, env, kind, text, number, max_turns)
-        for env, (kind, text) in zip(envs, answers, strict=True)
-    ]
+    plays: list[Play] = []
+    for env, (kind, text) in zip(envs, answers, strict=True):
+        begin(f"Playing an answer ({kind}) to {shown(builder.task)}")
+        plays.append(await _play(builder.task, env, kind, text, number, max_turns))
+    return plays
+
+
+def shown(task: Task) -> str:
+    """The beginning of a task's prompt, on one line."""
+    return quoted(" ".join(task.text.split()), 50)
 
 
 async def _play(task: Task, env: Env, kind: Answer, text: str, number: int, max_turns: int) -> Play:

@@ -10,7 +10,7 @@ from statistics import mean, median
 from typing import get_args
 
 from assay.envs.base import EnvData, GroupScorer, iter_builders
-from assay.envs.checks.plays import Answer, Play, tasks_of
+from assay.envs.checks.plays import Answer, Play, shown, tasks_of
 from assay.types import Json, Task
 
 SLOW_S = 1.0
@@ -113,7 +113,7 @@ def _repeats(train: Sequence[Task], heldout: Sequence[Task]) -> Iterator[Problem
             yield Problem(
                 "repeats",
                 f"{_count(len(repeated), split + ' task')} of {len(tasks)} share a prompt with another and differ in "
-                f"what is kept for the verifier, such as {_shown(repeated[0])}.",
+                f"what is kept for the verifier, such as {shown(repeated[0])}.",
                 "Pose each problem once, or put what distinguishes the problems into the prompt.",
             )
     known = {task.prompt for task in train}
@@ -122,7 +122,7 @@ def _repeats(train: Sequence[Task], heldout: Sequence[Task]) -> Iterator[Problem
         yield Problem(
             "repeats",
             f"{_count(len(shared), 'held-out prompt')} of {len(heldout)} are trained on too, such as "
-            f"{_shown(shared[0])}: measurements on them show memorisation.",
+            f"{shown(shared[0])}: measurements on them show memorisation.",
             "Give the splits different problems.",
         )
 
@@ -172,7 +172,7 @@ def _unstable(plays: Sequence[Play]) -> Iterator[Problem]:
         yield Problem(
             "unstable",
             f"{_count(len(differing), 'answer')} of {len(by_answer)} earned a different reward when played again, such "
-            f"as {one[0].answer} on {_shown(one[0].task)}: {earned}.",
+            f"as {one[0].answer} on {shown(one[0].task)}: {earned}.",
             "Make the score depend on the task and the answer alone: no clock, no unseeded randomness, no state that "
             "envs share.",
         )
@@ -265,8 +265,3 @@ def _notes(data: EnvData, heldout: Sequence[Task], plays: Sequence[Play]) -> Ite
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _shown(task: Task) -> str:
-    text = " ".join(task.text.split())
-    return repr(text if len(text) <= 50 else f"{text[:50]}...")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from assay.errors import DataError
+from assay.terminal import quoted
 from assay.types import Json
 
 _OPEN, _CLOSE = "<measurements>", "</measurements>"
@@ -43,14 +44,16 @@ def parse_answer(text: str) -> ParsedAnswer:
     if not closed:
         return _invalid(text, f"{_CLOSE} comes before {_OPEN}")
     if after.strip():
-        return _invalid(text, f"{_clip(after)} follows the measurements, which the monitor does not read")
+        return _invalid(
+            text, f"{quoted(after.strip(), _SHOWN)} follows the measurements, which the monitor does not read"
+        )
     listed = _LIST.fullmatch(body.strip())
     if listed is None:
-        return _invalid(text, f"the measurements {_clip(body)} are not a list in brackets")
+        return _invalid(text, f"the measurements {quoted(body.strip(), _SHOWN)} are not a list in brackets")
     words = [word.strip().lower() for word in listed[1].split(",")]
     wrong = [word for word in words if word not in _WORDS]
     if wrong:
-        return _invalid(text, f"the measurement {_clip(wrong[0])} is not True or False")
+        return _invalid(text, f"the measurement {quoted(wrong[0].strip(), _SHOWN)} is not True or False")
     return ParsedAnswer(reasoning.strip(), tuple(_WORDS[word] for word in words))
 
 
@@ -69,18 +72,15 @@ def true_measurements(value: Json) -> tuple[bool, ...]:
         try:
             value = json.loads(value.lower())
         except ValueError as error:
-            raise DataError(f"The true measurements {_clip(value)} are not a list of True and False.") from error
+            raise DataError(
+                f"The true measurements {quoted(value.strip(), _SHOWN)} are not a list of True and False."
+            ) from error
     # Arrays of numpy and columns of arrow are sequences without being registered as such.
     items = list(value) if hasattr(value, "__iter__") and not isinstance(value, dict) else []
     if not items or any(item not in (0, 1) for item in items):
-        raise DataError(f"The true measurements {_clip(str(value))} are not a list of True and False.")
+        raise DataError(f"The true measurements {quoted(str(value).strip(), _SHOWN)} are not a list of True and False.")
     return tuple(bool(item) for item in items)
 
 
 def _invalid(text: str, problem: str) -> ParsedAnswer:
     return ParsedAnswer(text.partition(_OPEN)[0].strip(), (), problem)
-
-
-def _clip(text: str) -> str:
-    text = text.strip()
-    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")

@@ -26,12 +26,18 @@ DEFAULT_ACTIONS: Mapping[str, Action] = {
     "non_finite": "rollback",
     # Steps were too large; the same data at a lower rate is the cure, and later checkpoints are worse.
     "kl_runaway": "rollback",
+    # One answer for each prompt, found before the policy had looked for others: nothing leads away from it.
+    "policy_collapse": "rollback",
     # Sampler and trainer disagree: no retry cures a bug or a precision, so a person has to look.
     "mismatch": "pause",
     # The run costs and learns nothing. Where the task is solved, this is a warning.
     "no_gradient": "pause",
-    # The tasks may have become harder, which only a person can tell from damage.
-    "reward_drop": "pause",
+    # Most of the gain is lost. Where an older policy does not earn it again either, restored_reward says so.
+    "reward_drop": "rollback",
+    # The policy is as it was and earns less: a rollback was no cure, and only a person can tell what changed.
+    "restored_reward": "pause",
+    # A rollback was no cure, or the rate is too low now: going on costs and gains nothing.
+    "not_recovered": "pause",
     # A verifier that broke, or another unit: the next steps train on something else.
     "reward_shift": "pause",
     # A heavy tail is an early sign of damage, and may pass.
@@ -53,7 +59,8 @@ DEFAULT_ACTIONS: Mapping[str, Action] = {
 }
 """Rule -> its action unless `HealthConfig.actions` says otherwise."""
 
-OF_POLICY = frozenset(DEFAULT_ACTIONS) - {"mismatch", "clip_fraction", "truncation", "reward_shift"}
+_OF_SETTINGS = {"mismatch", "clip_fraction", "truncation", "reward_shift", "restored_reward", "not_recovered"}
+OF_POLICY = frozenset(DEFAULT_ACTIONS) - _OF_SETTINGS
 """Rules that say that the policy itself may have changed for the worse. While one of them is active, a checkpoint is
 nothing to go back to, also where its action is only a warning. The others say how a run is set up, and may be active
 from its first step to its last."""
@@ -72,6 +79,9 @@ def _read_by(*rules: str) -> ReadBy:
     return ReadBy(rules)
 
 
+_SUSTAINED = ("clip_fraction", "constant_groups", "truncation", "reward_drop", "policy_collapse", "not_recovered")
+
+
 @chz.chz
 class HealthConfig(Settings):
     """Alarms about a training run: thresholds, the action for each, and the report."""
@@ -81,14 +91,18 @@ class HealthConfig(Settings):
     actions: Mapping[str, str] = chz.field(default_factory=dict)
     """Rule -> `ignore`, `warn`, `pause`, `rollback` or `stop`, where it should differ from the rule's default."""
     max_rollbacks: Annotated[int, AtLeast(0)] = 3
-    """Rollbacks of a run before the next one becomes a stop."""
+    """Rollbacks of a run, since it began or last earned more than ever, before the next one becomes a stop."""
     rollback_lr_factor: Annotated[float, Above(0), AtMost(1)] = 0.25
-    """Factor on the learning rate at every rollback."""
+    """Factor on the learning rate at a rollback; its square where the reward has not surpassed its best since the one
+    before. Its root bounds how much of the rate at which trouble came is ever used again."""
+    lr_recovery_steps: Annotated[int, AtLeast(1)] = 20
+    """Steps in a row without an active alarm about the policy after which the learning rate doubles, up to
+    what the rollbacks allow."""
+    recovery_steps: Annotated[int, AtLeast(1), _read_by("not_recovered")] = 150
+    """Steps after a rollback within which the policy has to learn on."""
     window: Annotated[int, AtLeast(10), _read_by("kl_runaway", "entropy_slope", "grad_norm", "part_divergence")] = 20
     """Steps over which trends, growth and the median gradient norm are taken."""
-    sustained_steps: Annotated[
-        int, AtLeast(1), _read_by("clip_fraction", "constant_groups", "truncation", "reward_drop")
-    ] = 10
+    sustained_steps: Annotated[int, AtLeast(1), _read_by(*_SUSTAINED)] = 10
     """Steps over which clipping, constant groups, truncation and the level of the reward are averaged."""
     quiet_steps: Annotated[int, AtLeast(1)] = 10
     """Steps without a finding after which a rule may report again."""
@@ -99,7 +113,7 @@ class HealthConfig(Settings):
     """Mean KL against the reference, in nats per token, below which no growth counts as a runaway."""
     kl_runaway_factor: Annotated[float, Above(1), UsedWhen("has_kl_penalty"), _read_by("kl_runaway")] = 3.0
     """Growth of the mean KL over the window that counts as a runaway."""
-    entropy_floor: Annotated[float, Above(0), _read_by("entropy_floor", "entropy_slope")] = 0.03
+    entropy_floor: Annotated[float, Above(0), _read_by("entropy_floor", "entropy_slope", "policy_collapse")] = 0.03
     """Entropy, in nats per token, below which the policy no longer explores."""
     entropy_horizon: Annotated[int, AtLeast(1), _read_by("entropy_slope")] = 10
     """Entropy falls too fast when its trend reaches the floor within this many steps."""
@@ -107,7 +121,7 @@ class HealthConfig(Settings):
     """Slope of a trend, in standard errors, from which it counts as more than noise."""
     clip_fraction_limit: Annotated[float, Above(0), AtMost(1), _read_by("clip_fraction")] = 0.3
     """Share of clipped tokens above which the updates have left the trust region."""
-    constant_groups_limit: Annotated[float, Above(0), AtMost(1), _read_by("constant_groups")] = 0.9
+    constant_groups_limit: Annotated[float, Above(0), AtMost(1), _read_by("constant_groups", "policy_collapse")] = 0.9
     """Share of groups with equal rewards above which there is too little to learn from."""
     no_gradient_steps: Annotated[int, AtLeast(1), _read_by("no_gradient")] = 20
     """Steps in a row without an optimizer step after which a run has nothing to learn from."""
@@ -145,7 +159,7 @@ class HealthConfig(Settings):
 def _unknown_actions(config: HealthConfig) -> Iterator[str]:
     for rule, action in config.actions.items():
         if rule not in DEFAULT_ACTIONS:
-            hint = f"{_near(rule, DEFAULT_ACTIONS)} Rules: {', '.join(DEFAULT_ACTIONS)}."
+            hint = f"{_near(rule, DEFAULT_ACTIONS)} Rules: {', '.join(map(repr, DEFAULT_ACTIONS))}."
             yield f"actions.{rule}={action}: this rule does not exist.{hint}"
         if action not in ACTIONS:
             yield f"actions.{rule}={action}: expected one of {', '.join(ACTIONS)}.{_near(action, ACTIONS)}"
@@ -170,7 +184,7 @@ def _without_effect(config: HealthConfig) -> Iterator[str]:
                 f"{name}={getattr(config, name)} is set, but with {off} nothing reads it. "
                 f"Remove it, or give a rule an action."
             )
-    for name in ("max_rollbacks", "rollback_lr_factor"):
+    for name in ("max_rollbacks", "rollback_lr_factor", "lr_recovery_steps"):
         if name in changed and all(config.action(rule) != "rollback" for rule in DEFAULT_ACTIONS):
             yield (
                 f"{name}={getattr(config, name)} is set, but no rule's action is rollback, so nothing reads it. "

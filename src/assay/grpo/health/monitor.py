@@ -17,7 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from assay.grpo.health.config import ACTIONS, DEFAULT_ACTIONS, OF_POLICY, STANDING, Action, HealthConfig
 from assay.grpo.health.finding import Finding
 from assay.grpo.health.records import RewardRecords
+from assay.grpo.health.recovery import Recovery
 from assay.grpo.health.report import health_report
+from assay.grpo.health.reward_rules import cured, not_recovered, surpassed
 from assay.grpo.health.rules import check
 from assay.grpo.health.trend import History, Observation
 from assay.types import Json
@@ -46,7 +48,7 @@ class HealthMonitor:
         self._began: dict[str, int] = {}
         """Active rule -> step at which it became active."""
         self._acknowledged: set[str] = set()
-        self._rollbacks = 0
+        self._recovery = Recovery(config)
         self._steps = 0
         self._rolled_back_at = 0
         self._refuge = 0
@@ -55,18 +57,23 @@ class HealthMonitor:
         """Take in the metrics of one step; returns the findings of rules that were not active before."""
         self._steps += 1
         values = {name: float(value) for name, value in observation.items()}
-        self._history.append(values | self._records.add(values))
+        self._history.append(values | self._records.add(values) | self._recovery.add())
+        if surpassed(self._config, self.history):
+            self._recovery.surpassed()
+        if cured(self._config, self.history):
+            self._recovery.cured()
         found = check(self._config, self.history)
         new = [finding for finding in found if finding.rule not in self._quiet]
         quiet = {rule: steps + 1 for rule, steps in self._quiet.items()} | {finding.rule: 0 for finding in found}
         self._quiet = {rule: steps for rule, steps in quiet.items() if steps < self._config.quiet_steps}
         self._began = {rule: self._began.get(rule, self._steps) for rule in self._quiet}
         self._acknowledged &= self._quiet.keys()
+        self._recovery.judge(calm=not OF_POLICY & self._quiet.keys())
         return new
 
     def decide(self, findings: Iterable[Finding]) -> Action:
         """What to do about findings of `observe`, given how often the run was rolled back."""
-        return decide(findings, self._rollbacks, self._config.max_rollbacks)
+        return decide(findings, self._recovery.attempts, self._config.max_rollbacks)
 
     @property
     def history(self) -> History:
@@ -111,12 +118,18 @@ class HealthMonitor:
     @property
     def rollbacks(self) -> int:
         """How often the run was rolled back."""
-        return self._rollbacks
+        return self._recovery.rollbacks
 
     @property
     def learning_rate_factor(self) -> float:
-        """Factor on the learning rate after the rollbacks so far."""
-        return self._config.rollback_lr_factor**self._rollbacks
+        """Factor on the learning rate after the rollbacks so far (`assay.grpo.health.recovery`)."""
+        return self._recovery.factor
+
+    @property
+    def unrecovered(self) -> Finding | None:
+        """That the policy has not regained its reward since the last rollback, however long ago; None also while too
+        few steps were measured."""
+        return not_recovered(self._config, self.history, steps=0)
 
     @property
     def report_due(self) -> bool:
@@ -137,10 +150,10 @@ class HealthMonitor:
         Args:
             refuge: the steps behind the policy of that checkpoint.
         """
-        self._rollbacks += 1
+        self._recovery.rolled_back(self._records.best_level)
         self._rolled_back_at, self._refuge = self._steps, refuge
         self._history.clear()
-        self._records.rolled_back()
+        self._records.rolled_back(self._steps - refuge)
         self._quiet.clear()
         self._began.clear()
         self._acknowledged.clear()
@@ -153,10 +166,10 @@ class HealthMonitor:
         """Everything remembered, as JSON data; numbers that JSON lacks are text (`nan`, `inf`)."""
         return {
             "steps": self._steps,
-            "rollbacks": self._rollbacks,
             "rolled_back_at": self._rolled_back_at,
             "refuge": self._refuge,
             "records": self._records.state(),
+            "recovery": self._recovery.state(),
             "began": dict(self._began),
             "quiet": dict(self._quiet),
             "acknowledged": sorted(self._acknowledged),
@@ -169,7 +182,7 @@ class HealthMonitor:
         Raises:
             KeyError, ValueError: not a state of a monitor.
         """
-        self._steps, self._rollbacks = int(state["steps"]), int(state["rollbacks"])
+        self._steps = int(state["steps"])
         self._quiet = {str(rule): int(steps) for rule, steps in state["quiet"].items() if rule in DEFAULT_ACTIONS}
         # Checkpoints of older versions lack some keys.
         began = state.get("began", {})
@@ -177,6 +190,8 @@ class HealthMonitor:
         self._rolled_back_at, self._refuge = int(state.get("rolled_back_at", 0)), int(state.get("refuge", 0))
         if "records" in state:
             self._records.load(state["records"])
+        if "recovery" in state:
+            self._recovery.load(state["recovery"])
         self._acknowledged = self._quiet.keys() & set(state["acknowledged"])
         self._history.clear()
         self._history.extend({str(n): float(v) for n, v in step.items()} for step in state["history"])

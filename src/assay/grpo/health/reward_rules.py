@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from statistics import fmean, median
 
 from assay.grpo.health.config import HealthConfig
-from assay.grpo.health.finding import Finding, finding, solved, sustained
-from assay.grpo.health.records import BEST_LEVEL, BEST_REWARD, FIRST_LEVEL, FIRST_SPREAD, WORST_REWARD
+from assay.grpo.health.finding import NEARLY, Finding, finding, solved, sustained
+from assay.grpo.health.records import (
+    BEST_LEVEL,
+    BEST_REWARD,
+    FIRST_LEVEL,
+    FIRST_SPREAD,
+    RESTORED_BEFORE,
+    RESTORED_LEVEL,
+    RESTORED_NOISE,
+    WORST_REWARD,
+    deviation_of_means,
+)
+from assay.grpo.health.recovery import SOUGHT_FOR, SOUGHT_LEVEL
 from assay.grpo.health.trend import History, Observation, Trend, fit_trend, points, values
 
 PART = "part/"
@@ -32,21 +42,20 @@ def constant_groups(config: HealthConfig, history: History) -> Finding | None:
 def no_gradient(config: HealthConfig, history: History) -> Finding | None:
     """No optimizer step was taken for `no_gradient_steps` steps, whatever the cause.
 
-    Where all earn the best reward that the run has seen, after having earned less, the task is solved, and the finding
-    is a warning, unless `actions` says otherwise.
+    Where the task is solved, the finding is a warning, unless `actions` says otherwise.
     """
     last = history[-config.no_gradient_steps :]
     if len(last) < config.no_gradient_steps or any(step.get("optimizer_steps", 1.0) > 0 for step in last):
         return None
-    reward, best = history[-1].get("reward/mean", math.nan), history[-1].get(BEST_REWARD, math.nan)
-    worst = history[-1].get(WORST_REWARD, math.nan)
+    reward = history[-1].get("reward/mean", math.nan)
     message = f"The last {len(last)} steps took no optimizer step (limit {config.no_gradient_steps}), "
     action = config.action("no_gradient")
-    if best > worst and reward >= best - 0.01 * (best - worst):
+    if solved(config, history):
         action = action if "no_gradient" in config.actions else "warn"
         message += (
-            f"since every rollout earns {reward:.3g}, the best reward that the run has seen: it has solved these "
-            "tasks, and further batches of them only cost time. Stop here, or choose harder tasks."
+            f"since no group has rewards that differ and the mean, {reward:.3g}, is near the best reward that the run "
+            "has seen: it has solved these tasks, and further batches of them only cost time. Stop here, or choose "
+            "harder tasks."
         )
     else:
         message += (
@@ -69,7 +78,7 @@ def reward_drop(config: HealthConfig, history: History) -> Finding | None:
     first, best = now.get(FIRST_LEVEL), now.get(BEST_LEVEL)
     if level is None or first is None or best is None:
         return None
-    least = max(_NOISE * _error_of_level(config, history), _SPREADS * now.get(FIRST_SPREAD, 0.0))
+    least = least_change(config, history)
     lost, gained = best - level, best - first
     fell_below_start = first - level > least
     lost_its_gain = gained > least and lost > max(least, config.reward_drop_share * gained)
@@ -82,6 +91,67 @@ def reward_drop(config: HealthConfig, history: History) -> Finding | None:
         "back to an earlier checkpoint with a lower learning rate."
     )
     return finding(config, "reward_drop", "reward/mean", level, limit, message)
+
+
+def restored_reward(config: HealthConfig, history: History) -> Finding | None:
+    """The policy that the run went back to earns less than the same policy did before, by more than noise.
+
+    The policy is not at fault then: the tasks have become harder, or rewards mean something else.
+    """
+    now = history[-1]
+    level, before = now.get(RESTORED_LEVEL), now.get(RESTORED_BEFORE)
+    if level is None or before is None:
+        return None
+    spread = now.get("reward/std", 0.0)
+    error = math.sqrt(2 / max(1.0, now.get("rollout/scored", 1.0))) * spread
+    error = max(error, math.sqrt(2) * now.get(RESTORED_NOISE, 0.0))
+    limit = before - max(_NOISE * error, _SPREADS * spread)
+    if level >= limit:
+        return None
+    message = (
+        f"The mean reward of the first step after the rollback is {level:.3g} (limit {limit:.3g}), and the "
+        f"same policy earned {before:.3g} before: the trouble is not in its weights. Check whether the verifier or "
+        "the tasks have changed."
+    )
+    return finding(config, "restored_reward", "reward/mean", level, limit, message, suspect=0)
+
+
+def surpassed(config: HealthConfig, history: History) -> bool:
+    """Whether the reward since a rollback is clearly above the best before; False where nothing is sought."""
+    level, sought = sustained(config, history, "reward/mean"), history[-1].get(SOUGHT_LEVEL)
+    return level is not None and sought is not None and level >= sought + least_change(config, history)
+
+
+def cured(config: HealthConfig, history: History) -> bool:
+    """Whether the policy has learned on since a rollback, or earns as much as before and nearly the best that there is;
+    False where nothing is sought."""
+    level, sought = sustained(config, history, "reward/mean"), history[-1].get(SOUGHT_LEVEL)
+    if level is None or sought is None or level < sought - least_change(config, history):
+        return False
+    return surpassed(config, history) or solved(config, history, near=NEARLY)
+
+
+def not_recovered(config: HealthConfig, history: History, steps: int | None = None) -> Finding | None:
+    """The policy has not learned on within `recovery_steps` steps after a rollback (see `cured`).
+
+    The same reward as before is not enough: it may be that of the same trouble, and of a rate that is too low now.
+
+    Args:
+        steps: instead of the configured ones.
+    """
+    since, level = (history[-1].get(SOUGHT_FOR), sustained(config, history, "reward/mean")) if history else (None, None)
+    least = config.recovery_steps if steps is None else steps
+    if since is None or level is None or since < least or cured(config, history):
+        return None
+    before = history[-1][SOUGHT_LEVEL]
+    limit = before + least_change(config, history)
+    message = (
+        f"{since:.0f} steps after the rollback the mean reward of the last {config.sustained_steps} steps is "
+        f"{level:.3g} (limit {limit:.3g}), and it was {before:.3g} before: the policy has not learned on. Read the "
+        "rollouts: the learning rate may be too low now or still too high, the tasks may have changed, or the policy "
+        "may be stuck with one kind of answer."
+    )
+    return finding(config, "not_recovered", "reward/mean", level, limit, message)
 
 
 def reward_shift(config: HealthConfig, history: History) -> Finding | None:
@@ -106,18 +176,25 @@ def reward_shift(config: HealthConfig, history: History) -> Finding | None:
     return finding(config, "reward_shift", "reward/mean", mean, limit, message, suspect=0)
 
 
-_NOISE, _SPREADS = 5.0, 0.25
-"""Standard errors, and standard deviations of one step's rewards, from which a change of the reward counts."""
+_NOISE, _SPREADS, _RANGES = 5.0, 0.25, 0.05
+"""Standard errors, standard deviations of one step's rewards, and ranges of all rewards so far, from which a change of
+the reward counts."""
+
+
+def least_change(config: HealthConfig, history: History) -> float:
+    """The least change of the reward's level that counts.
+
+    The share of the range of all rewards is for a policy whose answers hardly differ: its step means hardly vary
+    either, until a prompt comes along that it has no answer to.
+    """
+    now = history[-1]
+    spread, reach = now.get(FIRST_SPREAD, 0.0), now.get(BEST_REWARD, 0.0) - now.get(WORST_REWARD, 0.0)
+    return max(_NOISE * _error_of_level(config, history), _SPREADS * spread, _RANGES * reach)
 
 
 def _error_of_level(config: HealthConfig, history: History) -> float:
-    """Standard error of the difference of two means over `sustained_steps`, from the changes between neighbours.
-
-    The median of |difference of two normal numbers| is 0.954 standard deviations; a drop hardly adds to it.
-    """
-    series = values(history, "reward/mean")
-    changes = [abs(b - a) for a, b in itertools.pairwise(series)]
-    return median(changes) / 0.954 * math.sqrt(2 / config.sustained_steps) if changes else 0.0
+    """Standard error of the difference of two means over `sustained_steps`, from the changes between neighbours."""
+    return deviation_of_means(values(history, "reward/mean")) * math.sqrt(2 / config.sustained_steps)
 
 
 def truncation(config: HealthConfig, history: History) -> Finding | None:

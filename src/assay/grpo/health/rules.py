@@ -13,14 +13,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 from assay.grpo.health.config import DEFAULT_ACTIONS, HealthConfig
-from assay.grpo.health.finding import LEVEL_VALUES, Finding, finding, level_of, solved, sustained
+from assay.grpo.health.finding import CLEAR, LEVEL_VALUES, NEARLY, Finding, finding, level_of, rise, solved, sustained
+from assay.grpo.health.records import BEST_LEVEL, FIRST_LEVEL
 from assay.grpo.health.reward_rules import (
     constant_groups,
+    least_change,
     no_gradient,
+    not_recovered,
     part_divergence,
+    restored_reward,
     reward_drop,
     reward_shift,
     truncation,
@@ -68,10 +72,10 @@ def non_finite(config: HealthConfig, history: History) -> Finding | None:
 
 
 def kl_tail(config: HealthConfig, history: History) -> Finding | None:
-    """The 95th percentile of the tokens' KL estimates is above its limit. Needs no history."""
+    """The 95th percentile of the tokens' KL estimates is above its limit, and rewards do not speak for it."""
     metric = _measured(history, SAMPLED_KL_TAIL, "kl_div_95pct")
     level, limit = level_of(history, metric), config.kl_tail_limit
-    if level is None or level <= limit:
+    if level is None or level <= limit or _learns(config, history) or _keeps_gain(config, history):
         return None
     message = (
         f"One token in twenty has a KL of {level:.3g} nats or more against the reference (limit {limit:.3g}): the mean "
@@ -95,7 +99,7 @@ def kl_runaway(config: HealthConfig, history: History) -> Finding | None:
         return None
     level = config.kl_runaway_level * (1 if growth.count >= _GROWTH_VALUES else _EARLY_LEVEL)
     limit = max(level, config.kl_runaway_factor * growth.before)
-    if growth.level <= limit:
+    if growth.level <= limit or _learns(config, history, at_best=growth.level <= _AT_BEST_LEVEL * limit):
         return None
     message = (
         f"The KL against the reference went from {growth.before:.3g} to {growth.level:.3g} nats/token within "
@@ -108,6 +112,39 @@ def kl_runaway(config: HealthConfig, history: History) -> Finding | None:
     return finding(config, "kl_runaway", metric, growth.level, limit, message, suspect)
 
 
+def _learns(config: HealthConfig, history: History, *, at_best: bool = True) -> bool:
+    """Whether the reward rose by more than noise over the window, or stands at the best level that the run has had.
+
+    Args:
+        at_best: whether the latter is enough.
+    """
+    recent = history[-config.window :]
+    change = rise(recent, _RISE_STEPS)
+    if change is None:
+        return False
+    last = fmean(values(recent, "reward/mean")[-_RISE_STEPS:])
+    best, first = history[-1].get(BEST_LEVEL), history[-1].get(FIRST_LEVEL)
+    if best is None or first is None or best <= first:
+        return change.rose
+    return change.rose or (at_best and last >= best - max(_NEAR_BEST * (best - first), CLEAR * change.error))
+
+
+def _keeps_gain(config: HealthConfig, history: History) -> bool:
+    """Whether the reward is above its first level by more than noise, and by half of the largest gain so far or more: a
+    distance from the reference is what that costs."""
+    now, level = history[-1], sustained(config, history, "reward/mean")
+    best, first = now.get(BEST_LEVEL), now.get(FIRST_LEVEL)
+    if level is None or best is None or first is None:
+        return False
+    return level - first > max(least_change(config, history), (best - first) / 2)
+
+
+_NEAR_BEST = 0.1
+"""Share of what the reward gained since the run began by which it may be below its best level."""
+_AT_BEST_LEVEL = 1.5
+"""Multiple of its limit up to which a growing KL passes where the reward only stands at its best level."""
+_RISE_STEPS = 5
+"""Steps at both ends of the window over which the reward is averaged."""
 _EARLY_LEVEL = 2.0
 """Multiple of `kl_runaway_level` from which fewer values are enough: a run's first steps may well be its largest."""
 _CALM_GROWTH, _CALM_SHARE = 1.5, 0.25
@@ -174,6 +211,29 @@ def entropy_floor(config: HealthConfig, history: History) -> Finding | None:
     return finding(config, "entropy_floor", metric, level, limit, message)
 
 
+def policy_collapse(config: HealthConfig, history: History) -> Finding | None:
+    """Over the last steps, groups were constant and the entropy was below its floor, and the task is not solved.
+
+    Both together say that the policy gives one answer to each prompt: no gradient leads away from it, and only an older
+    policy can learn on. Low entropy alone passes, and constant groups alone may be those of tasks too hard or too easy.
+    """
+    share, limit = sustained(config, history, "rollout/constant_group_fraction"), config.constant_groups_limit
+    metric, floor = _entropy_metric(history), config.entropy_floor
+    entropies = values(history[-config.sustained_steps :], metric) if metric in history[-1] else []
+    if share is None or share <= limit or not entropies or median(entropies) >= floor:
+        return None
+    if solved(config, history, near=NEARLY):
+        return None
+    message = (
+        f"The policy gives one answer to each prompt: over the last {config.sustained_steps} steps {share:.0%} of the "
+        f"groups had all-equal rewards (limit {limit:.0%}), at an entropy of {median(entropies):.3g} nats/token (floor "
+        f"{floor:.3g}). It did not look for better answers long enough for this to be the best one, and nothing leads "
+        "away from it. Go back to a checkpoint from before with a lower learning rate."
+    )
+    suspect = config.window + config.sustained_steps
+    return finding(config, "policy_collapse", metric, median(entropies), floor, message, suspect)
+
+
 def entropy_slope(config: HealthConfig, history: History) -> Finding | None:
     """The entropy falls so fast that its trend reaches the floor within `entropy_horizon` steps."""
     metric = _entropy_metric(history)
@@ -224,19 +284,21 @@ def mismatch(config: HealthConfig, history: History) -> Finding | None:
 
 
 def grad_norm(config: HealthConfig, history: History) -> Finding | None:
-    """The gradient norm is above its absolute limit (needs no history), or far above the window's median.
+    """The gradient norm is above its absolute limit (needs no history), or stays far above the window's median.
 
-    Where the task is solved, the median is that of next to no gradients, and says nothing.
+    A single spike passes, since clipping bounds what it does. Where the task is solved, the median is that of next to
+    no gradients, and says nothing.
     """
-    last = history[-1].get("grad_norm")
-    if last is None or not math.isfinite(last):
+    last, level = history[-1].get("grad_norm"), level_of(history, "grad_norm")
+    if last is None or level is None or not math.isfinite(last):
         return None
     limit, why = config.grad_norm_limit, "too large for any run"
     before = values(history[-config.window : -1], "grad_norm")
     if len(before) >= LEAST_VALUES and not solved(config, history):
         spike = max(config.grad_norm_harmless, config.grad_norm_spike_factor * median(before))
-        if spike < limit:
-            limit, why = spike, f"the median of the last {len(before)} steps is {median(before):.3g}"
+        if spike < limit and last <= limit:
+            last, limit = min(last, level), spike
+            why = f"the median of the last {len(before)} steps is {median(before):.3g}"
     if last <= limit:
         return None
     message = (
@@ -250,6 +312,7 @@ def grad_norm(config: HealthConfig, history: History) -> Finding | None:
 RULES: Mapping[str, Rule] = {
     "non_finite": non_finite,
     "kl_runaway": kl_runaway,
+    "policy_collapse": policy_collapse,
     "mismatch": mismatch,
     "kl_tail": kl_tail,
     "entropy_floor": entropy_floor,
@@ -257,6 +320,8 @@ RULES: Mapping[str, Rule] = {
     "clip_fraction": clip_fraction,
     "no_gradient": no_gradient,
     "reward_drop": reward_drop,
+    "restored_reward": restored_reward,
+    "not_recovered": not_recovered,
     "reward_shift": reward_shift,
     "constant_groups": constant_groups,
     "truncation": truncation,

@@ -27,6 +27,11 @@ def own_backend(model: Any, ref_model: Any, config: GRPOConfig) -> TorchBackend:
             "No parameter of the model requires a gradient, so training would change nothing. Unfreeze it, or add "
             "LoRA adapters with peft."
         )
+    if any(getattr(module, "merged", False) for module in model.modules()):
+        raise ModelError(
+            "Adapters of the model are merged into its base weights, so they would get no gradient. Call "
+            "model.unmerge_adapter() to train them, or model.merge_and_unload() to train the merged weights."
+        )
     if ref_model is model:
         raise ModelError(
             "ref_model is the model itself, so the KL penalty would always be 0. Give a copy of it, or None for one of "

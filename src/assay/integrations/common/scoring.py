@@ -36,6 +36,7 @@ from assay.rewards.failures import rewards_of
 from assay.rewards.functions.reward import FunctionReward
 from assay.rewards.named import REWARD, find_rewards, of_function
 from assay.rewards.shared.hub import SharedCaller
+from assay.terminal import shown
 from assay.types import Json, Message, Score
 
 logger = logging.getLogger(__name__)
@@ -131,12 +132,14 @@ def sample_of(
     """
     if not isinstance(response, str) or not isinstance(data_source, str | None):
         raise DataError(
-            f"response={_clip(response)} and data source {_clip(data_source)} must be text. Positional arguments are "
-            "read as (response, ground_truth, dataset_name, extra_info); verl's own order (data_source, solution_str, "
-            "ground_truth, extra_info) must be declared: order=verl."
+            f"response={shown(response, 80)} and data source {shown(data_source, 80)} must be text. Positional "
+            "arguments are read as (response, ground_truth, dataset_name, extra_info); verl's own order (data_source, "
+            "solution_str, ground_truth, extra_info) must be declared: order=verl."
         )
     if not isinstance(extra_info, Mapping | None):
-        raise DataError(f"extra_info={_clip(extra_info)} must be a mapping or None, not a {type(extra_info).__name__}.")
+        raise DataError(
+            f"extra_info={shown(extra_info, 80)} must be a mapping or None, not a {type(extra_info).__name__}."
+        )
     extra: dict[str, Json] = plain(extra_info) if extra_info is not None else {}
     return Sample(str(response), plain(ground_truth), str(data_source or ""), tuple(prompt), extra)
 
@@ -272,8 +275,3 @@ def _shared_caller(config: HostConfig) -> Caller | None:
     if config.share == "auto" and not ray_actor.is_running():
         return None
     return ray_actor.RayCaller(config)
-
-
-def _clip(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,4 +1,4 @@
-"""The numerics stage on a GPU: the same calls as `stage` plans, put to a candidate on a device.
+"""The numerics stage on a GPU: the same calls as `calls` plans, put to a candidate on a device.
 
 The job has a round more than one on the processor, its first: CUDA is started in it, before the candidate's code is
 looked at. A job that did not come through it says nothing about the candidate, whatever it reports.

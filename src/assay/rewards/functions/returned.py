@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from assay.errors import RewardError
+from assay.terminal import shown
 from assay.types import MAX_REWARD, Score, is_usable_reward
 
 _SHOWN = 60
@@ -29,7 +30,7 @@ def score_of(returned: Any, said: str) -> Score:
         return errored("unscored", f"{said} returned None: this completion could not be scored")
     number = _number(returned)
     if number is None:
-        text = f"{said} returned {_clip(returned)} ({type(returned).__name__})"
+        text = f"{said} returned {shown(returned, _SHOWN)} ({type(returned).__name__})"
         return errored("reward", f"{text}. A reward is a float, an int, True or False, None, or a Score")
     if not is_usable_reward(number):
         wanted = f"A reward must be finite and at most {MAX_REWARD:g} in size"
@@ -48,7 +49,7 @@ def scores_of(returned: Any, count: int, said: str) -> list[Score]:
     if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
         raise RewardError(
             f"{said} takes `completions`, so it must return a list with one reward per completion. It returned "
-            f"{_clip(returned)} ({type(returned).__name__})."
+            f"{shown(returned, _SHOWN)} ({type(returned).__name__})."
         )
     if len(returned) != count:
         raise RewardError(
@@ -68,8 +69,3 @@ def _number(value: Any) -> float | None:
         return float(value)
     except OverflowError:  # an int beyond all floats
         return math.inf if value > 0 else -math.inf
-
-
-def _clip(value: object) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from assay.errors import ConfigError, UnreadableReplyError
+from assay.terminal import quoted
 from assay.types import Json
 
 _SHOWN = 160
@@ -186,13 +187,13 @@ def _bodies(tag: str, text: str) -> list[str]:
 def _boolean(body: str, text: str) -> float:
     word = body.strip().lower()
     if word not in ("true", "false"):
-        raise _unreadable(f"its verdict is {_clip(body.strip())} and not True or False", text)
+        raise _unreadable(f"its verdict is {quoted(body.strip(), _SHOWN)} and not True or False", text)
     return float(word == "true")
 
 
 def _number(body: str, low: float, high: float, text: str) -> float:
     if not _NUMBER.fullmatch(body.strip()):
-        raise _unreadable(f"its verdict is {_clip(body.strip())} and not a number", text)
+        raise _unreadable(f"its verdict is {quoted(body.strip(), _SHOWN)} and not a number", text)
     return _in_range(float(body), low, high, text)
 
 
@@ -216,8 +217,4 @@ def _only(values: set[float], text: str) -> float:
 
 
 def _unreadable(why: str, text: str) -> UnreadableReplyError:
-    return UnreadableReplyError(f"A judge's reply cannot be read: {why}. The reply: {_clip(text.strip())}")
-
-
-def _clip(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+    return UnreadableReplyError(f"A judge's reply cannot be read: {why}. The reply: {quoted(text.strip(), _SHOWN)}")

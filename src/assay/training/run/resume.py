@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from assay.training.run.checkpoints import Checkpoint, checkpoint_folder, open_c
 from assay.training.run.growth import MAX_BATCHES, Length, is_free, length_change, schedule
 from assay.training.run.ledger import Commit, LedgerContent, live_checkpoints, read_ledger
 from assay.training.run.provenance import code_changes, describe_code
+from assay.training.run.starting_point import as_ranges, available_batches, cure_of, position_to_go_on_from
 from assay.types import Json
 
 logger = logging.getLogger(__name__)
@@ -275,11 +276,11 @@ def _go_on(plan: ResumePlan) -> ResumePlan | Refusal:
             f"{length}: {done} batches of the run in {path} are done, and cannot be undone by going on. Set "
             f"max_batches={done} or more, or also give resume_from_batch=N to go back to a checkpoint before "
             f"{length.now} batches and discard what came later "
-            f"(available: {_listed(b for b in _available_batches(path, content.commits) if b < length.now)})."
+            f"(available: {as_ranges(b for b in available_batches(path, content.commits) if b < length.now)})."
         )
-    position = _position(path, content, batch, length)
+    position = position_to_go_on_from(path, content, batch, length)
     commit = content.commits[position]
-    checkpoint = open_checkpoint(checkpoint_folder(path, commit), cure=_cure(path, content, commit))
+    checkpoint = open_checkpoint(checkpoint_folder(path, commit), cure=cure_of(path, content, commit))
     _check_sinks(path, commit)
     versions = code_changes(read_object(path / "code.json") or {}, describe_code())
     files = [f"{file}: changed" for file in changed_files(before)]
@@ -333,63 +334,6 @@ def _holds_run(path: Path) -> bool:
         f"{path} is not a run directory and not empty (it holds {some}), so a run could overwrite what is there. Set "
         "log_path to a new or empty directory."
     )
-
-
-def _position(path: Path, content: LedgerContent, resume_from_batch: int | None, length: Length | None) -> int:
-    """Position in the ledger of the commit to go on from.
-
-    Raises:
-        RunDirectoryError: no commit has a checkpoint (of that batch) from which a run of this `length` can go on; the
-            message lists the batches that have one.
-    """
-    saved = [commit.step + 1 for commit in live_checkpoints(content.commits)]
-    wanted = [i for i in saved if resume_from_batch in (None, content.commits[i].batch)]
-    serving = [i for i in wanted if length is None or length.serves(content.commits[i])]
-    if serving:
-        return serving[-1]
-    available = [c for c in content.commits if length is None or length.serves(c)]
-    batches = _listed(_available_batches(path, available))
-    which = "" if resume_from_batch is None else f" of RL batch {resume_from_batch}"
-    if wanted and length is not None:
-        raise RunDirectoryError(
-            f"{length}: {path} has no checkpoint{which} from which a run of the new length could go on: the run would "
-            f"be complete there, or (max_steps_off_policy={length.ahead}) the checkpoint lacks batches that it would "
-            f"have sampled ahead by then. Batches from which it can: {batches}. Set resume_from_batch to one of them, "
-            f"or leave max_batches={length.before}."
-        )
-    raise RunDirectoryError(
-        f"{path} has no checkpoint{which} to resume from. Batches with a checkpoint: {batches}. "
-        "Set resume_from_batch to one of them, or set log_path to a new directory to start again."
-    )
-
-
-def _available_batches(path: Path, commits: Sequence[Commit]) -> list[int]:
-    """RL batches that `resume_from_batch` can name: those whose checkpoint folder exists."""
-    return sorted({c.batch for c in live_checkpoints(commits) if checkpoint_folder(path, c).is_dir()})
-
-
-def _listed(batches: Iterable[int]) -> str:
-    """Rising numbers in words, with at least four in equal steps as a range: `0, 3, 10 to 90 by 10`."""
-    rest, parts = list(batches), list[str]()
-    while rest:
-        step = rest[1] - rest[0] if len(rest) > 1 else 0
-        length = next((i for i in range(1, len(rest)) if rest[i] - rest[i - 1] != step), len(rest))
-        if length >= 4:
-            parts.append(f"{rest[0]} to {rest[length - 1]}" + (f" by {step}" if step > 1 else ""))
-        taken = length if length >= 4 else 1
-        parts += [str(rest[0])] if taken == 1 else []
-        rest = rest[taken:]
-    return ", ".join(parts) or "none"
-
-
-def _cure(path: Path, content: LedgerContent, damaged: Commit) -> str:
-    """What to do when the checkpoint of `damaged` cannot be used: go back to another one, or start again."""
-    others = [batch for batch in _available_batches(path, content.commits) if batch != damaged.batch]
-    again = "set log_path to a new directory to start again."
-    if not others:
-        return f"Nothing was changed. Restore it from a copy, or {again}"
-    first = f"resume_from_batch={others[-1]}"
-    return f"Nothing was changed. Resume from another with {first} (available: {_listed(others)}), or {again}"
 
 
 def _check_sinks(path: Path, commit: Commit) -> None:

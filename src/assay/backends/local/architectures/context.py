@@ -17,6 +17,8 @@ WITHOUT_LIMIT = frozenset(
 """Model types that count no positions: they have recurrent states, or attention biased by distance."""
 LENGTH_DEPENDENT = frozenset({"dynamic", "longrope"})
 """Rotary positions whose angles depend on the longest sequence at hand."""
+CHOSEN = ("index_topk", "indexer_budget", "keep_window_size")
+"""Where configs say how many earlier tokens sparse attention chooses, by scores of which rounding and ties decide."""
 NO_LIMIT = 2**31 - 1
 """The context of a model without a limit."""
 
@@ -25,13 +27,14 @@ def context_length(model: Any) -> int:
     """Most tokens the model can attend to.
 
     Rotary angles that change with the longest sequence at hand would make a token's log-probability depend on what is
-    sampled after it, so the context ends where they begin to.
+    sampled after it, so the context ends where they begin to. It also ends where sparse attention begins to choose
+    among the earlier tokens: one token more or less in the choice is another log-probability.
 
     Raises:
         ModelError: the config gives no context length.
     """
     config = _text_config(model)
-    return min(_positions(config), _static_positions(config) or NO_LIMIT)
+    return min(_positions(config), _static_positions(config) or NO_LIMIT, _all_attended(config) or NO_LIMIT)
 
 
 def warn_of_shortened_context(model: Any) -> None:
@@ -41,15 +44,21 @@ def warn_of_shortened_context(model: Any) -> None:
         ModelError: as `context_length`.
     """
     config = _text_config(model)
-    limit, first = _positions(config), _static_positions(config)
-    if first is not None and first < limit:
-        logger.warning(
-            "The context of this %s model is taken as %d tokens, not %d: behind them, its rotary positions change with "
-            "the length of the whole sequence, so sampled and trained log-probabilities would differ.",
-            config.model_type,
-            first,
-            limit,
-        )
+    limit, used = _positions(config), context_length(model)
+    if used == limit:
+        return
+    if used == _all_attended(config):
+        cause = "its attention chooses among the earlier tokens, and rounding decides which"
+    else:
+        cause = "its rotary positions change with the length of the whole sequence"
+    logger.warning(
+        "The context of this %s model is taken as %d tokens, not %d: behind them, %s, so sampled and trained "
+        "log-probabilities would differ.",
+        config.model_type,
+        used,
+        limit,
+        cause,
+    )
 
 
 def _text_config(model: Any) -> Any:
@@ -80,3 +89,13 @@ def _static_positions(config: Any) -> int | None:
     firsts = [part.get("original_max_position_embeddings") for part in moving]
     firsts.append(getattr(config, "original_max_position_embeddings", None))
     return min((int(first) for first in firsts if first), default=_positions(config))
+
+
+def _all_attended(config: Any) -> int | None:
+    """Tokens up to which sparse attention attends to all there are; None: it is not sparse, or not by such a choice."""
+    found = [getattr(config, name, None) for name in CHOSEN]
+    # DeepSeek V4 chooses among blocks of compressed tokens, MiniMax M3 among plain blocks.
+    rates = getattr(config, "compress_rates", None) or {}
+    found[0] = found[0] and found[0] * int(rates.get("compressed_sparse_attention", 1))
+    blocks, size = (getattr(config, name, None) for name in ("index_topk_blocks", "index_block_size"))
+    return min((int(value) for value in (*found, blocks and size and blocks * size) if value), default=None)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from assay.backends.local.architectures.context import context_length
 from assay.backends.local.architectures.lively import lively
@@ -28,18 +28,20 @@ logger = logging.getLogger(__name__)
 
 _PADS_LEFT = """
     afmoe apertus arcee aria_text bailing_hybrid bamba biogpt bitnet bloom codegen cohere cohere2 cohere2_moe
-    ctrl cwm dbrx deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 diffllama doge dots1 ernie4_5 ernie4_5_moe
+    ctrl cwm dbrx deepseek_v2 deepseek_v3 deepseek_v32 diffllama doge dots1 ernie4_5 ernie4_5_moe
     exaone4 exaone_moe falcon falcon_h1 flex_olmo gemma gemma2 gemma3 gemma3_text glm glm4 glm4_moe
-    glm4_moe_lite gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gpt_oss gptj granite granitemoe
+    glm4_moe_lite gpt2 gpt_bigcode gpt_neox gpt_neox_japanese gpt_oss gptj granite granitemoe
     granitemoehybrid granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hyperclovax internlm3 jais2 jamba
     jetmoe lfm2 lfm2_moe llama llama4_text mamba2 mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral
-    mixtral modernbert-decoder mpt nanochat nemotron olmo olmo2 olmo3 olmo_hybrid olmoe opt persimmon phi phi3
+    mixtral modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmo_hybrid olmoe opt persimmon phi phi3
     phimoe qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next seed_oss smollm3 solar_open
     stablelm starcoder2 vaultgemma xglm youtu zamba
 """
 PADS_LEFT = frozenset(_PADS_LEFT.split())
 """Model types of which transformers ignores padding on the left of a batch, also beyond windows and chunks: those of
-which `benchmarks/models.py` has shown it. Prompts of others are decoded one length after the other."""
+which `benchmarks/models.py` has shown it. Prompts of others are decoded one length after the other. So are those of
+deepseek_v4, whose blocks of compressed tokens count places in the batch, and of gpt_neo and mpt, whose tables end at
+the last position of the context, which padding would push the longest beyond."""
 
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
 """What the code of an architecture raises where it cannot do what is asked."""
@@ -74,6 +76,7 @@ def own_forward(model: Any, device: torch.device, half: bool) -> Module:
         with _failing(name, "on tokens alone"), precise():
             module = Module.of(model)
             trial = _Trial.of(module, dtype)
+            _refuse_positions_of_padding(model)
             module = _sampled(name, trial, replace(module, pads_left=model.config.model_type in PADS_LEFT))
             module = _trained(name, trial, module)
         if half:
@@ -121,6 +124,17 @@ def _refuse(name: str, when: str, worst: float) -> None:
         "of their spread), so sampled and trained log-probabilities would differ. Use another architecture or another "
         "version of transformers."
     )
+
+
+def _refuse_positions_of_padding(model: nn.Module) -> None:
+    """Refuse the RoBERTa family: with a cache, a padding token that was sampled shifts all positions behind it."""
+    for name, part in model.named_modules():
+        if type(part) is nn.Embedding and part.padding_idx is not None and name.endswith("position_embeddings"):
+            raise ModelError(
+                f"{type(base_of(model)).__name__} counts positions from its tokens and skips the padding token "
+                f"{part.padding_idx}, so a completion that has this token would get other log-probabilities in "
+                "training than in sampling. Use a decoder whose positions do not depend on its tokens."
+            )
 
 
 def refuse_prompt_learning(model: Any) -> None:

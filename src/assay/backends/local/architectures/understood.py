@@ -103,6 +103,8 @@ def _foreign_part(body: Any, config: Any) -> str | None:
         embeddings.append(body.base_model.wpe)
     if any(type(embedding) is not nn.Embedding for embedding in embeddings):
         return "the embedding has an adapter"
+    if any(embedding.max_norm is not None or embedding.scale_grad_by_freq for embedding in embeddings):
+        return "the embedding bounds its norms or scales its gradient"
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     for block in body.base_model.h if config.model_type == "gpt2" else body.base_model.layers:
         attention = block.attn if config.model_type == "gpt2" else block.self_attn

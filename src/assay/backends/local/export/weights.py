@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from assay.backends.local.models import library_is_quiet, load_config, source_of
-from assay.errors import MissingDependencyError, ModelError
+from assay.errors import MissingDependencyError, ModelError, first_line
 
 Precision = Literal["float32", "bfloat16", "float16"]
 ADAPTER = "adapter_config.json"
@@ -40,7 +40,7 @@ def load_tokenizer(model: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(str(model))
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{model} has no tokenizer that can be read ({_first_line(error)}).") from error
+        raise ModelError(f"{model} has no tokenizer that can be read ({first_line(error)}).") from error
 
 
 def write_model(
@@ -74,7 +74,7 @@ def write_model(
             below: Any = AutoModelForCausalLM.from_pretrained(source_of(base), dtype=_DTYPES[trained_in])
             whole = _merged(below.float(), model)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ModelError(f"The model {base or model} cannot be loaded ({_first_line(error)}).") from error
+        raise ModelError(f"The model {base or model} cannot be loaded ({first_line(error)}).") from error
     whole = whole.to(own if saved_in is None else _DTYPES[saved_in])
     whole.generation_config = GenerationConfig(**generation)  # type: ignore[no-untyped-call]
     whole.save_pretrained(target)
@@ -151,7 +151,3 @@ def generation_fields(
         "pad_token_id": stop[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
         "bos_token_id": tokenizer.bos_token_id,
     }
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]

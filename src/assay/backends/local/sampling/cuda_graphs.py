@@ -27,6 +27,7 @@ from torch import Tensor
 from assay.backends.local.decoder import Decoder, Prefix, extend, prefill
 from assay.backends.local.sampling.draw_token import device_uniform, draw
 from assay.backends.local.sampling.sampler import LOOK_EVERY, Layout, Record, living
+from assay.errors import first_line
 from assay.types import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -263,7 +264,7 @@ class StaticDecode:
             logger.warning(
                 "A decoding step cannot be captured as a CUDA graph (%s), so sampling goes on without one, more "
                 "slowly. Set local.cuda_graphs=False to skip the attempt.",
-                str(error).splitlines()[0],
+                first_line(error),
             )
             self._capture = False
             return None

@@ -14,7 +14,6 @@ import operator
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
@@ -28,10 +27,10 @@ from triton.backends.nvidia.compiler import CUDAOptions
 from triton.runtime import interpreter as engine
 from triton.runtime.driver import driver
 
-from assay.kernels.inside.pretend_cuda import DEVICE, driver_properties
 from assay.kernels.inside.triton import bfloat16
 from assay.kernels.inside.triton.bounds import Ranges
 from assay.kernels.inside.triton.libdevice import LIBRARY
+from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
 
 _OPTIONS = frozenset(CUDAOptions.__dataclass_fields__)
 """What a launch may say to the compiler besides the arguments of its kernel."""
@@ -205,41 +204,6 @@ def _missing_feature(cause: BaseException | None) -> str:
     if isinstance(cause, AttributeError) and "InterpreterBuilder" in text:
         return f"the interpreter cannot compute this ({text}); inline assembler, say, needs a GPU"
     return ""
-
-
-def measure_nothing(*_: Any, quantiles: Any = None, **__: Any) -> Any:
-    """A benchmark that runs nothing: everything is equally fast."""
-    return 0.0 if quantiles is None else [0.0 for _ in quantiles]
-
-
-class StubDriver:
-    """What an autotuner asks a driver for: the first configuration is the fastest, and nothing need be run."""
-
-    utils = SimpleNamespace(get_device_properties=driver_properties)
-
-    def get_benchmarker(self) -> Callable[..., list[float]]:
-        """What an autotuner times configurations with."""
-        return measure_nothing
-
-    def get_current_device(self) -> int:
-        """The only device."""
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        """The only stream."""
-        return 0
-
-    def get_current_target(self) -> Any:
-        """The GPU that candidates may take this machine for."""
-        return triton.backends.compiler.GPUTarget("cuda", 90, 32)
-
-    def get_device_interface(self) -> Any:
-        """PyTorch's module for the device."""
-        return torch.cuda
-
-    def get_active_torch_device(self) -> torch.device:
-        """Where tensors are pretended to be."""
-        return DEVICE
 
 
 def install() -> None:

@@ -1,0 +1,47 @@
+"""The driver that Triton asks while it tunes, where there is no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+
+from assay.kernels.inside.pretend_cuda import DEVICE, driver_properties
+
+
+def measure_nothing(*_: Any, quantiles: Any = None, **__: Any) -> Any:
+    """A benchmark that runs nothing: everything is equally fast."""
+    return 0.0 if quantiles is None else [0.0 for _ in quantiles]
+
+
+class StubDriver:
+    """What an autotuner asks a driver for: the first configuration is the fastest, and nothing need be run."""
+
+    utils = SimpleNamespace(get_device_properties=driver_properties)
+
+    def get_benchmarker(self) -> Callable[..., list[float]]:
+        """What an autotuner times configurations with."""
+        return measure_nothing
+
+    def get_current_device(self) -> int:
+        """The only device."""
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        """The only stream."""
+        return 0
+
+    def get_current_target(self) -> Any:
+        """The GPU that candidates may take this machine for."""
+        return triton.backends.compiler.GPUTarget("cuda", 90, 32)
+
+    def get_device_interface(self) -> Any:
+        """PyTorch's module for the device."""
+        return torch.cuda
+
+    def get_active_torch_device(self) -> torch.device:
+        """Where tensors are pretended to be."""
+        return DEVICE
