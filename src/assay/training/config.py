@@ -349,7 +349,7 @@ def _impossible(config: TrainingConfig) -> Iterator[str]:
     if config.lora_rank and config.grpo.ref_refresh_mix != 1:
         yield (
             f"grpo.ref_refresh_mix={config.grpo.ref_refresh_mix} with lora_rank={config.lora_rank}: adapters cannot be "
-            "mixed: the mean of two factors is not the mean of their products. Set grpo.ref_refresh_mix=1 or lora_rank=0."
+            "mixed: the mean of two factors is not that of their products. Set grpo.ref_refresh_mix=1 or lora_rank=0."
         )
     yield from _impossible_ahead(config)
     builder = config.active_builder
