@@ -124,7 +124,8 @@ def is_constant(rewards: Sequence[float]) -> bool:
 def _deviation(gaps: Sequence[float], count: int) -> float:
     """The root of the sum of squares over `count`, for gaps of any size of which one at least is not 0.
 
-    A power of two is taken out before squaring: it changes no bit of the result, and keeps squares from underflow.
+    From gaps so small that their squares would vanish, a power of two is taken out first.
     """
-    scale = 2.0 ** math.frexp(max(map(abs, gaps)))[1]
+    most = max(map(abs, gaps))
+    scale = 1.0 if most > 1e-100 else 2.0 ** math.frexp(most)[1]
     return scale * math.sqrt(math.fsum((gap / scale) ** 2 for gap in gaps) / count)
