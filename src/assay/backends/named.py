@@ -15,6 +15,8 @@ from typing import Any
 
 from assay.backends.base import Backend, Tokenizer
 from assay.backends.config import PolicySpec
+from assay.config import refuse
+from assay.config.urls import kept_secrets
 from assay.envs.base import EnvData
 from assay.errors import ConfigError
 from assay.plugins import Kind, find, signature
@@ -37,12 +39,14 @@ def canonical(backend: Any) -> Any:
     return BACKEND.canonical(backend) if isinstance(backend, str) else backend
 
 
-def check(reference: str) -> None:
-    """Refuse what is not a backend, without loading one of Assay's own (and torch with it).
+def check(reference: str, base_url: str | None = None) -> None:
+    """Refuse what is not a backend, without loading one of Assay's own (and torch with it), and a URL that would keep a
+    key with the run.
 
     Raises:
-        ConfigError: as `plugins.find`, or it is to come.
+        ConfigError: as `plugins.find`, or it is to come; `base_url` holds a user, a password or a query.
     """
+    refuse(kept_secrets("base_url", base_url))
     if reference not in BACKEND.known:
         _opener(reference)
 

@@ -35,7 +35,6 @@ from assay.config import (
 )
 from assay.config.idle import qualified
 from assay.config.schema import settings
-from assay.config.urls import kept_secrets
 from assay.envs.base import RENDERER, BuildContext, BuildProgress, DatasetBuilder
 from assay.envs.named import ENVIRONMENT
 from assay.grpo.config import AlgorithmConfig, GRPOConfig
@@ -96,6 +95,12 @@ class EvalConfig(Settings):
     """Completions sampled for each held-out task, at the run's temperature."""
     max_tasks: Annotated[int | None, AtLeast(1)] = None
     """Evaluate on only this many of the held-out tasks, the first ones; null means all."""
+
+
+def _of_one_turn(config: TrainingConfig) -> str:
+    if config.allows_turns:
+        return "max_turns" if config.mode == "multi_turn" else "mode"
+    return "dataset_builder" if config.active_builder is config.dataset_builder else "multiturn_dataset_builder"
 
 
 @chz.chz
@@ -219,7 +224,7 @@ class TrainingConfig(Settings):
     @chz.validate
     def _consistent(self) -> None:
         refuse(_impossible(self))
-        named.check(self.backend)
+        named.check(self.backend, self.base_url)
         self.trainer()
 
     def trainer(self) -> GRPOConfig:
@@ -252,7 +257,7 @@ class TrainingConfig(Settings):
                 kl_discount_factor=self.kl_discount_factor,
             )
         except SettingsError as error:
-            raise _in_a_runs_words(error) from None
+            raise SettingsError([in_a_runs_words(problem) for problem in error.problems]) from None
 
     @fact("there is a KL penalty", "kl_penalty_coef", cure="Raise kl_penalty_coef")
     def has_kl_penalty(self) -> bool:
@@ -301,6 +306,7 @@ class TrainingConfig(Settings):
         "dataset_builder",
         "multiturn_dataset_builder",
         cure="Set mode=multi_turn, with an environment that plays several turns",
+        why=_of_one_turn,
     )
     def plays_turns(self) -> bool:
         """Whether a rollout may have more than one turn."""
@@ -328,16 +334,13 @@ class TrainingConfig(Settings):
         return context if progress is None else replace(context, progress=progress)
 
 
-def _in_a_runs_words(error: SettingsError) -> SettingsError:
-    """Problems of a `GRPOConfig`, under the run's keys."""
-    below = settings(AlgorithmConfig)
-    said = [re.sub(r"\bkl_coef\b", "kl_penalty_coef", str(problem)) for problem in error.problems]
-    return SettingsError([qualified(problem, "grpo", below) for problem in said])
+def in_a_runs_words(problem: object) -> str:
+    """What is said of a `GRPOConfig`, under the run's keys."""
+    return qualified(re.sub(r"\bkl_coef\b", "kl_penalty_coef", str(problem)), "grpo", settings(AlgorithmConfig))
 
 
 def _impossible(config: TrainingConfig) -> Iterator[str]:
     """Every combination of settings that cannot work, as messages that say what to change."""
-    yield from kept_secrets("base_url", config.base_url)
     if config.model_name == "scratch" and config.lora_rank:
         yield (
             f"model_name=scratch with lora_rank={config.lora_rank}: a random base cannot be adapted by LoRA. "
@@ -346,8 +349,7 @@ def _impossible(config: TrainingConfig) -> Iterator[str]:
     if config.lora_rank and config.grpo.ref_refresh_mix != 1:
         yield (
             f"grpo.ref_refresh_mix={config.grpo.ref_refresh_mix} with lora_rank={config.lora_rank}: adapters cannot be "
-            "mixed, since the mean of two factors is not the mean of their products. Set grpo.ref_refresh_mix=1 or "
-            "lora_rank=0."
+            "mixed: the mean of two factors is not that of their products. Set grpo.ref_refresh_mix=1 or lora_rank=0."
         )
     yield from _impossible_ahead(config)
     builder = config.active_builder
@@ -371,8 +373,7 @@ def _impossible(config: TrainingConfig) -> Iterator[str]:
 
 def _impossible_ahead(config: TrainingConfig) -> Iterator[str]:
     """Settings that conflict with sampling ahead of training."""
-    ahead = config.max_steps_off_policy
-    if not ahead:
+    if not (ahead := config.max_steps_off_policy):
         return
     if config.dynamic_sampling_rounds:
         yield (
@@ -380,12 +381,13 @@ def _impossible_ahead(config: TrainingConfig) -> Iterator[str]:
             "problems to replace is known only when all verdicts are in, and by then the policy that sampled the "
             "batch is gone. Set one of them to 0."
         )
-    stale, age = config.grpo.max_staleness, ahead * config.num_substeps * config.rollout_epochs
+    substeps, stale = config.num_substeps, config.grpo.max_staleness
+    age = ahead * substeps * config.rollout_epochs + substeps - 1
     if stale is not None and stale < age:
         yield (
-            f"grpo.max_staleness={stale} with max_steps_off_policy={ahead}: a batch is {age} optimizer steps old when "
-            f"its turn comes ({ahead} x num_substeps x rollout_epochs), so it would be dropped unused. Raise "
-            f"grpo.max_staleness to at least {age}, or lower max_steps_off_policy."
+            f"grpo.max_staleness={stale} with max_steps_off_policy={ahead}: the last groups of a batch are {age} steps "
+            f"old when their turn comes ({ahead} x num_substeps x rollout_epochs + num_substeps - 1), so they would be "
+            f"dropped. Raise grpo.max_staleness to at least {age}, or lower max_steps_off_policy."
         )
 
 
