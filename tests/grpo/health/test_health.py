@@ -197,6 +197,26 @@ def solving(rewards: Sequence[float], steps: int, first: float = 0.0) -> list[St
     return [taught] * steps + tail
 
 
+def test_a_state_of_an_older_version_keeps_its_rate_and_what_was_solved() -> None:
+    """The first versions held the number of rollbacks alone, later ones not what the policy had explored."""
+    monitor = HealthMonitor(DEFAULT)
+    spoken(monitor, solving([], 150))
+    state = monitor.state()
+    first = {name: state[name] for name in ("steps", "quiet", "acknowledged", "history")} | {"rollbacks": 3}
+    records = {name: state["records"][name] for name in ("extremes", "first", "spreads", "last", "best")}
+    for old in (first, first | {"records": records | {"before": 0.5}}):
+        restored = HealthMonitor(DEFAULT)
+        restored.load(old)
+        assert (restored.rollbacks, restored.learning_rate_factor) == (3, DEFAULT.rollback_lr_factor**5)
+        assert restored.decide([Finding("non_finite", "rollback", "", "loss", 0.0, 0.0)]) == "stop"
+        said = spoken(restored, [CONSTANT] * 25)
+        assert "no_gradient" in {f.rule for _, f in said}
+        assert {f.action for _, f in said} == {"warn"}, "it had solved its task"
+
+
+CONSTANT = {"optimizer_steps": 0.0, "rollout/constant_group_fraction": 1.0, "entropy": 0.01, "reward/mean": 1.0}
+
+
 def test_a_run_without_a_gradient_pauses_and_one_that_solved_its_task_is_only_told() -> None:
     ((step, finding),) = spoken(HealthMonitor(DEFAULT), solving([0.2] * 25, 5))
     assert (step, finding.rule, finding.action) == (24, "no_gradient", "pause")

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
-from assay.grpo.health.trend import Observation
+from assay.grpo.health.trend import History, Observation
 from assay.types import Json
 
 BEST_REWARD, WORST_REWARD = "run/best_reward", "run/worst_reward"
@@ -108,7 +108,27 @@ class RewardRecords:
         around = self._rewards[: -undone + 1 or None][-_AROUND:] if undone > 0 else []
         self._before = (then, deviation_of_means(around)) if math.isfinite(then) else None
         self._first, self._spreads, self._last, self._best = [], [], [], None
-        self._explored = self._had_explored[-undone] if 0 < undone <= len(self._had_explored) else 0.0
+        self._explored = self._explored_before(undone)
+
+    def _explored_before(self, undone: int) -> float:
+        """How much a policy had explored so many steps ago; beyond what is remembered, how much at least."""
+        if undone == 0:
+            return self._explored
+        if not self._had_explored or undone < 0:
+            return 0.0
+        if undone <= len(self._had_explored):
+            return self._had_explored[-undone]
+        return max(0.0, self._had_explored[0] - (undone - len(self._had_explored)))
+
+    def begin(self, history: History, steps: int) -> None:
+        """Start from the last of a run's steps: all that a checkpoint of an older version holds.
+
+        Args:
+            steps: of the whole run, each of which is taken to have explored, as older versions did.
+        """
+        for step in history:
+            self.add(step)
+        self._explored = float(steps)
 
     def state(self) -> dict[str, Json]:
         """Everything remembered, as JSON data."""
@@ -124,18 +144,22 @@ class RewardRecords:
             "best": self._best,
         }
 
-    def load(self, state: Mapping[str, Json]) -> None:
-        """Take over what `state` returned; where `steps` was larger then, the surplus is forgotten.
+    def load(self, state: Mapping[str, Json], steps: int) -> None:
+        """Take over what `state` returned; where a level's `steps` were more then, the surplus is forgotten.
+
+        Args:
+            steps: of the whole run, for a state of an older version that does not hold how much it explored.
 
         Raises:
             KeyError, ValueError, TypeError: not such a state.
         """
         self._extremes = {str(name): float(value) for name, value in state["extremes"].items()}
-        self._explored = float(state.get("explored", 0.0))
+        self._explored = float(state.get("explored", steps))
         self._rewards = [math.nan if r is None else float(r) for r in state.get("rewards", [])][-REMEMBERED:]
         self._had_explored = [float(value) for value in state.get("had_explored", [])][-REMEMBERED:]
         before = state.get("before")
-        self._before = None if before is None else (float(before[0]), float(before[1]))
+        # Older versions held the reward alone, which says nothing without its noise.
+        self._before = (float(before[0]), float(before[1])) if isinstance(before, list) else None
         self._first = [float(value) for value in state["first"]][: self._steps]
         self._spreads = [float(value) for value in state["spreads"]][: self._steps]
         self._last = [float(value) for value in state["last"]][-self._steps :]
