@@ -369,3 +369,12 @@ def test_a_histogram_counts_every_reward(rewards: list[float], bins: int) -> Non
 def test_a_histogram_without_bins_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one bin"):
         reward_histogram([1.0], 0)
+
+
+@pytest.mark.parametrize("far", [-10.0, 100.0])
+def test_a_single_reward_far_away_does_not_hide_what_befalls_the_others(far: float) -> None:
+    usual = {"reward/mean": 0.35, "reward/std": 0.25, "reward/min": 0.0, "reward/max": 1.0, "optimizer_steps": 1.0}
+    odd = usual | {"reward/min": min(far, 0.0), "reward/max": max(far, 1.0)}
+    lost = usual | {"reward/mean": -0.1}
+    said = spoken(HealthMonitor(DEFAULT), [*[usual] * 20, odd, *[usual] * 20, *[lost] * 15])
+    assert [finding.rule for _, finding in said] == ["reward_drop"]

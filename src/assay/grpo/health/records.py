@@ -26,6 +26,10 @@ REMEMBERED = 100
 FIRST_LEVEL, FIRST_SPREAD = "run/first_level", "run/first_spread"
 """Means over the first steps since the run began, or was last rolled back: of the reward, and of the standard deviation
 of a step's rewards."""
+ORIGIN_SPREAD = "run/origin_spread"
+"""The median of the standard deviations of the rewards of the run's first three steps; rollbacks do not change it.
+Unlike the largest and the smallest reward it says how rewards usually differ, also where a rare one is far away."""
+_ORIGIN_STEPS = 3
 BEST_LEVEL = "run/best_level"
 """The largest mean of the reward over consecutive steps since then."""
 
@@ -60,6 +64,7 @@ class RewardRecords:
         self._spreads: list[float] = []
         self._last: list[float] = []
         self._best: float | None = None
+        self._origin: float | None = None
 
     def add(self, observation: Observation) -> dict[str, float]:
         """Take in a step; returns the records as they now are, by name. What is not known yet is absent."""
@@ -81,12 +86,16 @@ class RewardRecords:
         known = self._extremes | restored | {EXPLORED: self._explored}
         if len(self._first) == self._steps:
             known |= {FIRST_LEVEL: fmean(self._first), FIRST_SPREAD: fmean(self._spreads)}
+        if self._origin is not None:
+            known[ORIGIN_SPREAD] = self._origin
         return known if self._best is None else known | {BEST_LEVEL: self._best}
 
     def _add_reward(self, reward: float, spread: float) -> None:
         if len(self._first) < self._steps:
             self._first.append(reward)
             self._spreads.append(spread if math.isfinite(spread) else 0.0)
+            if self._origin is None and len(self._spreads) == _ORIGIN_STEPS:
+                self._origin = median(self._spreads)
         self._last = [*self._last, reward][-self._steps :]
         if len(self._last) == self._steps:
             level = fmean(self._last)
@@ -142,6 +151,7 @@ class RewardRecords:
             "spreads": list(self._spreads),
             "last": list(self._last),
             "best": self._best,
+            "origin": self._origin,
         }
 
     def load(self, state: Mapping[str, Json], steps: int) -> None:
@@ -164,3 +174,5 @@ class RewardRecords:
         self._spreads = [float(value) for value in state["spreads"]][: self._steps]
         self._last = [float(value) for value in state["last"]][-self._steps :]
         self._best = None if state["best"] is None else float(state["best"])
+        origin = state.get("origin")
+        self._origin = None if origin is None else float(origin)

@@ -13,6 +13,7 @@ from assay.grpo.health.records import (
     BEST_REWARD,
     FIRST_LEVEL,
     FIRST_SPREAD,
+    ORIGIN_SPREAD,
     RESTORED_BEFORE,
     RESTORED_LEVEL,
     RESTORED_NOISE,
@@ -185,11 +186,13 @@ def least_change(config: HealthConfig, history: History) -> float:
     """The least change of the reward's level that counts.
 
     The share of the range of all rewards is for a policy whose answers hardly differ: its step means hardly vary
-    either, until a prompt comes along that it has no answer to.
+    either, until a prompt comes along that it has no answer to. It is at most the standard deviation of a step's
+    rewards when the run began: a single reward far away from all others must not hide what befalls those.
     """
     now = history[-1]
     spread, reach = now.get(FIRST_SPREAD, 0.0), now.get(BEST_REWARD, 0.0) - now.get(WORST_REWARD, 0.0)
-    return max(_NOISE * _error_of_level(config, history), _SPREADS * spread, _RANGES * reach)
+    of_reach = min(_RANGES * reach, now.get(ORIGIN_SPREAD, 0.0) or math.inf)
+    return max(_NOISE * _error_of_level(config, history), _SPREADS * spread, of_reach)
 
 
 def _error_of_level(config: HealthConfig, history: History) -> float:
