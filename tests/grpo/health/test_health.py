@@ -378,3 +378,9 @@ def test_a_single_reward_far_away_does_not_hide_what_befalls_the_others(far: flo
     lost = usual | {"reward/mean": -0.1}
     said = spoken(HealthMonitor(DEFAULT), [*[usual] * 20, odd, *[usual] * 20, *[lost] * 15])
     assert [finding.rule for _, finding in said] == ["reward_drop"]
+
+
+def test_rewards_far_away_are_no_loss_of_the_others() -> None:
+    usual = {"reward/mean": 0.35, "reward/std": 0.25, "reward/min": 0.0, "reward/max": 1.0, "optimizer_steps": 1.0}
+    odd = usual | {"reward/mean": -0.9, "reward/std": 3.0, "reward/min": -10.0}
+    assert spoken(HealthMonitor(DEFAULT), [*[usual] * 20, *[odd, *[usual] * 4] * 10]) == []

@@ -80,6 +80,8 @@ def reward_drop(config: HealthConfig, history: History) -> Finding | None:
     if level is None or first is None or best is None:
         return None
     least = least_change(config, history)
+    if _heavy_tailed(now):  # a few rewards far away move a mean, and are no loss of the others
+        level = max(level, median(values(history, "reward/mean")[-config.sustained_steps :]))
     lost, gained = best - level, best - first
     fell_below_start = first - level > least
     lost_its_gain = gained > least and lost > max(least, config.reward_drop_share * gained)
@@ -193,6 +195,12 @@ def least_change(config: HealthConfig, history: History) -> float:
     spread, reach = now.get(FIRST_SPREAD, 0.0), now.get(BEST_REWARD, 0.0) - now.get(WORST_REWARD, 0.0)
     of_reach = min(_RANGES * reach, now.get(ORIGIN_SPREAD, 0.0) or math.inf)
     return max(_NOISE * _error_of_level(config, history), _SPREADS * spread, of_reach)
+
+
+def _heavy_tailed(now: Observation) -> bool:
+    """Whether the range of all rewards is that of rare ones: far wider than rewards differed when the run began."""
+    reach = now.get(BEST_REWARD, 0.0) - now.get(WORST_REWARD, 0.0)
+    return 0.0 < now.get(ORIGIN_SPREAD, 0.0) < _RANGES * reach
 
 
 def _error_of_level(config: HealthConfig, history: History) -> float:
