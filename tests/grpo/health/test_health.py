@@ -74,6 +74,9 @@ def test_decide_takes_the_most_severe_action() -> None:
     assert decide([finding("rollback")], 3, 3) == "stop"
     assert decide([finding("pause")], 3, 3) == "pause"
     assert decide([finding("rollback")], 0, 0) == "stop"
+    fell = Finding("reward_drop", "rollback", "", "reward/mean", 0.1, 0.2)
+    assert decide([fell], 2, 3) == "rollback" and decide([fell, finding("warn")], 3, 3) == "pause"
+    assert decide([fell, finding("rollback")], 3, 3) == "stop", "not the reward alone"
 
 
 def test_rollbacks_are_counted_and_forget_what_was_undone() -> None:

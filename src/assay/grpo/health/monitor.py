@@ -28,10 +28,17 @@ _WARN = ACTIONS.index("warn")
 
 
 def decide(findings: Iterable[Finding], rollbacks: int, max_rollbacks: int) -> Action:
-    """The most severe action of the findings, `ignore` without any; a rollback beyond `max_rollbacks` is a stop."""
+    """The most severe action of the findings, `ignore` without any; a rollback beyond `max_rollbacks` is a stop.
+
+    It is a pause where the reward alone fell: tasks that become harder look the same, and only a person can tell.
+    """
     none: Action = "ignore"
-    action = max((finding.action for finding in findings), key=ACTIONS.index, default=none)
-    return "stop" if action == "rollback" and rollbacks >= max_rollbacks else action
+    found = list(findings)
+    action = max((finding.action for finding in found), key=ACTIONS.index, default=none)
+    if action != "rollback" or rollbacks < max_rollbacks:
+        return action
+    fell_alone = all(finding.rule == "reward_drop" for finding in found if finding.action == "rollback")
+    return "pause" if fell_alone and max_rollbacks else "stop"
 
 
 class HealthMonitor:
