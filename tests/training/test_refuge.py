@@ -93,6 +93,27 @@ def test_trouble_that_comes_again_goes_further_back_and_then_stops_the_run(
     assert "rl_000020" in first and "sft_000002 (from before the first RL batch" in second
 
 
+@pytest.mark.parametrize("action", ["pause", "warn", "ignore"])
+def test_a_run_that_ends_before_it_recovered_ends_as_its_rule_says(
+    action: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scripted_kl(monkeypatch, [*[0.1] * 5, *GROWTH[2:], 2.0, *CALM])
+    config = long(
+        tmp_path / "run",
+        save_every=30,
+        dataset_builder=ToyBuilder(num_train=80),
+        grpo=AlgorithmConfig(health=HealthConfig(actions={"not_recovered": action})),
+    )
+    with caplog.at_level(logging.WARNING):
+        if action == "pause":
+            with pytest.raises(HealthError, match="is whole, but its policy has not recovered"):
+                run(config)
+        else:
+            run(config)
+    assert events(tmp_path / "run", "rollback") and len(metric(tmp_path / "run", "reward/mean")) == 20
+    assert any("has not learned on" in line.getMessage() for line in caplog.records) == (action == "warn")
+
+
 def test_a_damaged_refuge_is_said_and_passed_over_and_without_any_the_run_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

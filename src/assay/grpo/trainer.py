@@ -122,7 +122,7 @@ class GRPOTrainer:
 
         Args:
             learning_rate: of this step (a schedule's, say); by default the config's. Either is multiplied by
-                `health.rollback_lr_factor` for each `roll_back`; the metric `learning_rate` is what was used.
+                `health.learning_rate_factor`, which `roll_back` lowers; the metric `learning_rate` is what was used.
 
         Raises:
             DataError: the data or the rate cannot be trained with; nothing was changed.
@@ -229,7 +229,7 @@ class GRPOTrainer:
         """One training step on scored groups.
 
         Args:
-            learning_rate: of this step; by default the config's, reduced for each time that the run went back.
+            learning_rate: of this step; by default the config's times `health.learning_rate_factor`.
             reuse: train through the buffer, `rollout_epochs` times on each group.
             behaviour_known: False takes the present policy for the one that sampled.
             ahead: what the present policy has sampled for later steps, for the parity gate.

@@ -256,7 +256,7 @@ async def _update(
         TrainingError: too many rollouts could not be scored, or sampler and trainer disagree.
     """
     config, started, trainer = session.config, time.monotonic(), session.trainer
-    # Each rollback has lowered the rate permanently.
+    # Rollbacks lower the rate; calm steps give a part back.
     rate = learning_rate * trainer.health.learning_rate_factor
     turns: Turns | None = None
     try:

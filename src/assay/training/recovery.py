@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 from assay.errors import CheckpointError, HealthError
 from assay.grpo.trainer import StepReport
 from assay.training.run.checkpoints import Checkpoint
 from assay.training.session import Session
+
+logger = logging.getLogger(__name__)
 
 _ELSEWHERE = (
     "Its checkpoints are intact: start another run with other settings from one of them (load_checkpoint_path)."
@@ -49,6 +53,9 @@ def ended_unrecovered(session: Session) -> HealthError | None:
     back to a checkpoint."""
     finding = session.trainer.health.unrecovered
     if finding is None:
+        return None
+    if finding.action == "warn":
+        logger.warning("%s", finding.message)
         return None
     return HealthError(
         f"The run has done all its batches and is whole, but its policy has not recovered. {finding.message} An "

@@ -226,8 +226,8 @@ def retention(config: TrainingConfig, data: EnvData) -> Keep:
             f"best_metric={config.best_metric} is not measured, so keep_best={config.keep_best} could not compare "
             f"checkpoints.{f' Did you mean {near[0]}?' if near else ''} docs/metrics.md has all names."
         )
-    ahead, window = config.max_steps_off_policy, config.grpo.health.window
-    return Keep(config.keep_last, config.keep_best, config.best_metric, ahead, window)
+    ahead, suspect = config.max_steps_off_policy, config.grpo.health.most_suspect
+    return Keep(config.keep_last, config.keep_best, config.best_metric, ahead, suspect)
 
 
 async def make_backend(config: TrainingConfig, data: EnvData, resume: Path | None) -> Backend:

@@ -74,6 +74,9 @@ def test_decide_takes_the_most_severe_action() -> None:
     assert decide([finding("rollback")], 3, 3) == "stop"
     assert decide([finding("pause")], 3, 3) == "pause"
     assert decide([finding("rollback")], 0, 0) == "stop"
+    fell = Finding("reward_drop", "rollback", "", "reward/mean", 0.1, 0.2)
+    assert decide([fell], 2, 3) == "rollback" and decide([fell, finding("warn")], 3, 3) == "pause"
+    assert decide([fell, finding("rollback")], 3, 3) == "stop", "not the reward alone"
 
 
 def test_rollbacks_are_counted_and_forget_what_was_undone() -> None:
@@ -195,6 +198,26 @@ def solving(rewards: Sequence[float], steps: int, first: float = 0.0) -> list[St
     stuck = {"optimizer_steps": 0.0}
     tail = [stuck | {"reward/mean": r, "reward/min": r, "reward/max": r} for r in rewards]
     return [taught] * steps + tail
+
+
+def test_a_state_of_an_older_version_keeps_its_rate_and_what_was_solved() -> None:
+    """The first versions held the number of rollbacks alone, later ones not what the policy had explored."""
+    monitor = HealthMonitor(DEFAULT)
+    spoken(monitor, solving([], 150))
+    state = monitor.state()
+    first = {name: state[name] for name in ("steps", "quiet", "acknowledged", "history")} | {"rollbacks": 3}
+    records = {name: state["records"][name] for name in ("extremes", "first", "spreads", "last", "best")}
+    for old in (first, first | {"records": records | {"before": 0.5}}):
+        restored = HealthMonitor(DEFAULT)
+        restored.load(old)
+        assert (restored.rollbacks, restored.learning_rate_factor) == (3, DEFAULT.rollback_lr_factor**5)
+        assert restored.decide([Finding("non_finite", "rollback", "", "loss", 0.0, 0.0)]) == "stop"
+        said = spoken(restored, [CONSTANT] * 25)
+        assert "no_gradient" in {f.rule for _, f in said}
+        assert {f.action for _, f in said} == {"warn"}, "it had solved its task"
+
+
+CONSTANT = {"optimizer_steps": 0.0, "rollout/constant_group_fraction": 1.0, "entropy": 0.01, "reward/mean": 1.0}
 
 
 def test_a_run_without_a_gradient_pauses_and_one_that_solved_its_task_is_only_told() -> None:
@@ -349,3 +372,18 @@ def test_a_histogram_counts_every_reward(rewards: list[float], bins: int) -> Non
 def test_a_histogram_without_bins_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one bin"):
         reward_histogram([1.0], 0)
+
+
+@pytest.mark.parametrize("far", [-10.0, 100.0])
+def test_a_single_reward_far_away_does_not_hide_what_befalls_the_others(far: float) -> None:
+    usual = {"reward/mean": 0.35, "reward/std": 0.25, "reward/min": 0.0, "reward/max": 1.0, "optimizer_steps": 1.0}
+    odd = usual | {"reward/min": min(far, 0.0), "reward/max": max(far, 1.0)}
+    lost = usual | {"reward/mean": -0.1}
+    said = spoken(HealthMonitor(DEFAULT), [*[usual] * 20, odd, *[usual] * 20, *[lost] * 15])
+    assert [finding.rule for _, finding in said] == ["reward_drop"]
+
+
+def test_rewards_far_away_are_no_loss_of_the_others() -> None:
+    usual = {"reward/mean": 0.35, "reward/std": 0.25, "reward/min": 0.0, "reward/max": 1.0, "optimizer_steps": 1.0}
+    odd = usual | {"reward/mean": -0.9, "reward/std": 3.0, "reward/min": -10.0}
+    assert spoken(HealthMonitor(DEFAULT), [*[usual] * 20, *[odd, *[usual] * 4] * 10]) == []

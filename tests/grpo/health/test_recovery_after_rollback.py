@@ -165,3 +165,36 @@ def test_a_restored_monitor_goes_on_as_the_one_that_was_saved(at: int) -> None:
 
     whole = course(None)
     assert course(at) == whole and any(found for found, *_ in whole)  # type: ignore[misc]
+
+
+def unrecovered(**actions: str) -> HealthMonitor:
+    """A monitor of a run that earns less since it went back."""
+    monitor = HealthMonitor(HealthConfig(actions=actions))
+    observed(monitor, [0.5] * 20)
+    monitor.rolled_back(5)
+    observed(monitor, [0.45] + [0.3] * DEFAULT.recovery_steps)
+    return monitor
+
+
+def test_a_run_does_not_end_on_what_is_ignored_or_was_read() -> None:
+    assert unrecovered(not_recovered="ignore").unrecovered is None
+    warned = unrecovered(not_recovered="warn").unrecovered
+    assert warned is not None and warned.action == "warn"
+    paused = unrecovered()
+    assert paused.unrecovered is not None
+    paused.acknowledge()
+    observed(paused, [0.3] * 50)
+    assert paused.unrecovered is None, "a person has read it and gone on"
+    observed(paused, [0.6] * 30)
+    paused.rolled_back(5)
+    observed(paused, [0.45] + [0.3] * 20)
+    assert paused.unrecovered is not None, "new trouble"
+
+
+@pytest.mark.parametrize("undone", [0, 5, 130])
+def test_a_policy_has_explored_before_a_rollback_however_far_that_goes_back(undone: int) -> None:
+    monitor = HealthMonitor(DEFAULT)
+    observed(monitor, [0.3] * 5 + [0.8] * 195)
+    monitor.rolled_back(200 - undone)
+    observed(monitor, [0.8] * 3)
+    assert "policy_collapse" not in collapse(monitor, 0.8), "it had solved the task"

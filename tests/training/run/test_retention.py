@@ -11,11 +11,12 @@ from assay.envs.base import build_data
 from assay.errors import ConfigError, HealthError, RunDirectoryError
 from assay.grpo.config import AlgorithmConfig
 from assay.grpo.health.config import HealthConfig
+from assay.grpo.health.monitor import HealthMonitor
 from assay.training.config import SFTConfig
 from assay.training.run.ledger import live_checkpoints, read_ledger
 from assay.training.run.reader import best_checkpoint, find_checkpoint
 from assay.training.run.retention import Keep, Saved, refuges, superfluous
-from assay.training.session import check_data
+from assay.training.session import check_data, retention
 from support.tiny_run import assert_same_run, kill, outcome, read_lines, run, tiny
 
 NO_SFT = SFTConfig(num_steps=0)
@@ -231,3 +232,18 @@ def test_a_best_metric_that_no_run_measures_is_refused_before_a_start(name: str,
     else:
         with pytest.raises(ConfigError, match=f"best_metric={name} is not measured"):
             check_data(config, data)
+
+
+def test_what_a_collapsed_policy_goes_back_to_stays(tmp_path: Path) -> None:
+    """Its trouble began before the steps over which it is found, which are more than the window."""
+    config = tiny(tmp_path, keep_last=1)
+    monitor, steps = HealthMonitor(config.grpo.health), 40
+    collapsed = {"entropy": 0.01, "rollout/constant_group_fraction": 1.0, "reward/mean": 0.5}
+    findings = [finding for _ in range(steps) for finding in monitor.observe(collapsed)]
+    assert any(finding.rule == "policy_collapse" for finding in findings)
+    limit = monitor.last_good(findings)
+    keep = retention(config, build_data(config.active_builder, config.build_context()))
+    every = saved(*[0.0] * steps)  # a checkpoint after each step but the one that is judged
+    gone = superfluous(every, keep)
+    now = Saved("now", steps - 1, False)
+    assert refuges([s for s in every if s.name not in gone], now, limit)[0] == refuges(every, now, limit)[0]

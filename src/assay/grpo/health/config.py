@@ -150,6 +150,12 @@ class HealthConfig(Settings):
         refuse(_unknown_actions(self))
         refuse(_without_effect(self))
 
+    @property
+    def most_suspect(self) -> int:
+        """Most updates before an alarm that may have done damage already: how far back a rollback looks for a policy
+        from before them. A policy that gives one answer to each prompt does so for `sustained_steps` steps first."""
+        return self.window + self.sustained_steps
+
     def action(self, rule: str) -> Action:
         """What is done about findings of a rule."""
         chosen = self.actions.get(rule, DEFAULT_ACTIONS[rule])

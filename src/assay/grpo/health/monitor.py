@@ -28,10 +28,17 @@ _WARN = ACTIONS.index("warn")
 
 
 def decide(findings: Iterable[Finding], rollbacks: int, max_rollbacks: int) -> Action:
-    """The most severe action of the findings, `ignore` without any; a rollback beyond `max_rollbacks` is a stop."""
+    """The most severe action of the findings, `ignore` without any; a rollback beyond `max_rollbacks` is a stop.
+
+    It is a pause where the reward alone fell: tasks that become harder look the same, and only a person can tell.
+    """
     none: Action = "ignore"
-    action = max((finding.action for finding in findings), key=ACTIONS.index, default=none)
-    return "stop" if action == "rollback" and rollbacks >= max_rollbacks else action
+    found = list(findings)
+    action = max((finding.action for finding in found), key=ACTIONS.index, default=none)
+    if action != "rollback" or rollbacks < max_rollbacks:
+        return action
+    fell_alone = all(finding.rule == "reward_drop" for finding in found if finding.action == "rollback")
+    return "pause" if fell_alone and max_rollbacks else "stop"
 
 
 class HealthMonitor:
@@ -127,8 +134,10 @@ class HealthMonitor:
 
     @property
     def unrecovered(self) -> Finding | None:
-        """That the policy has not regained its reward since the last rollback, however long ago; None also while too
-        few steps were measured."""
+        """That the policy has not learned on since the last rollback, however long ago; None also while too few steps
+        were measured, where the rule is off, and where a person has read its alarm and gone on."""
+        if self._config.action("not_recovered") == "ignore" or "not_recovered" in self._acknowledged:
+            return None
         return not_recovered(self._config, self.history, steps=0)
 
     @property
@@ -188,13 +197,19 @@ class HealthMonitor:
         began = state.get("began", {})
         self._began = {rule: int(began.get(rule, self._steps)) for rule in self._quiet}
         self._rolled_back_at, self._refuge = int(state.get("rolled_back_at", 0)), int(state.get("refuge", 0))
-        if "records" in state:
-            self._records.load(state["records"])
         if "recovery" in state:
             self._recovery.load(state["recovery"])
+        else:  # they held the number of rollbacks, from which the learning rate follows
+            self._recovery = Recovery(self._config)
+            for _ in range(int(state.get("rollbacks", 0))):
+                self._recovery.rolled_back(None)
         self._acknowledged = self._quiet.keys() & set(state["acknowledged"])
         self._history.clear()
         self._history.extend({str(n): float(v) for n, v in step.items()} for step in state["history"])
+        if "records" in state:
+            self._records.load(state["records"], self._steps)
+        else:
+            self._records.begin(self.history, self._steps)
 
 
 def _writable(value: float) -> float | str:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
-from assay.grpo.health.trend import Observation
+from assay.grpo.health.trend import History, Observation
 from assay.types import Json
 
 BEST_REWARD, WORST_REWARD = "run/best_reward", "run/worst_reward"
@@ -26,6 +26,10 @@ REMEMBERED = 100
 FIRST_LEVEL, FIRST_SPREAD = "run/first_level", "run/first_spread"
 """Means over the first steps since the run began, or was last rolled back: of the reward, and of the standard deviation
 of a step's rewards."""
+ORIGIN_SPREAD = "run/origin_spread"
+"""The median of the standard deviations of the rewards of the run's first three steps; rollbacks do not change it.
+Unlike the largest and the smallest reward it says how rewards usually differ, also where a rare one is far away."""
+_ORIGIN_STEPS = 3
 BEST_LEVEL = "run/best_level"
 """The largest mean of the reward over consecutive steps since then."""
 
@@ -60,6 +64,7 @@ class RewardRecords:
         self._spreads: list[float] = []
         self._last: list[float] = []
         self._best: float | None = None
+        self._origin: float | None = None
 
     def add(self, observation: Observation) -> dict[str, float]:
         """Take in a step; returns the records as they now are, by name. What is not known yet is absent."""
@@ -81,12 +86,16 @@ class RewardRecords:
         known = self._extremes | restored | {EXPLORED: self._explored}
         if len(self._first) == self._steps:
             known |= {FIRST_LEVEL: fmean(self._first), FIRST_SPREAD: fmean(self._spreads)}
+        if self._origin is not None:
+            known[ORIGIN_SPREAD] = self._origin
         return known if self._best is None else known | {BEST_LEVEL: self._best}
 
     def _add_reward(self, reward: float, spread: float) -> None:
         if len(self._first) < self._steps:
             self._first.append(reward)
             self._spreads.append(spread if math.isfinite(spread) else 0.0)
+            if self._origin is None and len(self._spreads) == _ORIGIN_STEPS:
+                self._origin = median(self._spreads)
         self._last = [*self._last, reward][-self._steps :]
         if len(self._last) == self._steps:
             level = fmean(self._last)
@@ -108,7 +117,27 @@ class RewardRecords:
         around = self._rewards[: -undone + 1 or None][-_AROUND:] if undone > 0 else []
         self._before = (then, deviation_of_means(around)) if math.isfinite(then) else None
         self._first, self._spreads, self._last, self._best = [], [], [], None
-        self._explored = self._had_explored[-undone] if 0 < undone <= len(self._had_explored) else 0.0
+        self._explored = self._explored_before(undone)
+
+    def _explored_before(self, undone: int) -> float:
+        """How much a policy had explored so many steps ago; beyond what is remembered, how much at least."""
+        if undone == 0:
+            return self._explored
+        if not self._had_explored or undone < 0:
+            return 0.0
+        if undone <= len(self._had_explored):
+            return self._had_explored[-undone]
+        return max(0.0, self._had_explored[0] - (undone - len(self._had_explored)))
+
+    def begin(self, history: History, steps: int) -> None:
+        """Start from the last of a run's steps: all that a checkpoint of an older version holds.
+
+        Args:
+            steps: of the whole run, each of which is taken to have explored, as older versions did.
+        """
+        for step in history:
+            self.add(step)
+        self._explored = float(steps)
 
     def state(self) -> dict[str, Json]:
         """Everything remembered, as JSON data."""
@@ -122,21 +151,28 @@ class RewardRecords:
             "spreads": list(self._spreads),
             "last": list(self._last),
             "best": self._best,
+            "origin": self._origin,
         }
 
-    def load(self, state: Mapping[str, Json]) -> None:
-        """Take over what `state` returned; where `steps` was larger then, the surplus is forgotten.
+    def load(self, state: Mapping[str, Json], steps: int) -> None:
+        """Take over what `state` returned; where a level's `steps` were more then, the surplus is forgotten.
+
+        Args:
+            steps: of the whole run, for a state of an older version that does not hold how much it explored.
 
         Raises:
             KeyError, ValueError, TypeError: not such a state.
         """
         self._extremes = {str(name): float(value) for name, value in state["extremes"].items()}
-        self._explored = float(state.get("explored", 0.0))
+        self._explored = float(state.get("explored", steps))
         self._rewards = [math.nan if r is None else float(r) for r in state.get("rewards", [])][-REMEMBERED:]
         self._had_explored = [float(value) for value in state.get("had_explored", [])][-REMEMBERED:]
         before = state.get("before")
-        self._before = None if before is None else (float(before[0]), float(before[1]))
+        # Older versions held the reward alone, which says nothing without its noise.
+        self._before = (float(before[0]), float(before[1])) if isinstance(before, list) else None
         self._first = [float(value) for value in state["first"]][: self._steps]
         self._spreads = [float(value) for value in state["spreads"]][: self._steps]
         self._last = [float(value) for value in state["last"]][-self._steps :]
         self._best = None if state["best"] is None else float(state["best"])
+        origin = state.get("origin")
+        self._origin = None if origin is None else float(origin)

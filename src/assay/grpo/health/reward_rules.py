@@ -13,6 +13,7 @@ from assay.grpo.health.records import (
     BEST_REWARD,
     FIRST_LEVEL,
     FIRST_SPREAD,
+    ORIGIN_SPREAD,
     RESTORED_BEFORE,
     RESTORED_LEVEL,
     RESTORED_NOISE,
@@ -79,6 +80,8 @@ def reward_drop(config: HealthConfig, history: History) -> Finding | None:
     if level is None or first is None or best is None:
         return None
     least = least_change(config, history)
+    if _heavy_tailed(now):  # a few rewards far away move a mean, and are no loss of the others
+        level = max(level, median(values(history, "reward/mean")[-config.sustained_steps :]))
     lost, gained = best - level, best - first
     fell_below_start = first - level > least
     lost_its_gain = gained > least and lost > max(least, config.reward_drop_share * gained)
@@ -185,11 +188,19 @@ def least_change(config: HealthConfig, history: History) -> float:
     """The least change of the reward's level that counts.
 
     The share of the range of all rewards is for a policy whose answers hardly differ: its step means hardly vary
-    either, until a prompt comes along that it has no answer to.
+    either, until a prompt comes along that it has no answer to. It is at most the standard deviation of a step's
+    rewards when the run began: a single reward far away from all others must not hide what befalls those.
     """
     now = history[-1]
     spread, reach = now.get(FIRST_SPREAD, 0.0), now.get(BEST_REWARD, 0.0) - now.get(WORST_REWARD, 0.0)
-    return max(_NOISE * _error_of_level(config, history), _SPREADS * spread, _RANGES * reach)
+    of_reach = min(_RANGES * reach, now.get(ORIGIN_SPREAD, 0.0) or math.inf)
+    return max(_NOISE * _error_of_level(config, history), _SPREADS * spread, of_reach)
+
+
+def _heavy_tailed(now: Observation) -> bool:
+    """Whether the range of all rewards is that of rare ones: far wider than rewards differed when the run began."""
+    reach = now.get(BEST_REWARD, 0.0) - now.get(WORST_REWARD, 0.0)
+    return 0.0 < now.get(ORIGIN_SPREAD, 0.0) < _RANGES * reach
 
 
 def _error_of_level(config: HealthConfig, history: History) -> float:

@@ -230,8 +230,7 @@ def policy_collapse(config: HealthConfig, history: History) -> Finding | None:
         f"{floor:.3g}). It did not look for better answers long enough for this to be the best one, and nothing leads "
         "away from it. Go back to a checkpoint from before with a lower learning rate."
     )
-    suspect = config.window + config.sustained_steps
-    return finding(config, "policy_collapse", metric, median(entropies), floor, message, suspect)
+    return finding(config, "policy_collapse", metric, median(entropies), floor, message, config.most_suspect)
 
 
 def entropy_slope(config: HealthConfig, history: History) -> Finding | None:
