@@ -86,8 +86,8 @@ TL: dict[str, str] = {
     "gather": "src index axis",
     # random numbers
     **dict.fromkeys(_words("rand randn randint"), "seed offset n_rounds"),
-    "randint4x": "seed offset n_rounds",
-    **dict.fromkeys(_words("rand4x randn4x"), "seed offsets n_rounds"),
+    **dict.fromkeys(_words("randint4x randn4x"), "seed offset n_rounds"),
+    "rand4x": "seed offsets n_rounds",
     "philox": "seed c0 c1 c2 c3 n_rounds",
     "philox_impl": "c0 c1 c2 c3 k0 k1 n_rounds",
     "uint_to_uniform_float": "x",
