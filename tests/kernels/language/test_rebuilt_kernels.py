@@ -54,8 +54,11 @@ def test_generated_text_compiles_to_the_same_machine_code() -> None:
     assert (report["differ"], report["refused"], report["failed"]) == ([], [], {})
 
 
-def case(lines: str, table: dict[str, Any] | None = None, dtype: str = "float32", **args: Any) -> dict[str, Any]:
+def case(
+    lines: str, table: dict[str, Any] | None = None, dtype: str = "float32", annotation: str = "", **args: Any
+) -> dict[str, Any]:
     own = body("i = tl.arange(0, BLOCK)\nv = tl.load(x + i)\n" + lines)
+    own["kernel"]["source"] = own["kernel"]["source"].replace("out, n,", f"out, n{annotation},")
     if args.keys() - {"n", "BLOCK"}:
         extra = "".join(f", {name}: tl.constexpr" for name in sorted(args.keys() - {"n", "BLOCK"}))
         own["kernel"]["source"] = own["kernel"]["source"].replace("BLOCK: tl.constexpr", f"BLOCK: tl.constexpr{extra}")
@@ -88,6 +91,12 @@ RUNS = {
     "tl_range": (case("y = v * 0\nfor k in tl.range(0, n, 2, num_stages=2):\n    y += k" + STORE), [6.0] * 16),
     "while": (case("k = 0\nwhile k * k < n:\n    k += 1\ny = v * 0 + k" + STORE), [3.0] * 16),
     "floats_are_float32": (case("y = v * 0 + (n * 1e-30 * 1e-30 == 0)" + STORE, n=0.1), [1.0] * 16),
+    "one_is_a_compile_time_value": (case("y = v * 0 + (n + 2147483647 > 0)" + STORE, n=1), [1.0] * 16),
+    "two_wraps": (case("y = v * 0 + (n + 2147483647 > 0)" + STORE, n=2), [0.0] * 16),
+    "one_of_a_type": (
+        case("y = v * 0 + (n + 2147483647 > 0)" + STORE, n=1, annotation=": tl.int32"),
+        [0.0] * 16,
+    ),
     "reduce_with_a_helper": (
         case("y = v * 0 + tl.reduce(v, 0, f)" + STORE, helper("def f(a, b): return tl.maximum(a, b)")),
         [15.0] * 16,
@@ -127,6 +136,7 @@ ENDS = {
     "large_product": ("y = v + 4611686018427387904 * 16", "67 bits", 4),
     "complex_power": ("y = v + (-2) ** 0.5", "became a complex", 4),
     "division_by_zero": ("y = v + 1 / 0", "division by zero", 4),
+    "power_of_a_tensor": ("y = v ** 2", "write x * x", 4),
     "tuple_times": ("t = (v, v) * 3\ny = v", r"* of a tuple", 4),
     "tuples_in_tuples": ("t = (v, v)\nfor k in tl.static_range(40):\n    t = (t, t)\ny = v", "more than 4 deep", 6),
     "method_of_a_tuple": ("t = (v, v)\ny = t.sum(0)", "has no .sum()", 5),

@@ -77,7 +77,9 @@ def _function(lines: Lines, function: Function, names: Mapping[str, str]) -> Non
         annotation = ": tl.constexpr" if each.constexpr else f": tl.{each.type}" if each.type else ""
         default = "" if each.default is None else f" = {expression(each.default, names)}"
         parameters.append(variable(each.name) + annotation + default)
-    lines.add(function.line, "@triton.jit(noinline=True)" if function.noinline else "@triton.jit")
+    fixed = [variable(each.name) for each in function.parameters if not each.specialized]
+    options = ["noinline=True"] * function.noinline + [f"do_not_specialize={fixed!r}"] * bool(fixed)
+    lines.add(function.line, f"@triton.jit({', '.join(options)})" if options else "@triton.jit")
     lines.add(function.line, f"def {names[function.key]}({', '.join(parameters)}):")
     _block(lines, function.body, names, function.line)
 

@@ -261,12 +261,18 @@ Statement = Assign | Fix | Do | If | For | While | Return | Pass
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """`constexpr`: known when compiled. `type`: what its annotation asks for (`int64`), or empty."""
+    """One parameter of a function.
+
+    constexpr: known when compiled.
+    type: what its annotation asks for (`int64`), or empty.
+    specialized: whether the compiler takes a whole number that is 1 for a compile-time value.
+    """
 
     name: str
     constexpr: bool
     type: str
     default: Expression | None
+    specialized: bool = True
 
 
 @dataclass(frozen=True, slots=True)

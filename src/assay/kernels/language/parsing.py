@@ -27,7 +27,7 @@ from assay.kernels.language.limits import (
 from assay.kernels.language.naming import Names
 from assay.kernels.language.refusals import MAX_REFUSALS, Refusal, Refusals, Refused, shown
 from assay.kernels.language.scopes import scope_of
-from assay.kernels.language.statements import FunctionReader
+from assay.kernels.language.statements import FunctionReader, check_returns
 
 _MOST_LINES = 10**6
 
@@ -108,11 +108,12 @@ def _function(key: str, entry: Mapping[str, object], line: int) -> tuple[Functio
         reader = FunctionReader(scope_of(tree), names, source.splitlines())
         if not bindings.is_identifier(name):
             raise Refused(1, f"the name {shown(name)!r} of a kernel", "names are plain ASCII", "Rename it")
-        noinline = reader.noinline(tree.decorator_list)
-        parameters = reader.parameters(tree.args)
+        noinline, unspecialized = reader.options(tree.decorator_list)
+        parameters = reader.parameters(tree.args, unspecialized)
         body = reader.block(tree.body)
         if reader.refused:
             return [_refusal(each, name, line) for each in reader.refused]
+        check_returns(tree, body)
     except Refused as refused:
         return [_refusal(refused, name, line)]
     except RecursionError:  # the caller's own stack is nearly full: the depth of the source was measured

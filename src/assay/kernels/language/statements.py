@@ -50,8 +50,9 @@ class FunctionReader(Reader):
             try:
                 statement = self.statement(node)
             except Refused as refusal:
-                if len(self.refused) < MAX_REFUSALS:
-                    self.refused.append(refusal)
+                self.refused.append(refusal)
+                if len(self.refused) >= MAX_REFUSALS:
+                    break
                 continue
             if statement is not None:
                 found.append(statement)
@@ -196,7 +197,7 @@ class FunctionReader(Reader):
         """Whether an annotation says that a value is known when compiled."""
         return _last_name(node) == "constexpr"
 
-    def parameters(self, node: ast.arguments) -> tuple[Parameter, ...]:
+    def parameters(self, node: ast.arguments, unspecialized: frozenset[str]) -> tuple[Parameter, ...]:
         """The parameters of a function."""
         if node.posonlyargs or node.kwonlyargs or node.vararg or node.kwarg or len(node.args) > MAX_PARAMETERS:
             raise Refused(
@@ -210,7 +211,8 @@ class FunctionReader(Reader):
         for place, argument in enumerate(node.args):
             default = node.defaults[place - first] if place >= first else None
             constexpr = self.is_constexpr(argument.annotation)
-            found.append(Parameter(argument.arg, constexpr, self.type_of(argument), self.default(default)))
+            special = argument.arg not in unspecialized
+            found.append(Parameter(argument.arg, constexpr, self.type_of(argument), self.default(default), special))
         return tuple(found)
 
     def type_of(self, argument: ast.arg) -> str:
@@ -232,9 +234,12 @@ class FunctionReader(Reader):
             )
         return value
 
-    def noinline(self, decorators: Sequence[ast.expr]) -> bool:
-        """Whether the decorators, which are not run, keep the compiler from inlining the function."""
-        found = False
+    def options(self, decorators: Sequence[ast.expr]) -> tuple[bool, frozenset[str]]:
+        """What the decorators, which are not run, tell the compiler.
+
+        Returns whether it may not inline the function, and the parameters that it may not specialize.
+        """
+        noinline, unspecialized = False, frozenset[str]()
         for node in decorators:
             name = _last_name(node.func if isinstance(node, ast.Call) else node)
             if name not in _DECORATORS:
@@ -245,9 +250,54 @@ class FunctionReader(Reader):
                     "Leave it out",
                 )
             for keyword in node.keywords if isinstance(node, ast.Call) and name == "jit" else ():
-                said = keyword.arg == "noinline" and isinstance(keyword.value, ast.Constant)
-                found = found or (said and getattr(keyword.value, "value", None) is True)
-        return found
+                if keyword.arg == "noinline":
+                    noinline = isinstance(keyword.value, ast.Constant) and keyword.value.value is True
+                elif keyword.arg == "do_not_specialize":
+                    unspecialized = self.listed(keyword.value)
+        return noinline, unspecialized
+
+    def listed(self, node: ast.expr) -> frozenset[str]:
+        """Parameters in a list, by name or by place."""
+        parts = node.elts if isinstance(node, ast.List | ast.Tuple) else []
+        found = [part.value for part in parts if isinstance(part, ast.Constant)]
+        names = [
+            self.scope.parameters[each] if isinstance(each, int) and 0 <= each < len(self.scope.parameters) else each
+            for each in found
+        ]
+        if len(found) != len(parts) or not parts or not all(each in self.scope.parameters for each in names):
+            raise Refused(
+                node.lineno,
+                f"do_not_specialize={self.snippet(node)}",
+                "which parameters it means must be written out",
+                'List them by name: do_not_specialize=["n"]',
+            )
+        return frozenset(map(str, names))
+
+
+def returns(body: Sequence[Statement]) -> bool:
+    """Whether a body ends with the return of a value, whichever way it goes."""
+    last = body[-1] if body else None
+    if isinstance(last, If):
+        return returns(last.yes) and returns(last.no)
+    return isinstance(last, Return) and last.value is not None
+
+
+def check_returns(node: ast.FunctionDef, body: Sequence[Statement]) -> None:
+    """A function returns a value in every way through it, or in none.
+
+    Raises:
+        Refused: in some. The compiler gives the others a value, and Python gives them None.
+    """
+    found = [each for each in ast.walk(node) if isinstance(each, ast.Return)]
+    if any(each.value is not None for each in found) and (
+        any(each.value is None for each in found) or not returns(body)
+    ):
+        raise Refused(
+            found[-1].lineno,
+            "a function that returns a value in one way and ends without one in another",
+            "the compiler and Python would disagree about what it returns there",
+            "End every branch with `return`, or the function with one after all branches",
+        )
 
 
 def _last_name(node: ast.expr | None) -> str:

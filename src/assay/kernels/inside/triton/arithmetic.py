@@ -62,6 +62,8 @@ def _arithmetic(sign: str, function: Callable[[Any, Any], Any]) -> Callable[[Any
                 return checked(function(left, right))
             except (ArithmeticError, TypeError, ValueError) as error:
                 raise MeaningError(f"{left} {sign} {right}: {error}") from None
+        if sign == "**" and (is_tensor(left) or is_tensor(right)):
+            raise MeaningError("** of a tensor, which Triton does not have: write x * x, or tl.exp2(tl.log2(x) * p)")
         if (numbers[0] or is_tensor(left)) and (numbers[1] or is_tensor(right)):
             return function(left, right)
         raise MeaningError(f"{sign} of {shown(left)} and {shown(right)}")

@@ -21,7 +21,7 @@ from triton.language.extra import libdevice
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.meaning import MEANING
-from assay.kernels.language.form import Function, Kernels
+from assay.kernels.language.form import Function, Kernels, Parameter
 from assay.kernels.language.interpreter_text import InterpreterText, interpreted
 from assay.kernels.language.vocabulary import TYPES
 
@@ -87,13 +87,12 @@ def _of_triton(name: str) -> Any:
 def _rebuilt(function: Function, body: Callable[..., Any]) -> Rebuilt:
     names = tuple(parameter.name for parameter in function.parameters)
     constexprs = frozenset(parameter.name for parameter in function.parameters if parameter.constexpr)
-    types = [parameter.type for parameter in function.parameters]
 
     def program(**values: Any) -> None:
         body(
             *(
-                values[name] if name in constexprs else argument(values[name], kind)
-                for name, kind in zip(names, types, strict=True)
+                values[each.name] if each.constexpr else argument(values[each.name], each)
+                for each in function.parameters
             )
         )
 
@@ -103,19 +102,25 @@ def _rebuilt(function: Function, body: Callable[..., Any]) -> Rebuilt:
     return Rebuilt(function.key, function.name, names, constexprs, program)
 
 
-def argument(value: Any, kind: str = "") -> Any:
-    """An argument as the kernel sees it on a GPU: a float is a float32, unless the parameter names a type.
+def argument(value: Any, parameter: Parameter) -> Any:
+    """An argument as the kernel sees it on a GPU.
+
+    A float is a float32, unless the parameter names a type. A whole number that is 1 is a compile-time value, unless
+    the parameter names a type or is not to be specialized: the compiler computes with it as with a constant, which
+    does not wrap around.
 
     value: a tensor of the interpreter already where the launch makes one (pointers, whole numbers).
-    kind: the type that the parameter is annotated with, or empty.
     """
     if isinstance(value, tuple):
-        return tuple(argument(item) for item in value)
+        return tuple(argument(item, parameter) for item in value)
+    kind = getattr(tl, parameter.type) if parameter.type in TYPES else None
     if isinstance(value, float):
-        value = _tensor(value, getattr(tl, kind) if kind in TYPES and kind.startswith("float") else tl.float32)
-    if kind and isinstance(value, tl.tensor) and value.dtype.is_int() and kind in TYPES:
-        value = value.to(getattr(tl, kind))
-    return value
+        return _tensor(value, kind if kind is not None and kind.is_floating() else tl.float32)
+    if not isinstance(value, tl.tensor) or not value.dtype.is_int() or value.dtype == tl.int1:
+        return value
+    if kind is not None:
+        return value.to(kind)
+    return 1 if parameter.specialized and int(value.handle.data[0]) == 1 else value
 
 
 def _tensor(value: float, dtype: Any) -> Any:
