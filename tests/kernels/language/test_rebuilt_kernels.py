@@ -157,6 +157,7 @@ def outcomes() -> dict[str, Any]:
     cases = {name: given for name, (given, _) in RUNS.items()}
     cases.update({name: case(lines + STORE) for name, (lines, *_) in ENDS.items()})
     cases["string_method"] = case("y = ACT.split()", ACT="a b")
+    cases["not_of_the_type"] = case("y = v" + STORE, n=0.5, annotation=": tl.int32")
     several = helper("def f(a):\n    if a > 3:\n        return 1\n    return 2")
     cases["several_returns"] = case("y = v + f(n)" + STORE, several)
     return dict(zip(cases, program("meaning_cases", given=json.dumps(list(cases.values()))), strict=True))
@@ -177,6 +178,10 @@ def test_what_the_compiler_would_not_do_ends_with_its_line(name: str) -> None:
 def test_strings_have_no_methods_and_branches_return_tensors() -> None:
     assert "a str has no .split()" in outcomes()["string_method"]
     assert "returns in several places" in outcomes()["several_returns"]
+
+
+def test_an_argument_is_of_the_type_that_the_kernel_says() -> None:
+    assert "n is 0.5, but the kernel says that it is int32" in outcomes()["not_of_the_type"]
 
 
 def test_every_operator_of_generated_text_has_a_meaning() -> None:

@@ -11,10 +11,12 @@ MAX_FUNCTIONS = 64
 """Kernels and helpers together."""
 MAX_SOURCE = 32 * 1024
 """Bytes of the source of one function."""
-MAX_SOURCES = 256 * 1024
+MAX_SOURCES = 128 * 1024
 """Bytes of all sources."""
 MAX_NODES = 8_000
 """Nodes of Python's syntax tree of one function."""
+MAX_ALL_NODES = 20_000
+"""Nodes of all functions. The honest kernels in the catalogue have at most 345 each."""
 MAX_DEPTH = 70
 """Levels of nesting of statements and expressions."""
 MAX_NAMES = 256

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import ast
 import textwrap
+import warnings
 from collections.abc import Mapping
 
 from assay.kernels.language import bindings
 from assay.kernels.language.form import Arguments, Function, Kernels
 from assay.kernels.language.limits import (
+    MAX_ALL_NODES,
     MAX_EXPANDED,
     MAX_FUNCTIONS,
     MAX_NAME,
@@ -52,6 +54,8 @@ def parse(kernels: object) -> Kernels | Refusals:
             functions[key], uses[key] = found
         else:
             refusals.extend(found)
+        if sum(function.nodes for function in functions.values()) > MAX_ALL_NODES:
+            return Refusals((_refusal(_too_much(), functions[key].name, line),))
     if not refusals:
         try:
             return _linked(functions, uses)
@@ -130,7 +134,9 @@ def _definition(source: str) -> ast.FunctionDef:
         Refused: it is not Python, or not one function.
     """
     try:
-        tree = ast.parse(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what Python warns of in a submission is not for the reader of a log
+            tree = ast.parse(source)
     except SyntaxError as error:
         raise _unreadable(f"{shown(error.msg)} (line {error.lineno or 1})", error.lineno or 1) from None
     except (ValueError, OverflowError):  # null bytes, halves of surrogate pairs, numbers of thousands of digits
@@ -147,6 +153,15 @@ def _definition(source: str) -> ast.FunctionDef:
     if getattr(tree.body[0], "type_params", None):
         raise Refused(1, "a function with type parameters", "Triton has none", "Leave them out")
     return tree.body[0]
+
+
+def _too_much() -> Refused:
+    return Refused(
+        1,
+        f"kernels of more than {MAX_ALL_NODES} pieces in all",
+        "all of them are read before any is run",
+        "Write loops and helpers for what is repeated",
+    )
 
 
 def _unreadable(why: str, line: int = 1) -> Refused:

@@ -26,7 +26,7 @@ class Refusal:
 
     def __str__(self) -> str:
         where = f"kernel {self.function}, line {self.line}" if self.function else f"line {self.line}"
-        return f"{where}: {self.what} is not part of the kernel language: {self.why}. {self.instead}."
+        return f"{where}: the kernel language does not take {self.what}: {self.why}. {self.instead}."
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ def scope_of(function: ast.FunctionDef) -> Scope:
         Refused: a name that may not stand in a kernel, or one that is used in two ways.
     """
     parameters = tuple(argument.arg for argument in function.args.args)
+    if len(set(parameters)) != len(parameters):
+        raise Refused(1, "two parameters of one name", "Python does not read that", "Rename one of them")
     assigned: dict[str, int] = {}
     loops: dict[str, int] = {}
     fixed: dict[str, int] = {}

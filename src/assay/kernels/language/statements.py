@@ -150,6 +150,13 @@ class FunctionReader(Reader):
         arguments = self.arguments(node.iter, function, (vocabulary.LOOPS[function],))
         if not arguments.positional:
             raise Refused(node.lineno, f"{function} without an end", "a loop has an end", "Write range(n)")
+        if function == "range" and arguments.named:
+            raise Refused(
+                node.lineno,
+                "range with named arguments",
+                "the compiler passes over them without a word",
+                "Write range(start, end, step), or use tl.range",
+            )
         if name in self.loops:
             raise Refused(
                 node.lineno, f"a loop over {name} inside one over {name}", "they would share it", "Rename one of them"

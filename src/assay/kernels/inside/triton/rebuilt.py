@@ -20,6 +20,7 @@ import triton.language as tl
 from triton.language.extra import libdevice
 from triton.runtime import interpreter as engine
 
+from assay.kernels.inside.triton.arithmetic import MeaningError
 from assay.kernels.inside.triton.meaning import MEANING
 from assay.kernels.language.form import Function, Kernels, Parameter
 from assay.kernels.language.interpreter_text import InterpreterText, interpreted
@@ -115,7 +116,9 @@ def argument(value: Any, parameter: Parameter) -> Any:
         return tuple(argument(item, parameter) for item in value)
     kind = getattr(tl, parameter.type) if parameter.type in TYPES else None
     if isinstance(value, float):
-        return _tensor(value, kind if kind is not None and kind.is_floating() else tl.float32)
+        if kind is not None and not kind.is_floating():
+            raise MeaningError(f"the argument {parameter.name} is {value!r}, but the kernel says that it is {kind}")
+        return _tensor(value, kind or tl.float32)
     if not isinstance(value, tl.tensor) or not value.dtype.is_int() or value.dtype == tl.int1:
         return value
     if kind is not None:
