@@ -454,7 +454,7 @@ LINES = st.tuples(
 ).map(lambda parts: parts[0].format(parts[1]))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.lists(LINES, min_size=1, max_size=5))
 def test_what_is_accepted_is_closed_whatever_is_written(lines: list[str]) -> None:
     found = parse(body("\n".join(lines)))
@@ -464,7 +464,7 @@ def test_what_is_accepted_is_closed_whatever_is_written(lines: list[str]) -> Non
         assert str(found)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.data())
 def test_damaged_kernels_raise_nothing(data: st.DataObject) -> None:
     table = kernels_of(HONEST_CODE[data.draw(st.sampled_from(_LONG))])

@@ -54,6 +54,26 @@ def test_generated_text_compiles_to_the_same_machine_code() -> None:
     assert (report["differ"], report["refused"], report["failed"]) == ([], [], {})
 
 
+FORGOTTEN = {
+    "none": ("b = None\nif n > 3:\n    b = v\nif b is not None:\n    tl.store(out + i, v)", 5),
+    "type": ("b = tl.float32\nif n > 3:\n    b = tl.float16\nif b == tl.float16:\n    tl.store(out + i, v)", 5),
+    "one": ("if n + 2147483647 < 0:\n    tl.store(out + i, v)", 1),
+    "falls_off": ("y = f(n - 4)\nif y is None:\n    tl.store(out + i, v)", 5),
+}
+"""Kernels that store as Python reads them, and do not once compiled."""
+
+
+def test_the_compiler_leaves_out_what_python_would_do_and_so_does_the_language() -> None:
+    """Why the language has its own operators: Triton's interpreter computes all four, and a GPU none."""
+    kept = {"kept": ("if n + 2147483647 < 0:\n    tl.store(out + i, v)", 2)}
+    found = program("compiler_claims", given=json.dumps({**FORGOTTEN, **kept}))
+    assert found.pop("kept") > 0
+    assert found == dict.fromkeys(FORGOTTEN, 0)
+    assert outcomes()["one"] == [0.0] * 16
+    assert all("compile-time value on one side" in outcomes()[name] for name in ("none", "type"))
+    assert "ends without one in another" in outcomes()["falls_off"]
+
+
 def case(
     lines: str, table: dict[str, Any] | None = None, dtype: str = "float32", annotation: str = "", **args: Any
 ) -> dict[str, Any]:
@@ -157,6 +177,8 @@ def outcomes() -> dict[str, Any]:
     cases = {name: given for name, (given, _) in RUNS.items()}
     cases.update({name: case(lines + STORE) for name, (lines, *_) in ENDS.items()})
     cases["string_method"] = case("y = ACT.split()", ACT="a b")
+    falls = helper("def f(a):\n    if a > 3:\n        return 1")
+    cases.update({name: case(lines, falls if "f(" in lines else None, n=n) for name, (lines, n) in FORGOTTEN.items()})
     cases["not_of_the_type"] = case("y = v" + STORE, n=0.5, annotation=": tl.int32")
     several = helper("def f(a):\n    if a > 3:\n        return 1\n    return 2")
     cases["several_returns"] = case("y = v + f(n)" + STORE, several)
