@@ -167,6 +167,10 @@ ENDS = {
     "endless_step": ("y = v\nfor k in range(0, n, n - n): y += k", "a loop with the step 0", 5),
     "compile_time_tensor": ("y: tl.constexpr = v", "must be known before", 4),
     "pointer_to_nothing": ("y = x.to(tl.pointer_type(3))", "a pointer to 3", 4),
+    "bitcast_by_a_tensor": ("y = v.to(tl.int32, bitcast=n > 99).to(tl.float32)", "a tensor where a compile-time", 4),
+    "bitcast_in_order": ("y = v.to(tl.int32, None, n > 99)", "a tensor where a compile-time", 4),
+    "keep_dims_by_a_tensor": ("y = v + tl.sum(v, 0, n > 99)", "a tensor where a compile-time", 4),
+    "shape_of_tensors": ("y = v + tl.full((n, ), 1.0, tl.float32)", "a tensor where a compile-time", 4),
     "int_of_a_tensor": ("y = v + int(v)", "int of a tensor", 4),
 }
 

@@ -185,7 +185,7 @@ class Reader(Names):
         """What a call hands over, checked against the parameters that the function has."""
         slots = None
         for parameters in choices:
-            slots = slots or _slots(parameters.split(), len(node.args), [each.arg for each in node.keywords])
+            slots = slots or vocabulary.slots(parameters.split(), len(node.args), [each.arg for each in node.keywords])
         if slots is None:
             given = ", ".join([f"{len(node.args)} in order", *(shown(each.arg) for each in node.keywords)])
             raise Refused(
@@ -332,19 +332,6 @@ class Reader(Names):
     def choice(self, node: ast.IfExp) -> Expression:
         """`a if c else b`."""
         return Choice(self.value(node.test), self.value(node.body), self.value(node.orelse))
-
-
-def _slots(parameters: list[str], positional: int, named: list[str | None]) -> list[str] | None:
-    """The parameters that the positional arguments are for; None where a call does not fit the parameters."""
-    star = next((place for place, name in enumerate(parameters) if name.startswith("*")), None)
-    if star is None:
-        slots = parameters[:positional]
-        free = parameters[positional:]
-    else:
-        slots = parameters[:star] + [parameters[star][1:]] * max(0, positional - star)
-        free = [] if parameters[star] == "*args" else parameters[star + 1 :] + parameters[positional:star]
-    fits = len(slots) >= positional and len(set(named)) == len(named) and all(name in free for name in named)
-    return slots[:positional] if fits else None
 
 
 def _too_large(line: int, what: str, most: str) -> Refused:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from assay.kernels.language import vocabulary
 from assay.kernels.language.form import (
     Arguments,
     Assign,
@@ -89,7 +90,7 @@ OWN = {
 MEANINGS = frozenset(
     {*OPERATORS.values(), *SIGNS.values(), *LOOPS.values(), *OWN.values()}
     | {"o_assigned", "o_again", "o_fixed", "o_dynamic", "o_truth", "o_pick", "o_returned", "o_index", "o_all"}
-    | {"o_attribute", "o_method", "o_combine", "o_nan", "o_inf"}
+    | {"o_static", "o_attribute", "o_method", "o_combine", "o_nan", "o_inf"}
 )
 """Every operator that generated text may name."""
 
@@ -204,7 +205,8 @@ class _Writer:
                     add(origin, "else:")
                     self.block(each.no, region)
             case For():
-                loop = f"{LOOPS[each.function]}({self.arguments(each.arguments)})"
+                loop = self.checked(each.function, (vocabulary.LOOPS[each.function],), each.arguments)
+                loop = f"{LOOPS[each.function]}({loop})"
                 add(origin, f"for {variable(each.name)} in {loop}:")
                 self.block(each.body, "" if each.function == "tl.static_range" else "True")
             case While():
@@ -262,9 +264,11 @@ class _Writer:
             case Attribute(value, name):
                 return f"o_attribute({inner(value)}, {name!r})"
             case Call(function, arguments):
-                return f"{OWN.get(function) or self.triton(function)}({self.arguments(arguments)})"
+                name = OWN.get(function) or self.triton(function)
+                return f"{name}({self.checked(function, (vocabulary.FUNCTIONS[function],), arguments)})"
             case Method(value, name, arguments):
-                return f"o_method({inner(value)}, {name!r})({self.arguments(arguments)})"
+                arguments_of = self.checked(f"tl.{name}", vocabulary.METHODS[name], arguments)
+                return f"o_method({inner(value)}, {name!r})({arguments_of})"
             case Invoke(key, arguments):
                 named = [f"{variable(name)}={inner(value)}" for name, value in arguments.named]
                 return f"{self.names[key]}({', '.join([*map(inner, arguments.positional), *named])})"
@@ -275,7 +279,17 @@ class _Writer:
         self.used[own] = name
         return own
 
-    def arguments(self, arguments: Arguments) -> str:
-        """What a function is called with."""
-        named = [f"{name}={self.expression(value)}" for name, value in arguments.named]
-        return ", ".join([*map(self.expression, arguments.positional), *named])
+    def checked(self, function: str, choices: Sequence[str], arguments: Arguments) -> str:
+        """What a function is called with; what must be known when compiled is looked at."""
+        names = [name for name, _ in arguments.named]
+        found = (vocabulary.slots(each.split(), len(arguments.positional), [*names]) for each in choices)
+        slots = next(each for each in found if each is not None)
+        static = vocabulary.STATIC | ({"shape"} if function in vocabulary.STATIC_SHAPES else set())
+
+        def written(slot: str, value: Expression) -> str:
+            text = self.expression(value)
+            free = slot not in static or isinstance(value, Literal | Text | Named)
+            return text if free else f"o_static({text})"
+
+        positional = [written(slot, value) for slot, value in zip(slots, arguments.positional, strict=True)]
+        return ", ".join([*positional, *(f"{name}={written(name, value)}" for name, value in arguments.named)])

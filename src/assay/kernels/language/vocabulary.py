@@ -201,8 +201,18 @@ MATH = {
     "nan": float("nan"),
 }
 """Numbers of the module `math`."""
-COMBINES = frozenset({"tl.reduce", "tl.associative_scan"})
-"""Functions that take a helper, as `combine_fn`."""
+STATIC = frozenset(
+    _words(
+        "axis dtype fp_downcast_rounding bitcast can_reorder dim dims keep_dims return_indices "
+        "return_indices_tie_break_left tie_break_left ieee_rounding sanitize_overflow propagate_nan boundary_check "
+        "padding_option cache_modifier eviction_policy volatile block_shape order sem scope input_precision allow_tf32 "
+        "max_num_imprecise_acc out_dtype reverse descending k num_bins n_rounds values start end element_ty num_stages "
+        "loop_unroll_factor disallow_acc_multi_buffer flatten warp_specialize disable_licm"
+    )
+)
+"""Parameters that are known when compiled. The compiler takes any tensor there for true, the interpreter reads it."""
+STATIC_SHAPES = frozenset({"tl.full", "tl.zeros", "tl.broadcast_to", "tl.view", "tl.reshape"})
+"""Functions whose `shape` is known when compiled; that of a pointer to a block is not."""
 
 
 class Group(NamedTuple):
@@ -256,3 +266,16 @@ REFUSED_TL = (
     ),
 )
 """The other public names of `triton.language`, each with its reason."""
+
+
+def slots(parameters: list[str], positional: int, named: list[str | None]) -> list[str] | None:
+    """The parameters that the positional arguments are for; None where a call does not fit the parameters."""
+    star = next((place for place, name in enumerate(parameters) if name.startswith("*")), None)
+    if star is None:
+        filled = parameters[:positional]
+        free = parameters[positional:]
+    else:
+        filled = parameters[:star] + [parameters[star][1:]] * max(0, positional - star)
+        free = [] if parameters[star] == "*args" else parameters[star + 1 :] + parameters[positional:star]
+    fits = len(filled) >= positional and len(set(named)) == len(named) and all(name in free for name in named)
+    return filled[:positional] if fits else None

@@ -153,6 +153,13 @@ def fixed(value: Any) -> Any:
     raise MeaningError(f"a compile-time value that is {shown(value)}: it must be known before the kernel runs")
 
 
+def static(value: Any) -> Any:
+    """An argument that must be known when compiled, such as `axis` or `bitcast`."""
+    if is_tensor(value) or (isinstance(value, TUPLES) and any(is_tensor(raw(item)) for item in value)):
+        raise MeaningError("a tensor where a compile-time value is needed: use a constant or a tl.constexpr argument")
+    return value
+
+
 def returned(value: Any) -> Any:
     """What a function with several returns gives back: tensors, whose type does not depend on the branch taken."""
     if _fixed_parts(value):
@@ -262,6 +269,7 @@ MEANING: dict[str, Any] = {
     "o_truth": truth,
     "o_pick": pick,
     "o_returned": returned,
+    "o_static": static,
     "o_index": index,
     "o_all": slice(None),
     "o_attribute": attribute,
