@@ -203,6 +203,8 @@ ESCAPES = {
     "combine": "y = tl.reduce(x, 0, tl.maximum)",
     "combine_lambda": "y = tl.reduce(x, 0, lambda a, b: a)",
     "combine_local": "y = tl.reduce(x, 0, out)",
+    "string_that_is_mixed_up": "y = 1 if n == 'a[' else 2",
+    "string_with_a_quote_in_disguise": "y = 1 if n == 'a_sq_b' else 2",
     "item_of_type": "y = tl.float32.handle",
     "unbound": "y = something",
     "not_nfkc": "y = \uff45\uff56\uff41\uff4c('1')",

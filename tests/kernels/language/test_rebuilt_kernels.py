@@ -183,6 +183,7 @@ def outcomes() -> dict[str, Any]:
     cases["string_method"] = case("y = ACT.split()", ACT="a b")
     falls = helper("def f(a):\n    if a > 3:\n        return 1")
     cases.update({name: case(lines, falls if "f(" in lines else None, n=n) for name, (lines, n) in FORGOTTEN.items()})
+    cases["mixed_up"] = case("y = v" + STORE, ACT="a[")
     cases["not_of_the_type"] = case("y = v" + STORE, n=0.5, annotation=": tl.int32")
     several = helper("def f(a):\n    if a > 3:\n        return 1\n    return 2")
     cases["several_returns"] = case("y = v + f(n)" + STORE, several)
@@ -207,6 +208,7 @@ def test_strings_have_no_methods_and_branches_return_tensors() -> None:
 
 
 def test_an_argument_is_of_the_type_that_the_kernel_says() -> None:
+    assert "could take for another one" in outcomes()["mixed_up"]
     assert "n is 0.5, but the kernel says that it is int32" in outcomes()["not_of_the_type"]
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from assay.kernels.language import vocabulary
 from assay.kernels.language.form import Expression, Items, Literal, Named, Text
-from assay.kernels.language.limits import INT_BITS, MAX_NAME, MAX_NAMES, MAX_TEXT
+from assay.kernels.language.limits import INT_BITS, MAX_NAME, MAX_NAMES, is_plain
 from assay.kernels.language.refusals import Refused, shown
 
 
@@ -129,7 +129,7 @@ def _constant(value: object, depth: int = 0) -> Expression | None:
     if isinstance(value, int):
         return Literal(value) if value.bit_length() <= INT_BITS else None
     if isinstance(value, str):
-        return Text(value) if len(value) <= MAX_TEXT else None
+        return Text(value) if is_plain(value) else None
     if isinstance(value, list | tuple) and len(value) <= _ELEMENTS and depth < 2:
         items = [_constant(item, depth + 1) for item in value]
         return None if any(item is None for item in items) else Items(tuple(item for item in items if item is not None))

@@ -27,7 +27,7 @@ from assay.kernels.language.form import (
     Unary,
     Whole,
 )
-from assay.kernels.language.limits import INT_BITS, MAX_TEXT
+from assay.kernels.language.limits import INT_BITS, MAX_TEXT, is_plain
 from assay.kernels.language.naming import Names
 from assay.kernels.language.refusals import Refused, shown
 from assay.kernels.language.why import refused_expression
@@ -91,8 +91,14 @@ class Reader(Names):
         value = node.value
         if isinstance(value, str):
             self.count(node.lineno, value)
-            if len(value) > MAX_TEXT:
-                raise _too_large(node.lineno, f"a string of {len(value)} characters", f"{MAX_TEXT} characters")
+            if not is_plain(value):
+                raise Refused(
+                    node.lineno,
+                    f"the string {shown(value)!r}",
+                    f"strings are at most {MAX_TEXT} plain letters, digits, and `_.+-`, without `sq_` and `_sq`: the "
+                    "compiler mixes others up when it names functions",
+                    "Use another word",
+                )
             return Text(value)
         if value is not None and not isinstance(value, bool | int | float):
             raise Refused(
@@ -232,15 +238,15 @@ class Reader(Names):
             text = "".join(map(str, parts))[:MAX_TEXT]
             self.count(node.lineno, text)
             return Text(text)
-        found = self.operand(node) if isinstance(node, ast.Constant) else None
-        if not isinstance(found, Text):
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or len(node.value) > MAX_TEXT:
             raise Refused(
                 node.lineno,
                 f"the message `{self.snippet(node)}`",
-                "a message is a string written out",
+                f"a message is a string written out, of at most {MAX_TEXT} characters",
                 "Write it in quotes",
             )
-        return found
+        self.count(node.lineno, node.value)
+        return Text(node.value)
 
     def plain(self, node: ast.expr) -> ast.expr:
         """An argument that is not unpacked."""

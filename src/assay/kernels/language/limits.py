@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from assay.kernels.language.refusals import Refused
@@ -36,6 +37,18 @@ MAX_EXPANDED = 200_000
 """Nodes of a function with the bodies of all helpers in the places of their calls: what the compiler has to do."""
 INT_BITS = 64
 """Whole numbers beyond these have no type in Triton."""
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9_.+ -]*")
+
+
+def is_plain(text: str) -> bool:
+    """Whether a compile-time string is one that Triton's compiler tells from every other.
+
+    It names the variants of a helper after their arguments and writes `_` for brackets and `_sq_` for quotes there, so
+    that "a[" and "a_" would share one variant: the first one compiled.
+    """
+    return len(text) <= MAX_TEXT and _PLAIN.fullmatch(text) is not None and "_sq" not in text and "sq_" not in text
 
 
 def measure(tree: ast.AST) -> int:

@@ -24,6 +24,7 @@ from assay.kernels.inside.triton.arithmetic import MeaningError
 from assay.kernels.inside.triton.meaning import MEANING
 from assay.kernels.language.form import Function, Kernels, Parameter
 from assay.kernels.language.interpreter_text import InterpreterText, interpreted
+from assay.kernels.language.limits import is_plain
 from assay.kernels.language.vocabulary import TYPES
 
 FILE = "submission.py"
@@ -90,6 +91,9 @@ def _rebuilt(function: Function, body: Callable[..., Any]) -> Rebuilt:
     constexprs = frozenset(parameter.name for parameter in function.parameters if parameter.constexpr)
 
     def program(**values: Any) -> None:
+        for name in constexprs:
+            if isinstance(values[name], str) and not is_plain(values[name]):
+                raise MeaningError(f"the compile-time string {name}, which the compiler could take for another one")
         body(
             *(
                 values[each.name] if each.constexpr else argument(values[each.name], each)
