@@ -1,0 +1,52 @@
+"""Run as a program: how many stores Triton's compiler leaves in kernels that store in Python's reading.
+
+Reads a JSON object of name -> [lines, n] from standard input; prints the stores in the machine code by name.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+import os
+import sys
+from types import ModuleType
+
+os.environ.pop("TRITON_INTERPRET", None)
+
+import torch
+from triton import knobs
+
+from assay.kernels.inside import pretend_cuda
+from assay.kernels.inside.triton import ahead_of_time
+
+HEAD = """import triton
+import triton.language as tl
+@triton.jit
+def f(a):
+    if a > 3:
+        return 1
+@triton.jit
+def kernel(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    v = tl.load(x + i)
+"""
+
+
+def stores(name: str, lines: str, n: int) -> int:
+    """Instructions that store to global memory, once compiled for sm_90."""
+    source = HEAD + "".join(f"    {line}\n" for line in lines.splitlines())
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    module = ModuleType(name)
+    exec(compile(source, name, "exec"), module.__dict__)
+    with pretend_cuda.OnCpu():
+        kernel = module.kernel[(1,)](torch.zeros(16), torch.zeros(16), n, BLOCK=16)
+    return str(kernel.asm["ptx"]).count("st.global")
+
+
+if __name__ == "__main__":
+    ahead_of_time.install()
+    session = ahead_of_time.begin(90, 232448)
+    pretend_cuda.install(session.shared_limit, session.capability)
+    knobs.compilation.store_binary_only = False
+    given = json.load(sys.stdin)
+    print(json.dumps({name: stores(name, lines, n) for name, (lines, n) in given.items()}))
