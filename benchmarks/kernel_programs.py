@@ -67,9 +67,10 @@ class Draws:
 
     def _make(self, key: str) -> InputBank:
         if not key.startswith("kernelbench"):
-            return InputBank(unscaled(self._problems[key]), self._process, draws=1, uses=1000)
+            return InputBank(unscaled(self._problems[key]), self._process, draws=1, uses=1000, updates=True)
         fitted = fit_problem(self._problems[key], self._process)
-        return InputBank(fitted.scaled, self._process, draws=1, uses=1000, screening=fitted.screening)
+        screening = fitted.screening
+        return InputBank(fitted.scaled, self._process, draws=1, uses=1000, screening=screening, updates=True)
 
 
 async def run(folders: list[Path], data: Path, only: str) -> dict[str, object]:

@@ -80,7 +80,7 @@ class Trials:
     def draw(self, key: str) -> InputSet:
         """The draw of a problem."""
         if key not in self._draws:
-            bank = InputBank(unscaled(self._problems[key]), self._bench.reference, draws=1, seed=7)
+            bank = InputBank(unscaled(self._problems[key]), self._bench.reference, draws=1, seed=7, updates=True)
             draw = self._bench.wait(bank.take())
             assert draw is not None, f"problem {key} is worth a reward"
             self._draws[key] = draw

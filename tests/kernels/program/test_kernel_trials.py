@@ -66,6 +66,10 @@ HONEST_WAYS = {
         return snake(x, self.frequency, y)
         """
     ),
+    "weights of another form": snaking(
+        "return snake(x, self.twice.view(-1)[: x.shape[-1]], torch.empty_like(x))",
+        constructor="self.twice = nn.Parameter(torch.stack([self.frequency, self.frequency]))\ndel self.frequency",
+    ),
     "devices named and left": snaking(
         """
         if not x.is_cuda or x.device.type != "cuda":
@@ -158,7 +162,14 @@ CHEATS = {
     ),
     "a copy of the weights that is stale once they change": (
         "wrong",
-        snaking("return snake(x, self.baked, torch.empty_like(x))", constructor="self.baked = torch.ones(features)"),
+        snaking(
+            "return snake(x, self.baked, torch.empty_like(x))",
+            constructor="self.baked = self.frequency.detach().clone()",
+        ),
+    ),
+    "weights of its own": (
+        "wrong",
+        snaking("return snake(x, self.own, torch.empty_like(x))", constructor="self.own = torch.rand(features) + 0.5"),
     ),
     "memory that no one wrote": ("wrong", snaking("y = torch.empty_like(x)\ncopied(x)\nreturn y")),
     "half of the output": (

@@ -95,6 +95,22 @@ def test_moves_up_to_the_bytes_of_inputs_and_outputs() -> None:
     assert finding.refused and finding.line == 7
 
 
+def test_where_the_reference_only_moves_elements_pytorch_moves_none() -> None:
+    turned = [2, "float32", [N // 2, 2], [1, N // 2], 0]
+    same = operation("clone.default", window(0), outs=(window(2),))
+    transposed = operation("copy_.default", window(2, (N // 2, 2)), {"window": turned}, outs=(window(2, (N // 2, 2)),))
+    flipped = operation("flip.default", window(0), [0], outs=(window(2),))
+    assert not rules.rearrangement(forward(same), 0)
+    for step in (transposed, flipped):
+        assert rules.rearrangement(forward(step), 0)[0].refused
+        assert not rules.rearrangement(forward(step), 1)
+
+
+def test_wide_elements_count_as_the_narrow_ones_that_they_hold() -> None:
+    step = operation("add.Tensor", window(0, (4,), "int64"), window(0, (4,), "int64"), outs=(window(0, (4,), "int64"),))
+    assert arithmetic_of(forward(step).forward[0]) == 8  # type: ignore[arg-type]
+
+
 def test_literals_up_to_their_bytes() -> None:
     empty = rules.literal_bytes(made())
     left = rules.MAX_LITERAL_BYTES - empty

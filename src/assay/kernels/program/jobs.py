@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from assay.kernels.arrays import size_in_bytes
+from assay.kernels.arrays import HostTensor, size_in_bytes
 from assay.kernels.frames import Frame
 from assay.kernels.job_reports import explain, fault_of
 from assay.kernels.numerics.calls import job_inputs
@@ -55,7 +55,7 @@ class NotRecorded:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One call of a replay; the fields but `case` and `moved` are those of `inside.replay.player.Manner`."""
+    """One call of a replay; the fields from `poison` to `follow` are those of `inside.replay.player.Manner`."""
 
     case: Case
     poison: int = 0xFF
@@ -63,8 +63,10 @@ class Replay:
     seed: int = 0
     in_order: bool = False
     follow: bool = True
-    moved: bool = False
-    """Whether the parameters hold `InputSet.moved_weights` in this call."""
+    weights: Mapping[str, HostTensor] = field(default_factory=dict)
+    """Parameters of the reference that hold other values than at the start in this call."""
+    needed: bool = True
+    """Whether a program without parameters of those names is wrong for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +112,14 @@ def replay_job(text: str, draw: InputSet, calls: Sequence[Replay], limits: Limit
     header, (init, _) = job_inputs(draw, calls[0].case)
     header |= {"max_programs": max_programs}
     sizes = tuple(size_in_bytes(dtype, shape) for dtype, shape in draw.outputs)
-    return Job(text, REPLAY, (Round(init), *(Round(_buffers(draw, call), sizes) for call in calls)), header, limits)
+    return Job(text, REPLAY, (Round(init), *(Round(_buffers(call), sizes) for call in calls)), header, limits)
 
 
-def _buffers(draw: InputSet, call: Replay) -> tuple[bytes, ...]:
+def _buffers(call: Replay) -> tuple[bytes, ...]:
     frame = Frame({})
     for value in call.case.inputs:
         frame.add(value)
-    weights = {name: frame.add(tensor) for name, tensor in draw.moved_weights.items()} if call.moved else {}
+    weights = {name: frame.add(tensor) for name, tensor in call.weights.items()}
     manner = {"poison": call.poison, "skip": call.skip, "seed": call.seed}
     control = {**manner, "in_order": call.in_order, "follow": call.follow, "weights": weights}
     return (*frame.blobs, json.dumps(control).encode())

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from assay.kernels.operators import is_heavy, kind_of, normal_name
-from assay.kernels.program.form import Operation, Window, windows_in
+from assay.kernels.program.form import DTYPES, Operation, Window, windows_in
 
 Role = Literal["fill", "move", "arithmetic", "random", "heavy", "unknown"]
 
@@ -109,6 +109,16 @@ def moved_bytes(operation: Operation) -> int:
     return sum(out.nbytes for out in operation.outs) if role_of(operation) == "move" else 0
 
 
+def rearranges(operation: Operation) -> bool:
+    """Whether an operator puts elements elsewhere than a copy of the same layout would."""
+    if role_of(operation) != "move":
+        return False
+    if base_name(operation) not in ("clone", "_to_copy", "copy", "contiguous", "lift_fresh_copy"):
+        return True
+    sources = [window for value in operation.args for window in windows_in(value)][-1:]
+    return not sources or any((out.size, out.stride) != (sources[0].size, sources[0].stride) for out in operation.outs)
+
+
 def arithmetic_of(operation: Operation) -> int:
     """Arithmetic operations of an operator, from the shapes of what goes in and comes out; a multiply-add is two.
 
@@ -119,7 +129,8 @@ def arithmetic_of(operation: Operation) -> int:
         return 0
     inputs = [window for value in operation.values for window in windows_in(value)]
     made = sum(out.elements for out in operation.outs)
-    largest = max((window.elements for window in (*inputs, *operation.outs)), default=0)
+    largest = max((_lanes(window) for window in (*inputs, *operation.outs)), default=0)
+    made = max(made, sum(_lanes(out) for out in operation.outs))
     kind = kind_of(base_name(operation))
     if kind == "product":
         return max(2 * made * _contracted(inputs), largest)
@@ -128,6 +139,11 @@ def arithmetic_of(operation: Operation) -> int:
     if kind == "reduction":
         return max(largest - made, made)
     return largest * (4 if is_heavy(base_name(operation)) else 1)
+
+
+def _lanes(window: Window) -> int:
+    """Elements, counted as the four bytes of a float32: wider ones, shown of narrower data, would do more at once."""
+    return window.elements * max(1, DTYPES[window.dtype] // 4) * (4 if window.dtype.startswith("complex") else 1)
 
 
 def _contracted(inputs: list[Window]) -> int:

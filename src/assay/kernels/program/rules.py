@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from assay.kernels.program.form import Kernel, Launch, Operation, Program, Step, Value, Window, operations_in
-from assay.kernels.program.operations import arithmetic_of, base_name, moved_bytes, role_of
+from assay.kernels.program.operations import arithmetic_of, base_name, moved_bytes, rearranges, role_of
 
 Rule = Literal["arithmetic", "moves", "constants", "constructor", "operators", "outputs", "kernels", "races", "calls"]
 
@@ -52,6 +52,7 @@ def static_findings(program: Program, reference: int) -> list[Finding]:
         *operators(program),
         *host_arithmetic(program, reference),
         *moves(program),
+        *rearrangement(program, reference),
         *constants(program),
         *constructor(program),
         *calls(program),
@@ -113,6 +114,17 @@ def arithmetic_share(program: Program, reference: int) -> float:
     """Arithmetic of PyTorch's in forward as a share of the reference's; what is left is the kernels'."""
     total = sum(arithmetic_of(operation) for operation in operations_in((*program.module, *program.forward)))
     return total / max(reference, 1)
+
+
+def rearrangement(program: Program, reference: int) -> list[Finding]:
+    """Where the reference computes nothing, moving elements is the work: PyTorch may then put none elsewhere."""
+    if reference:
+        return []
+    return [
+        Finding("moves", f"PyTorch's {base_name(operation)} moves what a kernel is asked to move", operation.line)
+        for operation in operations_in((*program.module, *program.forward))
+        if rearranges(operation)
+    ]
 
 
 def moves(program: Program) -> list[Finding]:

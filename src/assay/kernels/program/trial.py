@@ -15,7 +15,6 @@ from typing import Literal
 from assay.kernels.arrays import HostTensor
 from assay.kernels.job_reports import explain, fault_of
 from assay.kernels.numerics.calls import shows_answer
-from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.numerics.tolerance import compare
 from assay.kernels.program import rules
@@ -59,30 +58,27 @@ class Outcome:
 
 
 def plan(program: Program, draw: InputSet, trials: int, rng: random.Random) -> list[Replay]:
-    """The calls of a replay: `trials` on inputs of all families in turn, one repeated, one without each kernel, one
-    under other weights. Each has another poison, and runs the programs of its launches in another order."""
+    """The calls of a replay: `trials` on inputs of all families in turn, one of them once more, and again without each
+    kernel, one under other weights. Each has another poison, and runs the programs of a launch in another order, but
+    for the one that is repeated without kernels. Accesses are followed where memory was filled with another byte."""
     cases = [draw.cases[index % len(draw.cases)] for index in range(max(trials, 1))]
-    rng.shuffle(cases)
-    calls = [_replay(case, poison, rng) for case, poison in zip(cases, _cycle(POISONS, len(cases)), strict=True)]
-    again = rng.randrange(len(calls))
-    other = rng.choice([poison for poison in POISONS if poison != calls[again].poison])
-    calls.append(_replay(calls[again].case, other, rng))
-    telling = [case for case in draw.cases if not shows_answer(case)] or list(draw.cases)
+    telling = [place for place, case in enumerate(cases) if not shows_answer(case)] or list(range(len(cases)))
+    chosen = rng.choice(telling)
     # Whole and without each kernel, all else equal: in another order sums of atomic operations have other bytes.
-    whole = Replay(rng.choice(telling), POISONS[0], seed=rng.getrandbits(32), in_order=True, follow=False)
+    whole = Replay(cases.pop(chosen), POISONS[0], seed=rng.getrandbits(32), in_order=True, follow=False)
     kernels = rules.launched_kernels(program)
-    calls += [whole, *(replace(whole, skip=kernel) for kernel in rng.sample(kernels, min(len(kernels), MAX_LEFT_OUT)))]
+    left_out = [replace(whole, skip=kernel) for kernel in rng.sample(kernels, min(len(kernels), MAX_LEFT_OUT))]
+    rng.shuffle(cases)
+    others = [Replay(case, rng.choice(POISONS), seed=rng.getrandbits(32), follow=False) for case in cases]
+    again = Replay(whole.case, rng.choice(POISONS[1:]), seed=rng.getrandbits(32), follow=True)
+    calls = [again, *others, whole, *left_out]
     if draw.moved is not None:
-        calls.append(Replay(draw.moved, POISONS[0], moved=True, seed=rng.getrandbits(32), follow=False))
+        calls.append(Replay(draw.moved, POISONS[0], weights=draw.moved_weights, seed=rng.getrandbits(32), follow=False))
+    if draw.updated is not None:
+        # Weights of another form than the reference's (fused, permuted) cannot be updated from outside, and need not.
+        updated = Replay(draw.updated, POISONS[0], weights=draw.updated_weights, needed=False, follow=False)
+        calls.append(replace(updated, seed=rng.getrandbits(32)))
     return calls
-
-
-def _cycle(values: Sequence[int], count: int) -> list[int]:
-    return [values[place % len(values)] for place in range(count)]
-
-
-def _replay(case: Case, poison: int, rng: random.Random) -> Replay:
-    return Replay(case, poison, seed=rng.getrandbits(32))
 
 
 async def trial(
@@ -134,7 +130,7 @@ def judge(
     seen = measured(result)
     answers = dict(enumerate(result.outputs[1 : len(calls) + 1]))
     for place, call in enumerate(calls):
-        if call.skip == NO_KERNEL and place in answers and not (call.moved and not _weights_set(seen, place)):
+        if call.skip == NO_KERNEL and place in answers and not (call.weights and not _weights_set(seen, place)):
             wrong = _wrong(answers[place], draw, call, precision)
             if wrong:
                 return "wrong", wrong, []
@@ -148,7 +144,7 @@ def judge(
         return ("timeout" if result.end == "timeout" else "crash"), explain(result), []
     if len(answers) != len(calls) or len(seen) != len(calls):
         return "crash", "the replay did not answer every call", []
-    if any(call.moved and not seen[place].weights_set for place, call in enumerate(calls)):
+    if any(call.weights and call.needed and not seen[place].weights_set for place, call in enumerate(calls)):
         return "wrong", "the model lacks parameters of the reference whose values change during grading", []
     findings = _findings(program, calls, seen, answers)
     refused = _first_refused(findings)
@@ -165,7 +161,7 @@ def _wrong(outputs: Sequence[bytes], draw: InputSet, call: Replay, precision: st
     for (dtype, shape), data, exact, tolerance in zip(draw.outputs, outputs, call.case.exact, tolerances, strict=True):
         found = compare(HostTensor(dtype, shape, data).array(), exact, tolerance)
         if not found.ok:
-            moved = ", under other weights" if call.moved else ""
+            moved = ", once the weights have other values than at the start" if call.weights else ""
             return f"on inputs of the family {call.case.family!r}{moved}, {found.message}"
     return ""
 
