@@ -31,7 +31,7 @@ from common.submissions import read_submission
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = ROOT.parent / "shared" / "data" / "kernelbench.jsonl"
-_LIMITS = Limits(wall_s=60, cpu_s=60)
+_LIMITS = Limits(wall_s=20, cpu_s=20)
 
 
 def read_folder(folder: Path) -> list[tuple[str, str, str, str]]:

@@ -227,16 +227,6 @@ def test_a_forged_program_is_a_submission_like_any(trials: Trials, change: str, 
     assert outcome.end == end, outcome
 
 
-def test_the_recorder_is_given_no_secret(trials: Trials) -> None:
-    """Neither header nor rounds of the recording job have seeds, values or expected outputs."""
-    from assay.kernels.program.jobs import record_job
-    from support.kernel_graders import LIMITS
-
-    job = record_job("", trials.draw(SNAKE), LIMITS, "float32")
-    assert job.header.keys() == {"init_inputs", "inputs", "precision", "program_bytes"}
-    assert all(not one.inputs for one in job.rounds)
-
-
 RACE = snaking(
     """
     y = torch.empty_like(x)

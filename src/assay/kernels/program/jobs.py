@@ -32,6 +32,7 @@ NO_KERNEL = -1
 _MOST = 1 << 62
 """Counts of a report are cut here: whoever wrote it may write thousands of digits."""
 _LISTED = 16
+_OUTPUTS = ProgramLimits().tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ def _measured(entry: Mapping[str, Json]) -> Measured:
     return Measured(
         {plain_text(name)[:128]: _count(number) for name, number in list(launches.items())[:_LISTED]},
         tuple(_race(race) for race in _list(entry.get("races"))[:_LISTED]),
-        tuple(_count(number) for number in _list(entry.get("unwritten"))),
+        tuple(_count(number) for number in _list(entry.get("unwritten"))[:_OUTPUTS]),
         entry.get("weights") is True,
         plain_text(fault.get("message"))[:500] if isinstance(fault, Mapping) else "",
     )

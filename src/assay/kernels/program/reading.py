@@ -85,7 +85,7 @@ def read(data: bytes, limits: Limits | None = None) -> Program | Refusal:
     if len(data) > limits.json_bytes:
         return Refusal(f"the program has {len(data)} bytes; at most {limits.json_bytes} are read")
     try:
-        return _Reader(limits).program(json.loads(data, parse_constant=_no_constant))
+        return _Reader(limits).program(json.loads(data.decode("utf-8"), parse_constant=_no_constant))
     except _Refused as error:
         return Refusal(str(error))
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, a number of thousands of digits, deep nesting

@@ -137,12 +137,13 @@ def judge(
     if result.end == "infra":
         return "infra", result.message, []
     if fault := fault_of(result):
-        kinds: dict[object, End] = {"unsupported": "unsupported", "wrong_output": "wrong", "forged": "refused"}
+        kinds: dict[str, End] = {"unsupported": "unsupported", "wrong_output": "wrong", "forged": "refused"}
         said = f"{plain_text(fault.get('type'))}: {plain_text(fault.get('message'))}"
-        return kinds.get(fault.get("kind"), "crash"), said, []
+        return kinds.get(plain_text(fault.get("kind")), "crash"), said, []
     if result.end != "ok":
         return ("timeout" if result.end == "timeout" else "crash"), explain(result), []
-    if len(answers) != len(calls) or len(seen) != len(calls):
+    outputs = len(program.outputs)
+    if len(answers) != len(calls) or [len(account.unwritten) for account in seen] != [outputs] * len(calls):
         return "crash", "the replay did not answer every call", []
     if any(call.weights and call.needed and not seen[place].weights_set for place, call in enumerate(calls)):
         return "wrong", "the model lacks parameters of the reference whose values change during grading", []
@@ -169,10 +170,8 @@ def _wrong(outputs: Sequence[bytes], draw: InputSet, call: Replay, precision: st
 def _findings(
     program: Program, calls: Sequence[Replay], seen: Sequence[Measured], answers: dict[int, tuple[bytes, ...]]
 ) -> list[Finding]:
-    unwritten = [0] * len(program.outputs)
-    for call, account in zip(calls, seen, strict=True):
-        if call.follow and call.skip == NO_KERNEL:
-            unwritten = [max(pair) for pair in zip(unwritten, account.unwritten, strict=True)]
+    followed = [account.unwritten for call, account in zip(calls, seen, strict=True) if call.follow]
+    unwritten = [max(counts) for counts in zip(*followed, strict=True)]
     changed = {
         call.skip: answers[place] != answers[_whole(calls, call)]
         for place, call in enumerate(calls)
