@@ -75,6 +75,7 @@ def test_arithmetic_of_the_constructor_is_not_counted() -> None:
         ("mv.default", [(4, 6), (6,)], (4,), 2 * 4 * 6),
         ("convolution.default", [(1, 2, 4, 4), (2, 2, 3, 3)], (1, 2, 2, 2), 2 * 8 * 18),
         ("clone.default", [(4, 6)], (4, 6), 0),
+        ("_to_copy.default", [(4, 6)], (4, 6), 0),
         ("zeros.default", [], (4, 6), 0),
     ],
 )
@@ -82,6 +83,12 @@ def test_arithmetic_from_shapes(name: str, inputs: list[Any], out: Any, expected
     step = operation(name, *[window(0, size) for size in inputs], outs=(window(1, out),))
     program = made(storages=[1000, 1000, 1000], forward=[step, launch()])
     assert arithmetic_of(program.forward[0]) == expected  # type: ignore[arg-type]
+
+
+def test_casts_to_whole_numbers_are_arithmetic() -> None:
+    for dtype, expected in (("int32", N), ("bool", N), ("float16", 0)):
+        step = operation("_to_copy.default", window(0), outs=(window(2, dtype=dtype),), dtype={"dtype": dtype})
+        assert arithmetic_of(forward(step).forward[0]) == expected  # type: ignore[arg-type]
 
 
 def test_the_reference_counts_a_multiply_add_as_two() -> None:
@@ -125,6 +132,12 @@ def test_numbers_count_as_literals_wherever_they_are() -> None:
     base = rules.literal_bytes(made())
     assert rules.literal_bytes(forward(step)) == base + 8
     assert rules.literal_bytes(made(init=[step])) > base - 16
+
+
+def test_numbers_of_descriptors_count_and_those_of_windows_do_not() -> None:
+    described = {"descriptor": [window(0, (2, 4)), [2, 4], [4, 1], [2, 4], "zero"]}
+    base = rules.literal_bytes(made(forward=[launch(x={"window": window(0)}, n=1)]))
+    assert rules.literal_bytes(made(forward=[launch(x=described, n=1)])) == base + 6 * 8
 
 
 def test_products_of_the_constructor_are_told() -> None:

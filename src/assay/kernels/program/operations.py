@@ -122,12 +122,16 @@ def rearranges(operation: Operation) -> bool:
 def arithmetic_of(operation: Operation) -> int:
     """Arithmetic operations of an operator, from the shapes of what goes in and comes out; a multiply-add is two.
 
-    A reduction of n elements to m makes n - m; a pointwise operator one for each element of its largest tensor.
+    A reduction of n elements to m makes n - m; a pointwise operator one for each element of its largest tensor. So does
+    a cast of fractions to whole numbers or truth values, which rounds or compares.
     """
     role = role_of(operation)
-    if role in ("fill", "move", "random"):
+    if role in ("fill", "random"):
         return 0
     inputs = [window for value in operation.values for window in windows_in(value)]
+    if role == "move":
+        rounds = any(_is_fraction(window) for window in inputs)
+        return sum(out.elements for out in operation.outs if rounds and not _is_fraction(out))
     made = sum(out.elements for out in operation.outs)
     largest = max((_lanes(window) for window in (*inputs, *operation.outs)), default=0)
     made = max(made, sum(_lanes(out) for out in operation.outs))
@@ -139,6 +143,10 @@ def arithmetic_of(operation: Operation) -> int:
     if kind == "reduction":
         return max(largest - made, made)
     return largest * (4 if is_heavy(base_name(operation)) else 1)
+
+
+def _is_fraction(window: Window) -> bool:
+    return "float" in window.dtype or "complex" in window.dtype
 
 
 def _lanes(window: Window) -> int:

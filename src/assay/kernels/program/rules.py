@@ -12,7 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from assay.kernels.program.form import Kernel, Launch, Operation, Program, Step, Value, Window, operations_in
+from assay.kernels.program.form import (
+    Descriptor,
+    Kernel,
+    Launch,
+    Operation,
+    Program,
+    Step,
+    Value,
+    operations_in,
+)
 from assay.kernels.program.operations import arithmetic_of, base_name, moved_bytes, rearranges, role_of
 
 Rule = Literal["arithmetic", "moves", "constants", "constructor", "operators", "outputs", "kernels", "races", "calls"]
@@ -227,12 +236,14 @@ def _values(steps: Sequence[Step]) -> Iterator[Value]:
 
 
 def _bytes_of(value: Value) -> int:
-    """Bytes of the literals in an argument. Windows have the numbers that a recording gave them, and count nothing."""
+    """Bytes of the literals in an argument. The numbers of a window say where it is and reach no kernel."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, tuple):
         return sum(_bytes_of(part) for part in value)
-    return _NUMBER_BYTES if isinstance(value, int | float) and not isinstance(value, bool | Window) else 0
+    if isinstance(value, Descriptor):  # its numbers reach the kernel, which those of a window do not
+        return _bytes_of((*value.shape, *value.strides, *value.block))
+    return _NUMBER_BYTES if isinstance(value, int | float) and not isinstance(value, bool) else 0
 
 
 def _bytes_of_kernel(kernel: Kernel) -> int:
