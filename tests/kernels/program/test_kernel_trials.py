@@ -149,6 +149,27 @@ CHEATS = {
     "an input returned": ("wrong", snaking("copied(x)\nreturn x")),
     "a kernel for show": ("cheat", snaking("copied(x)\nreturn snake(x, self.frequency, torch.empty_like(x))")),
     "nothing launched": ("cheat", snaking("return x + torch.sin(self.frequency * x) ** 2 / self.frequency")),
+    "results kept by address": (
+        "cheat",
+        snaking(
+            """
+            if x.data_ptr() not in self.kept:
+                self.kept[x.data_ptr()] = snake(x, self.frequency, torch.empty_like(x))
+            return self.kept[x.data_ptr()]
+            """,
+            constructor="self.kept = {}",
+        ),
+    ),
+    "garbage from the third call on": (
+        "cheat",
+        snaking(
+            """
+            self.calls += 1
+            return snake(x, self.frequency, torch.empty_like(x)) if self.calls < 3 else copied(x)
+            """,
+            constructor="self.calls = 0",
+        ),
+    ),
     "the first call only": (
         "cheat",
         snaking(

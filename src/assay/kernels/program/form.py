@@ -163,7 +163,7 @@ class Program:
     forward: tuple[Step, ...]
     kernels: tuple[Kernel, ...]
     differs: str
-    """How the second call differed from the first; empty where it made the same launches."""
+    """How a later call differed from the first; empty where all made the same launches."""
 
     @property
     def steps(self) -> tuple[Step, ...]:

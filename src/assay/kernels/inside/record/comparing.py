@@ -1,4 +1,4 @@
-"""Whether two calls of forward did the same, storages counted by when they appear."""
+"""Whether calls of forward did the same, storages told apart by what they are for."""
 
 from __future__ import annotations
 
@@ -10,24 +10,31 @@ Call = tuple[Sequence[Json], Sequence[Json], Sequence[Json]]
 """Windows of the inputs, steps, windows of the outputs."""
 
 
-def difference(first: Call, second: Call, fixed: set[int], kernels: Sequence[str]) -> str:
-    """What the second call did otherwise; empty where it launched the same kernels in the same way.
+def difference(calls: Sequence[Call], fixed: set[int], kernels: Sequence[str]) -> str:
+    """What a later call did otherwise than the first; empty where all launched the same kernels in the same way.
 
     Args:
-        first: One call.
-        second: The other.
-        fixed: Storages that both share and that count as themselves: weights.
+        calls: At least one.
+        fixed: Storages that all share and that count as themselves: weights.
         kernels: Names of the kernels.
     """
+    first, *others = calls
+    said = (_difference(first, other, place, fixed, kernels) for place, other in enumerate(others, 2))
+    return next((text for text in said if text), "")
+
+
+def _difference(first: Call, second: Call, number: int, fixed: set[int], kernels: Sequence[str]) -> str:
     one, two = (_launches(call, fixed) for call in (first, second))
     if len(one) != len(two):
-        return f"the first call of forward launches {len(one)} kernels, the second {len(two)}"
+        return f"the first call of forward makes {len(one)} launches, call {number} makes {len(two)}"
     for place, ((left, line), (right, _)) in enumerate(zip(one, two, strict=True)):
         if left != right:
             name = kernels[left[0]]
-            return f"launch {place + 1} ({name}, line {line}) differs between two calls of forward"
+            return (
+                f"launch {place + 1} ({name}, line {line}) differs between the first call of forward and call {number}"
+            )
     if _Places(first[0], fixed).named(first[2]) != _Places(second[0], fixed).named(second[2]):
-        return "two calls of forward return different tensors of theirs"
+        return f"the first call of forward and call {number} return different tensors of theirs"
     return ""
 
 

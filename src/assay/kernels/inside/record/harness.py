@@ -111,20 +111,21 @@ def record(source: str, header: Json, tape: Tape) -> Json:
                 model = model.to(getattr(torch, header["precision"]))
         params = list(model.named_parameters()) if isinstance(model, torch.nn.Module) else []
         named = [[name, tape.window(parameter)] for name, parameter in params]
-        calls = [_call(model, header, tape) for _ in range(2)]
+        # Twice on tensors of their own, and once more on the same ones, which may hold other values by then.
+        first, again = _arguments(header["inputs"]), _arguments(header["inputs"])
+        calls = [_call(model, arguments, tape) for arguments in (first, again, again)]
     inputs, forward, outputs = calls[0]
     fixed = {window[0] for window in (*init_inputs, *(window for _, window in named))}
     return {
         **{"version": 1, "storages": tape.sizes(), "constants": tape.constants},
         **{"inputs": inputs, "init_inputs": init_inputs, "params": named, "outputs": outputs},
         **{"module": module, "init": init, "forward": forward, "kernels": capture.kernels.entries},
-        "differs": difference(calls[0], calls[1], fixed, [entry["name"] for entry in capture.kernels.entries]),
+        "differs": difference(calls, fixed, [entry["name"] for entry in capture.kernels.entries]),
     }
 
 
-def _call(model: Any, header: Json, tape: Tape) -> tuple[list[Json], list[Json], list[Json]]:
+def _call(model: Any, arguments: Sequence[Any], tape: Tape) -> tuple[list[Json], list[Json], list[Json]]:
     """One call of forward: windows of its inputs, steps, windows of its outputs."""
-    arguments = _arguments(header["inputs"])
     inputs = [tape.window(tensor) for tensor in _tensors(arguments)]
     with tape.phase() as steps, torch.no_grad():
         value = model(*arguments)
