@@ -47,7 +47,8 @@ gradients against transformers' own forward pass over each sequence alone; none 
 - **own forward pass, by length**: the same, but prompts of different lengths go through the model one length after the
   other, without any padding. Every architecture that this page does not list runs so.
 - **own forward pass, without a cache**: right, but slow for long completions, as transformers' cache for the
-  architecture cannot be used: with it, logits are others than without, or it cannot be copied to a group's samples.
+  architecture cannot be used: with it, logits differ from those without it, or it cannot be copied to a group's
+  samples.
 - **refused**: when it is loaded, with the sentence given here.
 
 Whatever runs through its own forward pass is tried when it is loaded: a few short sequences of different lengths,

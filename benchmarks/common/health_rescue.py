@@ -122,7 +122,7 @@ def rate_grows() -> Any:
         calls += 1
         return replace(args[0], learning_rate=args[0].learning_rate * 1.12**calls), *args[1:]
 
-    return from_call("optim_step", SFT_STEPS, change)
+    return from_call("optim_step", SFT_STEPS, change, always=False)
 
 
 def weights_shaken() -> Any:
@@ -139,7 +139,7 @@ def weights_shaken() -> Any:
         done = True
         return args
 
-    return from_call("optim_step", SFT_STEPS + ONSET, change)
+    return from_call("optim_step", SFT_STEPS + ONSET, change, always=False)
 
 
 def gradient_flipped() -> Any:
@@ -151,7 +151,7 @@ def gradient_flipped() -> Any:
                 weight.grad.neg_()
         return args
 
-    return from_call("optim_step", SFT_STEPS + ONSET, change)
+    return from_call("optim_step", SFT_STEPS + ONSET, change, always=False)
 
 
 COLLAPSES: Mapping[str, Collapse] = {

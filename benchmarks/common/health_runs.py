@@ -14,7 +14,7 @@ import json
 import logging
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -147,16 +147,26 @@ class Fault:
     steps: int = ONSET + 30
 
 
-def from_call(name: str, first: int, change: Callable[[TorchBackend, tuple[Any, ...]], tuple[Any, ...]]) -> Any:
-    """Patch a method of the backend: from its call `first` on, `change` is applied to its arguments."""
+@contextlib.contextmanager
+def from_call(
+    name: str, first: int, change: Callable[[TorchBackend, tuple[Any, ...]], tuple[Any, ...]], *, always: bool = True
+) -> Iterator[None]:
+    """Patch a method of the backend: from its call `first` on, `change` is applied to its arguments.
+
+    Args:
+        always: whether a run that ends before is an error, since it would count as one with this fault.
+    """
     original, calls = getattr(TorchBackend, name), 0
 
-    async def call(self: TorchBackend, *args: Any, **kwargs: Any) -> Any:
+    def call(self: TorchBackend, *args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
-        return await original(self, *(args if calls <= first else change(self, args)), **kwargs)
+        return original(self, *(args if calls <= first else change(self, args)), **kwargs)
 
-    return mock.patch.object(TorchBackend, name, call)
+    with mock.patch.object(TorchBackend, name, call):
+        yield
+    if always and calls <= first:
+        raise RuntimeError(f"{name} was called {calls} times, so the fault that begins with call {first + 1} did not.")
 
 
 def _hotter(backend: TorchBackend, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -179,7 +189,7 @@ FAULTS: Mapping[str, Fault] = {
     "reward_hacking": Fault("hackable", {}),
     "constant_rewards": Fault("broken", {}, onset=ONSET),
     "non_finite": Fault("balanced", {}, lambda: from_call("optim_step", SFT_STEPS + ONSET, _poisoned), ONSET),
-    "mismatch": Fault("balanced", {}, lambda: from_call("sample", ONSET, _hotter), ONSET),
+    "mismatch": Fault("balanced", {}, lambda: from_call("sample_stream", ONSET, _hotter), ONSET),
     "gradient_explosion": Fault("wrong_unit", {}, onset=ONSET),
     "truncation": Fault("long", {"learning_rate": 3e-3}),
     "clipping": Fault("balanced", {"learning_rate": 2e-2, "num_substeps": 8, "loss_fn": "ppo"}),

@@ -28,6 +28,14 @@ StopReason = Literal["stop", "length"]
 EpisodeEnd = Literal["done", "max_turns", "length", "errored"]
 """Why one rollout ended: the env said so, the turn limit, the context limit, or a failure of ours."""
 ScoreStatus = Literal["scored", "invalid", "errored"]
+MAX_REWARD = 1e15
+"""Largest size of a reward: beyond about 1e16 float64 does not tell whole numbers apart, and squares of what training
+makes of rewards must fit into float32."""
+
+
+def is_usable_reward(value: float) -> bool:
+    """Whether a number can be a reward: finite, and at most `MAX_REWARD` in size."""
+    return math.isfinite(value) and abs(value) <= MAX_REWARD
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +191,11 @@ class Score:
             raise ValueError(f"a Score has a value unless it is errored: status={self.status}, value={self.value}")
         given = () if self.value is None else (("value", self.value),)
         for name, value in (*given, *self.parts.items()):
-            if not math.isfinite(value):
-                raise ValueError(f"Score {name} is {value}: a verifier must return finite rewards or status 'errored'")
+            if not is_usable_reward(value):
+                raise ValueError(
+                    f"Score {name} is {value:g}: a verifier must return finite rewards of at most {MAX_REWARD:g} in "
+                    "size, or status 'errored'"
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -427,6 +427,27 @@ def test_other_values_are_refused(value: object, annotation: object) -> None:
         parse(value, annotation)
 
 
+def test_which_value_holds_of_a_key_that_is_given_twice_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    assert load_config(None, ["seed=1", "seed=1"]).seed == 1 and not caplog.text
+    assert load_config(None, ["seed=1", "--seed=2"]).seed == 2
+    assert caplog.text.count("seed=2 holds, the last of its values; seed=1 is ignored.") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["gamma=0.9"], "mode=single_turn"),
+        (["gamma=0.9", "mode=multi_turn", "max_turns=1"], "max_turns=1"),
+        (["gamma=0.9", "dataset_builder=monitor"], "dataset_builder=MonitorDatasetBuilder"),
+        (["mode=multi_turn", "dataset_builder=monitor"], "dataset_builder=MonitorDatasetBuilder"),
+    ],
+)
+def test_only_the_reason_is_said_why_nothing_reads_a_setting(arguments: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(None, arguments)
+    assert str(error.value).count(", and ") == 1 and f", and {reason}" in str(error.value)
+
+
 def test_a_value_in_quotes_is_not_taken_for_a_setting_of_the_same_name() -> None:
     with pytest.raises(ConfigError) as refusal:
         load_config("chess", ["grpo.health.actions.foo=warn"])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -84,7 +86,7 @@ def test_scale_and_offset_of_a_reward_vanish_under_std(rewards: list[float], off
 
 
 @pytest.mark.parametrize(
-    "rewards", [[0.3], [0.3, 0.3, 0.3], [0.1 + 0.2, 0.3], [1e9, 1e9 + 0.1], [None], [None, 0.5], []]
+    "rewards", [[0.3], [0.3, 0.3, 0.3], [0.1 + 0.2, 0.3], [1e9, 1e9 + 1e-6], [None], [None, 0.5], []]
 )
 def test_equal_returns_say_nothing(rewards: list[float | None]) -> None:
     assert advantages(group(*rewards)) is None
@@ -116,8 +118,20 @@ def test_different_rewards_with_equal_returns_are_not_blown_up_by_their_rounding
     assert advantages(group([0.6, 1.0], [1.0]), gamma=0.4, normalize_by_std=True) is None
 
 
-def test_small_differences_say_something() -> None:
-    assert advantages(group(0.3, 0.3 + 1e-5)) is not None
+@pytest.mark.parametrize(
+    "rewards", [[0.3, 0.3 + 1e-12], [1e-6, 0.0], [1e-300, 0.0], [-2e6, -2e6 + 1], [1e13, 1e13 - 1]]
+)
+def test_small_differences_say_something_at_any_scale_and_offset(rewards: list[float]) -> None:
+    assert advantages(group(*rewards)) is not None
+    first, second = advantages(group(*rewards), normalize_by_std=True) or ([], [])
+    assert sorted([*first, *second]) == pytest.approx([-1.0, 1.0])
+    assert (advantages(group(*([r] for r in rewards)), baseline="turn", normalize_by_std=True) or [])[0][0] != 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=33), st.randoms(use_true_random=False))
+def test_sums_of_the_same_parts_in_another_order_are_equal(parts: list[float], random: Random) -> None:
+    assert is_constant([sum(parts), sum(random.sample(parts, len(parts)))])
 
 
 def test_equal_rewards_at_different_turns_differ_by_their_discount() -> None:

@@ -65,7 +65,7 @@ CONFIG: dict[str, Change] = {
     "parity": Change(ParityConfig(max_ratio_error=0.01), "error"),
     "buffer_capacity": Change(2, "rollouts_evicted"),
     "min_fresh_fraction": Change(0.9, "rollout_buffer_size", {"max_staleness": 5}),
-    "max_staleness": Change(1, "rollouts_stale"),
+    "max_staleness": Change(2, "rollouts_stale"),
     "health": Change(HealthConfig(report_every=1, actions=IGNORED), "log"),
     "loss_fn": Change("cispo", "weights"),
     "loss_fn_config": Change({"clip_high_threshold": 1.01}, "fraction_clipped"),

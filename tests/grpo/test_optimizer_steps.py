@@ -16,7 +16,7 @@ import torch
 
 from assay.backends.base import AdamParams
 from assay.backends.local.backend import TorchBackend
-from assay.errors import CheckpointError
+from assay.errors import CheckpointError, ConfigError
 from assay.grpo.buffer import BufferedGroup, RolloutBuffer
 from assay.grpo.config import GRPOConfig
 from assay.grpo.group_data import flat, group_data, with_data
@@ -54,6 +54,14 @@ def aged(trainer: GRPOTrainer) -> list[TrajectoryGroup]:
     """Four groups that the policy sampled two optimizer steps ago, and one of now."""
     now = trainer.policy_version
     return [*informative(4, version=now - 2), *informative(1, seed=9, version=now)]
+
+
+def test_a_staleness_that_would_drop_new_groups_untrained_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"max_staleness=2 with num_substeps=4.*Raise max_staleness to at least 3"):
+        GRPOConfig(max_staleness=2, num_substeps=4)
+    trainer = trainer_of(num_substeps=4, rollout_epochs=1, max_staleness=3)
+    assert update(trainer, informative(4), reuse=True)["optimizer_steps"] == 4
+    assert trainer.buffer.stale == 0
 
 
 def sampled_by(group: TrajectoryGroup, version: int) -> TrajectoryGroup:

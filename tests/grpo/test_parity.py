@@ -6,7 +6,7 @@ import asyncio
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import chz
 import numpy as np
@@ -20,7 +20,7 @@ from assay.backends.config import LocalBackend
 from assay.backends.local.backend import TorchBackend
 from assay.backends.parity import LIMITS, choose, compare, in_words, sampled_datum
 from assay.errors import TrainingError
-from assay.grpo.parity import Gate, ParityConfig
+from assay.grpo.parity import Gate, Of, ParityConfig
 from assay.rollouts.renderers.base import PlainRenderer
 from assay.training.evaluate import evaluate
 from assay.types import Completion, SamplingParams, TrajectoryGroup
@@ -86,7 +86,10 @@ def test_a_lying_sampler_is_stopped_before_its_first_step(name: str, path: str) 
     backend = LIES[name]()
     assert isinstance(backend, Liar)
     trainer, before = GRPOTrainer.over(backend, chz.replace(SPEC, **PATHS[path])), weights(backend)
-    with pytest.raises(TrainingError, match=r"not sampled by the policy that.*by the sampler and .* trainer"):
+    with pytest.raises(
+        TrainingError,
+        match=r"not sampled by the policy that.*by the sampler and .* trainer.*raise grpo\.parity\.kl_limit",
+    ):
         asyncio.run(trainer.update(rollouts(backend)))
     assert torch.equal(weights(backend), before) and backend.policy_version == backend.steps_tried == 0
     assert all(p.grad is None for p in backend._model.parameters()), "no gradient is left behind"
@@ -120,7 +123,7 @@ def test_an_evaluation_of_a_lying_sampler_gives_no_score(name: str) -> None:
         seed=0,
         parity=ParityConfig(),
     )
-    with pytest.raises(TrainingError, match="answers of the evaluation were not sampled"):
+    with pytest.raises(TrainingError, match=r"answers of the evaluation were not sampled.*No score was recorded"):
         asyncio.run(work)
 
 
@@ -231,3 +234,17 @@ def test_a_gate_without_tokens_says_nothing() -> None:
     gate = Gate(tiny_backend(), ParityConfig(), 1.0)
     asyncio.run(gate.probe([], "Nothing"))
     assert gate.metrics() == {}
+
+
+@pytest.mark.parametrize("of", get_args(Of))
+def test_a_refusal_names_the_keys_that_can_be_set_and_what_was_not_done(of: Of) -> None:
+    backend = tiny_backend()
+    tokens = (5, 6, 7)
+    wrong = sampled_datum((3, 4), Completion(tokens, (-9.0, -9.0, -9.0), "stop", 0))
+    with pytest.raises(TrainingError) as error:
+        asyncio.run(Gate(backend, ParityConfig(), 1.0, of=of).probe([wrong], "The tokens"))
+    said = str(error.value)
+    assert ("grpo.parity.kl_limit" in said) == ("grpo.parity.tail_limit" in said) == (of != "step data")
+    assert ("policy_version" in said) == (of == "step data")
+    assert ("tis_cap" in said) == ("Nothing was trained" in said) == (of != "evaluation")
+    assert ("No score was recorded" in said) == (of == "evaluation") and ("grpo.tis_cap" in said) == (of == "run")

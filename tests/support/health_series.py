@@ -201,8 +201,8 @@ FAILURES: Mapping[str, tuple[Callable[[Curves, int, np.random.Generator], None],
 """Kind -> (what it does to the curves, what it does to the metrics)."""
 
 RULES_OF: Mapping[str, frozenset[str]] = {
-    "kl_runaway": frozenset({"kl_runaway", "kl_tail"}),
-    "entropy_collapse": frozenset({"entropy_slope", "entropy_floor"}),
+    "kl_runaway": frozenset({"kl_runaway", "kl_tail", "policy_collapse"}),
+    "entropy_collapse": frozenset({"entropy_slope", "entropy_floor", "policy_collapse"}),
     "reward_hacking": frozenset({"part_divergence"}),
     "constant_rewards": frozenset({"constant_groups"}),
     "non_finite": frozenset({"non_finite"}),

@@ -17,7 +17,7 @@ import torch
 from assay.backends.config import LocalBackend, ScratchModel
 from assay.training.config import EvalConfig, SFTConfig, TrainingConfig
 from assay.training.loop import train
-from assay.training.metrics.logger import comparable
+from assay.training.metrics.logger import SETTINGS_CHANGED, comparable
 from assay.types import Json
 from support.toy_env import ToyBuilder
 
@@ -93,14 +93,15 @@ def steps(path: Path) -> list[int]:
 
 
 def outcome(path: Path) -> dict[str, Any]:
-    """Everything that two equal runs have in common, to the bit: what only the clock decides is left out."""
+    """Everything that two equal runs have in common, to the bit: what only the clock decides is left out, and that a
+    resume had other settings."""
     ledger = [{k: v for k, v in line.items() if k != "sinks"} for line in read_lines(path / "ledger.jsonl")]
     files = sorted(file for file in (path / "checkpoints").rglob("*") if file.is_file())
     return {
         "metrics": [comparable(record) for record in read_lines(path / "metrics.jsonl")],
         "traces": (path / "traces.jsonl").read_bytes(),
         "tokens": (path / "tokens.jsonl").read_bytes(),
-        "events": (path / "events.jsonl").read_bytes(),
+        "events": [line for line in read_lines(path / "events.jsonl") if line["kind"] != SETTINGS_CHANGED],
         "ledger": ledger,
         "index": (path / "checkpoints.jsonl").read_bytes(),
         "checkpoints": {str(f.relative_to(path)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files},

@@ -58,6 +58,18 @@ def test_the_plan_shows_the_renderer_the_first_prompt_memory_and_time(tmp_path: 
     assert list(tmp_path.iterdir()) == [], "nothing is written"
 
 
+def test_a_limit_of_answers_beyond_the_context_is_said_and_estimates_use_what_can_be(tmp_path: Path) -> None:
+    scratch = ScratchModel(hidden_size=32, num_layers=1, context_length=16, vocab_size=40)
+    text = plan(tiny(tmp_path / "run", max_tokens=4000, scratch=scratch))
+    said = re.search(r"Answers: at most (\d+) tokens after this prompt, not max_tokens=4000: .* is 16 tokens", text)
+    estimate = re.search(r"for answers of ([\d,]+) tokens", text)
+    assert said and estimate and int(said[1]) < 16 and float(estimate[1].replace(",", "")) < 16
+    fits = plan(tiny(tmp_path / "run", max_tokens=4, scratch=scratch))
+    assert "Answers: at most" not in fits
+    most = plan(tiny(tmp_path / "run", max_tokens=16, scratch=scratch))
+    assert text.partition("Memory:")[2].partition(";")[0] == most.partition("Memory:")[2].partition(";")[0]
+
+
 def test_a_prompt_cannot_steer_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     monkeypatch.setattr("support.toy_env.prompts", lambda rng, count: ["\x1b[2J" + "a" * 3000] * count)
     config = tiny(tmp_path / "run", model_name=str(model), scratch=ScratchModel(), sft=SFTConfig())

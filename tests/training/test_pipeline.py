@@ -39,7 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "num_substeps": 2,
         "rollout_epochs": 2,
         "kl_penalty_coef": 0.1,
-        "grpo": AlgorithmConfig(tis_cap=2.0, max_staleness=8),
+        "grpo": AlgorithmConfig(tis_cap=2.0, max_staleness=9),
     },
 }
 
@@ -300,8 +300,8 @@ def test_a_pause_keeps_what_is_ahead(tmp_path: Path) -> None:
     [
         ({"dynamic_sampling_rounds": 1}, r"dynamic_sampling_rounds=1 with max_steps_off_policy=2: .*Set one of them"),
         (
-            {"grpo": AlgorithmConfig(max_staleness=11), "rollout_epochs": 2, "num_substeps": 3},
-            r"max_staleness=11 with max_steps_off_policy=2: a batch is 12 optimizer steps old .*at least 12",
+            {"grpo": AlgorithmConfig(max_staleness=13), "rollout_epochs": 2, "num_substeps": 3},
+            r"max_staleness=13 with max_steps_off_policy=2: .* are 14 steps old .*at least 14",
         ),
         ({"max_steps_off_policy": -1}, r"max_steps_off_policy=-1 must be at least 0"),
     ],

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 from assay.training.config import load_config
 from assay.training.plan import describe
 
@@ -73,3 +75,38 @@ def test_plan_counts_passes_and_says_what_adapts() -> None:
         "Loss: dapo, advantages divided by their group's standard deviation, KL penalty 0.1 (k2 in the loss, adapted "
         "to 0.05), entropy bonus 0.01, batches sampled 2 steps ahead." in text
     )
+
+
+def test_plan_says_the_largest_learning_rate_that_is_reached() -> None:
+    def text(*changes: str, batches: int = 200) -> str:
+        return describe(load_config(None, ["learning_rate=0.003", *changes]), num_batches=batches, heldout_tasks=0)
+
+    assert "each at 0.003 (" in text()
+    short = text("optimizer.lr_warmup_steps=5000")
+    assert "each at up to 0.00012 of learning_rate=0.003, rising over 5,000 batches, (" in short
+    assert "each at up to 0.003, falling to 0 (cosine), (" in text("optimizer.lr_schedule=cosine")
+    both = text("optimizer.lr_schedule=linear", "optimizer.lr_warmup_steps=100")
+    assert re.search(
+        r"up to 0.0015\d of learning_rate=0.003, rising over 100 batches and falling to 0 \(linear\), \(", both
+    )
+
+
+def test_plan_says_that_the_parity_gate_is_off() -> None:
+    assert "Parity gate" not in describe(load_config(None), num_batches=1, heldout_tasks=0)
+    off = describe(load_config(None, ["grpo.parity.enabled=false"]), num_batches=1, heldout_tasks=0)
+    assert off.splitlines()[-1].startswith("Parity gate: OFF (grpo.parity.enabled=false).")
+
+
+def notes(*changes: str, batches: int = 40) -> str:
+    text = describe(load_config(None, changes), num_batches=batches, heldout_tasks=9)
+    return "\n".join(line for line in text.splitlines() if line.startswith("Note: "))
+
+
+def test_plan_notes_what_hardly_does_what_is_wanted() -> None:
+    assert notes() == notes("keep_best=1") == notes("max_batches=0", "sft.num_steps=3", batches=0) == ""
+    assert "Note: nothing is trained" in notes("max_batches=0", batches=0)
+    k1 = notes("kl_penalty_coef=0.1", "grpo.kl_estimator=k1")
+    assert "grpo.kl_estimator=k1 in the loss regularises nothing" in k1 and "Set grpo.kl_estimator=k2" in k1
+    for never in (("eval_every=7",), ("eval_every=0",), ("save_every=33", "eval_every=22")):
+        assert "keep_best=2 compares only the checkpoints at the start and the end" in notes("keep_best=2", *never)
+    assert notes("keep_best=2", "eval_every=7", "best_metric=reward/mean") == ""

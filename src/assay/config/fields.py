@@ -141,14 +141,18 @@ class Fact(property):
     """The settings that it follows from."""
     cure = ""
     """What to set so that it holds."""
+    why: Callable[[Any], str] | None = None
+    """Names the one of these settings because of which it does not hold; None where each may be the reason."""
 
 
-def fact(words: str, *of: str, cure: str) -> Callable[[Callable[[Any], bool]], Fact]:
+def fact(
+    words: str, *of: str, cure: str, why: Callable[[Any], str] | None = None
+) -> Callable[[Callable[[Any], bool]], Fact]:
     """A property of a config class that `UsedWhen` can name; see `Fact`."""
 
     def made(function: Callable[[Any], bool]) -> Fact:
         found = Fact(function)
-        found.words, found.of, found.cure = words, of, cure
+        found.words, found.of, found.cure, found.why = words, of, cure, why
         return found
 
     return made

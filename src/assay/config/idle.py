@@ -131,7 +131,10 @@ def _value_of(node: Any, dotted: str) -> Any:
 def _would_do_nothing(judge: object, key: str, value: object, rule: UsedWhen) -> IdleSetting:
     found = facts(type(judge)).get(rule.name)
     if found is not None:
-        return IdleSetting(key, value, {name: _value_of(judge, name) for name in found.of}, found.words, found.cure)
+        reasons = found.of if found.why is None else (found.why(judge),)
+        values = {name: _value_of(judge, name) for name in reasons}
+        given = {name: given for name, given in values.items() if given is not None} or values  # null decides nothing
+        return IdleSetting(key, value, given, found.words, found.cure)
     return IdleSetting(key, value, {rule.name: _value_of(judge, rule.name)}, _needs(rule), _cure(rule))
 
 

@@ -37,8 +37,8 @@ ENVIRONMENT = "the environment"
 """Name of the layer of settings that come from environment variables."""
 TYPE_KEY = "type"
 """Key that names the class of a node which can be one of several."""
-FILES_KEY = "files"
-"""Key of a run's record under which it keeps the hashes of files with code; not a setting."""
+FILES_KEY, CHANGES_KEY = "files", "changes"
+"""Keys of a run's record that are no settings: the hashes of files with code, and what resumes changed."""
 
 _C = TypeVar("_C")
 
@@ -122,7 +122,7 @@ class Draft(Generic[_C]):
         self._rank += 1
         rest: dict[str, Json] = {}
         for written, value in sorted(layer.values.items(), key=_classes_first):
-            if written.partition(".")[0] == FILES_KEY and FILES_KEY not in settings(self.root):
+            if (first := written.partition(".")[0]) in (FILES_KEY, CHANGES_KEY) and first not in settings(self.root):
                 continue
             key = written.removesuffix(f".{TYPE_KEY}")
             setting = self.find(key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ import yaml
 from assay.errors import ConfigError
 from assay.presets import preset_path, presets
 from assay.types import Json
+
+logger = logging.getLogger(__name__)
 
 COMMAND_LINE = "command line"
 _ASSIGNMENT = re.compile(r"(?:--)?([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
@@ -35,14 +38,20 @@ class Layer:
     """Whether it is a whole config, whose entries of a mapping are all there are."""
 
 
-def read_overrides(overrides: Sequence[str]) -> Layer:
-    """Arguments `key=value` or `--key=value` as a layer; of equal keys the last wins. Values stay text."""
-    values = {}
+def read_overrides(overrides: Sequence[str], *, said: bool = True) -> Layer:
+    """Arguments `key=value` or `--key=value` as a layer; of equal keys the last wins, and that is `said`.
+
+    Values stay text.
+    """
+    values: dict[str, Json] = {}
     for text in overrides:
         match = _ASSIGNMENT.fullmatch(text)
         if match is None:
             raise ConfigError(f"{text!r} is not a setting. Settings are written key=value, such as learning_rate=3e-4.")
-        values[match[1]] = match[2].strip()
+        key, value = match[1], match[2].strip()
+        if said and values.get(key, value) != value:
+            logger.warning("%s=%s holds, the last of its values; %s=%s is ignored.", key, value, key, values[key])
+        values[key] = value
     return Layer(COMMAND_LINE, values)
 
 

@@ -15,10 +15,14 @@ returns, and for `turn` that of the returns around the mean of their turn.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 
 from assay.grpo.recipes import Baseline
 from assay.types import Trajectory, TrajectoryGroup
+
+ROUNDING = 32 * sys.float_info.epsilon
+"""Of the largest reward: what float64 rewards may differ by and count as equal."""
 
 
 def turn_returns(trajectory: Trajectory, gamma: float) -> list[float]:
@@ -57,7 +61,7 @@ def group_advantages(
         return None
     total = math.fsum(flat)
     mean = total / len(flat)
-    spread = math.sqrt(math.fsum((r - mean) ** 2 for r in flat) / len(flat)) if normalize_by_std else 1.0
+    spread = _deviation([r - mean for r in flat], len(flat)) if normalize_by_std else 1.0
     if baseline == "mean":
         return [[(r - mean) / spread for r in turns] for turns in returns]
     others = [(total - math.fsum(turns)) / (len(flat) - len(turns)) for turns in returns]
@@ -76,8 +80,8 @@ def _centred_by_turn(returns: Sequence[Sequence[float]], normalize_by_std: bool)
         shared = [
             (column, total / len(column)) for column, total in zip(columns, totals, strict=True) if len(column) > 1
         ]
-        squares = math.fsum((r - mean) ** 2 for column, mean in shared for r in column)
-        spread = math.sqrt(squares / sum(len(column) for column, _ in shared))
+        gaps = [r - mean for column, mean in shared for r in column]
+        spread = _deviation(gaps, len(gaps))
     return [
         [(r - (totals[t] - r) / (len(columns[t]) - 1)) / spread if told[t] else 0.0 for t, r in enumerate(turns)]
         for turns in returns
@@ -109,5 +113,19 @@ def has_constant_rewards(group: TrajectoryGroup) -> bool:
 
 
 def is_constant(rewards: Sequence[float]) -> bool:
-    """Whether all rewards are equal up to rounding, that of float32 sums included: noise must not become advantages."""
-    return max(rewards) - min(rewards) <= 1e-6 * max(1.0, *(abs(r) for r in rewards))
+    """Whether all rewards are equal but for the rounding of float64 sums, which must not become advantages.
+
+    Sums of the same 33 parts of one sign, in two orders, differ by at most 32 machine epsilons of the sum. The bound is
+    relative, so neither a small scale nor an offset makes rewards equal that differ.
+    """
+    return max(rewards) - min(rewards) <= ROUNDING * max(abs(r) for r in rewards)
+
+
+def _deviation(gaps: Sequence[float], count: int) -> float:
+    """The root of the sum of squares over `count`, for gaps of any size of which one at least is not 0.
+
+    From gaps so small that their squares would vanish, a power of two is taken out first.
+    """
+    most = max(map(abs, gaps))
+    scale = 1.0 if most > 1e-100 else 2.0 ** math.frexp(most)[1]
+    return scale * math.sqrt(math.fsum((gap / scale) ** 2 for gap in gaps) / count)

@@ -71,8 +71,8 @@ class AlgorithmConfig(Settings):
     """Most groups to train on that the rollout buffer holds; the oldest are evicted first. Groups with equal rewards
     that only count (`count_constant_groups`) take no place."""
     max_staleness: Annotated[int | None, AtLeast(0), UsedWhen("keeps_rollouts")] = None
-    """Most optimizer steps between sampling a group and training on it; older groups are dropped. Null sets no
-    limit."""
+    """Most optimizer steps between sampling a group and training on it; older groups are dropped, also in the middle of
+    a pass. At least `num_substeps` - 1, the age of a batch's last groups in its first pass. Null sets no limit."""
     min_fresh_fraction: Annotated[float, Above(0), AtMost(1), UsedWhen("max_staleness", NOT_NULL)] = 0.25
     """New rollouts are needed when, between two passes, less than this share of the groups is left: the others became
     too stale, or had all their passes."""
@@ -212,12 +212,31 @@ def _contradictions(config: AlgorithmConfig) -> Iterator[str]:
         )
 
 
+def doubtful(config: GRPOConfig) -> Iterator[str]:
+    """Settings that work and hardly do what is wanted of them, as messages that say what to change."""
+    penalty_in_loss = config.kl_coef > 0 and config.kl_placement == "loss"
+    if penalty_in_loss and config.estimator == "k1" and not config.kl_unbiased:
+        yield (
+            f"kl_estimator={config.kl_estimator} in the loss regularises nothing: its gradient is that of the policy's "
+            "log-probability alone, which is 0 on average and does not depend on the reference. Set kl_estimator=k2, "
+            "kl_unbiased=true or kl_placement=reward."
+        )
+
+
 def impossible(config: GRPOConfig) -> Iterator[str]:
     """Combinations that cannot work or would do nothing, as messages that say what to change."""
-    if config.count_constant_groups is False and not config.remove_constant_reward_groups:
+    if config.count_constant_groups is not None and not config.remove_constant_reward_groups:
         yield (
-            "count_constant_groups=false would do nothing: with remove_constant_reward_groups=false, groups with equal "
-            "rewards are trained on, so they count. Remove one of them."
+            f"count_constant_groups={str(config.count_constant_groups).lower()} would do nothing: with "
+            "remove_constant_reward_groups=false, groups with equal rewards are trained on, so they count. Remove one "
+            "of them."
+        )
+    stale, last = config.max_staleness, config.num_substeps - 1
+    if stale is not None and stale < last:
+        yield (
+            f"max_staleness={stale} with num_substeps={config.num_substeps}: the last groups of a batch are {last} "
+            "optimizer steps old when their first turn comes, so they would be dropped unused. Raise max_staleness to "
+            f"at least {last}, or lower num_substeps."
         )
     uses_constant = config.recipe.aggregation == "constant"
     if uses_constant and config.constant_length is None:

@@ -10,7 +10,7 @@ moves.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import chz
 
@@ -23,9 +23,19 @@ from assay.types import Datum, FloatArray
 
 CURE = (
     "They should differ by rounding alone. Look for weights or adapters that were not handed to the sampler, another "
-    "temperature, another chat template or start token, truncation of the distribution, and attention to padding (and, "
-    "in step data of your own, for a missing policy_version of older rollouts)"
+    "temperature, another chat template or start token, truncation of the distribution, and attention to padding"
 )
+Of = Literal["step data", "run", "evaluation"]
+"""What is judged: rollouts of the caller's own, those of a run, or the answers of an evaluation."""
+_THEN: dict[Of, str] = {
+    "step data": " (and for a missing policy_version of older rollouts). Where the sampler only computes in another "
+    "precision or engine, set tis_cap=2 and raise parity.kl_limit and parity.tail_limit. Nothing was trained on these "
+    "tokens.",
+    "run": ". Where the sampler only computes in another precision or engine, set grpo.tis_cap=2 and raise "
+    "grpo.parity.kl_limit and grpo.parity.tail_limit. Nothing was trained on these tokens.",
+    "evaluation": ". Where the sampler only computes in another precision or engine, raise grpo.parity.kl_limit and "
+    "grpo.parity.tail_limit. No score was recorded.",
+}
 
 
 @chz.chz
@@ -66,6 +76,7 @@ class Gate:
         temperature: float,
         precision: Precision | None = None,
         drop: Callable[[Sequence[BufferedGroup]], None] | None = None,
+        of: Of = "run",
     ) -> None:
         """A gate of the present policy.
 
@@ -73,6 +84,7 @@ class Gate:
             temperature: at which the tokens were sampled.
             precision: of the coarser side; by default the backend's own.
             drop: told of the groups of a pass that is refused, which must not be trained on again.
+            of: what is judged, which decides what the message tells to do.
         """
         self._drop = drop
         self.enabled = config.enabled
@@ -80,6 +92,7 @@ class Gate:
         self._config = config
         self._temperature = temperature
         self._precision = precision
+        self._of = of
         self._found: list[Comparison] = []
 
     async def before_passes(self, groups: Sequence[BufferedGroup], ahead: Sequence[Datum]) -> None:
@@ -126,9 +139,7 @@ class Gate:
             return
         raise TrainingError(
             f"{what} were not sampled by the policy that is trained. Sampler and trainer disagree "
-            f"{in_words(found, limits, self._backend.tokenizer)}. {CURE}. Where the sampler only computes in "
-            "another precision or engine, set tis_cap=2 and raise parity.kl_limit and parity.tail_limit. Nothing was "
-            "trained on these tokens."
+            f"{in_words(found, limits, self._backend.tokenizer)}. {CURE}{_THEN[self._of]}"
         )
 
     async def judge_pass(

@@ -59,6 +59,20 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     return metrics
 
 
+def why_nothing(groups: Sequence[TrajectoryGroup]) -> str:
+    """Why no optimizer step was taken on groups, in words."""
+    rollouts = [trajectory for group in groups for trajectory in group.trajectories]
+    judged = [trajectory for trajectory in rollouts if not trajectory.errored]
+    if not judged:
+        return "no rollout has a reward (None, or errored)" if rollouts else "no group has a rollout"
+    if not any(turn.completion.tokens for trajectory in judged for turn in trajectory.transitions):
+        return "all completions are empty"
+    if all(map(has_constant_rewards, groups)):
+        alone = all(sum(not t.errored for t in group.trajectories) < 2 for group in groups)
+        return "no group has two rollouts with a reward" if alone else "the rewards were equal within every group"
+    return "no group with differing rewards has tokens that are trained (completions are empty, cut off or too old)"
+
+
 def _counts(rollouts: Sequence[Trajectory]) -> dict[str, float]:
     metrics = {"rollout/count": float(len(rollouts))}
     if not rollouts:

@@ -30,9 +30,10 @@ from assay.grpo.health.rules import watched
 from assay.grpo.health.sampled import sampled_metrics
 from assay.grpo.kl import adapt, add_penalty
 from assay.grpo.normalise import normalise
-from assay.grpo.parity import Gate
-from assay.grpo.rollout_metrics import rewards_by_task, rollout_metrics
+from assay.grpo.parity import Gate, Of
+from assay.grpo.rollout_metrics import rewards_by_task, rollout_metrics, why_nothing
 from assay.grpo.standalone.blocking import blocking
+from assay.grpo.standalone.misuse import Warned, checked_config, checked_data
 from assay.grpo.standalone.step_data import RolloutGroup, StepData, checked_rate, knows_behaviour, trajectory_groups
 from assay.grpo.step_metrics import Pass, pass_metrics
 from assay.grpo.trainer_state import TrainerState, read_state, write_state
@@ -78,11 +79,12 @@ class GRPOTrainer:
 
         Raises:
             ModelError: the models do not fit together, or nothing of the model is trained.
+            ConfigError: a setting would have no effect.
         """
         # Imported here, because a trainer of a hosted model needs no torch.
         from assay.grpo.standalone.model import own_backend
 
-        config = config or GRPOConfig()
+        config = checked_config(model, ref_model, config)
         self._begin(own_backend(model, ref_model, config), config, "other")  # the sampler is the caller's
 
     @classmethod
@@ -105,6 +107,7 @@ class GRPOTrainer:
         self.paused = False
         """Whether the run was paused on this state; who restores it and goes on has read the alarms."""
         self._rewards: dict[str, list[float]] = {}
+        self._warned = Warned()
 
     def _empty_buffer(self) -> RolloutBuffer:
         c = self.config
@@ -189,7 +192,7 @@ class GRPOTrainer:
         groups: list[TrajectoryGroup] = []
         known = True
         if step_data is not None:
-            data = step_data if isinstance(step_data, StepData) else StepData(step_data)
+            data = checked_data(step_data)
             known = knows_behaviour(data)
             groups = trajectory_groups(
                 data, self.backend.policy_version, self.backend.vocab_size, self.backend.context_length
@@ -199,6 +202,7 @@ class GRPOTrainer:
                 "The rollout buffer needs new rollouts, and none were given. Sample with the present policy and pass "
                 "them as step_data (see needs_rollouts)."
             )
+        self._warned.of_step(self.config, len(groups), reuse=reuse)
         step = await self.update(groups, learning_rate=learning_rate, reuse=reuse, behaviour_known=known)
         if step.report is not None:
             logger.info("%s", step.report)
@@ -237,7 +241,8 @@ class GRPOTrainer:
             learning_rate = self.config.learning_rate * self.health.learning_rate_factor
         adam = self._adam(learning_rate)
         rollouts = rollout_metrics(groups)
-        gate = Gate(self.backend, self.config.parity, self.config.temperature, self._precision, self.buffer.drop)
+        of: Of = "run" if self._precision is None else "step data"
+        gate = Gate(self.backend, self.config.parity, self.config.temperature, self._precision, self.buffer.drop, of)
         items, found = await admit(self.backend, self.config, groups, gate, behaviour_known=behaviour_known)
         found |= await sampled_metrics(self.backend, self.config, groups, items, behaviour_known=behaviour_known)
         in_parts = self.config.num_substeps > 1 or (reuse and len(self.buffer) > 0)
@@ -254,9 +259,7 @@ class GRPOTrainer:
             for part in split_evenly(items, self.config.num_substeps):
                 await self._optimizer_step(part, adam, passes, gate)
         if groups and not passes:
-            logger.warning(
-                "No optimizer step: the rewards were equal within every group, so there is nothing to learn from."
-            )
+            logger.warning("No optimizer step: %s, so there is nothing to learn from.", why_nothing(groups))
         metrics |= pass_metrics(passes, self.config.recipe) | found
         metrics |= {"learning_rate": adam.learning_rate, "kl_coef": self.kl_coef}
         await self._after(metrics, sum(len(one.data) for one in passes))

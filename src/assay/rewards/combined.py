@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from assay.errors import ConfigError
 from assay.rewards.base import DirectReward, Reward
-from assay.types import Json, Score, ScoreStatus
+from assay.types import MAX_REWARD, Json, Score, ScoreStatus, is_usable_reward
 
 
 class CombinedReward:
@@ -56,8 +55,11 @@ class CombinedReward:
             value += weight * score.value
             parts[member.name] = score.value
             parts.update({f"{member.name}/{part}": v for part, v in score.parts.items() if part != member.name})
-        if not math.isfinite(value):
-            message = f"the weighted sum of {', '.join(f'{name}={score.value:g}' for name, score in named)} is {value}"
+        if not is_usable_reward(value):
+            message = (
+                f"the weighted sum of {', '.join(f'{name}={score.value:g}' for name, score in named)} is {value:g}; a "
+                f"reward is finite and at most {MAX_REWARD:g} in size"
+            )
             why = {"failure": "reward", "message": message, "attempts": 0}
             return Score("errored", None, evidence={**evidence, **why}, usage=usage)
         status: ScoreStatus = "invalid" if any(score.status == "invalid" for score in scores) else "scored"

@@ -97,6 +97,12 @@ class EvalConfig(Settings):
     """Evaluate on only this many of the held-out tasks, the first ones; null means all."""
 
 
+def _of_one_turn(config: TrainingConfig) -> str:
+    if config.allows_turns:
+        return "max_turns" if config.mode == "multi_turn" else "mode"
+    return "dataset_builder" if config.active_builder is config.dataset_builder else "multiturn_dataset_builder"
+
+
 @chz.chz
 class TrainingConfig(Settings):
     """One run."""
@@ -251,7 +257,7 @@ class TrainingConfig(Settings):
                 kl_discount_factor=self.kl_discount_factor,
             )
         except SettingsError as error:
-            raise _in_a_runs_words(error) from None
+            raise SettingsError([in_a_runs_words(problem) for problem in error.problems]) from None
 
     @fact("there is a KL penalty", "kl_penalty_coef", cure="Raise kl_penalty_coef")
     def has_kl_penalty(self) -> bool:
@@ -300,6 +306,7 @@ class TrainingConfig(Settings):
         "dataset_builder",
         "multiturn_dataset_builder",
         cure="Set mode=multi_turn, with an environment that plays several turns",
+        why=_of_one_turn,
     )
     def plays_turns(self) -> bool:
         """Whether a rollout may have more than one turn."""
@@ -327,11 +334,9 @@ class TrainingConfig(Settings):
         return context if progress is None else replace(context, progress=progress)
 
 
-def _in_a_runs_words(error: SettingsError) -> SettingsError:
-    """Problems of a `GRPOConfig`, under the run's keys."""
-    below = settings(AlgorithmConfig)
-    said = [re.sub(r"\bkl_coef\b", "kl_penalty_coef", str(problem)) for problem in error.problems]
-    return SettingsError([qualified(problem, "grpo", below) for problem in said])
+def in_a_runs_words(problem: object) -> str:
+    """What is said of a `GRPOConfig`, under the run's keys."""
+    return qualified(re.sub(r"\bkl_coef\b", "kl_penalty_coef", str(problem)), "grpo", settings(AlgorithmConfig))
 
 
 def _impossible(config: TrainingConfig) -> Iterator[str]:
@@ -344,8 +349,7 @@ def _impossible(config: TrainingConfig) -> Iterator[str]:
     if config.lora_rank and config.grpo.ref_refresh_mix != 1:
         yield (
             f"grpo.ref_refresh_mix={config.grpo.ref_refresh_mix} with lora_rank={config.lora_rank}: adapters cannot be "
-            "mixed, since the mean of two factors is not the mean of their products. Set grpo.ref_refresh_mix=1 or "
-            "lora_rank=0."
+            "mixed: the mean of two factors is not that of their products. Set grpo.ref_refresh_mix=1 or lora_rank=0."
         )
     yield from _impossible_ahead(config)
     builder = config.active_builder
@@ -369,8 +373,7 @@ def _impossible(config: TrainingConfig) -> Iterator[str]:
 
 def _impossible_ahead(config: TrainingConfig) -> Iterator[str]:
     """Settings that conflict with sampling ahead of training."""
-    ahead = config.max_steps_off_policy
-    if not ahead:
+    if not (ahead := config.max_steps_off_policy):
         return
     if config.dynamic_sampling_rounds:
         yield (
@@ -378,12 +381,13 @@ def _impossible_ahead(config: TrainingConfig) -> Iterator[str]:
             "problems to replace is known only when all verdicts are in, and by then the policy that sampled the "
             "batch is gone. Set one of them to 0."
         )
-    stale, age = config.grpo.max_staleness, ahead * config.num_substeps * config.rollout_epochs
+    substeps, stale = config.num_substeps, config.grpo.max_staleness
+    age = ahead * substeps * config.rollout_epochs + substeps - 1
     if stale is not None and stale < age:
         yield (
-            f"grpo.max_staleness={stale} with max_steps_off_policy={ahead}: a batch is {age} optimizer steps old when "
-            f"its turn comes ({ahead} x num_substeps x rollout_epochs), so it would be dropped unused. Raise "
-            f"grpo.max_staleness to at least {age}, or lower max_steps_off_policy."
+            f"grpo.max_staleness={stale} with max_steps_off_policy={ahead}: the last groups of a batch are {age} steps "
+            f"old when their turn comes ({ahead} x num_substeps x rollout_epochs + num_substeps - 1), so they would be "
+            f"dropped. Raise grpo.max_staleness to at least {age}, or lower max_steps_off_policy."
         )
 
 

@@ -51,7 +51,7 @@ async def dry_run(config: TrainingConfig) -> str:
         heldout = sum(1 for _ in iter_builders(data.heldout))
         lines = [describe(config, num_batches(config, data), heldout), *_goes_on(plan)]
         look = await _look(config, data, plan)
-        lines.append(describe_prompts(config, data, look.renderer))
+        lines.append(describe_prompts(config, data, look.renderer, look.context))
         return "\n".join([*lines, *look.words])
     finally:
         await data.close()
@@ -73,14 +73,19 @@ class _Look:
 
     renderer: Renderer
     words: list[str]
+    context: int | None = None
+    """The model's context in tokens, where it was opened."""
 
 
 def _goes_on(plan: ResumePlan) -> list[str]:
     if plan.checkpoint is None:
         return []
-    dropped = len(plan.content.commits) - plan.kept
+    dropped = sum(not commit.done for commit in plan.content.commits[plan.kept :])
     cut = f"; {dropped} later step{'s' if dropped > 1 else ''} would be removed" if dropped else ""
-    return [f"Resumes after step {plan.checkpoint.step} ({plan.checkpoint.name}){cut}."]
+    lines = [f"Resumes after step {plan.checkpoint.step} ({plan.checkpoint.name}){cut}."]
+    if plan.changes:
+        lines.append(f"Goes on with other settings: {', '.join(map(str, plan.changes))}.")
+    return lines
 
 
 async def _look(config: TrainingConfig, data: EnvData, plan: ResumePlan) -> _Look:
@@ -91,7 +96,8 @@ async def _look(config: TrainingConfig, data: EnvData, plan: ResumePlan) -> _Loo
         renderer = make_renderer(builder.renderer_name, tokenizer, builder.chat)
         return _Look(renderer, [*words, f"{obstacle} The model was not loaded, so time is not estimated."])
     backend, renderer = await open_policy(config, data, plan.checkpoint)
-    return _Look(renderer, [*words, await _time(config, data, plan, backend, renderer)])
+    words.append(await _time(config, data, plan, backend, renderer))
+    return _Look(renderer, words, backend.context_length)
 
 
 def foresee(config: TrainingConfig, data: EnvData, resumed: Checkpoint | None) -> tuple[list[str], str]:
@@ -110,7 +116,10 @@ def foresee(config: TrainingConfig, data: EnvData, resumed: Checkpoint | None) -
 
     device_of(config.local.device)
     builder = config.active_builder
-    positions = builder.batch_size * builder.group_size * (config.max_tokens + _prompt_tokens(data))
+    length = config.max_tokens + _prompt_tokens(data)
+    if config.model_name == "scratch":
+        length = min(length, config.scratch.context_length)
+    positions = builder.batch_size * builder.group_size * length
     shape = footprint(policy, reference=bool(config.kl_penalty_coef), positions=positions)
     free = free_memory(config.local.device)
     obstacle = forecast.too_large(shape, free)
@@ -144,5 +153,6 @@ async def _time(config: TrainingConfig, data: EnvData, plan: ResumePlan, backend
         prompt=forecast.mean_length(prompts),
         supervised=forecast.mean_length(supervised) if not done else 0.0,
         heldout=sum(1 for _ in islice(iter_builders(data.heldout), config.eval.max_tasks)),
+        room=max(1, backend.context_length - min(map(len, prompts))),
     )
     return forecast.time_words(config, work, speed)

@@ -95,7 +95,7 @@ async def evaluate(
         groups = [group for part in chunks for group in await part.result()]
     finally:
         await asyncio.gather(*(part.stop() for part in chunks))
-    gate = Gate(backend, parity, params.temperature)
+    gate = Gate(backend, parity, params.temperature, of="evaluation")
     if gate.enabled:
         turns = [turn for group in groups for rollout in group.trajectories for turn in rollout.transitions]
         sampled = [sampled_datum(turn.prompt_tokens, turn.completion) for turn in turns]

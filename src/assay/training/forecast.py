@@ -30,12 +30,14 @@ class Work:
     """Mean tokens of a supervised example; 0 without them."""
     heldout: int
     """Held-out tasks that are evaluated."""
+    room: int | None = None
+    """Most tokens that the context leaves for an answer; None where it is not known."""
 
 
 def time_words(config: TrainingConfig, work: Work, speed: Speed) -> str:
     """Estimate of how long the run takes, and its basis."""
     builder, turns = config.active_builder, config.build_context().max_turns
-    answer = speed.tokens if speed.whole else float(config.max_tokens)
+    answer = speed.tokens if speed.whole else float(min(config.max_tokens, work.room or config.max_tokens))
     rollouts = builder.batch_size * builder.group_size * turns
     passes = config.rollout_epochs + (REFERENCE_SHARE if config.kl_penalty_coef else 0)
     trained = rollouts * (work.prompt + answer) * passes / speed.trained_per_s

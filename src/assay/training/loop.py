@@ -66,7 +66,7 @@ async def _train(config: TrainingConfig, quiet: bool) -> None:
         return
     async with open_session(config, plan, quiet=quiet) as session:
         logger.info("%s", describe(config, session.num_batches, len(session.heldout)))
-        logger.info("%s", describe_prompts(config, session.data, session.renderer))
+        logger.info("%s", describe_prompts(config, session.data, session.renderer, session.backend.context_length))
         if session.run.resumed is not None:
             logger.info("Resuming after step %d (%s).", session.run.resumed.step, session.run.resumed.name)
         with _fixed_objects():

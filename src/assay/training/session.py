@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -28,9 +29,11 @@ from assay.rollouts.renderers.base import Renderer
 from assay.storage.files import read_object
 from assay.training.config import TrainingConfig
 from assay.training.metrics.counters import StepCounters
-from assay.training.metrics.logger import MetricsLogger
+from assay.training.metrics.logger import SETTINGS_CHANGED, MetricsLogger
+from assay.training.metrics.names import METRICS, is_possible
 from assay.training.metrics.progress import RunProgress
 from assay.training.metrics.sinks import ConsoleSink, MetricSink, TensorBoardSink, WandbSink, writes_tensorboard
+from assay.training.plan import NO_GATE
 from assay.training.run.checkpoints import Checkpoint, open_checkpoint
 from assay.training.run.directory import RunDirectory
 from assay.training.run.resume import CONFIG, Refusal, ResumePlan, plan_resume
@@ -188,22 +191,40 @@ async def open_session(config: TrainingConfig, plan: ResumePlan, *, quiet: bool 
             if run.resumed is not None:
                 trainer.restore(run.resumed.policy)
             log = stack.enter_context(MetricsLogger(run, make_sinks(config, run, num_batches(config, data))))
+            _record_changes(config, run, log)
             counters = StepCounters(data.counters)
             yield Session(config, run, data, backend, trainer, renderer, log, progress, counters)
         finally:
             await data.close()
 
 
+def _record_changes(config: TrainingConfig, run: RunDirectory, log: MetricsLogger) -> None:
+    """Say which settings a resume has changed, in the log and among the run's events."""
+    if not run.changes:
+        return
+    off = not config.grpo.parity.enabled and any(change.key == "grpo.parity.enabled" for change in run.changes)
+    warning = f" {NO_GATE}" if off else ""
+    said = f"The run goes on with other settings: {', '.join(map(str, run.changes))}.{warning}"
+    log.event(run.next_step, SETTINGS_CHANGED, "warning" if off else "info", said)
+
+
 def retention(config: TrainingConfig, data: EnvData) -> Keep:
     """Which checkpoints the run keeps.
 
     Raises:
-        ConfigError: the best ones are to be kept by a held-out metric, and there are no held-out tasks.
+        ConfigError: the best ones are to be kept by a metric that no run has, or by a held-out one without held-out
+            tasks.
     """
     if config.keep_best is not None and config.best_metric.startswith("eval/") and not len(data.heldout):
         raise ConfigError(
             f"keep_best={config.keep_best} by best_metric={config.best_metric}, but this environment has no held-out "
             "tasks, so it is never measured. Set best_metric to one of training (reward/mean), or keep_best=null."
+        )
+    if config.keep_best is not None and not is_possible(config.best_metric):
+        near = difflib.get_close_matches(config.best_metric, [*METRICS, "eval/reward/mean"], n=1)
+        raise ConfigError(
+            f"best_metric={config.best_metric} is not measured, so keep_best={config.keep_best} could not compare "
+            f"checkpoints.{f' Did you mean {near[0]}?' if near else ''} docs/metrics.md has all names."
         )
     ahead, window = config.max_steps_off_policy, config.grpo.health.window
     return Keep(config.keep_last, config.keep_best, config.best_metric, ahead, window)

@@ -53,7 +53,7 @@ def test_nothing_wrong(own: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", own]) == 0
     out = capsys.readouterr().out
     assert out.startswith("Sums: 18 training tasks, 2 held out. 18 of them were played, each answer twice.\n")
-    assert "gold          1.000    1.000    1.000      36        0        0\n" in out
+    assert "gold            1.000      1.000      1.000      36        0        0\n" in out
     assert out.endswith("Nothing wrong was found.\n")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from assay.cli import main as cli
+from assay.cli.tasks.check import describe
 from assay.envs import BuildContext, Environment, Message, Score, StepResult, Task
 from assay.envs.base import build_data
 from assay.envs.checks.plays import builders_of, garbage, play_all
-from assay.envs.checks.report import CheckReport, report_of
+from assay.envs.checks.report import CheckReport, Earned, report_of
 from assay.envs.environment import EachByItself
 from assay.errors import ConfigError
 
@@ -243,3 +247,35 @@ def test_what_a_run_could_not_average_or_record_is_an_error(
 
     report = checked(Odd())
     assert kinds(report) == ["errors"] and words in report.problems[0].message
+
+
+ROOT = Path(__file__).parents[3]
+_README = re.search(r"echo '(def right\(.*)' > mine\.py", (ROOT / "README.md").read_text())
+_PAGE = (ROOT / "docs/migrating.md").read_text()
+_BATCH = re.search(r"(def correct\(completions, answer, \*\*kwargs\):\n    return .*)\n", _PAGE)
+_ONE = re.search(r"`(def correct\(completion, answer\): return [^`]*)`", _PAGE)
+
+
+@pytest.mark.parametrize("shown", [_README, _BATCH, _ONE], ids=["README", "migrating, a batch", "migrating, one"])
+def test_first_rewards_that_the_docs_show_pass_the_check(
+    shown: re.Match[str] | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shown is not None
+    (tmp_path / "mine.py").write_text(shown[1] + "\n")
+    lines = [json.dumps({"prompt": f"{a} + {b} =", "answer": str(a + b)}) for a in range(5) for b in range(8)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    name = shown[1].partition("(")[0].removeprefix("def ")
+    given = [f"path={tmp_path / 'rows.jsonl'}", f"reward={tmp_path / 'mine.py'}:{name}"]
+    status = cli.main(["check", "rows", "model_name=nowhere", *(f"dataset_builder.{one}" for one in given)])
+    out, err = capsys.readouterr()
+    assert status == 0 and "Nothing wrong was found" in out, out + err
+
+
+@pytest.mark.parametrize("reward", [1e15, -1e15, 1e-7, 123456.789, 0.5])
+def test_columns_hold_rewards_of_any_size(reward: float) -> None:
+    earned = Earned(8, 0, 0, mean=reward, low=-abs(reward), high=reward)
+    report = CheckReport(1, 1, 1, {"gold": earned}, None, None, (), ())
+    head, row = [line for line in describe("Mine", report).splitlines() if line.startswith(("answer", "gold"))]
+    assert len(head) == len(row) and [float(figure) for figure in row.split()[1:4]] == pytest.approx(
+        [reward, -abs(reward), reward], rel=1e-3
+    )

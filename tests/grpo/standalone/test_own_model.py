@@ -255,6 +255,27 @@ def test_half_precision_weights_become_float32_and_a_warning_says_so(
     assert not same(before, snapshot(model))
 
 
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_the_warning_on_half_precision_says_what_computes_and_how_to_sample_alike(
+    dtype: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny_model("llama").to(torch.float16)
+    trainer = GRPOTrainer(model, None, GRPOConfig(dtype=dtype, learning_rate=0.0))
+    if dtype == "auto":
+        said = "compute in bfloat16, not in float16 as the model came. To sample with the same numbers, wrap your own"
+        assert said in caplog.text and "torch.autocast('cpu', dtype=torch.bfloat16)" in caplog.text
+    else:
+        assert "compute in float32, not in float16" in caplog.text and "forward without autocast" in caplog.text
+    computing = torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "auto")
+    other = torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype != "auto")
+    with computing:
+        alike = sampled(model, groups=4, size=4, length=6, seed=0)
+    with other:
+        otherwise = sampled(model, groups=4, size=4, length=6, seed=0)
+    told, against = (trainer.training_step(data)["parity/tail"] for data in (alike, otherwise))
+    assert told < against, "what the warning tells to do brings the two closer"
+
+
 def test_a_step_that_half_precision_would_round_away_is_kept() -> None:
     model = tiny_model("llama").to(torch.bfloat16)
     trainer = GRPOTrainer(model, None, chz.replace(SPEC, learning_rate=1e-6, weight_decay=0.0))
@@ -366,7 +387,8 @@ KEEPS = chz.replace(
 
 def aged(trainer: GRPOTrainer, seed: int = 0) -> StepData:
     """Four groups that the policy sampled two optimizer steps ago, and one of now."""
-    now = trainer.policy_version
+    while (now := trainer.policy_version) < 2:
+        trainer.training_step(made_up(groups=2), learning_rate=0.0)
     groups = made_up(groups=5, seed=seed).groups
     return StepData([replace(g, policy_version=now - 2 * (i < 4)) for i, g in enumerate(groups)])
 

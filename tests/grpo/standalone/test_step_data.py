@@ -55,6 +55,17 @@ NAN, INF = float("nan"), float("inf")
 BAD: dict[str, tuple[RolloutGroup, str]] = {
     "nan reward": (with_rollout(reward=NAN), "Rollout 1 of group 4 has reward nan.*None where it is unknown"),
     "infinite reward": (with_rollout(reward=-INF), "Rollout 1 of group 4 has reward -inf"),
+    "huge reward": (with_rollout(reward=1e300), "Rollout 1 of group 4 has reward 1e.300.*at most 1e.15"),
+    "nan part": (with_rollout(parts={"form": NAN}), "Rollout 1 of group 4 has form=nan among the parts"),
+    "text as a prompt": (replace(with_rollout(), prompt="hi"), "The prompt of group 4 is 'hi', and not .* token ids"),
+    "text as tokens": (with_rollout(tokens="hi"), "Rollout 1 of group 4 is 'hi', and not a sequence of token ids"),
+    "texts as tokens": (with_rollout(tokens=["h", "i"]), r"Rollout 1 of group 4 is \['h', 'i'\], and not"),
+    "version to come": (
+        replace(with_rollout(), policy_version=99),
+        "Group 4 has policy_version=99, .* at version [0-9]+: ",
+    ),
+    "version before all": (replace(with_rollout(), policy_version=-5), "Group 4 has policy_version=-5.* from 0 to"),
+    "half a version": (replace(with_rollout(), policy_version=0.5), "Group 4 has policy_version=0.5"),
     "nan log-prob": (with_rollout(logprobs=[-1.0, NAN]), "Rollout 1 of group 4 has nan among its logprobs"),
     "infinite log-prob": (with_rollout(logprobs=[-INF, -1.0]), "has -inf among its logprobs; .* finite and at most 0"),
     "positive log-prob": (with_rollout(logprobs=[0.5, -1.0]), "has 0.5 among its logprobs; .* finite and at most 0"),

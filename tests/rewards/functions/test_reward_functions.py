@@ -97,15 +97,20 @@ def test_a_score_is_passed_on_and_none_is_no_zero() -> None:
     assert (nothing.status, nothing.value, nothing.evidence["failure"]) == ("errored", None, "unscored")
 
 
-def test_a_sum_that_is_not_finite_is_one_errored_sample() -> None:
+def test_a_sum_that_is_no_usable_reward_is_one_errored_sample() -> None:
     def huge(completion: str) -> float:
-        return 1e308 if completion == "huge" else 1.0
+        return 1e15 if completion == "huge" else 1.0
 
     both = scored(CombinedReward([(FunctionReward(huge), 10.0)]), Sample("huge"), Sample("x"))
-    assert "the weighted sum of huge=1e+308 is inf" in message_of(both[0]) and both[1].value == 10.0
+    assert (
+        "the weighted sum of huge=1e+15 is 1e+16; a reward is finite and at most 1e+15" in message_of(both[0])
+        and both[1].value == 10.0
+    )
 
 
-@pytest.mark.parametrize("returned", ["0.5", math.nan, math.inf, [1.0], {"score": 1.0}, np.array([1.0, 2.0]), 1j])
+@pytest.mark.parametrize(
+    "returned", ["0.5", math.nan, math.inf, 1e300, [1.0], {"score": 1.0}, np.array([1.0, 2.0]), 1j]
+)
 def test_anything_else_names_function_file_and_value(returned: Any) -> None:
     def odd(completion: str) -> Any:
         return returned
@@ -113,6 +118,11 @@ def test_anything_else_names_function_file_and_value(returned: Any) -> None:
     message = message_of(one(odd))
     assert "odd (test_reward_functions.py) returned" in message and "\n" not in message
     assert (repr(returned) if isinstance(returned, str) else str(returned)[:3]) in message
+
+
+def test_an_int_beyond_all_floats_is_refused_in_one_short_line() -> None:
+    message = message_of(one(lambda completion: -(10**400)))
+    assert "returned -inf. A reward must be finite" in message and len(message) < 200
 
 
 def test_an_exception_is_one_line_with_the_line_of_the_file(tmp_path: Path) -> None:

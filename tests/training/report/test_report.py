@@ -17,9 +17,11 @@ from assay.training.config import EvalConfig, SFTConfig, TrainingConfig
 from assay.training.metrics.intervals import mean_ci95, paired_difference_ci95
 from assay.training.metrics.logger import MetricsLogger
 from assay.training.metrics.traces import trace_records
-from assay.training.report.page import MAX_EVENTS, render
-from assay.training.report.report import SAMPLES, known_baselines, run_report, write_report
-from assay.training.run.reader import read_run
+from assay.training.report.charts import Chart, Curve
+from assay.training.report.curves import health_charts
+from assay.training.report.page import MAX_EVENTS, _answers, _charts, render
+from assay.training.report.report import SAMPLES, known_baselines, run_report, summary, write_report
+from assay.training.run.reader import Answer, RunRecords, read_run
 from assay.types import Completion, Message, Score, Task, Trajectory, TrajectoryGroup, Transition
 from support.tiny_run import kill, run, tiny
 from support.toy_run import open_run
@@ -352,3 +354,56 @@ def test_regular_health_reports_are_no_alarms(tmp_path: Path) -> None:
     for events, said in (([regular, alarm], "The entropy is low."), ([regular], "None.")):
         text = text_of(render(run_report(replace(records, events=events), config, environment(tasks()), {}), None))
         assert said in text.partition("Alarms")[2] and "0.92 exact" not in text
+
+
+def test_the_note_on_thin_lines_stands_only_where_a_curve_has_both() -> None:
+    def page(points: int) -> str:
+        curve = Curve("training batches", [(i, i % 3) for i in range(points)])
+        return _charts("Learning", [Chart("Reward", "RL batch", [curve])])
+
+    assert "Thin lines" in page(60) and "Thin lines" not in page(12)
+
+
+def test_trainer_and_sampler_are_compared_on_tokens_of_the_present_policy_only(tmp_path: Path) -> None:
+    row = {"phase": "rl", "train/kl_behaviour": 0.5, "train/mismatch_kl": 0.25}
+    rows = [{**row, "index": i, "parity/kl": 1e-7} for i in range(3)]
+    records = RunRecords(tmp_path, {}, {}, rows, [], None, None)
+    (chart,) = [c for c in health_charts(records) if c.title.startswith("Difference of trainer and sampler")]
+    assert [y for curve in chart.curves for _, y in curve.points] == [1e-7] * 3
+    without = [{k: v for k, v in row.items() if k != "parity/kl"} for row in rows]
+    (chart,) = [c for c in health_charts(replace(records, metrics=without)) if c.title.startswith("Difference")]
+    assert [y for curve in chart.curves for _, y in curve.points] == [0.25] * 3
+
+
+def test_one_of_anything_is_counted_in_the_singular(tmp_path: Path) -> None:
+    rows = [{"phase": "rl", "index": 0, "perf/cpu_s": 1.2, "perf/wall_s": 1.0}]
+    records = RunRecords(tmp_path, {}, {}, rows, [], None, None)
+    assert "0 supervised steps and 1 RL batch. 1 CPU second of training" in summary(records)
+
+
+def test_a_card_shows_all_turns_of_an_answer(tmp_path: Path) -> None:
+    turns = (("", "first <try>"), ("too low", "second"))
+    html = _answers([Answer("second", "scored", 1.0, {}, turns), Answer("only", "scored", 0.0)])
+    places = [html.index(text) for text in ("first &lt;try&gt;", "<i>too low</i>", "second", "only")]
+    assert places == sorted(places) and html.count("<small>1.</small>") == 1
+
+
+def test_turns_of_evaluations_are_read_with_what_was_told_between(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "run", sft=0)
+    (task,) = tasks(1)
+    said = Completion((1, 2), (-0.5, -0.5), "stop", 0)
+    turns = (
+        Transition((1,), said, "4", Score("scored", 0.0)),
+        Transition((1, 2), said, "7", Score("scored", 1.0), messages=(Message("user", "higher"),)),
+    )
+
+    async def write() -> None:
+        with open_run(config.log_path, resolved(config)) as run_, MetricsLogger(run_) as log:
+            played = [TrajectoryGroup(task, (Trajectory(task, turns, "done", 0),))]
+            log.traces(trace_records(played, split="eval", run_id="x", step=-1, phase="start", index=0))
+            await run_.commit("start", 0, {}, save=save, state={})
+
+    asyncio.run(write())
+    first = read_run(config.log_path).first
+    assert first is not None
+    assert first.tasks[0].answers[0].turns == (("", "4"), ("higher", "7"))

@@ -11,7 +11,7 @@ import pytest
 
 from assay.errors import CheckpointError, RunDirectoryError
 from assay.training.run.directory import RunDirectory
-from assay.training.run.resume import Refusal, ResumePlan, config_changes, plan_resume
+from assay.training.run.resume import Refusal, ResumePlan, config_changes, nothing_may_change, plan_resume
 from support.toy_run import CONFIG, MAY_CHANGE, RL_STEPS, SFT_STEPS, content, in_child, open_run, run_toy
 
 
@@ -203,6 +203,21 @@ def test_a_nested_key_is_not_free_to_differ_because_of_its_name(tmp_path):
     refused(tmp_path / "other", "a.log_path: absent -> 2", config={**CONFIG, "a": {"log_path": 2}})
 
 
+def test_an_entry_of_a_mapping_that_was_not_set_is_said_to_be_that() -> None:
+    def said(before: dict[str, str], now: dict[str, str]) -> list[str]:
+        return config_changes({"actions": before, "c": {}}, {"actions": now, "c": {}}, nothing_may_change)
+
+    assert said({}, {"mismatch": "ignore"}) == ['actions.mismatch: absent -> "ignore"']
+    assert said({"mismatch": "ignore"}, {}) == ['actions.mismatch: "ignore" -> absent']
+    assert said({"mismatch": "warn"}, {"mismatch": "ignore"}) == ['actions.mismatch: "warn" -> "ignore"']
+    assert said({}, {}) == []
+
+
+def test_a_resume_that_sets_an_entry_of_a_mapping_is_told_to_leave_it_out(tmp_path: Path) -> None:
+    run_toy(tmp_path / "run", stop_after=0)
+    refused(tmp_path / "run", r"a\.b: absent -> 1\n.*it was not set, so leave it out", config={**CONFIG, "a": {"b": 1}})
+
+
 def test_a_run_without_any_commit_starts_afresh_under_new_settings(tmp_path):
     open_run(tmp_path / "run", {"a": 1}).close()
     (tmp_path / "run/metrics.jsonl").write_text("left over\n")
@@ -339,7 +354,7 @@ def test_a_lock_that_a_killed_process_left_to_what_it_was_starting_is_waited_for
 
 def test_a_failed_opening_releases_the_lock(tmp_path):
     run_toy(tmp_path / "run", stop_after=1)
-    refused(tmp_path / "run", r"other settings(.*\n)*.*with the version of Assay that began it", config={})
+    refused(tmp_path / "run", r"other settings(.*\n)*.*then use the one that began the run", config={})
     open_run(tmp_path / "run", CONFIG).close()
 
 

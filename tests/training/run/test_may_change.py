@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ import chz
 import pytest
 
 from assay.backends.config import LocalBackend
+from assay.cli.options import config_of
 from assay.config import resolved
 from assay.config.record import may_change
 from assay.config.schema import settings
@@ -18,8 +20,10 @@ from assay.envs.chess.engine.stockfish import StockfishConfig
 from assay.errors import RunDirectoryError
 from assay.grpo.config import AlgorithmConfig
 from assay.grpo.health.config import HealthConfig
+from assay.grpo.parity import ParityConfig
 from assay.storage.files import encode_json
 from assay.training.config import SFTConfig, TrainingConfig, load_config
+from assay.training.run.changes import changed_record, changes_after, in_words
 from support.tensorboard import scalars
 from support.tiny_run import RL_BATCHES, SFT_STEPS, final_weights, kill, metric, outcome, read_lines, run, steps, tiny
 
@@ -107,6 +111,59 @@ def test_more_threads_are_allowed_and_their_rounding_is_said(
     path = went_on(killed, tmp_path, max_batches=3, local=LocalBackend(device="cpu", torch_threads=2))
     assert len(metric(path, "train/loss")) == 3
     assert "goes on with local.torch_threads: 1 -> 2, which changes how sums are rounded" in caplog.text
+
+
+GATE_OFF: dict[str, Any] = {"grpo": AlgorithmConfig(parity=ParityConfig(enabled=False)), "eval_every": 2}
+
+
+def test_settings_that_a_resume_changed_are_said_and_recorded_with_their_step(
+    killed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "assay")
+    changes = {**GATE_OFF, "max_batches": 5, "cache_dir": killed.parent / "cache"}
+    path = went_on(killed, tmp_path, **changes)
+    said = "eval_every: 3 -> 2, grpo.parity.enabled: true -> false, max_batches: null -> 5"
+    assert f"goes on with other settings: {said}. Parity gate: OFF" in caplog.text
+    (event,) = [e for e in read_lines(path / "events.jsonl") if e["kind"] == "settings_changed"]
+    assert event["step"] == RESUMED_FROM and event["level"] == "warning" and said in event["message"]
+    record = json.loads((path / "config.json").read_text())
+    assert (record["eval_every"], record["grpo"]["parity"]["enabled"], record["max_batches"]) == (2, False, 5)
+    (entry,) = record["changes"]
+    assert entry["after_step"] == RESUMED_FROM - 1
+    assert entry["settings"]["grpo.parity.enabled"] == {"was": True, "now": False}
+    page = (path / "report.html").read_text()
+    assert f"<dt>From step {RESUMED_FROM} on</dt><dd>eval_every: 3 -&gt; 2, grpo.parity.enabled" in page
+    assert "<dt>Parity gate</dt><dd>OFF" in page and "goes on with other settings" in page
+    assert config_of(path, []).eval_every == 2, "the record is read with what it keeps beside"
+
+
+def test_a_change_that_trained_nothing_leaves_no_trace(killed: Path, tmp_path: Path) -> None:
+    shutil.copytree(killed, tmp_path / "run")
+    before = (tmp_path / "run/config.json").read_text()
+    cache = {"cache_dir": killed.parent / "cache"}
+    kill(tiny(tmp_path / "run", **cache, **GATE_OFF), TRAINER, "GRPOTrainer.update", 1)
+    assert '"changes"' in (tmp_path / "run/config.json").read_text()
+    run(tiny(tmp_path / "run", **cache))
+    assert json.loads((tmp_path / "run/config.json").read_text()) == json.loads(before)
+    assert "settings_changed" not in (tmp_path / "run/events.jsonl").read_text()
+
+
+def test_changes_of_several_resumes_are_kept_until_one_goes_back_before_them() -> None:
+    begun: dict[str, Any] = {"a": {"b": 1}, "c": 1, "files": {"x": "hash"}, "log_path": "here"}
+
+    def went_on_with(record: dict[str, Any], step: int, **now: Any) -> tuple[list[str], dict[str, Any]]:
+        changes = changes_after(record, now, step, lambda key: True)
+        return [*map(str, changes)], changed_record(record, now, step, changes)
+
+    said, first = went_on_with(begun, 4, a={"b": 2}, c=1, log_path="there")
+    assert said == ["a.b: 1 -> 2"] and first["files"] == {"x": "hash"} and first["log_path"] == "here"
+    said, second = went_on_with(first, 9, a={"b": 3}, c=1, d=None, log_path="here")
+    assert said == ["a.b: 2 -> 3", "d: absent -> null"]
+    assert in_words(second) == ["From step 5 on: a.b: 1 -> 2.", "From step 10 on: a.b: 2 -> 3, d: absent -> null."]
+    assert went_on_with(second, 9, a={"b": 2}, c=1, log_path="here") == ([], first), "before the second change"
+    said, back = went_on_with(second, 4, a={"b": 7}, c=1, log_path="here")
+    assert said == ["a.b: 1 -> 7"] and in_words(back) == ["From step 5 on: a.b: 1 -> 7."]
+    assert went_on_with(second, 0, a={"b": 1}, c=1, log_path="here") == ([], begun)
 
 
 def test_what_decides_the_result_may_not_change(killed: Path, tmp_path: Path) -> None:

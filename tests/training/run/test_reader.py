@@ -97,7 +97,7 @@ def test_a_rollout_of_several_turns_counts_its_whole_reward_and_its_last_metrics
     turns = [turn("no", Score("invalid", -1.0), tries=1.0), turn("yes", Score("scored", 3.0), tries=2.0)]
     (found,) = read_run(write(tmp_path, evaluation(1, [rollout(task_of("a"), *turns)]))).first.tasks
     assert found.values == {"reward": 2.0, "tries": 2.0}
-    assert found.answers == (Answer("yes", "scored", 2.0),)
+    assert found.answers == (Answer("yes", "scored", 2.0, turns=(("", "no"), ("(1, 2)", "yes"))),)
 
 
 def test_curves_and_totals_are_of_a_phase(tmp_path: Path) -> None:

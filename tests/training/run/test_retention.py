@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from assay.envs.base import build_data
 from assay.errors import ConfigError, HealthError, RunDirectoryError
 from assay.grpo.config import AlgorithmConfig
 from assay.grpo.health.config import HealthConfig
@@ -14,6 +15,7 @@ from assay.training.config import SFTConfig
 from assay.training.run.ledger import live_checkpoints, read_ledger
 from assay.training.run.reader import best_checkpoint, find_checkpoint
 from assay.training.run.retention import Keep, Saved, refuges, superfluous
+from assay.training.session import check_data
 from support.tiny_run import assert_same_run, kill, outcome, read_lines, run, tiny
 
 NO_SFT = SFTConfig(num_steps=0)
@@ -208,3 +210,24 @@ def test_what_is_gone_is_gone_for_the_ledger_too(tmp_path: Path) -> None:
     saved = live_checkpoints(read_ledger(tmp_path / "run" / "ledger.jsonl").commits)
     assert sorted(str(commit.checkpoint) for commit in saved) == folders(tmp_path / "run")
     assert folders(tmp_path / "run") == ["rl_000005", "rl_000006", "sft_000006"]
+
+
+@pytest.mark.parametrize(
+    ("name", "possible"),
+    [
+        *((name, True) for name in ("eval/reward/mean", "reward/mean", "eval/env/legal", "eval/tag/P/legal", "part/x")),
+        *((name, True) for name in ("train/kl_div", "eval/ci95/reward", "eval/parity/kl", "sft/loss")),
+        *(
+            (name, False)
+            for name in ("eval/foo", "foo", "eval/", "eval/env/", "train/kl", "eval/train/kl_div", "part/")
+        ),
+    ],
+)
+def test_a_best_metric_that_no_run_measures_is_refused_before_a_start(name: str, possible: bool) -> None:
+    config = tiny(Path("nowhere"), keep_best=1, best_metric=name)
+    data = build_data(config.active_builder, config.build_context())
+    if possible:
+        assert check_data(config, data).metric == name
+    else:
+        with pytest.raises(ConfigError, match=f"best_metric={name} is not measured"):
+            check_data(config, data)

@@ -36,7 +36,7 @@ from assay.backends.config import LocalBackend, PolicySpec, ScratchModel
 from assay.backends.local import forward, hardware, models
 from assay.backends.local.losses import SURROGATES, nan_of_finite, token_losses
 from assay.backends.local.network import Network
-from assay.backends.local.optimizer import adamw, load_adamw, save_adamw
+from assay.backends.local.optimizer import adamw, check_still_trained, load_adamw, save_adamw
 from assay.backends.local.reference import BelowAdapters, FrozenWeights, OwnModel, Reference, adapters_own, of_start
 from assay.backends.local.sampling.decoding import Decoding
 from assay.backends.local.sampling.sampler import Finished, Request, batches_of, sample
@@ -235,6 +235,7 @@ class TorchBackend(Backend):
 
     def _forward_backward(self, data: Sequence[Datum], loss: LossSpec) -> ForwardBackwardOutput:
         try:
+            check_still_trained(self._trained)
             with self._policy.evaluating():
                 return self._accumulate(data, loss)
         except BaseException:

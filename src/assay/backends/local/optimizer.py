@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from assay.backends.config import AdamWKind
+from assay.errors import ModelError
 
 FUSED_DEVICES = ("cpu", "cuda")
 
@@ -57,3 +58,18 @@ def load_adamw(optimizer: torch.optim.AdamW, state: dict[str, Any]) -> None:
         group | {name: mine[name] for name in ("fused", "foreach")} for group, mine in zip(saved, own, strict=True)
     ]
     optimizer.load_state_dict({**state, "param_groups": groups})
+
+
+def check_still_trained(trained: Mapping[str, Tensor]) -> None:
+    """Refuse to train weights that were frozen after the optimizer was made: it would go on without them.
+
+    Raises:
+        ModelError: as said.
+    """
+    frozen = [name for name, parameter in trained.items() if not parameter.requires_grad]
+    if frozen:
+        raise ModelError(
+            f"{len(frozen)} of {len(trained)} trained weights no longer require a gradient ({frozen[0]} is the first): "
+            "they were frozen after the trainer was made. Unfreeze them, or make a new trainer, which then trains the "
+            "others."
+        )

@@ -79,7 +79,7 @@ def _check_task(configs: Sequence[str], overrides: Sequence[str]) -> None:
     from assay.envs.named import ENVIRONMENT
     from assay.presets import presets
 
-    layers = [*map(read_source, configs), read_overrides(overrides)]
+    layers = [*map(read_source, configs), read_overrides(overrides, said=False)]
     if any(key in ("dataset_builder", "dataset_builder.type") for layer in layers for key in layer.values):
         return
     ready = [(f"--config {name}", text) for name, text in presets().items()]

@@ -80,7 +80,7 @@ def describe(name: str, report: CheckReport) -> str:
         f"{name}: {report.train:,} training tasks, {report.heldout:,} held out. {report.played} of them were played, "
         "each answer twice.",
         "",
-        f"{'answer':<10}{'mean':>9}{'lowest':>9}{'highest':>9}{'plays':>8}{'invalid':>9}{'errored':>9}",
+        f"{'answer':<10}{'mean':>11}{'lowest':>11}{'highest':>11}{'plays':>8}{'invalid':>9}{'errored':>9}",
         *(_row(kind, earned) for kind, earned in report.earned.items() if earned.plays),
     ]
     if report.median_s is not None and report.max_s is not None:
@@ -94,10 +94,15 @@ def describe(name: str, report: CheckReport) -> str:
 
 
 def _row(kind: str, earned: Earned) -> str:
-    figures = "".join(
-        f"{'-' if value is None else f'{value:.3f}':>9}" for value in (earned.mean, earned.low, earned.high)
-    )
+    figures = "".join(f"{_figure(value):>11}" for value in (earned.mean, earned.low, earned.high))
     return f"{kind:<10}{figures}{earned.plays:>8}{earned.invalid:>9}{earned.errored:>9}"
+
+
+def _figure(value: float | None) -> str:
+    """A reward in at most 10 characters."""
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.3e}"
 
 
 def _time(seconds: float) -> str:

@@ -49,18 +49,35 @@ def own_backend(model: Any, ref_model: Any, config: GRPOConfig) -> TorchBackend:
         )
     device = next(model.parameters()).device
     half = any(p.dtype in (torch.bfloat16, torch.float16) for p in model.parameters())
+    computes = config.local_backend(str(device), half)
     if any(p.dtype != torch.float32 for p in trained):
-        logger.warning(
-            "Trained weights in half precision become float32: half precision would round small updates away."
-        )
+        logger.warning("%s", _of_precision(computes.dtype, device.type, next(p.dtype for p in trained)))
         for parameter in trained:
             parameter.data = parameter.data.float()
     reference = ref_model
     if config.kl_coef and ref_model is None:
         reference = "start"
     # The caller has already set the threads of their process.
-    local = chz.replace(config.local_backend(str(device), half), torch_threads=torch.get_num_threads())
+    local = chz.replace(computes, torch_threads=torch.get_num_threads())
     backend = TorchBackend(model, None, local, reference)
     if config.ref_refresh_every:
         backend.check_refresh(config.ref_refresh_mix)
     return backend
+
+
+def _of_precision(computes: str, device: str, came: torch.dtype) -> str:
+    """What becomes of trained weights in half precision, in which precision is computed, and how to sample alike."""
+    if computes == "bfloat16":
+        alike = (
+            f"wrap your own generate and forward calls in torch.autocast({device!r}, dtype=torch.bfloat16), or set "
+            "GRPOConfig(dtype='float32') for float32 in both"
+        )
+    else:
+        alike = "call your own generate and forward without autocast"
+    plain = str(came).removeprefix("torch.")
+    return (
+        "Trained weights in half precision become float32: half precision would round small updates away. The "
+        "trainer's forward passes compute in "
+        f"{computes}{'' if computes == plain else f', not in {plain} as the model came'}. To sample with the same "
+        f"numbers, {alike}."
+    )

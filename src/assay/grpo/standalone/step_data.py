@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,10 @@ from typing import Any
 import numpy as np
 
 from assay.errors import DataError
-from assay.types import Completion, Score, Task, Trajectory, TrajectoryGroup, Transition
+from assay.types import MAX_REWARD, Completion, Score, Task, Trajectory, TrajectoryGroup, Transition, is_usable_reward
+
+_SHOWN = 60
+"""Characters shown of what is not a sequence of token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,12 +230,12 @@ def _check_tokens(name: str, tokens: Sequence[int], vocabulary: int) -> None:
 
 
 def _trajectory_group(place: int, group: RolloutGroup, version: int) -> TrajectoryGroup:
-    prompt = tuple(int(t) for t in group.prompt)
+    prompt = _token_ids(f"The prompt of group {place}", group.prompt)
     if not prompt:
         raise DataError(
             f"Group {place} has an empty prompt, so its first token has no context. Give at least one token."
         )
-    version = version if group.policy_version is None else group.policy_version
+    version = version if group.policy_version is None else _past(place, group.policy_version, version)
     task = Task("external", f"group {place}", (), {"prompt": list(prompt)}, (group.task,))
     trajectories = tuple(
         _trajectory(f"Rollout {i} of group {place}", task, prompt, rollout, version)
@@ -241,21 +245,69 @@ def _trajectory_group(place: int, group: RolloutGroup, version: int) -> Trajecto
     return TrajectoryGroup(task, trajectories)
 
 
-def _trajectory(name: str, task: Task, prompt: tuple[int, ...], rollout: Rollout, version: int) -> Trajectory:
-    tokens = tuple(int(t) for t in rollout.tokens)
-    if rollout.reward is not None and not math.isfinite(rollout.reward):
+def _token_ids(name: str, tokens: Sequence[int]) -> tuple[int, ...]:
+    """Tokens as ids.
+
+    Raises:
+        DataError: they are a text, or anything else than whole numbers.
+    """
+    try:
+        return tuple(operator.index(t) for t in tokens)
+    except TypeError:  # of a text, too
+        pass
+    shown = repr(tokens)
+    raise DataError(
+        f"{name} is {shown if len(shown) <= _SHOWN else f'{shown[:_SHOWN]}...'}, and not a sequence of token ids "
+        "(whole "
+        'numbers). Give the tokens that the model saw: tokenizer(text)["input_ids"].'
+    )
+
+
+def _past(place: int, given: int, now: int) -> int:
+    """The version of the policy that sampled a group.
+
+    Raises:
+        DataError: no version of the policy up to now is that.
+    """
+    if isinstance(given, bool) or given not in range(now + 1):
         raise DataError(
-            f"{name} has reward {rollout.reward}, which would spoil the baseline of its whole group. Give a finite "
-            "reward, or None where it is unknown."
+            f"Group {place} has policy_version={given!r}, and the policy is at version {now}: it is the value of "
+            "trainer.policy_version when the group was sampled, a whole number from 0 to the present one (after a "
+            "rollback, rollouts of the discarded policy cannot be used). Give that, or None for the present policy."
         )
+    return int(given)
+
+
+def _trajectory(name: str, task: Task, prompt: tuple[int, ...], rollout: Rollout, version: int) -> Trajectory:
+    tokens = _token_ids(name, rollout.tokens)
+    reward = None if rollout.reward is None else _reward(name, rollout.reward)
+    for part, value in rollout.parts.items():
+        if not is_usable_reward(value):
+            raise DataError(
+                f"{name} has {part}={value:g} among the parts of its reward, which would spoil their means. Give "
+                f"finite parts of at most {MAX_REWARD:g} in size, or leave the part out where it is unknown."
+            )
     logprobs = _stream(name, "logprobs", rollout.logprobs, len(tokens))
     reference = _stream(name, "ref_logprobs", rollout.ref_logprobs, len(tokens))
     completion = Completion(
         tokens, logprobs or (0.0,) * len(tokens), "length" if rollout.truncated else "stop", version, reference
     )
-    status = "errored" if rollout.reward is None else "scored"
-    score = Score(status, rollout.reward, parts=rollout.parts)  # type: ignore[arg-type]
+    score = Score("errored" if reward is None else "scored", reward, parts=rollout.parts)
     return Trajectory(task, (Transition(prompt, completion, "", score),), "done", 0)
+
+
+def _reward(name: str, reward: float) -> float:
+    """The reward of a rollout.
+
+    Raises:
+        DataError: it cannot be used.
+    """
+    if not is_usable_reward(reward):
+        raise DataError(
+            f"{name} has reward {reward:g}, which would spoil the baseline of its whole group. Give a finite reward of "
+            f"at most {MAX_REWARD:g} in size, or None where it is unknown."
+        )
+    return float(reward)
 
 
 def _stream(name: str, stream: str, values: Sequence[float] | None, length: int) -> tuple[float, ...] | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from assay.errors import RewardError
 from assay.terminal import shown
-from assay.types import Score
+from assay.types import MAX_REWARD, Score, is_usable_reward
 
 _SHOWN = 60
 
@@ -32,10 +32,9 @@ def score_of(returned: Any, said: str) -> Score:
     if number is None:
         text = f"{said} returned {shown(returned, _SHOWN)} ({type(returned).__name__})"
         return errored("reward", f"{text}. A reward is a float, an int, True or False, None, or a Score")
-    if not math.isfinite(number):
-        return errored(
-            "reward", f"{said} returned {number}. A reward must be finite; return None where there is no reward"
-        )
+    if not is_usable_reward(number):
+        wanted = f"A reward must be finite and at most {MAX_REWARD:g} in size"
+        return errored("reward", f"{said} returned {number:g}. {wanted}; return None where there is no reward")
     return Score("scored", number)
 
 
@@ -64,4 +63,9 @@ def _number(value: Any) -> float | None:
     """A Python number of a number, a truth value, or a scalar of NumPy's or PyTorch's; None for anything else."""
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         value = value.item()
-    return float(value) if isinstance(value, bool | int | float) else None
+    if not isinstance(value, bool | int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # an int beyond all floats
+        return math.inf if value > 0 else -math.inf

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 VERSION = 1
 """Format of the records of `metrics.jsonl` and `events.jsonl`."""
+SETTINGS_CHANGED = "settings_changed"
+"""Kind of the event that a resume with other settings raises."""
 Level = Literal["info", "warning", "error"]
 _HEADER = ("version", "step", "phase", "index")
 _LOG_LEVELS: Mapping[Level, int] = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}

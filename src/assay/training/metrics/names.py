@@ -6,8 +6,10 @@ by its tasks, `<source>` by a reward's samples; `<rollout metric>` is any name o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ _TRAINING = {
     "kl_div_5pct": "5th percentile of the same over tokens.",
     "kl_div_95pct": "95th percentile of the same over tokens: rises early when the policy runs away.",
     "sampled_kl": "KL of the policy that sampled from the reference (k3), in nats per token, over everything sampled: "
-    "of groups that train nothing (equal rewards, say), one rollout each stands for all their tokens.",
+    "in groups that train nothing (equal rewards, say), one rollout per group represents all its tokens.",
     "sampled_kl_95pct": "95th percentile of the same over tokens.",
     "sampled_entropy": "Mean negative log-probability of the same tokens, in nats; there also without a KL penalty.",
     "kl_coef": "Weight of the KL penalty in this step.",
@@ -204,3 +206,23 @@ SECTIONS: Sequence[Section] = (
 
 METRICS: Mapping[str, str] = {name: text for section in SECTIONS for name, text in section.metrics.items()}
 """Every metric of a run -> what it is."""
+
+
+def is_possible(name: str) -> bool:
+    """Whether a run can measure a metric of this name: one of the table, its placeholders filled in."""
+    return _pattern().fullmatch(name) is not None
+
+
+@cache
+def _pattern() -> re.Pattern[str]:
+    of_rollouts = "|".join(map(_filled, ROLLOUTS))
+    return re.compile("|".join(_filled(known).replace("\x00", f"(?:{of_rollouts})") for known in METRICS))
+
+
+def _filled(known: str) -> str:
+    """A name of the table as a pattern; `\\x00` stands for the name of a metric of rollouts."""
+    parts = re.split(r"(<[^>]+>)", known)
+    return "".join(
+        re.escape(part) if not part.startswith("<") else "\x00" if part == "<rollout metric>" else ".+"
+        for part in parts
+    )

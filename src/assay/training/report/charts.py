@@ -35,6 +35,11 @@ class Curve:
     dots: bool = False
     """Whether the points are measurements to be marked one by one, and not steps of a process."""
 
+    @property
+    def smoothed(self) -> bool:
+        """Whether it is drawn twice: faintly, and as its moving mean."""
+        return not self.dots and len(self.points) >= SMOOTH_FROM
+
 
 @dataclass(frozen=True, slots=True)
 class Level:
@@ -205,7 +210,7 @@ def _curve(frame: _Frame, curve: Curve) -> Iterable[str]:
                 f'<circle class="dot {colour}" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3.2">'
                 f"<title>{escape(curve.label)}, {shown(x)}: {note}</title></circle>"
             )
-    elif len(curve.points) < SMOOTH_FROM:
+    elif not curve.smoothed:
         yield f'<polyline class="line {colour}" points="{frame.path(curve.points)}"/>'
     else:
         smooth = moving_mean(curve.points, max(3, len(curve.points) // 20))
@@ -217,8 +222,7 @@ def _last_values(frame: _Frame, curves: Sequence[Curve]) -> Iterable[str]:
     """The value at which each curve ends, beside its end, moved apart where they would overlap."""
     ends = []
     for curve in curves:
-        smooth = not curve.dots and len(curve.points) >= SMOOTH_FROM
-        points = moving_mean(curve.points, max(3, len(curve.points) // 20)) if smooth else curve.points
+        points = moving_mean(curve.points, max(3, len(curve.points) // 20)) if curve.smoothed else curve.points
         ends.append((frame.y(points[-1][1]), points[-1], curve.colour))
     ends.sort()
     below = -math.inf

@@ -14,14 +14,16 @@ _HEALTH: Mapping[str, Sequence[tuple[str, str]]] = {
     "Gradient norm before clipping": [("train/grad_norm", "training")],
     "Groups with equal rewards, share of the batch": [("rollout/constant_group_fraction", "training")],
     "Completion length, tokens": [("rollout/completion_tokens_mean", "training")],
-    "Difference of trainer and sampler": [
-        ("train/kl_behaviour", "KL (k3), nats per token"),
-        ("train/ratio_error", "largest |ratio - 1|"),
+    "Difference of trainer and sampler, on tokens of the present policy": [
+        ("parity/kl", "KL (k3), nats per token"),
+        ("parity/ratio_error", "largest |ratio - 1|"),
     ],
     "KL from the policy at the start of RL, nats per token": [("train/kl_div", "training")],
     "Rollouts not scored, share of the batch": [("rollout/errored_fraction", "training")],
 }
 """Title -> (metric, label) of its curves, of RL batches."""
+_WITHOUT_GATE = {"parity/kl": "train/mismatch_kl", "parity/ratio_error": "train/ratio_error"}
+"""What is shown in place of a metric of the parity gate where the gate is off."""
 
 
 def outcome_charts(records: RunRecords, metrics: Mapping[str, str], baselines: Sequence[Policy]) -> list[Chart]:
@@ -38,7 +40,7 @@ def outcome_charts(records: RunRecords, metrics: Mapping[str, str], baselines: S
 def health_charts(records: RunRecords) -> list[Chart]:
     """How the optimisation went; a curve that is 0 throughout is left out."""
     found = {
-        title: [Curve(label, records.curve(name, "rl"), colour) for colour, (name, label) in enumerate(entries)]
+        title: [Curve(label, _measured(records, name), colour) for colour, (name, label) in enumerate(entries)]
         for title, entries in _HEALTH.items()
     }
     charts = [
@@ -49,6 +51,10 @@ def health_charts(records: RunRecords) -> list[Chart]:
         Chart("Cross-entropy of the warm-up, nats per token", _SFT_STEPS, [sft_curve(records)], unsettled=0.05)
     )
     return charts
+
+
+def _measured(records: RunRecords, name: str) -> list[tuple[float, float]]:
+    return records.curve(name, "rl") or records.curve(_WITHOUT_GATE.get(name, name), "rl")
 
 
 def sft_curve(records: RunRecords, label: str = "training", colour: int = 0) -> Curve:

@@ -12,14 +12,15 @@ from html import escape
 from pathlib import Path
 
 from assay.config import Layer, build, resolved
-from assay.config.loader import FILES_KEY, TYPE_KEY
+from assay.config.loader import CHANGES_KEY, FILES_KEY, TYPE_KEY
 from assay.config.sources import flatten
 from assay.config.values import shown
 from assay.errors import AssayError
 from assay.terminal import inert
 from assay.training.config import TrainingConfig
 from assay.training.metrics.intervals import Interval
-from assay.training.report.charts import MINUS, Chart, draw
+from assay.training.metrics.logger import SETTINGS_CHANGED
+from assay.training.report.charts import MINUS, Chart, draw, finite
 from assay.training.report.comparison import Policy, difference, direction, signed
 from assay.training.run.reader import Answer, RunRecords
 from assay.types import Json, Task
@@ -73,9 +74,9 @@ def render(report: Report, figure: Figure | None) -> str:
     body = "".join((
         _header(report),
         _results(report),
-        _charts("Learning", report.outcomes, "Thin lines show single batches, thick lines their moving mean."),
+        _charts("Learning", report.outcomes),
         _samples(report.samples, figure),
-        _charts("Health of the optimisation", report.health, ""),
+        _charts("Health of the optimisation", report.health),
         _events(report.records.events),
         _settings(report.records.config),
         _versions(report.records.code),
@@ -152,11 +153,12 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], style: str = "")
     return f'<div class="scroll"><table{style}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _charts(title: str, charts: Sequence[Chart], note: str) -> str:
+def _charts(title: str, charts: Sequence[Chart]) -> str:
     drawn = "".join(draw(chart) for chart in charts)
     if not drawn:
         return ""
-    below = f'<p class="note">{escape(note)}</p>' if note else ""
+    both = any(curve.smoothed for chart in charts for curve in map(finite, chart.curves))
+    below = '<p class="note">Thin lines show single batches, thick lines their moving mean.</p>' if both else ""
     return f'<section><h2>{escape(title)}</h2>{below}<div class="charts">{drawn}</div></section>'
 
 
@@ -189,11 +191,21 @@ def _side(task: Task | None, heading: str, answers: Sequence[Answer], figure: Fi
 
 def _answers(answers: Sequence[Answer]) -> str:
     """What was said, each answer with its reward and the parts of it."""
-    items = (
-        f"<li><code>{escape(inert(a.text.strip()[:MAX_TEXT])) or '&nbsp;'}</code> <small>{_earned(a)}</small></li>"
-        for a in answers
-    )
+    items = (f"<li>{_turns(a) if a.turns else _said(a.text)} <small>{_earned(a)}</small></li>" for a in answers)
     return f'<ul class="answers">{"".join(items)}</ul>'
+
+
+def _said(text: str) -> str:
+    return f"<code>{escape(inert(text.strip()[:MAX_TEXT])) or '&nbsp;'}</code>"
+
+
+def _turns(answer: Answer) -> str:
+    """All turns of an answer in order, each after what the policy was told before it."""
+    parts = (
+        f"{f'<i>{escape(inert(told.strip()[:MAX_TEXT]))}</i> &rarr; ' if told.strip() else ''}{_said(text)}"
+        for told, text in answer.turns
+    )
+    return " ".join(f"<small>{number}.</small> {part}" for number, part in enumerate(parts, 1))
 
 
 def _earned(answer: Answer) -> str:
@@ -205,7 +217,9 @@ def _earned(answer: Answer) -> str:
 
 
 def _events(events: Sequence[Mapping[str, Json]]) -> str:
-    events = [event for event in events if event.get("kind") != HEALTH_REPORT]  # regular figures, which are no alarm
+    # Regular figures and changed settings are no alarms, unless the gate was turned off.
+    usual = (HEALTH_REPORT, SETTINGS_CHANGED)
+    events = [event for event in events if event.get("kind") not in usual or event["level"] != "info"]
     if not events:
         return '<section><h2>Alarms</h2><p class="soft">None.</p></section>'
     items = "".join(
@@ -218,7 +232,7 @@ def _events(events: Sequence[Mapping[str, Json]]) -> str:
 
 
 def _settings(config: Mapping[str, Json]) -> str:
-    found = flatten({key: value for key, value in config.items() if key != FILES_KEY}, "config.json")
+    found = flatten({key: value for key, value in config.items() if key not in (FILES_KEY, CHANGES_KEY)}, "config.json")
     chosen = {key: value for key, value in found.items() if key.endswith(f".{TYPE_KEY}")}
     try:
         defaults = flatten(resolved(build(TrainingConfig, [Layer("config.json", chosen)])), "defaults")

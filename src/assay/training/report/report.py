@@ -17,11 +17,12 @@ from assay.errors import AssayError, EngineError
 from assay.storage.files import Writing, replace_file
 from assay.training.config import TrainingConfig
 from assay.training.metrics.progress import format_seconds
-from assay.training.plan import describe
+from assay.training.plan import counted, describe
 from assay.training.report.comparison import Policy, exact_policy, measured_policy, verdict
 from assay.training.report.curves import health_charts, outcome_charts
 from assay.training.report.page import Report, Sample, capital, render
 from assay.training.report.remarks import remarks
+from assay.training.run.changes import in_words
 from assay.training.run.directory import RunDirectory
 from assay.training.run.reader import Measurement, RunRecords, read_run
 from assay.training.run.resume import REPORT
@@ -124,6 +125,7 @@ def run_report(
     metrics = with_counts({name: words_for(name) for name in names}, measured)
     pairs = [(measured[-1], other) for other in [*measured[:-1], *exact]]
     plan = "" if config is None or data is None else describe(config, num_batches(config, data), len(heldout))
+    plan = "\n".join([*([plan] if plan else []), *in_words(records.config)])
     return Report(
         title=records.path.resolve().name,
         summary=summary(records, finished),
@@ -161,8 +163,9 @@ def summary(records: RunRecords, finished: bool = True) -> str:
     so_far = "" if finished else "The run is not finished: it is in progress or was stopped. So far, "
     ended = "".join(f"{remark} " for remark in remarks(records)) if finished else ""
     return (
-        f"{ended}{so_far}{done['sft']:,} supervised steps and {done['rl']:,} RL batches. {cpu:,.0f} CPU seconds of "
-        f"training; {wall} wall-clock time with evaluation, without the CPU time of verifier processes."
+        f"{ended}{so_far}{counted(done['sft'], 'supervised step')} and {counted(done['rl'], 'RL batch')}. "
+        f"{counted(round(cpu), 'CPU second')} of training; {wall} wall-clock time with evaluation, without the CPU "
+        "time of verifier processes."
     )
 
 

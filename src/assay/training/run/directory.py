@@ -71,6 +71,8 @@ class RunDirectory:
         """The resolved config, as plain JSON data."""
         self.resumed = plan.checkpoint
         """The verified checkpoint to go on from; None where the run starts, and where it is complete."""
+        self.changes = plan.changes
+        """Settings that differ from those under which the steps before were done."""
         self.run_id = plan.run_id
         """Short hash of the settings that decide what the run computes; equal runs have equal ids."""
         self._lock = lock

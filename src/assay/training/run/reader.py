@@ -15,19 +15,23 @@ from assay.errors import RunDirectoryError
 from assay.storage.files import read_object
 from assay.training.run.checkpoints import checkpoint_folder
 from assay.training.run.ledger import Commit, live_checkpoints, read_ledger
-from assay.training.run.rollouts import TRACES, Group, Rollout, Rollouts, open_rollouts
+from assay.training.run.rollouts import TRACES, Group, Rollout, Rollouts, Turn, open_rollouts
 from assay.types import Json, ScoreStatus
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One rollout of a held-out task: what was said last, the verdict on it, and what the whole rollout earned."""
+    """One rollout of a held-out task: what was said last, the verdict on it, what the whole rollout earned, and its
+    turns."""
 
     text: str
     status: ScoreStatus
     reward: float | None
     parts: Mapping[str, float] = field(default_factory=dict)
     """Named parts of the reward, before weighting."""
+    turns: tuple[tuple[str, str], ...] = ()
+    """Where there were several turns: what the policy was told before each (nothing further before the first), and what
+    it said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,4 +223,12 @@ def _task(group: Group) -> HeldoutTask:
 def _answer(rollout: Rollout) -> Answer:
     last = rollout.turns[-1]
     status: ScoreStatus = "errored" if rollout.reward is None else last.verdict.status
-    return Answer(last.text or "", status, rollout.reward, rollout.parts)
+    turns = tuple((_told(turn), turn.text or "") for turn in rollout.turns) if len(rollout.turns) > 1 else ()
+    return Answer(last.text or "", status, rollout.reward, rollout.parts, turns)
+
+
+def _told(turn: Turn) -> str:
+    """What the env said before a turn, besides what the rollout began with."""
+    if turn.observation is not None or not turn.turn:
+        return turn.observation or ""
+    return turn.messages[-1].content if turn.messages else ""

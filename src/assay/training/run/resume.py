@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from assay.config.loader import FILES_KEY
 from assay.config.record import changed_files
 from assay.errors import RunDirectoryError
 from assay.storage.files import (
@@ -30,6 +29,7 @@ from assay.storage.files import (
     replace_file,
     truncate_file,
 )
+from assay.training.run.changes import Change, changed_record, changes_after, plain_settings
 from assay.training.run.checkpoints import Checkpoint, checkpoint_folder, open_checkpoint
 from assay.training.run.growth import MAX_BATCHES, Length, is_free, length_change, schedule
 from assay.training.run.ledger import Commit, LedgerContent, live_checkpoints, read_ledger
@@ -87,6 +87,10 @@ class ResumePlan:
     may_change: MayChange = nothing_may_change
     length: Length | None = None
     """How the number of batches differs from the one that the run was started or last grown with; None where not."""
+    changes: Sequence[Change] = ()
+    """Settings that differ from those under which the kept commits were made."""
+    record: Mapping[str, Json] | None = None
+    """What `config.json` is to hold from now on; None where it stays."""
 
     @property
     def commits(self) -> Sequence[Commit]:
@@ -107,7 +111,7 @@ class ResumePlan:
     def run_id(self) -> str:
         """Hash (12 hex digits) of the settings that decide what the run computes; equal runs have equal ids."""
         free = {MAX_BATCHES} if is_free(self.config) else set()
-        deciding = {k: v for k, v in _settings(self.config) if k not in free and not self.may_change(k)}
+        deciding = {k: v for k, v in plain_settings(self.config).items() if k not in free and not self.may_change(k)}
         return hashlib.sha256(encode_json(deciding, sort_keys=True)).hexdigest()[:12]
 
     def renewed(self) -> ResumePlan:
@@ -150,10 +154,9 @@ class ResumePlan:
             steps = f"{dropped} step{'s' if dropped > 1 else ''}"
             logger.info("Removing %s of %s after its checkpoint.", steps, self.path)
         self._cut()
-        if self.length is not None:
+        if self.record is not None:
             # Last: until the ledger is cut, a run that was complete still is.
-            kept = {**(read_object(self.path / CONFIG) or {}), MAX_BATCHES: self.length.now}
-            replace_file(self.path / CONFIG, encode_json(kept, indent=2) + b"\n")
+            replace_file(self.path / CONFIG, encode_json(self.record, indent=2) + b"\n")
 
     def _cut(self) -> None:
         with Writing(self.path, "the run directory"):
@@ -254,8 +257,11 @@ def _go_on(plan: ResumePlan) -> ResumePlan | Refusal:
         listed = "\n".join(f"  {change}" for change in changes)
         cure = "use the original ones to go on with this run"
         if any(" absent" in change for change in changes):
-            # No command can bring back a setting that only one of two versions has.
-            cure += " (with the version of Assay that began it: what is absent exists in one version only)"
+            # An entry of a mapping can be left out; no command can bring back what only one of two versions has.
+            cure += (
+                " (absent: it was not set, so leave it out; or only one of two versions of Assay has it, then use the "
+                "one that began the run)"
+            )
         error = RunDirectoryError(
             f"{path} holds a run with other settings; going on with new ones would mix two runs:\n{listed}\n"
             f"Set log_path to a new directory for the new settings, or {cure}."
@@ -278,12 +284,23 @@ def _go_on(plan: ResumePlan) -> ResumePlan | Refusal:
     _check_sinks(path, commit)
     versions = code_changes(read_object(path / "code.json") or {}, describe_code())
     files = [f"{file}: changed" for file in changed_files(before)]
-    return replace(plan, kept=position + 1, checkpoint=checkpoint, code_changes=[*versions, *files], length=length)
+    # Refused settings are equal; the number of batches, where it is free, is said with the others.
+    changed = changes_after(before, plan.config, commit.step, lambda key: key == MAX_BATCHES or plan.may_change(key))
+    record = changed_record(before, plan.config, commit.step, changed)
+    return replace(
+        plan,
+        kept=position + 1,
+        checkpoint=checkpoint,
+        code_changes=[*versions, *files],
+        length=length,
+        changes=changed,
+        record=None if record == before else record,
+    )
 
 
 def config_changes(before: Mapping[str, Json], now: Mapping[str, Json], may_change: MayChange) -> list[str]:
     """The settings that differ in a way that a resumed run may not, as `key: old -> new` in JSON notation."""
-    old, new = dict(_settings(before)), dict(_settings(now))
+    old, new = plain_settings(before, beside=now), plain_settings(now, beside=before)
     differing = [key for key in sorted(old | new) if old.get(key) != new.get(key) and not may_change(key)]
     why = {}
     if is_free(before):
@@ -294,20 +311,6 @@ def config_changes(before: Mapping[str, Json], now: Mapping[str, Json], may_chan
             "done would have been trained at other rates)"
         )
     return [f"{key}: {old.get(key, _ABSENT)} -> {new.get(key, _ABSENT)}{why.get(key, '')}" for key in differing]
-
-
-def _settings(config: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
-    """The settings of a resolved config; without the hashes of files that it keeps beside them."""
-    return _flatten({key: value for key, value in config.items() if key != FILES_KEY})
-
-
-def _flatten(value: Json, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Leaves of a nested mapping as (dotted key, JSON text); empty mappings are leaves."""
-    if isinstance(value, Mapping) and value:
-        for key, item in value.items():
-            yield from _flatten(item, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, encode_json(value, sort_keys=True).decode()
 
 
 def _holds_run(path: Path) -> bool:
