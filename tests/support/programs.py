@@ -66,8 +66,9 @@ def written(**changes: Any) -> dict[str, Any]:
                 "source": KERNEL,
                 "names": {"tl": {"module": "triton.language"}, "scaled": {"kernel": 1}},
                 "constexprs": ["BLOCK"],
+                "line": 3,
             },
-            {"name": "scaled", "source": HELPER, "names": {"FACTOR": {"constexpr": 2.0}}, "constexprs": []},
+            {"name": "scaled", "source": HELPER, "names": {"FACTOR": {"constexpr": 2.0}}, "constexprs": [], "line": 8},
         ],
         "differs": "",
     }

@@ -273,3 +273,11 @@ def test_what_depends_on_the_order_of_programs_is_wrong(trials: Trials) -> None:
 def test_races_are_told_of_right_kernels_too(trials: Trials) -> None:
     outcome = trials.run(SNAKE, RACE.replace(" * (tl.program_id(0) == 7)", ""))
     assert outcome.end == "ok" and "races" in {finding.rule for finding in outcome.findings}, outcome
+
+
+def test_kernels_know_their_line(trials: Trials) -> None:
+    code = snaking("return snake(x, self.frequency, torch.empty_like(x))")
+    program = trials.run(SNAKE, code).program
+    assert program is not None
+    (kernel,) = program.kernels
+    assert code.splitlines()[kernel.line - 1].startswith("def snake_kernel(")

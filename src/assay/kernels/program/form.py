@@ -141,6 +141,8 @@ class Kernel:
     names: tuple[tuple[str, Global], ...]
     constexprs: tuple[str, ...]
     """Parameters that are compile-time constants."""
+    line: int
+    """Where its `def` stands in the submission; 0 where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

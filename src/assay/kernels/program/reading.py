@@ -352,8 +352,8 @@ class _Reader:
 
     def _kernel(self, found: object) -> Kernel:
         fields = self._object(found, "a kernel")
-        if set(fields) != {"name", "source", "names", "constexprs"}:
-            _refuse("a kernel has name, source, names and constexprs", sorted(map(str, fields)))
+        if set(fields) != {"name", "source", "names", "constexprs", "line"}:
+            _refuse("a kernel has name, source, names, constexprs and line", sorted(map(str, fields)))
         names = self._pairs(fields["names"], "names", self._global)
         if len(names) > self.limits.names:
             raise _Refused(f"a kernel uses more than {self.limits.names} names")
@@ -364,6 +364,7 @@ class _Reader:
             self._list(
                 fields["constexprs"], "constexprs", self.limits.args, lambda name: self._identifier(name, "a parameter")
             ),
+            self._line(fields["line"]),
         )
 
     def _global(self, found: object) -> Global:

@@ -11,6 +11,7 @@ import triton.language as tl
 from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.jit import JITFunction
 
+from assay.kernels.inside import submission
 from assay.kernels.inside.record.reads import NotRecordableError
 from assay.kernels.inside.record.tape import Tape
 from assay.types import Json
@@ -38,6 +39,7 @@ class Kernels:
         self._held.append(function)
         entry: dict[str, Json] = {"name": function.__name__, "source": function.src, "names": {}, "constexprs": []}
         self.entries.append(entry)
+        entry["line"] = _line_of(function)
         entry["constexprs"] = [parameter.name for parameter in function.params if parameter.is_constexpr]
         scope = function.get_capture_scope()
         for name in _free_names(function.src):
@@ -76,6 +78,14 @@ class Kernels:
         if found is None or isinstance(found, bool | int | float | str | tuple):
             return {"value": self.value(found)}
         raise NotRecordableError(f"the kernel {kernel} uses {name}, a {type(found).__name__} from outside it")
+
+
+def _line_of(function: JITFunction[Any]) -> int:
+    """The line of the submission at which the text of a kernel begins, its decorators left out; 0 for other files."""
+    if function.fn.__code__.co_filename != submission.FILE:
+        return 0
+    above = next((place for place, line in enumerate(function.raw_src) if line.lstrip().startswith("def ")), 0)
+    return int(function.starting_line_number) + above
 
 
 def _public_home(found: Any) -> str:

@@ -64,7 +64,7 @@ def _warm_up_program() -> Json:
     return {
         **{"version": 1, "storages": [16, 16], "constants": [], "inputs": [inputs], "init_inputs": [], "params": []},
         **{"outputs": [made], "module": [], "init": [], "forward": [launch], "differs": ""},
-        "kernels": [kernel | {"constexprs": ["BLOCK"]}],
+        "kernels": [kernel | {"constexprs": ["BLOCK"], "line": 1}],
     }
 
 
