@@ -157,3 +157,11 @@ def test_the_replay_job_tells_the_calls_apart_in_their_rounds_alone() -> None:
     job = replay_job("{}", DRAW, CALLS, Limits(), 64)
     assert len(job.rounds) == len(CALLS) + 1
     assert not {"skip", "poison", "seed"} & job.header.keys()
+
+
+def test_counts_of_a_report_are_bounded() -> None:
+    told = report(unwritten=[10**4000, -5, True], launches={"k" * 999: 10**4000}, races=[{"elements": 10**4000}])
+    account = measured(JobResult("ok", "ended", (), report=told))[0]
+    assert account.unwritten == (1 << 62, 0, 0)
+    assert account.launches == {"k" * 128: 1 << 62}
+    assert account.races == ({"kernel": "", "elements": 1 << 62},)
