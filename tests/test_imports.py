@@ -88,7 +88,9 @@ BOUNDARIES = {
     "assay.sandbox.inside.worker",
     "assay.kernels.inside.compile_triton",
     "assay.kernels.inside.numerics_gpu",
+    "assay.kernels.inside.record.harness",
     "assay.kernels.inside.reference_worker",
+    "assay.kernels.inside.replay.harness",
     "assay.kernels.inside.rounds",
     "assay.kernels.inside.timed",
 }

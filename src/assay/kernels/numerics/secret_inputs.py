@@ -13,14 +13,14 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from assay.errors import ReferenceModelError
 from assay.kernels.arrays import HostTensor, Value
 from assay.kernels.base import Precision
 from assay.kernels.numerics.families import FAMILIES
-from assay.kernels.numerics.reference import ReferenceProcess, ReferenceResult, screening_of
+from assay.kernels.numerics.reference import Perturbation, ReferenceProcess, ReferenceResult, screening_of
 from assay.kernels.numerics.screening import Case, Screening
 from assay.kernels.problems.scaling import ScaledProblem
 
@@ -46,6 +46,9 @@ class InputSet:
     moved: Case | None = None
     """A case under other values of those parameters that start out constant; None where there are none."""
     moved_weights: Mapping[str, HostTensor] = field(default_factory=dict)
+    updated: Case | None = None
+    """A case under other values of all parameters, as after a step of training; None where none was asked for."""
+    updated_weights: Mapping[str, HostTensor] = field(default_factory=dict)
 
 
 class InputBank:
@@ -61,6 +64,7 @@ class InputBank:
         uses: int = 32,
         seed: int | None = None,
         screening: Screening | None = None,
+        updates: bool = False,
     ) -> None:
         """Nothing is drawn before the first `take`.
 
@@ -72,9 +76,10 @@ class InputBank:
             uses: How often each is handed out.
             seed: Makes the bank deterministic. Never for training: who knows it knows the inputs.
             screening: What is known of the problem already; None to screen it with the first draw.
+            updates: Whether each draw has a case in which all weights have other values than at the start.
         """
         self.scaled, self.precision = scaled, precision
-        self.screening = screening
+        self.screening, self._updates = screening, updates
         self._process, self._draws, self._uses = process, draws, uses
         self._random: random.Random = random.Random(seed) if seed is not None else secrets.SystemRandom()
         self._kept: list[tuple[InputSet, int]] = []
@@ -141,26 +146,43 @@ class InputBank:
         code, precision = self.scaled.code, self.precision
         result = run(code, input_seed=input_seed, weight_seed=weight_seed, precision=precision)
         init = result.init_inputs if isinstance(result.init_inputs, tuple) else (result.init_inputs,)
-        moved: Case | None = None
-        moved_weights: dict[str, HostTensor] = {}
-        if result.constant:
-            other = run(
-                code,
-                input_seed=input_seed + len(FAMILIES),
-                weight_seed=weight_seed,
-                precision=precision,
-                families=("given",),
-                perturb_weights="constant",
-                with_state=True,
-            )
-            if usable(other.cases[0]):
-                moved = other.cases[0]
-                moved_weights = {name: other.state[name] for name in result.constant}
+        names = tuple(name for name, _ in result.weights)
+        moved, moved_weights = self._perturbed(input_seed, weight_seed, "constant", result.constant)
+        updated, updated_weights = self._perturbed(input_seed, weight_seed, "all", names if self._updates else ())
         cases = tuple(case for case in result.cases if usable(case) and _has_form(case, result.outputs))
-        work = result.work
         return InputSet(
-            input_seed, weight_seed, init, cases, result.outputs, result.weights, work, moved, moved_weights
+            input_seed,
+            weight_seed,
+            init,
+            cases,
+            result.outputs,
+            result.weights,
+            result.work,
+            moved,
+            moved_weights,
+            updated,
+            updated_weights,
         )
+
+    def _perturbed(
+        self, input_seed: int, weight_seed: int, which: Perturbation, names: Sequence[str]
+    ) -> tuple[Case | None, dict[str, HostTensor]]:
+        """A case under other values of the named weights, and those values; none where there are no such weights, or
+        where it could not tell right from wrong."""
+        if not names:
+            return None, {}
+        other = self._process.evaluate(
+            self.scaled.code,
+            input_seed=input_seed + len(FAMILIES),
+            weight_seed=weight_seed,
+            precision=self.precision,
+            families=("given",),
+            perturb_weights=which,
+            with_state=True,
+        )
+        if not usable(other.cases[0]):
+            return None, {}
+        return other.cases[0], {name: other.state[name] for name in names}
 
 
 def usable(case: Case) -> bool:

@@ -12,9 +12,10 @@ import linecache
 import math
 import operator
 import os
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 
@@ -46,13 +47,33 @@ class OutOfBoundsError(Exception):
     """A kernel touched memory outside the tensors that it was given."""
 
 
-class Ledger:
-    """What kernels did in one call of forward. `skip`: launches are counted but not run."""
+class Observer(Protocol):
+    """Told what each program of a launch touches."""
 
-    def __init__(self, max_programs: int = MAX_PROGRAMS, skip: bool = False) -> None:
+    def begin(self, program: int) -> None:
+        """Number `program` of the launch under way starts."""
+        ...
+
+    def touched(self, pointers: Any, mask: Any, size: int, what: str) -> None:
+        """It makes a `load`, a `store` or an `atomic operation` of `size` bytes at addresses where the mask is true."""
+        ...
+
+
+class Ledger:
+    """What kernels did in one call of forward. `skip`: launches are counted but not run; `order`: their programs run
+    in random order; `observer` is told of each access."""
+
+    def __init__(
+        self,
+        max_programs: int = MAX_PROGRAMS,
+        skip: bool = False,
+        order: random.Random | None = None,
+        observer: Observer | None = None,
+    ) -> None:
         self.launches: Counter[str] = Counter()
         self.programs = 0
         self.max_programs, self.skip = max_programs, skip
+        self.order, self.observer = order, observer
         self.refusal: Exception | None = None
         """The first refusal, kept because a candidate may catch it and go on."""
 
@@ -189,7 +210,12 @@ def _bind(function: Any, names: Sequence[str], args: Sequence[Any], kwargs: dict
 def _run_programs(function: Any, values: dict[str, Any], grid: tuple[int, ...]) -> None:
     builder = engine.interpreter_builder
     builder.set_grid_dim(*grid)
-    for place in itertools.product(*map(range, grid)):
+    places = list(enumerate(itertools.product(*map(range, grid))))
+    if _ledger.order is not None:
+        _ledger.order.shuffle(places)
+    for number, place in places:
+        if _ledger.observer is not None:
+            _ledger.observer.begin(number)
         builder.set_grid_idx(*place)
         function(**values)
 
@@ -273,6 +299,8 @@ def _check(pointers: Any, mask: Any, size: int, what: str) -> None:
     fault = _ranges.fault(pointers, mask, size, what)
     if fault:
         _ledger.refuse(OutOfBoundsError(fault))
+    if _ledger.observer is not None:
+        _ledger.observer.touched(pointers, mask, size, what)
 
 
 def _guard_accesses(builder: Any) -> None:

@@ -1,0 +1,169 @@
+"""The sandbox harness that records a candidate's program. It is given shapes and dtypes; there are no values to read.
+
+The header has `init_inputs` and `inputs` (entries as in `assay.kernels.frames`, whose bytes are never delivered),
+`precision`, and `program_bytes`, the size of the one output: a length (8 bytes, little endian) and the program as JSON.
+A report with `fault` says why there is none. Both come through the candidate's hands: `assay.kernels.program.reading`
+takes the program for what it is, a submission.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.pop("TRITON_INTERPRET", None)  # read when Triton is imported; launches are captured, not interpreted
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from assay.kernels.inside import pretend_cuda, submission
+from assay.kernels.inside.record import launches
+from assay.kernels.inside.record.comparing import difference
+from assay.kernels.inside.record.devices import META, Pretended
+from assay.kernels.inside.record.operators import Operators
+from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
+from assay.kernels.inside.record.tape import Tape
+from assay.types import Json
+
+if TYPE_CHECKING:
+    from assay.sandbox.base import ReadInputs, WriteOutputs
+
+PROGRAM_BYTES = 1 << 18
+"""Room for a program."""
+_NO_VALUES = (
+    "unallocated storage",
+    "cannot be called on meta tensors",
+    "meta device type tensor",
+    "out of meta tensor",
+)
+"""In what PyTorch says where a value is read of a tensor without memory, past all that is watched here."""
+_WARM_UP = """
+import torch, triton
+import triton.language as tl
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n), mask=i < n)
+class ModelNew(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.scale = torch.nn.Parameter(torch.rand(4) + 0.5 * torch.randn(4))
+    def forward(self, x):
+        y = torch.zeros_like(x).to(torch.float16).float().clone()
+        torch.cat([x * 2 - x, y.sum().reshape(1)]).copy_(torch.tensor([1.0] * 5))
+        kernel[lambda meta: (triton.cdiv(4, meta["BLOCK"]),)](x, y, 4, BLOCK=4)
+        return y
+"""
+
+
+def preload() -> None:
+    """Import PyTorch and Triton and record one program: what a first one sets up, every child then shares."""
+    torch.set_num_threads(1)
+    launches.install()
+    pretend_cuda.install(pretend_cuda.SHARED_LIMIT, pretend_cuda.CAPABILITY)
+    header = {"init_inputs": [], "inputs": [{"dtype": "float32", "shape": [4], "blob": 0}], "precision": "float32"}
+    report = execute(_WARM_UP, header | {"program_bytes": PROGRAM_BYTES}, lambda: None, lambda outputs: None)
+    if "fault" in report:
+        raise RuntimeError(f"a program of ours cannot be recorded: {report['fault']}")
+
+
+def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: WriteOutputs) -> Json:
+    """Record one candidate's program."""
+    read_inputs()
+    tape = Tape()
+    try:
+        program = record(source, header, tape)
+    except MemoryError:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a candidate raises is data
+        return {"fault": _fault(error, tape)}
+    text = json.dumps(program, separators=(",", ":"), allow_nan=False).encode()
+    room = header["program_bytes"]
+    if len(text) + 8 > room:
+        long = NotRecordableError(f"the program has {len(text)} bytes, and {room - 8} are taken")
+        return {"fault": submission.fault("record", long, "unsupported")}
+    write_outputs([(len(text).to_bytes(8, "little") + text).ljust(room, b"\0")])
+    read_inputs()  # there is no other round: this takes note that the last one is over
+    return {"bytes": len(text)}
+
+
+def record(source: str, header: Json, tape: Tape) -> Json:
+    """The program of a candidate, as JSON.
+
+    Raises:
+        HostReadError: its host code reads a value.
+        NotRecordableError: it does what a program has no form for.
+        Exception: whatever it raises itself.
+    """
+    capture = launches.Capture(tape)
+    launches.begin(capture)
+    with Operators(tape), Pretended(tape):
+        with tape.phase() as module:
+            made = submission.load(source)
+        init_arguments = _arguments(header["init_inputs"])
+        init_inputs = [tape.window(tensor) for tensor in _tensors(init_arguments)]
+        with tape.phase() as init:
+            model = made.ModelNew(*init_arguments)
+            if isinstance(model, torch.nn.Module) and header["precision"] != "float32":
+                model = model.to(getattr(torch, header["precision"]))
+        params = list(model.named_parameters()) if isinstance(model, torch.nn.Module) else []
+        named = [[name, tape.window(parameter)] for name, parameter in params]
+        # Twice on tensors of their own, and once more on the same ones, which may hold other values by then.
+        first, again = _arguments(header["inputs"]), _arguments(header["inputs"])
+        calls = [_call(model, arguments, tape) for arguments in (first, again, again)]
+    inputs, forward, outputs = calls[0]
+    fixed = {window[0] for window in (*init_inputs, *(window for _, window in named))}
+    return {
+        **{"version": 1, "storages": tape.sizes(), "constants": tape.constants},
+        **{"inputs": inputs, "init_inputs": init_inputs, "params": named, "outputs": outputs},
+        **{"module": module, "init": init, "forward": forward, "kernels": capture.kernels.entries},
+        "differs": difference(calls, fixed, [entry["name"] for entry in capture.kernels.entries]),
+    }
+
+
+def _call(model: Any, arguments: Sequence[Any], tape: Tape) -> tuple[list[Json], list[Json], list[Json]]:
+    """One call of forward: windows of its inputs, steps, windows of its outputs."""
+    inputs = [tape.window(tensor) for tensor in _tensors(arguments)]
+    with tape.phase() as steps, torch.no_grad():
+        value = model(*arguments)
+        outputs = [tape.window(tensor) for tensor in _tensors(value)]
+    return inputs, steps, outputs
+
+
+def _arguments(entries: Sequence[Json]) -> list[Any]:
+    return [_argument(entry) for entry in entries]
+
+
+def _argument(entry: Json) -> Any:
+    if isinstance(entry, Mapping):
+        return torch.empty(entry["shape"], dtype=getattr(torch, entry["dtype"]), device=META)
+    return _arguments(entry) if isinstance(entry, list) else entry
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors of an argument or of what forward returned, in the order in which they are compared.
+
+    Raises:
+        WrongOutputError: it is nothing that can be compared.
+    """
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [tensor for part in value for tensor in _tensors(part)]
+    if isinstance(value, dict) and all(type(name) is str for name in value):
+        return [tensor for name in sorted(value) for tensor in _tensors(value[name])]
+    return []
+
+
+def _fault(error: BaseException, tape: Tape) -> Json:
+    """Why there is no program. A read that a candidate caught is likelier the cause than what it raised instead."""
+    if isinstance(error, NotRecordableError):
+        return submission.fault("record", error, "unsupported")
+    if isinstance(error, HostReadError) or any(sign in str(error) for sign in _NO_VALUES):
+        return submission.fault("record", error, "host_read")
+    if tape.reads is None:
+        return submission.fault("record", error)
+    return submission.fault("record", tape.reads, "host_read")

@@ -1,0 +1,182 @@
+"""Launches of Triton, captured: bound to their parameters and noted, for every configuration of an autotuned kernel."""
+
+from __future__ import annotations
+
+import operator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+import triton.testing
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from assay.kernels.inside.record.kernels import Kernels
+from assay.kernels.inside.record.reads import NotRecordableError
+from assay.kernels.inside.record.tape import Tape
+from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
+from assay.kernels.program.reading import OPTIONS
+from assay.types import Json
+
+_IGNORED = frozenset({"debug", "instrumentation_mode", "stream", "device", "device_type"})
+"""What a launch may carry besides that changes nothing of what a kernel computes."""
+
+
+class Capture:
+    """Turns launches into steps of a tape."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape, self.kernels = tape, Kernels(tape)
+        self._variants: list[Json] | None = None
+        """Where the configurations of the autotuned kernel under way go."""
+        self._kernel = -1
+        self._tuned: set[tuple[int, Any]] = set()
+
+    def launch(self, function: JITFunction[Any], args: tuple[Any, ...], grid: Any, kwargs: dict[str, Any]) -> None:
+        """Note one launch, or one configuration of it."""
+        for hook in function.pre_run_hooks:
+            hook(*args, **kwargs)
+        bound = _bound(function, args, kwargs)
+        variant: Json = {
+            "grid": _extents(function.__name__, grid(bound) if callable(grid) else grid),
+            "args": {name: self.kernels.value(value) for name, value in bound.items()},
+            "options": _options(function, kwargs),
+            "before": [],
+        }
+        number = self.kernels.number(function)
+        if self._variants is None:
+            self.tape.add_launch(number, [variant])
+        else:
+            self._kernel = number
+            self._variants.append(variant)
+
+    def tune(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note one launch of an autotuned kernel, with all of its configurations."""
+        tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+        configurations = tuner.prune_configs(kwargs) if len(tuner.configs) > 1 else tuner.configs
+        if len(configurations) > self.tape.limits.variants:
+            raise NotRecordableError(
+                f"{len(configurations)} configurations of one kernel; at most {self.tape.limits.variants} are taken"
+            )
+        if len(tuner.configs) > 1:
+            self._reset(tuner, kwargs, configurations[0])
+        outer, self._variants = self._variants, []
+        try:
+            for configuration in configurations:
+                self._configure(tuner, args, kwargs, configuration)
+            variants = self._variants
+        finally:
+            self._variants = outer
+        self.tape.add_launch(self._kernel, variants)
+        tuner.best_config = configurations[0]
+
+    def _reset(self, tuner: Any, kwargs: dict[str, Any], configuration: Any) -> None:
+        """What tuning leaves behind when it is over, the first time for each key."""
+        everything = tuner.nargs | kwargs
+        key = [everything[name] for name in tuner.keys if name in everything]
+        key += [str(value.dtype) for value in everything.values() if hasattr(value, "dtype")]
+        place = id(tuner), tuple(map(str, key))
+        if place not in self._tuned:
+            self._tuned.add(place)
+            tuner.pre_hook({**everything, **configuration.all_kwargs()}, reset_only=True)
+
+    def _configure(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], configuration: Any) -> None:
+        assert self._variants is not None, "only called while configurations are collected"
+        chosen = configuration.all_kwargs()
+        if conflicts := kwargs.keys() & configuration.kwargs.keys():
+            raise ValueError(f"{', '.join(sorted(conflicts))}: given by the launch and by a configuration")
+        with self.tape.phase() as before:
+            if configuration.pre_hook is not None:
+                configuration.pre_hook({**tuner.nargs, **kwargs, **chosen})
+        if any("launch" in step for step in before):
+            raise NotRecordableError("the hook of a configuration launches a kernel")
+        count = len(self._variants)
+        tuner.fn.run(*args, **kwargs, **chosen)
+        if len(self._variants) != count + 1:
+            raise NotRecordableError("a configuration that launches no kernel, or several")
+        self._variants[-1]["before"] = before
+
+
+class _Compiled:
+    """Stands for a compiled kernel where host code asks how it came out."""
+
+    n_regs, n_spills, n_max_threads = 32, 0, 1024
+    metadata = SimpleNamespace(shared=0, num_warps=4, num_ctas=1, num_stages=3)
+
+    def __getitem__(self, _: object) -> Any:
+        raise NotRecordableError("a launch of a kernel compiled by warmup(): launch the function itself")
+
+    def _init_handles(self) -> None:
+        """Nothing to load."""
+
+
+_capture: Capture | None = None
+
+
+def begin(capture: Capture) -> None:
+    """Let launches of this process go to a capture."""
+    global _capture
+    _capture = capture
+
+
+def install() -> None:
+    """Put the capture into Triton, once per process."""
+    driver.set_active(StubDriver())
+    triton.testing.do_bench = triton.testing.do_bench_cudagraph = measure_nothing
+    JITFunction.run = _run
+    Autotuner.run = _tune
+
+
+def _run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+    assert _capture is not None, "a recording has begun"
+    if warmup:
+        return _Compiled()
+    _capture.launch(self, args, grid, kwargs)
+    return None
+
+
+def _tune(self: Any, *args: Any, **kwargs: Any) -> Any:
+    assert _capture is not None, "a recording has begun"
+    _capture.tune(self, args, kwargs)
+    return None
+
+
+def _bound(function: JITFunction[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Parameter -> argument, defaults included.
+
+    Raises:
+        TypeError: an argument is missing, unknown, or there twice.
+    """
+    named = {name: value for name, value in kwargs.items() if name in function.arg_names}
+    unknown = [name for name in kwargs if name not in named and name not in OPTIONS and name not in _IGNORED]
+    if unknown:
+        raise TypeError(f"{function.__name__}() has no argument {unknown[0]!r}, nor has a launch such an option")
+    bound = function.signature.bind(*args, **named)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def _options(function: JITFunction[Any], kwargs: dict[str, Any]) -> dict[str, Json]:
+    given = {name: value for name, value in kwargs.items() if name in OPTIONS and name not in function.arg_names}
+    for name, value in given.items():
+        if value is not None and not isinstance(value, int):
+            raise TypeError(f"{name} of a launch of {function.__name__}() is a whole number, not {value!r:.40}")
+    return given
+
+
+def _extents(name: str, grid: Any) -> list[int]:
+    """The extents of a grid.
+
+    Raises:
+        TypeError, ValueError: no GPU takes it.
+    """
+    if isinstance(grid, torch.Tensor) or not hasattr(grid, "__iter__"):
+        raise TypeError(f"the grid of {name}() must be a tuple of whole numbers, not {type(grid).__name__}")
+    extents = [operator.index(extent) for extent in grid]
+    if not 1 <= len(extents) <= 3:
+        raise ValueError(f"the grid of {name}() has {len(extents)} dimensions; there are 1 to 3")
+    if min(extents) < 0:
+        raise ValueError(f"the grid of {name}() has a negative extent: {tuple(extents)}")
+    return extents

@@ -1,0 +1,135 @@
+"""Notes every operator that reaches ATen, and runs it on tensors without memory, for the shapes of its results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._library.custom_ops import OPDEFS
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from assay.kernels.inside.record.devices import META
+from assay.kernels.inside.record.reads import NotRecordableError
+from assay.kernels.inside.record.tape import Tape
+
+_READ = frozenset(
+    {
+        *(
+            "_local_scalar_dense",
+            "item",
+            "equal",
+            "is_nonzero",
+            "nonzero",
+            "nonzero_numpy",
+            "masked_select",
+            "allclose",
+        ),
+        *("unique_dim", "_unique", "_unique2", "unique_consecutive", "bincount", "histc", "_assert_async"),
+    }
+)
+"""Operators whose answer, or the shape of it, depends on values."""
+_MADE_EMPTY = frozenset(
+    {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "_efficientzerotensor"}
+)
+"""What only allocates: a storage is all that there is to note."""
+_DROPPED = frozenset({"device", "layout", "pin_memory", "non_blocking", "memory_format", "generator"})
+"""Arguments that say where a result is or how it lies, which its window says."""
+
+
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records into a tape. Tensors from literal values become ones without memory, their bytes noted."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tape = tape
+        self._twins: dict[int, torch.Tensor] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would import the compiler, which takes longer than PyTorch itself, to keep it away from this class.
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Note one operator."""
+        named = dict(kwargs or {})
+        schema = getattr(func, "_schema", None)
+        if schema is None:
+            raise NotRecordableError(f"the operator {func} takes functions")
+        library, _, base = schema.name.partition("::")
+        if base in _READ and library == "aten":
+            raise self._tape.read(f"torch's {base}")
+        if library != "aten" and schema.name in OPDEFS:
+            with self:
+                return _body_of(schema.name)(*args, **named)
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            with self:
+                return func.decompose(*args, **named)
+        with torch._C.DisableTorchFunction():
+            return self._note(func, schema, library, base, args, named)
+
+    def _note(self, func: Any, schema: Any, library: str, base: str, args: Sequence[Any], named: dict[str, Any]) -> Any:
+        if named.get("generator") is not None:
+            raise NotRecordableError(f"{base} with a generator of its own: only the default one has the graded seed")
+        args = [self._taken(argument) for argument in args]
+        named = {name: self._taken(value) for name, value in named.items()}
+        if any(argument.name == "device" for argument in schema.arguments):
+            named["device"] = META
+            named.pop("pin_memory", None)
+        result = func(*args, **named)
+        views = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+        if views or base in _MADE_EMPTY:
+            return result
+        outs = [part for part in _flat(result) if isinstance(part, torch.Tensor)]
+        if outs:
+            name = f"{'' if library == 'aten' else library + '::'}{base}.{schema.overload_name or 'default'}"
+            kept = {key: value for key, value in named.items() if key not in _DROPPED}
+            self._tape.add_operation(name, _without_places(schema, args), kept, outs)
+        return result
+
+    def _taken(self, value: Any) -> Any:
+        """A tensor from literal values as one without memory, views of one storage staying views of one."""
+        if isinstance(value, list | tuple):
+            return [self._taken(part) for part in value]
+        if not isinstance(value, torch.Tensor) or value.device.type == "meta":
+            return value
+        if value.device.type != "cpu":
+            raise NotRecordableError(f"a tensor on {value.device}")
+        return self._twin(value)
+
+    def _twin(self, value: torch.Tensor) -> torch.Tensor:
+        storage = value.untyped_storage()
+        known = self._twins.get(storage._cdata)
+        if known is None:
+            number = self._tape.storage(value)
+            known = self._twins[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device=META)
+            self._tape.same(known, number)
+        twin = torch.empty(0, dtype=value.dtype, device=META)
+        return twin.set_(known.untyped_storage(), value.storage_offset(), value.shape, value.stride())
+
+
+def _without_places(schema: Any, args: Sequence[Any]) -> list[Any]:
+    """Positional arguments, the last ones left out where they only say where a result is."""
+    kept = list(args)
+    while kept and schema.arguments[len(kept) - 1].name in _DROPPED:
+        kept.pop()
+    return kept
+
+
+def _body_of(name: str) -> Any:
+    """The function behind an operator that `torch.library.custom_op` made."""
+    bodies: dict[str | None, Any] = OPDEFS[name]._backend_fns
+    for key in ("cuda", None, "cpu"):
+        if key in bodies:
+            return bodies[key]
+    raise NotRecordableError(f"the operator {name} has no body for a GPU")
+
+
+def _flat(result: Any) -> list[Any]:
+    if isinstance(result, list | tuple):
+        return [part for item in result for part in _flat(item)]
+    return [result]

@@ -1,0 +1,158 @@
+"""The program under way: storages as they appear, windows of tensors, operations and launches in their order."""
+
+from __future__ import annotations
+
+import base64
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+from assay.kernels.inside import submission
+from assay.kernels.inside.record.reads import Address, HostReadError, NotRecordableError
+from assay.kernels.program.form import DTYPES
+from assay.kernels.program.limits import Limits
+from assay.types import Json
+
+_APART = 1 << 40
+"""Bytes between the pretended addresses of two storages: each is aligned, and no sum leads from one to another."""
+
+
+class Tape:
+    """What was recorded so far. Every storage that was seen is held, so that none comes back as another one."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.steps: list[Json] = []
+        """Of the phase under way."""
+        self.constants: list[list[Json]] = []
+        self.reads: HostReadError | None = None
+        """The first read of a value, which a candidate may have caught."""
+        self._numbers: dict[int, int] = {}
+        self._held: list[torch.UntypedStorage] = []
+        self._literals: list[torch.UntypedStorage] = []
+        self._literal_bytes = 0
+
+    @contextmanager
+    def phase(self) -> Iterator[list[Json]]:
+        """Record what happens in a block into a list of its own."""
+        before, self.steps = self.steps, []
+        try:
+            yield self.steps
+        finally:
+            self.steps = before
+
+    def read(self, call: str) -> HostReadError:
+        """The error of a read, noted."""
+        error = HostReadError(call)
+        self.reads = self.reads or error
+        return error
+
+    def sizes(self) -> list[int]:
+        """Bytes of each storage, as it is by now."""
+        return [storage.nbytes() for storage in self._held]
+
+    def storage(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor's storage; one that was made from literal values is taken in with them."""
+        held = tensor.untyped_storage()
+        number = self._numbers.get(held._cdata)
+        if number is None:
+            number = self._numbers[held._cdata] = len(self._held)
+            self._held.append(held)
+            if tensor.device.type != "meta":
+                self._add_constant(number, held)
+        return number
+
+    def _add_constant(self, number: int, storage: torch.UntypedStorage) -> None:
+        self._literal_bytes += storage.nbytes()
+        if self._literal_bytes > self.limits.literal_bytes:
+            raise NotRecordableError(
+                f"tensors made from literal values have more than {self.limits.literal_bytes} bytes. "
+                "Compute them in a kernel or with PyTorch's random or ranging functions."
+            )
+        content = torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes()
+        self._literals.append(storage)  # kept, so that its place is not another's
+        self.constants.append([number, base64.b64encode(content).decode()])
+
+    def same(self, tensor: torch.Tensor, number: int) -> None:
+        """Let the storage of a tensor stand for one that has a number."""
+        held = tensor.untyped_storage()
+        self._numbers[held._cdata] = number
+        self._held[number] = held
+
+    def address(self, tensor: torch.Tensor) -> int:
+        """A pretended address: aligned storages, each at a place of its own."""
+        with torch._C.DisableTorchFunction():
+            return (self.storage(tensor) + 1) * _APART + int(tensor.storage_offset()) * tensor.element_size()
+
+    def window(self, tensor: torch.Tensor) -> list[Json]:
+        """A tensor as the window that it is.
+
+        Raises:
+            NotRecordableError: it is not a plain strided one.
+        """
+        with torch._C.DisableTorchFunction():
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            if tensor.layout is not torch.strided or dtype not in DTYPES or tensor.is_conj() or tensor.is_neg():
+                raise NotRecordableError(f"a tensor of dtype {tensor.dtype} and layout {tensor.layout}")
+            place = [self.storage(tensor), dtype, list(tensor.shape), list(tensor.stride())]
+            return [*place, tensor.storage_offset()]
+
+    def value(self, found: Any) -> Json:
+        """An argument of an operation or of a launch.
+
+        Raises:
+            NotRecordableError: there is no form for it.
+        """
+        if isinstance(found, torch.Tensor):
+            return {"window": self.window(found)}
+        if isinstance(found, Address):
+            raise self.read("an address from data_ptr() as an argument")
+        if found is None or type(found) in (bool, int, str):
+            return found
+        if isinstance(found, float | np.floating):
+            number = float(found)
+            return number if math.isfinite(number) else {"float": str(number)}
+        if isinstance(found, int | np.integer):
+            return int(found)
+        if isinstance(found, torch.dtype):
+            return {"dtype": str(found).removeprefix("torch.")}
+        if isinstance(found, list | tuple):
+            return [self.value(part) for part in found]
+        raise NotRecordableError(f"an argument of type {type(found).__name__}: {str(found)[:60]}")
+
+    def add_operation(self, name: str, args: Any, kwargs: dict[str, Any], outs: list[torch.Tensor]) -> None:
+        """Note an operator that made or changed tensors."""
+        self._add(
+            {
+                "op": name,
+                "args": [self.value(argument) for argument in args],
+                "kwargs": {key: self.value(value) for key, value in kwargs.items()},
+                "outs": [self.window(out) for out in outs],
+                "line": line_of_submission(),
+            }
+        )
+
+    def add_launch(self, kernel: int, variants: list[Json]) -> None:
+        """Note a launch."""
+        self._add({"launch": kernel, "variants": variants, "line": line_of_submission()})
+
+    def _add(self, step: Json) -> None:
+        if len(self.steps) >= self.limits.steps:
+            raise NotRecordableError(f"one call makes more than {self.limits.steps} operations and launches")
+        self.steps.append(step)
+
+
+def line_of_submission() -> int:
+    """The line of the submission that is being run; 0 where it is not on the stack."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == submission.FILE:
+            return frame.f_lineno
+        frame = frame.f_back
+    return 0

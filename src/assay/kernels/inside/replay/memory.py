@@ -1,0 +1,77 @@
+"""The storages of a program as real memory, and for each element whether kernels made it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from assay.kernels.program.form import DTYPES, Program, Window, operations_in, windows_in
+
+
+class Memory:
+    """Real storages. Fresh ones hold `poison` in every byte, so that what no one wrote is never right by chance."""
+
+    def __init__(self, program: Program) -> None:
+        self.granularity = granularity(program)
+        self.raw = [torch.full((size,), 0xFF, dtype=torch.uint8) for size in program.storages]
+        self.made = [
+            torch.zeros(-(-size // grain), dtype=torch.bool)
+            for size, grain in zip(program.storages, self.granularity, strict=True)
+        ]
+        """Whether a kernel, or a move of what kernels made, wrote each element last."""
+        for storage, content in program.constants:
+            self.raw[storage].copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+
+    def tensor(self, window: Window) -> torch.Tensor:
+        """The tensor that a window shows."""
+        dtype: torch.dtype = getattr(torch, window.dtype)
+        storage = self.raw[window.storage].untyped_storage()
+        return torch.empty(0, dtype=dtype).set_(storage, window.offset, window.size, window.stride)
+
+    def marks(self, window: Window) -> list[torch.Tensor]:
+        """Views of `made`, in the shape of a window: one for each part of an element."""
+        grain = self.granularity[window.storage]
+        parts = DTYPES[window.dtype] // grain
+        flags = self.made[window.storage]
+        strides = tuple(stride * parts for stride in window.stride)
+        return [
+            torch.empty(0, dtype=torch.bool).set_(
+                flags.untyped_storage(), window.offset * parts + part, window.size, strides
+            )
+            for part in range(parts)
+        ]
+
+    def is_made(self, window: Window) -> torch.Tensor:
+        """For each element of a window whether kernels made all of it."""
+        first, *rest = self.marks(window)
+        made = first.clone()
+        for part in rest:
+            made &= part
+        return made
+
+    def mark(self, window: Window, made: torch.Tensor | bool) -> None:
+        """Note who wrote the elements of a window."""
+        for part in self.marks(window):
+            part.copy_(made) if isinstance(made, torch.Tensor) else part.fill_(made)
+
+    def fill(self, storages: Sequence[int], poison: int) -> None:
+        """Fill some storages with a byte."""
+        for storage in storages:
+            self.raw[storage].fill_(poison)
+            self.made[storage].fill_(False)
+
+
+def granularity(program: Program) -> list[int]:
+    """Bytes of the smallest element that each storage is shown with."""
+    found = [16] * len(program.storages)
+    seen: list[Window] = [*program.inputs, *program.init_inputs, *program.outputs, *(w for _, w in program.params)]
+    for operation in operations_in(program.steps):
+        seen += operation.outs
+        seen += [window for value in operation.values for window in windows_in(value)]
+    for step in program.steps:
+        for variant in getattr(step, "variants", ()):
+            seen += [window for _, value in variant.args for window in windows_in(value)]
+    for window in seen:
+        found[window.storage] = min(found[window.storage], DTYPES[window.dtype])
+    return found

@@ -1,0 +1,116 @@
+"""Runs the operations of a program: those on the lists of `program.operations`, on real tensors, and nothing else."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from assay.kernels.inside.replay.memory import Memory
+from assay.kernels.program.form import Name, Operation, Value, Window, windows_in
+from assay.kernels.program.operations import base_name, role_of
+
+
+class ForgedError(Exception):
+    """A program says of itself what is not so. No recording of ours makes such a one."""
+
+
+def run(memory: Memory, operation: Operation) -> None:
+    """Run one operation, and note which elements are now a kernel's.
+
+    Raises:
+        ForgedError: the operation is on no list, or its results are not what the program says.
+        Exception: whatever PyTorch raises for its arguments.
+    """
+    if role_of(operation) == "unknown":
+        raise ForgedError(f"the operator {operation.name} is never run")
+    operator = _operator(operation.name)
+    tensors = [memory.tensor(window) for window in operation.outs]
+    with torch.no_grad():
+        results = _flat(operator(*_real(memory, operation.args), **_named(memory, operation)))
+    if len(results) != len(tensors):
+        raise ForgedError(f"{operation.name} gives {len(results)} tensors, the program says {len(tensors)}")
+    for result, tensor in zip(results, tensors, strict=True):
+        if result.shape != tensor.shape or result.dtype != tensor.dtype:
+            raise ForgedError(
+                f"{operation.name} gives {result.dtype} {tuple(result.shape)}, the program says otherwise"
+            )
+        if result.data_ptr() != tensor.data_ptr() or result.stride() != tensor.stride():
+            tensor.copy_(result)
+    for window, flag in zip(operation.outs, _made(memory, operation, operator), strict=True):
+        memory.mark(window, flag)
+
+
+def _operator(name: str) -> Any:
+    """An operator of ATen's by its name with overload."""
+    base, _, overload = name.partition(".")
+    packet = getattr(torch.ops.aten, base, None)
+    found = getattr(packet, overload or "default", None)
+    if not isinstance(found, torch._ops.OpOverload):
+        raise ForgedError(f"PyTorch has no operator {name}")
+    return found
+
+
+def _real(memory: Memory, value: Value) -> Any:
+    if isinstance(value, Window):
+        return memory.tensor(value)
+    if isinstance(value, tuple):
+        return [_real(memory, part) for part in value]
+    if isinstance(value, Name):
+        return getattr(torch, value.text)
+    return value
+
+
+def _named(memory: Memory, operation: Operation) -> dict[str, Any]:
+    return {name: _real(memory, value) for name, value in operation.kwargs}
+
+
+def _flat(result: Any) -> list[torch.Tensor]:
+    if isinstance(result, list | tuple):
+        return [part for item in result for part in _flat(item)]
+    return [result] if isinstance(result, torch.Tensor) else []
+
+
+def _made(memory: Memory, operation: Operation, operator: Any) -> list[Any]:
+    """For each result which of its elements are made by kernels once the operation has run.
+
+    A move takes marks along with elements. Of arithmetic an element counts where any of its operands does; what
+    neither shape nor broadcasting relates counts where all of some operand does.
+    """
+    role, inputs = role_of(operation), [window for value in operation.values for window in windows_in(value)]
+    if role in ("fill", "random") or not inputs:
+        return [False for _ in operation.outs]
+    if role == "move":
+        return [_moved(memory, operation, operator)] * len(operation.outs)
+    flags = [memory.is_made(window) for window in inputs]
+    return [_joined(flags, out) for out in operation.outs]
+
+
+def _moved(memory: Memory, operation: Operation, operator: Any) -> Any:
+    if base_name(operation) in ("clone", "_to_copy", "copy", "contiguous", "lift_fresh_copy"):
+        source = [window for value in operation.args for window in windows_in(value)][-1]
+        return memory.is_made(source).expand(operation.outs[0].size)
+    return operator(*(_flagged(memory, value) for value in operation.args))
+
+
+def _flagged(memory: Memory, value: Value) -> Any:
+    if isinstance(value, Window):
+        return memory.is_made(value)
+    if isinstance(value, tuple):
+        return [_flagged(memory, part) for part in value]
+    return False if isinstance(value, float) else value
+
+
+def _joined(flags: list[torch.Tensor], out: Window) -> Any:
+    joined = torch.zeros(out.size, dtype=torch.bool)
+    for flag in flags:
+        try:
+            shape = torch.broadcast_shapes(flag.shape, out.size)  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            shape = torch.Size()
+        if tuple(shape) == out.size and math.prod(flag.shape) > 0:
+            joined |= flag
+        else:
+            joined |= bool(flag.all())
+    return joined

@@ -1,0 +1,194 @@
+"""The parts of a program. All are plain data; `reading.read` makes them from untrusted bytes and checks every number.
+
+    program.forward = (Operation("zeros.default", ...), Launch(kernel=0, variants=(Variant(grid=(4,), ...),)))
+
+Every tensor is a window onto a storage, so views, parameters and `detach` need no operation and hide nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+DTYPES = {
+    **{"bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8},
+    **{"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16},
+    **{"float8_e4m3fn": 1, "float8_e5m2": 1},
+}
+"""PyTorch's name of a dtype -> bytes of an element."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A tensor: elements of a storage. Strides and offset count elements, as PyTorch's do."""
+
+    storage: int
+    dtype: str
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @property
+    def elements(self) -> int:
+        """How many elements it shows, repeated ones counted as often as they show."""
+        return math.prod(self.size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a dense copy."""
+        return self.elements * DTYPES[self.dtype]
+
+    @property
+    def end(self) -> int:
+        """The byte of the storage after its last one; 0 where it shows nothing."""
+        if not self.elements:
+            return 0
+        last = self.offset + sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
+        return (last + 1) * DTYPES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A constant that has a name: a dtype of PyTorch's (`dtype`) or of Triton's language (`language`)."""
+
+    kind: Literal["dtype", "language"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A kernel handed to a kernel, by its number."""
+
+    kernel: int
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A tensor descriptor made on the host."""
+
+    base: Window
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    block: tuple[int, ...]
+    padding: str
+
+
+Value = bool | int | float | str | None | Window | Name | Function | Descriptor | tuple["Value", ...]
+"""An argument of an operation or of a launch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One of PyTorch's operators. `name` has the overload: `add.Tensor`; other libraries keep theirs before `::`."""
+
+    name: str
+    args: tuple[Value, ...]
+    kwargs: tuple[tuple[str, Value], ...]
+    outs: tuple[Window, ...]
+    line: int
+    """Of the submission; 0 where it is not known."""
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        """All arguments."""
+        return (*self.args, *(value for _, value in self.kwargs))
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to make a launch: an autotuned kernel has one for each configuration."""
+
+    grid: tuple[int, ...]
+    args: tuple[tuple[str, Value], ...]
+    """Every parameter of the kernel, defaults included."""
+    options: tuple[tuple[str, int | bool | None], ...]
+    """What the compiler is told: `num_warps` and the like."""
+    before: tuple[Operation, ...]
+    """What the hook of the configuration does first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launch of a kernel, in at least one variant."""
+
+    kernel: int
+    variants: tuple[Variant, ...]
+    line: int
+
+
+Step = Operation | Launch
+
+GlobalKind = Literal["module", "attribute", "kernel", "constexpr", "value"]
+
+
+@dataclass(frozen=True, slots=True)
+class Global:
+    """What a name outside a kernel stands for: a module of Triton's language, something in one, a kernel (its number),
+    a `tl.constexpr`, or a plain Python number."""
+
+    kind: GlobalKind
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A Triton function: its text from `def` on, and what its text names."""
+
+    name: str
+    source: str
+    names: tuple[tuple[str, Global], ...]
+    constexprs: tuple[str, ...]
+    """Parameters that are compile-time constants."""
+    line: int
+    """Where its `def` stands in the submission; 0 where it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """All that a submission does: when it is imported (`module`), built (`init`) and called (`forward`)."""
+
+    storages: tuple[int, ...]
+    """Bytes of each."""
+    constants: tuple[tuple[int, bytes], ...]
+    """Storages that hold literal bytes from the start."""
+    inputs: tuple[Window, ...]
+    """The tensors among the arguments of `forward`, in order."""
+    init_inputs: tuple[Window, ...]
+    """Those among the arguments of the constructor."""
+    params: tuple[tuple[str, Window], ...]
+    """The parameters by name, as they are once the model is built."""
+    outputs: tuple[Window, ...]
+    module: tuple[Step, ...]
+    init: tuple[Step, ...]
+    forward: tuple[Step, ...]
+    kernels: tuple[Kernel, ...]
+    differs: str
+    """How a later call differed from the first; empty where all made the same launches."""
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Everything, in the order in which it happens."""
+        return (*self.module, *self.init, *self.forward)
+
+
+def windows_in(value: Value) -> Iterator[Window]:
+    """The tensors in an argument."""
+    if isinstance(value, Window):
+        yield value
+    elif isinstance(value, Descriptor):
+        yield value.base
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from windows_in(part)
+
+
+def operations_in(steps: tuple[Step, ...]) -> Iterator[Operation]:
+    """The operations of some steps, those of the hooks of every variant included."""
+    for step in steps:
+        if isinstance(step, Operation):
+            yield step
+        else:
+            for variant in step.variants:
+                yield from variant.before

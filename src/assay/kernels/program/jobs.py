@@ -1,0 +1,157 @@
+"""The two jobs of a submission: one that records its program without values, one that replays it on real ones.
+
+    result = await sandbox.run(record_job(code, draw, limits, precision))
+    found = recorded(result)
+    if isinstance(found, Recorded): result = await sandbox.run(replay_job(found.text, draw, calls, limits))
+
+The recording job is given nothing secret: no seed, no input, no expected output.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from assay.kernels.arrays import HostTensor, size_in_bytes
+from assay.kernels.frames import Frame
+from assay.kernels.job_reports import explain, fault_of
+from assay.kernels.numerics.calls import job_inputs
+from assay.kernels.numerics.screening import Case
+from assay.kernels.numerics.secret_inputs import InputSet
+from assay.kernels.program.form import Program
+from assay.kernels.program.limits import Limits as ProgramLimits
+from assay.kernels.program.reading import Refusal, read
+from assay.kernels.verdicts import plain_text
+from assay.sandbox.base import Job, JobResult, Limits, Round
+from assay.types import Json
+
+RECORD = "assay.kernels.inside.record.harness"
+REPLAY = "assay.kernels.inside.replay.harness"
+NO_KERNEL = -1
+_MOST = 1 << 62
+"""Counts of a report are cut here: whoever wrote it may write thousands of digits."""
+_LISTED = 16
+_OUTPUTS = ProgramLimits().tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A program that may be replayed."""
+
+    program: Program
+    text: str
+    """The bytes it was read from."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotRecorded:
+    """Why there is no program. `kind` is `host_read` (the message names the call), `unsupported`, `error` (the
+    candidate's own), `refused` (the program breaks a limit), or how the job ended."""
+
+    kind: str
+    message: str
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """One call of a replay; the fields from `poison` to `follow` are those of `inside.replay.player.Manner`."""
+
+    case: Case
+    poison: int = 0xFF
+    skip: int = NO_KERNEL
+    seed: int = 0
+    in_order: bool = False
+    follow: bool = True
+    weights: Mapping[str, HostTensor] = field(default_factory=dict)
+    """Parameters of the reference that hold other values than at the start in this call."""
+    needed: bool = True
+    """Whether a program without parameters of those names is wrong for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a replay measured of one call. The kernels ran in the process that says so."""
+
+    launches: Mapping[str, int]
+    races: tuple[Mapping[str, object], ...]
+    unwritten: tuple[int, ...]
+    weights_set: bool
+    fault: str = ""
+
+
+def record_job(code: str, draw: InputSet, limits: Limits, precision: str) -> Job:
+    """The job that records a candidate's program for the shapes of a draw."""
+    room = ProgramLimits().json_bytes
+    header, _ = job_inputs(draw, draw.cases[0])
+    shapes = {name: header[name] for name in ("init_inputs", "inputs")}
+    return Job(code, RECORD, (Round((), (room,)),), {**shapes, "precision": precision, "program_bytes": room}, limits)
+
+
+def recorded(result: JobResult) -> Recorded | NotRecorded:
+    """What came of a recording. Never raises for what a candidate left there."""
+    fault = fault_of(result)
+    if result.end == "ok" and not fault and result.outputs:
+        data = result.outputs[0][0]
+        size = int.from_bytes(data[:8], "little")
+        program = read(data[8 : 8 + size])
+        if isinstance(program, Refusal):
+            return NotRecorded("refused", program.reason)
+        return Recorded(program, data[8 : 8 + size].decode())
+    if fault:
+        line = fault.get("line")
+        kind = fault.get("kind")
+        kind = kind if kind in ("host_read", "unsupported") else "error"
+        said = f"{plain_text(fault.get('type'))}: {plain_text(fault.get('message'))}"
+        return NotRecorded(kind, said[:2000], line if type(line) is int and 0 < line < 1 << 24 else 0)
+    return NotRecorded(result.end if result.end != "ok" else "error", explain(result)[:2000])
+
+
+def replay_job(text: str, draw: InputSet, calls: Sequence[Replay], limits: Limits, max_programs: int) -> Job:
+    """The job that replays a program, each call with inputs of its own."""
+    header, (init, _) = job_inputs(draw, calls[0].case)
+    header |= {"max_programs": max_programs}
+    sizes = tuple(size_in_bytes(dtype, shape) for dtype, shape in draw.outputs)
+    return Job(text, REPLAY, (Round(init), *(Round(_buffers(call), sizes) for call in calls)), header, limits)
+
+
+def _buffers(call: Replay) -> tuple[bytes, ...]:
+    frame = Frame({})
+    for value in call.case.inputs:
+        frame.add(value)
+    weights = {name: frame.add(tensor) for name, tensor in call.weights.items()}
+    manner = {"poison": call.poison, "skip": call.skip, "seed": call.seed}
+    control = {**manner, "in_order": call.in_order, "follow": call.follow, "weights": weights}
+    return (*frame.blobs, json.dumps(control).encode())
+
+
+def measured(result: JobResult) -> tuple[Measured, ...]:
+    """What a replay's report says of each call, every number bounded."""
+    rounds = result.report.get("rounds") if isinstance(result.report, Mapping) else None
+    return tuple(_measured(entry if isinstance(entry, Mapping) else {}) for entry in _list(rounds))
+
+
+def _measured(entry: Mapping[str, Json]) -> Measured:
+    counts, fault = entry.get("launches"), entry.get("fault")
+    launches = counts if isinstance(counts, Mapping) else {}
+    return Measured(
+        {plain_text(name)[:128]: _count(number) for name, number in list(launches.items())[:_LISTED]},
+        tuple(_race(race) for race in _list(entry.get("races"))[:_LISTED]),
+        tuple(_count(number) for number in _list(entry.get("unwritten"))[:_OUTPUTS]),
+        entry.get("weights") is True,
+        plain_text(fault.get("message"))[:500] if isinstance(fault, Mapping) else "",
+    )
+
+
+def _race(race: Json) -> dict[str, object]:
+    found = race if isinstance(race, Mapping) else {}
+    return {"kernel": plain_text(found.get("kernel"))[:128], "elements": _count(found.get("elements"))}
+
+
+def _list(found: Json) -> list[Json]:
+    return found if isinstance(found, list) else []
+
+
+def _count(number: Json) -> int:
+    return max(0, min(number, _MOST)) if type(number) is int else 0

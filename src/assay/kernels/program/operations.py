@@ -1,0 +1,171 @@
+"""What the operators of a program are, by name: which of them a replay runs, and how much arithmetic they do.
+
+Names are those of `operators.normal_name`, without overload and in-place underscore. What stands in none of the sets is
+`unknown` and is never run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+from assay.kernels.operators import is_heavy, kind_of, normal_name
+from assay.kernels.program.form import DTYPES, Operation, Window, windows_in
+
+Role = Literal["fill", "move", "arithmetic", "random", "heavy", "unknown"]
+
+FILLS = frozenset(
+    {
+        *("zeros", "zeros_like", "new_zeros", "zero", "fill", "full", "full_like", "new_full", "ones", "ones_like"),
+        *("new_ones", "arange", "linspace", "eye", "scalar_tensor", "tril_indices", "triu_indices"),
+    }
+)
+"""Writes what depends on no tensor."""
+MOVES = frozenset(
+    {
+        *("clone", "_to_copy", "copy", "cat", "stack", "flip", "roll", "repeat", "constant_pad_nd", "tril", "triu"),
+        *(
+            "_unsafe_view",
+            "contiguous",
+            "lift_fresh_copy",
+            "view_copy",
+            "expand_copy",
+            "permute_copy",
+            "transpose_copy",
+        ),
+    }
+)
+"""Takes elements elsewhere, possibly in another dtype."""
+RANDOM = frozenset(
+    {
+        *("uniform", "normal", "normal_functional", "random", "bernoulli", "exponential", "geometric", "log_normal"),
+        *("cauchy", "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "multinomial"),
+    }
+)
+"""Draws from the default generator, which the grader seeds."""
+ARITHMETIC = frozenset(
+    {
+        *("add", "sub", "rsub", "mul", "div", "true_divide", "floor_divide", "remainder", "neg", "abs", "reciprocal"),
+        *("sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "pow", "square", "sin", "cos"),
+        *("tan", "tanh", "atan", "sinh", "cosh", "erf", "erfinv", "sigmoid", "relu", "floor", "ceil", "round", "trunc"),
+        *("clamp", "clamp_min", "clamp_max", "minimum", "maximum", "where", "eq", "ne", "lt", "le", "gt", "ge"),
+        *("logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_not"),
+        *("sum", "mean", "amax", "amin", "prod", "masked_fill", "lerp", "addcmul", "addcdiv", "sign", "fmod"),
+        *("__lshift__", "__rshift__", "__and__", "__or__", "__xor__", "isnan", "isinf"),
+    }
+)
+"""Pointwise operators and plain reductions."""
+HEAVY = frozenset(
+    {
+        *("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "outer", "convolution", "linalg_qr"),
+        *("linalg_vector_norm", "linalg_svd", "_linalg_svd", "linalg_inv_ex", "_softmax", "_log_softmax", "logsumexp"),
+        *("native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit", "cumsum", "var"),
+        *(
+            "var_mean",
+            "std",
+            "cumprod",
+            "topk",
+            "sort",
+            "max_pool2d_with_indices",
+            "avg_pool2d",
+            "_adaptive_avg_pool2d",
+        ),
+        *("embedding", "gather", "index_select", "index", "silu", "gelu", "mish", "softplus", "hardtanh"),
+        "leaky_relu",
+        *(
+            "elu",
+            "hardswish",
+            "hardsigmoid",
+            "celu",
+            "argmax",
+            "argmin",
+            "max",
+            "min",
+            "geqrf",
+            "linalg_householder_product",
+        ),
+    }
+)
+"""What does a problem's work, or a step of it, in one call. Run in constructors and where a policy allows it."""
+
+
+def base_name(operation: Operation) -> str:
+    """The operator's name without overload and in-place underscore."""
+    return normal_name(operation.name)
+
+
+def role_of(operation: Operation) -> Role:
+    """What kind of operator it is."""
+    name = base_name(operation)
+    for role, names in (("fill", FILLS), ("move", MOVES), ("random", RANDOM), ("arithmetic", ARITHMETIC)):
+        if name in names:
+            return role  # type: ignore[return-value]
+    return "heavy" if name in HEAVY else "unknown"
+
+
+def moved_bytes(operation: Operation) -> int:
+    """Bytes that a move writes."""
+    return sum(out.nbytes for out in operation.outs) if role_of(operation) == "move" else 0
+
+
+def rearranges(operation: Operation) -> bool:
+    """Whether an operator puts elements elsewhere than a copy of the same layout would."""
+    if role_of(operation) != "move":
+        return False
+    if base_name(operation) not in ("clone", "_to_copy", "copy", "contiguous", "lift_fresh_copy"):
+        return True
+    sources = [window for value in operation.args for window in windows_in(value)][-1:]
+    return not sources or any((out.size, out.stride) != (sources[0].size, sources[0].stride) for out in operation.outs)
+
+
+def arithmetic_of(operation: Operation) -> int:
+    """Arithmetic operations of an operator, from the shapes of what goes in and comes out; a multiply-add is two.
+
+    A reduction of n elements to m makes n - m; a pointwise operator one for each element of its largest tensor. So does
+    a cast of fractions to whole numbers or truth values, which rounds or compares.
+    """
+    role = role_of(operation)
+    if role in ("fill", "random"):
+        return 0
+    inputs = [window for value in operation.values for window in windows_in(value)]
+    if role == "move":
+        rounds = any(_is_fraction(window) for window in inputs)
+        return sum(out.elements for out in operation.outs if rounds and not _is_fraction(out))
+    made = sum(out.elements for out in operation.outs)
+    largest = max((_lanes(window) for window in (*inputs, *operation.outs)), default=0)
+    made = max(made, sum(_lanes(out) for out in operation.outs))
+    kind = kind_of(base_name(operation))
+    if kind == "product":
+        return max(2 * made * _contracted(inputs), largest)
+    if kind == "convolution":
+        return max(2 * made * (_elements_per_filter(inputs)), largest)
+    if kind == "reduction":
+        return max(largest - made, made)
+    return largest * (4 if is_heavy(base_name(operation)) else 1)
+
+
+def _is_fraction(window: Window) -> bool:
+    return "float" in window.dtype or "complex" in window.dtype
+
+
+def _lanes(window: Window) -> int:
+    """Elements, counted as the four bytes of a float32: wider ones, shown of narrower data, would do more at once."""
+    return window.elements * max(1, DTYPES[window.dtype] // 4) * (4 if window.dtype.startswith("complex") else 1)
+
+
+def _contracted(inputs: list[Window]) -> int:
+    """Length of what a product sums over: both factors have it, and what is added has not."""
+    factors = [window for window in inputs if window.size][-2:]
+    return factors[0].size[-1] if factors else 1
+
+
+def _elements_per_filter(inputs: list[Window]) -> int:
+    return math.prod(inputs[1].size[1:]) if len(inputs) > 1 else 1
+
+
+def reference_arithmetic(work: Mapping[str, tuple[int, int]]) -> int:
+    """Arithmetic operations of a reference, from what was traced of it (operator -> calls, work): its products count
+    multiply-adds, which are two each."""
+    doubled = ("product", "convolution", "attention", "recurrent")
+    return sum(amount * (2 if kind_of(name) in doubled else 1) for name, (_, amount) in work.items())

@@ -1,0 +1,250 @@
+"""What a program must be for its right answers to be its kernels' work. Pure functions of a program and of what a
+replay measured; each gives the findings of one rule.
+
+    findings = static_findings(program, reference_arithmetic(result.work))
+
+A finding that is not `refused` is told and does not decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from assay.kernels.program.form import (
+    Descriptor,
+    Kernel,
+    Launch,
+    Operation,
+    Program,
+    Step,
+    Value,
+    operations_in,
+)
+from assay.kernels.program.operations import arithmetic_of, base_name, moved_bytes, rearranges, role_of
+
+Rule = Literal["arithmetic", "moves", "constants", "constructor", "operators", "outputs", "kernels", "races", "calls"]
+
+MAX_ARITHMETIC_SHARE = 0.02
+"""Arithmetic that PyTorch may do beside the kernels, as a share of what it does for the reference. The most that an
+honest program of 155 needs is 0.014 (the sum of a product's split sums)."""
+MAX_ARITHMETIC_OPERATIONS = 64
+MAX_MOVED_SHARE = 1.0
+"""Bytes that PyTorch may move, as a share of those of inputs and outputs; the most that an honest program needs is
+0.52."""
+MAX_LITERAL_BYTES = 1 << 15
+"""Of constants, numbers and texts of kernels together: room for any kernel, none for a table of answers or weights."""
+_NUMBER_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one rule has to say, for the author of the kernel."""
+
+    rule: Rule
+    message: str
+    line: int = 0
+    """Of the submission; 0 where no line is to blame."""
+    refused: bool = True
+
+
+def static_findings(program: Program, reference: int) -> list[Finding]:
+    """All rules that need no replay.
+
+    Args:
+        program: What was recorded.
+        reference: Arithmetic operations of the reference (`operations.reference_arithmetic`).
+    """
+    return [
+        *launches(program),
+        *operators(program),
+        *host_arithmetic(program, reference),
+        *moves(program),
+        *rearrangement(program, reference),
+        *constants(program),
+        *constructor(program),
+        *calls(program),
+    ]
+
+
+def launches(program: Program) -> list[Finding]:
+    """Forward must launch a kernel."""
+    if any(isinstance(step, Launch) for step in program.forward):
+        return []
+    return [Finding("kernels", "forward launches no kernel")]
+
+
+def operators(program: Program) -> list[Finding]:
+    """Operators that are never run, those that forward may not use at all, and random ones outside the constructor."""
+    found = []
+    for operation in operations_in(program.steps):
+        if role_of(operation) == "unknown":
+            found.append(
+                Finding("operators", f"PyTorch's {base_name(operation)} is not run for a kernel", operation.line)
+            )
+    for operation in operations_in((*program.module, *program.forward)):
+        if role_of(operation) == "random":
+            said = f"PyTorch's {base_name(operation)} draws random numbers outside the constructor"
+            found.append(Finding("operators", said, operation.line))
+    for operation in operations_in(program.forward):
+        if role_of(operation) == "heavy":
+            said = f"PyTorch's {base_name(operation)} does work that a kernel is asked for"
+            found.append(Finding("operators", said, operation.line))
+    return found
+
+
+def host_arithmetic(program: Program, reference: int) -> list[Finding]:
+    """Arithmetic of PyTorch's in forward and at import, against the reference's."""
+    counted = [
+        (arithmetic_of(operation), operation) for operation in operations_in((*program.module, *program.forward))
+    ]
+    counted = [(amount, operation) for amount, operation in counted if amount]
+    if not counted:
+        return []
+    total, (_, worst) = sum(amount for amount, _ in counted), max(counted, key=lambda pair: pair[0])
+    allowed = int(MAX_ARITHMETIC_SHARE * reference)
+    if total > allowed:
+        said = (
+            f"PyTorch does {total} arithmetic operations beside the kernels, most of them in {base_name(worst)}; "
+            f"{allowed} are allowed, {MAX_ARITHMETIC_SHARE:.0%} of the reference's {reference}. Do them in a kernel."
+        )
+        return [Finding("arithmetic", said, worst.line)]
+    if len(counted) > MAX_ARITHMETIC_OPERATIONS:
+        said = (
+            f"{len(counted)} arithmetic operators of PyTorch's beside the kernels; "
+            f"{MAX_ARITHMETIC_OPERATIONS} are allowed"
+        )
+        return [Finding("arithmetic", said, worst.line)]
+    return []
+
+
+def arithmetic_share(program: Program, reference: int) -> float:
+    """Arithmetic of PyTorch's in forward as a share of the reference's; what is left is the kernels'."""
+    total = sum(arithmetic_of(operation) for operation in operations_in((*program.module, *program.forward)))
+    return total / max(reference, 1)
+
+
+def rearrangement(program: Program, reference: int) -> list[Finding]:
+    """Where the reference computes nothing, moving elements is the work: PyTorch may then put none elsewhere."""
+    if reference:
+        return []
+    return [
+        Finding("moves", f"PyTorch's {base_name(operation)} moves what a kernel is asked to move", operation.line)
+        for operation in operations_in((*program.module, *program.forward))
+        if rearranges(operation)
+    ]
+
+
+def moves(program: Program) -> list[Finding]:
+    """Bytes that PyTorch copies in forward and at import, against those of inputs and outputs."""
+    moved = [(moved_bytes(operation), operation) for operation in operations_in((*program.module, *program.forward))]
+    total = sum(amount for amount, _ in moved)
+    whole = sum(window.nbytes for window in (*program.inputs, *program.outputs))
+    if total <= MAX_MOVED_SHARE * whole:
+        return []
+    _, worst = max(moved, key=lambda pair: pair[0])
+    said = (
+        f"PyTorch moves {total} bytes, most of them in {base_name(worst)}; inputs and outputs have {whole}, and no "
+        "more may be moved beside the kernels. Read the elements where they are."
+    )
+    return [Finding("moves", said, worst.line)]
+
+
+def literal_bytes(program: Program) -> int:
+    """Bytes of all that a program carries as literals: constants, numbers and texts."""
+    total = sum(len(content) for _, content in program.constants)
+    total += sum(_bytes_of_kernel(kernel) for kernel in program.kernels)
+    return total + sum(_bytes_of(value) for value in _values(program.steps))
+
+
+def constants(program: Program) -> list[Finding]:
+    """Literals in which answers or weights might hide."""
+    total = literal_bytes(program)
+    if total <= MAX_LITERAL_BYTES:
+        return []
+    return [
+        Finding(
+            "constants", f"constants, numbers and texts of kernels have {total} bytes; {MAX_LITERAL_BYTES} are allowed"
+        )
+    ]
+
+
+def constructor(program: Program) -> list[Finding]:
+    """Products and the like that the constructor computes: folded weights. Told, and left to a policy."""
+    return [
+        Finding("constructor", f"the constructor computes {base_name(operation)}", operation.line, refused=False)
+        for operation in operations_in(program.init)
+        if role_of(operation) == "heavy"
+    ]
+
+
+def calls(program: Program) -> list[Finding]:
+    """Two calls of forward must launch the same."""
+    return [Finding("calls", program.differs)] if program.differs else []
+
+
+def outputs_written(program: Program, unwritten: Sequence[int]) -> list[Finding]:
+    """Every element of every output must be written by a kernel last, moves of what kernels wrote included.
+
+    Args:
+        program: What was recorded.
+        unwritten: Elements of each output for which that is not so, as a replay measured.
+    """
+    return [
+        Finding("outputs", f"{count} of {window.elements} elements of output {place} were written by no kernel")
+        for place, (window, count) in enumerate(zip(program.outputs, unwritten, strict=True))
+        if count
+    ]
+
+
+def kernels_matter(program: Program, changed: Mapping[int, bool]) -> list[Finding]:
+    """Each kernel of forward, left out once, must have changed the output.
+
+    Args:
+        program: What was recorded.
+        changed: Kernel -> whether the output had other bytes without its launches.
+    """
+    return [
+        Finding("kernels", f"the output is the same without the kernel {program.kernels[kernel].name}")
+        for kernel, other in sorted(changed.items())
+        if not other
+    ]
+
+
+def races(found: Sequence[Mapping[str, object]]) -> list[Finding]:
+    """Addresses at which programs of a launch met, one of them writing plainly. Told: a lock is none that is seen."""
+    return [
+        Finding("races", f"programs of {race['kernel']} race at {race['elements']} elements", refused=False)
+        for race in found
+    ]
+
+
+def launched_kernels(program: Program) -> list[int]:
+    """The kernels that forward launches, by number."""
+    return sorted({step.kernel for step in program.forward if isinstance(step, Launch)})
+
+
+def _values(steps: Sequence[Step]) -> Iterator[Value]:
+    for step in steps:
+        if isinstance(step, Operation):
+            yield from step.values
+            continue
+        for variant in step.variants:
+            yield from (value for _, value in variant.args)
+            yield from (value for operation in variant.before for value in operation.values)
+
+
+def _bytes_of(value: Value) -> int:
+    """Bytes of the literals in an argument. The numbers of a window say where it is and reach no kernel."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, tuple):
+        return sum(_bytes_of(part) for part in value)
+    if isinstance(value, Descriptor):  # its numbers reach the kernel, which those of a window do not
+        return _bytes_of((*value.shape, *value.strides, *value.block))
+    return _NUMBER_BYTES if isinstance(value, int | float) and not isinstance(value, bool) else 0
+
+
+def _bytes_of_kernel(kernel: Kernel) -> int:
+    return len(kernel.source) + sum(_bytes_of(meaning.value) for _, meaning in kernel.names)

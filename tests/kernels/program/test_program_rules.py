@@ -1,0 +1,201 @@
+"""The rules with numbers, each at its limit and one past it."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+
+from assay.kernels.operators import HEAVY as HEAVY_KINDS
+from assay.kernels.operators import kind_of
+from assay.kernels.program import rules
+from assay.kernels.program.form import Program
+from assay.kernels.program.operations import (
+    ARITHMETIC,
+    FILLS,
+    HEAVY,
+    MOVES,
+    RANDOM,
+    arithmetic_of,
+    base_name,
+    reference_arithmetic,
+    role_of,
+)
+from support.programs import N, launch, made, operation, window
+
+
+def forward(*operations: dict[str, Any], **changes: Any) -> Program:
+    return made(forward=[*operations, launch()], **changes)
+
+
+def added(line: int = 7) -> dict[str, Any]:
+    return operation("add.Tensor", window(0), window(0), outs=(window(0),), line=line)
+
+
+def told(program: Program, reference: int = 10**6) -> set[str]:
+    return {finding.rule for finding in rules.static_findings(program, reference)}
+
+
+def test_a_kernel_by_itself_breaks_no_rule() -> None:
+    assert rules.static_findings(made(), 1) == []
+
+
+def test_arithmetic_up_to_its_share() -> None:
+    program = forward(added(line=21))
+    assert not rules.host_arithmetic(program, 50 * N)
+    (finding,) = rules.host_arithmetic(program, 50 * N - 1)
+    assert finding.refused and finding.line == 21 and "add" in finding.message
+
+
+def test_arithmetic_up_to_its_number() -> None:
+    most = rules.MAX_ARITHMETIC_OPERATIONS
+    assert not rules.host_arithmetic(forward(*[added()] * most), 10**9)
+    assert rules.host_arithmetic(forward(*[added()] * (most + 1)), 10**9)
+
+
+def test_arithmetic_at_import_and_in_hooks_counts() -> None:
+    assert rules.host_arithmetic(made(module=[added()]), 1)
+    hooked = launch()
+    hooked["variants"][0]["before"] = [added()]
+    assert rules.host_arithmetic(made(forward=[hooked]), 1)
+
+
+def test_arithmetic_of_the_constructor_is_not_counted() -> None:
+    assert not rules.host_arithmetic(made(init=[added()]), 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "out", "expected"),
+    [
+        ("add.Tensor", [(4, 6), (6,)], (4, 6), 24),
+        ("sum.dim_IntList", [(4, 6)], (6,), 18),
+        ("mm.default", [(4, 6), (6, 2)], (4, 2), 2 * 4 * 2 * 6),
+        ("addmm.default", [(2,), (4, 6), (6, 2)], (4, 2), 2 * 4 * 2 * 6),
+        ("mv.default", [(4, 6), (6,)], (4,), 2 * 4 * 6),
+        ("convolution.default", [(1, 2, 4, 4), (2, 2, 3, 3)], (1, 2, 2, 2), 2 * 8 * 18),
+        ("clone.default", [(4, 6)], (4, 6), 0),
+        ("_to_copy.default", [(4, 6)], (4, 6), 0),
+        ("zeros.default", [], (4, 6), 0),
+    ],
+)
+def test_arithmetic_from_shapes(name: str, inputs: list[Any], out: Any, expected: int) -> None:
+    step = operation(name, *[window(0, size) for size in inputs], outs=(window(1, out),))
+    program = made(storages=[1000, 1000, 1000], forward=[step, launch()])
+    assert arithmetic_of(program.forward[0]) == expected  # type: ignore[arg-type]
+
+
+def test_casts_to_whole_numbers_are_arithmetic() -> None:
+    for dtype, expected in (("int32", N), ("bool", N), ("float16", 0)):
+        step = operation("_to_copy.default", window(0), outs=(window(2, dtype=dtype),), dtype={"dtype": dtype})
+        assert arithmetic_of(forward(step).forward[0]) == expected  # type: ignore[arg-type]
+
+
+def test_the_reference_counts_a_multiply_add_as_two() -> None:
+    assert reference_arithmetic({"mm": (1, 100), "relu": (2, 30), "view": (4, 0)}) == 230
+
+
+def test_moves_up_to_the_bytes_of_inputs_and_outputs() -> None:
+    copied = operation("clone.default", window(0), outs=(window(2),))
+    assert not rules.moves(forward(copied, copied))
+    (finding,) = rules.moves(forward(copied, copied, copied))
+    assert finding.refused and finding.line == 7
+
+
+def test_where_the_reference_only_moves_elements_pytorch_moves_none() -> None:
+    turned = [2, "float32", [N // 2, 2], [1, N // 2], 0]
+    same = operation("clone.default", window(0), outs=(window(2),))
+    transposed = operation("copy_.default", window(2, (N // 2, 2)), {"window": turned}, outs=(window(2, (N // 2, 2)),))
+    flipped = operation("flip.default", window(0), [0], outs=(window(2),))
+    assert not rules.rearrangement(forward(same), 0)
+    for step in (transposed, flipped):
+        assert rules.rearrangement(forward(step), 0)[0].refused
+        assert not rules.rearrangement(forward(step), 1)
+
+
+def test_wide_elements_count_as_the_narrow_ones_that_they_hold() -> None:
+    step = operation("add.Tensor", window(0, (4,), "int64"), window(0, (4,), "int64"), outs=(window(0, (4,), "int64"),))
+    assert arithmetic_of(forward(step).forward[0]) == 8  # type: ignore[arg-type]
+
+
+def test_literals_up_to_their_bytes() -> None:
+    empty = rules.literal_bytes(made())
+    left = rules.MAX_LITERAL_BYTES - empty
+    for size, refused in ((left, False), (left + 1, True)):
+        constant = [[3, base64.b64encode(bytes(size)).decode()]]
+        program = made(storages=[32, 32, 32, size], constants=constant)
+        assert bool(rules.constants(program)) is refused
+
+
+def test_numbers_count_as_literals_wherever_they_are() -> None:
+    step = operation("add.Tensor", window(0), 1.5, outs=(window(0),))
+    base = rules.literal_bytes(made())
+    assert rules.literal_bytes(forward(step)) == base + 8
+    assert rules.literal_bytes(made(init=[step])) > base - 16
+
+
+def test_numbers_of_descriptors_count_and_those_of_windows_do_not() -> None:
+    described = {"descriptor": [window(0, (2, 4)), [2, 4], [4, 1], [2, 4], "zero"]}
+    base = rules.literal_bytes(made(forward=[launch(x={"window": window(0)}, n=1)]))
+    assert rules.literal_bytes(made(forward=[launch(x=described, n=1)])) == base + 6 * 8
+
+
+def test_products_of_the_constructor_are_told() -> None:
+    step = operation("mm.default", window(0, (2, 2)), window(2, (2, 2)), outs=(window(2, (2, 2)),))
+    (finding,) = rules.constructor(made(init=[step]))
+    assert not finding.refused and "mm" in finding.message
+    assert told(made(init=[step])) == {"constructor"}
+
+
+def test_operators_that_are_not_run() -> None:
+    for name in (
+        "set_.source_Tensor",
+        "from_file.default",
+        "mine::product_.default",
+        "mkldnn::_linear_pointwise.default",
+    ):
+        assert rules.operators(forward(operation(name, outs=())))
+        assert rules.operators(made(init=[operation(name, outs=())])), name
+
+
+def test_heavy_operators_of_forward() -> None:
+    step = operation("mm.default", window(0, (2, 2)), window(2, (2, 2)), outs=(window(1, (2, 2)),))
+    assert rules.operators(forward(step))
+
+
+def test_random_numbers_belong_to_the_constructor() -> None:
+    step = operation("uniform_.default", window(2), outs=(window(2),))
+    assert rules.operators(forward(step)) and rules.operators(made(module=[step]))
+    assert not rules.operators(made(init=[step]))
+
+
+def test_calls_that_differ() -> None:
+    assert told(made(differs="launch 1 differs")) == {"calls"}
+
+
+def test_forward_must_launch() -> None:
+    assert told(made(forward=[])) == {"kernels"}
+
+
+def test_outputs_that_no_kernel_wrote() -> None:
+    assert not rules.outputs_written(made(), [0])
+    assert rules.outputs_written(made(), [1])[0].refused
+
+
+def test_kernels_that_change_nothing() -> None:
+    assert not rules.kernels_matter(made(), {0: True})
+    (finding,) = rules.kernels_matter(made(), {0: False})
+    assert finding.refused and "double" in finding.message
+
+
+def test_races_are_told() -> None:
+    (finding,) = rules.races([{"kernel": "double", "elements": 3}])
+    assert not finding.refused and "3 elements" in finding.message
+
+
+def test_the_lists_agree_with_the_kinds_of_operators() -> None:
+    """No list names an operator that does a kernel's work and calls it light."""
+    assert not {name for name in FILLS | MOVES | RANDOM | ARITHMETIC if kind_of(name) in HEAVY_KINDS}
+    assert not HEAVY & (FILLS | MOVES | RANDOM | ARITHMETIC)
+    program = made(init=[operation("uniform_.default", window(2), outs=(window(2),))])
+    assert base_name(program.init[0]) == "uniform" and role_of(program.init[0]) == "random"  # type: ignore[arg-type]

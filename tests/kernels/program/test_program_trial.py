@@ -1,0 +1,167 @@
+"""What is made of reports and bytes that come through untrusted processes: pure, with job results made by hand."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from assay.kernels.arrays import host_tensor
+from assay.kernels.numerics.screening import Case
+from assay.kernels.numerics.secret_inputs import InputSet
+from assay.kernels.program.jobs import NO_KERNEL, NotRecorded, Recorded, measured, record_job, recorded, replay_job
+from assay.kernels.program.trial import judge, plan
+from assay.sandbox import JobResult, Limits
+from support.programs import N, made, written
+
+FAMILIES = ("given", "signed", "large")
+
+
+def case(family: str, seed: int) -> Case:
+    """A problem that doubles its input."""
+    x = np.random.default_rng(seed).normal(size=N).astype(np.float32)
+    return Case(family, (host_tensor(x, "float32"),), (x.astype(np.float64) * 2,), (x * 2,))
+
+
+DRAW = InputSet(
+    **{"input_seed": 1234567, "weight_seed": 7654321, "init_inputs": ()},
+    cases=tuple(case(family, place) for place, family in enumerate(FAMILIES)),
+    outputs=(("float32", (N,)),),
+    weights=(("scale", (N,)),),
+    work={"mul": (1, N)},
+    updated=case("given", 99),
+    updated_weights={"scale": host_tensor(np.arange(N), "float32")},
+)
+PROGRAM = made()
+CALLS = plan(PROGRAM, DRAW, 5, random.Random(3))
+
+
+def answers(**changed: bytes) -> tuple[tuple[bytes, ...], ...]:
+    """Right outputs of every call, those without a kernel wrong as they should be."""
+    found: list[tuple[bytes, ...]] = [()]
+    for place, call in enumerate(CALLS):
+        right = call.case.exact[0].astype(np.float32).tobytes()
+        blank = b"\xff" * len(right)
+        found.append((changed.get(f"call{place}", right if call.skip == NO_KERNEL else blank),))
+    return tuple(found)
+
+
+def report(**changes: Any) -> dict[str, Any]:
+    entry = {"launches": {"double": 1}, "programs": 2, "races": [], "unwritten": [0], "weights": True}
+    return {"rounds": [entry | changes for _ in CALLS]}
+
+
+def judged(outputs: Any = None, told: Any = None, end: Any = "ok") -> str:
+    result = JobResult(end, "ended", outputs if outputs is not None else answers(), report=told or report())
+    return judge(result, PROGRAM, DRAW, CALLS, "float32")[0]
+
+
+def test_the_plan_has_every_kind_of_call() -> None:
+    assert {call.case.family for call in CALLS} == set(FAMILIES)
+    assert [call.skip for call in CALLS if call.skip != NO_KERNEL] == [0]
+    assert sum(call.follow for call in CALLS) == 1
+    assert sum(bool(call.weights) for call in CALLS) == 1
+    assert len({call.seed for call in CALLS}) == len(CALLS) - 1  # the one without a kernel and its whole twin
+
+
+def test_right_answers_of_kernels_that_matter_are_ok() -> None:
+    assert judged() == "ok"
+
+
+@pytest.mark.parametrize("place", range(len(CALLS)))
+def test_one_wrong_answer_is_wrong_whatever_the_report_says(place: int) -> None:
+    call = CALLS[place]
+    wrong = (call.case.exact[0] + 1).astype(np.float32).tobytes()
+    assert judged(answers(**{f"call{place}": wrong})) == ("ok" if call.skip != NO_KERNEL else "wrong")
+
+
+def test_a_kernel_that_changes_nothing() -> None:
+    (place,) = [place for place, call in enumerate(CALLS) if call.skip != NO_KERNEL]
+    right = CALLS[place].case.exact[0].astype(np.float32).tobytes()
+    assert judged(answers(**{f"call{place}": right})) == "cheat"
+
+
+def test_what_no_kernel_wrote() -> None:
+    assert judged(told=report(unwritten=[1])) == "cheat"
+
+
+def test_weights_of_another_form_need_not_follow() -> None:
+    (place,) = [place for place, call in enumerate(CALLS) if call.weights]
+    wrong = (CALLS[place].case.exact[0] + 1).astype(np.float32).tobytes()
+    assert judged(answers(**{f"call{place}": wrong}), report(weights=False)) == "ok"
+
+
+def test_missing_answers_and_reports_are_never_ok() -> None:
+    assert judged(answers()[:-1]) == "crash"
+    assert judged(told={"rounds": []}) == "crash"
+    assert judged(told=report(unwritten=[])) == "crash"
+    assert judged(end="timeout", outputs=()) == "timeout"
+    assert judged(end="infra", outputs=()) == "infra"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8) | st.just(10**4000),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["fault", "rounds", "kind", "message", "line", "unwritten", "launches", "races", "x"]),
+            inner,
+            max_size=5,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@given(told=json_values, rounds=st.booleans())
+@settings(deadline=None, max_examples=150)
+def test_no_report_raises(told: Any, rounds: bool) -> None:
+    told = {"rounds": [told] * len(CALLS)} if rounds else told
+    result = JobResult("ok", "ended", answers(), report=told)
+    end, message, _ = judge(result, PROGRAM, DRAW, CALLS, "float32")
+    assert end != "ok" or rounds
+    assert len(message) < 5000
+    for account in measured(result):
+        assert all(0 <= count <= 1 << 62 for count in account.unwritten)
+    assert isinstance(recorded(JobResult("ok", "ended", ((bytes(64),),), report=told)), NotRecorded)
+
+
+@given(data=st.binary(max_size=40), size=st.integers(0, 2**64 - 1))
+@settings(deadline=None, max_examples=150)
+def test_no_bytes_of_a_recording_raise(data: bytes, size: int) -> None:
+    result = JobResult("ok", "ended", ((size.to_bytes(8, "little") + data,),), report={})
+    assert isinstance(recorded(result), NotRecorded)
+
+
+def test_a_program_in_another_encoding_is_none() -> None:
+    for encoding, kind in (("utf-8", Recorded), ("utf-16", NotRecorded), ("utf-8-sig", NotRecorded)):
+        data = json.dumps(written()).encode(encoding)
+        framed = (len(data).to_bytes(8, "little") + data).ljust(1 << 13, b"\0")
+        assert isinstance(recorded(JobResult("ok", "ended", ((framed,),), report={})), kind), encoding
+
+
+def test_the_recording_job_holds_no_secret() -> None:
+    job = record_job("", DRAW, Limits(), "float32")
+    assert job.header.keys() == {"init_inputs", "inputs", "precision", "program_bytes"}
+    assert all(not one.inputs for one in job.rounds)
+    told = json.dumps(job.header)
+    assert str(DRAW.input_seed) not in told and str(DRAW.weight_seed) not in told
+
+
+def test_the_replay_job_tells_the_calls_apart_in_their_rounds_alone() -> None:
+    job = replay_job("{}", DRAW, CALLS, Limits(), 64)
+    assert len(job.rounds) == len(CALLS) + 1
+    assert not {"skip", "poison", "seed"} & job.header.keys()
+
+
+def test_counts_of_a_report_are_bounded() -> None:
+    told = report(unwritten=[10**4000, -5, True], launches={"k" * 999: 10**4000}, races=[{"elements": 10**4000}])
+    account = measured(JobResult("ok", "ended", (), report=told))[0]
+    assert account.unwritten == (1 << 62, 0, 0)
+    assert account.launches == {"k" * 128: 1 << 62}
+    assert account.races == ({"kernel": "", "elements": 1 << 62},)
