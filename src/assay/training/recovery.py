@@ -40,8 +40,8 @@ async def act_on_alarms(session: Session, report: StepReport) -> HealthError | N
         session.log.event(number, "pause", "warning", "The run pauses with a checkpoint after this step.")
         return HealthError(
             f"The run is paused after step {number}, which has a checkpoint. {_causes(session, report)} "
-            "Run the same command again to go on regardless, resume_from_batch=N to go back, or start another run with other "
-            "settings (load_checkpoint_path takes the weights along).",
+            "Run the same command again to go on regardless, resume_from_batch=N to go back, or start another run "
+            "with other settings (load_checkpoint_path takes the weights along).",
             tuple(report.findings),
         )
     return _stop(session, report)
