@@ -26,8 +26,9 @@ do not wait for a disk. The last line is one JSON object:
   gain at that moment; `neither`: the rest, by name; `rescued_by_half`: at least 80 % of the undisturbed run's gain
   after half of the batches; `by_kind` has the final rewards too: undisturbed, watched, acting. Of the runs that were
   `no_collapse`, `harmed` ended below 80 % of the undisturbed gain, or were stopped, with the monitor acting.
-  `median_reward_lost`: held-out reward of the undisturbed run less that of the run
-  with the monitor acting, where it came to its end; `median_reward_lost_watched`: where it only warned.
+  `median_reward_lost`: held-out reward of the undisturbed run at its end less that of the run with the monitor acting,
+  where it was stopped or at its end, over all collapses; `..._where_done`: over those that came to their end alone;
+  `..._watched`: with the monitor only warning.
 
 The point of no return is, by kind:
 
@@ -250,8 +251,9 @@ def rescue(kinds: Sequence[str], seeds: int, folder: Path, kept: Path) -> dict[s
     cut = [(name, undisturbed, acting) for name, undisturbed, _, acting in found if acting.ended == "stopped"]
     saved = [name for name, undisturbed, _, acting in found if rescued(acting, undisturbed)]
     stopped = [name for name, *_ in cut]
-    lost = [undisturbed.final - acting.final for _, undisturbed, _, acting in found if acting.ended == "done"]
-    unwatched = [undisturbed.final - watched.final for _, undisturbed, watched, _ in found if watched.ended == "done"]
+    lost = [undisturbed.final - acting.final for _, undisturbed, _, acting in found]
+    done = [undisturbed.final - acting.final for _, undisturbed, _, acting in found if acting.ended == "done"]
+    unwatched = [undisturbed.final - watched.final for _, undisturbed, watched, _ in found]
     known = {name for name, kind in COLLAPSES.items() if kind.known} | CHESS_COLLAPSES.keys()
     new = [name for name, *_ in found if name.rpartition(" ")[0] not in known]
     return {
@@ -267,6 +269,7 @@ def rescue(kinds: Sequence[str], seeds: int, folder: Path, kept: Path) -> dict[s
         "no_collapse": [name for name, *_ in unharmed],
         "harmed": [name for name, undisturbed, acting in unharmed if not rescued(acting, undisturbed)],
         "median_reward_lost": statistics.median(lost) if lost else None,
+        "median_reward_lost_where_done": statistics.median(done) if done else None,
         "median_reward_lost_watched": statistics.median(unwatched) if unwatched else None,
     }
 

@@ -171,14 +171,12 @@ COLLAPSES: Mapping[str, Collapse] = {
 }
 
 
-def outcome(name: str, arm: Arm, seed: int, folder: Path, lr_factor: float | None = None) -> Outcome:
+def outcome(name: str, arm: Arm, seed: int, folder: Path) -> Outcome:
     """Run one arm of a collapse of the tiny task."""
     collapse = Collapse() if arm == "undisturbed" else COLLAPSES[name]
     health: dict[str, Any] = {"report_every": 0}
     if arm != "acting":
         health["actions"] = WATCHING
-    elif lr_factor is not None:
-        health["rollback_lr_factor"] = lr_factor
     settings = settings_of(seed) | {
         "learning_rate": RATE,
         "kl_penalty_coef": 0.05,
@@ -237,7 +235,7 @@ def ended(config: TrainingConfig) -> Outcome:
     return Outcome(
         how,
         rewards[0],
-        fmean(rewards[1:][-LAST:]) if len(rewards) > 1 else math.nan,
+        fmean(rewards[1:][-LAST:] or rewards),
         sum(event["kind"] == "rollback" for event in events),
         tuple((event["step"] - before + 1, event["kind"]) for event in events if event["kind"] != "health_report"),
         message,

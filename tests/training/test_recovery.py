@@ -200,7 +200,7 @@ def test_rollbacks_restore_the_last_healthy_policy_at_a_lower_rate_and_then_stop
     assert [kind for _, kind in events(path)] == ["entropy_floor", "rollback"] * 3 + ["entropy_floor", "stop"]
     assert metric(path, "train/learning_rate") == pytest.approx([LR, LR * 1e-1, LR * 1e-3, LR * 1e-5])
     messages = [e["message"] for e in read_lines(path / "events.jsonl") if e["kind"] == "rollback"]
-    assert "checkpoint sft_000002" in messages[0] and "rollback 1 of at most 3" in messages[0]
+    assert "checkpoint sft_000002" in messages[0] and "rollback 1 of at most 3 in a row" in messages[0]
     assert weights(path, "rl_000002") == weights(path, "sft_000002") == final_weights(path)
     evaluations = metric(path, "eval/reward/mean")
     assert evaluations[1] == evaluations[0], "what is evaluated is the policy that was gone back to"

@@ -27,6 +27,7 @@ from assay.grpo.trainer import StepReport
 from assay.training.config import TrainingConfig
 from assay.training.evaluate import Evaluation, cached_scores, check_errored, evaluate
 from assay.training.logs import spoken
+from assay.training.metrics.logger import RATE_RAISED
 from assay.training.metrics.tables import completion_table
 from assay.training.metrics.token_traces import token_records
 from assay.training.metrics.traces import Turns, trace_records
@@ -257,7 +258,8 @@ async def _update(
     """
     config, started, trainer = session.config, time.monotonic(), session.trainer
     # Rollbacks lower the rate; calm steps give a part back.
-    rate = learning_rate * trainer.health.learning_rate_factor
+    factor = trainer.health.learning_rate_factor
+    rate = learning_rate * factor
     turns: Turns | None = None
     try:
         check_errored(groups, config.max_errored_fraction, f"RL batch {step.index + 1}")
@@ -276,6 +278,9 @@ async def _update(
         session.log.table(number, "completions", completion_table(groups, report.turns))
     for finding in report.findings:
         session.log.event(number, finding.rule, "warning", finding.message)
+    if (now := trainer.health.learning_rate_factor) > factor:
+        said = f"Calm steps since the rollback: the learning rate is {now:g} times the configured one from here on."
+        session.log.event(number, RATE_RAISED, "info", said)
     if report.report is not None:
         session.log.event(number, "health_report", "info", report.report)
     return report

@@ -35,14 +35,13 @@ async def act_on_alarms(session: Session, report: StepReport) -> HealthError | N
         return None
     if action == "rollback":
         return await _roll_back(session, report)
-    causes = " ".join(finding.message for finding in report.findings)
     if action == "pause":
         trainer.paused = True
         session.log.event(number, "pause", "warning", "The run pauses with a checkpoint after this step.")
         return HealthError(
-            f"The run is paused after step {number}, which has a checkpoint. {causes} Run the same command again to go "
-            "on regardless, resume_from_batch=N to go back, or start another run with other settings "
-            "(load_checkpoint_path takes the weights along).",
+            f"The run is paused after step {number}, which has a checkpoint. {_causes(session, report)} "
+            "Run the same command again to go on regardless, resume_from_batch=N to go back, or start another run "
+            "with other settings (load_checkpoint_path takes the weights along).",
             tuple(report.findings),
         )
     return _stop(session, report)
@@ -79,7 +78,7 @@ async def _roll_back(session: Session, report: StepReport) -> HealthError | None
         "warning",
         f"Went back to the policy of checkpoint {good.name} ({batches}; {may_have_begun(limit)}). "
         f"The learning rate is now {health.learning_rate_factor:g} times the configured one "
-        f"(rollback {health.rollbacks} of at most {session.config.grpo.health.max_rollbacks}).",
+        f"(rollback {health.rollbacks_in_a_row} of at most {session.config.grpo.health.max_rollbacks} in a row).",
     )
     return None
 
@@ -103,11 +102,17 @@ def find_refuge(session: Session, report: StepReport, limit: int) -> Checkpoint 
 
 def _stop(session: Session, report: StepReport, cure: str = _ELSEWHERE) -> HealthError:
     """Note that the run ends; returns the error, which says what to do."""
-    number, rollbacks = session.run.next_step, session.trainer.health.rollbacks
-    causes = " ".join(finding.message for finding in report.findings)
-    again = f"It went back {rollbacks} times, and the trouble came again. " if rollbacks else ""
+    number = session.run.next_step
     session.log.event(number, "stop", "error", "The run stops after this step.")
     return HealthError(
-        f"The run is stopped after step {number}. {again}{causes} {cure}",
+        f"The run is stopped after step {number}. {_causes(session, report)} {cure}",
         tuple(report.findings),
     )
+
+
+def _causes(session: Session, report: StepReport) -> str:
+    """Why the run ends here, in words."""
+    tried = session.trainer.health.rollbacks_in_a_row
+    wanted = any(finding.action == "rollback" for finding in report.findings)
+    again = [f"It went back {tried} times, and the trouble came again."] if tried and wanted else []
+    return " ".join([*again, *(finding.message for finding in report.findings)])

@@ -76,6 +76,7 @@ def test_decide_takes_the_most_severe_action() -> None:
     assert decide([finding("rollback")], 0, 0) == "stop"
     fell = Finding("reward_drop", "rollback", "", "reward/mean", 0.1, 0.2)
     assert decide([fell], 2, 3) == "rollback" and decide([fell, finding("warn")], 3, 3) == "pause"
+    assert decide([fell], 0, 0) == "pause"
     assert decide([fell, finding("rollback")], 3, 3) == "stop", "not the reward alone"
 
 

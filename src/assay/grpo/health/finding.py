@@ -84,11 +84,6 @@ class Rise:
         """Whether it rose by more than noise."""
         return self.change > CLEAR * self.error
 
-    @property
-    def fell(self) -> bool:
-        """Whether it fell by more than noise."""
-        return self.change < -CLEAR * self.error
-
 
 CLEAR = 2.0
 """Standard errors from which a change of the reward counts."""

@@ -38,7 +38,7 @@ def decide(findings: Iterable[Finding], rollbacks: int, max_rollbacks: int) -> A
     if action != "rollback" or rollbacks < max_rollbacks:
         return action
     fell_alone = all(finding.rule == "reward_drop" for finding in found if finding.action == "rollback")
-    return "pause" if fell_alone and max_rollbacks else "stop"
+    return "pause" if fell_alone else "stop"
 
 
 class HealthMonitor:
@@ -80,7 +80,7 @@ class HealthMonitor:
 
     def decide(self, findings: Iterable[Finding]) -> Action:
         """What to do about findings of `observe`, given how often the run was rolled back."""
-        return decide(findings, self._recovery.attempts, self._config.max_rollbacks)
+        return decide(findings, self.rollbacks_in_a_row, self._config.max_rollbacks)
 
     @property
     def history(self) -> History:
@@ -126,6 +126,11 @@ class HealthMonitor:
     def rollbacks(self) -> int:
         """How often the run was rolled back."""
         return self._recovery.rollbacks
+
+    @property
+    def rollbacks_in_a_row(self) -> int:
+        """Rollbacks since the run began or last earned more than ever: what `max_rollbacks` bounds."""
+        return self._recovery.attempts
 
     @property
     def learning_rate_factor(self) -> float:

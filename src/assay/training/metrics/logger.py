@@ -26,6 +26,8 @@ VERSION = 1
 """Format of the records of `metrics.jsonl` and `events.jsonl`."""
 SETTINGS_CHANGED = "settings_changed"
 """Kind of the event that a resume with other settings raises."""
+RATE_RAISED = "learning_rate"
+"""Kind of the event when calm steps give back a part of the learning rate that rollbacks took."""
 Level = Literal["info", "warning", "error"]
 _HEADER = ("version", "step", "phase", "index")
 _LOG_LEVELS: Mapping[Level, int] = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}

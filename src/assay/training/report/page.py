@@ -19,7 +19,7 @@ from assay.errors import AssayError
 from assay.terminal import inert
 from assay.training.config import TrainingConfig
 from assay.training.metrics.intervals import Interval
-from assay.training.metrics.logger import SETTINGS_CHANGED
+from assay.training.metrics.logger import RATE_RAISED, SETTINGS_CHANGED
 from assay.training.report.charts import MINUS, Chart, draw, finite
 from assay.training.report.comparison import Policy, difference, direction, signed
 from assay.training.run.reader import Answer, RunRecords
@@ -217,8 +217,8 @@ def _earned(answer: Answer) -> str:
 
 
 def _events(events: Sequence[Mapping[str, Json]]) -> str:
-    # Regular figures and changed settings are no alarms, unless the gate was turned off.
-    usual = (HEALTH_REPORT, SETTINGS_CHANGED)
+    # Regular figures, a rate that recovers and changed settings are not alarms, unless the gate was turned off.
+    usual = (HEALTH_REPORT, RATE_RAISED, SETTINGS_CHANGED)
     events = [event for event in events if event.get("kind") not in usual or event["level"] != "info"]
     if not events:
         return '<section><h2>Alarms</h2><p class="soft">None.</p></section>'
