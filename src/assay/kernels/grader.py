@@ -20,17 +20,18 @@ from dataclasses import replace
 from functools import partial
 
 from assay.errors import ReferenceModelError, SandboxError
-from assay.kernels.compile.stage import TRITON_HARNESS, CompileReport, compile_cuda, compile_triton
+from assay.kernels.compile.stage import TRITON_HARNESS, CompileReport, compile_cuda, compile_program
 from assay.kernels.config import GraderConfig
 from assay.kernels.numerics import on_gpu
 from assay.kernels.numerics.calls import HARNESS as NUMERICS
-from assay.kernels.numerics.calls import Call, job_inputs, numerics_job, plan_calls
+from assay.kernels.numerics.calls import Call, numerics_job, plan_calls
 from assay.kernels.numerics.reference import ReferenceProcess, fit_problem, may_pass
 from assay.kernels.numerics.secret_inputs import InputBank, InputSet
 from assay.kernels.numerics.stage import Answers, verdict_of
 from assay.kernels.prepared import Closed, Preparations, Prepared, shared
 from assay.kernels.problems.scaling import ScaledProblem, unscaled
 from assay.kernels.problems.sources import SHIPPED, Problem
+from assay.kernels.program.jobs import NotRecorded, record_job, recorded
 from assay.kernels.sandboxes import sandbox_for
 from assay.kernels.static.checks import VERSION as STATIC_VERSION
 from assay.kernels.static.checks import StaticReport, check
@@ -309,15 +310,13 @@ class Grader:
         return replace(verdict, compiled=True) if verdict.ok else verdict
 
     async def _compile(self, draw: InputSet, calls: tuple[Call, ...], code: str) -> CompileReport:
-        header, inputs = job_inputs(draw, calls[0].case)
+        config = self.config
+        limits = Limits(wall_s=config.wall_s, cpu_s=config.cpu_s, memory_mb=config.memory_mb)
+        found = recorded(await self.sandbox.run(record_job(code, draw, limits, config.precision)))
+        if isinstance(found, NotRecorded):
+            return CompileReport("unsupported", found.message)
         await self._warmed(TRITON_HARNESS)
-        return await compile_triton(
-            self.sandbox,
-            code,
-            header={**header, "precision": self.config.precision},
-            inputs=inputs,
-            arch=self.config.arch,
-        )
+        return await compile_program(self.sandbox, found.text, arch=config.arch)
 
 
 def _closed(problem: Problem | ScaledProblem) -> Verdict:
