@@ -144,7 +144,7 @@ def compiled_part(program_text: str, report: CompileReport) -> str:
         if place < len(steps) and "variants" in steps[place]:
             every = steps[place]["variants"]
             steps[place]["variants"] = [each for number, each in enumerate(every) if bits >> number & 1]
-    return json.dumps(program)
+    return json.dumps(program, ensure_ascii=False, separators=(",", ":"))
 
 
 def _is_step(entry: Json) -> bool:

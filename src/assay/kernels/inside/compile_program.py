@@ -12,6 +12,7 @@ import json
 import linecache
 import os
 import shutil
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from types import ModuleType
@@ -52,6 +53,7 @@ _WARM = """def softmax(x, out, n, BLOCK: tl.constexpr):
 def preload() -> None:
     """Import Triton without PyTorch, and compile one kernel: what the compiler reads once, every child then shares."""
     ahead_of_time.do_without_torch()
+    warnings.simplefilter("ignore")  # what is written to standard error is taken for the compiler's words
     report = execute(json.dumps(_warm_up_program()), {"capability": 90, "shared_limit": 232448}, lambda: None, print)
     if not report.get("kernels"):
         raise RuntimeError(f"a program of ours does not compile: {report}")
