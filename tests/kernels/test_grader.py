@@ -25,7 +25,7 @@ from assay.kernels.numerics.reference import fit_problem
 from assay.kernels.prepared import MAX_PREPARED, Preparations, Prepared
 from assay.kernels.problems.scaling import unscaled
 from assay.kernels.problems.sources import Problem, make_problem
-from assay.kernels.static.checks import check
+from assay.kernels.text.examining import examine
 from assay.kernels.verdicts import KINDS, Verdict
 from assay.sandbox import AfterRound, Job, JobResult
 from assay.sandbox import local as local_module
@@ -711,6 +711,6 @@ def test_a_long_source_is_examined_beside_the_event_loop(bench: Bench, monkeypat
 
 def test_a_fault_in_the_problem_is_not_the_candidates(bench: Bench) -> None:
     broken = Problem(1, 6, "broken", "def (", "test")
-    assert check(candidate(), "triton", broken.code).fault is None
+    assert examine(candidate()).fault is None
     verdict = bench.grade(broken, candidate(), chz.replace(QUICK, scale="fit"))
     assert verdict.kind == "unsupported" and "not valid Python" in verdict.message, verdict

@@ -32,23 +32,21 @@ from assay.kernels.prepared import Closed, Preparations, Prepared, shared
 from assay.kernels.problems.scaling import ScaledProblem, unscaled
 from assay.kernels.problems.sources import SHIPPED, Problem
 from assay.kernels.sandboxes import sandbox_for
-from assay.kernels.static.checks import VERSION as STATIC_VERSION
-from assay.kernels.static.checks import StaticReport, check
+from assay.kernels.text.examined import Examined
+from assay.kernels.text.examining import VERSION as TEXT_VERSION
+from assay.kernels.text.job import examined, unread
 from assay.kernels.timing.jobs import HARNESS as TIMED
 from assay.kernels.timing.stage import Turns, stopwatch_for, timed, timed_problem
 from assay.kernels.verdicts import Verdict
-from assay.sandbox.base import Limits, Sandbox
+from assay.sandbox.base import JobResult, Limits, Sandbox
 from assay.sandbox.local import LocalSandbox
 from assay.sandbox.lockstep import RunsGroups
 from assay.types import Json
 
 log = logging.getLogger(__name__)
 
-VERSION = f"2.{STATIC_VERSION}"
+VERSION = f"2.{TEXT_VERSION}"
 """Raised with every change that may change a verdict."""
-
-THREAD_CHARACTERS = 4096
-"""Sources longer than this are examined in a thread: the worst of them take the static checks seconds."""
 
 TF32_HINT = '. Note: tl.dot rounds float32 operands to TF32, here as on a GPU, unless given input_precision="ieee"'
 
@@ -134,7 +132,7 @@ class Grader:
         if self._closed:  # meanwhile
             return _closed(problem)
         if self.config.backend == "cuda" and self.config.device == "cpu":
-            compiled = await compile_cuda(self.sandbox, code, arch=self.config.arch)
+            compiled = await compile_cuda(self.sandbox, report.extensions, arch=self.config.arch)
             return replace(_of_cuda(compiled, _suspicions(report)), problem=problem.hash)
         try:
             self._warm_up()
@@ -149,25 +147,20 @@ class Grader:
             return Verdict("infra_error", "problem", f"no inputs could be drawn: {error}", problem=problem.hash)
         return replace(verdict, problem=prepared.scaled.hash)
 
-    async def _examined(self, problem: Problem | ScaledProblem, code: str) -> tuple[StaticReport, Verdict | None]:
+    async def _examined(self, problem: Problem | ScaledProblem, code: str) -> tuple[Examined, Verdict | None]:
         if self._closed:
-            return StaticReport(), _closed(problem)
-        if len(code) > THREAD_CHARACTERS:
-            return await asyncio.to_thread(self._examine, problem, code)
-        return self._examine(problem, code)
-
-    def _examine(self, problem: Problem | ScaledProblem, code: str) -> tuple[StaticReport, Verdict | None]:
-        """Everything that the text alone decides."""
-        reference = problem.code
-        report = check(code, self.config.backend, reference)
-        if report.fault is not None:
-            return report, Verdict("compile_error", "parse", report.fault, problem=problem.hash)
-        if report.cheats and self._static:
-            first = report.cheats[0]
-            said = f"line {first.line}: {first.evidence}" if first.line else first.evidence
-            findings = {"findings": [finding.to_json() for finding in report.findings]}
-            return report, Verdict("cheat", "static", said, first.kind, findings, problem=problem.hash)
-        return report, None
+            return Examined(), _closed(problem)
+        found = await examined(self.sandbox, code, self.config.backend)
+        if isinstance(found, JobResult):
+            return Examined(), replace(unread(found), problem=problem.hash)
+        if found.fault is not None:
+            return found, Verdict("compile_error", "parse", found.fault, problem=problem.hash)
+        if found.cheats and (self._static or self.config.backend == "cuda"):
+            first = found.cheats[0]
+            findings = {"findings": [finding.to_json() for finding in found.findings]}
+            said = f"line {first.line}: {first.evidence}"
+            return found, Verdict("cheat", "static", said, first.kind, findings, problem=problem.hash)
+        return found, None
 
     def _warm_up(self) -> None:
         """Start the first workers side by side, and beside the first reference: each imports PyTorch for seconds."""
@@ -233,7 +226,7 @@ class Grader:
             refusal = f"the problem's own reference does not run here: {error}"
             return Prepared(source, None, refusal, lasting=not may_pass(error))
 
-    async def _try(self, prepared: Prepared, draw: InputSet, code: str, report: StaticReport) -> Verdict:
+    async def _try(self, prepared: Prepared, draw: InputSet, code: str, report: Examined) -> Verdict:
         config = self.config
         calls = plan_calls(draw, config.num_correct_trials, self._random, _constant_families(prepared))
         evidence = _suspicions(report) | {"scaling": prepared.scaled.scaling.to_json()}
@@ -251,7 +244,7 @@ class Grader:
         return verdict
 
     async def _right(
-        self, draw: InputSet, calls: tuple[Call, ...], code: str, report: StaticReport, evidence: dict[str, Json]
+        self, draw: InputSet, calls: tuple[Call, ...], code: str, report: Examined, evidence: dict[str, Json]
     ) -> Verdict:
         """The verdict of numerics and compiler."""
         config = self.config
@@ -276,7 +269,7 @@ class Grader:
         return replace(verdict, compiled=compiled.outcome == "ok", cpu_s=cpu_s, evidence=_with(verdict, compiled))
 
     async def _numerics(
-        self, draw: InputSet, calls: tuple[Call, ...], code: str, report: StaticReport, evidence: dict[str, Json]
+        self, draw: InputSet, calls: tuple[Call, ...], code: str, report: Examined, evidence: dict[str, Json]
     ) -> Verdict:
         config = self.config
         limits = Limits(wall_s=config.wall_s, cpu_s=config.cpu_s, memory_mb=config.memory_mb)
@@ -284,13 +277,13 @@ class Grader:
         job = numerics_job(code, draw, calls, limits, config.max_programs, config.precision)
         await self._warmed(job.harness)
         result = await self.sandbox.run(job, answers.take)
-        verdict = verdict_of(result, answers, report.kernels, config.policy, evidence)
+        verdict = verdict_of(result, answers, (), config.policy, evidence)
         if verdict.kind == "wrong" and report.tf32_dot_possible and config.precision == "float32":
             return replace(verdict, message=f"{verdict.message}{TF32_HINT}")
         return verdict
 
     async def _on_gpu(
-        self, draw: InputSet, calls: tuple[Call, ...], code: str, report: StaticReport, evidence: dict[str, Json]
+        self, draw: InputSet, calls: tuple[Call, ...], code: str, report: Examined, evidence: dict[str, Json]
     ) -> Verdict:
         config = self.config
         answers = Answers(draw, calls, config.precision, exact=False)
@@ -300,7 +293,7 @@ class Grader:
         if (lost := on_gpu.not_started(result)) is not None:
             return lost
         result = on_gpu.without_start(result)
-        kernels = (on_gpu.NATIVE,) if config.backend == "cuda" else report.kernels
+        kernels = (on_gpu.NATIVE,) if config.backend == "cuda" else ()
         verdict = verdict_of(result, answers, kernels, config.policy, evidence)
         if verdict.kind == "crash" and (words := on_gpu.refused_by_compiler(result)) is not None:
             return replace(verdict, kind="compile_error", stage="compile", message=words, compiled=False)
@@ -341,8 +334,8 @@ def _constant_families(prepared: Prepared) -> tuple[str, ...]:
     return bank.screening.constant_families if bank is not None and bank.screening is not None else ()
 
 
-def _suspicions(report: StaticReport) -> dict[str, Json]:
-    return {"suspects": [finding.to_json() for finding in report.suspects]} if report.suspects else {}
+def _suspicions(report: Examined) -> dict[str, Json]:
+    return {"suspects": [finding.to_json() for finding in report.hints]} if report.hints else {}
 
 
 def _not_compiled(verdict: Verdict, compiled: CompileReport) -> list[str]:
