@@ -3,7 +3,7 @@
     async with Grader(GraderConfig()) as grader:
         verdict = await grader.grade(problem, code)
 
-Stages: parse -> static checks -> numerics -> compile check (-> timing, on a GPU). Numerics come before the compiler
+Stages: examination of the text -> numerics -> compile check (-> timing, on a GPU). Numerics come before the compiler
 because most candidates fail there and it costs less; `compile_check=all` asks the compiler first. On a GPU kernels are
 compiled anyway, so there is no such check. A `Grader` belongs to one event loop. It draws secret inputs, runs
 candidates in a sandbox, and decides everything itself.
@@ -74,7 +74,7 @@ class Grader:
             sandbox: Where candidates run; by default what `config.run_on` says. The caller closes one that it passes.
             reference: The process that runs references; likewise.
             seed: Makes inputs and the order of calls repeatable, for examining a verdict. Never for training.
-            static: False leaves the static checks out, so that everything reaches the sandbox. For testing it.
+            static: False lets a Triton candidate pass whatever its text says, so that it reaches the sandbox. For testing.
         """
         self.config = config or GraderConfig()
         self._own_sandbox = sandbox is None
