@@ -51,3 +51,13 @@ def unread(result: JobResult, limits: Limits = LIMITS) -> Verdict:
         case _:
             said = f"the source could not be examined: {plain_text(result.message)}"
             return Verdict("infra_error", "parse", said, cpu_s=cpu_s)
+
+
+def of_text(found: Examined) -> Verdict | None:
+    """The verdict that the text alone decides, if it does."""
+    if found.fault is not None:
+        return Verdict("compile_error", "parse", found.fault)
+    if not found.cheats:
+        return None
+    first, findings = found.cheats[0], [finding.to_json() for finding in found.findings]
+    return Verdict("cheat", "parse", f"line {first.line}: {first.evidence}", first.kind, {"findings": findings})
