@@ -16,7 +16,7 @@ from assay.kernels.base import Language
 from assay.kernels.text import examined as bounds
 from assay.kernels.text.examined import Examined, Extension, Finding
 from assay.kernels.text.examining import examine
-from assay.kernels.text.job import HARNESS, LIMITS, examined, unread
+from assay.kernels.text.job import HARNESS, LIMITS, examined, of_text, unread
 from assay.sandbox import JobResult, Limits
 from assay.sandbox.local import LocalConfig, LocalSandbox
 from support.cpu_limit import at_most_cpu
@@ -359,3 +359,14 @@ def test_how_a_job_ended_says_whose_fault_it_is() -> None:
 def test_the_harness_needs_neither_pytorch_nor_triton() -> None:
     code = f"import sys, {HARNESS} as h; h.preload(); print(sorted({{'torch', 'triton'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_what_the_text_decides_is_told_with_its_line() -> None:
+    assert of_text(examine(source("return torch.compile(f)(x)"))) is None
+    for text, kind, message in (
+        ("x = (", "compile_error", "line 1: "),
+        (source(top=""), "cheat", "line 7: no function"),
+    ):
+        verdict = of_text(examine(text))
+        assert verdict is not None and (verdict.kind, verdict.stage) == (kind, "parse")
+        assert verdict.message.startswith(message) and bool(verdict.cheat) == (kind == "cheat")
