@@ -7,15 +7,17 @@ once more at another size.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from assay.kernels.compile.stage import TRITON_HARNESS, CompileReport, compile_program
+from assay.kernels.compile.stage import TRITON_HARNESS, CompileReport, compile_program, compiled_part
 from assay.kernels.config import GraderConfig
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.program.jobs import RECORD, REPLAY
+from assay.kernels.program.reading import Refusal, read
 from assay.kernels.program.trial import Attempt, Outcome, plan, record, replay
 from assay.kernels.program.verdict import at_another_size, verdict_of
 from assay.kernels.verdicts import Verdict
@@ -68,6 +70,9 @@ class Grading:
             compiled = await self._compile(attempt)
             if (refused := of_compiler(compiled, evidence)) is not None:
                 return refused, None
+            attempt = await compilable(attempt, compiled)
+            if isinstance(attempt, Outcome):
+                return verdict_of(attempt, evidence), None
         verdict = await self._replay(attempt, size, evidence, self.config.num_correct_trials, 1)
         if verdict.ok:
             verdict = await self._at_another_size(verdict, code, other)
@@ -77,6 +82,11 @@ class Grading:
                 cpu_s = verdict.cpu_s + refused.cpu_s
                 passed, total = verdict.tests_passed, verdict.tests_total
                 return replace(refused, cpu_s=cpu_s, tests_passed=passed, tests_total=total), None
+            if compiled.variants:
+                left, verdict = await self._again(attempt, compiled, size, verdict)
+                if left is None:
+                    return verdict, None
+                attempt = left
         if compiled is None:
             return verdict, attempt
         cpu_s = verdict.cpu_s + compiled.cpu_s
@@ -129,6 +139,20 @@ class Grading:
             evidence={**verdict.evidence, "sizes": 2, "other_scaling": size.scaled.scaling.to_json()},
         )
 
+    async def _again(
+        self, attempt: Attempt, compiled: CompileReport, size: Size, verdict: Verdict
+    ) -> tuple[Attempt | None, Verdict]:
+        """A submission that is right, replayed once more in those of its configurations that compile."""
+        left = await compilable(attempt, compiled)
+        if isinstance(left, Outcome):
+            return None, verdict_of(left, dict(verdict.evidence))
+        again = await self._replay(left, size, dict(verdict.evidence), self.config.num_correct_trials, 1)
+        if not again.ok:
+            said = f"in a configuration that compiles for {self.config.arch}: {again.message}"
+            cpu_s = verdict.cpu_s + compiled.cpu_s + again.cpu_s
+            return None, replace(again, message=said, cpu_s=cpu_s)
+        return left, replace(verdict, cpu_s=verdict.cpu_s + again.cpu_s)
+
     async def _compile(self, attempt: Attempt) -> CompileReport:
         await self.warmed(TRITON_HARNESS)
         return await compile_program(self.sandbox, attempt.text, arch=self.config.arch)
@@ -136,6 +160,17 @@ class Grading:
     def _limits(self) -> Limits:
         config = self.config
         return Limits(wall_s=config.wall_s, cpu_s=config.cpu_s, memory_mb=config.memory_mb)
+
+
+async def compilable(attempt: Attempt, report: CompileReport) -> Attempt | Outcome:
+    """An attempt without the configurations that do not compile, or of which that is not known: no GPU runs them."""
+    if not report.variants:
+        return attempt
+    text = compiled_part(attempt.text, report)
+    program = await asyncio.to_thread(read, text.encode())
+    if isinstance(program, Refusal):  # a number that JSON writes at greater length than whoever forged the text
+        return Outcome("refused", program.reason, stage="record", cpu_s=attempt.cpu_s)
+    return replace(attempt, program=program, text=text)
 
 
 def _may_round(attempt: Attempt) -> bool:
