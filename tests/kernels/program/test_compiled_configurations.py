@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import chz
 import pytest
 
+from assay.kernels.grader import Grader
 from assay.kernels.problems.sources import load_problems
 from support.kernel_graders import QUICK, Bench
 from support.trials import SNAKE, snaking
@@ -42,12 +45,19 @@ CASES = {
 }
 
 
+@pytest.fixture(scope="module", params=["right", "all"])
+def grader(request: pytest.FixtureRequest, bench: Bench) -> Iterator[Grader]:
+    """Compiles what is right, or everything before it is replayed."""
+    config = chz.replace(QUICK, compile_check=request.param)
+    made = Grader(config, sandbox=bench.sandbox, reference=bench.reference)
+    yield made
+    bench.wait(made.close())
+
+
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("when", ["right", "all"])
-def test_only_configurations_that_compile_count(bench: Bench, name: str, when: str) -> None:
+def test_only_configurations_that_compile_count(bench: Bench, grader: Grader, name: str) -> None:
     configurations, kind, said = CASES[name]
     problem = next(one for one in load_problems("shipped", (1,)) if one.key == SNAKE)
-    config = chz.replace(QUICK, compile_check=when, backend="triton")
-    verdict = bench.grade(problem, submission(configurations), config)
+    verdict = bench.wait(grader.grade(problem, submission(configurations)))
     assert verdict.kind == kind, verdict
     assert said in str(verdict.evidence.get("compiler"))
