@@ -19,7 +19,7 @@ from assay.kernels.inside import submission
 from assay.kernels.inside.replay.operators import ForgedError
 from assay.kernels.inside.replay.player import NO_KERNEL, Account, Manner, Player
 from assay.kernels.inside.replay.rebuild import NotInLanguageError
-from assay.kernels.inside.tensors import tensors_of
+from assay.kernels.inside.tensors import WrongOutputError, tensors_of
 from assay.kernels.inside.triton import interpreter
 from assay.kernels.program.form import Program
 from assay.kernels.program.reading import Refusal, read
@@ -36,10 +36,6 @@ def kernel(x, y, n, BLOCK: tl.constexpr):
     v = tl.load(x + i, mask=i < n, other=0.0)
     tl.store(y + i, tl.exp(v - tl.max(v, 0)) / tl.sum(v, 0), mask=i < n)
 """
-
-
-class WrongOutputError(Exception):
-    """The outputs have not the form that the reference's have."""
 
 
 def preload() -> None:
@@ -81,7 +77,7 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
         player = Player(program, tensors, header["weight_seed"], header["max_programs"])
         _check_outputs(program, header["outputs"])
     except Exception as error:  # noqa: BLE001 - whatever a program makes the interpreter raise is data
-        return {"fault": submission.fault("construct", error, _kind(error)) | _place(error)}
+        return {"fault": submission.fault("constructing ModelNew", error, _kind(error)) | _place(error)}
     write_outputs([])
     rounds: list[Json] = []
     while (blobs := read_inputs()) is not None:
