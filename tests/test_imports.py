@@ -90,7 +90,8 @@ BOUNDARIES = {
     "assay.kernels.inside.numerics_gpu",
     "assay.kernels.inside.record.harness",
     "assay.kernels.inside.reference_worker",
-    "assay.kernels.inside.replay.harness",
+    "assay.kernels.inside.replay.calls",
+    "assay.kernels.inside.replay.device_harness",
     "assay.kernels.inside.rounds",
     "assay.kernels.inside.timed",
 }
