@@ -21,6 +21,7 @@ from assay.kernels.inside.replay.operators import ForgedError
 from assay.kernels.inside.replay.player import NO_KERNEL, Account, CompilerError, Machine, Manner, Player
 from assay.kernels.inside.tensors import tensors_of
 from assay.kernels.program.form import Program
+from assay.kernels.program.limits import Limits
 from assay.kernels.program.reading import Refusal, read
 from assay.types import Json
 
@@ -32,9 +33,16 @@ class WrongOutputError(Exception):
     """The outputs have not the form that the reference's have."""
 
 
-def play(source: str, header: Json, read_inputs: ReadInputs, write_outputs: WriteOutputs, machine: Machine) -> Json:
+def play(
+    source: str,
+    header: Json,
+    read_inputs: ReadInputs,
+    write_outputs: WriteOutputs,
+    machine: Machine,
+    limits: Limits | None = None,
+) -> Json:
     """Replay one program, call by call. A fault of a call without a kernel ends that call alone."""
-    program = read(source.encode("utf-8", "replace"))
+    program = read(source.encode("utf-8", "replace"), limits)
     if isinstance(program, Refusal):
         return {"fault": {"stage": "program", "kind": "refused", "type": "Refusal", "message": program.reason}}
     blobs = read_inputs()

@@ -17,6 +17,7 @@ from assay.kernels.inside.precision import set_torch_precision
 from assay.kernels.inside.replay.calls import play
 from assay.kernels.inside.replay.on_device import OnDevice, wait_for_gpu
 from assay.kernels.inside.submission import fault
+from assay.kernels.program.limits import ON_DEVICE
 from assay.types import Json
 
 if TYPE_CHECKING:
@@ -39,4 +40,4 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
     except Exception as error:  # noqa: BLE001  whatever the driver or PyTorch says of the device is data
         return {"fault": fault("device", error, "unsupported")}
     write_outputs([])
-    return play(source, header, read_inputs, write_outputs, OnDevice())
+    return play(source, header, read_inputs, write_outputs, OnDevice(), ON_DEVICE)

@@ -29,6 +29,8 @@ from assay.types import Json
 FILE = "<kernels>"
 _PASSED_OVER = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
 """What an autotuner of Triton's forgives a configuration."""
+_PASSES = "PassManager::run failed"
+"""How Triton says that a stage of its compiler has failed."""
 
 
 class Compiled:
@@ -48,6 +50,7 @@ class Compiled:
         keys = [str(number) for number in range(len(program.kernels))]
         self.functions = [getattr(module, found.names[key]) for key in keys]
         self._parameters = [found.parameters[key] for key in keys]
+        self._origins = found.origins
 
     def launch(self, launch: Launch, variant: Variant, arguments: Mapping[str, Any]) -> None:
         """Compile a kernel for these arguments, unless that is done, and launch it.
@@ -62,7 +65,20 @@ class Compiled:
         except _PASSED_OVER as error:
             raise NoRoomError(str(error), launch.line) from error
         except CompilationError as error:
-            raise CompilerError(str(error), launch.line) from error
+            raise CompilerError(str(error), self._line_of(error) or launch.line) from error
+        except RuntimeError as error:
+            if _PASSES not in str(error):
+                raise
+            raise CompilerError(f"Triton's compiler gave up on a kernel: {error}", launch.line) from error
+
+    def _line_of(self, error: CompilationError) -> int:
+        """The line of the submission that the compiler names; 0 where it names none."""
+        at = getattr(error.node, "lineno", None)
+        for function in self.functions:
+            if at is not None and function.src == error.src:
+                # The text that Triton reads begins with `def`, the function a line before, with its decorator.
+                return self._origins[function.starting_line_number + at - 1]
+        return 0
 
 
 class OnDevice:
