@@ -1,5 +1,5 @@
-"""Programs replayed as on a GPU, without one: rounds and verdicts with the interpreter in its place, and the launcher with
-Triton compiling for it."""
+"""Programs replayed as on a GPU, without one: rounds and verdicts with the interpreter in its place, and the launcher
+with Triton compiling for it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """The replay of a program on a GPU: its job, and what may be asked of answers that need not have the same bytes twice.
 
-    calls = in_device_order(plan(program, draw, trials, rng))
-    job = started_first(replay_job(text, draw, calls, limits, max_programs), REPLAY, config)
-    result = await sandbox.run(job, after_start(answers.take))
-    not_started(result) or ... without_start(result) ... changed(calls, outputs, draw, precision)
+    outcome = await replay(sandbox, attempt, draw, plan(attempt.program, draw, trials, rng), config)
 
 The job's first round, in which CUDA starts, is that of `assay.kernels.numerics.on_gpu`. Atomic operations add in
 another order each time, so a kernel that is left out has mattered only if the outputs moved by more than what two whole
@@ -33,7 +30,7 @@ Outputs = Mapping[int, tuple[bytes, ...]]
 def in_device_order(calls: Sequence[Replay]) -> list[Replay]:
     """The calls of a plan as a GPU is given them: without following accesses, and those without a kernel last. What
     such a call leaves unwritten may be taken for an address by the next kernel, and no call comes after a fault."""
-    plain = [replace(call, follow=False, in_order=False) for call in calls]
+    plain = [replace(call, follow=False) for call in calls]
     return sorted(plain, key=lambda call: call.skip != NO_KERNEL)
 
 

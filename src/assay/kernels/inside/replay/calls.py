@@ -83,12 +83,12 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _kind(error: Exception, machine: Machine) -> str:
-    """`language`: a kernel is not in the kernel language. `forged`: no recording of ours gives such a program.
-    `compile`, `unsupported`: of the machine."""
+    """`language`: a kernel is not in the kernel language, though it may be legal in Triton; `not_triton`: nor is it.
+    `forged`: no recording of ours gives such a program. `compile`, `unsupported`: of the machine."""
     if isinstance(error, ForgedError):
         return "forged"
     if isinstance(error, NotInLanguageError):
-        return "language"
+        return "language" if error.in_triton else "not_triton"
     if isinstance(error, WrongOutputError):
         return "wrong_output"
     return machine.kind_of(error)
