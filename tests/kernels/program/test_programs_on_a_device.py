@@ -4,6 +4,7 @@ with Triton compiling for it."""
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -14,14 +15,20 @@ from assay.kernels.config import GraderConfig
 from assay.kernels.numerics import on_gpu
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
-from assay.kernels.program.jobs import NO_KERNEL, Recorded, Replay, measured, record_job, recorded, replay_job
-from assay.kernels.program.on_device import REPLAY, changed, in_device_order
-from assay.kernels.program.trial import plan
+from assay.kernels.program.jobs import NO_KERNEL, Replay, measured
+from assay.kernels.program.limits import ON_DEVICE
+from assay.kernels.program.noise import changed_beyond_noise
+from assay.kernels.program.on_device import device_job, in_device_order, judge_on_device
+from assay.kernels.program.trial import Answers, Attempt, Outcome, plan, record
 from assay.sandbox import JobResult
 from support.device_stand_in import run_on_stand_in
 from support.kernel_graders import LIMITS, Bench
-from support.kernelbench_data import HONEST
+from support.kernelbench_data import HONEST, ROOT
 from support.trials import SNAKE, Trials, snaking
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from common.submissions import read_submission
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -32,18 +39,19 @@ def trials(bench: Bench) -> Trials:
     return Trials(bench)
 
 
-def recording(bench: Bench, trials: Trials, key: str, code: str) -> Recorded:
-    found = recorded(bench.wait(bench.sandbox.run(record_job(code, trials.draw(key), LIMITS, "float32"))))
-    assert isinstance(found, Recorded), found
-    return found
+def recording(bench: Bench, draw: InputSet, code: str) -> Attempt:
+    attempt = bench.wait(record(bench.sandbox, code, draw, LIMITS, "float32", sizes=ON_DEVICE))
+    assert isinstance(attempt, Attempt), attempt
+    return attempt
 
 
-def replayed(found: Recorded, draw: InputSet, kind: str) -> tuple[JobResult, list[Replay]]:
-    calls = in_device_order(plan(found.program, draw, 3, random.Random(5)))
-    job = replay_job(found.text, draw, calls, LIMITS, 4096)
-    result = run_on_stand_in(on_gpu.started_first(job, REPLAY, GraderConfig()), kind)
-    assert on_gpu.not_started(result) is None
-    return on_gpu.without_start(result), calls
+def replayed(attempt: Attempt, draw: InputSet, kind: str) -> tuple[Outcome, JobResult]:
+    answers = Answers(draw, in_device_order(plan(attempt.program, draw, 3, random.Random(5))), "float32", exact=False)
+    config = GraderConfig()
+    result = run_on_stand_in(device_job(attempt.text, draw, answers.calls, config), kind)
+    for number, outputs in enumerate(result.outputs[1:-1]):
+        answers.take(number, outputs)
+    return judge_on_device(result, attempt, answers, config), on_gpu.without_start(result)
 
 
 TWO = snaking(
@@ -57,23 +65,16 @@ TWO = snaking(
 
 def test_calls_without_a_kernel_come_last_and_tell_whether_it_mattered(bench: Bench, trials: Trials) -> None:
     draw = trials.draw(SNAKE)
-    found = recording(bench, trials, SNAKE, TWO.format(first="x = copied(x)", given="x"))
-    result, calls = replayed(found, draw, "interpreted")
+    attempt = recording(bench, draw, TWO.format(first="x = copied(x)", given="x"))
+    calls = in_device_order(plan(attempt.program, draw, 3, random.Random(5)))
     assert [call.skip == NO_KERNEL for call in calls] == [*[True] * (len(calls) - 2), False, False]
-    assert not any(call.follow or call.in_order for call in calls)
-    answers = dict(enumerate(result.outputs[1:]))
-    assert "fault" not in result.report, result.report  # type: ignore[operator]
-    assert changed(calls, answers, draw, "float32") == {0: True, 1: True}
-    seen = measured(result)
-    assert len(seen) == len(calls) and all(account.unwritten == (0,) for account in seen)
-    for place, call in enumerate(calls):
-        if call.skip == NO_KERNEL:
-            expected = np.asarray(call.case.exact[0], dtype=np.float32)
-            given = np.frombuffer(answers[place][0], dtype=np.float32).reshape(expected.shape)
-            assert np.allclose(given, expected, rtol=1e-4, atol=1e-4)
-    idle = recording(bench, trials, SNAKE, TWO.format(first="copied(x)", given="x"))
-    result, calls = replayed(idle, draw, "interpreted")
-    assert changed(calls, dict(enumerate(result.outputs[1:])), draw, "float32") == {0: False, 1: True}
+    assert not any(call.follow for call in calls)
+    outcome, _ = replayed(attempt, draw, "interpreted")
+    assert (outcome.end, outcome.passed, outcome.total) == ("ok", 4, 4), outcome
+    idle, _ = replayed(recording(bench, draw, TWO.format(first="copied(x)", given="x")), draw, "interpreted")
+    assert idle.end == "cheat" and "copy_kernel" in idle.message, idle
+    wrong, _ = replayed(recording(bench, draw, TWO.format(first="x = copied(x)", given="y")), draw, "interpreted")
+    assert wrong.end == "wrong", wrong
 
 
 SCATTERED = snaking(
@@ -104,26 +105,22 @@ SCATTERED = snaking(
 
 def test_a_fault_without_a_kernel_is_no_fault_of_the_program(bench: Bench, trials: Trials) -> None:
     """Without the first kernel, the second one reads addresses that no one wrote."""
-    found = recording(bench, trials, SNAKE, SCATTERED)
-    result, calls = replayed(found, trials.draw(SNAKE), "interpreted")
-    faults = [account.fault for account in measured(result)]
-    assert "fault" not in result.report  # type: ignore[operator]
-    assert [bool(fault) for fault in faults] == [call.skip == 0 for call in calls]
-    assert changed(calls, dict(enumerate(result.outputs[1:])), trials.draw(SNAKE), "float32") == {0: True, 1: True}
+    attempt = recording(bench, trials.draw(SNAKE), SCATTERED)
+    outcome, result = replayed(attempt, trials.draw(SNAKE), "interpreted")
+    assert outcome.end == "ok" and any(account.fault for account in measured(result)), outcome
     assert trials.run(SNAKE, SCATTERED).end == "ok"
 
 
 @pytest.mark.parametrize("name", ["snake_autotuned", "matmul_descriptors"])
 def test_launches_are_what_triton_compiles(bench: Bench, trials: Trials, name: str) -> None:
-    """Names, options, grids, descriptors and compile-time values reach Triton's own launch."""
-    from benchmarks.common.submissions import read_submission
-
+    """Names, options, grids, descriptors and compile-time values reach Triton's own launch. Nothing runs, so nothing is
+    right."""
     submission = read_submission(HONEST / f"{name}.py")
-    found = recording(bench, trials, submission.problem, submission.code)
-    result, calls = replayed(found, trials.draw(submission.problem), "compiled")
-    assert "fault" not in result.report, result.report  # type: ignore[operator]
-    kernels = {found.program.kernels[step.kernel].name for step in found.program.forward if hasattr(step, "kernel")}
-    assert set(measured(result)[0].launches) == kernels and len(result.outputs) == 1 + len(calls)
+    attempt = recording(bench, trials.draw(submission.problem), submission.code)
+    outcome, result = replayed(attempt, trials.draw(submission.problem), "compiled")
+    assert outcome.end == "wrong" and "fault" not in result.report, outcome  # type: ignore[operator]
+    kernels = {kernel.name for kernel in attempt.program.kernels}
+    assert all(set(account.launches) == kernels for account in measured(result)[:3])
 
 
 REFUSED = """
@@ -136,11 +133,20 @@ REFUSED = """
 
 def test_a_compiler_that_refuses_names_the_line(bench: Bench, trials: Trials) -> None:
     code = snaking("y = torch.empty_like(x)\nwide_kernel[(1,)](x, y, x.numel(), BLOCK=1000)\nreturn y", head=REFUSED)
-    found = recording(bench, trials, SNAKE, code)
-    result, _ = replayed(found, trials.draw(SNAKE), "compiled")
-    words = on_gpu.refused_by_compiler(result)
+    outcome, _ = replayed(recording(bench, trials.draw(SNAKE), code), trials.draw(SNAKE), "compiled")
     line = next(number for number, text in enumerate(code.splitlines(), 1) if "def wide_kernel" in text) + 1
-    assert words is not None and words.startswith(f"line {line}: ") and "power of 2" in words, words
+    assert (outcome.end, outcome.line) == ("not_triton", line) and "power of 2" in outcome.message, outcome
+
+
+def test_a_device_that_does_not_start_is_no_fault_of_the_program(bench: Bench, trials: Trials) -> None:
+    draw = trials.draw(SNAKE)
+    attempt = recording(bench, draw, TWO.format(first="pass", given="x"))
+    fault = {"stage": "device", "kind": "unsupported", "type": "RuntimeError", "message": "no driver"}
+    answers = Answers(draw, in_device_order(plan(attempt.program, draw, 1, random.Random(5))), "float32", exact=False)
+    lost = judge_on_device(JobResult("crash", "left early", report={"fault": fault}), attempt, answers, GraderConfig())
+    assert lost.end == "infra" and "no driver" in lost.message
+    started = JobResult("crash", "left early", outputs=((),), report={"fault": fault})
+    assert judge_on_device(started, attempt, answers, GraderConfig()).end != "infra"
 
 
 ONES = np.ones(4)
@@ -164,4 +170,4 @@ def test_a_kernel_matters_by_more_than_noise(again: float, without: float, matte
     whole = Replay(CASE)
     calls = [whole, replace(whole, seed=3), replace(whole, skip=2)]
     answers = {place: (host_tensor(ONES + by, "float32").data,) for place, by in enumerate((0.0, again, without))}
-    assert changed(calls, answers, DRAW, "float32") == {2: mattered}
+    assert changed_beyond_noise(calls, answers, DRAW, "float32") == {2: mattered}

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from assay.kernels.config import GraderConfig
 from assay.kernels.job_reports import explain
-from assay.kernels.verdicts import Verdict, plain_text
+from assay.kernels.verdicts import plain_text
 from assay.sandbox.base import AfterRound, Job, JobResult, Limits, Round
 
 TMP_MB = 2048
@@ -48,15 +48,15 @@ def without_start(result: JobResult) -> JobResult:
     return replace(result, outputs=result.outputs[1:], round_s=result.round_s[1:])
 
 
-def not_started(result: JobResult) -> Verdict | None:
-    """The verdict where CUDA did not start; None where it did, or where the sandbox says already what was wrong."""
+def not_started(result: JobResult) -> str | None:
+    """What is to be said where CUDA did not start, which is no fault of the candidate; None where it did, or where the
+    sandbox says already what was wrong."""
     if result.outputs or result.end in ("infra", "timeout", "stopped"):
         return None
-    message = (
+    return (
         f"CUDA did not start, so the kernel was not run: {explain(result)}. Is there a GPU with its driver, a PyTorch "
         "that is built for it, and do the device files belong to everyone? docs/sandbox.md says where to look."
     )
-    return Verdict("infra_error", "numerics", message, cpu_s=result.cpu_s)
 
 
 def refused_by_compiler(result: JobResult) -> str | None:

@@ -1,30 +1,25 @@
-"""The replay of a program on a GPU: its job, and what may be asked of answers that need not have the same bytes twice.
+"""The replay of a program on a GPU.
 
-    outcome = await replay(sandbox, attempt, draw, plan(attempt.program, draw, trials, rng), config)
+    outcome = await replay_on_device(sandbox, attempt, draw, plan(attempt.program, draw, trials, rng), config)
 
-The job's first round, in which CUDA starts, is that of `assay.kernels.numerics.on_gpu`. Atomic operations add in
-another order each time, so a kernel that is left out has mattered only if the outputs moved by more than what two whole
-calls on the same inputs differ by.
+The job's first round, in which CUDA starts, is that of `assay.kernels.numerics.on_gpu`. Answers need not have the same
+bytes twice (`noise`). Accesses are not followed: races and who wrote an output last are not known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from assay.kernels.arrays import HostTensor
+from assay.kernels.config import GraderConfig
+from assay.kernels.numerics import on_gpu
 from assay.kernels.numerics.secret_inputs import InputSet
-from assay.kernels.numerics.tolerance import compare
-from assay.kernels.program.jobs import NO_KERNEL, Replay
+from assay.kernels.program.jobs import NO_KERNEL, Replay, replay_job
+from assay.kernels.program.trial import Answers, Attempt, Outcome, judge
+from assay.sandbox.base import Job, JobResult, Sandbox
 
 REPLAY = "assay.kernels.inside.replay.device_harness"
-NOISES = 8.0
-"""How many times what two whole calls differ by a left-out kernel has to move the output, where they differ at all."""
-
-Outputs = Mapping[int, tuple[bytes, ...]]
-"""Number of a call -> the bytes of its outputs."""
 
 
 def in_device_order(calls: Sequence[Replay]) -> list[Replay]:
@@ -34,47 +29,29 @@ def in_device_order(calls: Sequence[Replay]) -> list[Replay]:
     return sorted(plain, key=lambda call: call.skip != NO_KERNEL)
 
 
-def changed(calls: Sequence[Replay], outputs: Outputs, draw: InputSet, precision: str) -> dict[int, bool]:
-    """Kernel -> whether the output was another one without it: no longer right, or further from that of a whole call
-    on the same inputs than `NOISES` times what two whole calls differ by.
+def device_job(text: str, draw: InputSet, calls: Sequence[Replay], config: GraderConfig) -> Job:
+    """The job that replays a program on a GPU."""
+    job = replay_job(text, draw, calls, on_gpu.limits_of(config), config.max_programs)
+    return on_gpu.started_first(job, REPLAY, config)
 
-    A whole call that has no second on the same inputs counts as without noise.
+
+async def replay_on_device(
+    sandbox: Sandbox, attempt: Attempt, draw: InputSet, calls: Sequence[Replay], config: GraderConfig
+) -> Outcome:
+    """Replay a recorded submission on a GPU. Never raises for what a candidate does.
+
+    Raises:
+        SandboxError: no job at all can be run here.
     """
-    found = {}
-    for place, call in enumerate(calls):
-        if call.skip == NO_KERNEL:
-            continue
-        whole = [
-            outputs[other]
-            for other, alike in enumerate(calls)
-            if alike.case is call.case and alike.skip == NO_KERNEL and not alike.weights
-        ]
-        found[call.skip] = _is_wrong(call, outputs[place], draw, precision) or _moved(outputs[place], whole, draw)
-    return found
+    ordered = in_device_order(calls)
+    answers = Answers(draw, ordered, config.precision, exact=False)
+    job = device_job(attempt.text, draw, ordered, config)
+    result = await sandbox.run(job, on_gpu.after_start(answers.after_round))
+    return await asyncio.to_thread(judge_on_device, result, attempt, answers, config)
 
 
-def _is_wrong(call: Replay, outputs: Sequence[bytes], draw: InputSet, precision: str) -> bool:
-    tolerances = call.case.tolerances(precision)
-    parts = zip(draw.outputs, outputs, call.case.exact, tolerances, strict=True)
-    return any(not compare(HostTensor(*form, data).array(), exact, allowed).ok for form, data, exact, allowed in parts)
-
-
-def _moved(without: Sequence[bytes], whole: Sequence[tuple[bytes, ...]], draw: InputSet) -> bool:
-    first, *others = whole
-    for place, (dtype, shape) in enumerate(draw.outputs):
-        here, there = (HostTensor(dtype, shape, data[place]).array() for data in (without, first))
-        noise = max((_distance(HostTensor(dtype, shape, other[place]).array(), there) for other in others), default=0.0)
-        if _distance(here, there) > NOISES * noise:
-            return True
-    return False
-
-
-def _distance(one: np.ndarray, other: np.ndarray) -> float:
-    """The largest difference of an element; infinite where one of two is not a number."""
-    if not one.size:
-        return 0.0
-    with np.errstate(all="ignore"):
-        wide = np.complex128 if np.iscomplexobj(one) else np.float64
-        apart = np.abs(one.astype(wide) - other.astype(wide))
-    apart[(one == other) | (np.isnan(one) & np.isnan(other))] = 0.0
-    return float(np.nan_to_num(apart, nan=np.inf, posinf=np.inf).max())
+def judge_on_device(result: JobResult, attempt: Attempt, answers: Answers, config: GraderConfig) -> Outcome:
+    """What the answers of a replay on a GPU prove."""
+    if (lost := on_gpu.not_started(result)) is not None:
+        return Outcome("infra", lost, cpu_s=attempt.cpu_s + result.cpu_s)
+    return judge(on_gpu.without_start(result), attempt, answers, config.policy)

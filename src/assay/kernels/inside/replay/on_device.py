@@ -77,7 +77,7 @@ class Compiled:
         for function in self.functions:
             if at is not None and function.src == error.src:
                 # The text that Triton reads begins with `def`, the function a line before, with its decorator.
-                return self._origins[int(function.starting_line_number) + at - 1]
+                return self._origins[int(function.starting_line_number + at - 1)]
         return 0
 
 
