@@ -5,10 +5,12 @@ Where kernels run is a `Machine`: `interpreted` (Triton's interpreter) or `on_de
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -106,8 +108,8 @@ class Machine(Protocol):
         ...
 
 
-Choose = Callable[[Launch], Sequence[Variant]]
-"""Which variants of a launch are tried, the first one first."""
+Choose = Callable[[Launch, Callable[[Variant], None]], Sequence[Variant]]
+"""Which variants of a launch are tried, the first one first. It may launch some then and there, to see how they do."""
 
 
 class Player:
@@ -183,21 +185,21 @@ class Player:
                 if isinstance(step, Operation):
                     operators.run(self.memory, step)
                 else:
-                    self._launch(run, step, choose(step), manner)
+                    self._launch(run, step, choose, manner)
         return run.told()
 
-    def _launch(self, run: Run, launch: Launch, variants: Sequence[Variant], manner: Manner) -> None:
-        *others, last = variants
+    def _launch(self, run: Run, launch: Launch, choose: Choose, manner: Manner) -> None:
+        attempt = partial(self._launch_variant, run, launch, manner)
+        *others, last = choose(launch, attempt)
         for variant in others:
             try:
-                self.launch_variant(run, launch, variant, manner)
+                attempt(variant)
             except NoRoomError:
                 continue
             return
-        self.launch_variant(run, launch, last, manner)
+        attempt(last)
 
-    def launch_variant(self, run: Run, launch: Launch, variant: Variant, manner: Manner) -> None:
-        """One launch, with what its hook does first."""
+    def _launch_variant(self, run: Run, launch: Launch, manner: Manner, variant: Variant) -> None:
         for operation in variant.before:
             operators.run(self.memory, operation)
         if launch.kernel != manner.skip:
@@ -223,7 +225,35 @@ class Player:
 def _by_chance(seed: int) -> Choose:
     """A random variant first, then the others."""
     chance = random.Random(seed)
-    return lambda launch: chance.sample(launch.variants, len(launch.variants))
+    return lambda launch, _: chance.sample(launch.variants, len(launch.variants))
+
+
+def tuned(seconds_of: Callable[[Callable[[], None]], float]) -> Choose:
+    """The fastest variant of each launch, found at its first run as Triton's autotuner finds it: each is launched once
+    to be compiled and once to be timed. Then the choice stands. What tuning does to memory is the caller's affair.
+
+    Args:
+        seconds_of: Times a call.
+    """
+    chosen: dict[int, Variant] = {}
+
+    def choose(launch: Launch, attempt: Callable[[Variant], None]) -> Sequence[Variant]:
+        if id(launch) not in chosen:
+            chosen[id(launch)] = min(launch.variants, key=lambda variant: _seconds(attempt, variant, seconds_of))
+        return [chosen[id(launch)]]
+
+    return choose
+
+
+def _seconds(
+    attempt: Callable[[Variant], None], variant: Variant, seconds_of: Callable[[Callable[[], None]], float]
+) -> float:
+    """How long a variant takes; infinity where there is no room for it."""
+    try:
+        attempt(variant)
+        return seconds_of(partial(attempt, variant))
+    except NoRoomError:
+        return math.inf
 
 
 def _fill_in(memory: Memory, windows: Sequence[Window], tensors: Sequence[torch.Tensor]) -> None:
