@@ -13,14 +13,14 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from assay.kernels.inside import timed
-from assay.kernels.inside.contestants import Module
 from assay.kernels.inside.precision import set_precision_policy
 from assay.kernels.inside.replay.memory import Memory
 from assay.kernels.inside.replay.player import Manner, NoRoomError, Player
-from assay.kernels.inside.replay.timed import Recorded
 from assay.kernels.inside.tensors import WrongOutputError
-from assay.kernels.inside.timed import CudaClock, flat_tensors
+from assay.kernels.inside.timing import harness as timed
+from assay.kernels.inside.timing.contestants import Module
+from assay.kernels.inside.timing.harness import CudaClock, flat_tensors
+from assay.kernels.inside.timing.recorded import Recorded
 from assay.kernels.program.form import Launch, Program, Variant
 from assay.kernels.program.reading import read
 from support.programs import N, launch, window, written

@@ -24,7 +24,7 @@ from assay.kernels.timing.statistics import Finding, FindingKind, Sample
 from assay.sandbox import Job, JobResult, Limits, Profile, Round
 from assay.types import Json
 
-HARNESS = "assay.kernels.inside.timed"
+HARNESS = "assay.kernels.inside.timing.harness"
 Form = Literal["module", "program"]
 """What a candidate comes as: its module, whose host code is then run, or its recorded program."""
 ROUNDS = 3

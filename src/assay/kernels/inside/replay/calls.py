@@ -1,8 +1,8 @@
 """What the replay harnesses share: a program built once and called on one set of inputs a round, on some `Machine`.
 
-The header is that of `assay.kernels.inside.rounds`: `init_inputs`, `inputs`, `outputs`, `parameters`, `weight_seed`.
+The header has `init_inputs`, `inputs`, `outputs`, `parameters`, `weight_seed`.
 The first round has the tensors of `get_init_inputs`; each later one has one set of inputs and, last, a control record:
-the fields of `player.Manner`, and `weights` as in `rounds`. Outputs are bytes; the report has, for each call, what the
+the fields of `player.Manner`, and `weights`, by name. Outputs are bytes; the report has, for each call, what the
 kernels did, or the fault that ended it.
 """
 

@@ -1,9 +1,9 @@
 """The sandbox harness that replays a program in Triton's interpreter. The `source` of its job is the program; no host
 code of anyone's runs. `device_harness` does the same on a GPU.
 
-The header is that of `assay.kernels.inside.rounds`: `init_inputs`, `inputs`, `outputs`, `parameters`, `weight_seed`,
+The header has `init_inputs`, `inputs`, `outputs`, `parameters`, `weight_seed`,
 `max_programs`. The first round has the tensors of `get_init_inputs`; each later one has one set of inputs and, last, a
-control record: the fields of `player.Manner`, and `weights` as in `rounds`. Outputs are bytes; the report has, for each
+control record: the fields of `player.Manner`, and `weights`, by name. Outputs are bytes; the report has, for each
 call, what the kernels did, or the fault that ended it.
 """
 

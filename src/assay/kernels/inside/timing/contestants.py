@@ -1,4 +1,4 @@
-"""What is timed: a module's model, or a recorded program (`replay.timed`). Both are prepared before the clock runs, and
+"""What is timed: a module's model, or a recorded program (`recorded`). Both are prepared before the clock runs, and
 then called."""
 
 from __future__ import annotations
@@ -7,10 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
-
-from assay.kernels.inside.submission import load
-from assay.kernels.inside.tensors import tensors_of
-from assay.types import Json
 
 Launched = Literal["host code", "one by one", "cuda graph"]
 """How kernels are launched in a timed call."""
@@ -65,28 +61,6 @@ class Module:
 
     def _forward(self) -> None:
         self._value = self._model(*self._inputs)
-
-
-def contestant(source: str, header: Json, blobs: Sequence[memoryview], seconds_of: Seconds) -> Contestant:
-    """One side of a comparison from the text of its job.
-
-    Raises:
-        ForgedError: a program is not one that may be run.
-        Exception: whatever the module's code, or the program's operations, raise.
-    """
-    init_inputs = tensors_of(header["init_inputs"], blobs, "cpu")
-    if header["entry"] == "program":
-        from assay.kernels.inside.replay.timed import recorded  # Triton is only wanted for programs
-
-        return recorded(source, header, tensors_in(init_inputs), seconds_of)
-    module = load(source)
-    torch.manual_seed(header["weight_seed"])
-    model = getattr(module, header["entry"])(*init_inputs)
-    if isinstance(model, torch.nn.Module):
-        model = model.to(header["device"], getattr(torch, header["precision"]))
-    return Module(
-        torch.compile(model) if header["baseline"] == "compile" else model, graph=header["baseline"] == "graph"
-    )
 
 
 def captured(call: Callable[[], None]) -> Callable[[], None] | None:

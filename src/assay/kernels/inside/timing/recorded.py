@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from assay.kernels.inside.contestants import Launched, Seconds, captured, tensors_in
 from assay.kernels.inside.replay.operators import ForgedError
 from assay.kernels.inside.replay.player import Machine, Manner, Player, tuned
+from assay.kernels.inside.timing.contestants import Launched, Seconds, captured, tensors_in
 from assay.kernels.program.limits import ON_DEVICE
 from assay.kernels.program.reading import Refusal, read
 from assay.types import Json

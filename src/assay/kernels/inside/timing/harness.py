@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from assay.kernels.inside import masking
-from assay.kernels.inside.contestants import Contestant, contestant
 from assay.kernels.inside.precision import set_precision_policy
-from assay.kernels.inside.submission import fault
-from assay.kernels.inside.tensors import WrongOutputError, output_bytes
+from assay.kernels.inside.submission import fault, load
+from assay.kernels.inside.tensors import WrongOutputError, output_bytes, tensors_of
+from assay.kernels.inside.timing import masking
+from assay.kernels.inside.timing.contestants import Contestant, Module, Seconds, tensors_in
 
 if TYPE_CHECKING:
     from assay.sandbox.base import ReadInputs, WriteOutputs
@@ -39,7 +39,7 @@ def preload() -> None:
     """Import PyTorch and Triton, with one thread and no device."""
     torch.set_num_threads(1)
     if find_spec("triton") is not None:
-        import assay.kernels.inside.replay.timed  # noqa: F401
+        import assay.kernels.inside.timing.recorded  # noqa: F401
     torch.ones(2).add_(1)
 
 
@@ -76,6 +76,28 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
     while read_inputs() is not None:
         write_outputs([])
     return {"device": clock.name, "launched": side.launched}
+
+
+def contestant(source: str, header: Json, blobs: Sequence[memoryview], seconds_of: Seconds) -> Contestant:
+    """One side of a comparison from the text of its job.
+
+    Raises:
+        ForgedError: a program is not one that may be run.
+        Exception: whatever the module's code, or the program's operations, raise.
+    """
+    init_inputs = tensors_of(header["init_inputs"], blobs, "cpu")
+    if header["entry"] == "program":
+        from assay.kernels.inside.timing.recorded import recorded  # Triton is only wanted for programs
+
+        return recorded(source, header, tensors_in(init_inputs), seconds_of)
+    module = load(source)
+    torch.manual_seed(header["weight_seed"])
+    model = getattr(module, header["entry"])(*init_inputs)
+    if isinstance(model, torch.nn.Module):
+        model = model.to(header["device"], getattr(torch, header["precision"]))
+    return Module(
+        torch.compile(model) if header["baseline"] == "compile" else model, graph=header["baseline"] == "graph"
+    )
 
 
 class CpuClock:
