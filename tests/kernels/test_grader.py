@@ -210,12 +210,12 @@ def test_a_timeout(bench: Bench, limit: str, seconds: float) -> None:
 
 
 def test_a_kernel_that_does_nothing_for_its_answer_is_a_cheat(bench: Bench) -> None:
-    ghost = bench.grade(SMALL, candidate(result="x.clamp(min=0).mul(self.scale)"), static=False)
+    ghost = bench.grade(SMALL, candidate(result="x.clamp(min=0).mul(self.scale)"), text_checks=False)
     assert (ghost.kind, ghost.cheat) == ("cheat", "ghost_kernel"), ghost
     idle = candidate(result="out").replace(
         "kernel[(triton", "out = x.clamp(min=0) * self.scale\n        0 and kernel[(triton"
     )
-    none = bench.grade(SMALL, idle, static=False)
+    none = bench.grade(SMALL, idle, text_checks=False)
     assert none.kind == "cheat" and none.cheat in ("no_launch", "ghost_kernel"), none
 
 
@@ -292,7 +292,7 @@ SUBCLASS = "class Odd(torch.Tensor):\n    pass\n\n\nclass ModelNew"
     ],
 )
 def test_submissions_that_misbehave(bench: Bench, code: str, kind: str, said: str) -> None:
-    verdict = bench.grade(SMALL, code, static=False)
+    verdict = bench.grade(SMALL, code, text_checks=False)
     assert verdict.kind == kind and said in verdict.message, verdict
     verdict.message.encode()
     assert all(c.isprintable() or c in "\n\t" for c in verdict.message)
@@ -318,7 +318,7 @@ def test_a_problem_whose_reference_fails_is_unsupported(bench: Bench) -> None:
 
 def test_what_the_compiler_refuses(bench: Bench) -> None:
     config = chz.replace(QUICK, compile_check="right")
-    refused = bench.grade(SMALL, candidate(body="import math\nv = tl.maximum(v, 0.0) * scale"), config, static=False)
+    refused = bench.grade(SMALL, candidate(body="import math\nv = tl.maximum(v, 0.0) * scale"), config, text_checks=False)
     assert (refused.kind, refused.stage, refused.compiled) == ("compile_error", "compile", False), refused
     assert refused.tests_passed == refused.tests_total > 0
     right = bench.grade(SMALL, candidate(), config)
@@ -431,9 +431,9 @@ def test_a_seed_makes_a_verdict_repeatable(bench: Bench) -> None:
 def test_what_one_candidate_does_is_gone_for_the_next(bench: Bench, attack: str) -> None:
     before = bench.sandbox.worker_pids()
     hostile = read_submission(ATTACKS / f"{attack}.py")
-    assert not bench.grade(SHIPPED[hostile.problem], hostile.code, static=False).ok
-    assert bench.grade(SMALL, candidate(), static=False).ok
-    assert bench.grade(SMALL, candidate(body=WRONG), static=False).kind == "wrong"
+    assert not bench.grade(SHIPPED[hostile.problem], hostile.code, text_checks=False).ok
+    assert bench.grade(SMALL, candidate(), text_checks=False).ok
+    assert bench.grade(SMALL, candidate(body=WRONG), text_checks=False).kind == "wrong"
     assert bench.sandbox.worker_pids() == before, "the same worker did all of it"
 
 
@@ -487,7 +487,7 @@ def test_a_cancelled_grade_leaves_nothing_behind(bench: Bench) -> None:
         async def reach() -> None:
             reached.set()
 
-        grader = Grader(QUICK, sandbox=Watched(bench.sandbox, reach), reference=bench.reference, static=False)
+        grader = Grader(QUICK, sandbox=Watched(bench.sandbox, reach), reference=bench.reference, text_checks=False)
         endless = candidate(host="self.calls = getattr(self, 'calls', 0) + 1\nwhile self.calls > 1: pass")
         grade = asyncio.create_task(grader.grade(SMALL, endless))
         await reached.wait()

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 MOST = 16
 """Compilations of a program. Each launch is compiled in one variant at least, whatever their number."""
 KERNELS_TOLD = 64
-REFUSALS_TOLD = 8
 LAUNCHES_TOLD = 512
 """Launches that may have lost variants."""
 TEXT_CHARACTERS = 2000
@@ -126,7 +125,7 @@ class Compiler:
         return getattr(self._module, self.text.names[str(key)])
 
     def compile(self) -> None:
-        """Compile what is chosen, and of a launch whose variants were all refused the others too, until one is taken.
+        """Compile what is chosen, and of a launch that has no variant so far the others too, until one is taken.
 
         Ends early where a launch has none left.
         """
@@ -197,7 +196,7 @@ class Compiler:
         """What came of it, as plain data."""
         accepted = [(key, each) for key, each in self.outcomes.items() if isinstance(each, ahead_of_time.Usage)]
         refused = [each for each in self.outcomes.values() if isinstance(each, Refused)]
-        told = [self.outcomes[self.keys[self.lost][0]]] if self.lost is not None else refused[:REFUSALS_TOLD]
+        told = [self.outcomes[self.keys[self.lost][0]]] if self.lost is not None else refused[:1]
         lacking = [entry for place in range(len(self.launches)) if (entry := self._lacking(place)) is not None]
         return {
             "kernels": [{"name": self._names[key], **asdict(each)} for key, each in accepted[:KERNELS_TOLD]],
@@ -219,11 +218,11 @@ class Compiler:
 
 def chosen(keys: Sequence[Sequence[str]], most: int) -> list[tuple[int, int]]:
     """Launch and variant of what is compiled: the first variant of every launch, then the second, and so on, up to
-    `most` that differ, the first ones always."""
+    `most` that differ."""
     found: dict[str, tuple[int, int]] = {}
     for number in range(max(map(len, keys), default=0)):
         for place, variants in enumerate(keys):
-            if number < len(variants) and (number == 0 or len(found) < most):
+            if number < len(variants) and len(found) < most:
                 found.setdefault(variants[number], (place, number))
     return list(found.values())
 

@@ -18,6 +18,7 @@ from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.program.form import Launch
 from assay.kernels.program.jobs import RECORD, REPLAY
+from assay.kernels.program.reading import Refusal, read
 from assay.kernels.program.trial import Attempt, Outcome, plan, record, replay
 from assay.kernels.program.verdict import at_another_size, verdict_of
 from assay.kernels.verdicts import Verdict
@@ -74,7 +75,9 @@ class Grading:
             compiled = await self._compile(attempt)
             if (refused := of_compiler(compiled, evidence)) is not None:
                 return replace(refused, cpu_s=refused.cpu_s + attempt.cpu_s), None
-            attempt = replace(attempt, text=await asyncio.to_thread(compiled_part, attempt.text, compiled))
+            attempt = await asyncio.to_thread(compilable, attempt, compiled)
+            if isinstance(attempt, Outcome):
+                return verdict_of(attempt, evidence), None
         verdict = await self._replay(attempt, size, evidence, self.config.num_correct_trials, 1)
         if verdict.ok:
             verdict = await self._at_another_size(verdict, code, other)
@@ -144,6 +147,17 @@ class Grading:
     def _limits(self) -> Limits:
         config = self.config
         return Limits(wall_s=config.wall_s, cpu_s=config.cpu_s, memory_mb=config.memory_mb)
+
+
+def compilable(attempt: Attempt, report: CompileReport) -> Attempt | Outcome:
+    """An attempt without the configurations that do not compile, or of which that is not known: no GPU runs them."""
+    if not report.variants:
+        return attempt
+    text = compiled_part(attempt.text, report)
+    program = read(text.encode())
+    if isinstance(program, Refusal):  # a number that JSON writes at greater length than whoever forged the text
+        return Outcome("refused", program.reason, stage="record", cpu_s=attempt.cpu_s)
+    return replace(attempt, program=program, text=text)
 
 
 def _is_tuned(attempt: Attempt) -> bool:
