@@ -96,13 +96,13 @@ def examined_of(result: JobResult) -> Examined:
     return Examined.from_json(result.report.get("examined") if isinstance(result.report, Mapping) else None)
 
 
-def recorded(result: JobResult) -> Recorded | NotRecorded:
-    """What came of a recording. Never raises for what a candidate left there."""
+def recorded(result: JobResult, sizes: ProgramLimits | None = None) -> Recorded | NotRecorded:
+    """What came of a recording; `sizes`: how large the program may be. Never raises for what a candidate left there."""
     fault = fault_of(result)
     if result.end == "ok" and not fault and result.outputs:
         data = result.outputs[0][0]
         size = int.from_bytes(data[:8], "little")
-        program = read(data[8 : 8 + size])
+        program = read(data[8 : 8 + size], sizes)
         if isinstance(program, Refusal):
             return NotRecorded("refused", program.reason)
         return Recorded(program, data[8 : 8 + size].decode())
