@@ -21,9 +21,9 @@ from triton.runtime.jit import JITFunction
 
 from assay.kernels.inside import pretend_cuda, submission
 from assay.kernels.inside.triton import ahead_of_time
-from assay.kernels.inside.triton.collected import collect
 from assay.kernels.language import Kernels, parse, text
 from assay.kernels.problems.scaling import scale
+from support.collected_kernels import collect
 from support.kernelbench_data import HONEST, shipped
 
 CAP = 64

@@ -19,10 +19,10 @@ from triton.runtime import interpreter as engine
 
 from assay.kernels.inside import pretend_cuda, submission
 from assay.kernels.inside.triton import interpreter
-from assay.kernels.inside.triton.collected import collect
 from assay.kernels.inside.triton.rebuilt import rebuild
 from assay.kernels.language import Kernels, parse
 from assay.kernels.problems.scaling import scale
+from support.collected_kernels import collect
 from support.kernelbench_data import HONEST, shipped
 
 CAP = 64

@@ -19,7 +19,8 @@ def load(source: str) -> ModuleType:
     module = ModuleType("submission")
     module.__file__ = FILE
     sys.modules["submission"] = module  # dataclasses and pickle look a class's module up there
-    exec(compile(source, FILE, "exec"), module.__dict__)
+    # Without the `__future__` imports of this module, which would turn a submission's annotations into text.
+    exec(compile(source, FILE, "exec", dont_inherit=True), module.__dict__)
     return module
 
 

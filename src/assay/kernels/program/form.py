@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from assay.types import Json
+
 DTYPES = {
     **{"bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8},
     **{"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16},
@@ -120,29 +122,20 @@ class Launch:
 
 Step = Operation | Launch
 
-GlobalKind = Literal["module", "attribute", "kernel", "constexpr", "value"]
-
-
-@dataclass(frozen=True, slots=True)
-class Global:
-    """What a name outside a kernel stands for: a module of Triton's language, something in one, a kernel (its number),
-    a `tl.constexpr`, or a plain Python number."""
-
-    kind: GlobalKind
-    value: Value
+Outside = bool | int | float | str | None | tuple["Outside", ...]
+"""What a name outside a kernel stands for, as plain data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A Triton function: its text from `def` on, and what its text names."""
+    """A Triton function: its text with its decorators, and what the names in its text stand for."""
 
     name: str
     source: str
-    names: tuple[tuple[str, Global], ...]
-    constexprs: tuple[str, ...]
-    """Parameters that are compile-time constants."""
     line: int
-    """Where its `def` stands in the submission; 0 where it is not known."""
+    """Where its text begins in the submission; 1 where that is not known."""
+    names: tuple[tuple[str, str, Outside], ...]
+    """Name, kind and value, as `assay.kernels.language.bindings` has them; a `function` is a kernel's number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,3 +185,15 @@ def operations_in(steps: tuple[Step, ...]) -> Iterator[Operation]:
         else:
             for variant in step.variants:
                 yield from variant.before
+
+
+def table_of(program: Program) -> dict[str, Json]:
+    """The kernels of a program for `assay.kernels.language.parse`; keys are their numbers as text."""
+    return {
+        str(number): {
+            "source": kernel.source,
+            "line": kernel.line,
+            "names": {name: {kind: value} for name, kind, value in kernel.names},
+        }
+        for number, kernel in enumerate(program.kernels)
+    }

@@ -22,12 +22,11 @@ from assay.kernels.program.form import (
     DTYPES,
     Descriptor,
     Function,
-    Global,
-    GlobalKind,
     Kernel,
     Launch,
     Name,
     Operation,
+    Outside,
     Program,
     Step,
     Value,
@@ -38,14 +37,8 @@ from assay.kernels.program.limits import Limits
 
 T = TypeVar("T")
 
-MODULES = frozenset(
-    {
-        *("triton", "triton.language", "triton.language.math", "triton.language.core", "triton.language.standard"),
-        *("triton.language.random", "triton.language.extra", "triton.language.extra.libdevice"),
-        *("triton.language.extra.cuda", "triton.language.extra.cuda.libdevice"),
-    }
-)
-"""What kernels may take names from."""
+MEANINGS = frozenset({"module", "member", "constant", "function", "other"})
+"""What the name of a kernel may stand for; `assay.kernels.language` decides which of it has a place in a kernel."""
 LANGUAGE_DTYPES = frozenset(
     {
         *("int1", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "void"),
@@ -352,36 +345,34 @@ class _Reader:
 
     def _kernel(self, found: object) -> Kernel:
         fields = self._object(found, "a kernel")
-        if set(fields) != {"name", "source", "names", "constexprs", "line"}:
-            _refuse("a kernel has name, source, names, constexprs and line", sorted(map(str, fields)))
-        names = self._pairs(fields["names"], "names", self._global)
+        if set(fields) != {"name", "source", "names", "line"}:
+            _refuse("a kernel has name, source, names and line", sorted(map(str, fields)))
+        names = self._object(fields["names"], "names")
         if len(names) > self.limits.names:
             raise _Refused(f"a kernel uses more than {self.limits.names} names")
         return Kernel(
             self._identifier(fields["name"], "the name of a kernel"),
             self._text(fields["source"], "the source of a kernel", self.limits.source_characters),
-            names,
-            self._list(
-                fields["constexprs"], "constexprs", self.limits.args, lambda name: self._identifier(name, "a parameter")
-            ),
-            self._line(fields["line"]),
+            self._whole(fields["line"], "a line", 1, 1 << 24),
+            tuple(self._meaning(name, meaning) for name, meaning in names.items()),
         )
 
-    def _global(self, found: object) -> Global:
+    def _meaning(self, name: object, found: object) -> tuple[str, str, Outside]:
         fields = self._object(found, "a name's meaning")
         if len(fields) != 1:
             _refuse("a name has one meaning", sorted(map(str, fields)))
         (kind, content), *_ = fields.items()
-        match kind:
-            case "module":
-                return Global("module", self._one_of(content, "a module that kernels use", MODULES))
-            case "attribute":
-                module, _, name = self._text(content, "an attribute").rpartition(".")
-                if module not in MODULES or not name.isidentifier() or name.startswith("_"):
-                    _refuse("kernels take public names from the modules of Triton's language", content)
-                return Global("attribute", cast("str", content))
-            case "kernel":
-                return Global("kernel", self._kernel_number(content))
-            case "constexpr" | "value":
-                return Global(cast("GlobalKind", kind), self._value(content))
-        _refuse("a name means a module, an attribute, a kernel, a constexpr or a value", kind)
+        value = self._outside(content) if kind == "constant" else self._text(content, "what a name stands for")
+        return (
+            self._identifier(name, "a name in a kernel"),
+            self._one_of(kind, "what a name stands for", MEANINGS),
+            value,
+        )
+
+    def _outside(self, found: object, depth: int = 0) -> Outside:
+        if isinstance(found, list) and depth < self.limits.nesting:
+            parts = self._any_list(found, "a constant of a kernel", self.limits.args)
+            return tuple(self._outside(part, depth + 1) for part in parts)
+        if isinstance(found, list) or (isinstance(found, dict) and set(found) != {"float"}):
+            _refuse("a constant of a kernel is a number, a text, None, or a list of those", found)
+        return cast("Outside", self._value(found))

@@ -247,4 +247,4 @@ def _bytes_of(value: Value) -> int:
 
 
 def _bytes_of_kernel(kernel: Kernel) -> int:
-    return len(kernel.source) + sum(_bytes_of(meaning.value) for _, meaning in kernel.names)
+    return len(kernel.source) + sum(_bytes_of(value) for _, kind, value in kernel.names if kind == "constant")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import builtins
+import math
+import textwrap
 from types import ModuleType
 from typing import Any
 
 import triton.language as tl
+from triton.language.core import _unwrap_if_constexpr
 from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.jit import JITFunction
 
@@ -37,14 +40,16 @@ class Kernels:
             return known
         number = self._numbers[id(function)] = len(self.entries)
         self._held.append(function)
-        entry: dict[str, Json] = {"name": function.__name__, "source": function.src, "names": {}, "constexprs": []}
+        source = "".join(function.raw_src)
+        entry: dict[str, Json] = {"name": function.__name__, "source": source, "line": _line_of(function), "names": {}}
         self.entries.append(entry)
-        entry["line"] = _line_of(function)
-        entry["constexprs"] = [parameter.name for parameter in function.params if parameter.is_constexpr]
         scope = function.get_capture_scope()
-        for name in _free_names(function.src):
-            if name in scope and scope[name] is not getattr(builtins, name, scope):
-                entry["names"][name] = self._meaning(name, scope[name], function.__name__)
+        for name in names_in(source):
+            if name in scope and name != function.__name__ and scope[name] is not getattr(builtins, name, scope):
+                helper = helper_of(scope[name])
+                entry["names"][name] = (
+                    binding(scope[name]) if helper is None else {"function": str(self.number(helper))}
+                )
         return number
 
     def value(self, found: Any) -> Json:
@@ -62,37 +67,48 @@ class Kernels:
             return {"descriptor": [self._tape.window(found.base), *sizes, found.padding]}
         return self._tape.value(found)
 
-    def _meaning(self, name: str, found: Any, kernel: str) -> Json:
-        if isinstance(found, tl.constexpr):
-            return {"constexpr": self.value(found)}
-        if isinstance(found, JITFunction | Autotuner | Heuristics):
-            while not isinstance(found, JITFunction):
-                found = found.fn
-            return {"kernel": self.number(found)}
-        if isinstance(found, ModuleType):
-            return {"module": found.__name__}
-        if isinstance(found, tl.dtype):
-            return {"attribute": f"triton.language.{_name_of_dtype(found)}"}
-        if getattr(found, "__module__", "").startswith("triton."):
-            return {"attribute": f"{_public_home(found)}.{getattr(found, '__name__', '')}"}
-        if found is None or isinstance(found, bool | int | float | str | tuple):
-            return {"value": self.value(found)}
-        raise NotRecordableError(f"the kernel {kernel} uses {name}, a {type(found).__name__} from outside it")
-
 
 def _line_of(function: JITFunction[Any]) -> int:
-    """The line of the submission at which the text of a kernel begins, its decorators left out; 0 for other files."""
-    if function.fn.__code__.co_filename != submission.FILE:
-        return 0
-    above = next((place for place, line in enumerate(function.raw_src) if line.lstrip().startswith("def ")), 0)
-    return int(function.starting_line_number) + above
+    """The line of the submission at which the text of a kernel begins; 1 for other files."""
+    return int(function.starting_line_number) if function.fn.__code__.co_filename == submission.FILE else 1
 
 
-def _public_home(found: Any) -> str:
-    name = getattr(found, "__name__", "")
-    if getattr(tl, name, None) is found:
-        return "triton.language"
-    return str(found.__module__)
+def helper_of(found: Any) -> JITFunction[Any] | None:
+    """The Triton function that a name stands for, under whatever tunes it; None for anything else, and for the
+    functions of Triton's own library."""
+    while isinstance(found, Autotuner | Heuristics):
+        found = found.fn
+    if not isinstance(found, JITFunction):
+        return None
+    return None if str(found.fn.__module__).startswith("triton.") else found
+
+
+def binding(found: Any) -> dict[str, Json]:
+    """What a name stands for, as `assay.kernels.language.bindings` reads it."""
+    found = _unwrap_if_constexpr(found)
+    if isinstance(found, ModuleType):
+        return {"module": found.__name__}
+    if isinstance(found, tl.dtype):
+        return {"member": f"triton.language.{_DTYPES[str(found)]}"} if str(found) in _DTYPES else {"other": "dtype"}
+    if _is_constant(found):
+        return {"constant": _constant(found)}
+    home, name = getattr(found, "__module__", "") or "", getattr(found, "__name__", "")
+    if isinstance(home, str) and home.startswith("triton") and isinstance(name, str) and name:
+        return {"member": f"{home}.{name}"}
+    return {"other": type(found).__name__}
+
+
+def _is_constant(found: Any) -> bool:
+    if isinstance(found, list | tuple):
+        return all(map(_is_constant, found))
+    return found is None or type(found) in (bool, int, float, str)
+
+
+def _constant(found: Any) -> Json:
+    """A constant as JSON, which has no infinity."""
+    if isinstance(found, list | tuple):
+        return [_constant(part) for part in found]
+    return {"float": str(found)} if isinstance(found, float) and not math.isfinite(found) else found
 
 
 _DTYPES = {
@@ -106,14 +122,14 @@ def _name_of_dtype(found: tl.dtype) -> str:
     return _DTYPES[str(found)]
 
 
-def _free_names(source: str) -> list[str]:
-    """Names that a function's text reads, its annotations of parameters left out."""
-    function = ast.parse(source).body[0]
+def names_in(source: str) -> list[str]:
+    """Names that a function's text reads, those of its decorators left out.
+
+    Raises:
+        NotRecordableError: the text is not a function's.
+    """
+    function = ast.parse(textwrap.dedent(source)).body[0]
     if not isinstance(function, ast.FunctionDef):
         raise NotRecordableError("a kernel is a function")
-    for argument in ast.walk(function.args):
-        if isinstance(argument, ast.arg):
-            argument.annotation = None
-    function.returns, function.decorator_list = None, []
-    names = (node for node in ast.walk(function) if isinstance(node, ast.Name))
-    return list(dict.fromkeys(node.id for node in names))
+    function.decorator_list = []
+    return list(dict.fromkeys(node.id for node in ast.walk(function) if isinstance(node, ast.Name)))

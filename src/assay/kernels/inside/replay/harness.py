@@ -18,7 +18,7 @@ import torch
 from assay.kernels.inside import submission
 from assay.kernels.inside.replay.operators import ForgedError
 from assay.kernels.inside.replay.player import NO_KERNEL, Account, Manner, Player
-from assay.kernels.inside.replay.rebuild import NotAKernelError
+from assay.kernels.inside.replay.rebuild import NotInLanguageError
 from assay.kernels.inside.tensors import tensors_of
 from assay.kernels.inside.triton import interpreter
 from assay.kernels.program.form import Program
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 WARM_UP_CALLS = 20
 """After so many calls Python has specialised the bytecode of the interpreter, which children inherit."""
-_KERNEL = """def kernel(x, y, n, BLOCK):
+_KERNEL = """@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     v = tl.load(x + i, mask=i < n, other=0.0)
     tl.store(y + i, tl.exp(v - tl.max(v, 0)) / tl.sum(v, 0), mask=i < n)
@@ -64,7 +65,7 @@ def _warm_up_program() -> Json:
     return {
         **{"version": 1, "storages": [16, 16], "constants": [], "inputs": [inputs], "init_inputs": [], "params": []},
         **{"outputs": [made], "module": [], "init": [], "forward": [launch], "differs": ""},
-        "kernels": [kernel | {"constexprs": ["BLOCK"], "line": 1}],
+        "kernels": [kernel | {"line": 1}],
     }
 
 
@@ -80,7 +81,7 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
         player = Player(program, tensors, header["weight_seed"], header["max_programs"])
         _check_outputs(program, header["outputs"])
     except Exception as error:  # noqa: BLE001 - whatever a program makes the interpreter raise is data
-        return {"fault": submission.fault("construct", error, _kind(error))}
+        return {"fault": submission.fault("construct", error, _kind(error)) | _place(error)}
     write_outputs([])
     rounds: list[Json] = []
     while (blobs := read_inputs()) is not None:
@@ -111,12 +112,20 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _kind(error: Exception) -> str:
-    """`forged`: no recording of ours gives such a program. `unsupported`: the interpreter cannot judge it."""
-    if isinstance(error, ForgedError | NotAKernelError):
+    """`language`: a kernel is not in the kernel language. `forged`: no recording of ours gives such a program.
+    `unsupported`: the interpreter cannot judge it."""
+    if isinstance(error, ForgedError):
         return "forged"
+    if isinstance(error, NotInLanguageError):
+        return "language"
     if isinstance(error, WrongOutputError):
         return "wrong_output"
     return "unsupported" if isinstance(error, interpreter.UnsupportedError) else "error"
+
+
+def _place(error: Exception) -> dict[str, Json]:
+    """The line of the submission, where the error knows it better than its traceback."""
+    return {"line": error.line} if isinstance(error, NotInLanguageError) else {}
 
 
 def _check_outputs(program: Program, outputs: Sequence[Json]) -> None:

@@ -55,11 +55,11 @@ class Player:
         """Runs what happens at import and in the constructor; its random draws come from the seed.
 
         Raises:
-            NotAKernelError, ForgedError: the program cannot be run.
+            NotInLanguageError, ForgedError: the program cannot be run.
             Exception: whatever its operations and kernels raise.
         """
         self.program, self._max_programs = program, max_programs
-        self._kernels = rebuild(program.kernels)
+        self._kernels = rebuild(program)
         self.memory = Memory(program)
         _fill_in(self.memory, program.init_inputs, init_inputs)
         manner = Manner(in_order=True, follow=False)
