@@ -10,6 +10,8 @@ Language = Literal["triton", "cuda"]
 """Language of a candidate's kernels."""
 Precision = Literal["float32", "float16", "bfloat16"]
 """Working precision of inputs, weights and outputs."""
+Policy = Literal["strict", "partial"]
+"""Whether kernels must do all of the work, or may leave a part of it to PyTorch."""
 TimedAgainst = Literal["eager", "compile"]
 """The reference as PyTorch runs it, or under `torch.compile`."""
 

@@ -9,13 +9,12 @@ from typing import Annotated, Literal, get_args
 import chz
 
 from assay.config import Above, AtLeast, AtMost, Settings, UsedWhen, fact, refuse
-from assay.kernels.base import Language, Precision, TimedAgainst, shared_limit
+from assay.kernels.base import Language, Policy, Precision, TimedAgainst, shared_limit
 from assay.kernels.devices import nvidia_devices
 from assay.kernels.timing.config import TimingConfig
 from assay.sandbox.modal.config import ModalConfig
 
 CompileCheck = Literal["right", "all", "off"]
-Policy = Literal["strict", "partial"]
 Device = Literal["cpu", "cuda"]
 RunOn = Literal["local", "modal"]
 Scale = Literal["fit", "none"]
@@ -48,7 +47,8 @@ class GraderConfig(Settings):
     scale: Annotated[Scale, VERDICT, UsedWhen("runs_kernels")] = "fit"
     """Sizes of a problem: `fit` takes the smallest at which it is worth solving, `none` those it was published with."""
     policy: Annotated[Policy, VERDICT, UsedWhen("runs_kernels")] = "strict"
-    """`strict` refuses any heavy PyTorch operator that the reference uses; `partial` lets it stand beside kernels."""
+    """`strict` wants all of the work done by kernels; `partial` lets PyTorch do up to half of it beside them, and the
+    verdict says what share the kernels did."""
     compile_check: Annotated[CompileCheck, VERDICT, UsedWhen("interprets")] = "right"
     """Which candidates are also compiled for a GPU: the numerically `right`, `all` (first), or none (`off`)."""
     arch: Annotated[str, VERDICT, UsedWhen("compiles_ahead")] = "sm_90"

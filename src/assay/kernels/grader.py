@@ -3,10 +3,9 @@
     async with Grader(GraderConfig()) as grader:
         verdict = await grader.grade(problem, code)
 
-Stages: parse -> static checks -> numerics -> compile check (-> timing, on a GPU). Numerics come before the compiler
-because most candidates fail there and it costs less; `compile_check=all` asks the compiler first. On a GPU kernels are
-compiled anyway, so there is no such check. A `Grader` belongs to one event loop. It draws secret inputs, runs
-candidates in a sandbox, and decides everything itself.
+A Triton candidate is recorded, replayed and compiled (`assay.kernels.program.grading`); CUDA sources are compiled, and
+run where there is a GPU. A `Grader` belongs to one event loop. It draws secret inputs, runs everything untrusted in a
+sandbox, and decides everything itself.
 """
 
 from __future__ import annotations
@@ -15,42 +14,30 @@ import asyncio
 import logging
 import random
 import secrets
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 from assay.errors import ReferenceModelError, SandboxError
-from assay.kernels.compile.stage import TRITON_HARNESS, CompileReport, compile_cuda, compile_triton
+from assay.kernels.compile.stage import TRITON_HARNESS, compile_cuda
 from assay.kernels.config import GraderConfig
-from assay.kernels.numerics import on_gpu
-from assay.kernels.numerics.calls import HARNESS as NUMERICS
-from assay.kernels.numerics.calls import Call, job_inputs, numerics_job, plan_calls
-from assay.kernels.numerics.reference import ReferenceProcess, fit_problem, may_pass
-from assay.kernels.numerics.secret_inputs import InputBank, InputSet
-from assay.kernels.numerics.stage import Answers, verdict_of
+from assay.kernels.numerics.reference import ReferenceProcess
 from assay.kernels.prepared import Closed, Preparations, Prepared, shared
-from assay.kernels.problems.scaling import ScaledProblem, unscaled
-from assay.kernels.problems.sources import SHIPPED, Problem
+from assay.kernels.problems.scaling import ScaledProblem
+from assay.kernels.problems.sources import Problem
+from assay.kernels.program.grading import Grading, Size, of_compiler
+from assay.kernels.program.jobs import RECORD, REPLAY
 from assay.kernels.sandboxes import sandbox_for
-from assay.kernels.static.checks import VERSION as STATIC_VERSION
-from assay.kernels.static.checks import StaticReport, check
 from assay.kernels.timing.jobs import HARNESS as TIMED
-from assay.kernels.timing.stage import Turns, stopwatch_for, timed, timed_problem
+from assay.kernels.timing.stage import Turns, stopwatch_for
 from assay.kernels.verdicts import Verdict
-from assay.sandbox.base import Limits, Sandbox
+from assay.sandbox.base import Sandbox
 from assay.sandbox.local import LocalSandbox
 from assay.sandbox.lockstep import RunsGroups
-from assay.types import Json
 
 log = logging.getLogger(__name__)
 
-VERSION = f"2.{STATIC_VERSION}"
+VERSION = "3"
 """Raised with every change that may change a verdict."""
-
-THREAD_CHARACTERS = 4096
-"""Sources longer than this are examined in a thread: the worst of them take the static checks seconds."""
-
-TF32_HINT = '. Note: tl.dot rounds float32 operands to TF32, here as on a GPU, unless given input_precision="ieee"'
 
 
 class Grader:
@@ -67,7 +54,7 @@ class Grader:
         sandbox: Sandbox | None = None,
         reference: ReferenceProcess | None = None,
         seed: int | None = None,
-        static: bool = True,
+        text_checks: bool = True,
     ) -> None:
         """Nothing is started before the first grade.
 
@@ -76,7 +63,7 @@ class Grader:
             sandbox: Where candidates run; by default what `config.run_on` says. The caller closes one that it passes.
             reference: The process that runs references; likewise.
             seed: Makes inputs and the order of calls repeatable, for examining a verdict. Never for training.
-            static: False leaves the static checks out, so that everything reaches the sandbox. For testing it.
+            text_checks: False leaves out what the text alone decides, so that everything is run. For testing it.
         """
         self.config = config or GraderConfig()
         self._own_sandbox = sandbox is None
@@ -87,15 +74,16 @@ class Grader:
         self._turns = Turns(one_device=not isinstance(self.sandbox, RunsGroups))
         self._seed = seed
         self._random: random.Random = random.Random(seed) if seed is not None else secrets.SystemRandom()
-        self._static = static
-        self._preparations = Preparations()
+        self._text_checks = text_checks
+        self._preparations = Preparations(self.config, self._reference, self._random, seed)
+        self._grading = Grading(self.config, self.sandbox, self._random, self._warmed)
         self._warming: dict[str, asyncio.Task[None]] = {}  # by harness: a job waits for no worker but its own
         self._closed = False
 
     @property
     def as_configured(self) -> bool:
         """Whether its verdicts are those that its settings promise: all checks, and inputs that cannot be known."""
-        return self._static and self._seed is None
+        return self._text_checks and self._seed is None
 
     async def __aenter__(self) -> Grader:
         return self
@@ -128,54 +116,37 @@ class Grader:
         Raises:
             SandboxError, MissingDependencyError: no candidate at all can be graded here.
         """
-        report, early = await self._examined(problem, code)
-        if early is not None:
-            return early
-        if self._closed:  # meanwhile
+        if self._closed:
             return _closed(problem)
         if self.config.backend == "cuda" and self.config.device == "cpu":
-            compiled = await compile_cuda(self.sandbox, code, arch=self.config.arch)
-            return replace(_of_cuda(compiled, _suspicions(report)), problem=problem.hash)
+            return replace(await self._cuda_text(code), problem=problem.hash)
         try:
             self._warm_up()
-            prepared = await self._prepare(problem)
-            draw = await prepared.bank.take() if prepared.bank is not None else None
-            if draw is None:
-                return Verdict("unsupported", "problem", _refusal(prepared), problem=prepared.scaled.hash)
-            verdict = await self._try(prepared, draw, code, report)
+            prepared = await self._preparations.ready(problem)
+            size = await prepared.size()
+            if size is None:
+                return Verdict("unsupported", "problem", prepared.why_not, problem=prepared.scaled.hash)
+            verdict = await self._try(prepared, size, code)
         except Closed:
             return _closed(problem)
         except ReferenceModelError as error:
             return Verdict("infra_error", "problem", f"no inputs could be drawn: {error}", problem=problem.hash)
         return replace(verdict, problem=prepared.scaled.hash)
 
-    async def _examined(self, problem: Problem | ScaledProblem, code: str) -> tuple[StaticReport, Verdict | None]:
-        if self._closed:
-            return StaticReport(), _closed(problem)
-        if len(code) > THREAD_CHARACTERS:
-            return await asyncio.to_thread(self._examine, problem, code)
-        return self._examine(problem, code)
-
-    def _examine(self, problem: Problem | ScaledProblem, code: str) -> tuple[StaticReport, Verdict | None]:
-        """Everything that the text alone decides."""
-        reference = problem.code
-        report = check(code, self.config.backend, reference)
-        if report.fault is not None:
-            return report, Verdict("compile_error", "parse", report.fault, problem=problem.hash)
-        if report.cheats and self._static:
-            first = report.cheats[0]
-            said = f"line {first.line}: {first.evidence}" if first.line else first.evidence
-            findings = {"findings": [finding.to_json() for finding in report.findings]}
-            return report, Verdict("cheat", "static", said, first.kind, findings, problem=problem.hash)
-        return report, None
+    async def _cuda_text(self, code: str) -> Verdict:
+        """The verdict on CUDA sources where there is no GPU: they are compiled, and not run."""
+        report = await compile_cuda(self.sandbox, code, arch=self.config.arch)
+        if (refused := of_compiler(report, {})) is not None:
+            return refused
+        said = "the sources compile; whether they are right is unknown, because there is no GPU here"
+        return Verdict("compiled_not_run", "compile", said, "", {}, compiled=True, cpu_s=report.cpu_s)
 
     def _warm_up(self) -> None:
         """Start the first workers side by side, and beside the first reference: each imports PyTorch for seconds."""
         if not isinstance(self.sandbox, LocalSandbox):
             return
-        on_cuda = self.config.device == "cuda"
-        wanted = {on_gpu.HARNESS if on_cuda else NUMERICS: 1}
-        if self.config.compile_check != "off" and not on_cuda:
+        wanted = {RECORD: 1, REPLAY: 1}
+        if self.config.compile_check != "off":
             wanted[TRITON_HARNESS] = 1
         if self._stopwatch is not None:
             wanted[TIMED] = 2
@@ -196,203 +167,12 @@ class Grader:
         if (warming := self._warming.get(harness)) is not None:
             await shared(warming)
 
-    async def _prepare(self, problem: Problem | ScaledProblem) -> Prepared:
-        """The problem with its draws, made once for each problem and size."""
-        key = problem.hash if isinstance(problem, ScaledProblem) else f"{self.config.scale}:{problem.hash}"
-        return await shared(self._preparations.task(key, lambda: self._make_ready(problem)))
-
-    async def _make_ready(self, problem: Problem | ScaledProblem) -> Prepared:
-        config = self.config
-        screening = None
-        try:
-            if isinstance(problem, ScaledProblem):
-                scaled = problem
-            elif config.scale == "none" or problem.source == SHIPPED:
-                scaled = unscaled(problem)
-            else:
-                seed = self._random.getrandbits(48)
-                fitted = await asyncio.to_thread(
-                    fit_problem, problem, self._reference, input_seed=seed, precision=config.precision
-                )
-                scaled, screening = fitted.scaled, fitted.screening
-            bank = InputBank(
-                scaled,
-                self._reference,
-                config.precision,
-                draws=config.draws,
-                uses=config.uses_per_draw,
-                seed=self._seed,
-                screening=screening,
-            )
-            await bank.ready()
-            return Prepared(scaled, bank)
-        except ReferenceModelError as error:
-            if error.kind == "crash":  # of the process, which says nothing about the problem
-                raise
-            source = problem if isinstance(problem, ScaledProblem) else unscaled(problem)
-            refusal = f"the problem's own reference does not run here: {error}"
-            return Prepared(source, None, refusal, lasting=not may_pass(error))
-
-    async def _try(self, prepared: Prepared, draw: InputSet, code: str, report: StaticReport) -> Verdict:
-        config = self.config
-        calls = plan_calls(draw, config.num_correct_trials, self._random, _constant_families(prepared))
-        evidence = _suspicions(report) | {"scaling": prepared.scaled.scaling.to_json()}
-        verdict = await self._right(draw, calls, code, report, evidence)
-        if verdict.ok and self._stopwatch is not None:
-            bits = self._random.getrandbits
-            problem = timed_problem(prepared.scaled, draw, config.precision, self._reference, bits)
-            try:
-                await self._warmed(TIMED)
-                async with self._turns.alone():
-                    verdict = await timed(verdict, code, problem, self._stopwatch, config)
-            except ReferenceModelError as error:
-                said = f"right, but no inputs could be drawn to time it with: {error}"
-                return replace(verdict, kind="infra_error", stage="timing", message=said)
+    async def _try(self, prepared: Prepared, size: Size, code: str) -> Verdict:
+        other = partial(self._preparations.other_size, prepared)
+        verdict, _ = await self._grading.grade(code, size, other)
         return verdict
-
-    async def _right(
-        self, draw: InputSet, calls: tuple[Call, ...], code: str, report: StaticReport, evidence: dict[str, Json]
-    ) -> Verdict:
-        """The verdict of numerics and compiler."""
-        config = self.config
-        if config.device == "cuda":
-            async with self._turns.shared():
-                return await self._on_gpu(draw, calls, code, report, evidence)
-        compiled: CompileReport | None = None
-        if config.compile_check == "all":
-            compiled = await self._compile(draw, calls, code)
-            if (refused := _of_compiler(compiled, evidence)) is not None:
-                return refused
-        verdict = await self._numerics(draw, calls, code, report, evidence)
-        if verdict.ok and config.compile_check == "right":
-            compiled = await self._compile(draw, calls, code)
-            if (refused := _of_compiler(compiled, evidence)) is not None:
-                return replace(refused, tests_passed=verdict.tests_passed, tests_total=verdict.tests_total)
-        if compiled is None:
-            return verdict
-        if verdict.ok and (missing := _not_compiled(verdict, compiled)):
-            return _uncompiled(verdict, compiled, missing)
-        cpu_s = verdict.cpu_s + compiled.cpu_s
-        return replace(verdict, compiled=compiled.outcome == "ok", cpu_s=cpu_s, evidence=_with(verdict, compiled))
-
-    async def _numerics(
-        self, draw: InputSet, calls: tuple[Call, ...], code: str, report: StaticReport, evidence: dict[str, Json]
-    ) -> Verdict:
-        config = self.config
-        limits = Limits(wall_s=config.wall_s, cpu_s=config.cpu_s, memory_mb=config.memory_mb)
-        answers = Answers(draw, calls, config.precision)
-        job = numerics_job(code, draw, calls, limits, config.max_programs, config.precision)
-        await self._warmed(job.harness)
-        result = await self.sandbox.run(job, answers.take)
-        verdict = verdict_of(result, answers, report.kernels, config.policy, evidence)
-        if verdict.kind == "wrong" and report.tf32_dot_possible and config.precision == "float32":
-            return replace(verdict, message=f"{verdict.message}{TF32_HINT}")
-        return verdict
-
-    async def _on_gpu(
-        self, draw: InputSet, calls: tuple[Call, ...], code: str, report: StaticReport, evidence: dict[str, Json]
-    ) -> Verdict:
-        config = self.config
-        answers = Answers(draw, calls, config.precision, exact=False)
-        plain = numerics_job(code, draw, calls, Limits(), config.max_programs, config.precision)
-        await self._warmed(on_gpu.HARNESS)
-        result = await self.sandbox.run(on_gpu.on_device(plain, config), partial(on_gpu.after_start, answers))
-        if (lost := on_gpu.not_started(result)) is not None:
-            return lost
-        result = on_gpu.without_start(result)
-        kernels = (on_gpu.NATIVE,) if config.backend == "cuda" else report.kernels
-        verdict = verdict_of(result, answers, kernels, config.policy, evidence)
-        if verdict.kind == "crash" and (words := on_gpu.refused_by_compiler(result)) is not None:
-            return replace(verdict, kind="compile_error", stage="compile", message=words, compiled=False)
-        if verdict.kind == "wrong" and report.tf32_dot_possible and config.precision == "float32":
-            return replace(verdict, message=f"{verdict.message}{TF32_HINT}")
-        return replace(verdict, compiled=True) if verdict.ok else verdict
-
-    async def _compile(self, draw: InputSet, calls: tuple[Call, ...], code: str) -> CompileReport:
-        header, inputs = job_inputs(draw, calls[0].case)
-        await self._warmed(TRITON_HARNESS)
-        return await compile_triton(
-            self.sandbox,
-            code,
-            header={**header, "precision": self.config.precision},
-            inputs=inputs,
-            arch=self.config.arch,
-        )
 
 
 def _closed(problem: Problem | ScaledProblem) -> Verdict:
     said = "the grader was closed before the candidate was graded: make another Grader"
     return Verdict("infra_error", "problem", said, problem=problem.hash)
-
-
-def _refusal(prepared: Prepared) -> str:
-    if prepared.refusal:
-        return prepared.refusal
-    assert prepared.bank is not None and prepared.bank.screening is not None, "a bank without draws was screened"
-    screening = prepared.bank.screening
-    return (
-        f"the problem is not worth a reward at this size ({screening.reason}: {screening.detail}); a kernel that "
-        "computes something else would pass. Leave it out, or grade it at larger sizes."
-    )
-
-
-def _constant_families(prepared: Prepared) -> tuple[str, ...]:
-    bank = prepared.bank
-    return bank.screening.constant_families if bank is not None and bank.screening is not None else ()
-
-
-def _suspicions(report: StaticReport) -> dict[str, Json]:
-    return {"suspects": [finding.to_json() for finding in report.suspects]} if report.suspects else {}
-
-
-def _not_compiled(verdict: Verdict, compiled: CompileReport) -> list[str]:
-    """Kernels whose results were found right, and that the compiler was never given."""
-    launched = verdict.evidence.get("launches")
-    return sorted(set(launched) - {k.name for k in compiled.kernels}) if isinstance(launched, dict) else []
-
-
-def _uncompiled(verdict: Verdict, compiled: CompileReport, missing: Sequence[str]) -> Verdict:
-    """A right candidate whose kernels did not all reach the compiler: whether a GPU would accept them is unknown."""
-    names = ", ".join(missing)
-    if compiled.outcome == "ok" and not (compiled.message and compiled.kernels):
-        said = (
-            f"{names} ran in the interpreter, but was not launched when it was to be compiled: forward must launch the "
-            "same kernels wherever it runs"
-        )
-        return replace(verdict, kind="compile_error", stage="compile", message=said, compiled=False)
-    said = f"{names} could not be given to the compiler, so it is not known to be legal: {compiled.message}"
-    return replace(verdict, kind="unsupported", stage="compile", message=said, compiled=None)
-
-
-def _with(verdict: Verdict, compiled: CompileReport) -> dict[str, Json]:
-    kernels = [
-        {"name": k.name, "shared_bytes": k.shared_bytes, "registers": k.registers, "spill_bytes": k.spill_bytes}
-        for k in compiled.kernels
-    ]
-    said: dict[str, Json] = {"outcome": compiled.outcome, "kernels": kernels}
-    if compiled.message:
-        said["message"] = compiled.message
-    return {**verdict.evidence, "compiler": said}
-
-
-def _of_compiler(report: CompileReport, evidence: dict[str, Json]) -> Verdict | None:
-    """The verdict of a compiler that refused; None where it did not, or does not know what it was given."""
-    match report.outcome:
-        case "rejected":
-            return Verdict("compile_error", "compile", report.message, "", evidence, compiled=False, cpu_s=report.cpu_s)
-        case "timeout":
-            return Verdict("timeout", "compile", report.message, "", evidence, compiled=False, cpu_s=report.cpu_s)
-        case "failed":
-            return Verdict("infra_error", "compile", report.message, "", evidence, cpu_s=report.cpu_s)
-        case "ok" | "unsupported":
-            return None
-
-
-def _of_cuda(report: CompileReport, evidence: dict[str, Json]) -> Verdict:
-    refused = _of_compiler(report, evidence)
-    if refused is not None:
-        return refused
-    if report.outcome == "unsupported":
-        return Verdict("unsupported", "compile", report.message, "", evidence, cpu_s=report.cpu_s)
-    said = "the sources compile; whether they are right is unknown, because there is no GPU here"
-    return Verdict("compiled_not_run", "compile", said, "", evidence, compiled=True, cpu_s=report.cpu_s)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from assay.sandbox.base import JobResult
 from assay.types import Json
+
+_MOST_LINES = 1 << 24
 
 
 def fault_of(result: JobResult) -> dict[str, Json]:
     """The fault that a job reported (`kind`, `stage`, `type`, `message`); empty where it reported none."""
     fault = result.report.get("fault") if isinstance(result.report, dict) else None
     return fault if isinstance(fault, dict) else {}
+
+
+def line_of(fault: Mapping[str, Json]) -> int:
+    """The line of the submission that a fault names; 0 where it names none."""
+    line = fault.get("line")
+    return line if type(line) is int and 0 < line < _MOST_LINES else 0
 
 
 def explain(result: JobResult) -> str:

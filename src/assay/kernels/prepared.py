@@ -1,7 +1,9 @@
 """Problems made ready for grading, shared by all grades of a grader and kept while they are in use.
 
-    task = preparations.task(key, make)
-    prepared = await shared(task)
+    preparations = Preparations(config, reference, random, seed)
+    prepared = await preparations.ready(problem)
+    size = await prepared.size()                      None: the problem is not worth a reward
+    other = await preparations.other_size(prepared)   None: there is no other size
 
 Making a problem ready takes seconds, so it is done once for all grades that need it. The problems graded last are kept.
 A failure, and a refusal that a machine under load may have caused, goes to the grades that wait for it and is not kept.
@@ -10,30 +12,63 @@ A failure, and a refusal that a machine under load may have caused, goes to the 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
+from assay.errors import ReferenceModelError
+from assay.kernels.config import GraderConfig
+from assay.kernels.numerics.reference import ReferenceProcess, fit_problem, may_pass
 from assay.kernels.numerics.secret_inputs import InputBank
-from assay.kernels.problems.scaling import ScaledProblem
+from assay.kernels.problems.scaling import ScaledProblem, other_sizes, unscaled
+from assay.kernels.problems.sources import SHIPPED, Problem
+from assay.kernels.program.grading import Size
 
-MAX_PREPARED = 64
-"""Problems kept, least recently graded ones dropped first: each holds megabytes of arrays. Problems that are being made
-ready are kept beyond this."""
+MAX_PREPARED = 128
+"""Problems at one size that are kept, least recently graded ones dropped first: each holds megabytes of arrays. Those
+that are being made ready are kept beyond this."""
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Prepared:
-    """A problem at the sizes it is graded at, or why it cannot be graded."""
+    """A problem at one of the sizes it is graded at, or why it cannot be graded."""
 
     scaled: ScaledProblem
     bank: InputBank | None
     refusal: str = ""
     lasting: bool = True
     """False for a refusal for which a machine under load may be to blame: the next grade tries again."""
+    has_others: bool = False
+    """Whether it may be graded at other sizes too."""
+
+    async def size(self) -> Size | None:
+        """The problem with a draw of its inputs; None where it is not worth a reward.
+
+        Raises:
+            ReferenceModelError: the reference does not run.
+        """
+        draw = await self.bank.take() if self.bank is not None else None
+        if draw is None:
+            return None
+        assert self.bank is not None and self.bank.screening is not None, "a bank that gives draws was screened"
+        return Size(self.scaled, draw, self.bank.screening.constant_families)
+
+    @property
+    def why_not(self) -> str:
+        """Why there is no draw."""
+        if self.refusal:
+            return self.refusal
+        assert self.bank is not None and self.bank.screening is not None, "a bank without draws was screened"
+        screening = self.bank.screening
+        return (
+            f"the problem is not worth a reward at this size ({screening.reason}: {screening.detail}); a kernel that "
+            "computes something else would pass. Leave it out, or grade it at larger sizes."
+        )
 
 
 class Closed(Exception):
@@ -43,8 +78,80 @@ class Closed(Exception):
 class Preparations:
     """The problems of one grader, by problem and size. Belongs to one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, config: GraderConfig, reference: ReferenceProcess, rng: random.Random, seed: int | None = None
+    ) -> None:
+        """Nothing is made ready yet.
+
+        Args:
+            config: Settings of the grader.
+            reference: Runs references.
+            rng: Draws the seeds that no candidate may know.
+            seed: Of the draws, in place of secret ones; never for training.
+        """
+        self._config, self._reference, self._random, self._seed = config, reference, rng, seed
         self._tasks: OrderedDict[str, asyncio.Task[Prepared]] = OrderedDict()
+
+    async def ready(self, problem: Problem | ScaledProblem) -> Prepared:
+        """The problem at the sizes that the settings say, or at its own; made ready once for all grades.
+
+        Raises:
+            Closed: the grader was closed meanwhile.
+            ReferenceModelError: the process of the reference is gone.
+        """
+        key = problem.hash if isinstance(problem, ScaledProblem) else f"{self._config.scale}:{problem.hash}"
+        prepared = await shared(self.task(key, lambda: self._make_ready(problem)))
+        next(self._others(prepared), None)  # begun beside the first grade, which may come to need it
+        return prepared
+
+    async def other_size(self, prepared: Prepared) -> Size | None:
+        """Another size of a problem, with a draw: the first at which its reference runs and it is worth a reward.
+
+        Raises:
+            Closed, ReferenceModelError: as above.
+        """
+        for task in self._others(prepared):
+            if (size := await (await shared(task)).size()) is not None:
+                return size
+        return None
+
+    def _others(self, prepared: Prepared) -> Iterator[asyncio.Task[Prepared]]:
+        if prepared.has_others:
+            for scaled in other_sizes(prepared.scaled):
+                yield self.task(f"other:{scaled.hash}", partial(self._make_ready, scaled))
+
+    async def _make_ready(self, problem: Problem | ScaledProblem) -> Prepared:
+        config, screening = self._config, None
+        try:
+            if isinstance(problem, ScaledProblem):
+                scaled = problem
+            elif config.scale == "none" or problem.source == SHIPPED:
+                scaled = unscaled(problem)
+            else:
+                seed = self._random.getrandbits(48)
+                fitted = await asyncio.to_thread(
+                    fit_problem, problem, self._reference, input_seed=seed, precision=config.precision
+                )
+                scaled, screening = fitted.scaled, fitted.screening
+            bank = InputBank(
+                scaled,
+                self._reference,
+                config.precision,
+                draws=config.draws,
+                uses=config.uses_per_draw,
+                seed=self._seed,
+                screening=screening,
+                updates=True,
+            )
+            await bank.ready()
+            others = config.scale == "fit" and not isinstance(problem, ScaledProblem)
+            return Prepared(scaled, bank, has_others=others)
+        except ReferenceModelError as error:
+            if error.kind == "crash":  # of the process, which says nothing about the problem
+                raise
+            source = problem if isinstance(problem, ScaledProblem) else unscaled(problem)
+            refusal = f"the problem's own reference does not run here: {error}"
+            return Prepared(source, None, refusal, lasting=not may_pass(error))
 
     def task(self, key: str, make: Callable[[], Coroutine[Any, Any, Prepared]]) -> asyncio.Task[Prepared]:
         """The task that makes a problem ready, or has done so; started where there is none that is worth keeping."""

@@ -18,7 +18,7 @@ unsupported: this machine, or the grader, cannot judge it. infra_error: the grad
 about the candidate.
 """
 
-Stage = Literal["problem", "parse", "static", "compile", "numerics", "timing"]
+Stage = Literal["problem", "parse", "record", "rules", "compile", "numerics", "timing"]
 
 MOST_CHARACTERS = 4096
 """Longer texts of a candidate are cut."""

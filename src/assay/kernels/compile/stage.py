@@ -259,3 +259,8 @@ def known_macros() -> frozenset[str]:
     folder = Path(__file__).parents[1] / "inside" / "light_torch"
     texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.h")]
     return frozenset(name for text in texts for name in re.findall(r"#define (\w+)", text)) | {"TORCH_EXTENSION_NAME"}
+
+
+async def compile_program(sandbox: Sandbox, text: str, *, arch: str) -> CompileReport:
+    """To come."""
+    return CompileReport("ok", "")

@@ -62,6 +62,7 @@ class Forbidden:
     name: str
     why: str
     instead: str
+    in_triton: bool = True
 
 
 Binding = Module | Function | HelperName | Constant | Unknown | Forbidden
@@ -171,8 +172,9 @@ def _of_language(name: str) -> Binding:
             return Forbidden(full, group.why, group.instead)
     return Forbidden(
         f"tl.{shown(name)}",
-        "only functions of triton.language that were looked at one by one are",
-        "Use a public function of triton.language",
+        "triton.language has no public function of this name",
+        "Use a function of triton.language, or one of libdevice",
+        in_triton=False,
     )
 
 

@@ -74,13 +74,14 @@ class Names:
     def no_value(self, node: ast.expr, found: Binding) -> Refused:
         """The refusal of something that is not a value."""
         if isinstance(found, bindings.Forbidden):
-            return Refused(node.lineno, f"`{found.name}`", found.why, found.instead)
+            return Refused(node.lineno, f"`{found.name}`", found.why, found.instead, found.in_triton)
         if isinstance(found, bindings.Unknown):
             return Refused(
                 node.lineno,
                 f"`{self.snippet(node)}` ({found.what})",
                 "a kernel may use triton.language, libdevice, its own helpers and global constexpr numbers",
                 "Pass the value as an argument, or make it a tl.constexpr",
+                in_triton=False,
             )
         return Refused(
             node.lineno,

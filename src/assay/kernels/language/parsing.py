@@ -97,7 +97,9 @@ def _table(kernels: object) -> dict[str, Mapping[str, object]]:
 
 
 def _refusal(refused: Refused, name: str, line: int) -> Refusal:
-    return Refusal(shown(name), line + refused.offset - 1, refused.what, refused.why, refused.instead)
+    return Refusal(
+        shown(name), line + refused.offset - 1, refused.what, refused.why, refused.instead, refused.in_triton
+    )
 
 
 def _function(key: str, entry: Mapping[str, object], line: int) -> tuple[Function, Names] | list[Refusal]:
@@ -165,7 +167,7 @@ def _too_much() -> Refused:
 
 
 def _unreadable(why: str, line: int = 1) -> Refused:
-    return Refused(line, "a source that is not valid Python", why, "Correct the syntax")
+    return Refused(line, "a source that is not valid Python", why, "Correct the syntax", in_triton=False)
 
 
 def _linked(functions: dict[str, Function], uses: dict[str, Names]) -> Kernels:

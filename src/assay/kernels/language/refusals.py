@@ -16,6 +16,7 @@ class Refusal:
 
     function: name of the kernel or helper, as far as it is known.
     line: of the submission, counted from 1.
+    in_triton: whether it may be legal in Triton all the same, so that it cannot be judged rather than is wrong.
     """
 
     function: str
@@ -23,6 +24,7 @@ class Refusal:
     what: str
     why: str
     instead: str
+    in_triton: bool = True
 
     def __str__(self) -> str:
         where = f"kernel {self.function}, line {self.line}" if self.function else f"line {self.line}"
@@ -42,9 +44,9 @@ class Refusals:
 class Refused(Exception):
     """Something is not in the language. `offset` counts lines from the first of the function's source, from 1."""
 
-    def __init__(self, offset: int, what: str, why: str, instead: str) -> None:
+    def __init__(self, offset: int, what: str, why: str, instead: str, in_triton: bool = True) -> None:
         super().__init__(what)
-        self.offset, self.what, self.why, self.instead = offset, what, why, instead
+        self.offset, self.what, self.why, self.instead, self.in_triton = offset, what, why, instead, in_triton
 
 
 def shown(text: object) -> str:

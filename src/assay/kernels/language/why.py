@@ -75,13 +75,18 @@ _BUILTINS = {
     "map": "a loop",
 }
 
+_PERHAPS = (ast.JoinedStr, ast.ListComp, ast.GeneratorExp, ast.Starred, ast.Slice, ast.With, ast.FunctionDef)
+"""Parts that Triton takes in some versions or places."""
+_PERHAPS_NAMES = ("print", "isinstance", "hasattr", "getattr", "type", "list", "tuple", "bool", "sum", "abs")
+
 
 def refused_expression(node: ast.expr, snippet: str) -> Refused:
     """The refusal of a kind of expression."""
     reason = EXPRESSIONS.get(
         type(node), Reason("this expression", "only what Triton has is", "Write it with functions of tl")
     )
-    return Refused(node.lineno, f"{reason.what} (`{snippet}`)", reason.why, reason.instead)
+    in_triton = isinstance(node, _PERHAPS)
+    return Refused(node.lineno, f"{reason.what} (`{snippet}`)", reason.why, reason.instead, in_triton)
 
 
 def refused_statement(node: ast.stmt, snippet: str) -> Refused:
@@ -89,7 +94,8 @@ def refused_statement(node: ast.stmt, snippet: str) -> Refused:
     reason = _STATEMENTS.get(
         type(node).__name__, Reason("this statement", "only what Triton has is", "Write it with functions of tl")
     )
-    return Refused(node.lineno, f"{reason.what} (`{snippet}`)", reason.why, reason.instead)
+    in_triton = isinstance(node, _PERHAPS)
+    return Refused(node.lineno, f"{reason.what} (`{snippet}`)", reason.why, reason.instead, in_triton)
 
 
 def not_a_name(node: ast.Name) -> Refused:
@@ -100,4 +106,5 @@ def not_a_name(node: ast.Name) -> Refused:
         f"the name `{shown(node.id)}`",
         "it is neither a variable of the kernel, nor triton.language, a helper, or a global constexpr",
         f"Use {instead}" if instead else "Define it in the kernel, or pass it as an argument",
+        in_triton=node.id in _PERHAPS_NAMES,
     )

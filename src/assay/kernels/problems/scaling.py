@@ -167,6 +167,23 @@ def ladder(problem: Problem) -> Iterator[ScaledProblem]:
                 yield scaled
 
 
+def other_sizes(scaled: ScaledProblem) -> Iterator[ScaledProblem]:
+    """Sizes beside those that a problem is graded at, to tell a kernel that is right at one size only: twice as large
+    where it was made smaller, then half as large."""
+    problem, used = scaled.problem, scaled.scaling
+    rule: Rule = "capped" if used.rule == "none" else used.rule
+    if used.rule == "none":
+        integers = [integer for integer in _integers(ast.parse(problem.code)) if not integer.of_batch]
+        cap, batch_cap = max((integer.value for integer in integers), default=1), _MAX_FOLDED
+    else:
+        cap, batch_cap = used.cap, used.batch_cap
+    seen = {scaled.code}
+    for new, new_batch in ((2 * cap, 2 * batch_cap), (cap // 2, batch_cap)):
+        if new >= 1 and (found := scale(problem, new, new_batch, rule)).code not in seen:
+            seen.add(found.code)
+            yield found
+
+
 def halved(value: int, cap: int, round_up: bool = False) -> int:
     """`value` divided by two until it is at most `cap`; `round_up` keeps a batch of several from becoming one."""
     while value > cap:

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from assay.kernels.base import Policy
+from assay.kernels.operators import kind_of
 from assay.kernels.program.form import (
     Descriptor,
     Kernel,
@@ -29,6 +31,8 @@ Rule = Literal["arithmetic", "moves", "constants", "constructor", "operators", "
 MAX_ARITHMETIC_SHARE = 0.02
 """Arithmetic that PyTorch may do beside the kernels, as a share of what it does for the reference. The most that an
 honest program of 155 needs is 0.014 (the sum of a product's split sums)."""
+MAX_PARTIAL_SHARE = 0.5
+"""The same under the policy `partial`."""
 MAX_ARITHMETIC_OPERATIONS = 64
 MAX_MOVED_SHARE = 1.0
 """Bytes that PyTorch may move, as a share of those of inputs and outputs; the most that an honest program needs is
@@ -49,23 +53,19 @@ class Finding:
     refused: bool = True
 
 
-def static_findings(program: Program, reference: int) -> list[Finding]:
+def static_findings(program: Program, reference: int, policy: Policy = "strict") -> list[Finding]:
     """All rules that need no replay.
 
     Args:
         program: What was recorded.
         reference: Arithmetic operations of the reference (`operations.reference_arithmetic`).
+        policy: `partial` lets PyTorch do up to half of the work.
     """
-    return [
-        *launches(program),
-        *operators(program),
-        *host_arithmetic(program, reference),
-        *moves(program),
-        *rearrangement(program, reference),
-        *constants(program),
-        *constructor(program),
-        *calls(program),
-    ]
+    found = [*launches(program), *operators(program), *constants(program), *calls(program)]
+    if policy == "partial":
+        return [*found, *partial_share(program, reference), *constructor(program, refused=False)]
+    strict = [*heavy_operators(program), *host_arithmetic(program, reference), *moves(program)]
+    return [*found, *strict, *rearrangement(program, reference), *constructor(program)]
 
 
 def launches(program: Program) -> list[Finding]:
@@ -76,7 +76,7 @@ def launches(program: Program) -> list[Finding]:
 
 
 def operators(program: Program) -> list[Finding]:
-    """Operators that are never run, those that forward may not use at all, and random ones outside the constructor."""
+    """Operators that are never run, and random ones outside the constructor."""
     found = []
     for operation in operations_in(program.steps):
         if role_of(operation) == "unknown":
@@ -87,11 +87,25 @@ def operators(program: Program) -> list[Finding]:
         if role_of(operation) == "random":
             said = f"PyTorch's {base_name(operation)} draws random numbers outside the constructor"
             found.append(Finding("operators", said, operation.line))
-    for operation in operations_in(program.forward):
-        if role_of(operation) == "heavy":
-            said = f"PyTorch's {base_name(operation)} does work that a kernel is asked for"
-            found.append(Finding("operators", said, operation.line))
     return found
+
+
+def heavy_operators(program: Program) -> list[Finding]:
+    """Operators that forward may not use at all."""
+    return [
+        Finding("operators", f"PyTorch's {base_name(step)} does work that a kernel is asked for", step.line)
+        for step in operations_in(program.forward)
+        if role_of(step) == "heavy"
+    ]
+
+
+def partial_share(program: Program, reference: int) -> list[Finding]:
+    """Under the policy `partial` PyTorch may do up to half of what it does for the reference."""
+    share = arithmetic_share(program, reference)
+    if share <= MAX_PARTIAL_SHARE:
+        return []
+    said = f"PyTorch does {min(share, 1e9):.0%} of the work of the reference; {MAX_PARTIAL_SHARE:.0%} are allowed"
+    return [Finding("arithmetic", said)]
 
 
 def host_arithmetic(program: Program, reference: int) -> list[Finding]:
@@ -170,10 +184,16 @@ def constants(program: Program) -> list[Finding]:
     ]
 
 
-def constructor(program: Program) -> list[Finding]:
-    """Products and the like that the constructor computes: folded weights. Told, and left to a policy."""
+def constructor(program: Program, refused: bool = True) -> list[Finding]:
+    """What the constructor computes of weights: products fold two steps of the work into one that no call pays for,
+    and are refused. Other heavy operators, such as those of an orthogonal start, are told."""
     return [
-        Finding("constructor", f"the constructor computes {base_name(operation)}", operation.line, refused=False)
+        Finding(
+            "constructor",
+            f"the constructor computes {base_name(operation)}: what is folded there no call of forward computes",
+            operation.line,
+            refused=refused and kind_of(base_name(operation)) in ("product", "convolution"),
+        )
         for operation in operations_in(program.init)
         if role_of(operation) == "heavy"
     ]

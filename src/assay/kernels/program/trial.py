@@ -1,22 +1,27 @@
-"""A submission put to the test: recorded, held against the rules, replayed on secret inputs, compared.
+"""A submission put to the test at one size: recorded, held against the rules, replayed on secret inputs, compared.
 
-    outcome = await trial(sandbox, code, draw, limits, precision, max_programs)
+    attempt = await record(sandbox, code, draw, limits, precision, policy)
+    if isinstance(attempt, Attempt):
+        outcome = await replay(sandbox, attempt, draw, calls, limits, max_programs, precision)
 
-Everything is decided here, from a program and from bytes; the processes that made them decide nothing.
+Everything is decided here, from a program and from bytes; the processes that made them decide nothing. Programs are
+read and compared in threads, since they may be large.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from assay.kernels.arrays import HostTensor
-from assay.kernels.job_reports import explain, fault_of
+from assay.kernels.base import Policy
+from assay.kernels.job_reports import explain, fault_of, line_of
 from assay.kernels.numerics.calls import shows_answer
 from assay.kernels.numerics.secret_inputs import InputSet
-from assay.kernels.numerics.tolerance import compare
+from assay.kernels.numerics.tolerance import Comparison, compare
 from assay.kernels.program import rules
 from assay.kernels.program.form import Program
 from assay.kernels.program.jobs import (
@@ -33,13 +38,31 @@ from assay.kernels.program.operations import reference_arithmetic
 from assay.kernels.program.rules import Finding
 from assay.kernels.verdicts import plain_text
 from assay.sandbox.base import JobResult, Limits, Sandbox
+from assay.types import Json
 
-End = Literal["ok", "wrong", "cheat", "host_read", "refused", "unsupported", "crash", "timeout", "infra"]
+End = Literal["ok", "wrong", "cheat", "host_read", "refused", "unsupported", "not_triton", "crash", "timeout", "infra"]
+"""`host_read`: host code reads a value. `refused`: the program is larger than any that is taken, or forged.
+`not_triton`: a kernel is written in what Triton does not take."""
 
 POISONS = (0xFF, 0x46, 0x3E, 0x00, 0xC3)
 """Bytes of fresh memory: NaN, 12689, 0.186, 0 and -390 as float32."""
 MAX_LEFT_OUT = 8
 """Kernels of a program that are left out once each; further ones are not tried."""
+LOOP_BYTES = 1 << 18
+"""Larger outputs are compared in a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A recorded submission that broke no rule so far."""
+
+    program: Program
+    text: str
+    findings: tuple[Finding, ...]
+    """What is told and does not decide."""
+    host_share: float
+    """Arithmetic that PyTorch does in forward as a share of what it does for the reference."""
+    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +73,34 @@ class Outcome:
     message: str = ""
     line: int = 0
     findings: tuple[Finding, ...] = ()
-    """Those that are told and do not decide, too."""
-    program: Program | None = None
+    """Those that are told and do not decide, too; the one that decided is the first that is `refused`."""
+    stage: Literal["record", "rules", "numerics"] = "numerics"
+    passed: int = 0
+    """Ordinary calls with the right outputs."""
+    total: int = 0
     cpu_s: float = 0.0
-    """Of both processes."""
-    facts: dict[str, object] = field(default_factory=dict)
+    """Of all processes."""
+    facts: Mapping[str, Json] = field(default_factory=dict)
 
 
-def plan(program: Program, draw: InputSet, trials: int, rng: random.Random) -> list[Replay]:
+def plan(
+    program: Program, draw: InputSet, trials: int, rng: random.Random, constant_families: Sequence[str] = ()
+) -> list[Replay]:
     """The calls of a replay: `trials` on inputs of all families in turn, one of them once more, and again without each
     kernel, one under other weights. Each has another poison, and runs the programs of a launch in another order, but
-    for the one that is repeated without kernels. Accesses are followed where memory was filled with another byte."""
+    for the one that is repeated without kernels. Accesses are followed where memory was filled with another byte.
+
+    Args:
+        program: What is replayed.
+        draw: Inputs and expected outputs; at least one case.
+        trials: Calls that must be right, besides the special ones.
+        rng: The parent's own.
+        constant_families: Families in which a constant would pass, and which prove nothing about kernels left out.
+    """
     cases = [draw.cases[index % len(draw.cases)] for index in range(max(trials, 1))]
-    telling = [place for place, case in enumerate(cases) if not shows_answer(case)] or list(range(len(cases)))
-    chosen = rng.choice(telling)
+    telling = [place for place, case in enumerate(cases) if not shows_answer(case)]
+    telling = [place for place in telling if cases[place].family not in constant_families] or telling
+    chosen = rng.choice(telling or list(range(len(cases))))
     # Whole and without each kernel, all else equal: in another order sums of atomic operations have other bytes.
     whole = Replay(cases.pop(chosen), POISONS[0], seed=rng.getrandbits(32), in_order=True, follow=False)
     kernels = rules.launched_kernels(program)
@@ -81,37 +118,28 @@ def plan(program: Program, draw: InputSet, trials: int, rng: random.Random) -> l
     return calls
 
 
-async def trial(
-    sandbox: Sandbox,
-    code: str,
-    draw: InputSet,
-    limits: Limits,
-    precision: str = "float32",
-    max_programs: int = 4096,
-    trials: int = 5,
-    rng: random.Random | None = None,
-) -> Outcome:
-    """Put a submission to the test on one draw. Never raises for what a candidate does.
+async def record(
+    sandbox: Sandbox, code: str, draw: InputSet, limits: Limits, precision: str, policy: Policy = "strict"
+) -> Attempt | Outcome:
+    """Record a submission for the shapes of a draw, and hold its program against the rules that need no replay.
 
     Raises:
         SandboxError: no job at all can be run here.
     """
-    rng = rng or random.SystemRandom()
-    recording = await sandbox.run(record_job(code, draw, limits, precision))
-    found = recorded(recording)
+    result = await sandbox.run(record_job(code, draw, limits, precision))
+    return await asyncio.to_thread(_attempt, result, draw, policy)
+
+
+def _attempt(result: JobResult, draw: InputSet, policy: Policy) -> Attempt | Outcome:
+    found = recorded(result)
     if isinstance(found, NotRecorded):
-        return Outcome(_end_of(found), found.message, found.line, cpu_s=recording.cpu_s)
-    program = found.program
-    findings = rules.static_findings(program, reference_arithmetic(draw.work))
-    if (first := _first_refused(findings)) is not None:
-        return Outcome("cheat", first.message, first.line, tuple(findings), program, recording.cpu_s)
-    calls = plan(program, draw, trials, rng)
-    job = replay_job(found.text, draw, calls, limits, max_programs)
-    done = await sandbox.run(job)
-    cpu_s = recording.cpu_s + done.cpu_s
-    end, message, late = judge(done, program, draw, calls, precision)
-    facts: dict[str, object] = {"programs": [dict(call.launches) for call in measured(done)[:1]]}
-    return Outcome(end, message, 0, (*findings, *late), program, cpu_s, facts)
+        return Outcome(_end_of(found), found.message, found.line, stage="record", cpu_s=result.cpu_s)
+    reference = reference_arithmetic(draw.work)
+    findings = tuple(rules.static_findings(found.program, reference, policy))
+    if (first := first_refused(findings)) is not None:
+        return Outcome("cheat", first.message, first.line, findings, "rules", cpu_s=result.cpu_s)
+    share = rules.arithmetic_share(found.program, reference)
+    return Attempt(found.program, found.text, findings, share, result.cpu_s)
 
 
 def _end_of(found: NotRecorded) -> End:
@@ -119,67 +147,168 @@ def _end_of(found: NotRecorded) -> End:
     return (ends | {"timeout": "timeout", "infra": "infra"}).get(found.kind, "crash")
 
 
-def _first_refused(findings: Sequence[Finding]) -> Finding | None:
+def first_refused(findings: Sequence[Finding]) -> Finding | None:
+    """The finding that decides."""
     return next((finding for finding in findings if finding.refused), None)
 
 
-def judge(
-    result: JobResult, program: Program, draw: InputSet, calls: Sequence[Replay], precision: str
-) -> tuple[End, str, list[Finding]]:
-    """What the answers of a replay prove; pure."""
+async def replay(
+    sandbox: Sandbox,
+    attempt: Attempt,
+    draw: InputSet,
+    calls: Sequence[Replay],
+    limits: Limits,
+    max_programs: int,
+    precision: str,
+    policy: Policy = "strict",
+) -> Outcome:
+    """Replay a recorded submission on a draw. Never raises for what a candidate does.
+
+    Raises:
+        SandboxError: no job at all can be run here.
+    """
+    answers = Answers(draw, calls, precision)
+    result = await sandbox.run(replay_job(attempt.text, draw, calls, limits, max_programs), answers.after_round)
+    return await asyncio.to_thread(judge, result, attempt, answers, policy)
+
+
+class Answers:
+    """The outputs of each call, compared as they come."""
+
+    def __init__(self, draw: InputSet, calls: Sequence[Replay], precision: str) -> None:
+        self.draw, self.calls, self._precision = draw, calls, precision
+        self.outputs: dict[int, tuple[bytes, ...]] = {}
+        self.comparisons: dict[int, Comparison] = {}
+
+    async def after_round(self, number: int, outputs: tuple[bytes, ...]) -> bool:
+        """Take the outputs of a round (0 is the construction); False if the other calls need not be made."""
+        if sum(map(len, outputs)) > LOOP_BYTES:
+            return await asyncio.to_thread(self.take, number, outputs)
+        return self.take(number, outputs)
+
+    def take(self, number: int, outputs: tuple[bytes, ...]) -> bool:
+        """The same, at once."""
+        if number == 0:
+            self.outputs.clear()
+            self.comparisons.clear()
+            return True
+        place, call = number - 1, self.calls[number - 1]
+        self.outputs[place] = outputs
+        if call.skip != NO_KERNEL:
+            return True
+        found = self.comparisons[place] = self._compare(call, outputs)
+        return found.ok or bool(call.weights)
+
+    def _compare(self, call: Replay, outputs: tuple[bytes, ...]) -> Comparison:
+        worst = Comparison(True, 0.0, 0, 0)
+        tolerances = call.case.tolerances(self._precision)
+        for (dtype, shape), data, exact, allowed in zip(
+            self.draw.outputs, outputs, call.case.exact, tolerances, strict=True
+        ):
+            found = compare(HostTensor(dtype, shape, data).array(), exact, allowed)
+            if not found.ok:
+                return found
+            worst = found if found.worst >= worst.worst else worst
+        return worst
+
+    @property
+    def passed(self) -> int:
+        """Ordinary calls that were answered rightly."""
+        return sum(found.ok and not self.calls[place].weights for place, found in self.comparisons.items())
+
+    @property
+    def total(self) -> int:
+        """Ordinary calls in the plan."""
+        return sum(call.skip == NO_KERNEL and not call.weights for call in self.calls)
+
+    @property
+    def worst(self) -> float:
+        """The worst error of all calls, in units of what is allowed; finite, since JSON has no infinity."""
+        found = max((comparison.worst for comparison in self.comparisons.values()), default=0.0)
+        return min(round(float(found), 6), 1e300) if found == found else 1e300
+
+
+def judge(result: JobResult, attempt: Attempt, answers: Answers, policy: Policy = "strict") -> Outcome:
+    """What the answers of a replay prove; pure but for the outputs of the last round, which `answers` takes."""
+    if result.end == "ok" and len(result.outputs) == len(answers.calls) + 1:
+        answers.take(len(answers.calls), result.outputs[-1])
     seen = measured(result)
-    answers = dict(enumerate(result.outputs[1 : len(calls) + 1]))
-    for place, call in enumerate(calls):
-        if call.skip == NO_KERNEL and place in answers and not (call.weights and not _weights_set(seen, place)):
-            wrong = _wrong(answers[place], draw, call, precision)
-            if wrong:
-                return "wrong", wrong, []
+    end, message, line, findings = _decide(result, attempt.program, answers, seen, policy)
+    facts: dict[str, Json] = {
+        "launches": dict(seen[0].launches) if seen else {},
+        "families": sorted({call.case.family for call in answers.calls}),
+        "worst": answers.worst,
+        "host_share": round(min(attempt.host_share, 1e9), 6),
+    }
+    found = (*attempt.findings, *findings)
+    cpu_s = attempt.cpu_s + result.cpu_s
+    return Outcome(end, message, line, found, "numerics", answers.passed, answers.total, cpu_s, facts)
+
+
+Decision = tuple[End, str, int, Sequence[Finding]]
+
+
+def _decide(
+    result: JobResult, program: Program, answers: Answers, seen: Sequence[Measured], policy: Policy
+) -> Decision:
+    calls = answers.calls
+    for place, found in answers.comparisons.items():
+        call = calls[place]
+        if not found.ok and not (call.weights and not _weights_set(seen, place)):
+            moved = ", once the weights have other values than at the start" if call.weights else ""
+            return "wrong", f"on inputs of the family {call.case.family!r}{moved}, {found.message}", 0, ()
     if result.end == "infra":
-        return "infra", result.message, []
+        return "infra", f"the sandbox failed: {result.message}", 0, ()
     if fault := fault_of(result):
-        kinds: dict[str, End] = {"unsupported": "unsupported", "wrong_output": "wrong", "forged": "refused"}
-        said = f"{plain_text(fault.get('type'))}: {plain_text(fault.get('message'))}"
-        return kinds.get(plain_text(fault.get("kind")), "crash"), said, []
+        return (*_faulted(fault), ())
     if result.end != "ok":
-        return ("timeout" if result.end == "timeout" else "crash"), explain(result), []
+        return ("timeout" if result.end == "timeout" else "crash"), f"the kernel was {explain(result)}", 0, ()
     outputs = len(program.outputs)
-    if len(answers) != len(calls) or [len(account.unwritten) for account in seen] != [outputs] * len(calls):
-        return "crash", "the replay did not answer every call", []
+    if len(answers.outputs) != len(calls) or [len(account.unwritten) for account in seen] != [outputs] * len(calls):
+        return "crash", "the replay did not answer every call", 0, ()
     if any(call.weights and call.needed and not seen[place].weights_set for place, call in enumerate(calls)):
-        return "wrong", "the model lacks parameters of the reference whose values change during grading", []
-    findings = _findings(program, calls, seen, answers)
-    refused = _first_refused(findings)
-    return ("cheat", refused.message, findings) if refused else ("ok", "", findings)
+        names = ", ".join(list(answers.draw.moved_weights)[:4])
+        said = (
+            f"the model has no parameters for the reference's {names}, whose values also change during grading: keep "
+            "all of the reference's parameters, under their names or in their order"
+        )
+        return "wrong", said, 0, ()
+    findings = _findings(program, answers, seen, policy)
+    refused = first_refused(findings)
+    return ("cheat", refused.message, refused.line, findings) if refused else ("ok", "", 0, findings)
+
+
+def _faulted(fault: Mapping[str, Json]) -> tuple[End, str, int]:
+    kinds: dict[str, End] = {
+        "unsupported": "unsupported",
+        "wrong_output": "wrong",
+        "forged": "refused",
+        "refused": "refused",
+        "language": "unsupported",
+        "not_triton": "not_triton",
+    }
+    end = kinds.get(plain_text(fault.get("kind")), "crash")
+    message = plain_text(fault.get("message"))[:2000]
+    said = f"{plain_text(fault.get('type')) or 'an error'}: {message}" if end == "crash" else message
+    return end, said, line_of(fault)
 
 
 def _weights_set(seen: Sequence[Measured], place: int) -> bool:
     return place < len(seen) and seen[place].weights_set
 
 
-def _wrong(outputs: Sequence[bytes], draw: InputSet, call: Replay, precision: str) -> str:
-    """What is wrong with the outputs of a call; empty where nothing is."""
-    tolerances = call.case.tolerances(precision)
-    for (dtype, shape), data, exact, tolerance in zip(draw.outputs, outputs, call.case.exact, tolerances, strict=True):
-        found = compare(HostTensor(dtype, shape, data).array(), exact, tolerance)
-        if not found.ok:
-            moved = ", once the weights have other values than at the start" if call.weights else ""
-            return f"on inputs of the family {call.case.family!r}{moved}, {found.message}"
-    return ""
-
-
-def _findings(
-    program: Program, calls: Sequence[Replay], seen: Sequence[Measured], answers: dict[int, tuple[bytes, ...]]
-) -> list[Finding]:
+def _findings(program: Program, answers: Answers, seen: Sequence[Measured], policy: Policy) -> list[Finding]:
+    calls, outputs = answers.calls, answers.outputs
     followed = [account.unwritten for call, account in zip(calls, seen, strict=True) if call.follow]
     unwritten = [max(counts) for counts in zip(*followed, strict=True)]
     changed = {
-        call.skip: answers[place] != answers[_whole(calls, call)]
+        call.skip: outputs[place] != outputs[_whole(calls, call)]
         for place, call in enumerate(calls)
         if call.skip != NO_KERNEL
     }
     races = {str(race["kernel"]): race for account in seen for race in account.races}
     return [
-        *rules.outputs_written(program, unwritten),
+        *(rules.outputs_written(program, unwritten) if policy == "strict" else ()),
         *rules.kernels_matter(program, changed),
         *rules.races(list(races.values())),
     ]
@@ -192,3 +321,26 @@ def _whole(calls: Sequence[Replay], left_out: Replay) -> int:
         for place, call in enumerate(calls)
         if call.case is left_out.case and call.seed == left_out.seed and call.in_order and call.skip == NO_KERNEL
     )
+
+
+async def trial(
+    sandbox: Sandbox,
+    code: str,
+    draw: InputSet,
+    limits: Limits,
+    precision: str = "float32",
+    max_programs: int = 4096,
+    trials: int = 5,
+    rng: random.Random | None = None,
+    policy: Policy = "strict",
+) -> Outcome:
+    """All of it, on one draw. Never raises for what a candidate does.
+
+    Raises:
+        SandboxError: no job at all can be run here.
+    """
+    attempt = await record(sandbox, code, draw, limits, precision, policy)
+    if isinstance(attempt, Outcome):
+        return attempt
+    calls = plan(attempt.program, draw, trials, rng or random.SystemRandom())
+    return await replay(sandbox, attempt, draw, calls, limits, max_programs, precision, policy)

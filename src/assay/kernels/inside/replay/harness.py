@@ -112,12 +112,12 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _kind(error: Exception) -> str:
-    """`language`: a kernel is not in the kernel language. `forged`: no recording of ours gives such a program.
-    `unsupported`: the interpreter cannot judge it."""
+    """`language`: a kernel is not in the kernel language, though it may be legal in Triton; `not_triton`: nor is it.
+    `forged`: no recording of ours gives such a program. `unsupported`: the interpreter cannot judge it."""
     if isinstance(error, ForgedError):
         return "forged"
     if isinstance(error, NotInLanguageError):
-        return "language"
+        return "language" if error.in_triton else "not_triton"
     if isinstance(error, WrongOutputError):
         return "wrong_output"
     return "unsupported" if isinstance(error, interpreter.UnsupportedError) else "error"

@@ -23,6 +23,7 @@ class NotInLanguageError(Exception):
     def __init__(self, refusals: language.Refusals) -> None:
         super().__init__(str(refusals))
         self.line = refusals.refusals[0].line
+        self.in_triton = refusals.refusals[0].in_triton
 
 
 def rebuild(program: Program) -> list[Rebuilt]:

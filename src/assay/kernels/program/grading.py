@@ -1,0 +1,170 @@
+"""The stages of a Triton submission, one after the other: recorded, held against the rules, replayed, compiled, and
+once more at another size.
+
+    grading = Grading(config, sandbox, random, warmed)
+    verdict, attempt = await grading.grade(code, size, other)
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from assay.kernels.compile.stage import TRITON_HARNESS, CompileReport, compile_program
+from assay.kernels.config import GraderConfig
+from assay.kernels.numerics.secret_inputs import InputSet
+from assay.kernels.problems.scaling import ScaledProblem
+from assay.kernels.program.jobs import RECORD, REPLAY
+from assay.kernels.program.trial import Attempt, Outcome, plan, record, replay
+from assay.kernels.program.verdict import at_another_size, verdict_of
+from assay.kernels.verdicts import Verdict
+from assay.sandbox.base import Limits, Sandbox
+from assay.types import Json
+
+TF32_HINT = '. Note: tl.dot rounds float32 operands to TF32, here as on a GPU, unless given input_precision="ieee"'
+OTHER_TRIALS = 2
+"""Ordinary calls at the other size."""
+OTHER_PROGRAMS = 4
+"""Times as many programs of a kernel may run at the other size, which may be the larger one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A problem at one size, with a draw of its inputs."""
+
+    scaled: ScaledProblem
+    draw: InputSet
+    constant_families: tuple[str, ...] = ()
+    """Families of inputs on which a constant is right."""
+
+
+OtherSize = Callable[[], Awaitable[Size | None]]
+"""Gives the other size, once a submission is right at the first; None where a problem has only one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grading:
+    """What all submissions of a grader have in common."""
+
+    config: GraderConfig
+    sandbox: Sandbox
+    random: random.Random
+    warmed: Callable[[str], Awaitable[None]]
+    """Waits for a worker that is being started for a harness."""
+
+    async def grade(self, code: str, size: Size, other: OtherSize) -> tuple[Verdict, Attempt | None]:
+        """The verdict, and what was recorded at the first size, where that may be replayed.
+
+        Raises:
+            SandboxError: no job at all can be run here.
+        """
+        evidence: dict[str, Json] = {"scaling": size.scaled.scaling.to_json()}
+        attempt = await self._record(code, size)
+        if isinstance(attempt, Outcome):
+            return verdict_of(attempt, evidence), None
+        compiled: CompileReport | None = None
+        if self.config.compile_check == "all":
+            compiled = await self._compile(attempt)
+            if (refused := of_compiler(compiled, evidence)) is not None:
+                return refused, None
+        verdict = await self._replay(attempt, size, evidence, self.config.num_correct_trials, 1)
+        if verdict.ok:
+            verdict = await self._at_another_size(verdict, code, other)
+        if verdict.ok and self.config.compile_check == "right":
+            compiled = await self._compile(attempt)
+            if (refused := of_compiler(compiled, evidence)) is not None:
+                cpu_s = verdict.cpu_s + refused.cpu_s
+                passed, total = verdict.tests_passed, verdict.tests_total
+                return replace(refused, cpu_s=cpu_s, tests_passed=passed, tests_total=total), None
+        if compiled is None:
+            return verdict, attempt
+        cpu_s = verdict.cpu_s + compiled.cpu_s
+        known = compiled.outcome == "ok" or None
+        return replace(verdict, compiled=known, cpu_s=cpu_s, evidence=_with(verdict, compiled)), attempt
+
+    async def _record(self, code: str, size: Size) -> Attempt | Outcome:
+        config = self.config
+        await self.warmed(RECORD)
+        return await record(self.sandbox, code, size.draw, self._limits(), config.precision, config.policy)
+
+    async def _replay(
+        self, attempt: Attempt, size: Size, evidence: dict[str, Json], trials: int, times: int
+    ) -> Verdict:
+        config = self.config
+        calls = plan(attempt.program, size.draw, trials, self.random, size.constant_families)
+        await self.warmed(REPLAY)
+        outcome = await replay(
+            self.sandbox,
+            attempt,
+            size.draw,
+            calls,
+            self._limits(),
+            config.max_programs * times,
+            config.precision,
+            config.policy,
+        )
+        verdict = verdict_of(outcome, evidence)
+        if verdict.kind == "wrong" and config.precision == "float32" and _may_round(attempt):
+            return replace(verdict, message=f"{verdict.message}{TF32_HINT}")
+        return verdict
+
+    async def _at_another_size(self, verdict: Verdict, code: str, other: OtherSize) -> Verdict:
+        """The verdict once the submission was recorded and replayed at another size too, where there is one."""
+        size = await other()
+        if size is None:
+            return replace(verdict, evidence={**verdict.evidence, "sizes": 1})
+        attempt = await self._record(code, size)
+        if isinstance(attempt, Outcome):
+            again = verdict_of(attempt, {})
+        else:
+            again = await self._replay(attempt, size, {}, OTHER_TRIALS, OTHER_PROGRAMS)
+        if not again.ok:
+            return at_another_size(again, verdict, str(size.scaled.scaling))
+        return replace(
+            verdict,
+            tests_passed=verdict.tests_passed + again.tests_passed,
+            tests_total=verdict.tests_total + again.tests_total,
+            cpu_s=verdict.cpu_s + again.cpu_s,
+            evidence={**verdict.evidence, "sizes": 2, "other_scaling": size.scaled.scaling.to_json()},
+        )
+
+    async def _compile(self, attempt: Attempt) -> CompileReport:
+        await self.warmed(TRITON_HARNESS)
+        return await compile_program(self.sandbox, attempt.text, arch=self.config.arch)
+
+    def _limits(self) -> Limits:
+        config = self.config
+        return Limits(wall_s=config.wall_s, cpu_s=config.cpu_s, memory_mb=config.memory_mb)
+
+
+def _may_round(attempt: Attempt) -> bool:
+    """Whether a kernel multiplies blocks without asking for more than TF32."""
+    sources = [kernel.source for kernel in attempt.program.kernels]
+    return any("dot" in source and "ieee" not in source for source in sources)
+
+
+def _with(verdict: Verdict, compiled: CompileReport) -> dict[str, Json]:
+    kernels = [
+        {"name": k.name, "shared_bytes": k.shared_bytes, "registers": k.registers, "spill_bytes": k.spill_bytes}
+        for k in compiled.kernels
+    ]
+    said: dict[str, Json] = {"outcome": compiled.outcome, "kernels": kernels}
+    if compiled.message:
+        said["message"] = compiled.message
+    return {**verdict.evidence, "compiler": said}
+
+
+def of_compiler(report: CompileReport, evidence: dict[str, Json]) -> Verdict | None:
+    """The verdict of a compiler that refused; None where it did not."""
+    match report.outcome:
+        case "rejected":
+            return Verdict("compile_error", "compile", report.message, "", evidence, compiled=False, cpu_s=report.cpu_s)
+        case "unsupported":
+            return Verdict("unsupported", "compile", report.message, "", evidence, cpu_s=report.cpu_s)
+        case "timeout":
+            return Verdict("timeout", "compile", report.message, "", evidence, compiled=False, cpu_s=report.cpu_s)
+        case "failed":
+            return Verdict("infra_error", "compile", report.message, "", evidence, cpu_s=report.cpu_s)
+        case "ok":
+            return None

@@ -1,0 +1,74 @@
+"""What a trial showed, as a verdict: messages are for whoever wrote the kernel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from assay.kernels.program.rules import Finding
+from assay.kernels.program.trial import End, Outcome, first_refused
+from assay.kernels.verdicts import Verdict, VerdictKind
+from assay.types import Json
+
+KINDS: dict[End, VerdictKind] = {
+    "ok": "ok",
+    "wrong": "wrong",
+    "cheat": "cheat",
+    "host_read": "cheat",
+    "refused": "unsupported",
+    "unsupported": "unsupported",
+    "not_triton": "compile_error",
+    "crash": "crash",
+    "timeout": "timeout",
+    "infra": "infra_error",
+}
+_NO_VALUES = (
+    "host code is graded without any values: shapes, dtypes and strides are all that it can branch on. Compute what "
+    "depends on values in a kernel"
+)
+
+
+def verdict_of(outcome: Outcome, evidence: dict[str, Json]) -> Verdict:
+    """The verdict on a submission that was put to the test at one size.
+
+    Args:
+        outcome: What the trial showed.
+        evidence: What is known already, to be kept in the verdict.
+    """
+    decided = first_refused(outcome.findings)
+    cheat = "host_read" if outcome.end == "host_read" else decided.rule if decided and outcome.end == "cheat" else ""
+    found: dict[str, Json] = {**evidence, **outcome.facts}
+    if outcome.findings:
+        found["findings"] = [_told(finding) for finding in outcome.findings]
+    return Verdict(
+        KINDS[outcome.end],
+        outcome.stage,
+        _message(outcome),
+        cheat,
+        found,
+        tests_passed=outcome.passed,
+        tests_total=outcome.total,
+        cpu_s=outcome.cpu_s,
+    )
+
+
+def _message(outcome: Outcome) -> str:
+    where = f"line {outcome.line}: " if outcome.line and not outcome.message.startswith("kernel ") else ""
+    if outcome.end == "host_read":
+        return f"{where}{outcome.message}; {_NO_VALUES}"
+    return f"{where}{outcome.message}"
+
+
+def _told(finding: Finding) -> dict[str, Json]:
+    return {"rule": finding.rule, "message": finding.message, "line": finding.line, "decided": finding.refused}
+
+
+def at_another_size(verdict: Verdict, first: Verdict, size: str) -> Verdict:
+    """The verdict of the second size, where it is not `ok`: with what was right at the first."""
+    said = f"right at the first size, but not at another one ({size}): {verdict.message}"
+    return replace(
+        verdict,
+        message=said,
+        tests_passed=first.tests_passed,
+        tests_total=first.tests_total + verdict.tests_total,
+        cpu_s=first.cpu_s + verdict.cpu_s,
+    )
