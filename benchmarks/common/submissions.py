@@ -105,7 +105,9 @@ def _checked(header: Mapping[str, Json], code: str, path: Path) -> Submission:
     if wrong:
         raise DataError(f"{path} expects {wrong}: an attack may never be `ok`, and verdicts are {sorted(VERDICTS)}.")
     if len(submission.expect) > MOST_KINDS:
-        raise DataError(f"{path} accepts {len(submission.expect)} verdicts: say which it should be, and at most one more.")
+        raise DataError(
+            f"{path} accepts {len(submission.expect)} verdicts: say which it should be, and at most one more."
+        )
     if submission.expect and (submission.family not in FAMILIES or not submission.tries):
         raise DataError(
             f"the attack {path} needs `tries` and a family of {sorted(FAMILIES)}, got {submission.family!r}."
