@@ -86,7 +86,7 @@ BOUNDARIES = {
     "assay.training.report.report",
     "assay.sandbox.inside.child",
     "assay.sandbox.inside.worker",
-    "assay.kernels.inside.compile_triton",
+    "assay.kernels.inside.compile_program",
     "assay.kernels.inside.numerics_gpu",
     "assay.kernels.inside.record.harness",
     "assay.kernels.inside.reference_worker",

@@ -9,11 +9,13 @@ from assay.kernels.program.form import Program
 from assay.kernels.program.reading import Refusal, read
 
 N = 8
-KERNEL = """def double(x, y, n, BLOCK):
+KERNEL = """@triton.jit
+def double(x, y, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + i, scaled(tl.load(x + i, mask=i < n)), mask=i < n)
 """
-HELPER = """def scaled(x):
+HELPER = """@triton.jit
+def scaled(x):
     return x * FACTOR
 """
 
@@ -64,11 +66,10 @@ def written(**changes: Any) -> dict[str, Any]:
             {
                 "name": "double",
                 "source": KERNEL,
-                "names": {"tl": {"module": "triton.language"}, "scaled": {"kernel": 1}},
-                "constexprs": ["BLOCK"],
+                "names": {"tl": {"module": "triton.language"}, "scaled": {"function": "1"}},
                 "line": 3,
             },
-            {"name": "scaled", "source": HELPER, "names": {"FACTOR": {"constexpr": 2.0}}, "constexprs": [], "line": 8},
+            {"name": "scaled", "source": HELPER, "names": {"FACTOR": {"constant": 2.0}}, "line": 8},
         ],
         "differs": "",
     }

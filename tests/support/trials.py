@@ -8,7 +8,7 @@ import textwrap
 from assay.kernels.numerics.secret_inputs import InputBank, InputSet
 from assay.kernels.problems.scaling import unscaled
 from assay.kernels.problems.sources import load_problems
-from assay.kernels.program.trial import Outcome, trial
+from assay.kernels.program.trial import Attempt, Outcome, record, trial
 from support.kernel_graders import LIMITS, Bench
 
 HEAD = """
@@ -90,3 +90,7 @@ class Trials:
         """What a trial of a submission shows."""
         rng = random.Random(seed)
         return self._bench.wait(trial(self._bench.sandbox, code, self.draw(key), LIMITS, rng=rng))
+
+    def record(self, key: str, code: str) -> Attempt | Outcome:
+        """What is recorded of a submission."""
+        return self._bench.wait(record(self._bench.sandbox, code, self.draw(key), LIMITS, "float32"))

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from assay.kernels.program.trial import Attempt
 from support.kernel_graders import Bench
 from support.kernelbench_data import HONEST, ROOT
 from support.trials import PRODUCT, SNAKE, Trials, multiplying, snaking
@@ -232,7 +233,7 @@ OPERATION = "{'args': [{'window': program['inputs'][0]}], 'kwargs': {}, 'outs': 
         ("program['storages'] = [1 << 60]", "refused"),
         ("program['forward'][0]['launch'] = 5", "refused"),
         ("program['forward'].insert(0, program['forward'][0] | {'variants': []})", "refused"),
-        ("program['kernels'][0]['source'] = 'import os'", "refused"),
+        ("program['kernels'][0]['source'] = 'import os'", "unsupported"),
         (f"program['forward'].append({OPERATION} | {{'op': 'from_file.default'}})", "cheat"),
         (
             f"program['forward'].append({OPERATION} | "
@@ -277,7 +278,8 @@ def test_races_are_told_of_right_kernels_too(trials: Trials) -> None:
 
 def test_kernels_know_their_line(trials: Trials) -> None:
     code = snaking("return snake(x, self.frequency, torch.empty_like(x))")
-    program = trials.run(SNAKE, code).program
-    assert program is not None
-    (kernel,) = program.kernels
-    assert code.splitlines()[kernel.line - 1].startswith("def snake_kernel(")
+    attempt = trials.record(SNAKE, code)
+    assert isinstance(attempt, Attempt)
+    (kernel,) = attempt.program.kernels
+    assert code.splitlines()[kernel.line - 1 : kernel.line + 1] == kernel.source.splitlines()[:2]
+    assert kernel.source.splitlines()[1].startswith("def snake_kernel(")

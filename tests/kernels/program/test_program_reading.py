@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.kernels.program.form import Program, Window, operations_in, windows_in
+from assay.kernels.program.form import Program, Window, operations_in, table_of, windows_in
 from assay.kernels.program.limits import Limits
 from assay.kernels.program.reading import Refusal, read
-from support.programs import N, launch, operation, window, written
+from support.programs import HELPER, N, launch, operation, window, written
 
 
 def read_json(program: Any, limits: Limits | None = None) -> Program | Refusal:
@@ -27,7 +27,8 @@ def test_an_honest_program_is_read_as_it_is() -> None:
     assert isinstance(program, Program), program
     assert program.outputs == (Window(1, "float32", (N,), (1,), 0),)
     assert program.forward[0].variants[0].options == (("num_warps", 4),)  # type: ignore[union-attr]
-    assert dict(program.kernels[0].names)["scaled"].value == 1
+    assert ("scaled", "function", "1") in program.kernels[0].names
+    assert table_of(program)["1"] == {"source": HELPER, "line": 8, "names": {"FACTOR": {"constant": 2.0}}}
 
 
 def bent(change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -100,11 +101,13 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], object]] = {
         forward=[{"op": "add.Tensor", "args": [], "kwargs": {}, "line": 1}]
     ),
     "too many steps": lambda p: p.update(forward=[launch()] * 9000),
-    "a module that kernels do not use": lambda p: p["kernels"][0]["names"].update(os={"module": "os"}),
-    "a name from another module": lambda p: p["kernels"][0]["names"].update(e={"attribute": "builtins.eval"}),
-    "a private name": lambda p: p["kernels"][0]["names"].update(e={"attribute": "triton.language.__loader__"}),
-    "a name with dots": lambda p: p["kernels"][0]["names"].update({"a.b": {"value": 1}}),
-    "a name of two meanings": lambda p: p["kernels"][0]["names"].update(a={"value": 1, "constexpr": 2}),
+    "a meaning that is none": lambda p: p["kernels"][0]["names"].update(os={"import": "os"}),
+    "a module that is no text": lambda p: p["kernels"][0]["names"].update(os={"module": ["os"]}),
+    "a constant that is a tensor": lambda p: p["kernels"][0]["names"].update(e={"constant": {"window": window(0)}}),
+    "a constant nested deeply": lambda p: p["kernels"][0]["names"].update(e={"constant": nested(50)}),
+    "a constant of 80 bits": lambda p: p["kernels"][0]["names"].update(e={"constant": 1 << 80}),
+    "a name with dots": lambda p: p["kernels"][0]["names"].update({"a.b": {"constant": 1}}),
+    "a name of two meanings": lambda p: p["kernels"][0]["names"].update(a={"constant": 1, "module": "triton"}),
     "a kernel with no identifier for a name": lambda p: p["kernels"][0].update(name="a(b)"),
     "kernels of a megabyte": lambda p: p["kernels"][0].update(source="#" * (1 << 17)),
     "lone surrogates": lambda p: p["kernels"][0].update(source="'\ud800'"),

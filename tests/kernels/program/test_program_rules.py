@@ -140,11 +140,23 @@ def test_numbers_of_descriptors_count_and_those_of_windows_do_not() -> None:
     assert rules.literal_bytes(made(forward=[launch(x=described, n=1)])) == base + 6 * 8
 
 
-def test_products_of_the_constructor_are_told() -> None:
+def test_products_of_the_constructor() -> None:
     step = operation("mm.default", window(0, (2, 2)), window(2, (2, 2)), outs=(window(2, (2, 2)),))
-    (finding,) = rules.constructor(made(init=[step]))
-    assert not finding.refused and "mm" in finding.message
-    assert told(made(init=[step])) == {"constructor"}
+    program = made(init=[step])
+    (finding,) = rules.constructor(program)
+    assert finding.refused and "mm" in finding.message and finding.line == 7
+    assert not any(found.refused for found in rules.static_findings(program, 1000, "partial"))
+    (orthogonal,) = rules.constructor(made(init=[operation("linalg_qr.default", window(0, (2, 2)), outs=())]))
+    assert not orthogonal.refused
+
+
+def test_partial_solutions_may_do_half_of_the_work() -> None:
+    product = operation("mm.default", window(0, (2, 2)), window(2, (2, 2)), outs=(window(1, (2, 2)),))
+    program = forward(product)
+    assert rules.arithmetic_share(program, 32) == 0.5
+    assert not any(found.refused for found in rules.static_findings(program, 32, "partial"))
+    assert any(found.rule == "arithmetic" for found in rules.static_findings(program, 31, "partial"))
+    assert {found.rule for found in rules.static_findings(program, 32)} >= {"operators", "arithmetic"}
 
 
 def test_operators_that_are_not_run() -> None:
@@ -160,7 +172,8 @@ def test_operators_that_are_not_run() -> None:
 
 def test_heavy_operators_of_forward() -> None:
     step = operation("mm.default", window(0, (2, 2)), window(2, (2, 2)), outs=(window(1, (2, 2)),))
-    assert rules.operators(forward(step))
+    (finding,) = rules.heavy_operators(forward(step))
+    assert finding.refused and finding.rule == "operators"
 
 
 def test_random_numbers_belong_to_the_constructor() -> None:

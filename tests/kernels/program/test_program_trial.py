@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from assay.kernels.arrays import host_tensor
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.program.jobs import NO_KERNEL, NotRecorded, Recorded, measured, record_job, recorded, replay_job
-from assay.kernels.program.trial import judge, plan
+from assay.kernels.program.trial import Answers, Attempt, Outcome, judge, plan
+from assay.kernels.program.verdict import verdict_of
 from assay.sandbox import JobResult, Limits
 from support.programs import N, made, written
 
@@ -38,6 +40,7 @@ DRAW = InputSet(
     updated_weights={"scale": host_tensor(np.arange(N), "float32")},
 )
 PROGRAM = made()
+ATTEMPT = Attempt(PROGRAM, "", (), 0.0, 0.0)
 CALLS = plan(PROGRAM, DRAW, 5, random.Random(3))
 
 
@@ -56,9 +59,18 @@ def report(**changes: Any) -> dict[str, Any]:
     return {"rounds": [entry | changes for _ in CALLS]}
 
 
+def outcome_of(result: JobResult) -> Outcome:
+    taken = Answers(DRAW, CALLS, "float32")
+    for number, outputs in enumerate(result.outputs[: len(CALLS)]):
+        if not taken.take(number, outputs):
+            result = replace(result, outputs=result.outputs[: number + 1], end="stopped")
+            break
+    return judge(result, ATTEMPT, taken)
+
+
 def judged(outputs: Any = None, told: Any = None, end: Any = "ok") -> str:
-    result = JobResult(end, "ended", outputs if outputs is not None else answers(), report=told or report())
-    return judge(result, PROGRAM, DRAW, CALLS, "float32")[0]
+    given = outputs if outputs is not None else answers()
+    return outcome_of(JobResult(end, "ended", given, report=told or report())).end
 
 
 def test_the_plan_has_every_kind_of_call() -> None:
@@ -123,9 +135,10 @@ json_values = st.recursive(
 def test_no_report_raises(told: Any, rounds: bool) -> None:
     told = {"rounds": [told] * len(CALLS)} if rounds else told
     result = JobResult("ok", "ended", answers(), report=told)
-    end, message, _ = judge(result, PROGRAM, DRAW, CALLS, "float32")
-    assert end != "ok" or rounds
-    assert len(message) < 5000
+    outcome = outcome_of(result)
+    assert outcome.end != "ok" or rounds
+    assert len(outcome.message) < 5000 and 0 <= outcome.line < 1 << 24
+    json.dumps(verdict_of(outcome, {}).to_json(), allow_nan=False)
     for account in measured(result):
         assert all(0 <= count <= 1 << 62 for count in account.unwritten)
     assert isinstance(recorded(JobResult("ok", "ended", ((bytes(64),),), report=told)), NotRecorded)

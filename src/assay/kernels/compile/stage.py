@@ -1,40 +1,44 @@
 """The compile stage: is a candidate legal for the GPU it is meant for? Nothing is run on one.
 
-    compile_triton   model called on CPU tensors in a sandbox, each launch compiled to a cubin with ptxas
+    compile_program  launches of a recorded program, each compiled to a cubin with ptxas; Python does not run
     compile_cuda     sources of load_inline compiled with nvcc behind light PyTorch headers; Python does not run
 
-A report refuses what no GPU would take. It grants nothing: `ok` of Triton is the child's own word, and `ok` of CUDA
-means that the text compiles, not that it computes anything.
+A report refuses what no GPU would take. It grants nothing: `ok` means that the kernels compile, not that they compute
+anything.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from assay.errors import ConfigError, MissingDependencyError
+from assay.errors import MissingDependencyError
 from assay.kernels.base import shared_limit
 from assay.kernels.compile import cuda_sources, messages
 from assay.kernels.compile.toolkit import CudaToolkit, find_toolkit
 from assay.kernels.static.native import Extension, extract_extensions
 from assay.kernels.verdicts import plain_text
-from assay.sandbox.base import Buffer, Job, JobResult, Limits, Round, Sandbox
+from assay.sandbox.base import Job, JobResult, Limits, Sandbox
 from assay.types import Json
 
 Outcome = Literal["ok", "rejected", "unsupported", "timeout", "failed"]
 """Everything compiled; the compiler refuses it; it uses what this stage does not know, which says nothing about it; the
 compiler took too long; or a tool or the sandbox failed, which says nothing about it either."""
 
-TRITON_HARNESS = "assay.kernels.inside.compile_triton"
+TRITON_HARNESS = "assay.kernels.inside.compile_program"
 TRITON_LIMITS = Limits(wall_s=30.0, cpu_s=20.0, memory_mb=4096, tmp_mb=64)
 CUDA_HARNESS = "assay.kernels.inside.compile_cuda"
 CUDA_LIMITS = Limits(wall_s=60.0, cpu_s=30.0, memory_mb=4096, tmp_mb=64)
 MESSAGE_CHARACTERS = 800
 
+KERNELS_TOLD = 64
+NO_REPORT = "the compile job returned no report"
+TOO_MANY = "too many launches have configurations that do not compile; give only configurations that do"
 CRASHED = "a native part of the compiler crashed"
 
 
@@ -62,62 +66,103 @@ class CompileReport:
     kernels: tuple[CompiledKernel, ...] = ()
     """Distinct kernels compiled before it ended. With `ok` and none, the candidate launched no kernel."""
     cpu_s: float = 0.0
+    variants: Mapping[int, int] = field(default_factory=dict)
+    """Number of a step of the program -> the numbers of its variants that compiled, as bits; launches of which all did
+    are left out. For `compiled_part`."""
 
 
-async def compile_triton(
-    sandbox: Sandbox,
-    code: str,
-    *,
-    header: Mapping[str, Json],
-    inputs: Sequence[Sequence[Buffer]],
-    arch: str = "sm_90",
-    limits: Limits = TRITON_LIMITS,
+async def compile_program(
+    sandbox: Sandbox, program_text: str, *, arch: str = "sm_90", limits: Limits = TRITON_LIMITS
 ) -> CompileReport:
-    """Compile every kernel that `ModelNew(*init_inputs)(*inputs)` launches.
+    """Compile exactly the launches of a recorded program, with the types, constants, alignments and options that they
+    have there. No Python of whoever submitted it runs.
+
+    Autotuned launches are compiled in each configuration up to a bound of 16 compilations in all; every launch in one
+    at least. As when a GPU tunes, configurations that do not compile are passed over as long as one does.
 
     Args:
         sandbox: Runs the job, in the profile `compile`.
-        code: The candidate's module.
-        header: `weight_seed`, `init_inputs` and `inputs`; an entry is `{"dtype", "shape", "blob"}` for a tensor that is
-            buffer `blob` of its round, a list for a tuple, or a value as itself. `precision` converts the weights.
-        inputs: The buffers of two rounds: of `init_inputs`, and of `inputs`.
+        program_text: The program as JSON, as it was recorded.
         arch: The architecture to compile for.
         limits: Of the whole job.
 
+    Returns: `unsupported` where the text is no program, or its kernels are not in the kernel language.
+
     Raises:
         SandboxError: no job can be run here.
+        ConfigError: an architecture that is not known.
     """
-    if len(inputs) != 2:
-        raise ConfigError(f"compile_triton takes the buffers of 2 rounds (initial inputs, inputs), got {len(inputs)}.")
-    target = {"capability": int(arch.removeprefix("sm_")), "shared_limit": shared_limit(arch)}
-    result = await sandbox.run(
-        Job(
-            source=code,
-            harness=TRITON_HARNESS,
-            rounds=tuple(Round(inputs=tuple(buffers)) for buffers in inputs),
-            header={**header, **target},
-            limits=limits,
-            profile="compile",
-        )
-    )
-    return triton_report(result, limits)
+    target: dict[str, Json] = {"capability": int(arch.removeprefix("sm_")), "shared_limit": shared_limit(arch)}
+    job = Job(program_text, TRITON_HARNESS, header=target, limits=limits, profile="compile")
+    return program_report(await sandbox.run(job), limits, arch)
 
 
-def triton_report(result: JobResult, limits: Limits) -> CompileReport:
-    """What the end of a Triton job means."""
+def program_report(result: JobResult, limits: Limits, arch: str = "sm_90") -> CompileReport:
+    """What the end of such a job means."""
+    cpu_s = result.cpu_s
+    if result.end == "crash" and not result.signal:
+        return CompileReport("failed", shortened(f"{NO_REPORT} ({result.message})\n{result.stderr}"), (), cpu_s)
     if (early := ended_early(result, limits)) is not None:
         return early
-    if not isinstance(result.report, dict) or not isinstance(result.report.get("kernels"), list):
-        return CompileReport(
-            "rejected", "the candidate ended its process before its kernels compiled", (), result.cpu_s
-        )
-    kernels = tuple(_kernel(entry) for entry in result.report["kernels"] if isinstance(entry, dict))
-    failure = result.report.get("failure")
-    if not isinstance(failure, dict):
-        message = "" if kernels else "forward launched no Triton kernel, so there was nothing to compile"
-        return CompileReport("ok", message, kernels, result.cpu_s)
-    outcome, message = _failure(failure)
-    return CompileReport(outcome, shortened(message), kernels, result.cpu_s)
+    report = result.report if isinstance(result.report, dict) else {}
+    if isinstance(unreadable := report.get("unreadable"), str):
+        return CompileReport("unsupported", shortened(unreadable), (), cpu_s)
+    kernels, refused, lacking = report.get("kernels"), report.get("refused"), report.get("lacking")
+    if not (isinstance(kernels, list) and isinstance(refused, list) and isinstance(lacking, list)):
+        return CompileReport("failed", NO_REPORT, (), cpu_s)
+    compiled = tuple(_kernel(entry) for entry in kernels[:KERNELS_TOLD] if isinstance(entry, dict))
+    words = [_refusal(entry) for entry in refused[:1] if isinstance(entry, dict)]
+    if report.get("lost") is not False:
+        said = words[0] if words else NO_REPORT
+        return CompileReport("rejected" if words else "failed", shortened(said), compiled, cpu_s)
+    if report.get("too_many") is not False:
+        return CompileReport("unsupported", TOO_MANY, compiled, cpu_s)
+    if not compiled:
+        return CompileReport("ok", "forward launched no Triton kernel, so there was nothing to compile", (), cpu_s)
+    passed_over, left_out = _count(report.get("refusals")), _count(report.get("left_out"))
+    total = _count(report.get("compiled")) + passed_over + left_out
+    parts = []
+    if passed_over and words:
+        parts.append(f"{passed_over} of {total} configurations do not compile for {arch}, as {words[0]}")
+    if left_out:
+        parts.append(f"{left_out} of {total} configurations were not compiled, to save time")
+    left = {entry[0]: entry[1] for entry in lacking if _is_step(entry)}
+    return CompileReport("ok", shortened("\n".join(parts)), compiled, cpu_s, left)
+
+
+def compiled_part(program_text: str, report: CompileReport) -> str:
+    """A program without the variants that did not compile.
+
+    What a GPU would run is only what compiles, so that only this part shows whether a submission is right: a kernel
+    may have sixty configurations that are right and that no GPU takes, and one that compiles and does nothing.
+    """
+    if not report.variants:
+        return program_text
+    program = json.loads(program_text)
+    steps = [step for phase in ("module", "init", "forward") for step in program[phase]]
+    for place, bits in report.variants.items():
+        if place < len(steps) and "variants" in steps[place]:
+            every = steps[place]["variants"]
+            steps[place]["variants"] = [each for number, each in enumerate(every) if bits >> number & 1]
+    return json.dumps(program, ensure_ascii=False, separators=(",", ":"))
+
+
+def _is_step(entry: Json) -> bool:
+    """Whether something is the number of a step with the bits of its variants, one at least."""
+    if not (isinstance(entry, list) and len(entry) == 2 and all(type(part) is int for part in entry)):
+        return False
+    place, bits = entry
+    return bool(0 <= place < 1 << 24 and 0 < bits < 1 << 64)
+
+
+def _refusal(entry: Mapping[str, Json]) -> str:
+    line = entry.get("line")
+    where = f"line {line}: " if type(line) is int and 0 < line < 1 << 24 else ""
+    return f"kernel {plain_text(entry.get('kernel'))[:100]}: {where}{plain_text(entry.get('text'))}"
+
+
+def _count(value: Json) -> int:
+    return value if type(value) is int and 0 <= value < 1 << 24 else 0
 
 
 def ended_early(result: JobResult, limits: Limits) -> CompileReport | None:
@@ -140,27 +185,10 @@ def ended_early(result: JobResult, limits: Limits) -> CompileReport | None:
             return CompileReport("rejected", shortened(f"{head}\n{result.stderr}"), (), result.cpu_s)
 
 
-def _failure(failure: Mapping[str, Json]) -> tuple[Outcome, str]:
-    """The outcome and the message of a failure that the child reports."""
-    text = str(failure.get("text"))
-    match failure.get("kind"):
-        case "kernel":
-            return "rejected", f"kernel {str(failure.get('kernel'))[:100]}: {text}"
-        case "late":
-            return (
-                "ok",
-                f"not every kernel may have been compiled: host code failed on results that no kernel wrote: {text}",
-            )
-        case "device":
-            return "unsupported", f"host code needs a CUDA device, which this stage only simulates: {text}"
-        case _:
-            return "rejected", f"host code failed before any kernel was launched: {text}"
-
-
 def _kernel(entry: Mapping[str, Json]) -> CompiledKernel:
     """A kernel as the child reports it; anything that is not a count is dropped."""
     counts = {
-        name: value if isinstance(value := entry.get(name), int) else None
+        name: value if type(value := entry.get(name)) is int and 0 <= value < 1 << 32 else None
         for name in ("shared_bytes", "registers", "spill_bytes", "threads")
     }
     return CompiledKernel(plain_text(entry.get("name"))[:200], **counts)
@@ -259,8 +287,3 @@ def known_macros() -> frozenset[str]:
     folder = Path(__file__).parents[1] / "inside" / "light_torch"
     texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.h")]
     return frozenset(name for text in texts for name in re.findall(r"#define (\w+)", text)) | {"TORCH_EXTENSION_NAME"}
-
-
-async def compile_program(sandbox: Sandbox, text: str, *, arch: str) -> CompileReport:
-    """To come."""
-    return CompileReport("ok", "")

@@ -20,20 +20,12 @@ MULTIPROCESSORS = 132
 REGISTERS = 65536
 CLOCK_KHZ = 1_980_000
 
-_UNINITIALISED = frozenset(
-    {torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty, torch.Tensor.new_empty_strided}
-)
-
 
 class OnCpu(TorchFunctionMode):
-    """While active, CUDA devices mean the CPU, and tensors say that they are on a CUDA device.
+    """While active, CUDA devices mean the CPU, and tensors say that they are on a CUDA device."""
 
-    `zeroed` fills what `torch.empty` returns, for callers who run no kernel that would.
-    """
-
-    def __init__(self, zeroed: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._zeroed = zeroed
         self._special: dict[Any, Callable[..., Any]] = {
             torch.Tensor.cuda: lambda tensor, *_, **__: tensor,
             torch.Tensor.pin_memory: lambda tensor, *_, **__: tensor,
@@ -55,8 +47,7 @@ class OnCpu(TorchFunctionMode):
             given["device"] = _cpu(given["device"])
         if "pin_memory" in given:
             given["pin_memory"] = False
-        result = func(*(_cpu(argument) for argument in args), **given)
-        return result.zero_() if self._zeroed and func in _UNINITIALISED else result
+        return func(*(_cpu(argument) for argument in args), **given)
 
 
 def _cpu(value: Any) -> Any:

@@ -1,220 +1,122 @@
-"""Triton's compiler without a GPU: every launch becomes a compilation to a cubin, and nothing is run.
+"""Triton's compiler without a GPU and without PyTorch: a function and its arguments to a cubin, and nothing is run.
 
-    driver that only names its target  +  JITFunction.run forced to warm up  ->  PTX -> ptxas -> cubin
+    install(90, 232448)
+    key = specialised(function, arguments, options)      what Triton would compile it for
+    kernel = compiled(function, arguments, options)      PTX -> ptxas -> cubin, fit to be loaded
 
-Autotuned kernels are compiled in their first few configurations; one that is out of resources is passed over, as on a
-GPU. What the driver would check at load time (shared memory, threads) and at launch (the grid) is checked here.
+Which types, compile-time values and alignments a kernel is compiled for is Triton's own word, its launcher's. Arguments
+that are tensors may be of PyTorch or a `stand_ins.Tensor`.
 """
 
 from __future__ import annotations
 
-import operator
 import os
 import re
 import subprocess
+import sys
 import tempfile
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
-import torch
-import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import compiler as nvidia
-from triton.compiler.errors import CompileTimeAssertionFailure
-from triton.runtime.autotuner import Autotuner
-from triton.runtime.cache import FileCacheManager
+from triton.runtime import cache
 from triton.runtime.driver import driver
-from triton.runtime.errors import OutOfResources, PTXASError
-from triton.runtime.jit import JITFunction
-
-from assay.kernels.inside.pretend_cuda import driver_properties
-from assay.types import Json
+from triton.runtime.errors import PTXASError
 
 MAX_THREADS = 1024
-MAX_GRID = (2**31 - 1, 65535, 65535)
-CONFIGURATIONS = 4
-"""Of an autotuned kernel, per key, how many are compiled."""
-DIAGNOSTIC_BYTES = 2048
-_PASSED_OVER = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
-"""What the autotuner forgives a configuration."""
+"""Of a block."""
 _REGISTERS = re.compile(r"Used (\d+) registers")
-_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+_SPILLS = re.compile(r"(\d+) bytes spill stores")
 
 
-@dataclass(slots=True)
-class Session:
-    """What was compiled so far, and the first launch that could not be."""
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a kernel needs of the GPU, as the assembler says."""
 
-    capability: int
-    shared_limit: int
-    kernels: dict[str, dict[str, Json]] = field(default_factory=dict)
-    """Reports by the hash of the compilation."""
-    launches: int = 0
-    failed: str = ""
-    """Name of the kernel that could not be compiled or launched; empty while all could."""
-    error: BaseException | None = None
-    diagnostics: str = ""
-    """What the compiler wrote to standard error meanwhile."""
-    tried: int = 0
-    """Configurations of the autotuned kernel that is being tuned."""
-    resources: dict[bytes, tuple[int, int]] = field(default_factory=dict)
-    """Registers and bytes of spills of a cubin."""
-
-
-session = Session(90, 0)
-"""Of this process; `begin` starts a new one."""
-_original_run = JITFunction.run
-_original_tune = Autotuner.run
-
-
-def begin(capability: int, shared_limit: int) -> Session:
-    """Start a session."""
-    global session
-    session = Session(capability, shared_limit)
-    return session
-
-
-class Utilities:
-    """What Triton asks of a driver's C part."""
-
-    def get_device_properties(self, _: int) -> dict[str, int]:
-        """Limits of the device that is compiled for."""
-        return driver_properties(shared_limit=session.shared_limit)
-
-    def load_binary(self, name: str, cubin: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
-        """Module, function, registers, spills (in words), most threads; nothing is loaded."""
-        registers, spills = session.resources.get(cubin, (0, 0))
-        return 1, 1, registers, spills // 4, MAX_THREADS
+    shared_bytes: int
+    registers: int
+    spill_bytes: int
+    threads: int
 
 
 class Driver:
-    """A driver that only says what to compile for."""
+    """A driver that says what to compile for, and takes kernels as a GPU would."""
 
-    utils = Utilities()
+    def __init__(self, capability: int, shared_limit: int) -> None:
+        self._target = GPUTarget("cuda", capability, 32)
+        self._limits = {"max_shared_mem": shared_limit}
+        self.resources: dict[bytes, tuple[int, int]] = {}
+        """Registers and bytes of spills of a cubin."""
+        self.utils = SimpleNamespace(get_device_properties=lambda _: self._limits, load_binary=self._load)
 
     def get_current_target(self) -> GPUTarget:
-        """The target of this session."""
-        return GPUTarget("cuda", session.capability, 32)
+        """What is compiled for."""
+        return self._target
 
     def get_current_device(self) -> int:
         """The only device."""
         return 0
 
-    def set_current_device(self, _: int) -> None:
-        """There is only one."""
-
-    def get_device_capability(self, *_: Any) -> tuple[int, int]:
-        """Of the target."""
-        return divmod(session.capability, 10)
-
     def get_current_stream(self, *_: Any) -> int:
         """The default stream."""
         return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        """Where tensors are."""
-        return torch.device("cuda", 0)
-
-    def get_device_interface(self) -> Any:
-        """PyTorch's module for the device."""
-        return torch.cuda
-
-    def get_benchmarker(self) -> Any:
-        """What an autotuner times configurations with."""
-        return compile_configuration
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
         """A launcher that does nothing."""
         return lambda *_, **__: None
 
-    def map_python_to_cpp_type(self, _: str) -> str:
-        """No launcher is generated, so no type is needed."""
-        return "void*"
-
-    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
-        """Nothing is timed, so no cache is emptied."""
-        return torch.empty(0)
-
-    def clear_cache(self, cache: Any) -> None:
-        """Nothing is timed, so no cache is emptied."""
+    def _load(self, name: str, cubin: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        """Module, function, registers, spills (in words), most threads; nothing is loaded."""
+        registers, spills = self.resources.get(cubin, (0, 0))
+        return 1, 1, registers, spills // 4, MAX_THREADS
 
 
-def compile_configuration(call: Any, *_: Any, quantiles: Any = None, **__: Any) -> Any:
-    """Stands for a benchmark: compiles the first few configurations; the first that compiles is the best."""
-    session.tried += 1
-    if session.tried <= CONFIGURATIONS or session.failed:
-        try:
-            call()
-        except _PASSED_OVER:
-            session.failed = ""
-            raise
-    time_ms = 1.0 + session.tried / 1000
-    return time_ms if quantiles is None else [time_ms] * len(quantiles)
+def install(capability: int, shared_limit: int) -> None:
+    """Make Triton compile for a GPU that is not there, for the rest of this process."""
+    driver.set_active(Driver(capability, shared_limit))
+    nvidia.CUDABackend.make_cubin = _make_cubin
+    cache.triton_key = lambda: "one process"  # a hash of all files of Triton, a third of a second
+    knobs.cache.manager_class = OneProcessCache
+    knobs.compilation.always_compile = True  # its cache takes some compile-time strings for one another
+    knobs.compilation.store_binary_only = True
+    knobs.compilation.disable_line_info = True
 
 
-def _tune(self: Any, *args: Any, **kwargs: Any) -> Any:
-    session.tried = 0
-    return _original_tune(self, *args, **kwargs)
+def do_without_torch() -> None:
+    """Keep Triton from importing PyTorch, which costs seconds, and which it only needs to know tensors of it."""
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
 
 
-def _launch(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-    """Compile a kernel in place of running it; note what kept it from being compiled or launched."""
-    start = _written()
-    try:
-        kernel = _original_run(self, *args, grid=grid, warmup=True, **kwargs)
-        if kernel is not None:
-            kernel._init_handles()
-            _note(kernel)
-        if grid is not None:
-            _check_grid(grid(_bound(self, args, kwargs)) if callable(grid) else grid)
-    except Exception as error:
-        if not session.failed:
-            session.failed, session.error = self.fn.__name__, error
-            session.diagnostics = _since(start)
-        raise
-    session.launches += 1
+def specialised(function: Any, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    """What a launch is compiled for: two launches of a kernel with the same text share one compilation.
+
+    Raises:
+        TypeError: an argument is missing, unknown or of a type that kernels do not take.
+        OverflowError: a whole number of more than 64 bits.
+    """
+    binder = function.device_caches[0][4]
+    _, specialization, given = binder(**arguments, **options)
+    return f"{function.fn.__qualname__} {specialization} {sorted(given.items())}"
+
+
+def compiled(function: Any, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """A kernel that a GPU would load.
+
+    Raises:
+        Exception: whatever the compiler says against it; `OutOfResources` where it needs more than the GPU has.
+    """
+    kernel = function.run(grid=None, warmup=True, **arguments, **options)
+    kernel._init_handles()
     return kernel
 
 
-def _written() -> int | None:
-    """How much stands in standard error, where that is a file, as it is in a sandbox."""
-    try:
-        return os.lseek(2, 0, os.SEEK_CUR)
-    except OSError:
-        return None
-
-
-def _since(start: int | None) -> str:
-    """What the native compiler has written to standard error since then."""
-    if start is None:
-        return ""
-    return os.pread(2, DIAGNOSTIC_BYTES, start).rstrip(b"\0").decode("utf-8", "replace")
-
-
-def _note(kernel: Any) -> None:
-    metadata = kernel.metadata
-    session.kernels[kernel.hash] = {
-        "name": metadata.name,
-        "shared_bytes": metadata.shared,
-        "threads": 32 * metadata.num_warps,
-        "registers": kernel.n_regs,
-        "spill_bytes": 4 * kernel.n_spills,
-    }
-
-
-def _bound(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    binder = function.device_caches[0][4]
-    return binder(*args, **{"debug": function.debug or False, "instrumentation_mode": "", **kwargs})[0]
-
-
-def _check_grid(grid: Any) -> None:
-    sizes = tuple(size if isinstance(size, float) else operator.index(size) for size in grid)
-    if not 1 <= len(sizes) <= len(MAX_GRID):
-        raise ValueError(f"a grid has 1 to 3 dimensions, this one is {sizes}")
-    for axis, (size, most) in enumerate(zip(sizes, MAX_GRID, strict=False)):
-        if not isinstance(size, int) or not 0 <= size <= most:
-            raise ValueError(f"the grid {sizes} has {size!r} programs along axis {axis}: give an int from 0 to {most}")
+def usage(kernel: Any) -> Usage:
+    """What a compiled kernel needs."""
+    return Usage(kernel.metadata.shared, kernel.n_regs, 4 * kernel.n_spills, 32 * kernel.metadata.num_warps)
 
 
 def _make_cubin(self: Any, source: str, metadata: dict[str, Any], options: Any, capability: int) -> bytes:
@@ -225,7 +127,6 @@ def _make_cubin(self: Any, source: str, metadata: dict[str, Any], options: Any, 
             file.write(source)
         words = [nvidia.get_ptxas(self.target.arch).path, "-v", "--regAllocOptLevel=2"]
         words += [] if options.enable_fp_fusion else ["--fmad=false"]
-        words += options.ptx_options.split() if options.ptx_options else []
         words += [f"--gpu-name={nvidia.sm_arch_from_capability(capability)}", ptx, "-o", cubin]
         done = subprocess.run(words, capture_output=True, text=True, errors="replace", close_fds=False, check=False)
         if done.returncode != 0:
@@ -234,11 +135,11 @@ def _make_cubin(self: Any, source: str, metadata: dict[str, Any], options: Any, 
             code = result.read()
     registers = _REGISTERS.search(done.stderr)
     spills = _SPILLS.search(done.stderr)
-    session.resources[code] = (int(registers[1]) if registers else 0, int(spills[1]) if spills else 0)
+    driver.active.resources[code] = (int(registers[1]) if registers else 0, int(spills[1]) if spills else 0)
     return code
 
 
-class OneProcessCache(FileCacheManager):  # type: ignore[misc]
+class OneProcessCache(cache.FileCacheManager):  # type: ignore[misc]
     """The compiler's files, written straight to their places: nothing else reads them.
 
     The usual detour over a folder and a rename costs more, and Landlock forbids renaming across folders.
@@ -254,13 +155,16 @@ class OneProcessCache(FileCacheManager):  # type: ignore[misc]
         return path
 
 
-def install() -> None:
-    """Make Triton compile and never launch, for the rest of this process."""
-    driver.set_active(Driver())
-    JITFunction.run = _launch
-    Autotuner.run = _tune
-    nvidia.CUDABackend.make_cubin = _make_cubin
-    triton.testing.do_bench = triton.testing.do_bench_cudagraph = compile_configuration
-    knobs.cache.manager_class = OneProcessCache
-    knobs.compilation.store_binary_only = True
-    knobs.compilation.disable_line_info = True
+def written() -> int | None:
+    """How much stands in standard error, where that is a file, as it is in a sandbox."""
+    try:
+        return os.lseek(2, 0, os.SEEK_CUR)
+    except OSError:
+        return None
+
+
+def since(start: int | None, most: int = 2048) -> str:
+    """What the native compiler has written to standard error since then, `most` bytes of it."""
+    if start is None:
+        return ""
+    return os.pread(2, most, start).rstrip(b"\0").decode("utf-8", "replace")

@@ -1,0 +1,236 @@
+"""Harness of the compile stage for Triton: the launches of a program, compiled for the GPU that they are meant for.
+
+The `source` of the job is a program, and no Python of whoever submitted it runs: the compiler is given text that is
+generated from the kernels as the kernel language reads them. A launch is compiled in each of its variants, those of an
+autotuned kernel up to a bound. The report says what compiled, what the compiler refused, and which variants a program
+is left with.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+import os
+import shutil
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+os.environ.pop("TRITON_INTERPRET", None)  # read when Triton is imported: its interpreter compiles nothing
+
+from triton.runtime.jit import get_jit_fn_file_line
+
+from assay.kernels import language
+from assay.kernels.inside.triton import ahead_of_time
+from assay.kernels.inside.triton.compiler_words import FILE, Translation
+from assay.kernels.inside.triton.stand_ins import argument
+from assay.kernels.language import CompilerText, Kernels
+from assay.kernels.program.form import Launch, Program, Variant, table_of
+from assay.kernels.program.reading import Refusal, read
+
+if TYPE_CHECKING:
+    from assay.sandbox.base import ReadInputs, WriteOutputs
+    from assay.types import Json
+
+MOST = 16
+"""Compilations of a program. Each launch is compiled in one variant at least, whatever their number."""
+KERNELS_TOLD = 64
+REFUSALS_TOLD = 8
+LAUNCHES_TOLD = 512
+"""Launches that may have lost variants."""
+TEXT_CHARACTERS = 2000
+LINE_CHARACTERS = 120
+_WARM = """def softmax(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    row = tl.load(x + tl.program_id(0) * n + i, mask=i < n, other=0.0)
+    row = tl.exp(row - tl.max(row, 0))
+    tl.store(out + tl.program_id(0) * n + i, row / tl.sum(row, 0), mask=i < n)
+"""
+
+
+def preload() -> None:
+    """Import Triton without PyTorch, and compile one kernel: what the compiler reads once, every child then shares."""
+    ahead_of_time.do_without_torch()
+    warnings.simplefilter("ignore")  # what is written to standard error is taken for the compiler's words
+    report = execute(json.dumps(_warm_up_program()), {"capability": 90, "shared_limit": 232448}, lambda: None, print)
+    if not report.get("kernels"):
+        raise RuntimeError(f"a program of ours does not compile: {report}")
+    shutil.rmtree(os.path.expanduser("~/.triton"), ignore_errors=True)
+
+
+def _warm_up_program() -> Json:
+    given, made = [0, "float32", [4], [1], 0], [1, "float32", [4], [1], 0]
+    arguments = {"x": {"window": given}, "out": {"window": made}, "n": 4, "BLOCK": 4}
+    kernel = {"name": "softmax", "source": _WARM, "names": {"tl": {"module": "triton.language"}}, "line": 1}
+    launch = {"launch": 0, "line": 1, "variants": [{"grid": [1], "args": arguments, "options": {}, "before": []}]}
+    return {
+        **{"version": 1, "storages": [16, 16], "constants": [], "inputs": [given], "init_inputs": [], "params": []},
+        **{"outputs": [made], "module": [], "init": [], "forward": [launch], "differs": "", "kernels": [kernel]},
+    }
+
+
+def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: WriteOutputs) -> Json:
+    """Compile the launches of a program; the report is plain data of bounded size."""
+    while read_inputs() is not None:
+        pass
+    program = read(source.encode("utf-8", "replace"))
+    if isinstance(program, Refusal):
+        return {"unreadable": program.reason[:TEXT_CHARACTERS]}
+    kernels = language.parse(table_of(program))
+    if not isinstance(kernels, Kernels):
+        return {"unreadable": str(kernels)[:TEXT_CHARACTERS]}
+    ahead_of_time.install(header["capability"], header["shared_limit"])
+    compiler = Compiler(program, kernels)
+    compiler.compile()
+    return compiler.report()
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A compilation that failed. `line` is the submission's."""
+
+    kernel: str
+    line: int
+    text: str
+
+
+class Compiler:
+    """Compiles the launches of one program."""
+
+    def __init__(self, program: Program, kernels: Kernels) -> None:
+        self.launches = [(place, step) for place, step in enumerate(program.steps) if isinstance(step, Launch)]
+        self.text = language.text(kernels)
+        self._lines = {
+            kernel.line + place: line
+            for kernel in program.kernels
+            for place, line in enumerate(kernel.source.splitlines())
+        }
+        self._kernels = kernels
+        self._module = _executed(self.text)
+        begins = {one.src: get_jit_fn_file_line(one)[1] for one in map(self.function, kernels.functions)}
+        self._translation = Translation(self.text, begins)
+        self.outcomes: dict[str, ahead_of_time.Usage | Refused] = {}
+        """What came of each compilation, by what tells it from others."""
+        self._names: dict[str, str] = {}
+        self.lost: int | None = None
+        """The launch of which no variant compiles."""
+        self.keys = [
+            [self._key(place, number) for number in range(len(launch.variants))]
+            for place, (_, launch) in enumerate(self.launches)
+        ]
+
+    def function(self, key: int | str) -> Any:
+        """The function that Triton compiles for a kernel."""
+        return getattr(self._module, self.text.names[str(key)])
+
+    def compile(self) -> None:
+        """Compile what is chosen, and of a launch whose variants were all refused the others too, until one is taken.
+
+        Ends early where a launch has none left.
+        """
+        for place, number in chosen(self.keys, MOST):
+            self._compile(place, number)
+            if self._is_lost(place):
+                return
+        for place, keys in enumerate(self.keys):
+            for number in range(len(keys)):
+                if not self._is_accepted(place):
+                    self._compile(place, number)
+            if self._is_lost(place):
+                return
+
+    def _is_accepted(self, place: int) -> bool:
+        return any(isinstance(self.outcomes.get(key), ahead_of_time.Usage) for key in self.keys[place])
+
+    def _is_lost(self, place: int) -> bool:
+        if all(isinstance(self.outcomes.get(key), Refused) for key in self.keys[place]):
+            self.lost = place
+        return self.lost is not None
+
+    def _key(self, place: int, number: int) -> str:
+        """What tells the compilation of a variant from others; one that cannot be begun is refused at once."""
+        launch = self.launches[place][1]
+        try:
+            key = ahead_of_time.specialised(*self._call(launch, launch.variants[number]))
+        except Exception as error:  # noqa: BLE001 - whatever a program makes Triton raise is data
+            key = f"{place}.{number}"
+            self._refuse(key, launch, error, "")
+        self._names.setdefault(key, self._kernels.functions[str(launch.kernel)].name)
+        return key
+
+    def _compile(self, place: int, number: int) -> None:
+        key = self.keys[place][number]
+        if key in self.outcomes:
+            return
+        launch = self.launches[place][1]
+        start = ahead_of_time.written()
+        try:
+            kernel = ahead_of_time.compiled(*self._call(launch, launch.variants[number]))
+            self.outcomes[key] = ahead_of_time.usage(kernel)
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - as above
+            self._refuse(key, launch, error, ahead_of_time.since(start))
+
+    def _call(self, launch: Launch, variant: Variant) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+        """The function, its arguments and options.
+
+        Raises:
+            TypeError: an argument for a parameter that the kernel does not have.
+        """
+        names = self.text.parameters[str(launch.kernel)]
+        if unknown := [name for name, _ in variant.args if name not in names]:
+            raise TypeError(f"the launch gives {unknown[0]}, and the kernel has no parameter of that name")
+        arguments = {names[name]: argument(value, self.function) for name, value in variant.args}
+        return self.function(launch.kernel), arguments, dict(variant.options)
+
+    def _refuse(self, key: str, launch: Launch, error: Exception, diagnostics: str) -> None:
+        words = self._translation.words(error, diagnostics)
+        name = self._kernels.functions[str(launch.kernel)].name
+        shown = self._lines.get(words.line, "").strip()[:LINE_CHARACTERS]
+        text = f"{words.text[:TEXT_CHARACTERS]}\n    {shown}" if shown else words.text[:TEXT_CHARACTERS]
+        self.outcomes[key] = Refused(name, words.line or launch.line, text)
+
+    def report(self) -> Json:
+        """What came of it, as plain data."""
+        accepted = [(key, each) for key, each in self.outcomes.items() if isinstance(each, ahead_of_time.Usage)]
+        refused = [each for each in self.outcomes.values() if isinstance(each, Refused)]
+        told = [self.outcomes[self.keys[self.lost][0]]] if self.lost is not None else refused[:REFUSALS_TOLD]
+        lacking = [entry for place in range(len(self.launches)) if (entry := self._lacking(place)) is not None]
+        return {
+            "kernels": [{"name": self._names[key], **asdict(each)} for key, each in accepted[:KERNELS_TOLD]],
+            "refused": [asdict(each) for each in told],
+            "compiled": len(accepted),
+            "refusals": len(refused),
+            "left_out": len({key for keys in self.keys for key in keys} - self.outcomes.keys()),
+            "lost": self.lost is not None,
+            "lacking": lacking[:LAUNCHES_TOLD],
+            "too_many": len(lacking) > LAUNCHES_TOLD,
+        }
+
+    def _lacking(self, place: int) -> Json:
+        """The step of a launch and the numbers of its variants that compiled, as bits; None where all did."""
+        compiled = [isinstance(self.outcomes.get(key), ahead_of_time.Usage) for key in self.keys[place]]
+        bits = sum(1 << number for number, one in enumerate(compiled) if one)
+        return None if all(compiled) else [self.launches[place][0], bits]
+
+
+def chosen(keys: Sequence[Sequence[str]], most: int) -> list[tuple[int, int]]:
+    """Launch and variant of what is compiled: the first variant of every launch, then the second, and so on, up to
+    `most` that differ, the first ones always."""
+    found: dict[str, tuple[int, int]] = {}
+    for number in range(max(map(len, keys), default=0)):
+        for place, variants in enumerate(keys):
+            if number < len(variants) and (number == 0 or len(found) < most):
+                found.setdefault(variants[number], (place, number))
+    return list(found.values())
+
+
+def _executed(text: CompilerText) -> ModuleType:
+    """The generated text as a module whose source Triton finds."""
+    linecache.cache[FILE] = (len(text.source), None, text.source.splitlines(keepends=True), FILE)
+    module = ModuleType("kernels")
+    exec(compile(text.source, FILE, "exec", dont_inherit=True), module.__dict__)
+    return module

@@ -1,0 +1,72 @@
+"""What the compiler says of generated text, in the words and with the lines of the submission it was generated from."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+
+from triton.compiler.errors import CompilationError
+
+from assay.kernels.language import CompilerText
+from assay.kernels.language.writing import VARIABLE
+
+FILE = "<kernels>"
+"""What the compiler takes the generated text's file for."""
+_PLACE = re.compile(re.escape(FILE) + r"\"?:(\d+)(?::\d+)?")
+_VARIABLE = re.compile(rf"\b{VARIABLE}(?=\w)")
+_DEEPEST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """line: of the submission; 0 where the compiler names none."""
+
+    line: int
+    text: str
+
+
+class Translation:
+    """Knows where in the generated text each function begins.
+
+    Args:
+        text: The generated text.
+        begins: The text of each function as Triton reads it, from `def` on -> the line of the module it begins in.
+    """
+
+    def __init__(self, text: CompilerText, begins: dict[str, int]) -> None:
+        self._text, self._begins = text, begins
+        self._names = {name: re.sub(r"^k\d+_", "", name) for name in text.names.values()}
+
+    def words(self, error: BaseException, diagnostics: str = "") -> Words:
+        """An error of the compiler: the innermost line of the submission, and the innermost reason."""
+        line, reason = 0, ""
+        found: BaseException | None = error
+        for _ in range(_DEEPEST):
+            if found is None:
+                break
+            if isinstance(found, CompilationError):
+                line = self._line(found) or line
+                reason = found.error_message or reason
+            else:
+                reason = reason if reason and not str(found) else f"{type(found).__name__}: {found}"
+            found = found.__cause__
+        told = "\n".join(part for part in (reason.strip(), diagnostics.strip()) if part)
+        return Words(line, self.translated(told or f"{type(error).__name__}: {error}"))
+
+    def translated(self, said: str) -> str:
+        """Names and lines of the generated text as the submission's."""
+        said = said.replace(tempfile.gettempdir() + os.sep, "")
+        said = _PLACE.sub(lambda place: f"line {self._origin(int(place[1]))}", said)
+        for name, own in self._names.items():
+            said = said.replace(name, own)
+        return _VARIABLE.sub("", said)
+
+    def _line(self, error: CompilationError) -> int:
+        begin = self._begins.get(error.src or "")
+        place = getattr(error.node, "lineno", None)
+        return self._origin(begin + place - 1) if begin is not None and place is not None else 0
+
+    def _origin(self, line: int) -> int:
+        return self._text.origins[line - 1] if 1 <= line <= len(self._text.origins) else 0
