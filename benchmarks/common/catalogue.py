@@ -12,8 +12,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import chz
-
 from assay.kernels.config import GraderConfig
 from assay.kernels.grader import Grader
 from assay.kernels.problems.scaling import ScaledProblem
@@ -79,7 +77,9 @@ async def grade_all(
     async with AsyncExitStack() as stack:
         graders = {}
         for backend in sorted({submission.backend for submission in submissions}):
-            grader = Grader(chz.replace(config, backend=backend), text_checks=text_checks)
+            # CUDA sources are compiled only, so that limits of runs would be settings without an effect.
+            settings = config if backend == config.backend else GraderConfig(backend=backend, cache=config.cache)
+            grader = Grader(settings, text_checks=text_checks)
             graders[backend] = await stack.enter_async_context(grader)
         watch = await stack.enter_async_context(LoopWatch())
         limit = asyncio.Semaphore(len(os.sched_getaffinity(0)))
