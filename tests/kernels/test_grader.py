@@ -25,7 +25,7 @@ from assay.kernels.numerics.reference import fit_problem
 from assay.kernels.prepared import MAX_PREPARED, Preparations, Prepared
 from assay.kernels.problems.scaling import unscaled
 from assay.kernels.problems.sources import Problem, make_problem
-from assay.kernels.static.checks import check
+from assay.kernels.text.examining import examine
 from assay.kernels.verdicts import KINDS, Verdict
 from assay.sandbox import AfterRound, Job, JobResult
 from assay.sandbox import local as local_module
@@ -695,22 +695,8 @@ def test_workers_are_warmed_side_by_side_and_a_job_waits_for_its_own_alone(
     assert right.kind == "infra_error" and "closed" in right.message
 
 
-def test_a_long_source_is_examined_beside_the_event_loop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[threading.Thread] = []
-    examine = Grader._examine
-
-    def watched(self: Grader, problem: Any, code: str) -> Any:
-        threads.append(threading.current_thread())
-        return examine(self, problem, code)
-
-    monkeypatch.setattr(Grader, "_examine", watched)
-    for code in ("x = 1", "x = 1\n" * 1000):
-        assert bench.grade(SMALL, code).kind == "compile_error"
-    assert [thread is threading.main_thread() for thread in threads] == [True, False]
-
-
 def test_a_fault_in_the_problem_is_not_the_candidates(bench: Bench) -> None:
     broken = Problem(1, 6, "broken", "def (", "test")
-    assert check(candidate(), "triton", broken.code).fault is None
+    assert examine(candidate()).fault is None
     verdict = bench.grade(broken, candidate(), chz.replace(QUICK, scale="fit"))
     assert verdict.kind == "unsupported" and "not valid Python" in verdict.message, verdict

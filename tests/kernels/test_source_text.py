@@ -12,7 +12,8 @@ from assay.kernels.source_text import (
     parse_reply,
     read_kernel_file,
 )
-from assay.kernels.static.checks import check
+from assay.kernels.text.examining import examine
+from support.cpu_limit import at_most_cpu
 
 MODEL = "import torch\n\nclass ModelNew(torch.nn.Module):\n    pass"
 DRAFT = "class ModelNew:\n    draft = True"
@@ -126,6 +127,94 @@ def test_huge_replies_are_refused_quickly() -> None:
     assert not parse_reply(f"{MODEL}\n" + "(" * MAX_SOURCE_CHARACTERS).format_ok
 
 
+PARTS = (
+    "```",
+    "``` ",
+    "```a",
+    "\n```",
+    "'",
+    '"',
+    "\\",
+    "'\\",
+    '"""',
+    "'''",
+    "#",
+    "class ModelNew\n",
+    "class \\\n",
+    "a ",
+    "a\n",
+)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_replies_take_linear_time(part: str) -> None:
+    with at_most_cpu(20):
+        for head in ("", f"{MODEL}\n", "```", "```python\n", "'", '"'):
+            for tail in ("", "`", "\n```", f"\n{MODEL}"):
+                text = head + part * (90_000 // len(part)) + tail
+                for told in (text, f"<KERNEL>{text}</KERNEL>"):
+                    parse_reply(told)
+                read_kernel_file(text)
+                fences_around(text)
+
+
+def test_no_reply_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's parser may take any time and does not survive every text."""
+
+    def parsed(*args: object, **options: object) -> None:
+        raise AssertionError("a reply was parsed")
+
+    monkeypatch.setattr("builtins.compile", parsed)
+    for text in (block(MODEL), fenced(MODEL), MODEL, f"Here:\n{MODEL}"):
+        assert parse_reply(text).format_ok
+        read_kernel_file(text)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "x = [\n    1,\n]\nassert x is not None\n",
+        "if __name__ == '__main__':\n    print('It is done.')\n",
+        '"""This is what\nthe module says.\nclass ModelNew\n"""\n',
+        "for a in b: pass\nelse: pass\nlambda x: 1\nmatch x:\n    case _: pass\nx: int = 3\n",
+        "# This is a note.\nasync def f(): ...\nprint(a if b else c, not a)\n",
+        "x = 'don\\'t worry'\ny = f\"{x}\"\n",
+    ],
+)
+def test_code_is_not_taken_for_prose(more: str) -> None:
+    compile(more, "more", "exec")
+    assert parse_reply(f"{MODEL}\n\n{more}").origin == "bare"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "This kernel is fast!",
+        "Done.",
+        "- it is fast",
+        "* and right",
+        "**Note** this",
+        "None of it is slow.",
+        "`x` is y",
+    ],
+)
+def test_prose_behind_code_is_not_code(more: str) -> None:
+    assert parse_reply(f"{MODEL}\n\n{more}").fault == "no_code"
+
+
+def test_model_new_is_counted_as_python_would() -> None:
+    for code in (
+        "class ModelNew: ...",
+        "if a:\n\tclass \\\n ModelNew: ...",
+        "x = '\\'\\\nclass ModelNew'\nclass ModelNew: ...",
+        "x = r'\\'; y = '#'\nclass ModelNew: ...\nclass ModelNewer: ...",
+        "x = '''a''b\nclass ModelNew\n'''\nclass ModelNew: ...",
+        'class ModelNew: ...\nx = """never closed\nclass ModelNew: ...',
+    ):
+        assert count_model_new(code) == 1, code
+    assert count_model_new("class ModelNew: ...\nif a:\n    class ModelNew: ...") == 2
+
+
 def fenced(*codes: str) -> str:
     return "Text.\n" + "".join(f"```python\n{code}\n```\nmore text\n" for code in codes)
 
@@ -155,6 +244,6 @@ def test_fences_that_say_nothing_clear_are_left_for_the_parser_which_names_them(
     for text, said in ((f"{MODEL}\n```", "line 5 is a Markdown fence (```)"), (fenced("x = 1"), "line 2")):
         assert read_kernel_file(text) == KernelFile(text)
         assert said in fences_around(text)
-        fault = check(text).fault
+        fault = examine(text).fault
         assert fault is not None and fault.startswith("line ") and fault.endswith(fences_around(text))
     assert fences_around(f"{MODEL}\n    x = (\n") == ""

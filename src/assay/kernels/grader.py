@@ -27,16 +27,18 @@ from assay.kernels.problems.sources import Problem
 from assay.kernels.program.grading import Grading, Size, of_compiler
 from assay.kernels.program.jobs import RECORD, REPLAY
 from assay.kernels.sandboxes import sandbox_for
+from assay.kernels.text.examining import VERSION as TEXT_VERSION
+from assay.kernels.text.job import examined, of_text, unread
 from assay.kernels.timing.jobs import HARNESS as TIMED
 from assay.kernels.timing.stage import Turns, stopwatch_for
 from assay.kernels.verdicts import Verdict
-from assay.sandbox.base import Sandbox
+from assay.sandbox.base import JobResult, Sandbox
 from assay.sandbox.local import LocalSandbox
 from assay.sandbox.lockstep import RunsGroups
 
 log = logging.getLogger(__name__)
 
-VERSION = "3"
+VERSION = f"3.{TEXT_VERSION}"
 """Raised with every change that may change a verdict."""
 
 
@@ -134,10 +136,15 @@ class Grader:
         return replace(verdict, problem=prepared.scaled.hash)
 
     async def _cuda_text(self, code: str) -> Verdict:
-        """The verdict on CUDA sources where there is no GPU: they are compiled, and not run."""
-        report = await compile_cuda(self.sandbox, code, arch=self.config.arch)
+        """The verdict on CUDA sources where there is no GPU: they are read and compiled, and not run."""
+        found = await examined(self.sandbox, code, "cuda")
+        if isinstance(found, JobResult):
+            return unread(found)
+        if (told := of_text(found)) is not None:
+            return told
+        report = await compile_cuda(self.sandbox, found.extensions, arch=self.config.arch)
         if (refused := of_compiler(report, {})) is not None:
-            return refused
+            return replace(refused, message=found.told(refused.message))
         said = "the sources compile; whether they are right is unknown, because there is no GPU here"
         return Verdict("compiled_not_run", "compile", said, "", {}, compiled=True, cpu_s=report.cpu_s)
 

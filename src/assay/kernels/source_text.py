@@ -10,7 +10,7 @@ counts is refused, since it would leave the choice to the reader. `fault` says w
 
 from __future__ import annotations
 
-import ast
+import keyword
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -22,9 +22,19 @@ MAX_SOURCE_CHARACTERS = 100_000
 """Longer sources are refused unread; honest kernels have a tenth of this."""
 
 _TAG = re.compile(r"<(/?)(think|thinking|thought|kernel)>", re.IGNORECASE)
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+.-]*)[^\n`]*$", re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*```([^\n`]*+)$", re.MULTILINE)
+_TAGGED = re.compile(r"[ \t]*([\w+.-]*)")
 _LANGUAGES = frozenset({"", "python", "py", "python3", "triton", "cuda", "cu", "cpp", "c++", "c"})
-_MODEL_NEW = re.compile(r"^[ \t]*class[ \t]+ModelNew\b", re.MULTILINE)
+_MODEL_NEW = re.compile(r"^[ \t\f]*class(?:[ \t\f]|\\\n)+ModelNew\b", re.MULTILINE)
+_TEXT = re.compile(
+    r'''#[^\n]*+|"""(?:[^"\\]|\\.|"(?!""))*+(?:"""|\Z)?|\'\'\'(?:[^\'\\]|\\.|\'(?!\'\'))*+(?:\'\'\'|\Z)?'''
+    r"""|"(?:[^"\\\n]|\\.)*+"?|\'(?:[^\'\\\n]|\\.)*+\'?""",
+    re.DOTALL,
+)
+"""Comments and strings; one that is never closed goes on to the end of its line, or of the text."""
+_WORDS = re.compile(r"^([^\W\d]\w*)[ \t]+([^\W\d]\w*)|^[^\W\d]\w*[.!?][ \t]*$|^\*\*|^[-*] |^`", re.MULTILINE)
+_STATEMENTS = frozenset((*keyword.kwlist, *keyword.softkwlist)) - {"True", "False", "None", "_"}
+_OPERATORS = frozenset(("and", "as", "async", "else", "for", "if", "in", "is", "not", "or"))
 _FIRST_CODE = re.compile(r"^(?:import|from|class|def|@|#|\"\"\"|''')", re.MULTILINE)
 
 
@@ -130,10 +140,16 @@ def _fences(text: str) -> tuple[list[tuple[str, str]], tuple[str, str] | None]:
     for fence in _FENCE.finditer(text):
         if opened is None:
             opened = fence
-        elif not fence[1]:
-            complete.append((opened[1].lower(), text[opened.end() + 1 : fence.start()]))
+        elif not _language(fence):
+            complete.append((_language(opened), text[opened.end() + 1 : fence.start()]))
             opened = None
-    return complete, (opened[1].lower(), text[opened.end() + 1 :]) if opened else None
+    return complete, (_language(opened), text[opened.end() + 1 :]) if opened else None
+
+
+def _language(fence: re.Match[str]) -> str:
+    """What a fence is tagged with, in lower case."""
+    tagged = _TAGGED.match(fence[1])
+    return tagged[1].lower() if tagged else ""
 
 
 def _inside(kernel: str) -> tuple[str, str]:
@@ -149,12 +165,13 @@ def _inside(kernel: str) -> tuple[str, str]:
 
 
 def _bare_module(answer: str) -> str:
-    """The reply from its first line of code on, where that much is a Python module with a class `ModelNew`."""
+    """The reply from its first line of code on, where that much looks like a Python module with a class `ModelNew`."""
     match = _FIRST_CODE.search(answer)
     if match is None or not _MODEL_NEW.search(answer) or len(answer) > MAX_SOURCE_CHARACTERS:
         return ""
     code = answer[match.start() :]
-    return code if is_python(code) else ""
+    plain = _without_texts(code)
+    return code if _MODEL_NEW.search(plain) and not _is_prose(plain) else ""
 
 
 def _judged(sections: _Sections, found: tuple[str, str], origin: Origin) -> ParsedReply:
@@ -187,9 +204,9 @@ class KernelFile:
 def read_kernel_file(text: str) -> KernelFile:
     """The module in the text of a file: the text itself, or where that is Markdown its last code block with `ModelNew`.
 
-    Text that is not valid Python and has no such block is taken as it is: `fences_around` then says what to change.
+    Text with fences and without such a block is taken as it is: `fences_around` then says what to change.
     """
-    if len(text) > MAX_SOURCE_CHARACTERS or not _FENCE.search(text) or is_python(text):
+    if len(text) > MAX_SOURCE_CHARACTERS or not _FENCE.search(_without_texts(text)):
         return KernelFile(text)
     blocks, unclosed = _fences(_sections(text, False).answer)
     if unclosed is not None:
@@ -218,26 +235,19 @@ def fences_around(code: str) -> str:
     )
 
 
-def is_python(code: str) -> bool:
-    """Whether a text is valid Python."""
-    try:
-        ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
-
-
 def count_model_new(code: str) -> int:
-    """How many classes `ModelNew` a source defines, at any depth; by its lines where it is not valid Python."""
-    if len(code) > MAX_SOURCE_CHARACTERS:
-        return 0
-    try:
-        tree = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return len(_MODEL_NEW.findall(code))
-    return sum(is_model_new(node) for node in ast.walk(tree))
+    """How many lines of a source begin a class `ModelNew`, at any depth, outside of strings and comments."""
+    return len(_MODEL_NEW.findall(_without_texts(code))) if len(code) <= MAX_SOURCE_CHARACTERS else 0
 
 
-def is_model_new(node: ast.AST) -> bool:
-    """Whether a node of a syntax tree defines a class `ModelNew`."""
-    return isinstance(node, ast.ClassDef) and node.name == "ModelNew"
+def _without_texts(code: str) -> str:
+    """A source without its comments, and with empty strings in place of those that it has; lines stay lines."""
+    return _TEXT.sub(lambda found: "" if found[0][0] == "#" else '""' + "\n" * found[0].count("\n"), code)
+
+
+def _is_prose(plain: str) -> bool:
+    """Whether a line that is not indented reads like a sentence or a list, which no statement does."""
+    for found in _WORDS.finditer(plain):
+        if found[1] is None or (found[1] not in _STATEMENTS and found[2] not in _OPERATORS):
+            return True
+    return False

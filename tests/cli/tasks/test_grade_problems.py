@@ -15,7 +15,7 @@ from assay.cli.main import main
 from assay.errors import MissingDependencyError
 from assay.kernels.config import GraderConfig
 from assay.kernels.sandboxes import require_packages
-from assay.kernels.static.checks import check
+from assay.kernels.text.examining import examine
 from support.kernelbench_data import HONEST, shipped
 
 PROBLEMS = shipped()
@@ -94,7 +94,7 @@ def test_a_starter_is_written_once_and_names_itself(assay: Run, tmp_path: Path) 
     status, _, err = assay("--starter", "2/2", "--output", str(tmp_path / "no" / "k.py"))
     assert status == 1 and "No such file" in err
     status, out, _ = assay("--starter=1/3", "--backend=cuda")
-    assert status == 0 and "load_inline" in out and check(out, "cuda", PROBLEMS["1/3"].code).findings == ()
+    assert status == 0 and "load_inline" in out and examine(out, "cuda").findings == ()
 
 
 @pytest.mark.parametrize(

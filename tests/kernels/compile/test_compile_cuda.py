@@ -11,13 +11,16 @@ from pathlib import Path
 import pytest
 
 from assay.errors import MissingDependencyError
+from assay.kernels.compile.cuda_sources import Tools, steps
 from assay.kernels.compile.messages import fault_of, plain_name, usages
-from assay.kernels.compile.stage import CompileReport, compile_cuda
+from assay.kernels.compile.stage import CompileReport, compile_cuda, cuda_report
 from assay.kernels.compile.toolkit import CudaToolkit, find_toolkit
 from assay.kernels.inside.light_torch.forwarding import FORWARDED, HEADERS, write_forwarding_headers
-from assay.kernels.static.native import extract_extensions
-from assay.sandbox import Limits
+from assay.kernels.text.examined import Extension
+from assay.kernels.text.examining import examine
+from assay.sandbox import JobResult, Limits
 from assay.sandbox.local import LocalConfig, LocalSandbox
+from support.cpu_limit import at_most_cpu
 from support.cuda_sources import ELEMENTWISE, HEAD, SOUND, Cuda
 from support.sandboxes import FEATURES, needs_walls
 
@@ -44,8 +47,12 @@ def compiled() -> Iterator[Compile]:
     config = LocalConfig(workers=1, readable=TOOLKIT.readable, executables=TOOLKIT.executables)
     with asyncio.Runner() as runner:
         sandbox = LocalSandbox(config, FEATURES)
-        yield lambda source, **options: runner.run(compile_cuda(sandbox, source.module, **options))
+        yield lambda source, **options: runner.run(compile_cuda(sandbox, extensions(source.module), **options))
         runner.run(sandbox.close())
+
+
+def extensions(code: str) -> tuple[Extension, ...]:
+    return examine(code, "cuda").extensions
 
 
 def changed(old: str, new: str) -> Cuda:
@@ -179,7 +186,7 @@ def test_a_compile_bomb_meets_its_limit(compiled: Compile) -> None:
 
 def run_without_sandbox(code: str, **options: object) -> CompileReport:
     """For what is settled before any job is made."""
-    return asyncio.run(compile_cuda(None, code, **options))  # type: ignore[arg-type]
+    return asyncio.run(compile_cuda(None, extensions(code), **options))  # type: ignore[arg-type]
 
 
 def test_sources_that_are_not_literal_are_unsupported() -> None:
@@ -187,10 +194,9 @@ def test_sources_that_are_not_literal_are_unsupported() -> None:
     given = CudaToolkit("nvcc", "/nowhere", "g++")
     report = run_without_sandbox(code, toolkit=given)
     assert report.outcome == "unsupported" and "cuda_sources (line" in report.message
-    files = 'from torch.utils.cpp_extension import load\nm = load(name="m", sources=["a.cu"])\n'
+    files = 'from torch.utils.cpp_extension import load\nm = load(name="m", sources=["a.cu"])\nclass ModelNew: ...\n'
     assert run_without_sandbox(files, toolkit=given).outcome == "unsupported"
-    assert run_without_sandbox("x = 1\n", toolkit=given).outcome == "rejected"
-    assert run_without_sandbox("x = (\n", toolkit=given).outcome == "rejected"
+    assert run_without_sandbox("class ModelNew: ...\n", toolkit=given).outcome == "rejected"
 
 
 def test_a_machine_without_nvcc_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,12 +225,6 @@ def test_a_script_that_stands_for_nvcc_is_seen_through(tmp_path: Path) -> None:
     assert found == TOOLKIT and Path(found.include, "cuda_runtime.h").exists()
 
 
-def test_extensions_are_read_from_the_text() -> None:
-    (extension,) = extract_extensions(SOUND["softmax with warp shuffles"].module)
-    assert "softmax_kernel" in extension.cuda and extension.cpp.strip().startswith("torch::Tensor run")
-    assert extension.functions == ("run",) and extension.flags == ("-O3", "--use_fast_math") and not extension.unread
-
-
 def test_messages_of_compilers_are_told_apart() -> None:
     assert fault_of("nvcc error   : 'cicc' died due to signal 24", "", ())[0] == "time"
     assert fault_of("nvcc error   : 'cicc' died due to signal 11 (Invalid memory reference)", "", ())[0] == "crash"
@@ -246,3 +246,30 @@ def test_accounts_of_the_assembler_are_read() -> None:
     (usage,) = usages(said)
     assert (usage.name, usage.shared_bytes, usage.registers, usage.spill_bytes) == ("kernel", 1024, 40, 8)
     assert plain_name("_Z13matmul_kernelPKfS0_Pfiii") == "matmul_kernel" and plain_name("plain") == "plain"
+
+
+def test_words_of_compilers_may_be_anything() -> None:
+    """A pragma lets a source say what it likes in them."""
+    entry = "Compiling entry function 'a' 1 bytes spill stores "
+    with at_most_cpu(20):
+        for part in (
+            entry,
+            "1 bytes spill stores ",
+            "\n" + entry,
+            "no operator ",
+            "1a",
+            "9",
+            'a(1): error: "',
+            "#define ",
+        ):
+            said = part * (24_000 // len(part))
+            usages(said)
+            plain_name(said)
+            fault_of(f"a.cpp:1:1: error: {said}\n{said}", said, ())
+            steps(Extension(1, said, said), Tools("nvcc", "g++", "", "sm_90"))
+        steps(Extension(1, "", "template<" * 20_000), Tools("nvcc", "g++", "", "sm_90"))
+
+
+@pytest.mark.parametrize("report", [None, [], {}, {"steps": [3]}, {"steps": [{"status": "0", "said": None}]}])
+def test_a_report_that_is_none_is_a_failure_of_the_tool(report: object) -> None:
+    assert cuda_report(JobResult("ok", "", report=report), (), BRIEF).outcome == "failed"

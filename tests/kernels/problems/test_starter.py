@@ -8,7 +8,7 @@ import pytest
 
 from assay.kernels.problems.sources import Problem, make_problem
 from assay.kernels.problems.starter import SUMMARY_CHARACTERS, requirements, starter, summary
-from assay.kernels.static.checks import check
+from assay.kernels.text.examining import examine
 from support.kernel_graders import Bench
 from support.kernelbench_data import PUBLISHED, needs_published, shipped
 
@@ -60,10 +60,10 @@ def of_class(code: str, name: str) -> dict[str, ast.FunctionDef]:
 
 
 @pytest.mark.parametrize("backend", ["triton", "cuda"])
-def test_every_shipped_problem_has_a_starter_with_its_signatures_that_the_static_checks_let_pass(backend: str) -> None:
+def test_every_shipped_problem_has_a_starter_with_its_signatures_that_its_examination_lets_pass(backend: str) -> None:
     for problem in SHIPPED.values():
         text = starter(problem, backend)  # type: ignore[arg-type]
-        report = check(text, backend, problem.code)  # type: ignore[arg-type]
+        report = examine(text, backend)  # type: ignore[arg-type]
         assert report.fault is None and report.findings == (), (problem.key, report)
         theirs, ours = of_class(problem.code, "Model"), of_class(text, "ModelNew")
         assert theirs.keys() == ours.keys(), problem.key
@@ -93,14 +93,7 @@ def test_what_a_problem_refers_to_comes_along_and_nothing_else() -> None:
     assert "from torch import Tensor as T" in lines and "import math" not in lines
     assert "super(ModelNew, self).__init__()" in text and "make(ModelNew.size())" in text
     assert "def forward(self, *tensors: T, scale=HALF, **more):" in text and "source = tensors[0].contiguous()" in text
-    assert check(text, "triton", TRICKY.code).fault is None
-
-
-def test_a_starter_with_layers_of_pytorch_in_what_it_copies_says_that_it_is_a_cheat() -> None:
-    code = TRICKY.code.replace("return k", "return nn.Linear(k, k)(F.relu(k))")
-    problem = make_problem(1, 8, "layers", code, "test")
-    text = starter(problem)
-    assert check(text, "triton", code).cheats and "it is graded `cheat`" in text and "graded `wrong`" not in text
+    assert examine(text).fault is None
 
 
 def test_only_the_shipped_problem_has_the_whole_solution() -> None:
@@ -125,11 +118,9 @@ def test_a_problem_in_a_line_and_what_a_solution_must_define() -> None:
 
 
 @needs_published
-def test_every_published_problem_has_a_starter_whose_verdict_it_foretells() -> None:
+def test_every_published_problem_has_a_starter_that_its_examination_lets_pass() -> None:
     from assay.kernels.problems.sources import read_jsonl
 
     for problem in read_jsonl(PUBLISHED)[::4]:
-        text = starter(problem)
-        report = check(text, "triton", problem.code)
-        assert report.fault is None, (problem.key, report)
-        assert bool(report.cheats) == ("graded `cheat`: parts" in text), problem.key
+        report = examine(starter(problem))
+        assert report.fault is None and report.cheats == (), (problem.key, report)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from assay.kernels.static.native import Extension
+from assay.kernels.text.examined import Extension
 from assay.types import Json
 
 CUDA_NAME, CPP_NAME, BINDING_NAME = "cuda_sources", "cpp_sources", "functions"
@@ -40,7 +40,7 @@ _HALF = re.compile(r"\b(?:__half\w*|half2?|__\w+2half\w*|cuda_fp16)\b")
 _BFLOAT16 = re.compile(r"\b(?:__nv_bfloat\w*|nv_bfloat\w*|__\w+2bfloat\w*|cuda_bf16)\b")
 _DRIVER = re.compile(r"\bCU[a-z]\w+|\bCUDA_VERSION\b|\bcu[A-Z]\w+\(")
 _CPP20 = re.compile(
-    r"\bconcept\b|\brequires\b|\bconsteval\b|\bconstinit\b|\bstd::(?:span|bit_cast|ranges)\b|\]\s*<\s*typename|\btemplate\s*<[^>]*\bauto\.\.\."
+    r"\bconcept\b|\brequires\b|\bconsteval\b|\bconstinit\b|\bstd::(?:span|bit_cast|ranges)\b|\]\s*<\s*typename|\btemplate\s*<[^>]{0,200}\bauto\.\.\."
 )
 _FLAG = re.compile(
     r"-O[0-3]|--?use_fast_math|-[DU]\w+(?:=\w+)?|--?std=c\+\+\d\d|--(?:expt-)?extended-lambda|-maxrregcount=\d+"

@@ -39,16 +39,18 @@ _UNKNOWN = re.compile(
 _MACRO = re.compile(r"\b(?:AT|TORCH|C10|PYBIND11|STD_TORCH)_[A-Z0-9_]+\b")
 _DIED = re.compile(r"died due to signal (\d+)|Killed signal|signal terminated program")
 _TOOL = re.compile(r"No space left|cannot execute|Cannot find compiler|command not found|Permission denied")
-_ENTRY = re.compile(
-    r"Compiling entry function '([^']+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers([^\n]*)", re.DOTALL
-)
-_SMEM = re.compile(r"(\d+) bytes smem")
+_ENTRY = re.compile(r"Compiling entry function '([^']{1,1000})'")
+_SPILLS = re.compile(r"\b(\d{1,9}) bytes spill stores")
+_REGISTERS = re.compile(r"\bUsed (\d{1,9}) registers")
+_SMEM = re.compile(r"\b(\d{1,9}) bytes smem")
 _ATTRIBUTE = re.compile(r"__attribute__\(\((global|device|host|shared|constant|managed)\)\)")
 """How the compiler shows `__global__` and its like."""
 _BINDING = re.compile(r"functions[(:]")
 SIGNAL_CPU, SIGNAL_KILL = 24, 9
 ERRORS_SHOWN = 3
 LINES_SHOWN = 4
+LINE_CHARACTERS = 1000
+"""A compiler shows lines of the candidate's, which may be of any length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,16 @@ class Usage:
 def usages(said: str) -> tuple[Usage, ...]:
     """The kernels in the account of `ptxas -v`."""
     found = []
-    for name, spills, registers, rest in _ENTRY.findall(said):
-        shared = _SMEM.search(rest)
-        found.append(Usage(plain_name(name), int(shared[1]) if shared else 0, int(registers), int(spills)))
+    name, spills = "", 0
+    for line in said.splitlines():
+        if entry := _ENTRY.search(line):
+            name, spills = entry[1], 0
+        elif stores := _SPILLS.search(line):
+            spills = int(stores[1])
+        elif name and (used := _REGISTERS.search(line)):
+            shared = _SMEM.search(line)
+            found.append(Usage(plain_name(name), int(shared[1]) if shared else 0, int(used[1]), spills))
+            name = ""
     return tuple(found)
 
 
@@ -76,7 +85,7 @@ def plain_name(mangled: str) -> str:
     name = ""
     rest = rest.removeprefix("N")
     rest = re.sub(r"^12_GLOBAL__N__\w{8}_\d+_\w+?_\w{8}_\d*", "", rest)
-    while match := re.match(r"(\d+)", rest):
+    while match := re.match(r"(\d{1,4})", rest):
         length, start = int(match[1]), match.end()
         name, rest = rest[start : start + length], rest[start + length :]
         if not mangled.startswith("_ZN"):
@@ -99,7 +108,7 @@ def fault_of(said: str, sources: str, known_macros: Iterable[str]) -> tuple[Faul
     if not errors:
         return ("tool" if _TOOL.search(said) or not said.strip() else "candidate"), said.strip()
     shown = "\n".join(_block(said, error) for error in errors[:ERRORS_SHOWN])
-    first = errors[0][0]
+    first = errors[0][0][:LINE_CHARACTERS]
     if errors[0]["driver"] or _TOOL.search(first):
         return "tool", first
     if _BINDING.match(first):
@@ -112,7 +121,7 @@ def fault_of(said: str, sources: str, known_macros: Iterable[str]) -> tuple[Faul
 
 def _block(said: str, error: re.Match[str]) -> str:
     """An error with the lines that show where it is."""
-    lines = said[error.start() :].split("\n")[:LINES_SHOWN]
+    lines = [line[:LINE_CHARACTERS] for line in said[error.start() :].split("\n")[:LINES_SHOWN]]
     kept = [lines[0]]
     for line in lines[1:]:
         if not line.strip() or line.startswith("ptxas info") or _ERROR.match(line):

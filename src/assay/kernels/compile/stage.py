@@ -21,7 +21,7 @@ from assay.errors import MissingDependencyError
 from assay.kernels.base import shared_limit
 from assay.kernels.compile import cuda_sources, messages
 from assay.kernels.compile.toolkit import CudaToolkit, find_toolkit
-from assay.kernels.static.native import Extension, extract_extensions
+from assay.kernels.text.examined import Extension
 from assay.kernels.verdicts import plain_text
 from assay.sandbox.base import Job, JobResult, Limits, Sandbox
 from assay.types import Json
@@ -205,7 +205,7 @@ def shortened(text: str, most: int = MESSAGE_CHARACTERS) -> str:
 
 async def compile_cuda(
     sandbox: Sandbox,
-    code: str,
+    extensions: Sequence[Extension],
     *,
     arch: str = "sm_90",
     limits: Limits = CUDA_LIMITS,
@@ -215,7 +215,7 @@ async def compile_cuda(
 
     Args:
         sandbox: Runs the job, in the profile `compile`; it must see the toolkit (`CudaToolkit.readable`).
-        code: The candidate's module. Sources are read from its text; it is not run.
+        extensions: The sources, as `assay.kernels.text.job.examined` read them from the candidate's text.
         arch: The architecture to compile for.
         limits: Of the whole job.
         toolkit: The compiler; by default the one that `find_toolkit` finds. Without any the outcome is `failed`.
@@ -225,10 +225,7 @@ async def compile_cuda(
     """
     shared_limit(arch)
     try:
-        extensions = extract_extensions(code)
         toolkit = toolkit or find_toolkit()
-    except SyntaxError as error:
-        return CompileReport("rejected", f"the Python around the CUDA sources does not parse: {error}")
     except MissingDependencyError as error:
         return CompileReport("failed", str(error))
     if unread := [part for extension in extensions for part in extension.unread]:
@@ -256,20 +253,29 @@ def cuda_report(result: JobResult, extensions: Sequence[Extension], limits: Limi
     """What the end of a CUDA job means."""
     if (early := ended_early(result, limits)) is not None:
         return early
-    steps = result.report.get("steps") if isinstance(result.report, dict) else None
-    if not isinstance(steps, list) or not steps:
+    steps = _steps(result.report)
+    if not steps:
         return CompileReport("failed", "the compile job returned no report", (), result.cpu_s)
     kernels = tuple(
         CompiledKernel(usage.name, usage.shared_bytes, usage.registers, usage.spill_bytes)
-        for step in steps
-        for usage in messages.usages(step["said"])
+        for _, said in steps
+        for usage in messages.usages(said)
     )
-    if steps[-1]["status"] == 0:
+    status, said = steps[-1]
+    if status == 0:
         return CompileReport("ok", "", kernels, result.cpu_s)
     sources = "\n".join(extension.cuda + extension.cpp for extension in extensions)
-    fault, words = messages.fault_of(steps[-1]["said"], sources, known_macros())
+    fault, words = messages.fault_of(said, sources, known_macros())
     outcome, head = _CUDA_FAULTS[fault]
     return CompileReport(outcome, shortened(f"{head}{words}"), kernels, result.cpu_s)
+
+
+def _steps(report: Json) -> list[tuple[int, str]]:
+    """Status and words of each step; none where the report is not one."""
+    found = report.get("steps") if isinstance(report, dict) else None
+    steps = [step if isinstance(step, dict) else {} for step in found] if isinstance(found, list) else []
+    known = [(step.get("status"), step.get("said")) for step in steps]
+    return [(status, said) for status, said in known if type(status) is int and isinstance(said, str)]
 
 
 _CUDA_FAULTS: dict[messages.Fault, tuple[Outcome, str]] = {

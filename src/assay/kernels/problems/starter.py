@@ -17,7 +17,6 @@ from importlib import resources
 
 from assay.kernels.base import Language
 from assay.kernels.problems.sources import SHIPPED, Problem
-from assay.kernels.static.checks import check
 from assay.kernels.verdicts import plain_text
 
 SUMMARY_CHARACTERS = 110
@@ -134,7 +133,7 @@ def starter(problem: Problem, backend: Language = "triton", name: str | None = N
         task=_task(problem, forward),
         first=f"{first[1:]}[0]" if first.startswith("*") else first,
     )
-    return f"{_head(problem, backend, named, body)}\n{body}"
+    return f"{_head(problem, backend, named)}\n{body}"
 
 
 def _whole(problem: Problem, backend: Language) -> str | None:
@@ -235,13 +234,9 @@ def _task(problem: Problem, forward: ast.FunctionDef | None) -> str:
     return textwrap.indent("\n".join(lines), " " * 8)
 
 
-def _head(problem: Problem, backend: Language, named: str, body: str) -> str:
+def _head(problem: Problem, backend: Language, named: str) -> str:
     told = f"\n{plain}" if (plain := summary(problem)) else ""
-    if check(body, backend, problem.code).cheats:
-        outcome = (
-            "it is graded `cheat`: parts copied from the problem call PyTorch's layers. Move their work into kernels"
-        )
-    elif backend == "triton":
+    if backend == "triton":
         outcome = "it runs and is graded `wrong`: its kernel copies the first input. Write yours where it says TODO"
     else:
         outcome = "it compiles, and its kernel copies the first input. Write yours where it says TODO"

@@ -248,9 +248,7 @@ class _Connection(asyncio.Protocol):
         try:
             response = await self._waiter
         finally:
-            self._held.size -= self._size
-            self._size = 0
-            self._body = bytearray()
+            self._let_go()
         self.exchanges += 1
         return response
 
@@ -346,8 +344,15 @@ class _Connection(asyncio.Protocol):
             self.reusable = self.reusable and bool(self._parser.should_keep_alive())
             waiter.set_result(Response(self._parser.get_status_code(), self._headers, bytes(self._body)))
 
+    def _let_go(self) -> None:
+        """Drop what has come of the response: it takes no room any more."""
+        self._held.size -= self._size
+        self._size = 0
+        self._body = bytearray()
+
     def _fail(self, error: TransportError) -> None:
         self.reusable = False
+        self._let_go()  # now: the event loop may have bytes for others, which would find the room still taken
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_exception(error)
