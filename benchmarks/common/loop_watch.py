@@ -39,7 +39,7 @@ class LoopWatch:
             run(handle)
             spent = (time.thread_time() - begin) * 1e3
             if spent > watch.callback_ms:
-                watch.callback_ms, watch.callback = spent, repr(handle)[:200]
+                watch.callback_ms, watch.callback = spent, _name_of(handle)
 
         Handle._run = timed  # type: ignore[method-assign]
         self._ticker = asyncio.create_task(self._tick())
@@ -56,3 +56,15 @@ class LoopWatch:
             begin = time.perf_counter()
             await asyncio.sleep(_EVERY_S)
             self.late_ms = max(self.late_ms, (time.perf_counter() - begin - _EVERY_S) * 1e3)
+
+
+def _name_of(handle: Handle) -> str:
+    """What a callback is: for a step of a task the coroutines in which it stands, the outermost first."""
+    task = getattr(handle._callback, "__self__", None)
+    if not isinstance(task, asyncio.Task):
+        return repr(handle)[:200]
+    names, found = [], task.get_coro()
+    while found is not None and len(names) < 12:
+        names.append(getattr(found, "__qualname__", type(found).__name__))
+        found = getattr(found, "cr_await", None)
+    return " > ".join(names)
