@@ -11,6 +11,7 @@ from pathlib import Path
 import chz
 import pytest
 
+from assay.config.checks import SettingsError
 from assay.errors import SandboxError
 from assay.kernels.config import GraderConfig
 from assay.kernels.grader import Grader
@@ -135,3 +136,10 @@ def test_a_container_without_its_gpu_is_a_failure_of_the_grader(graded: Grade) -
     gpu = GraderConfig(run_on="modal", device="cuda", num_correct_trials=1)
     verdict = graded(HONEST, Containers(), gpu)
     assert verdict.kind == "infra_error" and "CUDA did not start" in verdict.message
+
+
+def test_references_beside_modal_may_run_without_walls() -> None:
+    """They run on this machine, which may have none to give, wherever candidates do."""
+    assert GraderConfig(run_on="modal", sandbox="unsafe").sandbox == "unsafe"
+    with pytest.raises(SettingsError, match="it is read only when run_on is local"):
+        GraderConfig(run_on="modal", workers=3)

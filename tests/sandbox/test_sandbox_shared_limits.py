@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from assay.sandbox import Job, Limits, Round
+from assay.errors import SandboxError
+from assay.sandbox import Job, Limits, Round, local
 from assay.sandbox.host import cgroups, probe
 from assay.sandbox.host.cgroups import WorkerGroup, find_home
 from assay.sandbox.inside import measure
@@ -202,3 +203,57 @@ def test_locks_are_for_those_alone_that_cannot_do_without(profile: str, compiler
         assert (numbers["flock"] in let_through) == (profile == "gpu-compile")
         assert numbers["fcntl"] not in let_through, "only with certain commands"
     assert not {fcntl.F_SETLK, fcntl.F_SETLKW, 37, 38, 1024, fcntl.F_SETOWN} & set(FCNTL_HARMLESS)
+
+
+@needs_walls
+def test_a_group_that_was_found_and_is_no_more_costs_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder without a memory controller, as a group is that another process removed or changed meanwhile."""
+    monkeypatch.setattr(local, "find_home", lambda: str(tmp_path))
+    with Box(LocalConfig(workers=1)) as box:
+        assert box.run(job("x = 1")).end == "ok"
+        assert box.run(job(MANY)).end == "memory", "the worker measures its jobs instead"
+    assert list(tmp_path.iterdir()) == []
+    with Box(LocalConfig(workers=1, cgroup=str(tmp_path))) as box, pytest.raises(SandboxError, match="cgroup="):
+        box.run(job("x = 1"))
+
+
+@needs_walls
+def test_a_group_that_cannot_be_entered_or_removed_costs_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    home = find_home()
+    if not home:
+        pytest.skip("no control group can be used here")
+
+    def refuse(self: WorkerGroup, *_: object) -> None:
+        raise PermissionError(1, "refused")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(WorkerGroup, "add", refuse)
+        with Box(LocalConfig(workers=1)) as box:
+            assert box.run(job("x = 1")).end == "ok"
+        with Box(LocalConfig(workers=1, cgroup=home)) as box, pytest.raises(SandboxError, match="refused"):
+            box.run(job("x = 1"))
+    close = WorkerGroup.close
+    left: list[WorkerGroup] = []
+    monkeypatch.setattr(WorkerGroup, "close", lambda self: left.append(self) or refuse(self))
+    with Box(LocalConfig(workers=1)) as box:
+        assert box.run(job("x = 1")).end == "ok"
+    assert len(left) == 1
+    close(left[0])
+
+
+def test_a_machine_without_groups_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cgroups, "candidates", lambda told: [tmp_path, tmp_path / "gone"])
+    assert cgroups.find_home.__wrapped__() == "" and list(tmp_path.iterdir()) == []
+
+
+def test_no_worker_leaves_a_group_that_has_a_limit(tmp_path: Path) -> None:
+    told = "12:pids:/a\n0::/user/session/scope\n"
+    folder = tmp_path / "user" / "session" / "scope"
+    folder.mkdir(parents=True)
+    found = [path.relative_to(tmp_path).as_posix() for path in cgroups.candidates(told, tmp_path)]
+    assert found == ["user/session/scope", "user/session", "user", "."]
+    for limit, count in (("max\n", 4), ("1073741824\n", 2)):
+        (tmp_path / "user" / "session" / "memory.max").write_text(limit)
+        assert len(list(cgroups.candidates(told, tmp_path))) == count
+    assert list(cgroups.candidates("4:memory:/job/7\n3:cpu:/\n", tmp_path)) == [tmp_path / "memory/job/7"]
+    assert list(cgroups.candidates("", tmp_path)) == []

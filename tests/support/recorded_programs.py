@@ -56,6 +56,7 @@ def recorded_text(bench: Bench, code: str, shape: tuple[int, ...] = (8, 64)) -> 
     room = ProgramLimits().json_bytes
     given = [Frame({}).add(host_tensor(np.ones(shape), "float32"))]
     header: Any = {"init_inputs": [], "inputs": given, "precision": "float32", "program_bytes": room}
+    header["text_checks"] = True
     return _text(bench, Job(code, RECORD, (Round((), (room,)),), header, LIMITS))
 
 

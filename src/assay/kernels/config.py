@@ -80,8 +80,9 @@ class GraderConfig(Settings):
     """GPU, time limit and app of run_on=modal. Only the GPU and the time limit may change a verdict."""
     reference_device: Annotated[Device, GPU_VERDICT, UsedWhen("runs_kernels")] = "cpu"
     """Where this machine runs references, in float64: `cuda` for sizes that a processor is too slow for."""
-    sandbox: Annotated[Walls, VERDICT, UsedWhen("run_on", "local")] = "strict"
-    """`unsafe` runs candidates without walls, where a machine cannot give any; never for rewards that train a model."""
+    sandbox: Annotated[Walls, VERDICT] = "strict"
+    """`unsafe` runs candidates, and the problems' own references, without walls where this machine cannot give any;
+    never for rewards that train a model. With run_on=modal only references run here."""
     workers: Annotated[int, AtLeast(0), UsedWhen("run_on", "local")] = 0
     """Candidates that run at a time; 0 for one per core."""
     draws: Annotated[int, AtLeast(1), UsedWhen("runs_kernels")] = 4

@@ -78,7 +78,7 @@ class Grader:
         self._random: random.Random = random.Random(seed) if seed is not None else secrets.SystemRandom()
         self._text_checks = text_checks
         self._preparations = Preparations(self.config, self._reference, self._random, seed)
-        self._grading = Grading(self.config, self.sandbox, self._random, self._warmed)
+        self._grading = Grading(self.config, self.sandbox, self._random, self._warmed, text_checks)
         self._warming: dict[str, asyncio.Task[None]] = {}  # by harness: a job waits for no worker but its own
         self._closed = False
 

@@ -235,6 +235,7 @@ class LocalSandbox:
             boot_s=self.config.boot_s,
             scratch=self._scratch,
             cgroup=self._cgroup,
+            must_have_group=bool(self.config.cgroup),
         )
 
     async def _discard(self, worker: WorkerProcess) -> None:

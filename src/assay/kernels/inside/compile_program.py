@@ -126,7 +126,7 @@ class Compiler:
         return getattr(self._module, self.text.names[str(key)])
 
     def compile(self) -> None:
-        """Compile what is chosen, and of a launch whose variants were all refused the others too, until one is taken.
+        """Compile what is chosen, and of a launch that has no variant so far the others too, until one is taken.
 
         Ends early where a launch has none left.
         """
@@ -219,11 +219,11 @@ class Compiler:
 
 def chosen(keys: Sequence[Sequence[str]], most: int) -> list[tuple[int, int]]:
     """Launch and variant of what is compiled: the first variant of every launch, then the second, and so on, up to
-    `most` that differ, the first ones always."""
+    `most` that differ."""
     found: dict[str, tuple[int, int]] = {}
     for number in range(max(map(len, keys), default=0)):
         for place, variants in enumerate(keys):
-            if number < len(variants) and (number == 0 or len(found) < most):
+            if number < len(variants) and len(found) < most:
                 found.setdefault(variants[number], (place, number))
     return list(found.values())
 

@@ -7,15 +7,18 @@ once more at another size.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from assay.kernels.compile.stage import TRITON_HARNESS, CompileReport, compile_program
+from assay.kernels.compile.stage import TRITON_HARNESS, CompileReport, compile_program, compiled_part
 from assay.kernels.config import GraderConfig
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.problems.scaling import ScaledProblem
+from assay.kernels.program.form import Launch
 from assay.kernels.program.jobs import RECORD, REPLAY
+from assay.kernels.program.reading import Refusal, read
 from assay.kernels.program.trial import Attempt, Outcome, plan, record, replay
 from assay.kernels.program.verdict import at_another_size, verdict_of
 from assay.kernels.verdicts import Verdict
@@ -52,6 +55,8 @@ class Grading:
     random: random.Random
     warmed: Callable[[str], Awaitable[None]]
     """Waits for a worker that is being started for a harness."""
+    text_checks: bool = True
+    """Whether the text may decide before anything runs."""
 
     async def grade(self, code: str, size: Size, other: OtherSize) -> tuple[Verdict, Attempt | None]:
         """The verdict, and what was recorded at the first size, where that may be replayed.
@@ -63,15 +68,20 @@ class Grading:
         attempt = await self._record(code, size)
         if isinstance(attempt, Outcome):
             return verdict_of(attempt, evidence), None
+        # Only configurations that compile may run, so an autotuned kernel is compiled before.
+        first = self.config.compile_check == "all" or (self.config.compile_check == "right" and _is_tuned(attempt))
         compiled: CompileReport | None = None
-        if self.config.compile_check == "all":
+        if first:
             compiled = await self._compile(attempt)
             if (refused := of_compiler(compiled, evidence)) is not None:
-                return refused, None
+                return replace(refused, cpu_s=refused.cpu_s + attempt.cpu_s), None
+            attempt = await asyncio.to_thread(compilable, attempt, compiled)
+            if isinstance(attempt, Outcome):
+                return verdict_of(attempt, evidence), None
         verdict = await self._replay(attempt, size, evidence, self.config.num_correct_trials, 1)
         if verdict.ok:
             verdict = await self._at_another_size(verdict, code, other)
-        if verdict.ok and self.config.compile_check == "right":
+        if verdict.ok and self.config.compile_check == "right" and not first:
             compiled = await self._compile(attempt)
             if (refused := of_compiler(compiled, evidence)) is not None:
                 cpu_s = verdict.cpu_s + refused.cpu_s
@@ -80,13 +90,14 @@ class Grading:
         if compiled is None:
             return verdict, attempt
         cpu_s = verdict.cpu_s + compiled.cpu_s
-        known = compiled.outcome == "ok" or None
-        return replace(verdict, compiled=known, cpu_s=cpu_s, evidence=_with(verdict, compiled)), attempt
+        return replace(verdict, compiled=True, cpu_s=cpu_s, evidence=_with(verdict, compiled)), attempt
 
     async def _record(self, code: str, size: Size) -> Attempt | Outcome:
         config = self.config
         await self.warmed(RECORD)
-        return await record(self.sandbox, code, size.draw, self._limits(), config.precision, config.policy)
+        return await record(
+            self.sandbox, code, size.draw, self._limits(), config.precision, config.policy, self.text_checks
+        )
 
     async def _replay(
         self, attempt: Attempt, size: Size, evidence: dict[str, Json], trials: int, times: int
@@ -105,7 +116,7 @@ class Grading:
             config.policy,
         )
         verdict = verdict_of(outcome, evidence)
-        if verdict.kind == "wrong" and config.precision == "float32" and _may_round(attempt):
+        if verdict.kind == "wrong" and config.precision == "float32" and attempt.examined.tf32_dot_possible:
             return replace(verdict, message=f"{verdict.message}{TF32_HINT}")
         return verdict
 
@@ -138,10 +149,21 @@ class Grading:
         return Limits(wall_s=config.wall_s, cpu_s=config.cpu_s, memory_mb=config.memory_mb)
 
 
-def _may_round(attempt: Attempt) -> bool:
-    """Whether a kernel multiplies blocks without asking for more than TF32."""
-    sources = [kernel.source for kernel in attempt.program.kernels]
-    return any("dot" in source and "ieee" not in source for source in sources)
+def compilable(attempt: Attempt, report: CompileReport) -> Attempt | Outcome:
+    """An attempt without the configurations that do not compile, or of which that is not known: no GPU runs them."""
+    if not report.variants:
+        return attempt
+    text = compiled_part(attempt.text, report)
+    program = read(text.encode())
+    if isinstance(program, Refusal):  # a number that JSON writes at greater length than whoever forged the text
+        return Outcome("refused", program.reason, stage="record", cpu_s=attempt.cpu_s)
+    return replace(attempt, program=program, text=text)
+
+
+def _is_tuned(attempt: Attempt) -> bool:
+    """Whether a launch may be made in several ways."""
+    program = attempt.program
+    return any(isinstance(step, Launch) and len(step.variants) > 1 for step in program.steps)
 
 
 def _with(verdict: Verdict, compiled: CompileReport) -> dict[str, Json]:

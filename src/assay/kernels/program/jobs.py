@@ -22,6 +22,7 @@ from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.program.form import Program
 from assay.kernels.program.limits import Limits as ProgramLimits
 from assay.kernels.program.reading import Refusal, read
+from assay.kernels.text.examined import Examined
 from assay.kernels.verdicts import plain_text
 from assay.sandbox.base import Job, JobResult, Limits, Round
 from assay.types import Json
@@ -81,12 +82,18 @@ class Measured:
     fault: str = ""
 
 
-def record_job(code: str, draw: InputSet, limits: Limits, precision: str) -> Job:
-    """The job that records a candidate's program for the shapes of a draw."""
+def record_job(code: str, draw: InputSet, limits: Limits, precision: str, text_checks: bool = True) -> Job:
+    """The job that examines a candidate's text and records its program for the shapes of a draw."""
     room = ProgramLimits().json_bytes
     header, _ = job_inputs(draw, draw.cases[0])
     shapes = {name: header[name] for name in ("init_inputs", "inputs")}
-    return Job(code, RECORD, (Round((), (room,)),), {**shapes, "precision": precision, "program_bytes": room}, limits)
+    header = {**shapes, "precision": precision, "program_bytes": room, "text_checks": text_checks}
+    return Job(code, RECORD, (Round((), (room,)),), header, limits)
+
+
+def examined_of(result: JobResult) -> Examined:
+    """What a recording says of the text."""
+    return Examined.from_json(result.report.get("examined") if isinstance(result.report, Mapping) else None)
 
 
 def recorded(result: JobResult) -> Recorded | NotRecorded:

@@ -29,6 +29,7 @@ from assay.kernels.program.jobs import (
     Measured,
     NotRecorded,
     Replay,
+    examined_of,
     measured,
     record_job,
     recorded,
@@ -36,13 +37,18 @@ from assay.kernels.program.jobs import (
 )
 from assay.kernels.program.operations import reference_arithmetic
 from assay.kernels.program.rules import Finding
+from assay.kernels.text.examined import Examined
 from assay.kernels.verdicts import plain_text
 from assay.sandbox.base import JobResult, Limits, Sandbox
 from assay.types import Json
 
-End = Literal["ok", "wrong", "cheat", "host_read", "refused", "unsupported", "not_triton", "crash", "timeout", "infra"]
-"""`host_read`: host code reads a value. `refused`: the program is larger than any that is taken, or forged.
-`not_triton`: a kernel is written in what Triton does not take."""
+EMPTY = Examined()
+
+End = Literal[
+    "ok", "wrong", "cheat", "host_read", "refused", "unsupported", "not_triton", "text", "crash", "timeout", "infra"
+]
+"""`text`: the text alone decides (`Outcome.examined`). `host_read`: host code reads a value. `refused`: the program is
+larger than any that is taken, or forged. `not_triton`: a kernel is written in what Triton does not take."""
 
 POISONS = (0xFF, 0x46, 0x3E, 0x00, 0xC3)
 """Bytes of fresh memory: NaN, 12689, 0.186, 0 and -390 as float32."""
@@ -63,6 +69,8 @@ class Attempt:
     host_share: float
     """Arithmetic that PyTorch does in forward as a share of what it does for the reference."""
     cpu_s: float
+    examined: Examined = EMPTY
+    """What the text shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +82,15 @@ class Outcome:
     line: int = 0
     findings: tuple[Finding, ...] = ()
     """Those that are told and do not decide, too; the one that decided is the first that is `refused`."""
-    stage: Literal["record", "rules", "numerics"] = "numerics"
+    stage: Literal["parse", "record", "rules", "numerics"] = "numerics"
     passed: int = 0
     """Ordinary calls with the right outputs."""
     total: int = 0
     cpu_s: float = 0.0
     """Of all processes."""
     facts: Mapping[str, Json] = field(default_factory=dict)
+    examined: Examined = EMPTY
+    """What the text shows."""
 
 
 def plan(
@@ -119,27 +129,36 @@ def plan(
 
 
 async def record(
-    sandbox: Sandbox, code: str, draw: InputSet, limits: Limits, precision: str, policy: Policy = "strict"
+    sandbox: Sandbox,
+    code: str,
+    draw: InputSet,
+    limits: Limits,
+    precision: str,
+    policy: Policy = "strict",
+    text_checks: bool = True,
 ) -> Attempt | Outcome:
     """Record a submission for the shapes of a draw, and hold its program against the rules that need no replay.
 
     Raises:
         SandboxError: no job at all can be run here.
     """
-    result = await sandbox.run(record_job(code, draw, limits, precision))
+    result = await sandbox.run(record_job(code, draw, limits, precision, text_checks))
     return await asyncio.to_thread(_attempt, result, draw, policy)
 
 
 def _attempt(result: JobResult, draw: InputSet, policy: Policy) -> Attempt | Outcome:
+    examined, cpu_s = examined_of(result), result.cpu_s
+    if examined.fault is not None or examined.cheats:
+        return Outcome("text", stage="parse", cpu_s=cpu_s, examined=examined)
     found = recorded(result)
     if isinstance(found, NotRecorded):
-        return Outcome(_end_of(found), found.message, found.line, stage="record", cpu_s=result.cpu_s)
+        return Outcome(_end_of(found), found.message, found.line, stage="record", cpu_s=cpu_s, examined=examined)
     reference = reference_arithmetic(draw.work)
     findings = tuple(rules.static_findings(found.program, reference, policy))
     if (first := first_refused(findings)) is not None:
-        return Outcome("cheat", first.message, first.line, findings, "rules", cpu_s=result.cpu_s)
+        return Outcome("cheat", first.message, first.line, findings, "rules", cpu_s=cpu_s, examined=examined)
     share = rules.arithmetic_share(found.program, reference)
-    return Attempt(found.program, found.text, findings, share, result.cpu_s)
+    return Attempt(found.program, found.text, findings, share, cpu_s, examined)
 
 
 def _end_of(found: NotRecorded) -> End:
@@ -242,7 +261,7 @@ def judge(result: JobResult, attempt: Attempt, answers: Answers, policy: Policy 
     }
     found = (*attempt.findings, *findings)
     cpu_s = attempt.cpu_s + result.cpu_s
-    return Outcome(end, message, line, found, "numerics", answers.passed, answers.total, cpu_s, facts)
+    return Outcome(end, message, line, found, "numerics", answers.passed, answers.total, cpu_s, facts, attempt.examined)
 
 
 Decision = tuple[End, str, int, Sequence[Finding]]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from assay.kernels.program.rules import Finding
 from assay.kernels.program.trial import End, Outcome, first_refused
+from assay.kernels.text.job import of_text
 from assay.kernels.verdicts import Verdict, VerdictKind
 from assay.types import Json
 
-KINDS: dict[End, VerdictKind] = {
+KINDS: Mapping[End, VerdictKind] = {
     "ok": "ok",
     "wrong": "wrong",
     "cheat": "cheat",
@@ -17,6 +19,7 @@ KINDS: dict[End, VerdictKind] = {
     "refused": "unsupported",
     "unsupported": "unsupported",
     "not_triton": "compile_error",
+    "text": "compile_error",
     "crash": "crash",
     "timeout": "timeout",
     "infra": "infra_error",
@@ -34,6 +37,8 @@ def verdict_of(outcome: Outcome, evidence: dict[str, Json]) -> Verdict:
         outcome: What the trial showed.
         evidence: What is known already, to be kept in the verdict.
     """
+    if (early := of_text(outcome.examined)) is not None:
+        return replace(early, cpu_s=outcome.cpu_s)
     decided = first_refused(outcome.findings)
     cheat = "host_read" if outcome.end == "host_read" else decided.rule if decided and outcome.end == "cheat" else ""
     found: dict[str, Json] = {**evidence, **outcome.facts}
@@ -42,7 +47,7 @@ def verdict_of(outcome: Outcome, evidence: dict[str, Json]) -> Verdict:
     return Verdict(
         KINDS[outcome.end],
         outcome.stage,
-        _message(outcome),
+        "" if outcome.end == "ok" else outcome.examined.told(_message(outcome)),
         cheat,
         found,
         tests_passed=outcome.passed,

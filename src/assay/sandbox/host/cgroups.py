@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,40 +82,62 @@ class WorkerGroup:
 @functools.cache
 def find_home() -> str:
     """A group of this machine in which workers can have groups of their own, found out by trying it; empty if none."""
-    for folder in _candidates():
-        trial = subprocess.Popen(["/bin/sleep", str(TRIAL_S)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        told = Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return ""
+    for folder in candidates(told):
         try:
-            group = WorkerGroup(str(folder), f"{PREFIX}-{os.getpid()}-trial")
-            try:
-                group.add(trial.pid)
-                group.allow(SLACK_BYTES)
-            finally:
-                trial.kill()
-                trial.wait()
-                group.close()
+            _try_group(folder)
         except (OSError, SandboxError):
             continue
-        finally:
-            trial.kill()
-            trial.wait()
         _sweep(folder)
         return str(folder)
     return ""
 
 
-def _candidates() -> Iterator[Path]:
-    """This process's own groups, and for version 2, where a group with processes cannot be divided, those above it."""
+def _try_group(home: Path) -> None:
+    """Make a group, move a process into it and limit it.
+
+    Raises:
+        OSError, SandboxError: one of these cannot be done.
+    """
+    group = WorkerGroup(str(home), f"{PREFIX}-{os.getpid()}-trial")
     try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return
-    for line in lines:
+        waiting = [sys.executable, "-I", "-S", "-c", f"import time; time.sleep({TRIAL_S})"]
+        with subprocess.Popen(waiting, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as trial:
+            try:
+                group.add(trial.pid)
+                group.allow(SLACK_BYTES)
+            finally:
+                trial.kill()
+    finally:
+        group.close()
+
+
+def candidates(told: str, mount: Path = MOUNT) -> Iterator[Path]:
+    """Groups that may be divided, by what `/proc/self/cgroup` says: this process's own, and for version 2, where one
+    with processes cannot be divided, those above it. None above one with a limit, which its workers would escape."""
+    for line in told.splitlines():
         number, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):
-            yield MOUNT / "memory" / path.lstrip("/")
+            yield mount / "memory" / path.lstrip("/")
         elif number == "0":
-            own = MOUNT / path.lstrip("/")
-            yield from (folder for folder in (own, *own.parents) if folder == MOUNT or MOUNT in folder.parents)
+            folder = mount / path.lstrip("/")
+            while mount == folder or mount in folder.parents:
+                yield folder
+                if _is_limited(folder):
+                    break
+                folder = folder.parent
+
+
+def _is_limited(folder: Path) -> bool:
+    try:
+        return (folder / "memory.max").read_text(encoding="ascii").strip() != "max"
+    except FileNotFoundError:  # the root has none, and groups without the memory controller
+        return False
+    except OSError:
+        return True
 
 
 def _sweep(home: Path) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import inspect
 import json
+import logging
 import math
 import os
 import signal
@@ -29,6 +30,8 @@ from assay.sandbox.host.cgroups import WorkerGroup
 from assay.sandbox.host.results import Ended, result
 from assay.sandbox.inside.channel import ASKED, BARE, ENDED, MESSAGE_BYTES, ORDER, PROFILES, Cause, Kind
 from assay.sandbox.inside.worker import Setting
+
+log = logging.getLogger(__name__)
 
 OVERDUE_S = 30.0
 """A worker that says nothing this long after its child's limit is taken for dead."""
@@ -60,6 +63,8 @@ class Blueprint:
     """Where children without walls get their folders."""
     cgroup: str = ""
     """Control group in which workers get groups of their own; empty for none."""
+    must_have_group: bool = False
+    """False where the group was found and not asked for: a worker that can have none measures its jobs instead."""
 
 
 class WorkerProcess:
@@ -188,8 +193,31 @@ class WorkerProcess:
             )
         self.pid = self._first if self._blueprint.mode is None else _only_child(self._first)
         if self._blueprint.cgroup:
-            self._group = WorkerGroup(self._blueprint.cgroup, f"assay-{os.getpid()}-{self.pid}")
-            self._group.add(self.pid)
+            self._group = self._own_group()
+
+    def _own_group(self) -> WorkerGroup | None:
+        """The control group that bounds this worker's jobs; None where it can have none and need not.
+
+        Raises:
+            SandboxError: the group that was asked for cannot be divided.
+            WorkerDied: it died meanwhile.
+        """
+        home, group = self._blueprint.cgroup, None
+        try:
+            group = WorkerGroup(home, f"assay-{os.getpid()}-{self.pid}")
+            group.add(self.pid)
+            return group
+        except (OSError, SandboxError) as error:
+            if group is not None:
+                with contextlib.suppress(OSError):  # empty; if it cannot be removed now, the next start does it
+                    group.close()
+            if isinstance(error, ProcessLookupError):
+                raise WorkerDied("it died when it had just booted") from error
+            if self._blueprint.must_have_group:
+                said = f"A worker cannot be moved into a group of its own in cgroup={home!r} ({error})."
+                raise error if isinstance(error, SandboxError) else SandboxError(said) from error
+            log.warning("no control group can be made any more, so a worker measures its jobs itself: %s", error)
+            return None
 
     def _last_words(self) -> str:
         if self._said < 0:  # closed while it was starting
@@ -299,7 +327,10 @@ class WorkerProcess:
         os.close(self._said)
         self._said = -1
         if self._group is not None:
-            await asyncio.to_thread(self._group.close)
+            try:
+                await asyncio.to_thread(self._group.close)
+            except OSError as error:
+                log.warning("a control group is left behind, which the next start removes: %s", error)
 
 
 def may_spread(profile: str) -> bool:

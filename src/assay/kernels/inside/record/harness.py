@@ -1,9 +1,10 @@
 """The sandbox harness that records a candidate's program. It is given shapes and dtypes; there are no values to read.
 
 The header has `init_inputs` and `inputs` (entries as in `assay.kernels.frames`, whose bytes are never delivered),
-`precision`, and `program_bytes`, the size of the one output: a length (8 bytes, little endian) and the program as JSON.
-A report with `fault` says why there is none. Both come through the candidate's hands: `assay.kernels.program.reading`
-takes the program for what it is, a submission.
+`precision`, `text_checks`, and `program_bytes`, the size of the one output: a length (8 bytes, little endian) and the
+program as JSON. A report with `fault` says why there is none, and `examined` what the text shows, which is looked at
+before anything of it runs. All comes through the candidate's hands: `assay.kernels.program.reading` takes the program
+for what it is, a submission.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from assay.kernels.inside.record.devices import META, Pretended
 from assay.kernels.inside.record.operators import Operators
 from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
 from assay.kernels.inside.record.tape import Tape
+from assay.kernels.text.examined import Examined
+from assay.kernels.text.examining import examine
 from assay.types import Json
 
 if TYPE_CHECKING:
@@ -65,7 +68,9 @@ def preload() -> None:
     launches.install()
     pretend_cuda.install(pretend_cuda.SHARED_LIMIT, pretend_cuda.CAPABILITY)
     header = {"init_inputs": [], "inputs": [{"dtype": "float32", "shape": [4], "blob": 0}], "precision": "float32"}
-    report = execute(_WARM_UP, header | {"program_bytes": PROGRAM_BYTES}, lambda: None, lambda outputs: None)
+    report = execute(
+        _WARM_UP, header | {"program_bytes": PROGRAM_BYTES, "text_checks": True}, lambda: None, lambda outputs: None
+    )
     if "fault" in report:
         raise RuntimeError(f"a program of ours cannot be recorded: {report['fault']}")
 
@@ -73,21 +78,25 @@ def preload() -> None:
 def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: WriteOutputs) -> Json:
     """Record one candidate's program."""
     read_inputs()
+    examined = examine(source) if header["text_checks"] else Examined()
+    told: dict[str, Json] = {"examined": examined.to_json()}
+    if examined.fault is not None or examined.cheats:
+        return told
     tape = Tape()
     try:
         program = record(source, header, tape)
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a candidate raises is data
-        return {"fault": _fault(error, tape)}
+        return told | {"fault": _fault(error, tape)}
     text = json.dumps(program, separators=(",", ":"), allow_nan=False).encode()
     room = header["program_bytes"]
     if len(text) + 8 > room:
         long = NotRecordableError(f"the program has {len(text)} bytes, and {room - 8} are taken")
-        return {"fault": submission.fault("record", long, "unsupported")}
+        return told | {"fault": submission.fault("record", long, "unsupported")}
     write_outputs([(len(text).to_bytes(8, "little") + text).ljust(room, b"\0")])
     read_inputs()  # there is no other round: this takes note that the last one is over
-    return {"bytes": len(text)}
+    return told
 
 
 def record(source: str, header: Json, tape: Tape) -> Json:

@@ -1,0 +1,63 @@
+"""Configurations that no GPU runs prove nothing: a submission is right in those that compile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import chz
+import pytest
+
+from assay.kernels.grader import Grader
+from assay.kernels.problems.sources import load_problems
+from support.kernel_graders import QUICK, Bench
+from support.trials import SNAKE, snaking
+
+TUNED = """
+@triton.autotune([triton.Config({"LAZY": lazy}, num_warps=warps) for lazy, warps in CONFIGURATIONS], key=[])
+@triton.jit
+def tuned(x_ptr, f_ptr, y_ptr, n, F, LAZY: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, mask=i < n)
+    if LAZY:
+        tl.store(y_ptr + i, x, mask=i < n)
+    else:
+        a = tl.load(f_ptr + i % F, mask=i < n, other=1.0)
+        s = tl.sin(a * x)
+        tl.store(y_ptr + i, x + s * s / a, mask=i < n)
+"""
+FORWARD = """
+y = torch.empty_like(x)
+tuned[(triton.cdiv(x.numel(), 512),)](x, self.frequency, y, x.numel(), x.shape[-1], BLOCK=512)
+return y
+"""
+
+
+def submission(configurations: str) -> str:
+    return snaking(FORWARD, TUNED.replace("CONFIGURATIONS", configurations))
+
+
+NOT_POWERS = "[(False, warps) for warps in range(3, 33) if warps & (warps - 1)]"
+CASES = {
+    "some do not compile": ("[(False, 3), (False, 4)]", "ok", "1 of 2 configurations do not compile"),
+    "all that compile are right": (f"{NOT_POWERS} + [(False, 8)]", "ok", "of 27 configurations do not compile"),
+    "the one that compiles is wrong": (f"{NOT_POWERS} + [(True, 4)]", "wrong", ""),
+    "none compiles": (NOT_POWERS, "compile_error", ""),
+}
+
+
+@pytest.fixture(scope="module", params=["right", "all"])
+def grader(request: pytest.FixtureRequest, bench: Bench) -> Iterator[Grader]:
+    """Compiles what is right, or everything before it is replayed."""
+    config = chz.replace(QUICK, compile_check=request.param)
+    made = Grader(config, sandbox=bench.sandbox, reference=bench.reference)
+    yield made
+    bench.wait(made.close())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_only_configurations_that_compile_count(bench: Bench, grader: Grader, name: str) -> None:
+    configurations, kind, said = CASES[name]
+    problem = next(one for one in load_problems("shipped", (1,)) if one.key == SNAKE)
+    verdict = bench.wait(grader.grade(problem, submission(configurations)))
+    assert verdict.kind == kind, verdict
+    assert said in str(verdict.evidence.get("compiler"))
