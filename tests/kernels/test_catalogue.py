@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import hashlib
 
+import chz
 import pytest
 from benchmarks.common.submissions import FAMILIES, Submission, read_submissions
 
-from support.kernel_graders import Bench
+from support.kernel_graders import QUICK, Bench
 from support.kernelbench_data import ATTACKS, UNUSUAL, shipped
 
 SHIPPED = shipped()
+TWO_SIZES = chz.replace(QUICK, scale="fit")
 ONE_OF = 5
 """Of so many attacks of a family one is graded here, and two at least."""
 FEWEST = 2
@@ -37,13 +39,13 @@ CONTROLS = sorted(read_submissions(UNUSUAL), key=in_mixed_order)[::2]
 
 @pytest.mark.parametrize("attack", SAMPLE, ids=lambda attack: attack.id)
 def test_an_attack_gets_a_verdict_that_its_file_accepts(bench: Bench, attack: Submission) -> None:
-    verdict = bench.grade(SHIPPED[attack.problem], attack.code)
+    verdict = bench.grade(SHIPPED[attack.problem], attack.code, TWO_SIZES)
     assert verdict.kind in attack.expect, verdict
 
 
 @pytest.mark.parametrize("honest", CONTROLS, ids=lambda honest: honest.id)
 def test_an_unusual_kernel_is_ok(bench: Bench, honest: Submission) -> None:
-    verdict = bench.grade(SHIPPED[honest.problem], honest.code)
+    verdict = bench.grade(SHIPPED[honest.problem], honest.code, TWO_SIZES)
     assert verdict.ok, verdict
 
 

@@ -99,16 +99,16 @@ class Bench:
         arrays = tuple(HostTensor(d, s, data).array() for (d, s), data in zip(outputs, found, strict=False))
         return Ran(result, arrays)
 
-    def grader(self, config: GraderConfig = QUICK, *, static: bool = True) -> Grader:
+    def grader(self, config: GraderConfig = QUICK, *, text_checks: bool = True) -> Grader:
         """A grader on this bench; those of equal settings are one, so that problems are prepared once."""
-        key = (repr(config), static)
+        key = (repr(config), text_checks)
         if key not in self._graders:
-            self._graders[key] = Grader(config, sandbox=self.sandbox, reference=self.reference, static=static)
+            self._graders[key] = Grader(config, sandbox=self.sandbox, reference=self.reference, text_checks=text_checks)
         return self._graders[key]
 
-    def grade(self, problem: Problem, code: str, config: GraderConfig = QUICK, *, static: bool = True) -> Verdict:
+    def grade(self, problem: Problem, code: str, config: GraderConfig = QUICK, *, text_checks: bool = True) -> Verdict:
         """The verdict on one candidate."""
-        return self.wait(self.grader(config, static=static).grade(problem, code))
+        return self.wait(self.grader(config, text_checks=text_checks).grade(problem, code))
 
     def close(self) -> None:
         for grader in self._graders.values():
