@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from assay.kernels.inside import pretend_cuda, submission
-from assay.kernels.inside.record import launches
+from assay.kernels.inside.record import launches, light
 from assay.kernels.inside.record.comparing import difference
 from assay.kernels.inside.record.devices import META, Pretended
 from assay.kernels.inside.record.operators import Operators
@@ -66,6 +66,7 @@ class ModelNew(torch.nn.Module):
 def preload() -> None:
     """Import PyTorch and Triton and record one program: what a first one sets up, every child then shares."""
     torch.set_num_threads(1)
+    light.install()
     launches.install()
     pretend_cuda.install(pretend_cuda.SHARED_LIMIT, pretend_cuda.CAPABILITY)
     header = {"init_inputs": [], "inputs": [{"dtype": "float32", "shape": [4], "blob": 0}], "precision": "float32"}
