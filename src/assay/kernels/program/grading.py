@@ -28,6 +28,8 @@ from assay.types import Json
 TF32_HINT = '. Note: tl.dot rounds float32 operands to TF32, here as on a GPU, unless given input_precision="ieee"'
 OTHER_TRIALS = 2
 """Ordinary calls at the other size."""
+OTHER_SLACK = 2.0
+"""Times the share of arithmetic that PyTorch may do at the other size, which may be the smaller one."""
 OTHER_PROGRAMS = 4
 """Times as many programs of a kernel may run at the other size, which may be the larger one."""
 
@@ -92,11 +94,11 @@ class Grading:
         cpu_s = verdict.cpu_s + compiled.cpu_s
         return replace(verdict, compiled=True, cpu_s=cpu_s, evidence=_with(verdict, compiled)), attempt
 
-    async def _record(self, code: str, size: Size) -> Attempt | Outcome:
+    async def _record(self, code: str, size: Size, slack: float = 1.0) -> Attempt | Outcome:
         config = self.config
         await self.warmed(RECORD)
         return await record(
-            self.sandbox, code, size.draw, self._limits(), config.precision, config.policy, self.text_checks
+            self.sandbox, code, size.draw, self._limits(), config.precision, config.policy, self.text_checks, slack
         )
 
     async def _replay(
@@ -125,7 +127,7 @@ class Grading:
         size = await other()
         if size is None:
             return replace(verdict, evidence={**verdict.evidence, "sizes": 1})
-        attempt = await self._record(code, size)
+        attempt = await self._record(code, size, OTHER_SLACK)
         if isinstance(attempt, Outcome):
             again = verdict_of(attempt, {})
         else:

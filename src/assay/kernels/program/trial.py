@@ -160,7 +160,7 @@ def _attempt(result: JobResult, draw: InputSet, policy: Policy, sizes: ProgramLi
     if isinstance(found, NotRecorded):
         return Outcome(_end_of(found), found.message, found.line, stage="record", cpu_s=cpu_s, examined=examined)
     reference = reference_arithmetic(draw.work)
-    findings = tuple(rules.static_findings(found.program, reference, policy))
+    findings = tuple(rules.static_findings(found.program, reference, policy, slack))
     if (first := first_refused(findings)) is not None:
         return Outcome("cheat", first.message, first.line, findings, "rules", cpu_s=cpu_s, examined=examined)
     share = rules.arithmetic_share(found.program, reference)
