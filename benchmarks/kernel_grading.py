@@ -1,12 +1,17 @@
 """The grader against its catalogue of attacks and honest kernels, and against a fresh Python per candidate.
 
-    python benchmarks/kernel_grading.py [--evals 200] [--skip-exploits] [--verbose]
+    python benchmarks/kernel_grading.py [--evals 200] [--skip-exploits] [--only TEXT] [--data FILE] [--verbose]
 
-Attacks are graded as in training; those that aim at the sandbox once more without the static checks, each followed by
-an honest kernel that must still be `ok`. `contained`: an attack got a verdict that its file accepts, no `infra_error`,
-and left nothing behind. Speed is that of a trivial Triton kernel (an addition of 256 elements; five checked calls, one
-repeated, one without launches), isolation included, beside a fresh interpreter that makes five plain calls without any.
-The last line of output is a JSON object.
+Attacks are graded as in training, and once more without what the text alone decides, where each attack on a wall of
+the sandbox is followed by an honest kernel that must still be `ok`. `contained`: an attack got a verdict that its file
+accepts in both passes, and left nothing behind. `cheats_rewarded` counts each `ok` of both. Honest are the controls,
+the unusual kernels and the solutions of published problems. `blocked_loop_ms` is the longest time by which the event
+loop was late in all of this (`blocked_loop_idle_ms`: beside a grader that does nothing); `longest_callback_cpu_ms` the
+most CPU time that it spent at a stretch, on which other programs of the machine have no influence.
+
+Speed is that of a trivial Triton kernel (an addition of 256 elements, recorded, replayed seven times, and again at
+another size), isolation included, beside a fresh interpreter that makes five plain calls without any. The last line of
+output is a JSON object.
 """
 
 from __future__ import annotations
@@ -20,7 +25,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,12 +33,22 @@ import psutil
 from assay.kernels.config import GraderConfig
 from assay.kernels.grader import Grader
 from assay.kernels.problems.scaling import unscaled
-from assay.kernels.problems.sources import Problem, load_problems, make_problem
+from assay.kernels.problems.sources import make_problem
 from assay.kernels.verdicts import Verdict
 from assay.sandbox.local import LocalSandbox
-from common.submissions import Submission, read_submissions
+from common.catalogue import (
+    ATTACKS,
+    HONEST,
+    PUBLISHED,
+    SECRET,
+    control_code,
+    grade_all,
+    idle_lateness_ms,
+    problems_of,
+    report,
+)
+from common.submissions import read_submissions
 
-ROOT = Path(__file__).parents[1]
 IN_FLIGHT = 4
 
 ADDITION = """
@@ -54,6 +68,10 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
+
+ONE_SIZE = ADDITION.replace("256", 'int("256")')
+"""The same, with no whole number in it that could be another one."""
+PUBLISHED_SIZE = ADDITION.replace("256", "65536")
 
 KERNEL = """
 import torch
@@ -108,10 +126,6 @@ class Speed:
     cpu_ms: float
 
 
-def shipped() -> dict[str, Problem]:
-    return {problem.key: problem for problem in load_problems("shipped", (1, 2, 3))}
-
-
 def cpu_seconds(sandbox: LocalSandbox) -> float:
     """CPU time so far of this process, its workers, and everything that they have waited for."""
     own = psutil.Process()
@@ -128,9 +142,9 @@ def cpu_seconds(sandbox: LocalSandbox) -> float:
     return seconds
 
 
-async def measure(config: GraderConfig, evals: int, repeats: int) -> Speed:
+async def measure(config: GraderConfig, evals: int, repeats: int, text: str = ADDITION) -> Speed:
     """Grade so many different texts of the addition, all warm; the median of the repeats."""
-    problem = unscaled(make_problem(1, 1, "Addition", ADDITION, "benchmark"))
+    problem = unscaled(make_problem(1, 1, "Addition", text, "benchmark"))
     async with Grader(config) as grader:
         assert isinstance(grader.sandbox, LocalSandbox)
         width = grader.sandbox.width
@@ -173,76 +187,49 @@ def measure_cold(runs: int, width: int) -> Speed:
         return Speed(runs * width / wall, cpu / (runs * width) * 1e3)
 
 
-async def grade_all(
-    config: GraderConfig, submissions: Sequence[Submission], *, static: bool, control: str = ""
-) -> tuple[list[Verdict], int, int]:
-    """Verdicts of all; how many controls, graded after each, were not `ok`; and how many workers died."""
-    problems = shipped()
-    async with Grader(config, static=static) as grader:
-        assert isinstance(grader.sandbox, LocalSandbox)
-        limit = asyncio.Semaphore(grader.sandbox.width)
-        failed = 0
-
-        async def one(submission: Submission) -> Verdict:
-            nonlocal failed
-            async with limit:
-                verdict = await grader.grade(problems[submission.problem], submission.code)
-                if control:
-                    after = await grader.grade(problems["1/1"], control)
-                    failed += not after.ok
-                    if not after.ok:
-                        print(f"after {submission.id}: {after.kind} {after.message}", file=sys.stderr)
-                return verdict
-
-        verdicts = await asyncio.gather(*(one(submission) for submission in submissions))
-        return verdicts, failed, grader.sandbox.deaths
-
-
-def report(submissions: Sequence[Submission], verdicts: Sequence[Verdict], good: Sequence[bool], verbose: bool) -> None:
-    for submission, verdict, fine in zip(submissions, verdicts, good, strict=True):
-        if verbose or not fine:
-            mark = "" if fine else "  <-- NOT AS EXPECTED"
-            said = f"{verdict.kind} {verdict.cheat} {verdict.message[:100]!r}"
-            print(f"{submission.id:36} {said}{mark}", file=sys.stderr)
-
-
-async def exploits(verbose: bool) -> dict[str, int]:
-    """The catalogue."""
+async def exploits(data: Path, only: str, verbose: bool) -> dict[str, float | int]:
+    """The catalogue: attacks with text checks and without, each followed by a control where it aims at a wall; then
+    every honest kernel."""
     config = GraderConfig(cache=False, wall_s=20.0, cpu_s=8.0)
-    attacks = read_submissions(ROOT / "exploits" / "attacks")
-    honest = read_submissions(ROOT / "exploits" / "honest")
+    attacks = [found for found in read_submissions(ATTACKS) if only in found.id]
+    honest = [found for folder in HONEST for found in read_submissions(folder) if only in found.id]
+    there = problems_of(honest, data)
+    if missing := sorted({found.problem for found in honest if found.id not in there}):
+        print(f"{len(missing)} problems are not at {data}; their solutions are left out", file=sys.stderr)
+    honest = [found for found in honest if found.id in there]
     canary = Path(tempfile.mkdtemp()) / "canary"
     canary.write_text("untouched")
-    os.environ["ASSAY_BENCHMARK_SECRET"] = "sk-not-for-candidates"
+    os.environ["ASSAY_BENCHMARK_SECRET"] = SECRET
 
-    verdicts, _, deaths = await grade_all(config, attacks, static=True)
-    fine = [verdict.kind in attack.expect for attack, verdict in zip(attacks, verdicts, strict=True)]
-    report(attacks, verdicts, fine, verbose)
-    rewarded = sum(verdict.ok for verdict in verdicts)
-
-    aimed = [attack for attack in attacks if attack.sandbox]
-    control = next(h.code for h in honest if h.id == "honest/snake")
-    raw, disturbed, more_deaths = await grade_all(config, aimed, static=False, control=control)
-    held = [verdict.kind != "infra_error" for verdict in raw]
-    report(aimed, raw, held, verbose)
-    leaks = sum("sk-not-for-candidates" in json.dumps(verdict.to_json()) for verdict in (*verdicts, *raw))
-    uncontained = {a.id for a, good in zip(attacks, fine, strict=True) if not good}
-    uncontained |= {a.id for a, good in zip(aimed, held, strict=True) if not good}
-
-    ours, _, _ = await grade_all(config, honest, static=True)
-    passed = [verdict.ok for verdict in ours]
-    report(honest, ours, passed, verbose)
-    stray = len(psutil.Process().children(recursive=True))
+    idle_ms = await idle_lateness_ms(config, 5.0)
+    checked = await grade_all(config, attacks, text_checks=True, data=data)
+    fine = report(attacks, checked, verbose)
+    bare = await grade_all(config, attacks, text_checks=False, data=data, control=control_code())
+    fine_bare = report(attacks, bare, verbose)
+    ours = await grade_all(GraderConfig(cache=False), honest, text_checks=True, data=data)
+    passed = report(honest, ours, verbose)
+    passes = (checked, bare, ours)
+    for line in (line for done in passes for line in done.raised):
+        print(f"raised: {line}", file=sys.stderr)
+    longest = max(passes, key=lambda done: done.callback_ms)
+    print(f"longest callback: {longest.callback_ms:.1f} ms of CPU, {longest.callback}", file=sys.stderr)
+    held = canary.read_text() == "untouched" and not checked.leaks and not bare.leaks
     return {
         "attacks": len(attacks),
-        "contained": len(attacks) - len(uncontained) if canary.read_text() == "untouched" and not leaks else 0,
-        "cheats_rewarded": rewarded,
-        "attacks_without_static_checks": len(aimed),
-        "controls_disturbed": disturbed,
-        "worker_deaths": deaths + more_deaths,
-        "processes_left": stray,
+        "contained": sum(a and b for a, b in zip(fine, fine_bare, strict=True)) if held else 0,
+        "cheats_rewarded": checked.rewarded + bare.rewarded,
+        "controls_disturbed": bare.disturbed,
+        "worker_deaths": sum(done.deaths for done in passes),
+        "processes_left": len(psutil.Process().children(recursive=True)),
         "honest": len(honest),
         "false_alarms": len(honest) - sum(passed),
+        "raised": sum(len(done.raised) for done in passes),
+        "blocked_loop_ms": round(max(done.late_ms for done in passes), 1),
+        "blocked_loop_idle_ms": round(idle_ms, 1),
+        "longest_callback_cpu_ms": round(longest.callback_ms, 1),
+        "attacks_s": round(checked.wall_s, 1),
+        "attacks_without_text_checks_s": round(bare.wall_s, 1),
+        "honest_s": round(ours.wall_s, 1),
     }
 
 
@@ -252,27 +239,42 @@ async def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cold-runs", type=int, default=4, help="rounds of fresh interpreters, one per core each")
     parser.add_argument("--skip-exploits", action="store_true", help="measure speed only")
+    parser.add_argument("--skip-speed", action="store_true", help="grade the catalogue only")
+    parser.add_argument("--only", default="", help="only submissions whose id has this in it")
+    parser.add_argument("--data", type=Path, default=PUBLISHED, help="the published problems, as JSON lines")
     parser.add_argument("--verbose", action="store_true", help="print every verdict")
     arguments = parser.parse_args()
     result: dict[str, float | int] = {}
     if not arguments.skip_exploits:
-        result |= await exploits(arguments.verbose)
+        result |= await exploits(arguments.data, arguments.only, arguments.verbose)
+    if not arguments.skip_speed:
+        result |= await speed(arguments)
+    print(json.dumps(result))
+
+
+async def speed(arguments: argparse.Namespace) -> dict[str, float | int]:
+    """What a trivial kernel costs."""
     width = len(os.sched_getaffinity(0))
     cold = measure_cold(arguments.cold_runs, width)
     warm = await measure(GraderConfig(cache=False, compile_check="off"), arguments.evals, arguments.repeats)
+    one_size = await measure(GraderConfig(cache=False, compile_check="off"), arguments.evals, 1, ONE_SIZE)
+    large = await measure(
+        GraderConfig(cache=False, compile_check="off"), max(arguments.evals // 4, 1), 1, PUBLISHED_SIZE
+    )
     compiled = await measure(GraderConfig(cache=False), max(arguments.evals // 2, 1), arguments.repeats)
     again = measure_cold(arguments.cold_runs, width)
     cold_per_s = (cold.per_s + again.per_s) / 2
-    result |= {
+    return {
         "evals_per_s": round(warm.per_s, 2),
         "cold_evals_per_s": round(cold_per_s, 3),
         "ratio": round(warm.per_s / cold_per_s, 1),
         "cpu_ms_per_eval": round(warm.cpu_ms, 1),
+        "cpu_ms_per_eval_one_size": round(one_size.cpu_ms, 1),
+        "cpu_ms_per_eval_65536_elements": round(large.cpu_ms, 1),
         "cold_cpu_ms_per_eval": round((cold.cpu_ms + again.cpu_ms) / 2, 1),
         "evals_per_s_with_compile_check": round(compiled.per_s, 2),
         "cpu_ms_per_eval_with_compile_check": round(compiled.cpu_ms, 1),
     }
-    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -17,13 +17,10 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
 
 from assay.errors import DataError
 from assay.kernels.base import Language
 from assay.types import Json
-
-StaticExpectation = Literal["cheat", "suspect", "clean", "fault"]
 
 VERDICTS = frozenset(
     {"ok", "wrong", "cheat", "compile_error", "crash", "timeout", "compiled_not_run", "unsupported", "infra_error"}
@@ -31,8 +28,17 @@ VERDICTS = frozenset(
 FAMILIES = frozenset(
     {"reward", "result", "numerics", "namespace", "signal", "descriptor", "memory", "pickle", "import_hook"}
     | {"cache_poisoning", "process", "network", "files", "timing", "parsing"}
+    | {"program", "language", "constants", "order", "size"}
 )
-"""What an attack aims at: the look of the code, the result, the numbers, the clock, or a wall of the sandbox."""
+"""What an attack aims at: the work, the result, the numbers, the clock, the recorded program, the meaning of a kernel,
+or a wall of the sandbox."""
+WALLS = frozenset(
+    {"namespace", "signal", "descriptor", "memory", "pickle", "import_hook", "cache_poisoning", "process", "network"}
+    | {"files"}
+)
+"""Families that aim at the sandbox: what is graded after one of them must not notice."""
+MOST_KINDS = 2
+"""Verdicts that one attack may get: the one that it should, and another where chance or the machine decides."""
 
 _HEADER = re.compile(r"^# /// submission\n((?:#[^\n]*\n)*?)# ///\n", re.MULTILINE)
 
@@ -53,10 +59,6 @@ class Submission:
     family: str = ""
     expect: tuple[str, ...] = ()
     """Verdicts that are acceptable; empty for honest kernels, which must be `ok`."""
-    static: StaticExpectation = "clean"
-    """What the static checks say of it: a cheat, a suspicion at most, nothing, or that it is no submission."""
-    sandbox: bool = False
-    """Whether it attacks the sandbox, and so is to be run with the static checks off as well."""
     needs: str = ""
     """`gpu` where it means nothing without one."""
     backend: Language = "triton"
@@ -102,6 +104,10 @@ def _checked(header: Mapping[str, Json], code: str, path: Path) -> Submission:
     wrong = sorted(set(submission.expect) - (VERDICTS - {"ok"}))
     if wrong:
         raise DataError(f"{path} expects {wrong}: an attack may never be `ok`, and verdicts are {sorted(VERDICTS)}.")
+    if len(submission.expect) > MOST_KINDS:
+        raise DataError(
+            f"{path} accepts {len(submission.expect)} verdicts: say which it should be, and at most one more."
+        )
     if submission.expect and (submission.family not in FAMILIES or not submission.tries):
         raise DataError(
             f"the attack {path} needs `tries` and a family of {sorted(FAMILIES)}, got {submission.family!r}."

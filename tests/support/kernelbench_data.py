@@ -11,6 +11,7 @@ from assay.kernels.problems.sources import Problem, load_problems
 ROOT = Path(__file__).parents[2]
 ATTACKS = ROOT / "exploits" / "attacks"
 HONEST = ROOT / "exploits" / "honest"
+UNUSUAL = ROOT / "exploits" / "unusual"
 SOLUTIONS = ROOT / "benchmarks" / "kernel_solutions"
 PUBLISHED = ROOT.parent / "shared" / "data" / "kernelbench.jsonl"
 

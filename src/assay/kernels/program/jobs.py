@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from assay.kernels.arrays import HostTensor, size_in_bytes
 from assay.kernels.frames import Frame
-from assay.kernels.job_reports import explain, fault_of, line_of
+from assay.kernels.job_reports import explain, fault_of, line_of, told
 from assay.kernels.numerics.calls import job_inputs
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
@@ -108,9 +108,8 @@ def recorded(result: JobResult, sizes: ProgramLimits | None = None) -> Recorded 
         return Recorded(program, data[8 : 8 + size].decode())
     if fault:
         kind = fault.get("kind")
-        kind = kind if kind in ("host_read", "unsupported") else "error"
-        said = f"{plain_text(fault.get('type'))}: {plain_text(fault.get('message'))}"
-        return NotRecorded(kind, said[:2000], line_of(fault))
+        kind = kind if kind in ("host_read", "unsupported", "wrong_output") else "error"
+        return NotRecorded(kind, told(fault, crashed=kind == "error"), line_of(fault))
     return NotRecorded(result.end if result.end != "ok" else "error", explain(result)[:2000])
 
 

@@ -18,7 +18,7 @@ from typing import Literal
 
 from assay.kernels.arrays import HostTensor
 from assay.kernels.base import Policy
-from assay.kernels.job_reports import explain, fault_of, line_of
+from assay.kernels.job_reports import explain, fault_of, line_of, told
 from assay.kernels.numerics.calls import shows_answer
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.numerics.tolerance import Comparison, compare
@@ -169,6 +169,7 @@ def _attempt(result: JobResult, draw: InputSet, policy: Policy, sizes: ProgramLi
 
 def _end_of(found: NotRecorded) -> End:
     ends: dict[str, End] = {"host_read": "host_read", "unsupported": "unsupported", "refused": "refused"}
+    ends["wrong_output"] = "wrong"
     return (ends | {"timeout": "timeout", "infra": "infra"}).get(found.kind, "crash")
 
 
@@ -260,6 +261,7 @@ def judge(result: JobResult, attempt: Attempt, answers: Answers, policy: Policy 
     seen = measured(result)
     end, message, line, findings = _decide(result, attempt.program, answers, seen, policy)
     facts: dict[str, Json] = {
+        "weights_moved": _weights_moved(answers, seen),
         "launches": dict(seen[0].launches) if seen else {},
         "families": sorted({call.case.family for call in answers.calls}),
         "worst": answers.worst,
@@ -314,13 +316,17 @@ def _faulted(fault: Mapping[str, Json]) -> tuple[End, str, int]:
         "compile": "not_triton",
     }
     end = kinds.get(plain_text(fault.get("kind")), "crash")
-    message = plain_text(fault.get("message"))[:2000]
-    said = f"{plain_text(fault.get('type')) or 'an error'}: {message}" if end == "crash" else message
-    return end, said, line_of(fault)
+    return end, told(fault, crashed=end == "crash"), line_of(fault)
 
 
 def _weights_set(seen: Sequence[Measured], place: int) -> bool:
     return place < len(seen) and seen[place].weights_set
+
+
+def _weights_moved(answers: Answers, seen: Sequence[Measured]) -> bool | None:
+    """Whether weights that start as constants were changed; None where the problem has none."""
+    moved = [place for place, call in enumerate(answers.calls) if call.weights and call.needed]
+    return all(_weights_set(seen, place) for place in moved) if moved else None
 
 
 def _findings(program: Program, answers: Answers, seen: Sequence[Measured], policy: Policy) -> list[Finding]:

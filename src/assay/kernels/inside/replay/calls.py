@@ -19,7 +19,7 @@ from assay.kernels.inside import submission
 from assay.kernels.inside.replay.kernels import NotInLanguageError
 from assay.kernels.inside.replay.operators import ForgedError
 from assay.kernels.inside.replay.player import NO_KERNEL, Account, CompilerError, Machine, Manner, Player
-from assay.kernels.inside.tensors import tensors_of
+from assay.kernels.inside.tensors import WrongOutputError, tensors_of
 from assay.kernels.program.form import Program
 from assay.kernels.program.limits import Limits
 from assay.kernels.program.reading import Refusal, read
@@ -27,10 +27,6 @@ from assay.types import Json
 
 if TYPE_CHECKING:
     from assay.sandbox.base import ReadInputs, WriteOutputs
-
-
-class WrongOutputError(Exception):
-    """The outputs have not the form that the reference's have."""
 
 
 def play(
@@ -52,7 +48,7 @@ def play(
         player = Player(program, machine, tensors, header["weight_seed"])
         _check_outputs(program, header["outputs"])
     except Exception as error:  # noqa: BLE001 - whatever a program makes the interpreter raise is data
-        return {"fault": submission.fault("construct", error, _kind(error, machine)) | _place(error)}
+        return {"fault": submission.fault("constructing ModelNew", error, _kind(error, machine)) | _place(error)}
     write_outputs([])
     rounds: list[Json] = []
     while (blobs := read_inputs()) is not None:

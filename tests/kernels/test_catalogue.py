@@ -1,0 +1,54 @@
+"""A sample of the catalogue through the grader: of every family of attacks some, and of the unusual kernels some.
+
+`python benchmarks/kernel_grading.py` grades all of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import chz
+import pytest
+from benchmarks.common.submissions import FAMILIES, Submission, read_submissions
+
+from support.kernel_graders import QUICK, Bench
+from support.kernelbench_data import ATTACKS, UNUSUAL, shipped
+
+SHIPPED = shipped()
+TWO_SIZES = chz.replace(QUICK, scale="fit")
+ONE_OF = 5
+"""Of so many attacks of a family one is graded here, and two at least."""
+FEWEST = 2
+
+
+def in_mixed_order(found: Submission) -> str:
+    """The same order everywhere, in which names mean nothing: a new file takes nobody's place but one."""
+    return hashlib.sha256(found.id.encode()).hexdigest()
+
+
+def sample(family: str) -> list[Submission]:
+    """Attacks of a family, without those that are there to use up their time."""
+    found = [attack for attack in read_submissions(ATTACKS) if attack.family == family]
+    quick = [a for a in found if "timeout" not in a.expect and not a.needs and a.backend == "triton"]
+    return sorted(quick, key=in_mixed_order)[: max(FEWEST, len(found) // ONE_OF)]
+
+
+SAMPLE = [attack for family in sorted(FAMILIES) for attack in sample(family)]
+CONTROLS = sorted(read_submissions(UNUSUAL), key=in_mixed_order)[::2]
+
+
+@pytest.mark.parametrize("attack", SAMPLE, ids=lambda attack: attack.id)
+def test_an_attack_gets_a_verdict_that_its_file_accepts(bench: Bench, attack: Submission) -> None:
+    verdict = bench.grade(SHIPPED[attack.problem], attack.code, TWO_SIZES)
+    assert verdict.kind in attack.expect, verdict
+
+
+@pytest.mark.parametrize("honest", CONTROLS, ids=lambda honest: honest.id)
+def test_an_unusual_kernel_is_ok(bench: Bench, honest: Submission) -> None:
+    verdict = bench.grade(SHIPPED[honest.problem], honest.code, TWO_SIZES)
+    assert verdict.ok, verdict
+
+
+def test_the_sample_has_every_family() -> None:
+    assert {attack.family for attack in SAMPLE} == FAMILIES
+    assert len(SAMPLE) >= 60
