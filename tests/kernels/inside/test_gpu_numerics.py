@@ -11,6 +11,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import chz
 import numpy as np
 import pytest
 
@@ -18,16 +19,19 @@ from assay.errors import ConfigError
 from assay.kernels import config as config_module
 from assay.kernels.arrays import host_tensor
 from assay.kernels.config import GraderConfig
+from assay.kernels.grader import Grader
 from assay.kernels.numerics.on_gpu import not_started, refused_by_compiler
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.numerics.stage import run_cuda
+from assay.kernels.problems.sources import find_problem, load_problems
 from assay.kernels.program.limits import ON_DEVICE
 from assay.kernels.program.on_device import replay_on_device
 from assay.kernels.program.trial import Attempt, plan, record
 from assay.kernels.program.verdict import verdict_of
 from assay.sandbox import JobResult
 from support.kernel_graders import LIMITS, Bench
+from support.kernelbench_data import ROOT
 from support.sandboxes import needs_walls
 from support.trials import SNAKE, Trials, snaking
 
@@ -83,6 +87,7 @@ class ModelNew(torch.nn.Module):
     def forward(self, x):
         {body}
 """
+CUDA_TEXT = (ROOT / "src/assay/kernels/problems/shipped/starters/level1_1_cuda.py").read_text(encoding="utf-8")
 RUNS = {
     "its own function": ("return ext.double(x)", "ok", ""),
     "a library": ("return torch.add(x, x)", "cheat", "no_launch"),
@@ -203,3 +208,10 @@ def test_without_a_device_nothing_is_ever_right(bench: Bench, monkeypatch: pytes
     assert "CUDA did not start" in verdict.message and "CUDA" in verdict.message.partition("(")[2]
     verdict = bench.wait(run_cuda(bench.sandbox, code, draw, config, random.Random(1)))
     assert verdict.kind == "infra_error" and "CUDA did not start" in verdict.message
+    problem = find_problem(load_problems("shipped", (1,), None, None), 1, 1)
+    for language in ("triton", "cuda"):
+        grader = Grader(chz.replace(config, backend=language), sandbox=bench.sandbox, reference=bench.reference)
+        text = code if language == "triton" else CUDA_TEXT
+        verdict = bench.wait(grader.grade(problem, text))
+        assert verdict.kind == "infra_error" and "CUDA did not start" in verdict.message, verdict
+        bench.wait(grader.close())
