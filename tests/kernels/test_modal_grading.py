@@ -45,7 +45,7 @@ class Containers:
 
     async def answers(self, harness: str, payloads: Sequence[bytes]) -> AsyncGenerator[object, None]:
         for payload in payloads:
-            self.harnesses.append(harness.rpartition(".")[2])
+            self.harnesses.append(harness.removeprefix("assay.kernels.inside."))
             yield await asyncio.to_thread(self.contained, harness, payload)
 
     def contained(self, harness: str, payload: bytes) -> bytes:
@@ -98,7 +98,7 @@ def graded(reference_process: ReferenceProcess) -> Grade:
 def test_a_wrong_kernel_is_found_out_through_payloads(graded: Grade) -> None:
     containers = Containers()
     wrong = graded(HONEST.replace("tl.sum(a * x", "tl.sum(a + x"), containers)
-    assert wrong.kind == "wrong" and containers.harnesses == ["numerics"]
+    assert wrong.kind == "wrong" and containers.harnesses == ["record.harness", "replay.harness"]
 
 
 def test_a_right_kernel_is_timed_beside_its_baseline_in_one_container(
@@ -110,9 +110,12 @@ def test_a_right_kernel_is_timed_beside_its_baseline_in_one_container(
     config = chz.replace(CONFIG, measure_performance=True, timing=ON_CPU)
     containers = Containers()
     verdict = graded(HONEST, containers, config)
-    assert containers.harnesses == ["numerics", "timed", "timed"], "the look at the baseline alone, then both together"
+    graded_by = [name for name in containers.harnesses if name != "timing.harness"]
+    assert set(graded_by) == {"record.harness", "replay.harness"}
+    timed = containers.harnesses[len(graded_by) :]
+    assert timed == ["timing.harness"] * 2, "the look at the baseline alone, then both together"
     assert (verdict.kind, verdict.stage) == ("ok", "timing"), verdict
-    assert (verdict.tests_passed, verdict.tests_total) == (2, 2)
+    assert verdict.tests_passed == verdict.tests_total >= 2
     assert verdict.evidence["launches"] == {"matvec_kernel": 1}
     assert verdict.timing is not None and 0 < verdict.timing["lower"] <= verdict.timing["upper"]
 

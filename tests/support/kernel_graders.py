@@ -17,9 +17,10 @@ from assay.kernels.arrays import HostTensor, Value, host_tensor, size_in_bytes
 from assay.kernels.config import GraderConfig
 from assay.kernels.frames import Frame
 from assay.kernels.grader import Grader
-from assay.kernels.numerics.calls import HARNESS
 from assay.kernels.numerics.reference import ReferenceProcess
 from assay.kernels.problems.sources import Problem
+from assay.kernels.program.jobs import RECORD, REPLAY, Recorded, recorded
+from assay.kernels.program.limits import Limits as ProgramLimits
 from assay.kernels.sandboxes import HIDDEN, WORKER_ENVIRONMENT
 from assay.kernels.verdicts import Verdict
 from assay.sandbox import Job, JobResult, Limits, Round
@@ -80,23 +81,32 @@ class Bench:
         controls: Sequence[Mapping[str, Any]] = ({},),
         max_programs: int = 4096,
     ) -> Ran:
-        """Run a candidate outside any grade: once for each of `controls`, with the same inputs."""
+        """Record a candidate outside any grade, and replay it: once for each of `controls`, with the same inputs. What
+        could not be recorded is told by the result of the recording."""
         first, second = Frame({}), Frame({})
-        header = {
-            "weight_seed": 1,
+        shapes = {
             "init_inputs": [first.add(_value(value)) for value in init],
             "inputs": [second.add(_value(value)) for value in inputs],
+        }
+        room = ProgramLimits().json_bytes
+        header = {**shapes, "precision": "float32", "program_bytes": room, "text_checks": False}
+        done = self.wait(self.sandbox.run(Job(code, RECORD, (Round((), (room,)),), header, LIMITS)))
+        found = recorded(done)
+        if not isinstance(found, Recorded):
+            return Ran(done, ())
+        header = {
+            **shapes,
+            "weight_seed": 1,
             "outputs": [[dtype, list(shape)] for dtype, shape in outputs],
             "parameters": [],
-            "precision": "float32",
             "max_programs": max_programs,
         }
         sizes = tuple(size_in_bytes(dtype, shape) for dtype, shape in outputs)
-        said = [json.dumps({"skip": False, "poison": 0.0, "weights": {}} | dict(c)).encode() for c in controls]
+        said = [json.dumps({"weights": {}, **control}).encode() for control in controls]
         rounds = (Round(tuple(first.blobs)), *(Round((*second.blobs, control), sizes) for control in said))
-        result = self.wait(self.sandbox.run(Job(code, HARNESS, rounds, header, LIMITS)))
-        found = result.outputs[-1] if len(result.outputs) > 1 else ()
-        arrays = tuple(HostTensor(d, s, data).array() for (d, s), data in zip(outputs, found, strict=False))
+        result = self.wait(self.sandbox.run(Job(found.text, REPLAY, rounds, header, LIMITS)))
+        last = result.outputs[-1] if len(result.outputs) > 1 else ()
+        arrays = tuple(HostTensor(d, s, data).array() for (d, s), data in zip(outputs, last, strict=False))
         return Ran(result, arrays)
 
     def grader(self, config: GraderConfig = QUICK, *, text_checks: bool = True) -> Grader:

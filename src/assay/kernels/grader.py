@@ -20,23 +20,30 @@ from functools import partial
 from assay.errors import ReferenceModelError, SandboxError
 from assay.kernels.compile.stage import TRITON_HARNESS, compile_cuda
 from assay.kernels.config import GraderConfig
+from assay.kernels.numerics.calls import HARNESS as CUDA
 from assay.kernels.numerics.reference import ReferenceProcess
+from assay.kernels.numerics.stage import run_cuda
 from assay.kernels.prepared import Closed, Preparations, Prepared, shared
 from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.problems.sources import Problem
 from assay.kernels.program.grading import Grading, Size, of_compiler
 from assay.kernels.program.jobs import RECORD, REPLAY
+from assay.kernels.program.on_device import REPLAY as DEVICE_REPLAY
 from assay.kernels.sandboxes import sandbox_for
 from assay.kernels.text.examining import VERSION as TEXT_VERSION
 from assay.kernels.text.job import examined, of_text, unread
 from assay.kernels.timing.jobs import HARNESS as TIMED
-from assay.kernels.timing.stage import Turns, stopwatch_for
+from assay.kernels.timing.jobs import Form
+from assay.kernels.timing.stage import Turns, stopwatch_for, timed, timed_problem
 from assay.kernels.verdicts import Verdict
 from assay.sandbox.base import JobResult, Sandbox
 from assay.sandbox.local import LocalSandbox
 from assay.sandbox.lockstep import RunsGroups
 
 log = logging.getLogger(__name__)
+
+MODULE: Form = "module"
+PROGRAM: Form = "program"
 
 VERSION = f"3.{TEXT_VERSION}"
 """Raised with every change that may change a verdict."""
@@ -152,8 +159,9 @@ class Grader:
         """Start the first workers side by side, and beside the first reference: each imports PyTorch for seconds."""
         if not isinstance(self.sandbox, LocalSandbox):
             return
-        wanted = {RECORD: 1, REPLAY: 1}
-        if self.config.compile_check != "off":
+        on_gpu = self.config.device == "cuda"
+        wanted = {CUDA: 1} if self.config.backend == "cuda" else {RECORD: 1, DEVICE_REPLAY if on_gpu else REPLAY: 1}
+        if self.config.compile_check != "off" and not on_gpu:
             wanted[TRITON_HARNESS] = 1
         if self._stopwatch is not None:
             wanted[TIMED] = 2
@@ -175,9 +183,35 @@ class Grader:
             await shared(warming)
 
     async def _try(self, prepared: Prepared, size: Size, code: str) -> Verdict:
-        other = partial(self._preparations.other_size, prepared)
-        verdict, _ = await self._grading.grade(code, size, other)
-        return verdict
+        async with self._turns.shared():
+            if self.config.backend == "cuda":
+                verdict, source, form = await self._cuda_run(size, code), code, MODULE
+            else:
+                other = partial(self._preparations.other_size, prepared)
+                verdict, attempt = await self._grading.grade(code, size, other)
+                source, form = attempt.text if attempt is not None else "", PROGRAM
+        if not verdict.ok or self._stopwatch is None:
+            return verdict
+        bits = self._random.getrandbits
+        problem = timed_problem(size.scaled, size.draw, self.config.precision, self._reference, bits)
+        try:
+            await self._warmed(TIMED)
+            async with self._turns.alone():
+                return await timed(verdict, source, problem, self._stopwatch, self.config, form)
+        except ReferenceModelError as error:
+            said = f"right, but no inputs could be drawn to time it with: {error}"
+            return replace(verdict, kind="infra_error", stage="timing", message=said)
+
+    async def _cuda_run(self, size: Size, code: str) -> Verdict:
+        """The verdict on CUDA sources where there is a GPU."""
+        found = await examined(self.sandbox, code, "cuda")
+        if isinstance(found, JobResult):
+            return unread(found)
+        if self._text_checks and (told := of_text(found)) is not None:
+            return told
+        await self._warmed(CUDA)
+        evidence = {"scaling": size.scaled.scaling.to_json()}
+        return await run_cuda(self.sandbox, code, size.draw, self.config, self._random, evidence)
 
 
 def _closed(problem: Problem | ScaledProblem) -> Verdict:

@@ -1,47 +1,42 @@
-"""Numerics on a GPU, as far as it goes without one: what is counted and left out, and what a missing device becomes."""
+"""Numerics on a GPU, as far as it goes without one: how CUDA sources are judged, and what a missing device becomes."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import random
 import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
 
+import chz
+import numpy as np
 import pytest
 
 from assay.errors import ConfigError
 from assay.kernels import config as config_module
+from assay.kernels.arrays import host_tensor
 from assay.kernels.config import GraderConfig
 from assay.kernels.grader import Grader
-from assay.kernels.numerics.on_gpu import NATIVE, not_started, refused_by_compiler
-from assay.kernels.numerics.reference import ReferenceProcess
+from assay.kernels.numerics.on_gpu import not_started, refused_by_compiler
+from assay.kernels.numerics.screening import Case
+from assay.kernels.numerics.secret_inputs import InputSet
+from assay.kernels.numerics.stage import run_cuda
 from assay.kernels.problems.sources import find_problem, load_problems
-from assay.kernels.verdicts import Verdict
+from assay.kernels.program.limits import ON_DEVICE
+from assay.kernels.program.on_device import replay_on_device
+from assay.kernels.program.trial import Attempt, plan, record
+from assay.kernels.program.verdict import verdict_of
 from assay.sandbox import JobResult
+from support.kernel_graders import LIMITS, Bench
+from support.kernelbench_data import ROOT
 from support.sandboxes import needs_walls
+from support.trials import SNAKE, Trials, snaking
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
-
-KERNEL = """
-import torch
-import triton
-import triton.language as tl
-
-@triton.jit
-def double(x, y, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
-
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        y = torch.empty_like(x)
-        double[(1,)](x, y, x.numel(), BLOCK=16)
-        return y
-"""
 
 
 def apart(code: str) -> str:
@@ -53,74 +48,112 @@ def apart(code: str) -> str:
 
 
 PRELOADED = """
-import json, os, sys
+import os
 from assay.kernels.inside import numerics_gpu
+from assay.kernels.inside.replay import device_harness
 from assay.kernels.inside.timing import harness as timed
 import torch
-for harness in (timed, numerics_gpu):
+for harness in (timed, numerics_gpu, device_harness):
     harness.preload()
     mapped = any("libcuda.so" in line for line in open("/proc/self/maps"))
     print(torch.cuda.is_initialized(), len(os.listdir("/proc/self/task")), mapped)
-import triton.runtime.jit as jit, triton.compiler
-print(jit.JITFunction.run.__name__, triton.compiler.CompiledKernel.__getitem__.__name__)
-
-from types import SimpleNamespace
-from assay.kernels.inside.triton import launches
-seen = []
-def run(self, *args, grid, warmup, **kwargs):
-    seen.append([list(args), warmup])
-    return "kernel"
-run = launches.counted(run)
-double = SimpleNamespace(fn=SimpleNamespace(__name__="double"))
-compiled = SimpleNamespace(metadata=SimpleNamespace(name="ready"))
-direct = launches.counted_direct(lambda self, grid: lambda *args: seen.append(["direct", list(args)]))
-reports = []
-for skip in (False, True):
-    with launches.recording(launches.Launches(skip)) as account:
-        assert run(double, 1, grid=(1,), warmup=False) == "kernel"
-        assert run(double, 2, grid=(1,), warmup=True) == "kernel"
-        direct(compiled, (1,))(3)
-    reports.append(account.to_json())
-run(double, 4, grid=(1,), warmup=False)
-print(json.dumps([seen, reports, launches.current().counts]))
 """
 
 
-def test_workers_start_no_device_and_no_thread_and_count_launches_or_leave_them_out() -> None:
-    timed, numerics, counted, launches = apart(PRELOADED).splitlines()
-    assert timed.split() == numerics.split() == ["False", "1", "False"]
-    assert counted.split() == ["counting", "counting"]
-    seen, reports, outside = json.loads(launches)
-    ran = [[[1], False], [[2], True], ["direct", [3]]]
-    left_out = [[[1], True], [[2], True]]  # compiled, as always, but not launched
-    assert seen == [*ran, *left_out, [[4], False]]
-    assert reports == 2 * [{"launches": {"double": 1, "ready": 1}}]
-    assert outside == {"double": 1}
+def test_workers_start_no_device_and_no_thread() -> None:
+    assert apart(PRELOADED).splitlines() == ["False 1 False"] * 3
 
 
-def native_call(function: Any, skip: bool, *args: Any) -> tuple[Any, dict[str, int]]:
+class OnCpu:
+    """The processor in the place of a GPU."""
+
+    device = "cpu"
+
+    def seed(self, value: int) -> None:
+        torch.manual_seed(value)
+
+    def settle(self) -> None:
+        pass
+
+    def kind_of(self, error: Exception) -> str:
+        return "compile" if type(error).__name__ == "BuildError" else "error"
+
+
+SOURCES = """
+import torch
+from torch.utils import cpp_extension
+ext = cpp_extension.load_inline(name="ours", cuda_sources="...")
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        {body}
+"""
+CUDA_TEXT = (ROOT / "src/assay/kernels/problems/shipped/starters/level1_1_cuda.py").read_text(encoding="utf-8")
+RUNS = {
+    "its own function": ("return ext.double(x)", "ok", ""),
+    "a library": ("return torch.add(x, x)", "cheat", "no_launch"),
+    "a library beside its function": ("ext.double(x)\n        return torch.add(x, x)", "cheat", "library_work"),
+    "wrong": ("return ext.double(x) + 1", "wrong", ""),
+    "another shape": ("return ext.double(x)[:1]", "wrong", ""),
+    "a fault": ("raise ValueError('no')", "crash", ""),
+    "what the compiler refuses": ("cpp_extension.load_inline(name='broken')", "compile_error", ""),
+    "an exit": ("import sys; sys.exit(0)", "crash", ""),
+}
+
+
+class Stand:
+    """A sandbox that runs a job for a GPU in this process, on the processor."""
+
+    async def run(self, job: Any, after_round: Any = None) -> JobResult:
+        from assay.kernels.inside import rounds
+
+        outputs: list[tuple[bytes, ...]] = [()]
+        waiting = iter([list(map(memoryview, map(bytearray, each.inputs))) for each in job.rounds[1:]])
+        try:
+            report = rounds.run_rounds(
+                job.source,
+                job.header,
+                lambda: next(waiting, None),
+                lambda found: outputs.append(tuple(bytes(part) for part in found)),
+                OnCpu(),  # type: ignore[arg-type]
+            )
+        except SystemExit:
+            return JobResult("crash", "left early", tuple(outputs))
+        report = json.loads(json.dumps(report))
+        end: Any = "crash" if "fault" in report else "ok"
+        for number, found in enumerate(outputs[:-1]):
+            if not await after_round(number, found) if number else False:
+                return JobResult("stopped", "stopped", tuple(outputs[: number + 1]), report=report)
+        return JobResult(end, "ended", tuple(outputs), report=report)
+
+
+@pytest.mark.parametrize(("body", "kind", "cheat"), RUNS.values(), ids=RUNS)
+def test_cuda_sources_are_judged_by_their_answers(
+    monkeypatch: pytest.MonkeyPatch, body: str, kind: str, cheat: str
+) -> None:
+    from torch.utils import cpp_extension
+
     from assay.kernels.inside import extensions
-    from assay.kernels.inside.triton import launches
 
-    with launches.recording(launches.Launches(skip, poison=7.0)) as account:
-        return extensions.accounted(function, "scale")(*args), dict(account.counts)
+    def loader(**kwargs: Any) -> Any:
+        if kwargs["name"] == "broken":
+            raise RuntimeError("cuda.cu(3): error: expected a ';'")
 
+        def double(x: Any) -> Any:
+            return torch.from_numpy(2 * x.numpy())
 
-def test_a_native_call_that_is_left_out_is_undone() -> None:
-    def into(x: Any, out: Any) -> Any:
-        return out.copy_(2 * x)
+        return SimpleNamespace(double=double)
 
-    def fresh(x: Any) -> Any:
-        return 2 * x, [x]
-
-    x = torch.ones(3)
-    out = torch.zeros(3)
-    result, counts = native_call(into, True, x, out)
-    assert counts == {NATIVE: 1, "scale": 1}
-    assert result is out and out.tolist() == [0, 0, 0]
-    (made, (given,)), _ = native_call(fresh, True, x)
-    assert made.tolist() == [7, 7, 7] and given is x and x.tolist() == [1, 1, 1]
-    assert native_call(into, False, x, out)[0].tolist() == [2, 2, 2]
+    monkeypatch.setattr(cpp_extension, "load_inline", extensions.followed(loader))
+    rng = np.random.default_rng(3)
+    cases = []
+    for family in ("given", "signed"):
+        x = rng.standard_normal((4, 5)).astype(np.float32)
+        cases.append(Case(family, (host_tensor(x, "float32"),), (2.0 * x.astype(np.float64),), (2 * x,)))
+    draw = InputSet(1, 2, (), tuple(cases), (("float32", (4, 5)),), (), {"add": (1, 20)})
+    code = SOURCES.format(body=body)
+    verdict = asyncio.run(run_cuda(Stand(), code, draw, GraderConfig(), random.Random(2), {"known": 1}))  # type: ignore[arg-type]
+    assert (verdict.kind, verdict.cheat) == (kind, cheat), verdict
+    assert verdict.evidence["known"] == 1
 
 
 def test_what_cannot_be_built_or_followed_is_named() -> None:
@@ -143,7 +176,7 @@ def test_what_cannot_be_built_or_followed_is_named() -> None:
 def test_a_device_that_fails_is_no_fault_of_a_candidate() -> None:
     fault = {"stage": "device", "kind": "unsupported", "type": "RuntimeError", "message": "no driver"}
     lost = not_started(JobResult("crash", "left early", report={"fault": fault}))
-    assert lost is not None and lost.kind == "infra_error" and "no driver" in lost.message
+    assert lost is not None and "no driver" in lost
     started = JobResult("crash", "left early", outputs=((),), report={"fault": fault})
     assert not_started(started) is None, "a candidate that has run cannot blame the device"
     assert not_started(JobResult("timeout", "killed at its limit")) is None
@@ -159,19 +192,26 @@ def test_a_compiler_that_refuses_is_told_from_a_crash() -> None:
 
 @needs_walls
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_without_a_device_nothing_is_ever_right(
-    reference_process: ReferenceProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_device_nothing_is_ever_right(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="/dev/nvidia"):
         GraderConfig(device="cuda")
     monkeypatch.setattr(config_module, "nvidia_devices", lambda: ("/dev/nvidia0",))
-    problem = find_problem(load_problems("shipped", (1,), None, None), 1, 1)
-
-    async def grade() -> Verdict:
-        config = GraderConfig(device="cuda", workers=1)
-        async with Grader(config, reference=reference_process, static=False) as grader:
-            return await grader.grade(problem, KERNEL)
-
-    verdict = asyncio.run(grade())
+    config = GraderConfig(device="cuda")
+    draw = Trials(bench).draw(SNAKE)
+    code = snaking("return snake(x, self.frequency, torch.empty_like(x))")
+    attempt = bench.wait(record(bench.sandbox, code, draw, LIMITS, "float32", sizes=ON_DEVICE))
+    assert isinstance(attempt, Attempt), attempt
+    calls = plan(attempt.program, draw, 2, random.Random(1))
+    outcome = bench.wait(replay_on_device(bench.sandbox, attempt, draw, calls, config))
+    verdict = verdict_of(outcome, {})
     assert (verdict.kind, verdict.stage) == ("infra_error", "numerics")
     assert "CUDA did not start" in verdict.message and "CUDA" in verdict.message.partition("(")[2]
+    verdict = bench.wait(run_cuda(bench.sandbox, code, draw, config, random.Random(1)))
+    assert verdict.kind == "infra_error" and "CUDA did not start" in verdict.message
+    problem = find_problem(load_problems("shipped", (1,), None, None), 1, 1)
+    for language in ("triton", "cuda"):
+        grader = Grader(chz.replace(config, backend=language), sandbox=bench.sandbox, reference=bench.reference)
+        text = code if language == "triton" else CUDA_TEXT
+        verdict = bench.wait(grader.grade(problem, text))
+        assert verdict.kind == "infra_error" and "CUDA did not start" in verdict.message, verdict
+        bench.wait(grader.close())

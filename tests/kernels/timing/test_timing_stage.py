@@ -20,6 +20,7 @@ from assay.kernels import config, devices, sandboxes
 from assay.kernels.arrays import HostTensor, host_tensor
 from assay.kernels.compile.toolkit import CudaToolkit
 from assay.kernels.config import GraderConfig
+from assay.kernels.grader import Grader
 from assay.kernels.numerics.reference import ReferenceProcess
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
@@ -43,6 +44,20 @@ ON_CPU = TimingConfig(
     device="cpu", samples=6, warm_ups=1, alone=2, max_calls=1, wall_s=60, memory_mb=4096, buffer_mb=64
 )
 PROBLEM = find_problem(load_problems("shipped", (1,), None, None), 1, 5)
+
+
+@needs_walls
+def test_a_grade_ends_with_the_timing(reference_process: ReferenceProcess) -> None:
+    pytest.importorskip("triton")
+    config = GraderConfig(measure_performance=True, timing=ON_CPU, compile_check="off", num_correct_trials=2)
+
+    async def grade() -> Verdict:
+        async with Grader(config, reference=reference_process) as grader:
+            return await grader.grade(PROBLEM, HONEST)
+
+    verdict = asyncio.run(grade())
+    assert (verdict.kind, verdict.stage) == ("ok", "timing") and verdict.timing is not None, verdict
+    assert verdict.timing["launched"] == "one by one"
 
 
 def test_a_right_kernel_is_timed_by_its_program(bench: Bench, reference_process: ReferenceProcess) -> None:

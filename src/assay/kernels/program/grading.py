@@ -18,6 +18,9 @@ from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.program.form import Launch
 from assay.kernels.program.jobs import RECORD, REPLAY
+from assay.kernels.program.limits import ON_DEVICE
+from assay.kernels.program.on_device import REPLAY as DEVICE_REPLAY
+from assay.kernels.program.on_device import replay_on_device
 from assay.kernels.program.reading import Refusal, read
 from assay.kernels.program.trial import Attempt, Outcome, plan, record, replay
 from assay.kernels.program.verdict import at_another_size, verdict_of
@@ -71,7 +74,8 @@ class Grading:
         if isinstance(attempt, Outcome):
             return verdict_of(attempt, evidence), None
         # Only configurations that compile may run, so an autotuned kernel is compiled before.
-        first = self.config.compile_check == "all" or (self.config.compile_check == "right" and _is_tuned(attempt))
+        check = "off" if self._on_gpu else self.config.compile_check  # a GPU is only given what compiles
+        first = check == "all" or (check == "right" and _is_tuned(attempt))
         compiled: CompileReport | None = None
         if first:
             compiled = await self._compile(attempt)
@@ -83,14 +87,14 @@ class Grading:
         verdict = await self._replay(attempt, size, evidence, self.config.num_correct_trials, 1)
         if verdict.ok:
             verdict = await self._at_another_size(verdict, code, other)
-        if verdict.ok and self.config.compile_check == "right" and not first:
+        if verdict.ok and check == "right" and not first:
             compiled = await self._compile(attempt)
             if (refused := of_compiler(compiled, evidence)) is not None:
                 cpu_s = verdict.cpu_s + refused.cpu_s
                 passed, total = verdict.tests_passed, verdict.tests_total
                 return replace(refused, cpu_s=cpu_s, tests_passed=passed, tests_total=total), None
         if compiled is None:
-            return verdict, attempt
+            return (replace(verdict, compiled=True) if verdict.ok and self._on_gpu else verdict), attempt
         cpu_s = verdict.cpu_s + compiled.cpu_s
         return replace(verdict, compiled=True, cpu_s=cpu_s, evidence=_with(verdict, compiled)), attempt
 
@@ -98,7 +102,15 @@ class Grading:
         config = self.config
         await self.warmed(RECORD)
         return await record(
-            self.sandbox, code, size.draw, self._limits(), config.precision, config.policy, self.text_checks, slack
+            self.sandbox,
+            code,
+            size.draw,
+            self._limits(),
+            config.precision,
+            config.policy,
+            self.text_checks,
+            slack,
+            ON_DEVICE if self._on_gpu else None,
         )
 
     async def _replay(
@@ -106,17 +118,14 @@ class Grading:
     ) -> Verdict:
         config = self.config
         calls = plan(attempt.program, size.draw, trials, self.random, size.constant_families)
-        await self.warmed(REPLAY)
-        outcome = await replay(
-            self.sandbox,
-            attempt,
-            size.draw,
-            calls,
-            self._limits(),
-            config.max_programs * times,
-            config.precision,
-            config.policy,
-        )
+        await self.warmed(DEVICE_REPLAY if self._on_gpu else REPLAY)
+        if self._on_gpu:
+            outcome = await replay_on_device(self.sandbox, attempt, size.draw, calls, config)
+        else:
+            limits, programs = self._limits(), config.max_programs * times
+            outcome = await replay(
+                self.sandbox, attempt, size.draw, calls, limits, programs, config.precision, config.policy
+            )
         verdict = verdict_of(outcome, evidence)
         if verdict.kind == "wrong" and config.precision == "float32" and attempt.examined.tf32_dot_possible:
             return replace(verdict, message=f"{verdict.message}{TF32_HINT}")
@@ -145,6 +154,10 @@ class Grading:
     async def _compile(self, attempt: Attempt) -> CompileReport:
         await self.warmed(TRITON_HARNESS)
         return await compile_program(self.sandbox, attempt.text, arch=self.config.arch)
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.config.device == "cuda"
 
     def _limits(self) -> Limits:
         config = self.config

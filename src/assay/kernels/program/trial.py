@@ -139,20 +139,23 @@ async def record(
     precision: str,
     policy: Policy = "strict",
     text_checks: bool = True,
+    slack: float = 1.0,
     sizes: ProgramLimits | None = None,
 ) -> Attempt | Outcome:
     """Record a submission for the shapes of a draw, and hold its program against the rules that need no replay.
 
-    `sizes`: how large the program may be (`program.limits.ON_DEVICE` where it is replayed on a GPU).
+    `slack`: times the share of arithmetic that PyTorch may do (`rules.static_findings`). `sizes`: how large the program may be (`program.limits.ON_DEVICE` where it is replayed on a GPU).
 
     Raises:
         SandboxError: no job at all can be run here.
     """
     result = await sandbox.run(record_job(code, draw, limits, precision, text_checks))
-    return await asyncio.to_thread(_attempt, result, draw, policy, sizes)
+    return await asyncio.to_thread(_attempt, result, draw, policy, slack, sizes)
 
 
-def _attempt(result: JobResult, draw: InputSet, policy: Policy, sizes: ProgramLimits | None) -> Attempt | Outcome:
+def _attempt(
+    result: JobResult, draw: InputSet, policy: Policy, slack: float, sizes: ProgramLimits | None
+) -> Attempt | Outcome:
     examined, cpu_s = examined_of(result), result.cpu_s
     if examined.fault is not None or examined.cheats:
         return Outcome("text", stage="parse", cpu_s=cpu_s, examined=examined)

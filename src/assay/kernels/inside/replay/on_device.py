@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 import triton
+from triton import knobs
 from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
 from triton.runtime.errors import OutOfResources, PTXASError
 
@@ -100,6 +101,7 @@ class OnDevice:
         """
         # Descriptors that a kernel makes, and some pipelines, need memory that Triton asks for at the launch.
         triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=self.device))
+        knobs.compilation.always_compile = True  # Triton's files of earlier kernels stand for some that are others
         self._compiled = Compiled(program)
         self._names = [kernel.name for kernel in program.kernels]
         return self._compiled.functions
