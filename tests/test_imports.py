@@ -90,9 +90,10 @@ BOUNDARIES = {
     "assay.kernels.inside.numerics_gpu",
     "assay.kernels.inside.record.harness",
     "assay.kernels.inside.reference_worker",
-    "assay.kernels.inside.replay.harness",
+    "assay.kernels.inside.replay.calls",
+    "assay.kernels.inside.replay.device_harness",
     "assay.kernels.inside.rounds",
-    "assay.kernels.inside.timed",
+    "assay.kernels.inside.timing.harness",
 }
 """Modules where any failure becomes data: a user's file, an environment that a report could do
 without, a rollout, a reward's code, a sandboxed job, a kernel."""

@@ -5,7 +5,7 @@ The reference is `REFERENCE`: tanh of a linear layer. `forging` makes a candidat
 
 from __future__ import annotations
 
-HARNESS = "assay.kernels.inside.timed"
+HARNESS = "assay.kernels.inside.timing.harness"
 REFERENCE = """
 import torch
 class Model(torch.nn.Module):

@@ -86,7 +86,7 @@ def graded(reference_process: ReferenceProcess) -> Grade:
             modal = ModalSandbox(ModalConfig(modal_batch_window=0.0, modal_retries=0), containers)
             async with (
                 modal as sandbox,
-                Grader(config, sandbox=sandbox, reference=reference_process, static=False) as grader,
+                Grader(config, sandbox=sandbox, reference=reference_process, text_checks=False) as grader,
             ):
                 return await grader.grade(PROBLEM, code)
 

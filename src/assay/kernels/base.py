@@ -12,8 +12,8 @@ Precision = Literal["float32", "float16", "bfloat16"]
 """Working precision of inputs, weights and outputs."""
 Policy = Literal["strict", "partial"]
 """Whether kernels must do all of the work, or may leave a part of it to PyTorch."""
-TimedAgainst = Literal["eager", "compile"]
-"""The reference as PyTorch runs it, or under `torch.compile`."""
+TimedAgainst = Literal["eager", "compile", "graph"]
+"""The reference as PyTorch runs it, under `torch.compile`, or its launches replayed as a CUDA graph."""
 
 SHARED_LIMITS = {
     "sm_80": 166_912,

@@ -72,8 +72,8 @@ class GraderConfig(Settings):
     measure_performance: Annotated[bool, VERDICT] = False
     """Time right candidates against the reference; needs device=cuda."""
     baselines: Annotated[tuple[TimedAgainst, ...], UsedWhen("measure_performance", True)] = ("eager",)
-    """What they are timed against: the reference as it is (`eager`), under `torch.compile` (`compile`), or both. The
-    speedup over the first is the verdict's."""
+    """What they are timed against: the reference as it is (`eager`), under `torch.compile` (`compile`), or its launches
+    replayed as a CUDA graph (`graph`), as those of a candidate are. The speedup over the first is the verdict's."""
     timing: Annotated[TimingConfig, UsedWhen("measure_performance", True)] = chz.field(default_factory=TimingConfig)
     """How they are timed."""
     modal: Annotated[ModalConfig, UsedWhen("run_on", "modal")] = chz.field(default_factory=ModalConfig)
@@ -145,7 +145,7 @@ def _not_at_hand(config: GraderConfig) -> Iterator[str]:
 
 def _not_timed(config: GraderConfig) -> Iterator[str]:
     if not config.baselines or len(set(config.baselines)) < len(config.baselines):
-        yield f"baselines={config.baselines}: give one or both of {', '.join(get_args(TimedAgainst))}."
+        yield f"baselines={config.baselines}: give one or more of {', '.join(get_args(TimedAgainst))}."
     if not config.measure_performance:
         return
     if config.device != config.timing.device:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from assay.kernels.inside import masking as inside
+from assay.kernels.inside.timing import masking as inside
 from assay.kernels.timing import masking
 
 KEY = (0xFEDCBA9876543210, 0x8123456789ABCDEF)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -19,9 +20,11 @@ from assay.kernels.arrays import Value, host_tensor
 from assay.kernels.base import TimedAgainst
 from assay.kernels.numerics.tolerance import Tolerance
 from assay.kernels.timing.config import TimingConfig
-from assay.kernels.timing.jobs import TimedProblem, make_job, sample_set
+from assay.kernels.timing.jobs import Form, TimedProblem, make_job, sample_set
 from assay.kernels.timing.statistics import Finding, Timing
 from assay.kernels.timing.stopwatch import Stopwatch
+from assay.sandbox import Job, JobResult
+from assay.sandbox.base import AfterRound
 from assay.sandbox.local import LocalConfig, LocalSandbox
 from support.sandboxes import FEATURES, children, needs_walls, running
 
@@ -53,16 +56,21 @@ PROBLEM = TimedProblem(REFERENCE, (24,), drawing(), (("float32", SHAPE),), (Tole
 class Bench:
     """One sandbox and stopwatch with an event loop of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: dict[str, str] | None = None) -> None:
         self._runner = asyncio.Runner()
-        self.sandbox = LocalSandbox(LocalConfig(workers=2), FEATURES)
+        self.sandbox = LocalSandbox(LocalConfig(workers=2, environment=environment or {}), FEATURES)
         self.stopwatch = Stopwatch(self.sandbox, CONFIG)
 
     def time(
-        self, source: str, problem: TimedProblem = PROBLEM, baseline: TimedAgainst = "eager", **fields: float
+        self,
+        source: str,
+        problem: TimedProblem = PROBLEM,
+        baseline: TimedAgainst = "eager",
+        form: Form = "module",
+        **fields: float,
     ) -> Timing | Finding:
         stopwatch = Stopwatch(self.sandbox, chz.replace(CONFIG, **fields)) if fields else self.stopwatch
-        return self._runner.run(stopwatch.time(source, problem, baseline))
+        return self._runner.run(stopwatch.time(source, problem, baseline, form))
 
     def run(self, work: Callable[[], object]) -> object:
         return self._runner.run(work())  # type: ignore[arg-type]
@@ -188,8 +196,10 @@ def test_a_worker_that_dies_says_nothing_about_the_candidate(bench: Bench) -> No
     async def killed() -> Timing | Finding:
         task = asyncio.create_task(bench.stopwatch.time(forging("time.sleep(0.1)\nreturn self.right(x)"), PROBLEM))
         while not (at_work := running(workers) - quiet):
+            assert not task.done(), task.result()
             await asyncio.sleep(0.01)
         while len(running(workers) - quiet) < len(workers):
+            assert not task.done(), task.result()
             await asyncio.sleep(0.01)
         (first,) = (pid for pid in workers if children(pid) & at_work)
         os.kill(first, signal.SIGKILL)  # the baseline's, which has gone on by the time that the candidate is there
@@ -209,20 +219,48 @@ def test_one_at_a_time_and_none_stuck(bench: Bench) -> None:
     assert [type(outcome) for outcome in bench.run(many)] == [Timing, Finding, Timing]  # type: ignore[attr-defined]
 
 
-def test_a_cancelled_comparison_frees_its_workers(bench: Bench) -> None:
-    assert isinstance(bench.time(HONEST), Timing)
-    workers = bench.sandbox.worker_pids()
-    quiet = running(workers)
+class Watched:
+    """A sandbox that tells when a candidate has been built, and so is about to be called."""
 
-    async def cancelled() -> None:
-        task = asyncio.create_task(bench.stopwatch.time(forging("time.sleep(30)"), PROBLEM))
-        while len(running(workers) - quiet) < len(workers):
-            await asyncio.sleep(0.01)
+    width = 2
+
+    def __init__(self, sandbox: LocalSandbox) -> None:
+        self._sandbox = sandbox
+        self.built = asyncio.Event()
+
+    async def run(self, job: Job, after_round: AfterRound | None = None) -> JobResult:
+        assert after_round is not None and isinstance(job.header, dict)
+
+        async def seen(number: int, outputs: tuple[bytes, ...]) -> bool:
+            if job.header["entry"] == "ModelNew":
+                self.built.set()
+            going = after_round(number, outputs)
+            return going if isinstance(going, bool) else await going
+
+        return await self._sandbox.run(job, seen)
+
+    async def close(self) -> None:
+        await self._sandbox.close()
+
+
+def test_a_cancelled_comparison_frees_its_workers(bench: Bench) -> None:
+    async def cancelled() -> set[int]:
+        watched = Watched(bench.sandbox)
+        task = asyncio.create_task(Stopwatch(watched, CONFIG).time(forging("time.sleep(30)"), PROBLEM))
+        built = asyncio.create_task(watched.built.wait())
+        await asyncio.wait({task, built}, return_when=asyncio.FIRST_COMPLETED)
+        assert not task.done(), task.result()
+        busy = running(bench.sandbox.worker_pids())
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        return busy
 
-    bench.run(cancelled)
+    assert isinstance(bench.time(HONEST), Timing)
+    quiet = running(bench.sandbox.worker_pids())
+    busy = bench.run(cancelled)
+    assert isinstance(busy, set) and len(busy - quiet) >= 2
+    assert not (busy - quiet) & running(bench.sandbox.worker_pids())
     assert isinstance(bench.time(HONEST), Timing)
 
 
@@ -231,6 +269,7 @@ def test_both_sides_are_treated_alike() -> None:
     jobs = [make_job("text", PROBLEM, baseline, 2, sets, CONFIG) for baseline in ("eager", None)]
     reference, candidate = (dict(job.header) for job in jobs)  # type: ignore[call-overload]
     assert (reference.pop("entry"), candidate.pop("entry")) == ("Model", "ModelNew")
+    assert (reference.pop("baseline"), candidate.pop("baseline")) == ("eager", None)
     assert reference == candidate
     assert jobs[0].rounds == jobs[1].rounds
     assert (jobs[0].profile, jobs[0].limits, jobs[0].pause) == (jobs[1].profile, jobs[1].limits, True)
@@ -265,3 +304,69 @@ def test_what_does_not_fit_is_refused(bench: Bench) -> None:
     )
     with pytest.raises(ConfigError, match="buffer_mb"):
         bench.time(HONEST, problem, buffer_mb=1)
+
+
+KERNEL = """@triton.jit
+def double(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
+"""
+DOUBLING = replace(
+    PROBLEM,
+    code="import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return x + x\n",
+    init_inputs=(),
+)
+
+
+def doubling(elements: int = SHAPE[0] * SHAPE[1], blocks: tuple[int, ...] = (64,)) -> str:
+    """A recorded program that doubles the first elements of its input, in one variant for each size of block."""
+    total = SHAPE[0] * SHAPE[1]
+    given, made_ = ([storage, "float32", list(SHAPE), [SHAPE[1], 1], 0] for storage in (0, 1))
+    kernel = {"name": "double", "source": KERNEL, "names": {"tl": {"module": "triton.language"}}, "line": 1}
+    variants = [
+        {
+            "grid": [-(-total // block)],
+            "args": {"x": {"window": given}, "y": {"window": made_}, "n": elements, "BLOCK": block},
+            "options": {"num_warps": 4},
+            "before": [],
+        }
+        for block in blocks
+    ]
+    program = {
+        **{"version": 1, "storages": [4 * total, 4 * total], "constants": [], "inputs": [given], "init_inputs": []},
+        **{"params": [], "outputs": [made_], "module": [], "init": [], "kernels": [kernel], "differs": ""},
+        "forward": [{"launch": 0, "variants": variants, "line": 9}],
+    }
+    return json.dumps(program)
+
+
+@pytest.fixture(scope="module")
+def interpreting() -> Iterator[Bench]:
+    """Workers in which Triton interprets, as the grader's are where programs are timed on a processor."""
+    pytest.importorskip("triton")
+    bench = Bench({"TRITON_INTERPRET": "1"})
+    yield bench
+    bench.close()
+
+
+def test_a_program_is_timed_without_host_code(interpreting: Bench) -> None:
+    timing = interpreting.time(doubling(blocks=(64, 128)), DOUBLING, form="program")
+    assert isinstance(timing, Timing), timing
+    assert timing.launched == "one by one" and 0 < timing.lower <= timing.speedup < 1
+    module = interpreting.time(DOUBLING.code.replace("class Model(", "class ModelNew("), DOUBLING)
+    assert isinstance(module, Timing) and module.launched == "host code"
+
+
+WRONG_PROGRAMS = {
+    "half of the output": (doubling(elements=192), "wrong", ""),
+    "no program": ("{}", "crash", "a program has"),
+    "a module": (HONEST, "crash", "JSON"),
+    "not in the kernel language": (doubling().replace("2 * tl", "__import__('os') and tl"), "crash", "line 4"),
+}
+
+
+@pytest.mark.parametrize(("program", "kind", "words"), WRONG_PROGRAMS.values(), ids=WRONG_PROGRAMS)
+def test_a_program_that_is_not_right_has_no_timing(interpreting: Bench, program: str, kind: str, words: str) -> None:
+    finding = interpreting.time(program, DOUBLING, form="program")
+    assert isinstance(finding, Finding), finding
+    assert finding.kind == kind and words in finding.evidence

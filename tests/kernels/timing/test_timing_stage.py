@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,19 +20,22 @@ from assay.kernels import config, devices, sandboxes
 from assay.kernels.arrays import HostTensor, host_tensor
 from assay.kernels.compile.toolkit import CudaToolkit
 from assay.kernels.config import GraderConfig
-from assay.kernels.grader import Grader
 from assay.kernels.numerics.reference import ReferenceProcess
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.problems.scaling import unscaled
 from assay.kernels.problems.sources import find_problem, load_problems
+from assay.kernels.program.trial import Attempt, record
+from assay.kernels.sandboxes import local_sandbox
 from assay.kernels.timing.config import TimingConfig
-from assay.kernels.timing.stage import KINDS, Turns, timed, timed_problem, work_of
+from assay.kernels.timing.stage import KINDS, Turns, stopwatch_for, timed, timed_problem, work_of
 from assay.kernels.timing.statistics import ClockAgreement, Finding, FindingKind, Timing
 from assay.kernels.verdict_cache import cache_key
 from assay.kernels.verdicts import Verdict
 from assay.sandbox.modal.config import ModalConfig
+from support.kernel_graders import LIMITS, Bench
 from support.sandboxes import needs_walls
+from support.trials import Trials
 
 ROOT = Path(__file__).parents[3]
 HONEST = (ROOT / "exploits/honest/batched_matvec.py").read_text(encoding="utf-8")
@@ -41,26 +45,28 @@ ON_CPU = TimingConfig(
 PROBLEM = find_problem(load_problems("shipped", (1,), None, None), 1, 5)
 
 
-@needs_walls
-def test_right_kernels_are_timed_and_a_sleeping_one_is_slower(reference_process: ReferenceProcess) -> None:
-    pytest.importorskip("triton")
-    sleeping = HONEST.replace("        batch, M, K", "        import time; time.sleep(0.1)\n        batch, M, K")
-    assert sleeping != HONEST
-    config = GraderConfig(measure_performance=True, timing=ON_CPU, compile_check="off", num_correct_trials=2)
+def test_a_right_kernel_is_timed_by_its_program(bench: Bench, reference_process: ReferenceProcess) -> None:
+    trials = Trials(bench)
+    draw = trials.draw(PROBLEM.key)
+    attempt = bench.wait(record(bench.sandbox, HONEST, draw, LIMITS, "float32"))
+    assert isinstance(attempt, Attempt), attempt
+    problem = timed_problem(unscaled(PROBLEM), draw, "float32", reference_process, random.Random(1).getrandbits)
+    config = GraderConfig(measure_performance=True, timing=ON_CPU)
 
-    async def grade() -> list[Verdict]:
-        async with Grader(config, reference=reference_process, static=False) as grader:
-            return [await grader.grade(PROBLEM, code) for code in (HONEST, sleeping)]
+    async def run() -> tuple[Verdict, Verdict]:
+        async with local_sandbox(config) as sandbox:
+            stopwatch = stopwatch_for(config, sandbox)
+            right = await timed(RIGHT, attempt.text, problem, stopwatch, config)
+            idle = json.dumps({**json.loads(attempt.text), "forward": []})
+            return right, await timed(RIGHT, idle, problem, stopwatch, config)
 
-    honest, slow = asyncio.run(grade())
-    for verdict in (honest, slow):
-        assert (verdict.kind, verdict.stage) == ("ok", "timing"), verdict
-        assert verdict.timing is not None
-        assert verdict.timing["device"] == "cpu" and verdict.timing["baseline"] == "eager"
-        assert verdict.timing["rewardable"] == verdict.timing["lower"] < 1
-    assert honest.timing is not None and slow.timing is not None
-    assert slow.timing["candidate_ms"] >= 100
-    assert Verdict.from_json(slow.to_json()) == slow
+    verdict, idle = asyncio.run(run())
+    assert (verdict.kind, verdict.stage) == ("ok", "timing") and verdict.timing is not None, verdict
+    assert verdict.timing["device"] == "cpu" and verdict.timing["baseline"] == "eager"
+    assert verdict.timing["launched"] == "one by one"
+    assert verdict.timing["rewardable"] == verdict.timing["lower"] < 1
+    assert Verdict.from_json(verdict.to_json()) == verdict
+    assert (idle.kind, idle.stage) == ("wrong", "timing")
 
 
 class Played:
@@ -69,7 +75,8 @@ class Played:
     def __init__(self, *shown: Timing | Finding | ConfigError) -> None:
         self.shown: Iterator[Any] = iter(shown)
 
-    async def time(self, source: str, problem: object, baseline: str) -> Timing | Finding:
+    async def time(self, source: str, problem: object, baseline: str, form: str) -> Timing | Finding:
+        assert form == "program"
         found = next(self.shown)
         if isinstance(found, ConfigError):
             raise found
@@ -189,9 +196,9 @@ REFUSED = {
     ),
     "unknown baseline": (
         {"device": "cuda", "measure_performance": True, "scale": "none", "baselines": ("fast",)},
-        "eager, compile",
+        "eager, compile, graph",
     ),
-    "no baseline": ({"device": "cuda", "measure_performance": True, "scale": "none", "baselines": ()}, "one or both"),
+    "no baseline": ({"device": "cuda", "measure_performance": True, "scale": "none", "baselines": ()}, "one or more"),
     "sources nobody runs": ({"backend": "cuda", "run_on": "modal"}, "device=cuda"),
     "no setup": ({"setup_s": 0.0}, "setup_s=0.0 must be above 0"),
 }

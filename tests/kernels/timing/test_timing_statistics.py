@@ -186,6 +186,14 @@ def test_a_hiccup_of_the_round_is_no_forgery() -> None:
     assert timing.clock.corrected == 0.25
 
 
+def test_what_sets_up_the_memory_of_a_program_costs_it_nothing() -> None:
+    slow = sampled(0.01, 0.2)
+    assert isinstance(conclude(measured(slow), RULES), Finding)  # a module that takes so long has forged its events
+    timing = conclude(replace(measured(slow), is_program=True), RULES)
+    assert isinstance(timing, Timing)
+    assert timing.candidate_ms == pytest.approx(10.0, rel=0.1) and timing.lower > 0.9
+
+
 def test_overhead_is_learnt_from_the_baseline() -> None:
     overhead = overhead_of(sampled(0.01, 1e-3))
     assert 1e-3 < overhead.median_s < overhead.highest_s < 2.5e-3

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 MOST = 16
 """Compilations of a program. Each launch is compiled in one variant at least, whatever their number."""
 KERNELS_TOLD = 64
-REFUSALS_TOLD = 8
 LAUNCHES_TOLD = 512
 """Launches that may have lost variants."""
 TEXT_CHARACTERS = 2000
@@ -197,7 +196,7 @@ class Compiler:
         """What came of it, as plain data."""
         accepted = [(key, each) for key, each in self.outcomes.items() if isinstance(each, ahead_of_time.Usage)]
         refused = [each for each in self.outcomes.values() if isinstance(each, Refused)]
-        told = [self.outcomes[self.keys[self.lost][0]]] if self.lost is not None else refused[:REFUSALS_TOLD]
+        told = [self.outcomes[self.keys[self.lost][0]]] if self.lost is not None else refused[:1]
         lacking = [entry for place in range(len(self.launches)) if (entry := self._lacking(place)) is not None]
         return {
             "kernels": [{"name": self._names[key], **asdict(each)} for key, each in accepted[:KERNELS_TOLD]],

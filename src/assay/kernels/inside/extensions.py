@@ -1,28 +1,22 @@
-"""Native extensions that a candidate builds with `load_inline`: their calls counted, and undone where a call is to show
-what they are worth.
+"""Native extensions that a candidate builds with `load_inline`: calls of their functions are counted.
 
-An extension launches its kernels where Python cannot see them. So what is counted are calls of its functions, and a
-call that is to be left out is made and undone: tensors that it was given get back what they held, tensors that it
-made are filled with the value of fresh memory. What it does through PyTorch, the trace of operators sees.
+An extension launches its kernels where Python cannot see them. A count says that a function was called, not that it
+launched anything, nor that what it did mattered. What it does through PyTorch, the trace of operators sees.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
-
-import torch
-from torch.utils._python_dispatch import _disable_current_modes
-
-from assay.kernels.inside.rounds import poison
-from assay.kernels.inside.triton import launches
 
 NATIVE = "extension"
 """Under this name, besides their own, calls of native functions are counted."""
 _WORDS = 1500
-_clone, _copy, _pointer = torch.Tensor.clone, torch.Tensor.copy_, torch.Tensor.data_ptr
+_counts: Counter[str] = Counter()
 
 
 class BuildError(Exception):
@@ -50,8 +44,8 @@ def followed(loader: Callable[..., Any]) -> Callable[..., Any]:
     def load(*args: Any, **kwargs: Any) -> Extension:
         if not kwargs.get("is_python_module", True):
             raise ForeignError(
-                "extensions with is_python_module=False are called through torch.ops, where it cannot be seen whether "
-                "they matter: bind functions instead"
+                "extensions with is_python_module=False are called through torch.ops, where their "
+                "calls are not counted: bind functions instead"
             )
         try:
             return Extension(loader(*args, **kwargs))
@@ -62,49 +56,36 @@ def followed(loader: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Extension:
-    """An extension's module; its functions keep account of their calls."""
+    """An extension's module; calls of its functions are counted."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._module, name)
-        return accounted(value, name) if callable(value) else value
+        return counted(value, name) if callable(value) else value
 
 
-def accounted(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A native function that keeps account, and whose effects are undone where the account says so."""
+def counted(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A native function whose calls are counted."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        account = launches.current()
-        account.counts[NATIVE] += 1
-        account.counts[name] += 1
-        if not account.skip:
-            return function(*args, **kwargs)
-        given = list(_tensors((args, kwargs)))
-        with _disable_current_modes():
-            held = [_clone(tensor) for tensor in given]
-        result = function(*args, **kwargs)
-        with _disable_current_modes():
-            for tensor, before in zip(given, held, strict=True):
-                _copy(tensor, before)
-            own = {_pointer(tensor) for tensor in given}
-            for tensor in _tensors(result):
-                if _pointer(tensor) not in own:
-                    poison(tensor, account.poison)
-        return result
+        _counts[NATIVE] += 1
+        _counts[name] += 1
+        return function(*args, **kwargs)
 
     return call
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors(part)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
+@contextlib.contextmanager
+def counting() -> Iterator[Counter[str]]:
+    """The calls of native functions within this block, by name."""
+    global _counts
+    before, _counts = _counts, Counter()
+    try:
+        yield _counts
+    finally:
+        _counts = before
 
 
 def told(text: str) -> str:

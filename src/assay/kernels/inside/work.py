@@ -6,9 +6,8 @@
 
 Work is multiply-adds for products, convolutions, attention and recurrent layers, and for anything else the elements of
 its largest input or output. Views, allocations, copies and casts are calls without work. Operators are seen where they
-reach ATen, so `nn.Linear` counts as the `addmm` that it is, and in the bodies of custom operators. `HostReads` counts
-what leaves PyTorch for Python or NumPy. In a process with hostile code a trace is a hint, no proof: that code can step
-around it.
+reach ATen, so `nn.Linear` counts as the `addmm` that it is, and in the bodies of custom operators. In a
+process with hostile code a trace is a hint, no proof: that code can step around it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Any
 
 import torch
 from torch._library.custom_ops import OPDEFS
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from assay.kernels.operators import kind_of, normal_name
@@ -224,31 +222,3 @@ def _recurrent(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> i
 def _factorisation(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
     """Elements times the last dimension, of the largest matrix: the order of factorising or solving square ones."""
     return max(int(a.numel() * a.shape[-1]) for a in args if isinstance(a, _TENSOR))
-
-
-_READS = frozenset(
-    {
-        *(torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.item, torch.Tensor.__array__, torch.Tensor.__repr__),
-        *(torch.Tensor.__float__, torch.Tensor.__int__, torch.Tensor.__index__, torch.Tensor.__complex__),
-        *(torch.Tensor.__bool__, torch.Tensor.__format__, torch.Tensor.__dlpack__, torch.Tensor.untyped_storage),
-        *(torch.Tensor.storage, torch.Tensor._typed_storage),
-        *(torch.Tensor.apply_, torch.Tensor.map_, torch.Tensor.map2_),
-    }
-)
-
-
-class HostReads(TorchFunctionMode):
-    """Counts the bytes of tensors that are read as Python numbers, text or NumPy arrays within it."""
-
-    def __init__(self) -> None:
-        """Nothing is counted yet."""
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Run one function and count what it reads."""
-        if func in _READS and args and isinstance(args[0], _TENSOR):
-            self.bytes += args[0].numel() * args[0].element_size()
-        return func(*args, **(kwargs or {}))

@@ -1,22 +1,28 @@
-"""The numerics stage: what a candidate's answers to its calls (`calls`) prove.
+"""CUDA sources on a GPU: run behind the sandbox, and what their answers to their calls (`calls`) prove.
 
-The child hands back bytes; all that is decided is decided here. Its report (launches, PyTorch's operators) can only
-speak against it.
+    verdict = await run_cuda(sandbox, code, draw, config, rng)
+
+The child hands back bytes; all that is decided is decided here. Its report (calls of extensions, PyTorch's operators)
+can only speak against it: it comes from a process in which the candidate's host code ran beside real values.
 """
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from assay.kernels.arrays import HostTensor
-from assay.kernels.numerics.calls import Call
+from assay.kernels.config import GraderConfig
+from assay.kernels.numerics.calls import Call, cuda_job, plan_calls
+from assay.kernels.numerics.on_gpu import after_start, not_started, refused_by_compiler, without_start
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.numerics.tolerance import Comparison, compare
 from assay.kernels.operators import Kind, is_heavy, kind_of
 from assay.kernels.verdicts import Verdict, VerdictKind, plain_text
-from assay.sandbox.base import JobResult
+from assay.sandbox.base import JobResult, Sandbox
 from assay.types import Json
 
 MAX_SHARE_OF_WORK = 0.5
@@ -25,8 +31,8 @@ MAX_SHARE_OF_EACH = 0.25
 """The same where it is this much of what each of the reference's operators does."""
 MAX_HEAVY_SHARE = 0.1
 """The same for one heavy operator of a kind that the reference does without."""
-MAX_HOST_SHARE = 0.5
-"""A candidate that reads this much of its inputs into Python or NumPy may do there what no trace of PyTorch shows."""
+NATIVE = "extension"
+"""What calls of an extension's functions are counted as (`inside.extensions`)."""
 _MATRIX: frozenset[Kind] = frozenset({"product", "convolution", "attention", "recurrent", "fft", "linalg"})
 """Kinds that stand in for each other: any of them can be made to multiply matrices."""
 
@@ -41,10 +47,12 @@ class Answers:
     draw: InputSet
     calls: Sequence[Call]
     precision: str
-    exact: bool = True
-    """Whether the same inputs must give the same bytes; on a GPU, atomic sums need not."""
     comparisons: dict[int, Comparison] = field(default_factory=dict)
     outputs: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
+
+    async def after_round(self, number: int, outputs: tuple[bytes, ...]) -> bool:
+        """`take`, in a thread: outputs on a GPU may be large."""
+        return await asyncio.to_thread(self.take, number, outputs)
 
     def take(self, number: int, outputs: tuple[bytes, ...]) -> bool:
         """Compare the outputs of a round (0 is the construction); False if the other calls need not be made."""
@@ -55,7 +63,7 @@ class Answers:
         place, call = number - 1, self.calls[number - 1]
         self.outputs[place] = outputs
         self.comparisons[place] = found = self._compare(call.case, outputs)
-        return found.ok or call.skip or call.moved
+        return found.ok or call.moved
 
     def _compare(self, case: Case, outputs: tuple[bytes, ...]) -> Comparison:
         worst = Comparison(True, 0.0, 0, 0)
@@ -79,19 +87,47 @@ class Answers:
         return sum(self._ordinary(place) for place in range(len(self.calls)))
 
     def _ordinary(self, place: int) -> bool:
-        call = self.calls[place]
-        return not (call.skip or call.moved or call.repeats is not None)
+        return not self.calls[place].moved
 
 
-def verdict_of(
-    result: JobResult, answers: Answers, kernels: Sequence[str], policy: str = "strict", evidence: Json = None
+async def run_cuda(
+    sandbox: Sandbox,
+    code: str,
+    draw: InputSet,
+    config: GraderConfig,
+    rng: random.Random,
+    evidence: Mapping[str, Json] | None = None,
 ) -> Verdict:
+    """The verdict on CUDA sources that are run on a GPU. Never raises for what a candidate does.
+
+    Args:
+        sandbox: Where they run, with a GPU in view.
+        code: The candidate's module.
+        draw: Secret inputs and expected outputs.
+        config: Settings.
+        rng: The parent's own.
+        evidence: What is known already, to be kept in the verdict.
+
+    Raises:
+        SandboxError: no job at all can be run here.
+    """
+    answers = Answers(draw, plan_calls(draw, config.num_correct_trials, rng), config.precision)
+    result = await sandbox.run(cuda_job(code, draw, answers.calls, config), after_start(answers.after_round))
+    if (lost := not_started(result)) is not None:
+        return Verdict("infra_error", "numerics", lost, "", dict(evidence or {}), cpu_s=result.cpu_s)
+    result = without_start(result)
+    verdict = await asyncio.to_thread(verdict_of, result, answers, config.policy, dict(evidence or {}))
+    if verdict.kind == "crash" and (words := refused_by_compiler(result)) is not None:
+        return replace(verdict, kind="compile_error", stage="compile", message=words, compiled=False)
+    return replace(verdict, compiled=True) if verdict.ok else verdict
+
+
+def verdict_of(result: JobResult, answers: Answers, policy: str = "strict", evidence: Json = None) -> Verdict:
     """The verdict of the numerics stage; pure.
 
     Args:
         result: What the job left behind; its last outputs are compared here.
         answers: The answers taken on the way.
-        kernels: Names of the candidate's kernels, read from its text.
         policy: `strict` refuses heavy operators of PyTorch that the reference uses; `partial` lets them stand beside
             kernels that matter.
         evidence: What is known already, to be kept in the verdict.
@@ -99,7 +135,7 @@ def verdict_of(
     report = result.report if isinstance(result.report, Mapping) else {}
     if result.end == "ok" and len(result.outputs) == len(answers.calls) + 1:
         answers.take(len(answers.calls), result.outputs[-1])
-    kind, message, cheat, found = _decide(result, report, answers, kernels, policy)
+    kind, message, cheat, found = _decide(result, report, answers, policy)
     return Verdict(
         kind,
         "numerics",
@@ -115,9 +151,7 @@ def verdict_of(
 Decision = tuple[VerdictKind, str, str, dict[str, Json]]
 
 
-def _decide(
-    result: JobResult, report: Mapping[str, Json], answers: Answers, kernels: Sequence[str], policy: str
-) -> Decision:
+def _decide(result: JobResult, report: Mapping[str, Json], answers: Answers, policy: str) -> Decision:
     if result.end == "infra":
         return "infra_error", f"the sandbox failed: {result.message}", "", {}
     rounds = report.get("rounds")
@@ -147,13 +181,13 @@ def _decide(
             "all of the reference's parameters, under their names or in their order"
         )
         return "wrong", said, "", {"weights_moved": False}
-    return _cheated(answers, traces, kernels, policy) or ("ok", "", "", _summary(answers, traces))
+    return _cheated(answers, traces, policy) or ("ok", "", "", _summary(answers, traces))
 
 
 def _wrong_answer(answers: Answers, traces: Sequence[Mapping[str, Json]]) -> Decision | None:
     for place, found in answers.comparisons.items():
         call = answers.calls[place]
-        if call.skip or found.ok or (call.moved and not _weights_set(traces, place)):
+        if found.ok or (call.moved and not _weights_set(traces, place)):
             continue
         seen: dict[str, Json] = {"family": call.case.family, "call": place, "worst": _finite(found.worst)}
         if call.moved:
@@ -162,12 +196,6 @@ def _wrong_answer(answers: Answers, traces: Sequence[Mapping[str, Json]]) -> Dec
             return "wrong", f"{said}: {found.message}", "", seen
         said = f"on inputs of the family {call.case.family!r}, {found.message}"
         return "wrong", said, "", seen
-    for place, call in enumerate(answers.calls):
-        if call.repeats is None or place not in answers.outputs:
-            continue
-        if answers.exact and answers.outputs[place] != answers.outputs[call.repeats]:
-            said = "two calls with the same inputs gave different outputs: the kernel reads uninitialised memory"
-            return "wrong", f"{said}, or its result depends on something other than its inputs", "", {"call": place}
     return None
 
 
@@ -192,42 +220,18 @@ def _faulted(fault: Mapping[str, Json]) -> Decision:
     return "crash", f"{plain_text(fault.get('type')) or 'an error'} while {doing}{where}: {message}", "", named
 
 
-def _cheated(
-    answers: Answers, traces: Sequence[Mapping[str, Json]], kernels: Sequence[str], policy: str
-) -> Decision | None:
-    """Right answers that its own kernels did not give."""
+def _cheated(answers: Answers, traces: Sequence[Mapping[str, Json]], policy: str) -> Decision | None:
+    """Right answers that its own sources did not give, as far as its process says so."""
     for place, call in enumerate(answers.calls):
-        if call.skip and answers.comparisons[place].ok:
-            said = "without any launch the output is still right, so the kernels contribute nothing"
-            return "cheat", said, "ghost_kernel", {"call": place}
-    for place, call in enumerate(answers.calls):
-        launches = _launches(traces, place)
-        if not launches.keys() & set(kernels):
-            said = "no kernel of its own was launched in a call that gave the right output"
+        if NATIVE not in _launches(traces, place):
+            said = "no function of an extension of its own was called in a call that gave the right output"
             return "cheat", said, "no_launch", {"call": place, "family": call.case.family}
-    for place, call in enumerate(answers.calls):
-        read, whole = _count(traces, place, "host_bytes"), _input_bytes(call.case)
-        if whole and read >= MAX_HOST_SHARE * whole:
-            said = f"forward read {read} bytes of tensors into Python or NumPy, of {whole} bytes of inputs"
-            return "cheat", f"{said}: work done there is not done by a kernel", "library_work", {"call": place}
     return _library_work(answers.draw.work, traces, policy)
 
 
 def _count(traces: Sequence[Mapping[str, Json]], place: int, name: str) -> int:
     found = traces[place].get(name) if place < len(traces) else None
     return found if isinstance(found, int) else 0
-
-
-def _input_bytes(case: Case) -> int:
-    """Bytes of the tensors that forward is given."""
-    waiting, total = list(case.inputs), 0
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, HostTensor):
-            total += len(value.data)
-        elif isinstance(value, tuple):
-            waiting += value
-    return total
 
 
 def _launches(traces: Sequence[Mapping[str, Json]], place: int) -> dict[str, int]:
@@ -289,9 +293,7 @@ def _weights_moved(answers: Answers, traces: Sequence[Mapping[str, Json]]) -> bo
 
 def _summary(answers: Answers, traces: Sequence[Mapping[str, Json]]) -> dict[str, Json]:
     return {
-        "worst": _finite(
-            max((c.worst for p, c in answers.comparisons.items() if not answers.calls[p].skip), default=0.0)
-        ),
+        "worst": _finite(max((found.worst for found in answers.comparisons.values()), default=0.0)),
         "families": sorted({call.case.family for call in answers.calls}),
         "launches": _launches(traces, 0),
         "operators": _work(traces[0]) if traces else {},

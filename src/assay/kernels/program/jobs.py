@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from assay.kernels.arrays import HostTensor, size_in_bytes
 from assay.kernels.frames import Frame
-from assay.kernels.job_reports import explain, fault_of, line_of
+from assay.kernels.job_reports import explain, fault_of, line_of, told
 from assay.kernels.numerics.calls import job_inputs
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
@@ -96,21 +96,20 @@ def examined_of(result: JobResult) -> Examined:
     return Examined.from_json(result.report.get("examined") if isinstance(result.report, Mapping) else None)
 
 
-def recorded(result: JobResult) -> Recorded | NotRecorded:
-    """What came of a recording. Never raises for what a candidate left there."""
+def recorded(result: JobResult, sizes: ProgramLimits | None = None) -> Recorded | NotRecorded:
+    """What came of a recording; `sizes`: how large the program may be. Never raises for what a candidate left there."""
     fault = fault_of(result)
     if result.end == "ok" and not fault and result.outputs:
         data = result.outputs[0][0]
         size = int.from_bytes(data[:8], "little")
-        program = read(data[8 : 8 + size])
+        program = read(data[8 : 8 + size], sizes)
         if isinstance(program, Refusal):
             return NotRecorded("refused", program.reason)
         return Recorded(program, data[8 : 8 + size].decode())
     if fault:
         kind = fault.get("kind")
-        kind = kind if kind in ("host_read", "unsupported") else "error"
-        said = f"{plain_text(fault.get('type'))}: {plain_text(fault.get('message'))}"
-        return NotRecorded(kind, said[:2000], line_of(fault))
+        kind = kind if kind in ("host_read", "unsupported", "wrong_output") else "error"
+        return NotRecorded(kind, told(fault, crashed=kind == "error"), line_of(fault))
     return NotRecorded(result.end if result.end != "ok" else "error", explain(result)[:2000])
 
 

@@ -31,3 +31,7 @@ class Limits:
     literal_bytes: int = 1 << 16
     """Of all constants together."""
     string_characters: int = 256
+
+
+ON_DEVICE = Limits(storage_bytes=1 << 36, elements=1 << 32)
+"""On a GPU, at the sizes that problems are published with."""

@@ -18,7 +18,7 @@ from typing import Literal
 
 from assay.kernels.arrays import HostTensor
 from assay.kernels.base import Policy
-from assay.kernels.job_reports import explain, fault_of, line_of
+from assay.kernels.job_reports import explain, fault_of, line_of, told
 from assay.kernels.numerics.calls import shows_answer
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.numerics.tolerance import Comparison, compare
@@ -35,6 +35,8 @@ from assay.kernels.program.jobs import (
     recorded,
     replay_job,
 )
+from assay.kernels.program.limits import Limits as ProgramLimits
+from assay.kernels.program.noise import changed_beyond_noise
 from assay.kernels.program.operations import reference_arithmetic
 from assay.kernels.program.rules import Finding
 from assay.kernels.text.examined import Examined
@@ -48,7 +50,8 @@ End = Literal[
     "ok", "wrong", "cheat", "host_read", "refused", "unsupported", "not_triton", "text", "crash", "timeout", "infra"
 ]
 """`text`: the text alone decides (`Outcome.examined`). `host_read`: host code reads a value. `refused`: the program is
-larger than any that is taken, or forged. `not_triton`: a kernel is written in what Triton does not take."""
+larger than any that is taken, or forged. `not_triton`: a kernel is written in what Triton does not take, or refused by
+its compiler."""
 
 POISONS = (0xFF, 0x46, 0x3E, 0x00, 0xC3)
 """Bytes of fresh memory: NaN, 12689, 0.186, 0 and -390 as float32."""
@@ -136,21 +139,24 @@ async def record(
     precision: str,
     policy: Policy = "strict",
     text_checks: bool = True,
+    sizes: ProgramLimits | None = None,
 ) -> Attempt | Outcome:
     """Record a submission for the shapes of a draw, and hold its program against the rules that need no replay.
+
+    `sizes`: how large the program may be (`program.limits.ON_DEVICE` where it is replayed on a GPU).
 
     Raises:
         SandboxError: no job at all can be run here.
     """
     result = await sandbox.run(record_job(code, draw, limits, precision, text_checks))
-    return await asyncio.to_thread(_attempt, result, draw, policy)
+    return await asyncio.to_thread(_attempt, result, draw, policy, sizes)
 
 
-def _attempt(result: JobResult, draw: InputSet, policy: Policy) -> Attempt | Outcome:
+def _attempt(result: JobResult, draw: InputSet, policy: Policy, sizes: ProgramLimits | None) -> Attempt | Outcome:
     examined, cpu_s = examined_of(result), result.cpu_s
     if examined.fault is not None or examined.cheats:
         return Outcome("text", stage="parse", cpu_s=cpu_s, examined=examined)
-    found = recorded(result)
+    found = recorded(result, sizes)
     if isinstance(found, NotRecorded):
         return Outcome(_end_of(found), found.message, found.line, stage="record", cpu_s=cpu_s, examined=examined)
     reference = reference_arithmetic(draw.work)
@@ -163,6 +169,7 @@ def _attempt(result: JobResult, draw: InputSet, policy: Policy) -> Attempt | Out
 
 def _end_of(found: NotRecorded) -> End:
     ends: dict[str, End] = {"host_read": "host_read", "unsupported": "unsupported", "refused": "refused"}
+    ends["wrong_output"] = "wrong"
     return (ends | {"timeout": "timeout", "infra": "infra"}).get(found.kind, "crash")
 
 
@@ -192,10 +199,10 @@ async def replay(
 
 
 class Answers:
-    """The outputs of each call, compared as they come."""
+    """The outputs of each call, compared as they come. `exact`: the same call has the same bytes each time."""
 
-    def __init__(self, draw: InputSet, calls: Sequence[Replay], precision: str) -> None:
-        self.draw, self.calls, self._precision = draw, calls, precision
+    def __init__(self, draw: InputSet, calls: Sequence[Replay], precision: str, *, exact: bool = True) -> None:
+        self.draw, self.calls, self.precision, self.exact = draw, calls, precision, exact
         self.outputs: dict[int, tuple[bytes, ...]] = {}
         self.comparisons: dict[int, Comparison] = {}
 
@@ -220,7 +227,7 @@ class Answers:
 
     def _compare(self, call: Replay, outputs: tuple[bytes, ...]) -> Comparison:
         worst = Comparison(True, 0.0, 0, 0)
-        tolerances = call.case.tolerances(self._precision)
+        tolerances = call.case.tolerances(self.precision)
         for (dtype, shape), data, exact, allowed in zip(
             self.draw.outputs, outputs, call.case.exact, tolerances, strict=True
         ):
@@ -254,6 +261,7 @@ def judge(result: JobResult, attempt: Attempt, answers: Answers, policy: Policy 
     seen = measured(result)
     end, message, line, findings = _decide(result, attempt.program, answers, seen, policy)
     facts: dict[str, Json] = {
+        "weights_moved": _weights_moved(answers, seen),
         "launches": dict(seen[0].launches) if seen else {},
         "families": sorted({call.case.family for call in answers.calls}),
         "worst": answers.worst,
@@ -305,32 +313,45 @@ def _faulted(fault: Mapping[str, Json]) -> tuple[End, str, int]:
         "refused": "refused",
         "language": "unsupported",
         "not_triton": "not_triton",
+        "compile": "not_triton",
     }
     end = kinds.get(plain_text(fault.get("kind")), "crash")
-    message = plain_text(fault.get("message"))[:2000]
-    said = f"{plain_text(fault.get('type')) or 'an error'}: {message}" if end == "crash" else message
-    return end, said, line_of(fault)
+    return end, told(fault, crashed=end == "crash"), line_of(fault)
 
 
 def _weights_set(seen: Sequence[Measured], place: int) -> bool:
     return place < len(seen) and seen[place].weights_set
 
 
+def _weights_moved(answers: Answers, seen: Sequence[Measured]) -> bool | None:
+    """Whether weights that start as constants were changed; None where the problem has none."""
+    moved = [place for place, call in enumerate(answers.calls) if call.weights and call.needed]
+    return all(_weights_set(seen, place) for place in moved) if moved else None
+
+
 def _findings(program: Program, answers: Answers, seen: Sequence[Measured], policy: Policy) -> list[Finding]:
-    calls, outputs = answers.calls, answers.outputs
+    calls = answers.calls
     followed = [account.unwritten for call, account in zip(calls, seen, strict=True) if call.follow]
-    unwritten = [max(counts) for counts in zip(*followed, strict=True)]
-    changed = {
-        call.skip: outputs[place] != outputs[_whole(calls, call)]
-        for place, call in enumerate(calls)
-        if call.skip != NO_KERNEL
-    }
+    unwritten = [max(counts) for counts in zip(*followed, strict=True)] or [0] * len(program.outputs)
+    changed = _changed(answers)
     races = {str(race["kernel"]): race for account in seen for race in account.races}
     return [
         *(rules.outputs_written(program, unwritten) if policy == "strict" else ()),
         *rules.kernels_matter(program, changed),
         *rules.races(list(races.values())),
     ]
+
+
+def _changed(answers: Answers) -> dict[int, bool]:
+    """Kernel -> whether the output was another one without it."""
+    calls, outputs = answers.calls, answers.outputs
+    if not answers.exact:
+        return changed_beyond_noise(calls, outputs, answers.draw, answers.precision)
+    return {
+        call.skip: outputs[place] != outputs[_whole(calls, call)]
+        for place, call in enumerate(calls)
+        if call.skip != NO_KERNEL
+    }
 
 
 def _whole(calls: Sequence[Replay], left_out: Replay) -> int:

@@ -10,6 +10,7 @@ import random
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from assay.kernels.arrays import HostTensor, Value, size_in_bytes
 from assay.kernels.base import TimedAgainst
@@ -23,7 +24,9 @@ from assay.kernels.timing.statistics import Finding, FindingKind, Sample
 from assay.sandbox import Job, JobResult, Limits, Profile, Round
 from assay.types import Json
 
-HARNESS = "assay.kernels.inside.timed"
+HARNESS = "assay.kernels.inside.timing.harness"
+Form = Literal["module", "program"]
+"""What a candidate comes as: its module, whose host code is then run, or its recorded program."""
 ROUNDS = 3
 """Of one sample."""
 SLACK = 2.0
@@ -88,21 +91,22 @@ def make_job(
     calls: int,
     sets: Sequence[SampleSet],
     config: TimingConfig,
+    form: Form = "module",
 ) -> Job:
-    """The job of a baseline, or of a candidate (None)."""
-    init, form = form_of(problem.init_inputs), form_of(problem.draw())
+    """The job of a baseline, or of a candidate (None) that comes in some form."""
+    init, call = form_of(problem.init_inputs), form_of(problem.draw())
     header: dict[str, Json] = {
         "device": config.device,
-        "entry": "ModelNew" if baseline is None else "Model",
-        "compile": baseline == "compile",
+        "entry": "Model" if baseline is not None else "ModelNew" if form == "module" else "program",
+        "baseline": baseline,
         "init_inputs": init.header["entries"],
         "weight_seed": problem.weight_seed,
         "precision": problem.precision,
         "tf32": config.tf32,
         "calls": calls,
         "samples": len(sets),
-        "inputs": form.header["entries"],
-        "sizes": [len(blob) for blob in form.blobs],
+        "inputs": call.header["entries"],
+        "sizes": [len(blob) for blob in call.blobs],
         "outputs": [[dtype, list(shape)] for dtype, shape in problem.outputs],
     }
     rounds = [Round(tuple(init.blobs))]
@@ -172,3 +176,9 @@ def death(result: JobResult) -> Finding:
 def device_of(result: JobResult) -> str:
     """The device that a baseline's job named."""
     return str(result.report["device"]) if isinstance(result.report, dict) and "device" in result.report else "unknown"
+
+
+def launched_of(result: JobResult) -> str:
+    """How a job says that its kernels were launched; it is believed of programs only, whose process is ours."""
+    said = result.report.get("launched") if isinstance(result.report, dict) else None
+    return said if said in ("host code", "one by one", "cuda graph") else "unknown"

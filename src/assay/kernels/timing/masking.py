@@ -3,7 +3,7 @@
 Inputs go to a child under a mask, and their key comes with the order to run. Before that order is acknowledged the
 child has to give a digest of every output, and the bytes that it hands over later must have that digest. So whatever
 is computed is computed while the parent's clock runs. The mask is not a cipher: breaking it only has to
-take longer than kernels do. `assay.kernels.inside.masking` is the child's half.
+take longer than kernels do. `assay.kernels.inside.timing.masking` is the child's half.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from assay.kernels.numerics.reference import ReferenceProcess
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.operators import is_heavy
 from assay.kernels.problems.scaling import ScaledProblem
-from assay.kernels.timing.jobs import TimedProblem
+from assay.kernels.timing.jobs import Form, TimedProblem
 from assay.kernels.timing.roofline import Work
 from assay.kernels.timing.statistics import Finding, FindingKind
 from assay.kernels.timing.stopwatch import Stopwatch
@@ -163,9 +163,22 @@ def _tensors(value: Value) -> list[HostTensor]:
 
 
 async def timed(
-    verdict: Verdict, code: str, problem: TimedProblem, stopwatch: Stopwatch, config: GraderConfig
+    verdict: Verdict,
+    source: str,
+    problem: TimedProblem,
+    stopwatch: Stopwatch,
+    config: GraderConfig,
+    form: Form = "program",
 ) -> Verdict:
     """The verdict on a right candidate once it was timed against every baseline asked for.
+
+    Args:
+        verdict: Of the stages before; `ok`.
+        source: The text of its recorded program, or its module where `form` says so (CUDA sources).
+        problem: What it solves.
+        stopwatch: Times it.
+        config: Settings.
+        form: What `source` is.
 
     Raises:
         SandboxError: no job can be run here.
@@ -173,7 +186,7 @@ async def timed(
     timings: dict[str, dict[str, Json]] = {}
     for baseline in config.baselines:
         try:
-            found = await stopwatch.time(code, problem, baseline)
+            found = await stopwatch.time(source, problem, baseline, form)
         except ConfigError as error:  # it does not fit into the buffers: a matter of this problem's size
             message = f"right, but it cannot be timed with these settings: {error}"
             return replace(verdict, kind="unsupported", stage="timing", message=message)

@@ -210,6 +210,9 @@ class Measured:
     baseline_samples: tuple[Sample, ...]
     candidate_samples: tuple[Sample, ...]
     work: Work | None = None
+    is_program: bool = False
+    """Whether the candidate was timed as a program, by code of ours alone: then its events are as good as the
+    baseline's, and what its rounds take besides is the setting up of its memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +235,8 @@ class Timing:
     """What no call can be faster than; None where the device or the work is not known."""
     quarantine: str | None
     """Why the speedup must not be rewarded; None when it may be."""
+    launched: str = "unknown"
+    """How the candidate's kernels were launched: as a `cuda graph`, `one by one`, or by its own `host code`."""
 
     @property
     def rewardable(self) -> float | None:
@@ -250,7 +255,7 @@ def conclude(measured: Measured, rules: Rules) -> Timing | Finding:
     trusted = (*measured.alone, *measured.baseline_samples)
     overhead = overhead_of(trusted)
     clock = agreement(measured.candidate_samples, trusted, rules.confidence)
-    if clock.forged:
+    if clock.forged and not measured.is_program:
         claimed = 1000 * median([sum(s.claimed_s) for s in measured.candidate_samples])
         seen = 1000 * median([s.round_s for s in measured.candidate_samples])
         return Finding(
@@ -258,12 +263,16 @@ def conclude(measured: Measured, rules: Rules) -> Timing | Finding:
             f"its events claim {claimed:.4g} ms for the calls of a round that took {seen:.4g} ms by the clock outside, "
             f"of which {clock.overhead_ms:.4g} ms (at most {1000 * overhead.highest_s:.4g}) are overhead",
         )
-    candidate = [believed_s(sample, overhead) for sample in measured.candidate_samples]
+    if measured.is_program:
+        candidate = [_mean(sample) for sample in measured.candidate_samples]
+    else:
+        candidate = [believed_s(sample, overhead) for sample in measured.candidate_samples]
     baseline = [_mean(sample) for sample in measured.baseline_samples]
     if min(candidate) <= 0 or min(baseline) <= 0:
         return Finding("infra", "a call took no time at all by this clock, so nothing can be compared")
     speedup = speedup_interval(baseline, candidate, rules.confidence, rules.resolution)
-    unexplained = clock.unexplained_ms / 1000 / len(measured.candidate_samples[0].claimed_s)
+    calls = len(measured.candidate_samples[0].claimed_s)
+    unexplained = 0.0 if measured.is_program else clock.unexplained_ms / 1000 / calls
     lower = speedup.low * median(candidate) / (median(candidate) + unexplained)
     gpu = find_gpu(measured.device)
     floor = floor_s(measured.work, gpu) if gpu and measured.work else None
@@ -275,7 +284,7 @@ def conclude(measured: Measured, rules: Rules) -> Timing | Finding:
         candidate_ms=1000 * median(candidate),
         baseline_ms=1000 * median(baseline),
         samples=len(candidate),
-        calls=len(measured.candidate_samples[0].claimed_s),
+        calls=calls,
         device=measured.device,
         clock=clock,
         floor_ms=None if floor is None else 1000 * floor,

@@ -1,7 +1,7 @@
 """Times a candidate against a baseline: two sandboxed jobs in step, one round of one of them at a time.
 
     stopwatch = Stopwatch(sandbox, TimingConfig(device="cuda"))
-    outcome = await stopwatch.time(source, problem, "eager")     # a Timing, or a Finding that says why there is none
+    outcome = await stopwatch.time(text, problem, "eager", "program")     # a Timing, or a Finding that says why not
 
 The baseline is the reference in a child of its own, run by the same harness. It is timed alone first, then the
 candidate joins, and both get the same fresh inputs sample by sample. The one whose turn it is not is stopped. Every
@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from assay.errors import ConfigError
 from assay.kernels.base import TimedAgainst
@@ -22,12 +23,14 @@ from assay.kernels.job_reports import explain
 from assay.kernels.timing.config import TimingConfig
 from assay.kernels.timing.jobs import (
     ROUNDS,
+    Form,
     SampleSet,
     TimedProblem,
     bytes_of_call,
     death,
     device_of,
     form_of,
+    launched_of,
     make_job,
     recheck,
     sample_set,
@@ -64,8 +67,16 @@ class Stopwatch:
         self._turn = contextlib.nullcontext() if isinstance(sandbox, RunsGroups) else asyncio.Lock()
         self._call_s: dict[tuple[str, str, TimedAgainst], float] = {}
 
-    async def time(self, source: str, problem: TimedProblem, baseline: TimedAgainst = "eager") -> Timing | Finding:
+    async def time(
+        self, source: str, problem: TimedProblem, baseline: TimedAgainst = "eager", form: Form = "module"
+    ) -> Timing | Finding:
         """The speedup of a candidate over a baseline.
+
+        Args:
+            source: The candidate: its module, or the JSON of its recorded program.
+            problem: What it solves.
+            baseline: How the reference is run.
+            form: What `source` is.
 
         Raises:
             ConfigError: its inputs and outputs do not fit into `buffer_mb` even with one call a sample.
@@ -74,7 +85,7 @@ class Stopwatch:
         async with self._turn:
             try:
                 calls = await self._calls(problem, baseline)
-                return await self._compare(source, problem, baseline, calls)
+                return await self._compare(source, problem, baseline, form, calls)
             except _BaselineError as error:
                 return Finding("infra", f"the baseline failed: {explain(error.result)}")
 
@@ -106,7 +117,7 @@ class Stopwatch:
         return min(sample.claimed_s[0] for sample in samples_of(result.outputs, result.round_s, 1))
 
     async def _compare(
-        self, source: str, problem: TimedProblem, baseline: TimedAgainst, calls: int
+        self, source: str, problem: TimedProblem, baseline: TimedAgainst, form: Form, calls: int
     ) -> Timing | Finding:
         config = self.config
         warm_ups = config.warm_ups + self._draw.randrange(config.warm_ups + 1)
@@ -114,7 +125,7 @@ class Stopwatch:
         shared = await asyncio.to_thread(self._sets, problem, calls, warm_ups + config.samples)
         jobs = (
             await asyncio.to_thread(make_job, problem.code, problem, baseline, calls, [*alone, *shared], config),
-            await asyncio.to_thread(make_job, source, problem, None, calls, shared, config),
+            await asyncio.to_thread(make_job, source, problem, None, calls, shared, config, form),
         )
         order = turns(len(alone), secret_order(len(shared), self._draw))
         reference, candidate = await run_in_step(self._sandbox, Group(jobs, order))
@@ -127,7 +138,7 @@ class Stopwatch:
         if fault is not None:
             return fault
         samples = samples_of(reference.outputs, reference.round_s, calls)
-        return conclude(
+        found = conclude(
             Measured(
                 baseline=baseline,
                 device=device_of(reference),
@@ -135,9 +146,11 @@ class Stopwatch:
                 baseline_samples=samples[len(alone) + warm_ups :],
                 candidate_samples=samples_of(candidate.outputs, candidate.round_s, calls)[warm_ups:],
                 work=problem.work,
+                is_program=form == "program",
             ),
             config.rules,
         )
+        return replace(found, launched=launched_of(candidate)) if isinstance(found, Timing) else found
 
     def _sets(self, problem: TimedProblem, calls: int, count: int) -> list[SampleSet]:
         return [sample_set(problem, calls, self._draw) for _ in range(count)]

@@ -26,6 +26,7 @@ from assay.kernels.inside.record.devices import META, Pretended
 from assay.kernels.inside.record.operators import Operators
 from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
 from assay.kernels.inside.record.tape import Tape
+from assay.kernels.inside.tensors import WrongOutputError
 from assay.kernels.text.examined import Examined
 from assay.kernels.text.examining import examine
 from assay.types import Json
@@ -93,7 +94,7 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
     room = header["program_bytes"]
     if len(text) + 8 > room:
         long = NotRecordableError(f"the program has {len(text)} bytes, and {room - 8} are taken")
-        return told | {"fault": submission.fault("record", long, "unsupported")}
+        return told | {"fault": submission.fault("forward", long, "unsupported")}
     write_outputs([(len(text).to_bytes(8, "little") + text).ljust(room, b"\0")])
     read_inputs()  # there is no other round: this takes note that the last one is over
     return told
@@ -110,11 +111,11 @@ def record(source: str, header: Json, tape: Tape) -> Json:
     capture = launches.Capture(tape)
     launches.begin(capture)
     with Operators(tape), Pretended(tape):
-        with tape.phase() as module:
+        with tape.phase("importing the module") as module:
             made = submission.load(source)
         init_arguments = _arguments(header["init_inputs"])
         init_inputs = [tape.window(tensor) for tensor in _tensors(init_arguments)]
-        with tape.phase() as init:
+        with tape.phase("constructing ModelNew") as init:
             model = made.ModelNew(*init_arguments)
             if isinstance(model, torch.nn.Module) and header["precision"] != "float32":
                 model = model.to(getattr(torch, header["precision"]))
@@ -136,9 +137,9 @@ def record(source: str, header: Json, tape: Tape) -> Json:
 def _call(model: Any, arguments: Sequence[Any], tape: Tape) -> tuple[list[Json], list[Json], list[Json]]:
     """One call of forward: windows of its inputs, steps, windows of its outputs."""
     inputs = [tape.window(tensor) for tensor in _tensors(arguments)]
-    with tape.phase() as steps, torch.no_grad():
+    with tape.phase("forward") as steps, torch.no_grad():
         value = model(*arguments)
-        outputs = [tape.window(tensor) for tensor in _tensors(value)]
+        outputs = [tape.window(tensor) for tensor in _tensors(value, returned=True)]
     return inputs, steps, outputs
 
 
@@ -152,27 +153,30 @@ def _argument(entry: Json) -> Any:
     return _arguments(entry) if isinstance(entry, list) else entry
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def _tensors(value: Any, returned: bool = False) -> list[torch.Tensor]:
     """The tensors of an argument or of what forward returned, in the order in which they are compared.
 
     Raises:
-        WrongOutputError: it is nothing that can be compared.
+        WrongOutputError: forward returned what cannot be compared.
     """
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, list | tuple):
-        return [tensor for part in value for tensor in _tensors(part)]
+        return [tensor for part in value for tensor in _tensors(part, returned)]
     if isinstance(value, dict) and all(type(name) is str for name in value):
-        return [tensor for name in sorted(value) for tensor in _tensors(value[name])]
+        return [tensor for name in sorted(value) for tensor in _tensors(value[name], returned)]
+    if returned:
+        kind = type(value).__name__
+        raise WrongOutputError(f"forward returned a {kind}; tensors are compared, and tuples and the like of them")
     return []
 
 
 def _fault(error: BaseException, tape: Tape) -> Json:
     """Why there is no program. A read that a candidate caught is likelier the cause than what it raised instead."""
     if isinstance(error, NotRecordableError):
-        return submission.fault("record", error, "unsupported")
+        return submission.fault(tape.doing, error, "unsupported")
     if isinstance(error, HostReadError) or any(sign in str(error) for sign in _NO_VALUES):
-        return submission.fault("record", error, "host_read")
-    if tape.reads is None:
-        return submission.fault("record", error)
-    return submission.fault("record", tape.reads, "host_read")
+        return submission.fault(tape.doing, error, "host_read")
+    if tape.reads is not None:
+        return submission.fault(tape.doing, tape.reads, "host_read")
+    return submission.fault(tape.doing, error, "wrong_output" if isinstance(error, WrongOutputError) else "error")

@@ -30,6 +30,8 @@ class Tape:
         self.limits = limits or Limits()
         self.steps: list[Json] = []
         """Of the phase under way."""
+        self.doing = "importing the module"
+        """What the submission is at, in words."""
         self.constants: list[list[Json]] = []
         self.reads: HostReadError | None = None
         """The first read of a value, which a candidate may have caught."""
@@ -39,9 +41,10 @@ class Tape:
         self._literal_bytes = 0
 
     @contextmanager
-    def phase(self) -> Iterator[list[Json]]:
-        """Record what happens in a block into a list of its own."""
+    def phase(self, doing: str = "") -> Iterator[list[Json]]:
+        """Record what happens in a block into a list of its own; `doing` says what it does, for messages."""
         before, self.steps = self.steps, []
+        self.doing = doing or self.doing
         try:
             yield self.steps
         finally:

@@ -1,28 +1,25 @@
-"""The sandbox harness that replays a program. The `source` of its job is the program; no host code of anyone's runs.
+"""The sandbox harness that replays a program in Triton's interpreter. The `source` of its job is the program; no host
+code of anyone's runs. `device_harness` does the same on a GPU.
 
-The header is that of `assay.kernels.inside.rounds`: `init_inputs`, `inputs`, `outputs`, `parameters`, `weight_seed`,
+The header has `init_inputs`, `inputs`, `outputs`, `parameters`, `weight_seed`,
 `max_programs`. The first round has the tensors of `get_init_inputs`; each later one has one set of inputs and, last, a
-control record: the fields of `player.Manner`, and `weights` as in `rounds`. Outputs are bytes; the report has, for each
+control record: the fields of `player.Manner`, and `weights`, by name. Outputs are bytes; the report has, for each
 call, what the kernels did, or the fault that ended it.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import os
+from typing import TYPE_CHECKING
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 
 import torch
 
-from assay.kernels.inside import submission
-from assay.kernels.inside.replay.operators import ForgedError
-from assay.kernels.inside.replay.player import NO_KERNEL, Account, Manner, Player
-from assay.kernels.inside.replay.rebuild import NotInLanguageError
-from assay.kernels.inside.tensors import tensors_of
+from assay.kernels.inside.replay.calls import play
+from assay.kernels.inside.replay.interpreted import Interpreted
 from assay.kernels.inside.triton import interpreter
-from assay.kernels.program.form import Program
-from assay.kernels.program.reading import Refusal, read
 from assay.types import Json
 
 if TYPE_CHECKING:
@@ -36,10 +33,6 @@ def kernel(x, y, n, BLOCK: tl.constexpr):
     v = tl.load(x + i, mask=i < n, other=0.0)
     tl.store(y + i, tl.exp(v - tl.max(v, 0)) / tl.sum(v, 0), mask=i < n)
 """
-
-
-class WrongOutputError(Exception):
-    """The outputs have not the form that the reference's have."""
 
 
 def preload() -> None:
@@ -70,101 +63,5 @@ def _warm_up_program() -> Json:
 
 
 def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: WriteOutputs) -> Json:
-    """Replay one program, call by call."""
-    program = read(source.encode("utf-8", "replace"))
-    if isinstance(program, Refusal):
-        return {"fault": {"stage": "program", "kind": "refused", "type": "Refusal", "message": program.reason}}
-    blobs = read_inputs()
-    assert blobs is not None, "a job has a round for the constructor"
-    try:
-        tensors = _tensors(tensors_of(header["init_inputs"], blobs, "cpu"))
-        player = Player(program, tensors, header["weight_seed"], header["max_programs"])
-        _check_outputs(program, header["outputs"])
-    except Exception as error:  # noqa: BLE001 - whatever a program makes the interpreter raise is data
-        return {"fault": submission.fault("construct", error, _kind(error)) | _place(error)}
-    write_outputs([])
-    rounds: list[Json] = []
-    while (blobs := read_inputs()) is not None:
-        control = json.loads(bytes(blobs[-1]))
-        inputs = _tensors(tensors_of(header["inputs"], blobs, "cpu"))
-        weights = control.pop("weights")
-        entry: dict[str, Json] = {}
-        try:
-            moved = _weights(program, header["parameters"], weights, blobs)
-            entry["weights"] = moved is not None
-            account = player.call(inputs, Manner(**control), moved)
-        except Exception as error:  # noqa: BLE001 - as above
-            entry["fault"] = submission.fault("forward", error, _kind(error))
-            rounds.append(entry)
-            if control.get("skip", NO_KERNEL) == NO_KERNEL:
-                return {"rounds": rounds, "fault": entry["fault"]}
-            write_outputs([_all_ones(dtype, shape) for dtype, shape in header["outputs"]])  # bytes never right
-            continue
-        rounds.append(entry | _told(account))
-        write_outputs([_bytes(player.memory.tensor(window)) for window in program.outputs])
-    return {"rounds": rounds}
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [tensor for part in value for tensor in _tensors(part)] if isinstance(value, list) else []
-
-
-def _kind(error: Exception) -> str:
-    """`language`: a kernel is not in the kernel language, though it may be legal in Triton; `not_triton`: nor is it.
-    `forged`: no recording of ours gives such a program. `unsupported`: the interpreter cannot judge it."""
-    if isinstance(error, ForgedError):
-        return "forged"
-    if isinstance(error, NotInLanguageError):
-        return "language" if error.in_triton else "not_triton"
-    if isinstance(error, WrongOutputError):
-        return "wrong_output"
-    return "unsupported" if isinstance(error, interpreter.UnsupportedError) else "error"
-
-
-def _place(error: Exception) -> dict[str, Json]:
-    """The line of the submission, where the error knows it better than its traceback."""
-    return {"line": error.line} if isinstance(error, NotInLanguageError) else {}
-
-
-def _check_outputs(program: Program, outputs: Sequence[Json]) -> None:
-    if len(program.outputs) != len(outputs):
-        raise WrongOutputError(f"forward returned {len(program.outputs)} tensors, the reference returns {len(outputs)}")
-    for window, (dtype, shape) in zip(program.outputs, outputs, strict=True):
-        if list(window.size) != list(shape):
-            raise WrongOutputError(f"the output has shape {window.size}, the reference has {tuple(shape)}")
-        if window.dtype != dtype:
-            raise WrongOutputError(f"the output has dtype {window.dtype}, the reference has {dtype}")
-
-
-def _weights(
-    program: Program, names: Sequence[Json], weights: Mapping[str, Json], blobs: Sequence[memoryview]
-) -> dict[int, torch.Tensor] | None:
-    """Number of a parameter -> the values that it is to hold, found by name, or else by order and shape; None where
-    neither fits."""
-    if not weights:
-        return {}
-    own = {name: number for number, (name, _) in enumerate(program.params)}
-    sizes = [list(window.size) for _, window in program.params]
-    by_name = all(name in own and sizes[own[name]] == shape for name, shape in names if name in weights)
-    if not by_name and sizes != [shape for _, shape in names]:
-        return None
-    given = [name for name, _ in names]
-    chosen = {own[name] if by_name else given.index(name): entry for name, entry in weights.items()}
-    return dict(zip(chosen, tensors_of(list(chosen.values()), blobs, "cpu"), strict=True))
-
-
-def _told(account: Account) -> dict[str, Json]:
-    seen: dict[str, Json] = account.ledger.to_json()
-    return seen | {"races": [dict(race) for race in account.races], "unwritten": list(account.unwritten)}
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    dense = tensor.contiguous().flatten().view(torch.uint8) if tensor.numel() else tensor.new_empty(0)
-    return memoryview(dense.numpy().tobytes())
-
-
-def _all_ones(dtype: str, shape: Sequence[int]) -> memoryview:
-    """An output of NaN, or of minus ones."""
-    return memoryview(b"\xff" * (math.prod(shape) * getattr(torch, dtype).itemsize))
+    """Replay one program, call by call; the report is that of `calls.play`."""
+    return play(source, header, read_inputs, write_outputs, Interpreted(header["max_programs"]))

@@ -10,13 +10,17 @@ from assay.kernels.program.form import DTYPES, Program, Window, operations_in, w
 
 
 class Memory:
-    """Real storages. Fresh ones hold `poison` in every byte, so that what no one wrote is never right by chance."""
+    """Real storages. Fresh ones hold `poison` in every byte, so that what no one wrote is never right by chance.
 
-    def __init__(self, program: Program) -> None:
+    `marked`: whether it is noted who wrote what; without, `marks`, `is_made` and `mark` must not be called.
+    """
+
+    def __init__(self, program: Program, device: str = "cpu", *, marked: bool = True) -> None:
+        self.device, self.marked = device, marked
         self.granularity = granularity(program)
-        self.raw = [torch.full((size,), 0xFF, dtype=torch.uint8) for size in program.storages]
+        self.raw = [torch.full((size,), 0xFF, dtype=torch.uint8, device=device) for size in program.storages]
         self.made = [
-            torch.zeros(-(-size // grain), dtype=torch.bool)
+            torch.zeros(-(-size // grain) if marked else 0, dtype=torch.bool)
             for size, grain in zip(program.storages, self.granularity, strict=True)
         ]
         """Whether a kernel, or a move of what kernels made, wrote each element last."""
@@ -27,7 +31,7 @@ class Memory:
         """The tensor that a window shows."""
         dtype: torch.dtype = getattr(torch, window.dtype)
         storage = self.raw[window.storage].untyped_storage()
-        return torch.empty(0, dtype=dtype).set_(storage, window.offset, window.size, window.stride)
+        return torch.empty(0, dtype=dtype, device=self.device).set_(storage, window.offset, window.size, window.stride)
 
     def marks(self, window: Window) -> list[torch.Tensor]:
         """Views of `made`, in the shape of a window: one for each part of an element."""
@@ -54,6 +58,11 @@ class Memory:
         """Note who wrote the elements of a window."""
         for part in self.marks(window):
             part.copy_(made) if isinstance(made, torch.Tensor) else part.fill_(made)
+
+    def restore(self, storage: int, content: torch.Tensor) -> None:
+        """Give a storage back what it held; no kernel of this call wrote it."""
+        self.raw[storage].copy_(content)
+        self.made[storage].fill_(False)
 
     def fill(self, storages: Sequence[int], poison: int) -> None:
         """Fill some storages with a byte."""

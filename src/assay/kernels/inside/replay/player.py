@@ -1,21 +1,38 @@
-"""A program on real memory: set up once under a seed, then called on inputs, each call from the same start."""
+"""A program on real memory: set up once under a seed, then called on inputs, each call from the same start.
+
+Where kernels run is a `Machine`: `interpreted` (Triton's interpreter) or `on_device` (a GPU).
+"""
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal, Protocol
 
 import torch
+import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from assay.kernels.inside.replay import operators
-from assay.kernels.inside.replay.accesses import Accesses
 from assay.kernels.inside.replay.memory import Memory
-from assay.kernels.inside.replay.rebuild import plain, rebuild
-from assay.kernels.inside.triton import interpreter
-from assay.kernels.program.form import Descriptor, Launch, Operation, Program, Step, Value, Variant, Window, windows_in
+from assay.kernels.program.form import (
+    Descriptor,
+    Function,
+    Launch,
+    Name,
+    Operation,
+    Program,
+    Step,
+    Value,
+    Variant,
+    Window,
+    windows_in,
+)
+from assay.types import Json
 
 NO_KERNEL = -1
 
@@ -40,27 +57,76 @@ class Manner:
 class Account:
     """What one call did."""
 
-    ledger: interpreter.Ledger
-    races: Sequence[Mapping[str, Any]]
+    told: dict[str, Json]
+    """What its `Run` says: `launches` by the kernel's name, and `races`."""
     unwritten: tuple[int, ...]
     """Of each output, elements that no kernel wrote last. Zeros where accesses were not followed."""
+
+
+class CompilerError(Exception):
+    """The compiler refused a kernel. `line`: of its launch in the submission; 0 where that is not known."""
+
+    def __init__(self, message: str, line: int) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+class NoRoomError(CompilerError):
+    """The same of one configuration, which an autotuner would pass over."""
+
+
+class Run(Protocol):
+    """Steps of a program under way."""
+
+    def launch(self, launch: Launch, variant: Variant, arguments: dict[str, Any]) -> None:
+        """Launch a kernel. Raises `NoRoomError` where an autotuner would try another configuration."""
+        ...
+
+    def told(self) -> dict[str, Json]:
+        """What is known of it once it is over: `launches` and `races`."""
+        ...
+
+
+class Machine(Protocol):
+    """Where a program runs."""
+
+    device: str
+    """PyTorch's name of the device that storages are on."""
+    follows: bool
+    """Whether it can follow what kernels touch."""
+
+    def build(self, program: Program) -> Sequence[Any]:
+        """The kernels of a program, as they are handed to kernels. Raises what is wrong with their text."""
+        ...
+
+    def running(self, memory: Memory, manner: Manner) -> AbstractContextManager[Run]:
+        """Some steps are run in it. Leaving it waits for them, and raises what went wrong on the device."""
+        ...
+
+    def kind_of(self, error: Exception) -> Literal["error", "unsupported", "compile"]:
+        """What an error of a call means."""
+        ...
+
+
+Choose = Callable[[Launch, Callable[[Variant], None]], Sequence[Variant]]
+"""Which variants of a launch are tried, the first one first. It may launch some then and there, to see how they do."""
 
 
 class Player:
     """One program under one seed of its weights."""
 
     def __init__(
-        self, program: Program, init_inputs: Sequence[torch.Tensor], weight_seed: int, max_programs: int
+        self, program: Program, machine: Machine, init_inputs: Sequence[torch.Tensor], weight_seed: int
     ) -> None:
-        """Runs what happens at import and in the constructor; its random draws come from the seed.
+        """Runs what happens at import and in the constructor; its random draws come from the seed, on the host.
 
         Raises:
             NotInLanguageError, ForgedError: the program cannot be run.
             Exception: whatever its operations and kernels raise.
         """
-        self.program, self._max_programs = program, max_programs
-        self._kernels = rebuild(program)
-        self.memory = Memory(program)
+        self.program, self._machine = program, machine
+        self._kernels = machine.build(program)
+        self.memory = Memory(program, machine.device, marked=machine.follows)
         _fill_in(self.memory, program.init_inputs, init_inputs)
         manner = Manner(in_order=True, follow=False)
         # What is drawn at import has no counterpart in the reference, and must not know its seed.
@@ -86,56 +152,108 @@ class Player:
             UnsupportedError, OutOfBoundsError: of the interpreter.
             Exception: whatever its operations and kernels raise.
         """
+        self.prepare(inputs, manner.poison, weights)
+        told = self.forward(manner)
+        follow = manner.follow and self._machine.follows
+        unwritten = tuple(int((~self.memory.is_made(window)).sum()) if follow else 0 for window in self.program.outputs)
+        return Account(told, unwritten)
+
+    def prepare(
+        self, inputs: Sequence[torch.Tensor], poison: int, weights: Mapping[int, torch.Tensor] | None = None
+    ) -> None:
+        """Make memory what it is when a call begins.
+
+        Raises:
+            ForgedError: the inputs have another form than the program says.
+        """
         memory = self.memory
         for place, content in self._start.items():
-            memory.raw[place].copy_(content)
-            memory.made[place].fill_(False)
-        memory.fill(self._fresh, manner.poison)
+            memory.restore(place, content)
+        memory.fill(self._fresh, poison)
         for number, value in (weights or {}).items():
             memory.tensor(self.program.params[number][1]).copy_(value)
         _fill_in(memory, self.program.inputs, inputs)
-        ledger, races = self._run(self.program.forward, manner)
-        unwritten = tuple(
-            int((~memory.is_made(window)).sum()) if manner.follow else 0 for window in self.program.outputs
-        )
-        return Account(ledger, races, unwritten)
 
-    def _run(self, steps: Sequence[Step], manner: Manner) -> tuple[interpreter.Ledger, list[dict[str, int | str]]]:
-        chance = random.Random(manner.seed)
-        accesses = Accesses(self.memory) if manner.follow else None
-        ledger = interpreter.Ledger(
-            self._max_programs, order=None if manner.in_order else random.Random(manner.seed), observer=accesses
-        )
-        with interpreter.recording(ledger):
+    def forward(self, manner: Manner, choose: Choose | None = None) -> dict[str, Json]:
+        """The steps of forward, on memory as it is, and what the run says of itself."""
+        return self._run(self.program.forward, manner, choose)
+
+    def _run(self, steps: Sequence[Step], manner: Manner, choose: Choose | None = None) -> dict[str, Json]:
+        choose = choose or _by_chance(manner.seed)
+        with self._machine.running(self.memory, manner) as run:
             for step in steps:
                 if isinstance(step, Operation):
                     operators.run(self.memory, step)
                 else:
-                    self._launch(step, chance.choice(step.variants), manner, accesses)
-        if ledger.refusal is not None:
-            raise ledger.refusal
-        return ledger, accesses.races if accesses else []
+                    self._launch(run, step, choose, manner)
+        return run.told()
 
-    def _launch(self, launch: Launch, variant: Variant, manner: Manner, accesses: Accesses | None) -> None:
+    def _launch(self, run: Run, launch: Launch, choose: Choose, manner: Manner) -> None:
+        attempt = partial(self._launch_variant, run, launch, manner)
+        *others, last = choose(launch, attempt)
+        for variant in others:
+            try:
+                attempt(variant)
+            except NoRoomError:
+                continue
+            return
+        attempt(last)
+
+    def _launch_variant(self, run: Run, launch: Launch, manner: Manner, variant: Variant) -> None:
         for operation in variant.before:
             operators.run(self.memory, operation)
-        if launch.kernel == manner.skip:
-            return
-        if accesses is not None:
-            accesses.launch(self.program.kernels[launch.kernel].name)
-        arguments = {name: self._argument(value) for name, value in variant.args}
-        self._kernels[launch.kernel][variant.grid](**arguments, **dict(variant.options))
+        if launch.kernel != manner.skip:
+            run.launch(launch, variant, {name: self._argument(value) for name, value in variant.args})
 
     def _argument(self, value: Value) -> Any:
-        if isinstance(value, Window):
-            return self.memory.tensor(value)
-        if isinstance(value, Descriptor):
-            base = self.memory.tensor(value.base)
-            sizes = (list(part) for part in (value.shape, value.strides, value.block))
-            return TensorDescriptor(base, *sizes, padding=value.padding)
-        if isinstance(value, tuple):
-            return tuple(self._argument(part) for part in value)
-        return plain(value, self._kernels)
+        match value:
+            case Window():
+                return self.memory.tensor(value)
+            case Descriptor():
+                base = self.memory.tensor(value.base)
+                sizes = (list(part) for part in (value.shape, value.strides, value.block))
+                return TensorDescriptor(base, *sizes, padding=value.padding)
+            case tuple():
+                return tuple(self._argument(part) for part in value)
+            case Function():
+                return self._kernels[value.kernel]
+            case Name():
+                return getattr(tl, value.text)
+        return value
+
+
+def _by_chance(seed: int) -> Choose:
+    """A random variant first, then the others."""
+    chance = random.Random(seed)
+    return lambda launch, _: chance.sample(launch.variants, len(launch.variants))
+
+
+def tuned(seconds_of: Callable[[Callable[[], None]], float]) -> Choose:
+    """The fastest variant of each launch, found at its first run as Triton's autotuner finds it: each is launched once
+    to be compiled and once to be timed. Then the choice stands. What tuning does to memory is the caller's affair.
+
+    Args:
+        seconds_of: Times a call.
+    """
+    chosen: dict[int, Variant] = {}
+
+    def choose(launch: Launch, attempt: Callable[[Variant], None]) -> Sequence[Variant]:
+        if id(launch) not in chosen:
+            chosen[id(launch)] = min(launch.variants, key=lambda variant: _seconds(attempt, variant, seconds_of))
+        return [chosen[id(launch)]]
+
+    return choose
+
+
+def _seconds(
+    attempt: Callable[[Variant], None], variant: Variant, seconds_of: Callable[[Callable[[], None]], float]
+) -> float:
+    """How long a variant takes; infinity where there is no room for it."""
+    try:
+        attempt(variant)
+        return seconds_of(partial(attempt, variant))
+    except NoRoomError:
+        return math.inf
 
 
 def _fill_in(memory: Memory, windows: Sequence[Window], tensors: Sequence[torch.Tensor]) -> None:

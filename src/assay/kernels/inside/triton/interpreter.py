@@ -1,7 +1,7 @@
 """Triton's interpreter made fit for grading: it counts launches, keeps a budget, and checks every access to memory.
 
 What the interpreter gets silently wrong is mended (`bfloat16`) or refused instead of graded, what it lacks and a GPU
-has (libdevice, a driver to ask while tuning) is supplied, and launches can be left out, to see whether they mattered.
+has (libdevice, a driver to ask while tuning) is supplied.
 """
 
 from __future__ import annotations
@@ -60,19 +60,18 @@ class Observer(Protocol):
 
 
 class Ledger:
-    """What kernels did in one call of forward. `skip`: launches are counted but not run; `order`: their programs run
-    in random order; `observer` is told of each access."""
+    """What kernels did in one call of forward. `order`: programs of a launch run in random order; `observer` is told of
+    each access."""
 
     def __init__(
         self,
         max_programs: int = MAX_PROGRAMS,
-        skip: bool = False,
         order: random.Random | None = None,
         observer: Observer | None = None,
     ) -> None:
         self.launches: Counter[str] = Counter()
         self.programs = 0
-        self.max_programs, self.skip = max_programs, skip
+        self.max_programs = max_programs
         self.order, self.observer = order, observer
         self.refusal: Exception | None = None
         """The first refusal, kept because a candidate may catch it and go on."""
@@ -141,8 +140,6 @@ def _launch(executor: Any, *args: Any, **kwargs: Any) -> None:
     grid = executor.grid(bound) if callable(executor.grid) else executor.grid
     extents = _extents(function.__name__, grid)
     _ledger.count(function.__name__, extents)
-    if _ledger.skip:
-        return
     # Hooks and kernels are the candidate's Python, so only what is done around them is kept from the modes that watch.
     for hook in executor.pre_run_hooks:
         hook(*args, **{name: value for name, value in kwargs.items() if name in names})

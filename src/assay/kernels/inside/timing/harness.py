@@ -1,30 +1,32 @@
 """The sandbox harness for timed calls of a candidate, and of a baseline, which is the trusted reference run alike.
 
+A Triton candidate comes as its recorded program, a CUDA one and the reference as modules (`contestants`).
+
     setup       build the model and warm nothing; then, sample by sample, all of them alike:
     prepare     the inputs of K calls go to the device, under a mask
-    run         their key comes; K times: unmask, clear the cache, wait, call, wait; then digests of all outputs
+    run         their key comes; K times: unmask, prepare, clear the cache, wait, call, wait; then digests of outputs
     fetch       the outputs go back
 
-CUDA starts in the child. What the child's events say may be forged: the parent holds its own clock against them.
+CUDA starts in the child. What a module's events say may be forged: the parent holds its own clock against them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import struct
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from assay.kernels.inside import masking
 from assay.kernels.inside.precision import set_precision_policy
 from assay.kernels.inside.submission import fault, load
 from assay.kernels.inside.tensors import WrongOutputError, output_bytes, tensors_of
+from assay.kernels.inside.timing import masking
+from assay.kernels.inside.timing.contestants import Contestant, Module, Seconds, tensors_in
 
 if TYPE_CHECKING:
     from assay.sandbox.base import ReadInputs, WriteOutputs
@@ -36,8 +38,8 @@ _contiguous, _detach = torch.Tensor.contiguous, torch.Tensor.detach
 def preload() -> None:
     """Import PyTorch and Triton, with one thread and no device."""
     torch.set_num_threads(1)
-    with contextlib.suppress(ImportError):
-        import triton.language  # noqa: F401
+    if find_spec("triton") is not None:
+        import assay.kernels.inside.timing.recorded  # noqa: F401
     torch.ones(2).add_(1)
 
 
@@ -52,7 +54,7 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
     try:
         clock = CudaClock() if header["device"] == "cuda" else CpuClock()
         bench = Bench(header, clock)
-        model = construct(source, header, blobs)
+        side = contestant(source, header, blobs, lambda call: clock.timed(call)[0])
     except Exception as error:  # noqa: BLE001  whatever a candidate raises is its own fault, and data
         return {"fault": fault("construct", error)}
     write_outputs([])
@@ -64,7 +66,7 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
         blobs = read_inputs()
         assert blobs is not None, "a sample has three rounds"
         try:
-            write_outputs([bench.run(model, *struct.unpack("<QQ", blobs[0]))])
+            write_outputs([bench.run(side, *struct.unpack("<QQ", blobs[0]))])
             read_inputs()
             write_outputs(bench.fetch())
         except WrongOutputError as error:
@@ -73,17 +75,29 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
             return {"fault": fault("forward", error)}
     while read_inputs() is not None:
         write_outputs([])
-    return {"device": clock.name}
+    return {"device": clock.name, "launched": side.launched}
 
 
-def construct(source: str, header: Json, blobs: Sequence[memoryview]) -> Any:
-    """The model of a submission (`ModelNew`) or of a reference (`Model`), with weights from the seed, on the device."""
+def contestant(source: str, header: Json, blobs: Sequence[memoryview], seconds_of: Seconds) -> Contestant:
+    """One side of a comparison from the text of its job.
+
+    Raises:
+        ForgedError: a program is not one that may be run.
+        Exception: whatever the module's code, or the program's operations, raise.
+    """
+    init_inputs = tensors_of(header["init_inputs"], blobs, "cpu")
+    if header["entry"] == "program":
+        from assay.kernels.inside.timing.recorded import recorded  # Triton is only wanted for programs
+
+        return recorded(source, header, tensors_in(init_inputs), seconds_of)
     module = load(source)
     torch.manual_seed(header["weight_seed"])
-    model = getattr(module, header["entry"])(*tensors_of(header["init_inputs"], blobs, "cpu"))
+    model = getattr(module, header["entry"])(*init_inputs)
     if isinstance(model, torch.nn.Module):
         model = model.to(header["device"], getattr(torch, header["precision"]))
-    return torch.compile(model) if header["compile"] else model
+    return Module(
+        torch.compile(model) if header["baseline"] == "compile" else model, graph=header["baseline"] == "graph"
+    )
 
 
 class CpuClock:
@@ -148,7 +162,7 @@ class Bench:
         self._sets = [tensors[call * per_call : (call + 1) * per_call] for call in range(calls)]
         self._clock.synchronize()
 
-    def run(self, model: Any, first: int, second: int) -> bytes:
+    def run(self, side: Contestant, first: int, second: int) -> bytes:
         """Unmask and call, set by set. Seconds of each call, then digests of the outputs of each call."""
         header = self._header
         seconds: list[float] = []
@@ -158,8 +172,9 @@ class Bench:
                     masking.unmask(words, (first, second), len(seconds) * len(tensors) + place)
                 inputs = _inputs(header, tensors)
                 torch.manual_seed(header["weight_seed"])
+                side.prepare(inputs)
                 self._flush.add_(1)
-                took, value = self._clock.timed(partial(model, *inputs))
+                took, value = self._clock.timed(side.call)
                 seconds.append(took)
                 # Where a candidate keeps its output for the next call, that call must not change this one's.
                 outputs = [_contiguous(_detach(output)) for output in flat_tensors(value)]

@@ -1,0 +1,79 @@
+"""A recorded program as one side of a timed comparison, in a process that never runs host code of the candidate.
+
+On a GPU its launches are replayed as one CUDA graph, or made one by one where they cannot be captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from assay.kernels.inside.replay.operators import ForgedError
+from assay.kernels.inside.replay.player import Machine, Manner, Player, tuned
+from assay.kernels.inside.timing.contestants import Launched, Seconds, captured, tensors_in
+from assay.kernels.program.limits import ON_DEVICE
+from assay.kernels.program.reading import Refusal, read
+from assay.types import Json
+
+MAX_PROGRAMS = 1 << 20
+"""Instances of kernels in one call, where the interpreter is timed."""
+_POISON = 0xFF
+
+
+def recorded(text: str, header: Json, init_inputs: Sequence[torch.Tensor], seconds_of: Seconds) -> Recorded:
+    """The program of a job.
+
+    Raises:
+        ForgedError: it is not one that may be run.
+        Exception: whatever its operations and kernels raise while it is built.
+    """
+    program = read(text.encode("utf-8", "replace"), ON_DEVICE)
+    if isinstance(program, Refusal):
+        raise ForgedError(program.reason)
+    return Recorded(Player(program, _machine(header["device"]), init_inputs, header["weight_seed"]), seconds_of)
+
+
+def _machine(device: str) -> Machine:
+    if device == "cuda":
+        from assay.kernels.inside.replay.on_device import OnDevice
+
+        return OnDevice("cuda", lambda: None)  # whoever times a call waits for it
+    from assay.kernels.inside.replay.interpreted import Interpreted
+    from assay.kernels.inside.triton import interpreter
+
+    interpreter.install()
+    return Interpreted(MAX_PROGRAMS, follows=False)
+
+
+class Recorded:
+    """A recorded program, played on a machine that does not wait for its launches."""
+
+    def __init__(self, player: Player, seconds_of: Seconds) -> None:
+        self.launched: Launched = "one by one"
+        self._player = player
+        self._choose = tuned(seconds_of)
+        self._inputs: list[torch.Tensor] = []
+        self._ready = False
+        self._replay: Callable[[], None] | None = None
+
+    def prepare(self, inputs: Sequence[Any]) -> None:
+        """Memory as it is when a call begins: fresh storages poisoned, parameters restored, inputs in their windows."""
+        self._inputs = tensors_in(inputs)
+        self._player.prepare(self._inputs, _POISON)
+
+    def call(self) -> Any:
+        """The outputs of forward. The first call compiles, tunes and captures."""
+        if not self._ready:
+            self._ready = True
+            self._forward()
+            self._player.prepare(self._inputs, _POISON)
+            self._replay = captured(self._forward)
+            self.launched = "cuda graph" if self._replay else "one by one"
+            self._player.prepare(self._inputs, _POISON)
+        (self._replay or self._forward)()
+        return [self._player.memory.tensor(window) for window in self._player.program.outputs]
+
+    def _forward(self) -> None:
+        self._player.forward(Manner(in_order=True, follow=False), self._choose)
