@@ -9,8 +9,8 @@ the unusual kernels and the solutions of published problems. `blocked_loop_ms` i
 loop was late in all of this (`blocked_loop_idle_ms`: beside a grader that does nothing); `longest_callback_cpu_ms` the
 most CPU time that it spent at a stretch, on which other programs of the machine have no influence.
 
-Speed is that of a trivial Triton kernel (an addition of 256 elements, recorded, replayed seven times, and again at
-another size), isolation included, beside a fresh interpreter that makes five plain calls without any. The last line of
+Speed is that of a trivial Triton kernel (an addition of 256 elements at this size alone, and scaled to two sizes),
+isolation included, beside a fresh interpreter that makes five plain calls without any. The last line of
 output is a JSON object.
 """
 
@@ -32,8 +32,8 @@ import psutil
 
 from assay.kernels.config import GraderConfig
 from assay.kernels.grader import Grader
-from assay.kernels.problems.scaling import unscaled
-from assay.kernels.problems.sources import make_problem
+from assay.kernels.problems.scaling import ScaledProblem, unscaled
+from assay.kernels.problems.sources import Problem, make_problem
 from assay.kernels.verdicts import Verdict
 from assay.sandbox.local import LocalSandbox
 from common.catalogue import (
@@ -69,8 +69,6 @@ def get_init_inputs():
     return []
 """
 
-ONE_SIZE = ADDITION.replace("256", 'int("256")')
-"""The same, with no whole number in it that could be another one."""
 PUBLISHED_SIZE = ADDITION.replace("256", "65536")
 
 KERNEL = """
@@ -142,9 +140,13 @@ def cpu_seconds(sandbox: LocalSandbox) -> float:
     return seconds
 
 
-async def measure(config: GraderConfig, evals: int, repeats: int, text: str = ADDITION) -> Speed:
+def fixed(text: str) -> ScaledProblem:
+    """A problem at one size, that of its text."""
+    return unscaled(make_problem(1, 1, "Addition", text, "benchmark"))
+
+
+async def measure(config: GraderConfig, evals: int, repeats: int, problem: Problem | ScaledProblem) -> Speed:
     """Grade so many different texts of the addition, all warm; the median of the repeats."""
-    problem = unscaled(make_problem(1, 1, "Addition", text, "benchmark"))
     async with Grader(config) as grader:
         assert isinstance(grader.sandbox, LocalSandbox)
         width = grader.sandbox.width
@@ -256,12 +258,13 @@ async def speed(arguments: argparse.Namespace) -> dict[str, float | int]:
     """What a trivial kernel costs."""
     width = len(os.sched_getaffinity(0))
     cold = measure_cold(arguments.cold_runs, width)
-    warm = await measure(GraderConfig(cache=False, compile_check="off"), arguments.evals, arguments.repeats)
-    one_size = await measure(GraderConfig(cache=False, compile_check="off"), arguments.evals, 1, ONE_SIZE)
-    large = await measure(
-        GraderConfig(cache=False, compile_check="off"), max(arguments.evals // 4, 1), 1, PUBLISHED_SIZE
+    plain = GraderConfig(cache=False, compile_check="off")
+    warm = await measure(plain, arguments.evals, arguments.repeats, fixed(ADDITION))
+    two_sizes = await measure(plain, arguments.evals, 1, make_problem(1, 1, "Addition", ADDITION, "benchmark"))
+    large = await measure(plain, max(arguments.evals // 4, 1), 1, fixed(PUBLISHED_SIZE))
+    compiled = await measure(
+        GraderConfig(cache=False), max(arguments.evals // 2, 1), arguments.repeats, fixed(ADDITION)
     )
-    compiled = await measure(GraderConfig(cache=False), max(arguments.evals // 2, 1), arguments.repeats)
     again = measure_cold(arguments.cold_runs, width)
     cold_per_s = (cold.per_s + again.per_s) / 2
     return {
@@ -269,7 +272,7 @@ async def speed(arguments: argparse.Namespace) -> dict[str, float | int]:
         "cold_evals_per_s": round(cold_per_s, 3),
         "ratio": round(warm.per_s / cold_per_s, 1),
         "cpu_ms_per_eval": round(warm.cpu_ms, 1),
-        "cpu_ms_per_eval_one_size": round(one_size.cpu_ms, 1),
+        "cpu_ms_per_eval_two_sizes": round(two_sizes.cpu_ms, 1),
         "cpu_ms_per_eval_65536_elements": round(large.cpu_ms, 1),
         "cold_cpu_ms_per_eval": round((cold.cpu_ms + again.cpu_ms) / 2, 1),
         "evals_per_s_with_compile_check": round(compiled.per_s, 2),

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import numpy as np
 import pytest
 
 from assay.kernels.arrays import Array, host_tensor
+from assay.kernels.numerics import secret_inputs
 from assay.kernels.numerics.families import FAMILIES
-from assay.kernels.numerics.reference import ReferenceProcess, fit_problem, screening_of
-from assay.kernels.numerics.screening import Case, screen
-from assay.kernels.problems.scaling import scale
+from assay.kernels.numerics.reference import ReferenceProcess, ReferenceResult, fit_problem, screening_of
+from assay.kernels.numerics.screening import Case, Screening, screen
+from assay.kernels.numerics.secret_inputs import InputBank
+from assay.kernels.problems.scaling import scale, unscaled
 from assay.kernels.problems.sources import find_problem, load_problems, make_problem
 from support.kernelbench_data import PUBLISHED, needs_published, shipped
 
@@ -172,3 +177,17 @@ CLAMPED = make_problem(
 
 def test_a_minimum_clamped_to_zero_is_refused_at_every_size(reference_process: ReferenceProcess) -> None:
     assert fit_problem(CLAMPED, reference_process).screening.reason == "zero"
+
+
+def test_a_problem_is_screened_beside_the_event_loop(
+    reference_process: ReferenceProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def watched(result: ReferenceResult) -> Screening:
+        threads.append(threading.current_thread())
+        return screening_of(result)
+
+    monkeypatch.setattr(secret_inputs, "screening_of", watched)
+    asyncio.run(InputBank(unscaled(shipped()["1/1"]), reference_process).ready())
+    assert threads and threading.main_thread() not in threads

@@ -119,8 +119,8 @@ class InputBank:
             return draw
 
     async def _screen(self) -> None:
-        result = await asyncio.to_thread(self._evaluate, for_screening=True)
-        self.screening = screening_of(result)
+        # In the thread that waits for the reference: large outputs take half a second to screen.
+        self.screening = await asyncio.to_thread(lambda: screening_of(self._evaluate(for_screening=True)))
 
     def _evaluate(self, *, for_screening: bool) -> ReferenceResult:
         return self._process.evaluate(
