@@ -123,7 +123,8 @@ def host_arithmetic(program: Program, reference: int, slack: float = 1.0) -> lis
     if total > allowed:
         said = (
             f"PyTorch does {total} arithmetic operations beside the kernels, most of them in {base_name(worst)}; "
-            f"{allowed} are allowed, {MAX_ARITHMETIC_SHARE * slack:.0%} of the reference's {reference}. Do them in a kernel."
+            f"{allowed} are allowed, {MAX_ARITHMETIC_SHARE * slack:.0%} of the reference's {reference}. Do them in a "
+            "kernel."
         )
         return [Finding("arithmetic", said, worst.line)]
     if len(counted) > MAX_ARITHMETIC_OPERATIONS:

@@ -144,7 +144,8 @@ async def record(
 ) -> Attempt | Outcome:
     """Record a submission for the shapes of a draw, and hold its program against the rules that need no replay.
 
-    `slack`: times the share of arithmetic that PyTorch may do (`rules.static_findings`). `sizes`: how large the program may be (`program.limits.ON_DEVICE` where it is replayed on a GPU).
+    `slack`: times the share of arithmetic that PyTorch may do (`rules.static_findings`). `sizes`: how large the program
+    may be (`program.limits.ON_DEVICE` where it is replayed on a GPU).
 
     Raises:
         SandboxError: no job at all can be run here.
