@@ -187,7 +187,7 @@ class Grader:
             if self.config.backend == "cuda":
                 verdict, source, form = await self._cuda_run(size, code), code, MODULE
             else:
-                other = partial(self._preparations.other_size, prepared)
+                other = partial(self._preparations.other_size, prepared, size)
                 verdict, attempt = await self._grading.grade(code, size, other)
                 source, form = attempt.text if attempt is not None else "", PROGRAM
         if not verdict.ok or self._stopwatch is None:

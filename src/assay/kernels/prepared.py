@@ -3,7 +3,7 @@
     preparations = Preparations(config, reference, random, seed)
     prepared = await preparations.ready(problem)
     size = await prepared.size()                      None: the problem is not worth a reward
-    other = await preparations.other_size(prepared)   None: there is no other size
+    other = await preparations.other_size(prepared, size)   None: there is no other size
 
 Making a problem ready takes seconds, so it is done once for all grades that need it. The problems graded last are kept.
 A failure, and a refusal that a machine under load may have caused, goes to the grades that wait for it and is not kept.
@@ -12,6 +12,7 @@ A failure, and a refusal that a machine under load may have caused, goes to the 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator
@@ -26,10 +27,14 @@ from assay.kernels.numerics.secret_inputs import InputBank
 from assay.kernels.problems.scaling import ScaledProblem, other_sizes, unscaled
 from assay.kernels.problems.sources import SHIPPED, Problem
 from assay.kernels.program.grading import Size
+from assay.kernels.program.operations import reference_arithmetic
 
 MAX_PREPARED = 128
 """Problems at one size that are kept, least recently graded ones dropped first: each holds megabytes of arrays. Those
 that are being made ready are kept beyond this."""
+
+MAX_GROWTH = 8
+"""Times the work of the size graded first that the other one may be."""
 
 T = TypeVar("T")
 
@@ -104,16 +109,20 @@ class Preparations:
         next(self._others(prepared), None)  # begun beside the first grade, which may come to need it
         return prepared
 
-    async def other_size(self, prepared: Prepared) -> Size | None:
-        """Another size of a problem, with a draw: the first at which its reference runs and it is worth a reward.
+    async def other_size(self, prepared: Prepared, first: Size) -> Size | None:
+        """Another size of a problem, with a draw: the first at which its reference runs, that is worth a reward, and
+        that is not much more work than the one graded first; of those that are, the last.
 
         Raises:
             Closed, ReferenceModelError: as above.
         """
+        found = None
         for task in self._others(prepared):
             if (size := await (await shared(task)).size()) is not None:
-                return size
-        return None
+                found = size
+                if _work(size) <= MAX_GROWTH * _work(first):
+                    break
+        return found
 
     def _others(self, prepared: Prepared) -> Iterator[asyncio.Task[Prepared]]:
         if prepared.has_others:
@@ -181,6 +190,12 @@ async def shared(task: asyncio.Task[T]) -> T:
     if task.cancelled():
         raise Closed
     return task.result()
+
+
+def _work(size: Size) -> int:
+    """How much a kernel has to do: the reference's arithmetic, or elements where it only moves them."""
+    outputs = sum(math.prod(shape) for _, shape in size.draw.outputs)
+    return max(reference_arithmetic(size.draw.work), outputs, 1)
 
 
 def _is_stale(task: asyncio.Task[Prepared]) -> bool:

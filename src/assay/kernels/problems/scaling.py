@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from assay.kernels.problems.sources import Problem
 from assay.types import Json
 
-Rule = Literal["none", "capped", "proportional", "uniform"]
+Rule = Literal["none", "capped", "proportional", "uniform", "other"]
 
 LADDER = (32, 64, 128, 256, 512, 1024)
 """Caps to try, from the smallest: the first with which the reference runs and the problem is worth solving is used."""
@@ -27,6 +27,8 @@ LOWER = (16, 8)
 SMALL = 16
 """Integers up to this stay as they are under rule `proportional`: kernel sizes, strides, numbers of heads."""
 BATCH_CAP = 2
+BATCH_SMALL = 4
+"""Those of a batch are halved down to this for another size; others down to `SMALL`."""
 
 _FUNCTIONS = ("get_inputs", "get_init_inputs")
 _MAX_FOLDED = 2**62
@@ -41,11 +43,18 @@ class Change:
     line: int
     old: int
     new: int
+    column: int = 0
+    """Where it begins in its line, in bytes."""
+
+    @property
+    def start_of(self) -> tuple[int, int]:
+        """Its place in the text."""
+        return self.line, self.column
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How a problem was made smaller. With rule `none` nothing was."""
+    """How a problem was made smaller. With rule `none` nothing was; with `other` it was given sizes beside others."""
 
     rule: Rule = "none"
     cap: int = 0
@@ -66,6 +75,8 @@ class Scaling:
             return "as published"
         shown = ", ".join(f"{c.name or c.place} {c.old} -> {c.new}" for c in self.changes[:6])
         more = f" and {len(self.changes) - 6} more" if len(self.changes) > 6 else ""
+        if self.rule == "other":
+            return f"{shown}{more}"
         return f"scaled down (cap {self.cap}, batch {self.batch_cap}): {shown}{more}"
 
 
@@ -97,6 +108,11 @@ class _Integer:
     start: int
     end_line: int
     end: int
+
+    @property
+    def start_of(self) -> tuple[int, int]:
+        """Its place in the text."""
+        return self.line, self.start
 
     @property
     def of_batch(self) -> bool:
@@ -139,7 +155,7 @@ def scale(problem: Problem, cap: int, batch_cap: int = BATCH_CAP, rule: Rule = "
         else:
             new = halved(integer.value, batch_cap if integer.of_batch else cap, round_up=integer.of_batch)
         if new != integer.value:
-            changes.append(Change(integer.place, integer.name, integer.line, integer.value, new))
+            changes.append(Change(integer.place, integer.name, integer.line, integer.value, new, integer.start))
             edits.append((integer, str(new)))
     if not changes:
         return unscaled(problem)
@@ -168,20 +184,40 @@ def ladder(problem: Problem) -> Iterator[ScaledProblem]:
 
 
 def other_sizes(scaled: ScaledProblem) -> Iterator[ScaledProblem]:
-    """Sizes beside those that a problem is graded at, to tell a kernel that is right at one size only: twice as large
-    where it was made smaller, then half as large."""
-    problem, used = scaled.problem, scaled.scaling
-    rule: Rule = "capped" if used.rule == "none" else used.rule
-    if used.rule == "none":
-        integers = [integer for integer in _integers(ast.parse(problem.code)) if not integer.of_batch]
-        cap, batch_cap = max((integer.value for integer in integers), default=1), _MAX_FOLDED
-    else:
-        cap, batch_cap = used.cap, used.batch_cap
+    """Sizes beside those that a problem is graded at, to tell a kernel that is right at one size only.
+
+    Where it was made smaller: all integers twice as large, then each alone. Where it was not, and last in any case: all
+    half as large. Sizes may not fit together or be too large; whoever asks tries one after the other.
+    """
+    problem = scaled.problem
+    now = {change.start_of: change.new for change in scaled.scaling.changes}
+    integers = [each for each in _integers(ast.parse(problem.code)) if each.value > 1]
+    larger = {
+        each: halved(each.value, 2 * now[each.start_of], each.of_batch) for each in integers if each.start_of in now
+    }
+    smaller = {
+        each: current // 2
+        for each in integers
+        if (current := now.get(each.start_of, each.value)) > (BATCH_SMALL if each.of_batch else SMALL)
+    }
+    one_by_one = [{each: value} for each, value in larger.items()]
     seen = {scaled.code}
-    for new, new_batch in ((2 * cap, 2 * batch_cap), (cap // 2, batch_cap)):
-        if new >= 1 and (found := scale(problem, new, new_batch, rule)).code not in seen:
+    for changed in (larger, *one_by_one, smaller):
+        sizes = {each: changed.get(each, now.get(each.start_of, each.value)) for each in integers}
+        found = _resized(problem, sizes)
+        if found.code not in seen:
             seen.add(found.code)
             yield found
+
+
+def _resized(problem: Problem, sizes: Mapping[_Integer, int]) -> ScaledProblem:
+    """The problem with other integers."""
+    new = {each: value for each, value in sizes.items() if value != each.value}
+    if not new:
+        return unscaled(problem)
+    changes = tuple(Change(each.place, each.name, each.line, each.value, v, each.start) for each, v in new.items())
+    edits = [(each, str(value)) for each, value in new.items()]
+    return ScaledProblem(problem, _edited(problem.code, edits), Scaling("other", changes=changes))
 
 
 def halved(value: int, cap: int, round_up: bool = False) -> int:
