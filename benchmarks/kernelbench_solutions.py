@@ -3,7 +3,8 @@
     python benchmarks/kernelbench_solutions.py [--data kernelbench.jsonl] [--compile-check off]
 
 The solutions lie in benchmarks/kernel_solutions, written for the problems of levels 1 and 2. Each is graded like any
-candidate, at the sizes that the grader picks. The last line of output is a JSON object.
+candidate, at the sizes that the grader picks; `two_sizes` counts those graded at another one too. The last line of
+output is a JSON object.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ async def grade(data: Path, compile_check: str) -> dict[str, object]:
         "solutions": len(solutions),
         "by_level": dict(sorted(levels.items())),
         "ok": sum(verdict.ok for verdict in verdicts),
+        "two_sizes": sum(verdict.evidence.get("sizes") == 2 for verdict in verdicts),
         "compiled_for_sm_90": sum(verdict.compiled is True for verdict in verdicts),
         "not_ok": refused,
     }

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from assay.kernels.problems.scaling import AS_PUBLISHED, halved, ladder, scale, unscaled
+from assay.kernels.problems.scaling import (
+    AS_PUBLISHED,
+    ScaledProblem,
+    halved,
+    ladder,
+    other_sizes,
+    scale,
+    unscaled,
+)
 from assay.kernels.problems.sources import Problem, find_problem, load_problems, make_problem
 from support.kernelbench_data import PUBLISHED, TINY, needs_published
 
@@ -99,6 +107,36 @@ def test_the_ladder_starts_small_and_repeats_nothing() -> None:
     assert rungs[0].scaling.cap == 32 and rungs[0].scaling.rule == "capped"
     assert len({r.code for r in rungs}) == len(rungs)
     assert {r.scaling.rule for r in rungs} >= {"capped", "uniform"}
+
+
+def sizes_of(scaled: ScaledProblem) -> dict[str, int]:
+    return {change.name: change.new for change in scaled.scaling.changes}
+
+
+def test_other_sizes_of_a_problem_that_was_made_smaller() -> None:
+    fitted = scale(problem(TINY), 32)
+    assert sizes_of(fitted) == {"batch_size": 2, "features": 32}
+    others = list(other_sizes(fitted))
+    assert [sizes_of(other) for other in others] == [
+        {"batch_size": 4, "features": 64},
+        {"batch_size": 4, "features": 32},
+        {"batch_size": 2, "features": 64},
+        {"batch_size": 2, "features": 16},
+    ]
+    assert len({other.code for other in (fitted, *others)}) == 5
+    assert all(other.scaling.rule == "other" for other in others)
+    assert str(others[0].scaling) == "batch_size 64 -> 4, features 4096 -> 64"
+
+
+def test_other_sizes_of_a_problem_as_published_are_smaller() -> None:
+    small = unscaled(problem(TINY.replace("64", "7").replace("4096", "30")))
+    assert [sizes_of(other) for other in other_sizes(small)] == [{"batch_size": 3, "features": 15}]
+    assert list(other_sizes(unscaled(problem(TINY.replace("64", "3").replace("4096", "16"))))) == []
+
+
+def test_no_other_size_is_larger_than_published() -> None:
+    nearly = scale(problem(TINY.replace("4096", "40")), 32)
+    assert max(sizes_of(other).get("features", 40) for other in other_sizes(nearly)) == 40
 
 
 def test_caps_below_one_are_refused() -> None:
