@@ -182,7 +182,7 @@ def test_configurations_are_compiled_up_to_a_bound(bench: Bench, compiled: Compi
     report = compiled(text)
     assert report.outcome == "ok" and len(report.kernels) == 16
     assert report.message == "4 of 20 configurations were not compiled, to save time"
-    assert variants_of(compiled_part(text, report)) == 16
+    assert variants_of(compiled_part(text, report)) == 20, "a GPU may choose any that is not refused"
 
 
 def test_beyond_the_bound_one_that_compiles_is_looked_for(bench: Bench, compiled: Compile) -> None:
