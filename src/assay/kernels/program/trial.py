@@ -339,9 +339,13 @@ def _findings(program: Program, answers: Answers, seen: Sequence[Measured], poli
     unwritten = [max(counts) for counts in zip(*followed, strict=True)] or [0] * len(program.outputs)
     changed = _changed(answers)
     races = {str(race["kernel"]): race for account in seen for race in account.races}
+    follows = any(call.weights and not call.needed and _weights_set(seen, place) for place, call in enumerate(calls))
+    folded = policy == "strict" and bool(answers.draw.weights) and not follows
+    reference = reference_arithmetic(answers.draw.work)
     return [
         *(rules.outputs_written(program, unwritten) if policy == "strict" else ()),
         *rules.kernels_matter(program, changed),
+        *rules.constructor(program, reference, answers.draw.init_work, refused=folded),
         *rules.races(list(races.values())),
     ]
 
