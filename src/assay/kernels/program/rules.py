@@ -8,7 +8,7 @@ A finding that is not `refused` is told and does not decide.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -191,21 +191,24 @@ def constants(program: Program) -> list[Finding]:
     ]
 
 
-def constructor(program: Program, reference: int, init_work: int, refused: bool = True) -> list[Finding]:
-    """What the constructor computes of the weights beyond what the reference's does: no call of forward pays for it,
-    and it is stale once the weights change.
+def constructor(
+    program: Program, reference: int, init_work: int, replaced: Set[int] = frozenset(), refused: bool = True
+) -> list[Finding]:
+    """What the constructor computes of the weights beyond what the reference's does, where forward uses it: no call of
+    forward pays for it, and it is stale once the weights change.
 
     Args:
         program: What was recorded.
         reference: Arithmetic operations of the reference's forward (`operations.reference_arithmetic`).
         init_work: Those of its constructor on what it draws.
-        refused: Whether it decides; False where the output was seen to follow the weights all the same.
+        replaced: Storages of parameters that were set to other values, which the right outputs followed.
+        refused: Whether it decides.
     """
-    found = weight_work((*program.module, *program.init), [window.storage for window in program.init_inputs])
+    found = weight_work(program, replaced)
     more = min(int(MAX_ARITHMETIC_SHARE * reference), MAX_FOLDED)
     if found.launches:
-        (first, *_), kernel = found.launches, program.kernels[found.launches[0].kernel].name
-        said, line = f"the constructor launches {kernel} on the weights", first.line
+        first = found.launches[0]
+        said, line = f"the constructor launches {program.kernels[first.kernel].name} on the weights", first.line
     elif found.worst is not None and found.amount > init_work + more:
         said = (
             f"the constructor does {found.amount} arithmetic operations on the weights, most of them in "
@@ -216,7 +219,7 @@ def constructor(program: Program, reference: int, init_work: int, refused: bool 
         return []
     why = ": what is folded there no call of forward computes. Keep the reference's parameters, under their names, "
     advice = "and compute with them in a kernel of forward; cat, stack, transposed and cast weights are free"
-    return [Finding("constructor", said + (why + advice if refused else ""), line, refused)]
+    return [Finding("constructor", said + why + advice, line, refused)]
 
 
 def calls(program: Program) -> list[Finding]:

@@ -39,6 +39,7 @@ from assay.kernels.program.limits import Limits as ProgramLimits
 from assay.kernels.program.noise import changed_beyond_noise
 from assay.kernels.program.operations import reference_arithmetic
 from assay.kernels.program.rules import Finding
+from assay.kernels.program.weight_work import replaced_storages
 from assay.kernels.text.examined import Examined
 from assay.kernels.verdicts import plain_text
 from assay.sandbox.base import JobResult, Limits, Sandbox
@@ -339,13 +340,15 @@ def _findings(program: Program, answers: Answers, seen: Sequence[Measured], poli
     unwritten = [max(counts) for counts in zip(*followed, strict=True)] or [0] * len(program.outputs)
     changed = _changed(answers)
     races = {str(race["kernel"]): race for account in seen for race in account.races}
-    follows = any(call.weights and not call.needed and _weights_set(seen, place) for place, call in enumerate(calls))
-    folded = policy == "strict" and bool(answers.draw.weights) and not follows
-    reference = reference_arithmetic(answers.draw.work)
+    draw, updated = answers.draw, [place for place, call in enumerate(calls) if call.weights and not call.needed]
+    follows = any(_weights_set(seen, place) for place in updated)
+    replaced = replaced_storages(program, draw.weights) if follows else frozenset()
+    folded = policy == "strict" and bool(draw.weights)
+    reference = reference_arithmetic(draw.work)
     return [
         *(rules.outputs_written(program, unwritten) if policy == "strict" else ()),
         *rules.kernels_matter(program, changed),
-        *rules.constructor(program, reference, answers.draw.init_work, refused=folded),
+        *rules.constructor(program, reference, draw.init_work, replaced, refused=folded),
         *rules.races(list(races.values())),
     ]
 

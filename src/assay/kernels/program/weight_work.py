@@ -1,27 +1,27 @@
-"""What is computed of the weights before forward is called. Pure functions of steps.
+"""What a constructor computes of the weights, before forward is called. Pure functions of steps.
 
 A storage is tainted once a random operator wrote it, once an input of the constructor is in it, or once a step with a
 tainted operand wrote it. What a step computes of tainted storages is work on the weights; masks and tables of
 positions are computed of nothing random, and cost nothing here. Moves (`cat`, `stack`, transposes, casts, gathers at
-fixed places) carry taint and are no arithmetic.
+fixed places) carry taint and are no arithmetic. Only what forward uses in the end is counted.
 
-    found = weight_work((*program.module, *program.init), [window.storage for window in program.init_inputs])
+    found = weight_work(program)
     found.amount            arithmetic operations, as `operations.arithmetic_of` counts them
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from assay.kernels.operators import kind_of
-from assay.kernels.program.form import Launch, Operation, Step, Value, windows_in
+from assay.kernels.program.form import Launch, Operation, Program, Step, Value, Window, windows_in
 from assay.kernels.program.operations import arithmetic_of, base_name, role_of
 
 
 @dataclass(frozen=True, slots=True)
 class WeightWork:
-    """What some steps compute of tainted storages."""
+    """What a constructor computes of tainted storages, as far as forward uses it."""
 
     amount: int
     """Arithmetic operations of PyTorch's."""
@@ -31,22 +31,62 @@ class WeightWork:
     """Launches with a tainted operand; nobody counts what they compute."""
 
 
-def weight_work(steps: Iterable[Step], sources: Iterable[int]) -> WeightWork:
-    """What steps compute of random numbers and of the storages `sources`, in the order in which they happen."""
-    tainted, launches = set(sources), []
+def weight_work(program: Program, replaced: Set[int] = frozenset()) -> WeightWork:
+    """What a program computes of the weights when it is imported and built.
+
+    Args:
+        program: What was recorded.
+        replaced: Storages whose content is another one when forward is called (`replaced_storages`).
+    """
+    tainted = {window.storage for window in program.init_inputs}
+    costs: list[tuple[Step, int]] = []
+    for step in _flat((*program.module, *program.init)):
+        if isinstance(step, Operation):
+            costs.append((step, work_on(step, tainted)))
+            tainted |= tainted_by(step, tainted)
+        else:
+            touched = _touched(step)
+            costs.append((step, int(bool(touched & tainted))))
+            tainted |= touched if touched & tainted else set()
+    used = _used(program) - replaced
     amount = most = 0
     worst: Operation | None = None
-    for step in steps:
-        for operation in [step] if isinstance(step, Operation) else _hooks(step):
-            cost = work_on(operation, tainted)
+    launches: list[Launch] = []
+    for step, cost in reversed(costs):
+        if isinstance(step, Launch):
+            if (touched := _touched(step)) & used:
+                used |= touched
+                launches += [step] if cost else []
+        elif used & {out.storage for out in step.outs}:
+            used |= _storages(_read_by(step))
             amount += cost
-            if cost > most:
-                most, worst = cost, operation
-            tainted |= tainted_by(operation, tainted)
-        if isinstance(step, Launch) and (touched := _touched(step)) & tainted:
-            launches.append(step)
-            tainted |= touched
-    return WeightWork(amount, worst, tuple(launches))
+            worst, most = (step, cost) if cost >= max(most, 1) else (worst, most)
+    return WeightWork(amount, worst, tuple(reversed(launches)))
+
+
+def replaced_storages(program: Program, weights: Sequence[tuple[str, tuple[int, ...]]]) -> frozenset[int]:
+    """Storages that hold nothing but parameters that a replay sets, by the reference's names or else by their order.
+
+    Args:
+        program: What was recorded, of which a replay said that its parameters could be set.
+        weights: Name and shape of each parameter of the reference.
+    """
+    own = dict(program.params)
+    by_name = all(name in own and own[name].size == shape for name, shape in weights)
+    windows = [own[name] for name, _ in weights] if by_name else list(own.values())
+    return frozenset(
+        window.storage for window in windows if _is_dense(window) and window.nbytes == program.storages[window.storage]
+    )
+
+
+def _is_dense(window: Window) -> bool:
+    """Whether a window shows each element of a block once."""
+    expected = 1
+    for stride, size in sorted(zip(window.stride, window.size, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def tainted_by(operation: Operation, tainted: Set[int]) -> frozenset[int]:
@@ -82,8 +122,20 @@ def _storages(values: Iterable[Value]) -> set[int]:
     return {window.storage for value in values for window in windows_in(value)}
 
 
-def _hooks(launch: Launch) -> list[Operation]:
-    return [operation for variant in launch.variants for operation in variant.before]
+def _used(program: Program) -> set[int]:
+    """The storages that forward takes something from."""
+    found = {window.storage for window in program.outputs}
+    for step in _flat(program.forward):
+        found |= _storages(_read_by(step)) if isinstance(step, Operation) else _touched(step)
+    return found
+
+
+def _flat(steps: Iterable[Step]) -> Iterator[Step]:
+    """Steps in their order, the hooks of a launch before it."""
+    for step in steps:
+        if isinstance(step, Launch):
+            yield from (operation for variant in step.variants for operation in variant.before)
+        yield step
 
 
 def _touched(launch: Launch) -> set[int]:
