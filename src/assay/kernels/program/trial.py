@@ -272,6 +272,8 @@ def judge(result: JobResult, attempt: Attempt, answers: Answers, policy: Policy 
         "worst": answers.worst,
         "host_share": round(min(attempt.host_share, 1e9), 6),
     }
+    if policy == "partial":
+        facts["kernel_share"] = round(max(0.0, 1.0 - attempt.host_share), 6)
     found = (*attempt.findings, *findings)
     cpu_s = attempt.cpu_s + result.cpu_s
     return Outcome(end, message, line, found, "numerics", answers.passed, answers.total, cpu_s, facts, attempt.examined)
