@@ -272,6 +272,7 @@ def test_what_depends_on_the_order_of_programs_is_wrong(trials: Trials) -> None:
 
 
 def test_races_are_told_of_right_kernels_too(trials: Trials) -> None:
+    """Programs that write the same bytes."""
     outcome = trials.run(SNAKE, RACE.replace(" * (tl.program_id(0) == 7)", ""))
     assert outcome.end == "ok" and "races" in {finding.rule for finding in outcome.findings}, outcome
 

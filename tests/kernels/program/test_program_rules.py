@@ -216,9 +216,20 @@ def test_kernels_that_change_nothing() -> None:
     assert finding.refused and "double" in finding.message
 
 
-def test_races_are_told() -> None:
-    (finding,) = rules.races([{"kernel": "double", "elements": 3}])
+def race(elements: int, lost: int = 0, line: int = 9) -> dict[str, object]:
+    return {"kernel": "double", "line": line, "elements": elements, "lost": lost}
+
+
+def test_races_without_loss_are_told() -> None:
+    (finding,) = rules.races([race(3)])
     assert not finding.refused and "3 elements" in finding.message
+
+
+@pytest.mark.parametrize("found", [[race(9), race(3, 2)], [race(3, 2), race(9)], [race(3, 2), race(1, 1)]])
+def test_a_race_that_loses_is_refused_in_whatever_call_it_was_seen(found: list[dict[str, object]]) -> None:
+    (finding,) = rules.races(found)
+    assert finding.refused and finding.line == 9 and "double" in finding.message and " 2 elements" in finding.message
+    assert [one.line for one in rules.races([*found, race(1, line=11)])] == [9, 11]
 
 
 def test_the_lists_agree_with_the_kinds_of_operators() -> None:

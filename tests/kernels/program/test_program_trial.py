@@ -16,7 +16,8 @@ from assay.kernels.arrays import host_tensor
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.program.jobs import NO_KERNEL, NotRecorded, Recorded, measured, record_job, recorded, replay_job
-from assay.kernels.program.trial import Answers, Attempt, Outcome, judge, plan
+from assay.kernels.program.planning import plan
+from assay.kernels.program.trial import Answers, Attempt, Outcome, judge
 from assay.kernels.program.verdict import verdict_of
 from assay.sandbox import JobResult, Limits
 from support.programs import N, made, written
@@ -177,4 +178,4 @@ def test_counts_of_a_report_are_bounded() -> None:
     account = measured(JobResult("ok", "ended", (), report=told))[0]
     assert account.unwritten == (1 << 62, 0, 0)
     assert account.launches == {"k" * 128: 1 << 62}
-    assert account.races == ({"kernel": "", "elements": 1 << 62},)
+    assert account.races == ({"kernel": "", "elements": 1 << 62, "lost": 0, "line": 0},)

@@ -19,7 +19,8 @@ from assay.kernels.program.jobs import NO_KERNEL, Replay, measured
 from assay.kernels.program.limits import ON_DEVICE
 from assay.kernels.program.noise import changed_beyond_noise
 from assay.kernels.program.on_device import device_job, in_device_order, judge_on_device
-from assay.kernels.program.trial import Answers, Attempt, Outcome, plan, record
+from assay.kernels.program.planning import plan
+from assay.kernels.program.trial import Answers, Attempt, Outcome, record
 from assay.sandbox import JobResult
 from support.device_stand_in import run_on_stand_in
 from support.kernel_graders import LIMITS, Bench

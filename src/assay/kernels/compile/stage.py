@@ -67,8 +67,8 @@ class CompileReport:
     """Distinct kernels compiled before it ended. With `ok` and none, the candidate launched no kernel."""
     cpu_s: float = 0.0
     variants: Mapping[int, int] = field(default_factory=dict)
-    """Number of a step of the program -> the numbers of its variants that compiled, as bits; launches of which all did
-    are left out. For `compiled_part`."""
+    """Number of a step of the program -> the numbers of its variants that were not refused, as bits; launches of which
+    none was are left out. For `compiled_part`."""
 
 
 async def compile_program(
@@ -131,11 +131,8 @@ def program_report(result: JobResult, limits: Limits, arch: str = "sm_90") -> Co
 
 
 def compiled_part(program_text: str, report: CompileReport) -> str:
-    """A program without the variants that did not compile.
-
-    What a GPU would run is only what compiles, so that only this part shows whether a submission is right: a kernel
-    may have sixty configurations that are right and that no GPU takes, and one that compiles and does nothing.
-    """
+    """A program without the variants that the compiler refused, which no GPU would run. Those that were not compiled,
+    to save time, stay: a GPU may choose any of them."""
     if not report.variants:
         return program_text
     program = json.loads(program_text)

@@ -210,10 +210,10 @@ class Compiler:
         }
 
     def _lacking(self, place: int) -> Json:
-        """The step of a launch and the numbers of its variants that compiled, as bits; None where all did."""
-        compiled = [isinstance(self.outcomes.get(key), ahead_of_time.Usage) for key in self.keys[place]]
-        bits = sum(1 << number for number, one in enumerate(compiled) if one)
-        return None if all(compiled) else [self.launches[place][0], bits]
+        """The step of a launch and the numbers of its variants that were not refused, as bits; None where none was."""
+        left = [not isinstance(self.outcomes.get(key), Refused) for key in self.keys[place]]
+        bits = sum(1 << number for number, one in enumerate(left) if one)
+        return None if all(left) else [self.launches[place][0], bits]
 
 
 def chosen(keys: Sequence[Sequence[str]], most: int) -> list[tuple[int, int]]:

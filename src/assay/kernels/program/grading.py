@@ -16,13 +16,14 @@ from assay.kernels.compile.stage import TRITON_HARNESS, CompileReport, compile_p
 from assay.kernels.config import GraderConfig
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.problems.scaling import ScaledProblem
-from assay.kernels.program.form import Launch
+from assay.kernels.program.form import Launch, Program
 from assay.kernels.program.jobs import RECORD, REPLAY
 from assay.kernels.program.limits import ON_DEVICE
 from assay.kernels.program.on_device import REPLAY as DEVICE_REPLAY
 from assay.kernels.program.on_device import replay_on_device
+from assay.kernels.program.planning import plan
 from assay.kernels.program.reading import Refusal, read
-from assay.kernels.program.trial import Attempt, Outcome, plan, record, replay
+from assay.kernels.program.trial import Attempt, Outcome, record, replay
 from assay.kernels.program.verdict import at_another_size, verdict_of
 from assay.kernels.verdicts import Verdict
 from assay.sandbox.base import Limits, Sandbox
@@ -70,23 +71,24 @@ class Grading:
             SandboxError: no job at all can be run here.
         """
         evidence: dict[str, Json] = {"scaling": size.scaled.scaling.to_json()}
-        attempt = await self._record(code, size)
-        if isinstance(attempt, Outcome):
-            return verdict_of(attempt, evidence), None
+        whole = await self._record(code, size)
+        if isinstance(whole, Outcome):
+            return verdict_of(whole, evidence), None
         # Only configurations that compile may run, so an autotuned kernel is compiled before.
         check = "off" if self._on_gpu else self.config.compile_check  # a GPU is only given what compiles
-        first = check == "all" or (check == "right" and _is_tuned(attempt))
-        compiled: CompileReport | None = None
+        first = check == "all" or (check == "right" and _is_tuned(whole))
+        attempt, compiled = whole, None
         if first:
-            compiled = await self._compile(attempt)
+            compiled = await self._compile(whole)
             if (refused := of_compiler(compiled, evidence)) is not None:
-                return replace(refused, cpu_s=refused.cpu_s + attempt.cpu_s), None
-            attempt = await asyncio.to_thread(compilable, attempt, compiled)
-            if isinstance(attempt, Outcome):
-                return verdict_of(attempt, evidence), None
+                return replace(refused, cpu_s=refused.cpu_s + whole.cpu_s), None
+            part = await asyncio.to_thread(compilable, whole, compiled)
+            if isinstance(part, Outcome):
+                return verdict_of(part, evidence), None
+            attempt = part
         verdict = await self._replay(attempt, size, evidence, self.config.num_correct_trials, 1)
         if verdict.ok:
-            verdict = await self._at_another_size(verdict, code, other)
+            verdict = await self._at_another_size(verdict, code, other, whole, compiled)
         if verdict.ok and check == "right" and not first:
             compiled = await self._compile(attempt)
             if (refused := of_compiler(compiled, evidence)) is not None:
@@ -131,12 +133,17 @@ class Grading:
             return replace(verdict, message=f"{verdict.message}{TF32_HINT}")
         return verdict
 
-    async def _at_another_size(self, verdict: Verdict, code: str, other: OtherSize) -> Verdict:
-        """The verdict once the submission was recorded and replayed at another size too, where there is one."""
+    async def _at_another_size(
+        self, verdict: Verdict, code: str, other: OtherSize, first: Attempt, compiled: CompileReport | None
+    ) -> Verdict:
+        """The verdict once the submission was recorded and replayed at another size too, where there is one. Nothing is
+        compiled there; what did not compile at the first size is left out again."""
         size = await other()
         if size is None:
             return replace(verdict, evidence={**verdict.evidence, "sizes": 1})
         attempt = await self._record(code, size, OTHER_SLACK)
+        if isinstance(attempt, Attempt) and compiled is not None and _alike(attempt.program, first.program):
+            attempt = await asyncio.to_thread(compilable, attempt, compiled)
         if isinstance(attempt, Outcome):
             again = verdict_of(attempt, {})
         else:
@@ -165,7 +172,8 @@ class Grading:
 
 
 def compilable(attempt: Attempt, report: CompileReport) -> Attempt | Outcome:
-    """An attempt without the configurations that do not compile, or of which that is not known: no GPU runs them."""
+    """An attempt without the configurations that do not compile: no GPU runs them. Those that were not compiled, to
+    save time, stay, and have to be right."""
     if not report.variants:
         return attempt
     text = compiled_part(attempt.text, report)
@@ -179,6 +187,15 @@ def _is_tuned(attempt: Attempt) -> bool:
     """Whether a launch may be made in several ways."""
     program = attempt.program
     return any(isinstance(step, Launch) and len(step.variants) > 1 for step in program.steps)
+
+
+def _alike(one: Program, other: Program) -> bool:
+    """Whether two programs have the same launches in the same places, with as many configurations."""
+    first, second = (
+        [(step.kernel, len(step.variants)) if isinstance(step, Launch) else None for step in program.steps]
+        for program in (one, other)
+    )
+    return first == second
 
 
 def _with(verdict: Verdict, compiled: CompileReport) -> dict[str, Json]:

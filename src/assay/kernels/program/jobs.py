@@ -57,7 +57,7 @@ class NotRecorded:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One call of a replay; the fields from `poison` to `follow` are those of `inside.replay.player.Manner`."""
+    """One call of a replay; the fields from `poison` to `configurations` are those of `inside.replay.player.Manner`."""
 
     case: Case
     poison: int = 0xFF
@@ -65,6 +65,7 @@ class Replay:
     seed: int = 0
     in_order: bool = False
     follow: bool = True
+    configurations: tuple[int, ...] = ()
     weights: Mapping[str, HostTensor] = field(default_factory=dict)
     """Parameters of the reference that hold other values than at the start in this call."""
     needed: bool = True
@@ -126,8 +127,9 @@ def _buffers(call: Replay) -> tuple[bytes, ...]:
     for value in call.case.inputs:
         frame.add(value)
     weights = {name: frame.add(tensor) for name, tensor in call.weights.items()}
-    manner = {"poison": call.poison, "skip": call.skip, "seed": call.seed}
-    control = {**manner, "in_order": call.in_order, "follow": call.follow, "weights": weights}
+    manner: dict[str, Json] = {"poison": call.poison, "skip": call.skip, "seed": call.seed}
+    manner |= {"in_order": call.in_order, "follow": call.follow, "configurations": list(call.configurations)}
+    control = {**manner, "weights": weights}
     return (*frame.blobs, json.dumps(control).encode())
 
 
@@ -151,7 +153,12 @@ def _measured(entry: Mapping[str, Json]) -> Measured:
 
 def _race(race: Json) -> dict[str, object]:
     found = race if isinstance(race, Mapping) else {}
-    return {"kernel": plain_text(found.get("kernel"))[:128], "elements": _count(found.get("elements"))}
+    return {
+        "kernel": plain_text(found.get("kernel"))[:128],
+        "elements": _count(found.get("elements")),
+        "lost": _count(found.get("lost")),
+        "line": line_of(found),
+    }
 
 
 def _list(found: Json) -> list[Json]:

@@ -256,11 +256,29 @@ def kernels_matter(program: Program, changed: Mapping[int, bool]) -> list[Findin
 
 
 def races(found: Sequence[Mapping[str, object]]) -> list[Finding]:
-    """Addresses at which programs of a launch met, one of them writing plainly. Told: a lock is none that is seen."""
-    return [
-        Finding("races", f"programs of {race['kernel']} race at {race['elements']} elements", refused=False)
-        for race in found
-    ]
+    """Elements at which programs of a launch met, one of them writing plainly. Refused where what one reads or writes
+    is what the other writes and no atomic operation orders the two: `lost` counts those. The others are told: programs
+    that write the same bytes, or one after the other under a lock.
+
+    Args:
+        found: Of each call, what a replay saw: `kernel`, `line` of the launch, `elements`, `lost`.
+    """
+    worst: dict[tuple[object, object], Mapping[str, object]] = {}
+    for race in found:
+        key = race["kernel"], race["line"]
+        worst[key] = max(worst.get(key, race), race, key=lambda one: (one["lost"], one["elements"]))
+    return [_race(race) for race in worst.values()]
+
+
+def _race(race: Mapping[str, object]) -> Finding:
+    line = race["line"] if isinstance(race["line"], int) else 0
+    if not race["lost"]:
+        return Finding("races", f"programs of {race['kernel']} meet at {race['elements']} elements", line, False)
+    said = (
+        f"a race: programs of one launch of {race['kernel']} read or write {race['lost']} elements that other programs "
+        "of it write, and a GPU runs them in no order. Let one program write an element, or use atomic operations."
+    )
+    return Finding("races", said, line)
 
 
 def launched_kernels(program: Program) -> list[int]:

@@ -13,13 +13,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from assay.kernels.arrays import HostTensor
 from assay.kernels.base import Policy
 from assay.kernels.job_reports import explain, fault_of, line_of, told
-from assay.kernels.numerics.calls import shows_answer
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.numerics.tolerance import Comparison, compare
 from assay.kernels.program import rules
@@ -38,6 +37,7 @@ from assay.kernels.program.jobs import (
 from assay.kernels.program.limits import Limits as ProgramLimits
 from assay.kernels.program.noise import changed_beyond_noise
 from assay.kernels.program.operations import reference_arithmetic
+from assay.kernels.program.planning import plan
 from assay.kernels.program.rules import Finding
 from assay.kernels.program.weight_work import replaced_storages
 from assay.kernels.text.examined import Examined
@@ -54,10 +54,6 @@ End = Literal[
 larger than any that is taken, or forged. `not_triton`: a kernel is written in what Triton does not take, or refused by
 its compiler."""
 
-POISONS = (0xFF, 0x46, 0x3E, 0x00, 0xC3)
-"""Bytes of fresh memory: NaN, 12689, 0.186, 0 and -390 as float32."""
-MAX_LEFT_OUT = 8
-"""Kernels of a program that are left out once each; further ones are not tried."""
 LOOP_BYTES = 1 << 18
 """Larger outputs are compared in a thread."""
 
@@ -95,41 +91,6 @@ class Outcome:
     facts: Mapping[str, Json] = field(default_factory=dict)
     examined: Examined = EMPTY
     """What the text shows."""
-
-
-def plan(
-    program: Program, draw: InputSet, trials: int, rng: random.Random, constant_families: Sequence[str] = ()
-) -> list[Replay]:
-    """The calls of a replay: `trials` on inputs of all families in turn, one of them once more, and again without each
-    kernel, one under other weights. Each has another poison, and runs the programs of a launch in another order, but
-    for the one that is repeated without kernels. Accesses are followed where memory was filled with another byte.
-
-    Args:
-        program: What is replayed.
-        draw: Inputs and expected outputs; at least one case.
-        trials: Calls that must be right, besides the special ones.
-        rng: The parent's own.
-        constant_families: Families in which a constant would pass, and which prove nothing about kernels left out.
-    """
-    cases = [draw.cases[index % len(draw.cases)] for index in range(max(trials, 1))]
-    telling = [place for place, case in enumerate(cases) if not shows_answer(case)]
-    telling = [place for place in telling if cases[place].family not in constant_families] or telling
-    chosen = rng.choice(telling or list(range(len(cases))))
-    # Whole and without each kernel, all else equal: in another order sums of atomic operations have other bytes.
-    whole = Replay(cases.pop(chosen), POISONS[0], seed=rng.getrandbits(32), in_order=True, follow=False)
-    kernels = rules.launched_kernels(program)
-    left_out = [replace(whole, skip=kernel) for kernel in rng.sample(kernels, min(len(kernels), MAX_LEFT_OUT))]
-    rng.shuffle(cases)
-    others = [Replay(case, rng.choice(POISONS), seed=rng.getrandbits(32), follow=False) for case in cases]
-    again = Replay(whole.case, rng.choice(POISONS[1:]), seed=rng.getrandbits(32), follow=True)
-    calls = [again, *others, whole, *left_out]
-    if draw.moved is not None:
-        calls.append(Replay(draw.moved, POISONS[0], weights=draw.moved_weights, seed=rng.getrandbits(32), follow=False))
-    if draw.updated is not None:
-        # Weights of another form than the reference's (fused, permuted) cannot be updated from outside, and need not.
-        updated = Replay(draw.updated, POISONS[0], weights=draw.updated_weights, needed=False, follow=False)
-        calls.append(replace(updated, seed=rng.getrandbits(32)))
-    return calls
 
 
 async def record(
@@ -308,8 +269,9 @@ def _decide(
         )
         return "wrong", said, 0, ()
     findings = _findings(program, answers, seen, policy)
-    refused = first_refused(findings)
-    return ("cheat", refused.message, refused.line, findings) if refused else ("ok", "", 0, findings)
+    if (refused := first_refused(findings)) is None:
+        return "ok", "", 0, findings
+    return ("wrong" if refused.rule == "races" else "cheat"), refused.message, refused.line, findings
 
 
 def _faulted(fault: Mapping[str, Json]) -> tuple[End, str, int]:
@@ -341,7 +303,6 @@ def _findings(program: Program, answers: Answers, seen: Sequence[Measured], poli
     followed = [account.unwritten for call, account in zip(calls, seen, strict=True) if call.follow]
     unwritten = [max(counts) for counts in zip(*followed, strict=True)] or [0] * len(program.outputs)
     changed = _changed(answers)
-    races = {str(race["kernel"]): race for account in seen for race in account.races}
     draw, updated = answers.draw, [place for place, call in enumerate(calls) if call.weights and not call.needed]
     follows = any(_weights_set(seen, place) for place in updated)
     replaced = replaced_storages(program, draw.weights) if follows else frozenset()
@@ -351,7 +312,7 @@ def _findings(program: Program, answers: Answers, seen: Sequence[Measured], poli
         *(rules.outputs_written(program, unwritten) if policy == "strict" else ()),
         *rules.kernels_matter(program, changed),
         *rules.constructor(program, reference, draw.init_work, replaced, refused=folded),
-        *rules.races(list(races.values())),
+        *rules.races([race for account in seen for race in account.races]),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -65,9 +66,9 @@ class _InterpretedRun:
 
     def launch(self, launch: Launch, variant: Variant, arguments: dict[str, Any]) -> None:
         if self._accesses is not None:
-            self._accesses.launch(self._names[launch.kernel])
+            self._accesses.launch(self._names[launch.kernel], launch.line, math.prod(variant.grid))
         self._kernels[launch.kernel][variant.grid](**arguments, **dict(variant.options))
 
     def told(self) -> dict[str, Json]:
-        races = [dict(race) for race in self._accesses.races] if self._accesses is not None else []
+        races = self._accesses.told() if self._accesses is not None else []
         return {**self._ledger.to_json(), "races": races}

@@ -46,11 +46,13 @@ class Manner:
     skip: int = NO_KERNEL
     """A kernel whose launches are left out."""
     seed: int = 0
-    """Of the order of programs, and of the configuration that an autotuned kernel runs with."""
+    """Of the order of programs, and of all else that is left to chance."""
     in_order: bool = False
     """Run the programs of a launch one after another instead."""
     follow: bool = True
     """Follow accesses: who wrote an output, and where programs race."""
+    configurations: Sequence[int] = ()
+    """The number of a variant for each launch of the program, in its order; empty for random ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +127,20 @@ class Player:
             Exception: whatever its operations and kernels raise.
         """
         self.program, self._machine = program, machine
+        self._init_inputs, self._weight_seed = init_inputs, weight_seed
         self._kernels = machine.build(program)
-        self.memory = Memory(program, machine.device, marked=machine.follows)
-        _fill_in(self.memory, program.init_inputs, init_inputs)
-        manner = Manner(in_order=True, follow=False)
+        self._launches = {id(step): place for place, step in enumerate(_launches(program.steps))}
+        self._tuned_start = any(len(step.variants) > 1 for step in _launches((*program.module, *program.init)))
+        self._set_up(Manner(in_order=True, follow=False))
+
+    def _set_up(self, manner: Manner) -> None:
+        program = self.program
+        self.memory = Memory(program, self._machine.device, marked=self._machine.follows)
+        _fill_in(self.memory, program.init_inputs, self._init_inputs)
         # What is drawn at import has no counterpart in the reference, and must not know its seed.
-        torch.default_generator.manual_seed(weight_seed ^ 0x5DEECE66D)
+        torch.default_generator.manual_seed(self._weight_seed ^ 0x5DEECE66D)
         self._run(program.module, manner)
-        torch.default_generator.manual_seed(weight_seed)
+        torch.default_generator.manual_seed(self._weight_seed)
         self._run(program.init, manner)
         self._start = {place: self.memory.raw[place].clone() for place in sorted(_lasting(program))}
         self._fresh = [place for place in range(len(program.storages)) if place not in self._start]
@@ -152,6 +160,8 @@ class Player:
             UnsupportedError, OutOfBoundsError: of the interpreter.
             Exception: whatever its operations and kernels raise.
         """
+        if self._tuned_start and manner.configurations:
+            self._set_up(Manner(in_order=True, follow=False, configurations=manner.configurations))
         self.prepare(inputs, manner.poison, weights)
         told = self.forward(manner)
         follow = manner.follow and self._machine.follows
@@ -179,7 +189,7 @@ class Player:
         return self._run(self.program.forward, manner, choose)
 
     def _run(self, steps: Sequence[Step], manner: Manner, choose: Choose | None = None) -> dict[str, Json]:
-        choose = choose or _by_chance(manner.seed)
+        choose = choose or self._chosen(manner)
         with self._machine.running(self.memory, manner) as run:
             for step in steps:
                 if isinstance(step, Operation):
@@ -187,6 +197,19 @@ class Player:
                 else:
                     self._launch(run, step, choose, manner)
         return run.told()
+
+    def _chosen(self, manner: Manner) -> Choose:
+        """The variant that the call is to run first, then the others in random order."""
+        chance = random.Random(manner.seed)
+
+        def choose(launch: Launch, _: Callable[[Variant], None]) -> Sequence[Variant]:
+            order = chance.sample(launch.variants, len(launch.variants))
+            if not manner.configurations:
+                return order
+            first = launch.variants[manner.configurations[self._launches[id(launch)]]]
+            return [first, *(variant for variant in order if variant is not first)]
+
+        return choose
 
     def _launch(self, run: Run, launch: Launch, choose: Choose, manner: Manner) -> None:
         attempt = partial(self._launch_variant, run, launch, manner)
@@ -220,12 +243,6 @@ class Player:
             case Name():
                 return getattr(tl, value.text)
         return value
-
-
-def _by_chance(seed: int) -> Choose:
-    """A random variant first, then the others."""
-    chance = random.Random(seed)
-    return lambda launch, _: chance.sample(launch.variants, len(launch.variants))
 
 
 def tuned(seconds_of: Callable[[Callable[[], None]], float]) -> Choose:
@@ -267,6 +284,10 @@ def _fill_in(memory: Memory, windows: Sequence[Window], tensors: Sequence[torch.
                 f"the problem gives {tensor.dtype} {tuple(tensor.shape)}"
             )
         place.copy_(tensor)
+
+
+def _launches(steps: Sequence[Step]) -> list[Launch]:
+    return [step for step in steps if isinstance(step, Launch)]
 
 
 def _lasting(program: Program) -> set[int]:

@@ -54,8 +54,9 @@ class Observer(Protocol):
         """Number `program` of the launch under way starts."""
         ...
 
-    def touched(self, pointers: Any, mask: Any, size: int, what: str) -> None:
-        """It makes a `load`, a `store` or an `atomic operation` of `size` bytes at addresses where the mask is true."""
+    def touched(self, pointers: Any, mask: Any, size: int, what: str, values: Any) -> None:
+        """It is about to make a `load`, a `store` or an `atomic operation` of `size` bytes at addresses where the mask
+        is true. `values`: what it stores; None for the others."""
         ...
 
 
@@ -292,12 +293,12 @@ def _keep_language_patched() -> None:
     engine._patch_lang = lambda fn: _NothingToRestore()
 
 
-def _check(pointers: Any, mask: Any, size: int, what: str) -> None:
+def _check(pointers: Any, mask: Any, size: int, what: str, values: Any = None) -> None:
     fault = _ranges.fault(pointers, mask, size, what)
     if fault:
         _ledger.refuse(OutOfBoundsError(fault))
     if _ledger.observer is not None:
-        _ledger.observer.touched(pointers, mask, size, what)
+        _ledger.observer.touched(pointers, mask, size, what, values)
 
 
 def _guard_accesses(builder: Any) -> None:
@@ -311,7 +312,7 @@ def _guard_accesses(builder: Any) -> None:
 
     def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         mask = mask if mask is not None else engine.TensorHandle(np.ones_like(ptrs.data, dtype=bool), tl.int1)
-        _check(ptrs.data, mask.data, value.data.dtype.itemsize, "store")
+        _check(ptrs.data, mask.data, value.data.dtype.itemsize, "store", value.data)
         return store(self, ptrs, value, mask, *rest, **named)
 
     def create_atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any, **named: Any) -> Any:

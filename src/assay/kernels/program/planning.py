@@ -1,0 +1,100 @@
+"""The calls of a replay. Who wrote the program must know neither their order nor what tells one from another.
+
+    calls = plan(program, draw, trials, rng)
+
+A launch of an autotuned kernel has a configuration in each call, and every configuration is run.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from assay.kernels.numerics.calls import shows_answer
+from assay.kernels.numerics.secret_inputs import InputSet
+from assay.kernels.program import rules
+from assay.kernels.program.form import Launch, Program
+from assay.kernels.program.jobs import Replay
+
+POISONS = (0xFF, 0x46, 0x3E, 0x00, 0xC3)
+"""Bytes of fresh memory: NaN, 12689, 0.186, 0 and -390 as float32."""
+MAX_LEFT_OUT = 8
+"""Kernels of a program that are left out once each; further ones are not tried."""
+MAX_TOGETHER = 16
+"""Choices of configurations for all launches together that are all tried. Of more, each configuration is tried once."""
+
+
+def plan(
+    program: Program, draw: InputSet, trials: int, rng: random.Random, constant_families: Sequence[str] = ()
+) -> list[Replay]:
+    """The calls of a replay: `trials` on inputs of all families in turn, one of them once more, and again without each
+    kernel, one under other weights. Each has another poison, and runs the programs of a launch in another order, but
+    for the one that is repeated without kernels. Accesses are followed where memory was filled with another byte.
+
+    Where kernels are autotuned, calls are added until all configurations have run, on inputs that tell; accesses are
+    followed in each of them.
+
+    Args:
+        program: What is replayed.
+        draw: Inputs and expected outputs; at least one case.
+        trials: Calls that must be right, besides the special ones.
+        rng: The parent's own.
+        constant_families: Families in which a constant would pass, and which prove nothing about kernels left out.
+    """
+    cases = [draw.cases[index % len(draw.cases)] for index in range(max(trials, 1))]
+    telling = [place for place, case in enumerate(cases) if not shows_answer(case)]
+    telling = [place for place in telling if cases[place].family not in constant_families] or telling
+    telling = telling or list(range(len(cases)))
+    chosen = rng.choice(telling)
+    first, *waiting = configurations(program, rng)
+    tuned, every = bool(waiting), [first, *waiting]
+    # Whole and without each kernel, all else equal: in another order sums of atomic operations have other bytes.
+    whole = Replay(
+        cases[chosen], POISONS[0], seed=rng.getrandbits(32), in_order=True, follow=False, configurations=first
+    )
+    kernels = rules.launched_kernels(program)
+    left_out = [replace(whole, skip=kernel) for kernel in rng.sample(kernels, min(len(kernels), MAX_LEFT_OUT))]
+    told = [place for place in telling if place != chosen]
+    pairs = [(cases[place], waiting.pop() if waiting else rng.choice(every)) for place in told]
+    pairs += [(cases[telling[place % len(telling)]], choice) for place, choice in enumerate(waiting)]
+    pairs += [(case, rng.choice(every)) for place, case in enumerate(cases) if place not in telling]
+    rng.shuffle(pairs)
+    others = [
+        Replay(case, rng.choice(POISONS), seed=rng.getrandbits(32), follow=tuned, configurations=choice)
+        for case, choice in pairs
+    ]
+    again = Replay(whole.case, rng.choice(POISONS[1:]), seed=rng.getrandbits(32), follow=True, configurations=first)
+    calls = [again, *others, whole, *left_out]
+    plain = Replay(whole.case, POISONS[0], follow=False)
+    if draw.moved is not None:
+        moved = replace(plain, case=draw.moved, weights=draw.moved_weights, seed=rng.getrandbits(32))
+        calls.append(replace(moved, configurations=rng.choice(every)))
+    if draw.updated is not None:
+        # Weights of another form than the reference's (fused, permuted) cannot be updated from outside, and need not.
+        updated = replace(plain, case=draw.updated, weights=draw.updated_weights, needed=False)
+        calls.append(replace(updated, seed=rng.getrandbits(32), configurations=rng.choice(every)))
+    return calls
+
+
+def configurations(program: Program, rng: random.Random) -> list[tuple[int, ...]]:
+    """Choices of a configuration for each launch of a program, in random order; together they have every
+    configuration of every launch, and all choices where these are few. One choice where nothing is autotuned.
+
+    Which configurations of two launches meet is left to chance where there are many.
+    """
+    counts = [len(step.variants) for step in program.steps if isinstance(step, Launch)]
+    all_of_them = math.prod(counts)
+    together = all_of_them <= MAX_TOGETHER
+    orders, strides = [rng.sample(range(count), count) for count in counts], []
+    stride = 1
+    for count in counts:
+        strides.append(stride)
+        stride *= count if together else 1
+    found = [
+        tuple(order[number // step % len(order)] for order, step in zip(orders, strides, strict=True))
+        for number in range(all_of_them if together else max(counts))
+    ]
+    rng.shuffle(found)
+    return found

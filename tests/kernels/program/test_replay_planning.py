@@ -1,0 +1,120 @@
+"""The calls of a replay: every configuration of an autotuned kernel is run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from assay.kernels.arrays import host_tensor
+from assay.kernels.numerics.screening import Case
+from assay.kernels.numerics.secret_inputs import InputSet
+from assay.kernels.program.form import Program
+from assay.kernels.program.jobs import NO_KERNEL
+from assay.kernels.program.planning import MAX_TOGETHER, configurations, plan
+from assay.kernels.program.reading import Refusal, read
+from support.kernel_graders import Bench
+from support.programs import N, launch, made, written
+from support.trials import SNAKE, Trials, snaking
+
+
+def case(family: str, seed: int) -> Case:
+    x = np.random.default_rng(seed).normal(size=N).astype(np.float32)
+    return Case(family, (host_tensor(x, "float32"),), (x.astype(np.float64) * 2,), (x * 2,))
+
+
+DRAW = InputSet(1, 2, (), tuple(case(name, 5) for name in ("given", "large", "flat")), (("float32", (N,)),), (), {})
+
+
+def tuned(counts: Sequence[int]) -> Program:
+    """A program with a launch of each number of configurations."""
+    steps = [launch() | {"variants": launch()["variants"] * count} for count in counts]
+    program = read(json.dumps(written(forward=steps)).encode())
+    assert not isinstance(program, Refusal), program
+    return program
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_every_configuration_is_chosen_and_all_together_where_they_are_few(counts: list[int], seed: int) -> None:
+    found = configurations(tuned(counts), random.Random(seed))
+    every = set(itertools.product(*map(range, counts)))
+    assert set(found) <= every and len(found) == len(set(found))
+    if len(every) <= MAX_TOGETHER:
+        assert set(found) == every
+    else:
+        assert len(found) == max(counts)
+        assert all(
+            set(column) == set(range(count)) for column, count in zip(zip(*found, strict=True), counts, strict=True)
+        )
+
+
+@pytest.mark.parametrize(("counts", "trials"), [((30,), 5), ((64,), 2), ((3,), 5), ((2, 5), 1), ((4, 30), 3)])
+def test_every_configuration_has_a_followed_call_on_inputs_that_tell(counts: tuple[int, ...], trials: int) -> None:
+    program = tuned(counts)
+    calls = plan(program, DRAW, trials, random.Random(8), ("flat",))
+    assert {call.case.family for call in calls} == {"given", "large", "flat"} or trials < 3
+    telling = [call for call in calls if call.case.family != "flat" and call.follow and call.skip == NO_KERNEL]
+    for place, count in enumerate(counts):
+        assert {call.configurations[place] for call in telling} == set(range(count))
+    (whole,) = (call for call in calls if call.in_order and call.skip == NO_KERNEL)
+    assert all(call.configurations == whole.configurations for call in calls if call.skip != NO_KERNEL)
+
+
+def test_no_call_is_added_where_nothing_is_tuned() -> None:
+    calls = plan(made(), DRAW, 5, random.Random(8))
+    assert [call.skip for call in calls].count(NO_KERNEL) == 6 and sum(call.follow for call in calls) == 1
+
+
+@pytest.fixture(scope="module")
+def trials(bench: Bench) -> Trials:
+    return Trials(bench)
+
+
+RARE = """
+@triton.autotune([triton.Config({"PART": 2 if number == 23 else 1, "N": number}) for number in range(24)], key=[])
+@triton.jit
+def tuned(x_ptr, f_ptr, y_ptr, n, F, BLOCK: tl.constexpr, PART: tl.constexpr, N: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    inside = (i < n) & (i % PART == 0)
+    x = tl.load(x_ptr + i, mask=inside)
+    a = tl.load(f_ptr + i % F, mask=inside, other=1.0)
+    s = tl.sin(a * x)
+    tl.store(y_ptr + i, x + s * s / a, mask=inside)
+"""
+TUNED = """
+y = torch.empty_like(x)
+tuned[(1,)](x, self.frequency, y, x.numel(), x.shape[-1], BLOCK=triton.next_power_of_2(x.numel()))
+return y
+"""
+
+
+def test_one_wrong_configuration_of_many_is_found(trials: Trials) -> None:
+    assert trials.run(SNAKE, snaking(TUNED, RARE)).end == "wrong"
+    right = trials.run(SNAKE, snaking(TUNED, RARE.replace("number == 23", "False")))
+    assert right.end == "ok" and right.passed == right.total >= 24, right
+
+
+CONSTRUCTED = """
+@triton.autotune([triton.Config({"OFF": 1.0 if number == 23 else 0.0, "N": number}) for number in range(24)], key=[])
+@triton.jit
+def tuned(f_ptr, n, BLOCK: tl.constexpr, OFF: tl.constexpr, N: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(f_ptr + i, tl.load(f_ptr + i, mask=i < n) + OFF, mask=i < n)
+"""
+
+
+@pytest.mark.parametrize(("wrong", "end"), [("number == 23", "wrong"), ("False", "ok")])
+def test_configurations_of_the_constructor_are_all_run(trials: Trials, wrong: str, end: str) -> None:
+    build = "tuned[(1,)](self.frequency.data, features, BLOCK=triton.next_power_of_2(features))"
+    code = snaking(
+        "return snake(x, self.frequency, torch.empty_like(x))", CONSTRUCTED.replace("number == 23", wrong), build
+    )
+    outcome = trials.run(SNAKE, code)
+    assert outcome.end == end, outcome
