@@ -61,7 +61,7 @@ async def soak(jobs: int, share_of_kills: float, seed: int) -> dict[str, object]
     kinds = draw.choices(list(KINDS), [WEIGHTS.get(kind, 2) for kind in KINDS], k=jobs)
     problem = unscaled(make_problem(1, 1, "Addition", ADDITION, "benchmark"))
     config = GraderConfig(cache=False, compile_check="off", wall_s=4.0, cpu_s=2.0, memory_mb=512)
-    # Without the static checks, so that all of it reaches the sandbox.
+    # Without what the text decides, so that all of it reaches the sandbox.
     grader = Grader(config, text_checks=False)
     sandbox = grader.sandbox
     assert isinstance(sandbox, LocalSandbox)

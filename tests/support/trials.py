@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import textwrap
+from collections.abc import Sequence
 
 from assay.kernels.numerics.secret_inputs import InputBank, InputSet
 from assay.kernels.problems.scaling import unscaled
-from assay.kernels.problems.sources import load_problems
+from assay.kernels.problems.sources import Problem, load_problems
 from assay.kernels.program.trial import Attempt, Outcome, record, trial
 from support.kernel_graders import LIMITS, Bench
 
@@ -72,9 +73,10 @@ def multiplying(forward: str, head: str = "") -> str:
 class Trials:
     """Puts submissions to the test, each problem drawn once."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, own: Sequence[Problem] = ()) -> None:
+        """`own`: problems beside the shipped ones, under keys that those have not."""
         self._bench = bench
-        self._problems = {problem.key: problem for problem in load_problems("shipped", (1, 2, 3))}
+        self._problems = {problem.key: problem for problem in (*load_problems("shipped", (1, 2, 3)), *own)}
         self._draws: dict[str, InputSet] = {}
 
     def draw(self, key: str) -> InputSet:

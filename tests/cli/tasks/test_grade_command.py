@@ -86,12 +86,12 @@ def test_a_kernel_from_standard_input(assay: Run, known: Any, monkeypatch: pytes
 
 
 def test_json_has_the_whole_verdict(assay: Run, known: Any) -> None:
-    known(Verdict("cheat", "numerics", "does nothing", "ghost_kernel", {"call": 3}, 5, 5, True))
+    known(Verdict("cheat", "numerics", "does nothing", "kernels", {"call": 3}, 5, 5, True))
     status, out, err = assay("--json")
     assert status == 3 and out.count("\n") == 1 and err == ""
     said = json.loads(out)
     assert {field.name for field in fields(Verdict)} | {"name", "key"} == set(said)
-    assert (said["name"], said["key"], said["kind"], said["cheat"]) == ("1_Snake", "1/1", "cheat", "ghost_kernel")
+    assert (said["name"], said["key"], said["kind"], said["cheat"]) == ("1_Snake", "1/1", "cheat", "kernels")
     assert said["evidence"] == {"call": 3} and said["cached"] is True and said["compiled"] is True
 
 

@@ -131,6 +131,26 @@ def test_a_forged_answer_is_an_error_and_no_traceback(forged: str, reference_pro
     assert "\x1b" not in found and len(found) < 4000
 
 
+def forging(header: dict[str, Any]) -> str:
+    """A problem that writes an answer itself."""
+    text = json.dumps(header)
+    write = f"h = {text!r}.encode(); os.write(5, len(h).to_bytes(8, 'little') + h); os._exit(90)"
+    return saying("1", f"import os; {write}")
+
+
+WHOLE: dict[str, Any] = {
+    **{"_blobs": [], "cases": [], "parameters": 0, "weights": [], "constant": [], "exact": "float64"},
+    **{"init_inputs": 1, "refused": {}, "peak_mb": 1.0, "init_work": 0, "work": {"mm": [1, 7]}},
+}
+
+
+@pytest.mark.parametrize("number", [10**400, -1, 1.5, "7", True, None])
+def test_counts_of_work_are_bounded(number: Any, reference_process: ReferenceProcess) -> None:
+    assert reference_process.evaluate(forging(WHOLE), **SEEDS).work == {"mm": (1, 7)}
+    for forged in ({"init_work": number}, {"work": {"mm": [1, number]}}, {"work": {"mm": [number, 1]}}):
+        assert "makes no sense" in said(reference_process, forging(WHOLE | forged)), forged
+
+
 @pytest.mark.parametrize("sizes", ["[-1]", "[1e9]", "{}", "[true]", f"[{10**30}]", "[[]]", "null"])
 def test_a_frame_of_impossible_sizes_is_none(sizes: str) -> None:
     header = f'{{"_blobs": {sizes}}}'.encode()

@@ -61,7 +61,7 @@ def test_arithmetic_at_import_and_in_hooks_counts() -> None:
     assert rules.host_arithmetic(made(forward=[hooked]), 1)
 
 
-def test_arithmetic_of_the_constructor_is_not_counted() -> None:
+def test_arithmetic_of_the_constructor_is_not_that_of_forward() -> None:
     assert not rules.host_arithmetic(made(init=[added()]), 1)
 
 
@@ -140,14 +140,29 @@ def test_numbers_of_descriptors_count_and_those_of_windows_do_not() -> None:
     assert rules.literal_bytes(made(forward=[launch(x=described, n=1)])) == base + 6 * 8
 
 
-def test_products_of_the_constructor() -> None:
-    step = operation("mm.default", window(0, (2, 2)), window(2, (2, 2)), outs=(window(2, (2, 2)),))
-    program = made(init=[step])
-    (finding,) = rules.constructor(program)
-    assert finding.refused and "mm" in finding.message and finding.line == 7
-    assert not any(found.refused for found in rules.static_findings(program, 1000, "partial"))
-    (orthogonal,) = rules.constructor(made(init=[operation("linalg_qr.default", window(0, (2, 2)), outs=())]))
-    assert not orthogonal.refused
+def folding(times: int) -> Program:
+    """A constructor that adds to the weights, N operations at a time; forward reads the sum."""
+    step = operation("add.Tensor", window(2), window(2), outs=(window(3),))
+    return made(
+        storages=[4 * N] * 4,
+        init=[operation("uniform_.default", window(2), outs=(window(2),)), *[step] * times],
+        forward=[launch(x={"window": window(0)}, y={"window": window(1)}, w={"window": window(3)})],
+    )
+
+
+def test_work_of_the_constructor_up_to_the_references_and_a_little() -> None:
+    most = rules.MAX_FOLDED // N
+    assert not rules.constructor(folding(most), 10**9, 0)
+    assert not rules.constructor(folding(most + 2), 10**9, 2 * N)
+    (finding,) = rules.constructor(folding(most + 2), 10**9, 2 * N - 1)
+    assert finding.refused and finding.line == 7 and "add" in finding.message
+    (told,) = rules.constructor(folding(most + 2), 10**9, 0, refused=False)
+    assert not told.refused
+
+
+def test_the_little_is_no_more_than_forward_may_do() -> None:
+    assert not rules.constructor(folding(1), 50 * N, 0)
+    assert rules.constructor(folding(1), 50 * N - 1, 0)
 
 
 def test_partial_solutions_may_do_half_of_the_work() -> None:

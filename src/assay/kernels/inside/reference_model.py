@@ -21,6 +21,7 @@ import torch
 
 from assay.kernels.arrays import HostTensor, Value
 from assay.kernels.frames import Frame
+from assay.kernels.inside.construction import ConstructionTrace
 from assay.kernels.inside.work import WorkTrace
 from assay.kernels.numerics.families import vary
 from assay.types import Json
@@ -109,6 +110,8 @@ class Reference:
         exec(compile(code, "<problem>", "exec"), self.space)
         _seed(0, device)
         self.init_inputs: Any = self.space["get_init_inputs"]()
+        self.init_work = 0
+        """Arithmetic that the constructor does on what it draws, as of the last model."""
 
     def model(self, seed: int, perturb: str) -> torch.nn.Module:
         """The model with weights from a seed, rounded to the working precision.
@@ -117,7 +120,10 @@ class Reference:
         elements are all equal (ones and zeros of a normalisation, say), so that they count as well.
         """
         _seed(seed, self.device)
-        model: torch.nn.Module = self.space["Model"](*copy.deepcopy(self.init_inputs))
+        init_inputs = copy.deepcopy(self.init_inputs)
+        with ConstructionTrace(init_inputs) as trace:
+            model: torch.nn.Module = self.space["Model"](*init_inputs)
+        self.init_work = trace.amount
         if perturb != "none":
             with torch.no_grad():
                 for weight in model.parameters():
@@ -180,6 +186,7 @@ def evaluate(request: Json) -> Frame:
     parameters = sum(p.numel() for p in model.parameters())
     frame = Frame({"parameters": parameters, "exact": "float64", "cases": [], "refused": {}})
     weights = list(model.named_parameters())
+    frame.header["init_work"] = reference.init_work
     frame.header["weights"] = [[name, list(weight.shape)] for name, weight in weights]
     frame.header["constant"] = [name for name, weight in weights if is_constant(weight)]
     first: tuple[Value, ...] | None = None

@@ -50,6 +50,7 @@ HEADER_BYTES = 1 << 20
 """What an answer may have beyond the memory that its problem may take."""
 MESSAGE_CHARS = 3000
 KINDS = ("error", "memory", "timeout", "crash", "too_large")
+_MOST_COUNTED = 1 << 62
 _LEAVE_S = 5.0
 _PASSING = ("timeout", "memory")
 _CLOSED = "the process that runs references was closed, and starts no more: make another ReferenceProcess."
@@ -77,6 +78,8 @@ class ReferenceResult:
     """The model's weights and buffers by name, where they were asked for."""
     work: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Calls and work of each PyTorch operator in one forward pass (see `inside.work` and `operators`)."""
+    init_work: int = 0
+    """Arithmetic that its constructor does on what it draws (see `inside.construction`)."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Families whose inputs the problem takes for illegal, and the error that it raised."""
     other_weights: Case | None = None
@@ -278,13 +281,21 @@ def _result(frame: Frame, precision: Precision, seconds: float) -> ReferenceResu
         exact_dtype=header["exact"],
         init_inputs=frame.value(header["init_inputs"]),
         state={name: frame.tensor(tensor) for name, tensor in header.get("state", {}).items()},
-        work={name: (calls, work) for name, (calls, work) in header.get("work", {}).items()},
+        work={name: (_counted(calls), _counted(work)) for name, (calls, work) in header.get("work", {}).items()},
+        init_work=_counted(header["init_work"]),
         refused=header["refused"],
         peak_mb=header["peak_mb"],
         other_weights=other_weights,
         again=again,
         seconds=seconds,
     )
+
+
+def _counted(number: object) -> int:
+    """A count that a problem's process tells."""
+    if type(number) is not int or not 0 <= number <= _MOST_COUNTED:
+        raise ValueError(f"a count of {shown(str(number)[:100], 100)}")
+    return number
 
 
 def screening_of(result: ReferenceResult) -> Screening:

@@ -49,6 +49,8 @@ class InputSet:
     updated: Case | None = None
     """A case under other values of all parameters, as after a step of training; None where none was asked for."""
     updated_weights: Mapping[str, HostTensor] = field(default_factory=dict)
+    init_work: int = 0
+    """Arithmetic that the reference's constructor does on what it draws."""
 
 
 class InputBank:
@@ -162,6 +164,7 @@ class InputBank:
             moved_weights,
             updated,
             updated_weights,
+            result.init_work,
         )
 
     def _perturbed(

@@ -8,12 +8,11 @@ A finding that is not `refused` is told and does not decide.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
 from assay.kernels.base import Policy
-from assay.kernels.operators import kind_of
 from assay.kernels.program.form import (
     Descriptor,
     Kernel,
@@ -25,6 +24,7 @@ from assay.kernels.program.form import (
     operations_in,
 )
 from assay.kernels.program.operations import arithmetic_of, base_name, moved_bytes, rearranges, role_of
+from assay.kernels.program.weight_work import weight_work
 
 Rule = Literal["arithmetic", "moves", "constants", "constructor", "operators", "outputs", "kernels", "races", "calls"]
 
@@ -34,6 +34,10 @@ honest program of 155 needs is 0.014 (the sum of a product's split sums)."""
 MAX_PARTIAL_SHARE = 0.5
 """The same under the policy `partial`."""
 MAX_ARITHMETIC_OPERATIONS = 64
+MAX_FOLDED = 1024
+"""Arithmetic that a constructor may do on the weights beyond the reference's: 64 operators on 16 numbers each, enough
+for scales and other small factors. Never more than the share that forward is allowed. A product of two matrices of 8 by
+8 fills it."""
 MAX_MOVED_SHARE = 1.0
 """Bytes that PyTorch may move, as a share of those of inputs and outputs; the most that an honest program needs is
 0.52."""
@@ -65,9 +69,9 @@ def static_findings(program: Program, reference: int, policy: Policy = "strict",
     """
     found = [*launches(program), *operators(program), *constants(program), *calls(program)]
     if policy == "partial":
-        return [*found, *partial_share(program, reference), *constructor(program, refused=False)]
+        return [*found, *partial_share(program, reference)]
     strict = [*heavy_operators(program), *host_arithmetic(program, reference, slack), *moves(program)]
-    return [*found, *strict, *rearrangement(program, reference), *constructor(program)]
+    return [*found, *strict, *rearrangement(program, reference)]
 
 
 def launches(program: Program) -> list[Finding]:
@@ -187,19 +191,35 @@ def constants(program: Program) -> list[Finding]:
     ]
 
 
-def constructor(program: Program, refused: bool = True) -> list[Finding]:
-    """What the constructor computes of weights: products fold two steps of the work into one that no call pays for,
-    and are refused. Other heavy operators, such as those of an orthogonal start, are told."""
-    return [
-        Finding(
-            "constructor",
-            f"the constructor computes {base_name(operation)}: what is folded there no call of forward computes",
-            operation.line,
-            refused=refused and kind_of(base_name(operation)) in ("product", "convolution"),
+def constructor(
+    program: Program, reference: int, init_work: int, replaced: Set[int] = frozenset(), refused: bool = True
+) -> list[Finding]:
+    """What the constructor computes of the weights beyond what the reference's does, where forward uses it: no call of
+    forward pays for it, and it is stale once the weights change.
+
+    Args:
+        program: What was recorded.
+        reference: Arithmetic operations of the reference's forward (`operations.reference_arithmetic`).
+        init_work: Those of its constructor on what it draws.
+        replaced: Storages of parameters that were set to other values, which the right outputs followed.
+        refused: Whether it decides.
+    """
+    found = weight_work(program, replaced)
+    more = min(int(MAX_ARITHMETIC_SHARE * reference), MAX_FOLDED)
+    if found.launches:
+        first = found.launches[0]
+        said, line = f"the constructor launches {program.kernels[first.kernel].name} on the weights", first.line
+    elif found.worst is not None and found.amount > init_work + more:
+        said = (
+            f"the constructor does {found.amount} arithmetic operations on the weights, most of them in "
+            f"{base_name(found.worst)}; {init_work + more} are allowed, the reference's constructor does {init_work}"
         )
-        for operation in operations_in(program.init)
-        if role_of(operation) == "heavy"
-    ]
+        line = found.worst.line
+    else:
+        return []
+    why = ": what is folded there no call of forward computes. Keep the reference's parameters, under their names, "
+    advice = "and compute with them in a kernel of forward; cat, stack, transposed and cast weights are free"
+    return [Finding("constructor", said + why + advice, line, refused)]
 
 
 def calls(program: Program) -> list[Finding]:

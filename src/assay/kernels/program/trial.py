@@ -39,6 +39,7 @@ from assay.kernels.program.noise import changed_beyond_noise
 from assay.kernels.program.operations import reference_arithmetic
 from assay.kernels.program.planning import plan
 from assay.kernels.program.rules import Finding
+from assay.kernels.program.weight_work import replaced_storages
 from assay.kernels.text.examined import Examined
 from assay.kernels.verdicts import plain_text
 from assay.sandbox.base import JobResult, Limits, Sandbox
@@ -232,6 +233,8 @@ def judge(result: JobResult, attempt: Attempt, answers: Answers, policy: Policy 
         "worst": answers.worst,
         "host_share": round(min(attempt.host_share, 1e9), 6),
     }
+    if policy == "partial":
+        facts["kernel_share"] = round(max(0.0, 1.0 - attempt.host_share), 6)
     found = (*attempt.findings, *findings)
     cpu_s = attempt.cpu_s + result.cpu_s
     return Outcome(end, message, line, found, "numerics", answers.passed, answers.total, cpu_s, facts, attempt.examined)
@@ -300,11 +303,16 @@ def _findings(program: Program, answers: Answers, seen: Sequence[Measured], poli
     followed = [account.unwritten for call, account in zip(calls, seen, strict=True) if call.follow]
     unwritten = [max(counts) for counts in zip(*followed, strict=True)] or [0] * len(program.outputs)
     changed = _changed(answers)
-    races = [race for account in seen for race in account.races]
+    draw, updated = answers.draw, [place for place, call in enumerate(calls) if call.weights and not call.needed]
+    follows = any(_weights_set(seen, place) for place in updated)
+    replaced = replaced_storages(program, draw.weights) if follows else frozenset()
+    folded = policy == "strict" and bool(draw.weights)
+    reference = reference_arithmetic(draw.work)
     return [
         *(rules.outputs_written(program, unwritten) if policy == "strict" else ()),
         *rules.kernels_matter(program, changed),
-        *rules.races(races),
+        *rules.constructor(program, reference, draw.init_work, replaced, refused=folded),
+        *rules.races([race for account in seen for race in account.races]),
     ]
 
 

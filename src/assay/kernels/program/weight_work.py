@@ -1,0 +1,142 @@
+"""What a constructor computes of the weights, before forward is called. Pure functions of steps.
+
+A storage is tainted once a random operator wrote it, once an input of the constructor is in it, or once a step with a
+tainted operand wrote it. What a step computes of tainted storages is work on the weights; masks and tables of
+positions are computed of nothing random, and cost nothing here. Moves (`cat`, `stack`, transposes, casts, gathers at
+fixed places) carry taint and are no arithmetic. Only what forward uses in the end is counted.
+
+    found = weight_work(program)
+    found.amount            arithmetic operations, as `operations.arithmetic_of` counts them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
+
+from assay.kernels.operators import kind_of
+from assay.kernels.program.form import Launch, Operation, Program, Step, Value, Window, windows_in
+from assay.kernels.program.operations import arithmetic_of, base_name, role_of
+
+
+@dataclass(frozen=True, slots=True)
+class WeightWork:
+    """What a constructor computes of tainted storages, as far as forward uses it."""
+
+    amount: int
+    """Arithmetic operations of PyTorch's."""
+    worst: Operation | None
+    """The operator with most of them."""
+    launches: tuple[Launch, ...]
+    """Launches with a tainted operand; nobody counts what they compute."""
+
+
+def weight_work(program: Program, replaced: Set[int] = frozenset()) -> WeightWork:
+    """What a program computes of the weights when it is imported and built.
+
+    Args:
+        program: What was recorded.
+        replaced: Storages whose content is another one when forward is called (`replaced_storages`).
+    """
+    tainted = {window.storage for window in program.init_inputs}
+    costs: list[tuple[Step, int]] = []
+    for step in _flat((*program.module, *program.init)):
+        if isinstance(step, Operation):
+            costs.append((step, work_on(step, tainted)))
+            tainted |= tainted_by(step, tainted)
+        else:
+            touched = _touched(step)
+            costs.append((step, int(bool(touched & tainted))))
+            tainted |= touched if touched & tainted else set()
+    used = _used(program) - replaced
+    amount = most = 0
+    worst: Operation | None = None
+    launches: list[Launch] = []
+    for step, cost in reversed(costs):
+        if isinstance(step, Launch):
+            if (touched := _touched(step)) & used:
+                used |= touched
+                launches += [step] if cost else []
+        elif used & {out.storage for out in step.outs}:
+            used |= _storages(_read_by(step))
+            amount += cost
+            worst, most = (step, cost) if cost >= max(most, 1) else (worst, most)
+    return WeightWork(amount, worst, tuple(reversed(launches)))
+
+
+def replaced_storages(program: Program, weights: Sequence[tuple[str, tuple[int, ...]]]) -> frozenset[int]:
+    """Storages that hold nothing but parameters that a replay sets, by the reference's names or else by their order.
+
+    Args:
+        program: What was recorded, of which a replay said that its parameters could be set.
+        weights: Name and shape of each parameter of the reference.
+    """
+    own = dict(program.params)
+    by_name = all(name in own and own[name].size == shape for name, shape in weights)
+    windows = [own[name] for name, _ in weights] if by_name else list(own.values())
+    return frozenset(
+        window.storage for window in windows if _is_dense(window) and window.nbytes == program.storages[window.storage]
+    )
+
+
+def _is_dense(window: Window) -> bool:
+    """Whether a window shows each element of a block once."""
+    expected = 1
+    for stride, size in sorted(zip(window.stride, window.size, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def tainted_by(operation: Operation, tainted: Set[int]) -> frozenset[int]:
+    """The storages that are tainted after an operation because of it."""
+    if role_of(operation) == "random" or _storages(_read_by(operation)) & tainted:
+        return frozenset(out.storage for out in operation.outs)
+    return frozenset()
+
+
+def work_on(operation: Operation, tainted: Set[int]) -> int:
+    """Arithmetic operations that an operation does on tainted storages; 0 where it has no tainted operand."""
+    read = _read_by(operation)
+    if not _storages(read) & tainted:
+        return 0
+    role, name = role_of(operation), base_name(operation)
+    if role in ("fill", "random"):
+        # What is overwritten is no operand. Others shift and scale what is drawn (`normal`) or filled in (`linspace`).
+        own = {out.storage for out in operation.outs}
+        given = name != "fill" and _storages(read) & tainted - own
+        return sum(out.elements for out in operation.outs) if given else 0
+    if kind_of(name) == "index" and not _storages((*operation.args[1:], *(v for _, v in operation.kwargs))) & tainted:
+        return 0
+    return arithmetic_of(operation)
+
+
+def _read_by(operation: Operation) -> tuple[Value, ...]:
+    """The arguments whose elements matter; `zeros_like` and its kin take no more than a shape from theirs."""
+    name = base_name(operation)
+    return () if name == "zero" or name.endswith("_like") or name.startswith(("new_", "empty")) else operation.values
+
+
+def _storages(values: Iterable[Value]) -> set[int]:
+    return {window.storage for value in values for window in windows_in(value)}
+
+
+def _used(program: Program) -> set[int]:
+    """The storages that forward takes something from."""
+    found = {window.storage for window in program.outputs}
+    for step in _flat(program.forward):
+        found |= _storages(_read_by(step)) if isinstance(step, Operation) else _touched(step)
+    return found
+
+
+def _flat(steps: Iterable[Step]) -> Iterator[Step]:
+    """Steps in their order, the hooks of a launch before it."""
+    for step in steps:
+        if isinstance(step, Launch):
+            yield from (operation for variant in step.variants for operation in variant.before)
+        yield step
+
+
+def _touched(launch: Launch) -> set[int]:
+    return _storages(value for variant in launch.variants for _, value in variant.args)
