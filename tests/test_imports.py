@@ -86,6 +86,7 @@ BOUNDARIES = {
     "assay.training.report.report",
     "assay.sandbox.inside.child",
     "assay.sandbox.inside.worker",
+    "assay.kernels.grader",
     "assay.kernels.inside.compile_program",
     "assay.kernels.inside.numerics_gpu",
     "assay.kernels.inside.record.harness",
@@ -96,7 +97,7 @@ BOUNDARIES = {
     "assay.kernels.inside.timing.harness",
 }
 """Modules where any failure becomes data: a user's file, an environment that a report could do
-without, a rollout, a reward's code, a sandboxed job, a kernel."""
+without, a rollout, a reward's code, a sandboxed job, a kernel, a grade."""
 
 
 def module_of(path: Path) -> str:

@@ -25,6 +25,7 @@ from assay.kernels.numerics.reference import fit_problem
 from assay.kernels.prepared import MAX_PREPARED, Preparations, Prepared
 from assay.kernels.problems.scaling import unscaled
 from assay.kernels.problems.sources import Problem, make_problem
+from assay.kernels.program import trial
 from assay.kernels.program.jobs import RECORD, REPLAY
 from assay.kernels.text.examining import examine
 from assay.kernels.verdicts import KINDS, Verdict
@@ -713,3 +714,15 @@ def test_a_fault_in_the_problem_is_not_the_candidates(bench: Bench) -> None:
     assert examine(candidate()).fault is None
     verdict = bench.grade(broken, candidate(), chz.replace(QUICK, scale="fit"))
     assert verdict.kind == "unsupported" and "not valid Python" in verdict.message, verdict
+
+
+def test_a_fault_of_the_grader_is_an_infra_error_and_ends_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr(trial, "judge", broken)
+    verdict = bench.grade(SMALL, candidate())
+    assert verdict.errored and "the grader itself failed" in verdict.message and "a fault of ours" in verdict.message
+    assert "a fault of Assay's" in caplog.text

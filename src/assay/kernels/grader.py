@@ -17,7 +17,7 @@ import secrets
 from dataclasses import replace
 from functools import partial
 
-from assay.errors import ReferenceModelError, SandboxError
+from assay.errors import AssayError, ReferenceModelError, SandboxError
 from assay.kernels.compile.stage import TRITON_HARNESS, compile_cuda
 from assay.kernels.config import GraderConfig
 from assay.kernels.numerics.calls import HARNESS as CUDA
@@ -140,6 +140,13 @@ class Grader:
             return _closed(problem)
         except ReferenceModelError as error:
             return Verdict("infra_error", "problem", f"no inputs could be drawn: {error}", problem=problem.hash)
+        except AssayError:
+            raise
+        except Exception as error:
+            # A fault of ours that a candidate found must not end a training run, and earns it nothing.
+            log.exception("a grade failed, which is a fault of Assay's")
+            said = f"the grader itself failed, please report it: {type(error).__name__}: {str(error)[:500]}"
+            return Verdict("infra_error", "numerics", said, problem=problem.hash)
         return replace(verdict, problem=prepared.scaled.hash)
 
     async def _cuda_text(self, code: str) -> Verdict:
