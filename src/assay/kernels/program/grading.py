@@ -184,7 +184,7 @@ class Grading:
             return replace(verdict, evidence={**verdict.evidence, "published": f"not looked at: {shapes}"})
         found = await self._record(code, shapes, OTHER_SLACK, UNALLOCATED)
         outcome = at_published_size(first, found) if isinstance(found, Attempt) else found
-        evidence: dict[str, Json] = {"published": "recorded" if isinstance(found, Attempt) else "refused"}
+        evidence: dict[str, Json] = {"published": "recorded" if outcome.end == "ok" else "refused"}
         again = verdict_of(outcome, evidence)
         if not again.ok:
             where = "right at the sizes it was graded at, but at the published one"

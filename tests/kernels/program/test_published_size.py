@@ -1,0 +1,174 @@
+"""What is right at the small sizes that a problem is graded at, looked at where its tensors are large."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import chz
+import pytest
+
+from assay.errors import ReferenceModelError
+from assay.kernels.numerics.reference import ReferenceProcess
+from assay.kernels.numerics.shapes import MAX_VALUES, shapes_of_answer
+from assay.kernels.problems.scaling import scale
+from assay.kernels.problems.sources import make_problem
+from assay.kernels.program.operations import reference_arithmetic
+from assay.kernels.program.published import launched_alike
+from support.kernel_graders import QUICK, Bench
+from support.kernelbench_data import TINY
+from support.programs import KERNEL, launch, made
+from support.sandboxes import needs_walls
+
+FIT = chz.replace(QUICK, scale="fit")
+SCALED = make_problem(1, 1, "scaled", TINY, "test")
+ELEMENTS = 64 * 4096
+BEFORE = "right at the sizes it was graded at, but at the published one: "
+
+CANDIDATE = """
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def relu_kernel(x, out, n, scale, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.maximum(tl.load(x + i, mask=i < n), 0.0) * scale, mask=i < n)
+
+
+@triton.jit
+def other_kernel(x, out, n, scale, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, scale + 0 * tl.load(x + i, mask=i < n), mask=i < n)
+
+
+class ModelNew(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x):
+        n, kernel, block = x.numel(), relu_kernel, 16
+        out = torch.empty_like(x)
+        if n > 10000:
+            LARGE
+        kernel[(triton.cdiv(n, block),)](x, out, n, self.scale, BLOCK=block)
+        return out
+"""
+
+
+def when_large(does: str) -> str:
+    return CANDIDATE.replace("LARGE", does)
+
+
+@needs_walls
+@pytest.mark.parametrize(
+    ("does", "kind", "cheat", "words"),
+    [
+        ("return torch.relu(x) * self.scale", "cheat", "kernels", "forward launches no kernel"),
+        ("return out", "cheat", "kernels", "forward launches no kernel"),
+        ("kernel = other_kernel", "cheat", "kernels", "does not launch the kernel relu_kernel"),
+        ("x = torch.relu(x)", "cheat", "arithmetic", "arithmetic operations beside the kernels"),
+        ("n = int(x.sum())", "cheat", "host_read", "without any values"),
+        ("raise ValueError('too large')", "crash", "", "too large"),
+    ],
+)
+def test_what_is_not_done_where_tensors_are_large(bench: Bench, does: str, kind: str, cheat: str, words: str) -> None:
+    verdict = bench.grade(SCALED, when_large(does), FIT)
+    assert (verdict.kind, verdict.cheat) == (kind, cheat), verdict
+    assert verdict.message.startswith(BEFORE)
+    assert words in verdict.message
+    assert verdict.tests_passed > 0 and verdict.evidence["published"] == "refused"
+
+
+@needs_walls
+def test_an_honest_submission_is_recorded_there_too(bench: Bench) -> None:
+    verdict = bench.grade(SCALED, when_large("block = 1024"), FIT)
+    assert verdict.ok and verdict.evidence["published"] == "recorded" and verdict.evidence["sizes"] == 2, verdict
+    assert "findings" not in verdict.evidence
+    few = bench.grade(SCALED, when_large("other_kernel[(1,)](x, out, n, 1.0, BLOCK=16); block = 1 << 18"), FIT)
+    assert few.ok, few
+    said = " ".join(finding["message"] for finding in few.evidence["findings"])
+    assert "other_kernel, which is not graded" in said and "fewer than the 4" in said
+
+
+@needs_walls
+def test_a_problem_graded_at_its_published_size_is_recorded_no_further(bench: Bench) -> None:
+    small = make_problem(1, 3, "small", TINY.replace("64", "2").replace("4096", "24"), "test")
+    verdict = bench.grade(small, when_large("pass"), FIT)
+    assert verdict.ok and verdict.evidence["scaling"]["rule"] == "none", verdict
+    assert verdict.evidence["sizes"] == 2 and "published" not in verdict.evidence
+    chosen = bench.grade(scale(SCALED, 32), when_large("pass"), FIT)
+    assert chosen.ok and "published" not in chosen.evidence, chosen
+
+
+@needs_walls
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("return torch.relu(x)", "assert bool((x >= x.min()).all())\n        return torch.relu(x)", "meta"),
+        ("[torch.rand(batch_size, features)]", "[torch.from_numpy(torch.rand(batch_size, features).numpy())]", "meta"),
+    ],
+)
+def test_a_problem_that_needs_values_is_not_looked_at(bench: Bench, old: str, new: str, why: str) -> None:
+    reads = make_problem(1, 2, "reads", TINY.replace(old, new), "test")
+    verdict = bench.grade(reads, when_large("return torch.relu(x) * self.scale"), FIT)
+    assert verdict.ok, verdict
+    said = verdict.evidence["published"]
+    assert said.startswith("not looked at: the reference failed: ") and why in said
+
+
+@needs_walls
+def test_shapes_of_what_no_memory_would_hold(reference_process: ReferenceProcess) -> None:
+    vast = TINY.replace("64", "1 << 17").replace("4096", "1 << 18")
+    found = reference_process.shapes(vast, "bfloat16")
+    assert found.inputs == ({"dtype": "bfloat16", "shape": [1 << 17, 1 << 18]},) and found.init_inputs == (1.5,)
+    assert reference_arithmetic(found.work) == 2 << 35
+    assert reference_process.shapes(TINY).inputs == ({"dtype": "float32", "shape": [64, 4096]},)
+    same = reference_process.evaluate(TINY, input_seed=1, weight_seed=0, families=("given",))
+    assert reference_process.shapes(TINY).work == same.work
+    with pytest.raises(ReferenceModelError, match="GiB"):
+        reference_process.shapes(TINY.replace("64", "1 << 20").replace("4096", "1 << 20"))
+
+
+ANSWER: dict[str, Any] = {"inputs": [{"dtype": "float32", "shape": [2]}], "init_inputs": 3, "work": {"mm": [1, 2]}}
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"inputs": 1},
+        {"inputs": [{"dtype": "x", "shape": [1]}]},
+        {"inputs": [{"dtype": "float32", "shape": [-1]}]},
+        {"inputs": [{"dtype": "float32", "shape": [True]}]},
+        {"inputs": [{"dtype": "float32", "shape": [10**400]}]},
+        {"inputs": [{"dtype": "float32", "shape": "12"}]},
+        {"inputs": [{"dtype": "float32", "shape": [1] * 13}]},
+        {"inputs": [{"dtype": "float32", "shape": [1 << 30, 1 << 30]}]},
+        {"inputs": [1] * MAX_VALUES},
+        {"inputs": [[[[[[[[1]]]]]]]]},
+        {"inputs": ["x" * 1000]},
+        {"inputs": [10**400]},
+        {"inputs": [float("inf")]},
+        {"inputs": [{}]},
+        {"work": {"mm": [1, -1]}},
+        {"work": [1]},
+    ],
+)
+def test_forged_shapes_are_an_error(forged: dict[str, Any]) -> None:
+    assert shapes_of_answer(ANSWER).init_inputs == (3,)
+    with pytest.raises((ArithmeticError, AttributeError, LookupError, TypeError, ValueError)):
+        shapes_of_answer(ANSWER | forged)
+
+
+def test_kernels_are_told_apart_by_their_text() -> None:
+    first = made()
+    assert launched_alike(first, first) == []
+    empty = replace(first.kernels[0], source=KERNEL.replace("scaled(", "("))
+    missing, new = launched_alike(first, replace(first, kernels=(empty, *first.kernels[1:])))
+    assert missing.refused and "does not launch the kernel double" in missing.message and not new.refused
+    fewer = made(forward=[launch(grid=(1,))])
+    (told,) = launched_alike(first, fewer)
+    assert not told.refused and "fewer than the 2" in told.message and launched_alike(fewer, first) == []
