@@ -133,6 +133,40 @@ def test_shapes_of_what_no_memory_would_hold(reference_process: ReferenceProcess
         reference_process.shapes(TINY.replace("64", "1 << 20").replace("4096", "1 << 20"))
 
 
+RECURRENT = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.lstm = nn.LSTM(size, size, num_layers=2, bidirectional=True, batch_first=True)
+        self.gru = nn.GRU(2 * size, size)
+        self.last = nn.Linear(size, size)
+
+    def forward(self, x):
+        y, (h, c) = self.lstm(x)
+        y, last = self.gru(y)
+        return self.last(y), h + c, last
+
+def get_inputs():
+    return [torch.rand(2, STEPS, 16)]
+
+def get_init_inputs():
+    return [16]
+"""
+
+
+@needs_walls
+def test_recurrent_layers_take_no_steps_where_there_are_no_values(reference_process: ReferenceProcess) -> None:
+    few = RECURRENT.replace("STEPS", "6")
+    run = reference_process.evaluate(few, input_seed=1, weight_seed=0, families=("given",))
+    found, expected = (reference_arithmetic(work) for work in (reference_process.shapes(few).work, run.work))
+    assert 0.7 * expected < found <= expected
+    many = reference_process.shapes(RECURRENT.replace("STEPS", "6_000_000"))
+    assert 0.99e6 * found < reference_arithmetic(many.work) < 1.01e6 * found
+
+
 ANSWER: dict[str, Any] = {"inputs": [{"dtype": "float32", "shape": [2]}], "init_inputs": 3, "work": {"mm": [1, 2]}}
 
 

@@ -14,11 +14,12 @@ import linecache
 import math
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from assay.kernels.arrays import HostTensor, Value
 from assay.kernels.frames import Frame
@@ -81,6 +82,9 @@ def _seed(seed: int, device: str) -> None:
         torch.default_generator.manual_seed(seed)
     else:
         torch.manual_seed(seed)
+
+
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 class TooLargeError(Exception):
@@ -266,9 +270,35 @@ def shapes(request: Json) -> Frame:
         model = reference.model(0, "none")
         inputs = [_without_memory(value) for value in reference.drawn(0)]
         entries = {"inputs": _entry(inputs), "init_inputs": _entry(reference.init_inputs)}
-        with torch.no_grad(), WorkTrace() as trace:
+        with torch.no_grad(), RecurrentLayers() as layers, WorkTrace() as trace:
             model(*inputs)
-    return Frame({**entries, "work": trace.operations})
+    return Frame({**entries, "work": {**trace.operations, **layers.operations}})
+
+
+class RecurrentLayers(TorchFunctionMode):
+    """Gives tensors without memory the shapes that a recurrent layer gives them, at once: PyTorch would take each step
+    of it, a minute for a long sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: dict[str, tuple[int, int]] = {}
+        """Calls and work of each kind of layer: each weight once for each sample and step."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name not in _RECURRENT or len(args) != 9 or not isinstance(args[2], list):
+            return func(*args, **(kwargs or {}))
+        sequence, hidden, weights, bidirectional = args[0], args[1], args[2], args[7]
+        states = hidden if isinstance(hidden, list | tuple) else (hidden,)
+        features = states[0].shape[-1] * (2 if bidirectional else 1)
+        steps = sequence.numel() // max(1, sequence.shape[-1])
+        calls, work = self.operations.get(name, (0, 0))
+        work += steps * sum(weight.numel() for weight in weights if weight.dim() == 2)
+        self.operations[name] = calls + 1, work
+        made = sequence.new_empty((*sequence.shape[:-1], features))
+        return (made, *(state.clone() for state in states))
 
 
 def _without_memory(value: Any) -> Any:

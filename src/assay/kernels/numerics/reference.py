@@ -43,6 +43,8 @@ Perturbation = Literal["none", "all", "constant"]
 START_TIMEOUT_S = 180.0
 GRACE_S = 10.0
 """Past its deadline by this long, a process that should have ended its evaluation by itself is killed."""
+SHAPES_TIMEOUT_S = 15.0
+"""Wall-clock limit of finding shapes: other problems wait meanwhile."""
 MAX_DEGENERATE = 2
 """Sizes of each rule at which a problem may prove degenerate before it is taken for degenerate at any."""
 MAX_OUTPUT = 1 << 18
@@ -175,7 +177,8 @@ class ReferenceProcess:
         Raises:
             ReferenceModelError: as above; also where the problem does not run on tensors without memory.
         """
-        request = {"code": code, "precision": precision, "shapes": True}
+        limit = min(self.timeout_s, SHAPES_TIMEOUT_S)
+        request = {"code": code, "precision": precision, "shapes": True, "timeout_s": limit}
         return self._answer(request, lambda frame, _: shapes_of_answer(frame.header))
 
     def _answer(self, request: Mapping[str, object], read: Callable[[Frame, float], T]) -> T:
