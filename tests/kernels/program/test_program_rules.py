@@ -81,7 +81,7 @@ def test_arithmetic_of_the_constructor_is_not_that_of_forward() -> None:
 )
 def test_arithmetic_from_shapes(name: str, inputs: list[Any], out: Any, expected: int) -> None:
     step = operation(name, *[window(0, size) for size in inputs], outs=(window(1, out),))
-    program = made(storages=[1000, 1000, 1000], forward=[step, launch()])
+    program = made(storages=[1000, 1000, 1000], inputs=[], forward=[step, launch()])
     assert arithmetic_of(program.forward[0]) == expected  # type: ignore[arg-type]
 
 
