@@ -70,12 +70,11 @@ def _told(finding: Finding) -> dict[str, Json]:
     return {"rule": finding.rule, "message": finding.message, "line": finding.line, "decided": finding.refused}
 
 
-def at_another_size(verdict: Verdict, first: Verdict, size: str) -> Verdict:
-    """The verdict of the second size, where it is not `ok`: with what was right at the first."""
-    said = f"right at the first size, but not at another one ({size}): {verdict.message}"
+def at_another_size(verdict: Verdict, first: Verdict, where: str) -> Verdict:
+    """The verdict of a further size, where it is not `ok`: with what was right before; `where` says so in words."""
     return replace(
         verdict,
-        message=said,
+        message=f"{where}: {verdict.message}",
         tests_passed=first.tests_passed,
         tests_total=first.tests_total + verdict.tests_total,
         cpu_s=first.cpu_s + verdict.cpu_s,
