@@ -13,7 +13,6 @@ A failure, and a refusal that a machine under load may have caused, goes to the 
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator
@@ -29,7 +28,6 @@ from assay.kernels.numerics.shapes import Shapes
 from assay.kernels.problems.scaling import ScaledProblem, other_sizes, unscaled
 from assay.kernels.problems.sources import SHIPPED, Problem
 from assay.kernels.program.grading import Size
-from assay.kernels.program.operations import reference_arithmetic
 
 MAX_PREPARED = 192
 """Problems at one size that are kept, least recently graded ones dropped first: each holds megabytes of arrays. A
@@ -55,6 +53,8 @@ class Prepared:
     """False for a refusal for which a machine under load may be to blame: the next grade tries again."""
     has_others: bool = False
     """Whether it may be graded at other sizes too."""
+    others: list[ScaledProblem] | None = None
+    """Those sizes, once they are drawn."""
     shapes: Shapes | None = None
     """What a submission is given at this size, where nothing is run."""
 
@@ -128,7 +128,7 @@ class Preparations:
         for task in self._others(prepared):
             if (size := await (await shared(task)).size()) is not None:
                 found = size
-                if _work(size) <= MAX_GROWTH * _work(first):
+                if size.work <= MAX_GROWTH * first.work:
                     break
         return found
 
@@ -160,9 +160,12 @@ class Preparations:
         return Prepared(source, None, shapes=shapes)
 
     def _others(self, prepared: Prepared) -> Iterator[asyncio.Task[Prepared]]:
-        if prepared.has_others:
-            for scaled in other_sizes(prepared.scaled):
-                yield self.task(f"other:{scaled.hash}", partial(self._make_ready, scaled))
+        if not prepared.has_others:
+            return
+        if prepared.others is None:  # drawn once for each problem: what is random is not known, and stays
+            prepared.others = list(other_sizes(prepared.scaled, self._random))
+        for scaled in prepared.others:
+            yield self.task(f"other:{scaled.hash}", partial(self._make_ready, scaled))
 
     async def _make_ready(self, problem: Problem | ScaledProblem) -> Prepared:
         config, screening = self._config, None
@@ -225,12 +228,6 @@ async def shared(task: asyncio.Task[T]) -> T:
     if task.cancelled():
         raise Closed
     return task.result()
-
-
-def _work(size: Size) -> int:
-    """How much a kernel has to do: the reference's arithmetic, or elements where it only moves them."""
-    outputs = sum(math.prod(shape) for _, shape in size.draw.outputs)
-    return max(reference_arithmetic(size.draw.work), outputs, 1)
 
 
 def _is_stale(task: asyncio.Task[Prepared]) -> bool:

@@ -8,6 +8,7 @@ once more at another size. Where a problem was made smaller, it is recorded at i
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from assay.kernels.program.limits import ON_DEVICE, UNALLOCATED
 from assay.kernels.program.limits import Limits as ProgramLimits
 from assay.kernels.program.on_device import REPLAY as DEVICE_REPLAY
 from assay.kernels.program.on_device import replay_on_device
+from assay.kernels.program.operations import reference_arithmetic
 from assay.kernels.program.planning import plan
 from assay.kernels.program.published import at_published_size
 from assay.kernels.program.reading import Refusal, read
@@ -49,6 +51,12 @@ class Size:
     draw: InputSet
     constant_families: tuple[str, ...] = ()
     """Families of inputs on which a constant is right."""
+
+    @property
+    def work(self) -> int:
+        """How much a kernel has to do: the reference's arithmetic, or elements where it only moves them."""
+        outputs = sum(math.prod(shape) for _, shape in self.draw.outputs)
+        return max(reference_arithmetic(self.draw.work), outputs, 1)
 
 
 OtherSize = Callable[[], Awaitable[Size | None]]
@@ -84,7 +92,7 @@ class Grading:
         if isinstance(whole, Outcome):
             return verdict_of(whole, evidence), None
         # Only configurations that compile may run, so an autotuned kernel is compiled before.
-        check = "off" if self._on_gpu else self.config.compile_check  # a GPU is only given what compiles
+        check = self.config.compile_check if self._compiles else "off"
         first = check == "all" or (check == "right" and _is_tuned(whole))
         attempt, compiled = whole, None
         if first:
@@ -97,7 +105,7 @@ class Grading:
             attempt = part
         verdict = await self._replay(attempt, size, evidence, self.config.num_correct_trials, 1)
         if verdict.ok:
-            verdict = await self._at_another_size(verdict, code, other, whole, compiled)
+            verdict = await self._at_another_size(verdict, code, size, other, whole, compiled)
         if verdict.ok:
             verdict = await self._at_published_size(verdict, code, published, whole.program)
         if verdict.ok and check == "right" and not first:
@@ -147,10 +155,16 @@ class Grading:
         return verdict
 
     async def _at_another_size(
-        self, verdict: Verdict, code: str, other: OtherSize, first: Attempt, compiled: CompileReport | None
+        self,
+        verdict: Verdict,
+        code: str,
+        graded: Size,
+        other: OtherSize,
+        first: Attempt,
+        compiled: CompileReport | None,
     ) -> Verdict:
-        """The verdict once the submission was recorded and replayed at another size too, where there is one. Nothing is
-        compiled there; what did not compile at the first size is left out again."""
+        """The verdict once the submission was recorded and replayed at another size too, where there is one, and
+        compiled there where it is larger. What did not compile at the first size is left out again."""
         size = await other()
         if size is None:
             return replace(verdict, evidence={**verdict.evidence, "sizes": 1})
@@ -161,6 +175,10 @@ class Grading:
             again = verdict_of(attempt, {})
         else:
             again = await self._replay(attempt, size, {}, OTHER_TRIALS, OTHER_PROGRAMS)
+            # Blocks of smaller sizes may be too small for a GPU's products, which says nothing about larger ones.
+            if again.ok and self._compiles and size.work > graded.work:
+                refused = of_compiler(await self._compile(attempt), {})
+                again = again if refused is None else refused
         if not again.ok:
             where = f"right at the first size, but not at another one ({size.scaled.scaling})"
             return at_another_size(again, verdict, where)
@@ -200,6 +218,11 @@ class Grading:
     @property
     def _on_gpu(self) -> bool:
         return self.config.device == "cuda"
+
+    @property
+    def _compiles(self) -> bool:
+        """Whether launches are compiled ahead; a GPU is only given what compiles."""
+        return self.config.compile_check != "off" and not self._on_gpu
 
     def _limits(self) -> Limits:
         config = self.config

@@ -96,12 +96,22 @@ def base_name(operation: Operation) -> str:
 
 
 def role_of(operation: Operation) -> Role:
-    """What kind of operator it is."""
+    """What kind of operator it is. A fill with what a tensor holds is a move, or not known."""
     name = base_name(operation)
-    for role, names in (("fill", FILLS), ("move", MOVES), ("random", RANDOM), ("arithmetic", ARITHMETIC)):
+    if name in FILLS:
+        if not _reads(operation, name):
+            return "fill"
+        return "move" if name == "fill" else "unknown"
+    for role, names in (("move", MOVES), ("random", RANDOM), ("arithmetic", ARITHMETIC)):
         if name in names:
             return role  # type: ignore[return-value]
     return "heavy" if name in HEAVY else "unknown"
+
+
+def _reads(operation: Operation, name: str) -> bool:
+    """Whether a fill is given a tensor besides the one that it fills, or whose shape it takes."""
+    own = 1 if name in ("fill", "zero") or name.endswith("_like") or name.startswith("new_") else 0
+    return any(True for value in operation.values[own:] for _ in windows_in(value))
 
 
 def moved_bytes(operation: Operation) -> int:

@@ -18,8 +18,8 @@ from assay.kernels.program import rules
 from assay.kernels.program.form import Launch, Program
 from assay.kernels.program.jobs import Replay
 
-POISONS = (0xFF, 0x46, 0x3E, 0x00, 0xC3)
-"""Bytes of fresh memory: NaN, 12689, 0.186, 0 and -390 as float32."""
+NAN = 0xFF
+"""A byte of fresh memory that makes NaN of floats."""
 MAX_LEFT_OUT = 8
 """Kernels of a program that are left out once each; further ones are not tried."""
 MAX_TOGETHER = 16
@@ -51,9 +51,7 @@ def plan(
     first, *waiting = configurations(program, rng)
     tuned, every = bool(waiting), [first, *waiting]
     # Whole and without each kernel, all else equal: in another order sums of atomic operations have other bytes.
-    whole = Replay(
-        cases[chosen], POISONS[0], seed=rng.getrandbits(32), in_order=True, follow=False, configurations=first
-    )
+    whole = Replay(cases[chosen], NAN, seed=rng.getrandbits(32), in_order=True, follow=False, configurations=first)
     kernels = rules.launched_kernels(program)
     left_out = [replace(whole, skip=kernel) for kernel in rng.sample(kernels, min(len(kernels), MAX_LEFT_OUT))]
     told = [place for place in telling if place != chosen]
@@ -62,12 +60,12 @@ def plan(
     pairs += [(case, rng.choice(every)) for place, case in enumerate(cases) if place not in telling]
     rng.shuffle(pairs)
     others = [
-        Replay(case, rng.choice(POISONS), seed=rng.getrandbits(32), follow=tuned, configurations=choice)
+        Replay(case, _poison(rng), seed=rng.getrandbits(32), follow=tuned, configurations=choice)
         for case, choice in pairs
     ]
-    again = Replay(whole.case, rng.choice(POISONS[1:]), seed=rng.getrandbits(32), follow=True, configurations=first)
+    again = Replay(whole.case, _poison(rng), seed=rng.getrandbits(32), follow=True, configurations=first)
     calls = [again, *others, whole, *left_out]
-    plain = Replay(whole.case, POISONS[0], follow=False)
+    plain = Replay(whole.case, NAN, follow=False)
     if draw.moved is not None:
         moved = replace(plain, case=draw.moved, weights=draw.moved_weights, seed=rng.getrandbits(32))
         calls.append(replace(moved, configurations=rng.choice(every)))
@@ -76,6 +74,11 @@ def plan(
         updated = replace(plain, case=draw.updated, weights=draw.updated_weights, needed=False)
         calls.append(replace(updated, seed=rng.getrandbits(32), configurations=rng.choice(every)))
     return calls
+
+
+def _poison(rng: random.Random) -> int:
+    """A seed of random bytes for fresh memory: none of them is known, and no two need be the same."""
+    return 256 + rng.getrandbits(31)
 
 
 def configurations(program: Program, rng: random.Random) -> list[tuple[int, ...]]:

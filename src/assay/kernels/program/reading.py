@@ -93,6 +93,15 @@ def _refuse(what: str, found: object) -> NoReturn:
     raise _Refused(f"{what}, not {found!r:.60}")
 
 
+def _dense(size: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a tensor that lies row by row, as PyTorch gives them."""
+    strides, step = [], 1
+    for extent in reversed(size):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
 class _Reader:
     """Reads one program; counts what is bounded over all of it."""
 
@@ -119,11 +128,14 @@ class _Reader:
         kernels = self._list(fields["kernels"], "kernels", limits.kernels, self._kernel)
         if sum(len(kernel.source) for kernel in kernels) > limits.source_characters:
             raise _Refused(f"the kernels have more than {limits.source_characters} characters")
+        inputs = self._list(fields["inputs"], "inputs", limits.tensors, self._window)
+        init_inputs = self._list(fields["init_inputs"], "init_inputs", limits.tensors, self._window)
+        self._check_inputs((*inputs, *init_inputs))
         return Program(
             storages=self.storages,
             constants=constants,
-            inputs=self._list(fields["inputs"], "inputs", limits.tensors, self._window),
-            init_inputs=self._list(fields["init_inputs"], "init_inputs", limits.tensors, self._window),
+            inputs=inputs,
+            init_inputs=init_inputs,
             params=self._list(fields["params"], "params", limits.tensors, self._parameter),
             outputs=self._list(fields["outputs"], "outputs", limits.tensors, self._window),
             module=self._list(fields["module"], "module", limits.steps, self._step),
@@ -132,6 +144,15 @@ class _Reader:
             kernels=kernels,
             differs=self._text(fields["differs"], "differs"),
         )
+
+    def _check_inputs(self, inputs: Sequence[Window]) -> None:
+        """Each input fills a storage of its own, as the recorder makes them: around it nothing may be read."""
+        for window in inputs:
+            dense = math.prod(window.size) * DTYPES[window.dtype]
+            if window.offset or window.stride != _dense(window.size) or self.storages[window.storage] != dense:
+                raise _Refused("an input does not fill a storage of its own, row by row")
+        if len({window.storage for window in inputs}) != len(inputs):
+            raise _Refused("two inputs share a storage")
 
     def _object(self, found: object, what: str) -> dict[str, Any]:
         if not isinstance(found, dict):

@@ -24,6 +24,8 @@ KINDS: Mapping[End, VerdictKind] = {
     "timeout": "timeout",
     "infra": "infra_error",
 }
+MOST_FINDINGS = 16
+"""Findings that a verdict keeps, those that are refused first."""
 _NO_VALUES = (
     "host code is graded without any values: shapes, dtypes and strides are all that it can branch on. Compute what "
     "depends on values in a kernel"
@@ -43,7 +45,8 @@ def verdict_of(outcome: Outcome, evidence: dict[str, Json]) -> Verdict:
     cheat = "host_read" if outcome.end == "host_read" else decided.rule if decided and outcome.end == "cheat" else ""
     found: dict[str, Json] = {**evidence, **outcome.facts}
     if outcome.findings:
-        found["findings"] = [_told(finding) for finding in outcome.findings]
+        kept = sorted(outcome.findings, key=lambda finding: not finding.refused)[:MOST_FINDINGS]
+        found["findings"] = [_told(finding) for finding in kept]
     return Verdict(
         KINDS[outcome.end],
         outcome.stage,

@@ -8,6 +8,8 @@ import torch
 
 from assay.kernels.program.form import DTYPES, Program, Window, operations_in, windows_in
 
+BYTES = 256
+
 
 class Memory:
     """Real storages. Fresh ones hold `poison` in every byte, so that what no one wrote is never right by chance.
@@ -65,9 +67,14 @@ class Memory:
         self.made[storage].fill_(False)
 
     def fill(self, storages: Sequence[int], poison: int) -> None:
-        """Fill some storages with a byte."""
+        """Fill some storages: with a byte, or with random ones of the seed `poison` where it is none."""
+        chance = torch.Generator().manual_seed(poison)
         for storage in storages:
-            self.raw[storage].fill_(poison)
+            raw = self.raw[storage]
+            if poison < BYTES:
+                raw.fill_(poison)
+            else:
+                raw.copy_(torch.randint(0, BYTES, raw.shape, dtype=torch.uint8, generator=chance))
             self.made[storage].fill_(False)
 
 

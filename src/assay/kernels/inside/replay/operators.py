@@ -26,6 +26,7 @@ def run(memory: Memory, operation: Operation) -> None:
     if role_of(operation) == "unknown":
         raise ForgedError(f"the operator {operation.name} is never run")
     operator = _operator(operation.name)
+    _check_places(operation, operator)
     tensors = [memory.tensor(window) for window in operation.outs]
     if memory.marked or not _done_in_place(memory, operation, tensors):
         _copy_results(memory, operation, operator, tensors)
@@ -68,6 +69,24 @@ def _copy_results(memory: Memory, operation: Operation, operator: Any, tensors: 
         same = result.device == tensor.device and result.data_ptr() == tensor.data_ptr()
         if not same or result.stride() != tensor.stride():
             tensor.copy_(result)
+
+
+def _check_places(operation: Operation, operator: Any) -> None:
+    """Tensors may stand only where the operator says that it takes some, and what it writes is what it is said to make.
+
+    PyTorch reads a tensor where a number belongs, and writes into tensors that the program does not name as results.
+    """
+    given = dict(zip((argument.name for argument in operator._schema.arguments), operation.args, strict=False))
+    given |= dict(operation.kwargs)
+    written: list[Window] = []
+    for argument in operator._schema.arguments:
+        found = list(windows_in(given.get(argument.name)))
+        if found and "Tensor" not in str(argument.type):
+            raise ForgedError(f"{operation.name} takes no tensor for {argument.name}")
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written += found
+    if written and tuple(written) != operation.outs:
+        raise ForgedError(f"{operation.name} writes into what the program does not name as its result")
 
 
 def _operator(name: str) -> Any:
