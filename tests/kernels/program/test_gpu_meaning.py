@@ -72,3 +72,21 @@ def test_one_value_is_exchanged_at_all_addresses(trials: Trials) -> None:
     lines = "tl.atomic_cas(w + k, 0, 7)\ntl.debug_barrier()\nseen = tl.load(w + k)"
     code = asking(lines, "tl.min(seen, 0) == 7", "w, ", "work, ", ZEROS.format("int32"))
     assert trials.run(SNAKE, code).end == "ok"
+
+
+EMPTY = "work = torch.empty(512, dtype=torch.int32)"
+UNWRITTEN = {
+    "read": ("seen = tl.load(w + k)", EMPTY, "wrong"),
+    "added to": ("seen = tl.atomic_add(w + k, 1)", EMPTY, "wrong"),
+    "moved and read": ("seen = tl.load(w + k)", f"{EMPTY}.flip(0)", "wrong"),
+    "written and read": ("tl.store(w + k, 0)\ntl.debug_barrier()\nseen = tl.load(w + k)", EMPTY, "ok"),
+    "masked": ("seen = tl.load(w + k, mask=k < 0, other=0)", EMPTY, "ok"),
+    "zeros moved": ("seen = tl.load(w + k)", "work = torch.zeros(512, dtype=torch.int32).flip(0)", "ok"),
+}
+
+
+@pytest.mark.parametrize("name", UNWRITTEN)
+def test_memory_that_nothing_wrote_has_no_value(trials: Trials, name: str) -> None:
+    lines, host, end = UNWRITTEN[name]
+    outcome = trials.run(SNAKE, asking(lines, "tl.max(seen, 0) == tl.min(seen, 0)", "w, ", "work, ", host))
+    assert outcome.end == end and (end == "ok" or "nothing wrote" in outcome.message), outcome

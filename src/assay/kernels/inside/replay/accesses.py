@@ -15,6 +15,7 @@ import numpy as np
 
 from assay.kernels.inside.replay.memory import Memory
 from assay.kernels.inside.replay.ordering import Ordering
+from assay.kernels.inside.triton.ledger import WrongValueError, refuse
 from assay.types import Json
 
 MAX_RACES = 8
@@ -31,6 +32,7 @@ class Accesses:
         self._starts = np.array([memory.raw[place].data_ptr() for place in order], dtype=np.uint64)
         self._memory = memory
         self._made = {place: memory.made[place].numpy() for place in order}
+        self._known = {place: memory.known[place].numpy() for place in order}
         self._seen: dict[int, _Seen] = {}
         self._launch = ("", 0)
         self._ordering = Ordering(0)
@@ -79,8 +81,18 @@ class Accesses:
         inside = slots < len(self._made[storage])
         if not inside.all():
             slots = slots[inside]
+        known = self._known[storage]
+        if what != "store" and not (written := known[slots]).all():
+            name, count = self._launch[0], len(slots) - int(np.count_nonzero(written))
+            refuse(
+                WrongValueError(
+                    f"{name}() reads memory that nothing wrote ({count} of {len(slots)} elements of one access): write "
+                    "it first, make it with torch.zeros, or mask the access"
+                )
+            )
         if what != "load":
             self._made[storage][slots] = True
+            known[slots] = True
         if storage not in self._seen:
             self._seen[storage] = _Seen(len(self._made[storage]))
         meets, races = self._seen[storage].take(slots, what, self._ordering)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 
@@ -26,8 +27,14 @@ class Memory:
             for size, grain in zip(program.storages, self.granularity, strict=True)
         ]
         """Whether a kernel, or a move of what kernels made, wrote each element last."""
+        self.known = [torch.zeros_like(made) for made in self.made]
+        """Whether anything wrote each element in this call, or gave it its value before."""
+        self._given = {window.storage for window in program.inputs}
         for storage, content in program.constants:
             self.raw[storage].copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+            self.known[storage].fill_(True)
+        for window in (*program.inputs, *program.init_inputs):
+            self.known[window.storage].fill_(True)
 
     def tensor(self, window: Window) -> torch.Tensor:
         """The tensor that a window shows."""
@@ -35,11 +42,11 @@ class Memory:
         storage = self.raw[window.storage].untyped_storage()
         return torch.empty(0, dtype=dtype, device=self.device).set_(storage, window.offset, window.size, window.stride)
 
-    def marks(self, window: Window) -> list[torch.Tensor]:
-        """Views of `made`, in the shape of a window: one for each part of an element."""
+    def marks(self, window: Window, kind: Literal["made", "known"] = "made") -> list[torch.Tensor]:
+        """Views of `made` or `known`, in the shape of a window: one for each part of an element."""
         grain = self.granularity[window.storage]
         parts = DTYPES[window.dtype] // grain
-        flags = self.made[window.storage]
+        flags = (self.made if kind == "made" else self.known)[window.storage]
         strides = tuple(stride * parts for stride in window.stride)
         return [
             torch.empty(0, dtype=torch.bool).set_(
@@ -50,21 +57,31 @@ class Memory:
 
     def is_made(self, window: Window) -> torch.Tensor:
         """For each element of a window whether kernels made all of it."""
-        first, *rest = self.marks(window)
+        return self._all_parts(window, "made")
+
+    def is_known(self, window: Window) -> torch.Tensor:
+        """For each element of a window whether all of it was written."""
+        return self._all_parts(window, "known")
+
+    def _all_parts(self, window: Window, kind: Literal["made", "known"]) -> torch.Tensor:
+        first, *rest = self.marks(window, kind)
         made = first.clone()
         for part in rest:
             made &= part
         return made
 
-    def mark(self, window: Window, made: torch.Tensor | bool) -> None:
-        """Note who wrote the elements of a window."""
-        for part in self.marks(window):
-            part.copy_(made) if isinstance(made, torch.Tensor) else part.fill_(made)
+    def mark(self, window: Window, made: torch.Tensor | bool, known: torch.Tensor | bool = True) -> None:
+        """Note who wrote the elements of a window, and which of them had values to write."""
+        kinds: tuple[tuple[Literal["made", "known"], torch.Tensor | bool], ...] = (("made", made), ("known", known))
+        for kind, flags in kinds:
+            for part in self.marks(window, kind):
+                part.copy_(flags) if isinstance(flags, torch.Tensor) else part.fill_(flags)
 
     def restore(self, storage: int, content: torch.Tensor) -> None:
         """Give a storage back what it held; no kernel of this call wrote it."""
         self.raw[storage].copy_(content)
         self.made[storage].fill_(False)
+        self.known[storage].fill_(True)
 
     def fill(self, storages: Sequence[int], poison: int) -> None:
         """Fill some storages: with a byte, or with random ones of the seed `poison` where it is none."""
@@ -76,6 +93,7 @@ class Memory:
             else:
                 raw.copy_(torch.randint(0, BYTES, raw.shape, dtype=torch.uint8, generator=chance))
             self.made[storage].fill_(False)
+            self.known[storage].fill_(storage in self._given)
 
 
 def granularity(program: Program) -> list[int]:

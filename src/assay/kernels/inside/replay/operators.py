@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,8 +32,9 @@ def run(memory: Memory, operation: Operation) -> None:
     if memory.marked or not _done_in_place(memory, operation, tensors):
         _copy_results(memory, operation, operator, tensors)
     if memory.marked:
+        known = _known(memory, operation, operator)
         for window, flag in zip(operation.outs, _made(memory, operation, operator), strict=True):
-            memory.mark(window, flag)
+            memory.mark(window, flag, known)
 
 
 def _done_in_place(memory: Memory, operation: Operation, tensors: list[torch.Tensor]) -> bool:
@@ -131,23 +133,33 @@ def _made(memory: Memory, operation: Operation, operator: Any) -> list[Any]:
     if role in ("fill", "random") or not inputs:
         return [False for _ in operation.outs]
     if role == "move":
-        return [_moved(memory, operation, operator)] * len(operation.outs)
+        return [_moved(operation, operator, memory.is_made)] * len(operation.outs)
     flags = [memory.is_made(window) for window in inputs]
     return [_joined(flags, out) for out in operation.outs]
 
 
-def _moved(memory: Memory, operation: Operation, operator: Any) -> Any:
+def _known(memory: Memory, operation: Operation, operator: Any) -> Any:
+    """Which elements of the results had values to come from: all, unless operands have memory that nothing wrote."""
+    inputs = [window for value in operation.values for window in windows_in(value)]
+    if role_of(operation) in ("fill", "random") or all(bool(memory.is_known(window).all()) for window in inputs):
+        return True
+    if role_of(operation) != "move":
+        return False
+    return ~_moved(operation, operator, lambda window: ~memory.is_known(window))
+
+
+def _moved(operation: Operation, operator: Any, flags: Callable[[Window], torch.Tensor]) -> Any:
     if base_name(operation) in ("clone", "_to_copy", "copy", "contiguous", "lift_fresh_copy"):
         source = [window for value in operation.args for window in windows_in(value)][-1]
-        return memory.is_made(source).expand(operation.outs[0].size)
-    return operator(*(_flagged(memory, value) for value in operation.args))
+        return flags(source).expand(operation.outs[0].size)
+    return operator(*(_flagged(value, flags) for value in operation.args))
 
 
-def _flagged(memory: Memory, value: Value) -> Any:
+def _flagged(value: Value, flags: Callable[[Window], torch.Tensor]) -> Any:
     if isinstance(value, Window):
-        return memory.is_made(value)
+        return flags(value)
     if isinstance(value, tuple):
-        return [_flagged(memory, part) for part in value]
+        return [_flagged(part, flags) for part in value]
     return False if isinstance(value, float) else value
 
 
