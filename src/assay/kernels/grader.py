@@ -195,7 +195,8 @@ class Grader:
                 verdict, source, form = await self._cuda_run(size, code), code, MODULE
             else:
                 other = partial(self._preparations.other_size, prepared, size)
-                verdict, attempt = await self._grading.grade(code, size, other)
+                published = partial(self._preparations.published, prepared)
+                verdict, attempt = await self._grading.grade(code, size, other, published)
                 source, form = attempt.text if attempt is not None else "", PROGRAM
         if not verdict.ok or self._stopwatch is None:
             return verdict

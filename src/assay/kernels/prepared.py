@@ -4,6 +4,7 @@
     prepared = await preparations.ready(problem)
     size = await prepared.size()                      None: the problem is not worth a reward
     other = await preparations.other_size(prepared, size)   None: there is no other size
+    shapes = await preparations.published(prepared)   None: it is graded at its published size
 
 Making a problem ready takes seconds, so it is done once for all grades that need it. The problems graded last are kept.
 A failure, and a refusal that a machine under load may have caused, goes to the grades that wait for it and is not kept.
@@ -12,7 +13,6 @@ A failure, and a refusal that a machine under load may have caused, goes to the 
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator
@@ -24,17 +24,20 @@ from assay.errors import ReferenceModelError
 from assay.kernels.config import GraderConfig
 from assay.kernels.numerics.reference import ReferenceProcess, fit_problem, may_pass
 from assay.kernels.numerics.secret_inputs import InputBank
+from assay.kernels.numerics.shapes import Shapes
 from assay.kernels.problems.scaling import ScaledProblem, other_sizes, unscaled
 from assay.kernels.problems.sources import SHIPPED, Problem
 from assay.kernels.program.grading import Size
-from assay.kernels.program.operations import reference_arithmetic
 
-MAX_PREPARED = 128
-"""Problems at one size that are kept, least recently graded ones dropped first: each holds megabytes of arrays. Those
-that are being made ready are kept beyond this."""
+MAX_PREPARED = 192
+"""Problems at one size that are kept, least recently graded ones dropped first: each holds megabytes of arrays. A
+problem that was made smaller has three. Those that are being made ready are kept beyond this."""
 
 MAX_GROWTH = 8
 """Times the work of the size graded first that the other one may be."""
+
+MESSAGE_CHARS = 500
+"""Of why a problem cannot be looked at."""
 
 T = TypeVar("T")
 
@@ -50,6 +53,10 @@ class Prepared:
     """False for a refusal for which a machine under load may be to blame: the next grade tries again."""
     has_others: bool = False
     """Whether it may be graded at other sizes too."""
+    others: list[ScaledProblem] | None = None
+    """Those sizes, once they are drawn."""
+    shapes: Shapes | None = None
+    """What a submission is given at this size, where nothing is run."""
 
     async def size(self) -> Size | None:
         """The problem with a draw of its inputs; None where it is not worth a reward.
@@ -107,6 +114,7 @@ class Preparations:
         key = problem.hash if isinstance(problem, ScaledProblem) else f"{self._config.scale}:{problem.hash}"
         prepared = await shared(self.task(key, lambda: self._make_ready(problem)))
         next(self._others(prepared), None)  # begun beside the first grade, which may come to need it
+        self._published(prepared)
         return prepared
 
     async def other_size(self, prepared: Prepared, first: Size) -> Size | None:
@@ -120,14 +128,44 @@ class Preparations:
         for task in self._others(prepared):
             if (size := await (await shared(task)).size()) is not None:
                 found = size
-                if _work(size) <= MAX_GROWTH * _work(first):
+                if size.work <= MAX_GROWTH * first.work:
                     break
         return found
 
+    async def published(self, prepared: Prepared) -> Shapes | str | None:
+        """What a submission is given at the size that a problem is published with, or why that is not known; None where
+        it is graded at that size, or at sizes of the caller's choice.
+
+        Raises:
+            Closed: the grader was closed meanwhile.
+        """
+        if (task := self._published(prepared)) is None:
+            return None
+        made = await shared(task)
+        return made.shapes or made.refusal
+
+    def _published(self, prepared: Prepared) -> asyncio.Task[Prepared] | None:
+        if self._config.backend != "triton" or not prepared.has_others or prepared.scaled.scaling.rule == "none":
+            return None
+        problem = prepared.scaled.problem
+        return self.task(f"published:{problem.hash}", partial(self._make_shapes, problem))
+
+    async def _make_shapes(self, problem: Problem) -> Prepared:
+        """A problem at its published size, by shapes alone. One that does not run without values never will."""
+        source = unscaled(problem)
+        try:
+            shapes = await asyncio.to_thread(self._reference.shapes, problem.code, self._config.precision)
+        except ReferenceModelError as error:
+            return Prepared(source, None, str(error)[:MESSAGE_CHARS], lasting=error.kind != "crash")
+        return Prepared(source, None, shapes=shapes)
+
     def _others(self, prepared: Prepared) -> Iterator[asyncio.Task[Prepared]]:
-        if prepared.has_others:
-            for scaled in other_sizes(prepared.scaled):
-                yield self.task(f"other:{scaled.hash}", partial(self._make_ready, scaled))
+        if not prepared.has_others:
+            return
+        if prepared.others is None:  # drawn once for each problem: what is random is not known, and stays
+            prepared.others = list(other_sizes(prepared.scaled, self._random))
+        for scaled in prepared.others:
+            yield self.task(f"other:{scaled.hash}", partial(self._make_ready, scaled))
 
     async def _make_ready(self, problem: Problem | ScaledProblem) -> Prepared:
         config, screening = self._config, None
@@ -190,12 +228,6 @@ async def shared(task: asyncio.Task[T]) -> T:
     if task.cancelled():
         raise Closed
     return task.result()
-
-
-def _work(size: Size) -> int:
-    """How much a kernel has to do: the reference's arithmetic, or elements where it only moves them."""
-    outputs = sum(math.prod(shape) for _, shape in size.draw.outputs)
-    return max(reference_arithmetic(size.draw.work), outputs, 1)
 
 
 def _is_stale(task: asyncio.Task[Prepared]) -> bool:

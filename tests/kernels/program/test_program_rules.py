@@ -81,7 +81,7 @@ def test_arithmetic_of_the_constructor_is_not_that_of_forward() -> None:
 )
 def test_arithmetic_from_shapes(name: str, inputs: list[Any], out: Any, expected: int) -> None:
     step = operation(name, *[window(0, size) for size in inputs], outs=(window(1, out),))
-    program = made(storages=[1000, 1000, 1000], forward=[step, launch()])
+    program = made(storages=[1000, 1000, 1000], inputs=[], forward=[step, launch()])
     assert arithmetic_of(program.forward[0]) == expected  # type: ignore[arg-type]
 
 
@@ -238,3 +238,32 @@ def test_the_lists_agree_with_the_kinds_of_operators() -> None:
     assert not HEAVY & (FILLS | MOVES | RANDOM | ARITHMETIC)
     program = made(init=[operation("uniform_.default", window(2), outs=(window(2),))])
     assert base_name(program.init[0]) == "uniform" and role_of(program.init[0]) == "random"  # type: ignore[arg-type]
+
+
+def test_fills_with_what_a_tensor_holds() -> None:
+    """`fill_` of a tensor moves and rounds, `linspace` of tensors computes; a shape or a number does neither."""
+    filled = operation("fill_.Tensor", window(1), window(0, (1,)), outs=(window(1),))
+    assert role_of(forward(filled).forward[0]) == "move"  # type: ignore[arg-type]
+    assert any(found.rule == "moves" for found in rules.rearrangement(forward(filled), 0))
+    ends = operation("linspace.Tensor_Tensor", window(0, (1,)), window(2, (1,)), 8, outs=(window(1),))
+    assert role_of(forward(ends).forward[0]) == "unknown"  # type: ignore[arg-type]
+    for plain in (
+        operation("fill_.Scalar", window(1), 3.0, outs=(window(1),)),
+        operation("zeros_like.default", window(0), outs=(window(1),)),
+        operation("new_full.default", window(0), [N], 1.0, outs=(window(1),)),
+    ):
+        assert role_of(forward(plain).forward[0]) == "fill"  # type: ignore[arg-type]
+
+
+def test_bytes_that_operators_write_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = operation("zeros.default", [N], outs=(window(1),))
+    monkeypatch.setattr(rules, "MAX_WRITTEN_BYTES", 3 * 4 * N)  # the constructor draws as much as one of them
+    assert not rules.written(forward(step, step))
+    (finding,) = rules.written(forward(step, step, step))
+    assert finding.refused and f"{16 * N} bytes" in finding.message
+
+
+def test_the_other_size_has_slack() -> None:
+    added = operation("add.Tensor", window(0), window(2), outs=(window(1),))
+    assert rules.host_arithmetic(forward(added), 50 * N - 1) and not rules.host_arithmetic(forward(added), 50 * N)
+    assert not rules.host_arithmetic(forward(added), 25 * N, slack=2.0)

@@ -1,14 +1,15 @@
 """A problem's module, run with PyTorch: weights from one seed, inputs from others, outputs in two precisions.
 
-`evaluate` answers one request of `assay.kernels.numerics.reference`; it runs in a fork of the reference worker and may
-raise whatever the problem raises. A family of inputs that the problem refuses, by raising, is named and left out; only
-the given inputs have to work.
+`evaluate` answers one request of `assay.kernels.numerics.reference`, `shapes` one that asks for no values. Both run in
+a fork of the reference worker and may raise whatever the problem raises. A family of inputs that the problem refuses,
+by raising, is named and left out; only the given inputs have to work.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import linecache
 import math
 import sys
@@ -22,6 +23,7 @@ import torch
 from assay.kernels.arrays import HostTensor, Value
 from assay.kernels.frames import Frame
 from assay.kernels.inside.construction import ConstructionTrace
+from assay.kernels.inside.record import light
 from assay.kernels.inside.work import WorkTrace
 from assay.kernels.numerics.families import vary
 from assay.types import Json
@@ -75,7 +77,7 @@ def flat_outputs(output: Any) -> list[HostTensor]:
 
 def _seed(seed: int, device: str) -> None:
     """As `torch.manual_seed`, which also prepares devices that are not there, at the cost of a small problem."""
-    if device == "cpu":
+    if device in ("cpu", "meta"):
         torch.default_generator.manual_seed(seed)
     else:
         torch.manual_seed(seed)
@@ -135,11 +137,15 @@ class Reference:
 
     def inputs(self, seed: int) -> tuple[Value, ...]:
         """A draw of `get_inputs`, floating tensors in the working precision."""
+        return tuple(to_value(value) for value in self.drawn(seed))
+
+    def drawn(self, seed: int) -> list[Any]:
+        """The same, as the problem made it."""
         _seed(seed, self.device)
         drawn = self.space["get_inputs"]()
         if not isinstance(drawn, list | tuple):
             raise TypeError(f"get_inputs returns a {type(drawn).__name__}, not a list of arguments")
-        return tuple(to_value(self._rounded(value)) for value in drawn)
+        return [self._rounded(value) for value in drawn]
 
     def _rounded(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -245,3 +251,40 @@ def _add_case(
             "rounded": [frame.add(value) for value in rounded],
         }
     )
+
+
+def shapes(request: Json) -> Frame:
+    """What the constructor and forward are given, and the work of one pass, from tensors that have no memory.
+
+    Raises:
+        Exception: the problem needs values, memory or a device for that.
+    """
+    gc.unfreeze()  # what was loaded before the fork has to be found
+    light.install()
+    with torch.device("meta"):
+        reference = Reference(request["code"], "meta", request["precision"])
+        model = reference.model(0, "none")
+        inputs = [_without_memory(value) for value in reference.drawn(0)]
+        entries = {"inputs": _entry(inputs), "init_inputs": _entry(reference.init_inputs)}
+        with torch.no_grad(), WorkTrace() as trace:
+            model(*inputs)
+    return Frame({**entries, "work": trace.operations})
+
+
+def _without_memory(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to("meta")
+    return [_without_memory(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _entry(value: Any) -> Json:
+    """A value as in a frame, but for the bytes of tensors.
+
+    Raises:
+        TypeError: it is none that can travel.
+    """
+    if isinstance(value, torch.Tensor):
+        return {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
+    if isinstance(value, list | tuple):
+        return [_entry(part) for part in value]
+    return to_value(value)

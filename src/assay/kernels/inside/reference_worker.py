@@ -25,7 +25,7 @@ from typing import Literal, NoReturn
 import torch
 
 from assay.kernels.frames import Frame, write_frame
-from assay.kernels.inside.reference_model import TooLargeError, evaluate, out_of_memory
+from assay.kernels.inside.reference_model import TooLargeError, evaluate, out_of_memory, shapes
 from assay.kernels.numerics.families import FAMILIES
 from assay.sandbox.inside import jail, linux
 from assay.sandbox.inside.seccomp import Filter
@@ -60,7 +60,7 @@ _REQUESTS_OF_A_BUSY_WORKER = 3
 def answer(request: Json) -> Frame:
     """The answer to a request, which may say that there is none."""
     try:
-        return evaluate(request)
+        return shapes(request) if request["shapes"] else evaluate(request)
     except TooLargeError as error:
         return Frame({"error": "too_large", "message": str(error)})
     except BaseException as error:  # noqa: BLE001  the boundary: whatever a problem raises is its own failure, named

@@ -21,9 +21,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from assay.errors import MissingDependencyError, ReferenceModelError
 from assay.kernels.arrays import HostTensor, Value
@@ -32,10 +32,12 @@ from assay.kernels.frames import Frame, read_frame
 from assay.kernels.numerics.families import FAMILIES, Family
 from assay.kernels.numerics.reference_launch import Walls, await_end, drain, launch, read, write
 from assay.kernels.numerics.screening import Case, Screening, screen
+from assay.kernels.numerics.shapes import Shapes, counted, shapes_of_answer, work_of
 from assay.kernels.problems.scaling import LOWER, Rule, ScaledProblem, ladder
 from assay.kernels.problems.sources import Problem, find_fault
 from assay.terminal import inert, shown
 
+T = TypeVar("T")
 Perturbation = Literal["none", "all", "constant"]
 
 START_TIMEOUT_S = 180.0
@@ -50,7 +52,6 @@ HEADER_BYTES = 1 << 20
 """What an answer may have beyond the memory that its problem may take."""
 MESSAGE_CHARS = 3000
 KINDS = ("error", "memory", "timeout", "crash", "too_large")
-_MOST_COUNTED = 1 << 62
 _LEAVE_S = 5.0
 _PASSING = ("timeout", "memory")
 _CLOSED = "the process that runs references was closed, and starts no more: make another ReferenceProcess."
@@ -165,15 +166,26 @@ class ReferenceProcess:
             "perturb": perturb_weights,
             "state": with_state,
             "max_output": max_output,
-            "memory_mb": self.memory_mb,
-            "timeout_s": self.timeout_s,
-            "device": self.device,
         }
+        return self._answer(request, lambda frame, seconds: _result(frame, precision, seconds))
+
+    def shapes(self, code: str, precision: Precision = "float32") -> Shapes:
+        """What a problem gives to a submission and how much work it is, found without any values: sizes do not matter.
+
+        Raises:
+            ReferenceModelError: as above; also where the problem does not run on tensors without memory.
+        """
+        request = {"code": code, "precision": precision, "shapes": True}
+        return self._answer(request, lambda frame, _: shapes_of_answer(frame.header))
+
+    def _answer(self, request: Mapping[str, object], read: Callable[[Frame, float], T]) -> T:
+        """What an answer says to a request, given the seconds that it took."""
+        limits = {"memory_mb": self.memory_mb, "timeout_s": self.timeout_s, "device": self.device}
         with self._lock:
             begin = time.monotonic()
-            frame = self._exchange(json.dumps(request).encode())
+            frame = self._exchange(json.dumps({"shapes": False, **limits, **request}).encode())
             try:
-                return _result(frame, precision, time.monotonic() - begin)
+                return read(frame, time.monotonic() - begin)
             except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
                 said = f"what the reference's process answered makes no sense ({shown(error, 200)}). Was it forged?"
                 raise ReferenceModelError("error", said) from error
@@ -281,21 +293,14 @@ def _result(frame: Frame, precision: Precision, seconds: float) -> ReferenceResu
         exact_dtype=header["exact"],
         init_inputs=frame.value(header["init_inputs"]),
         state={name: frame.tensor(tensor) for name, tensor in header.get("state", {}).items()},
-        work={name: (_counted(calls), _counted(work)) for name, (calls, work) in header.get("work", {}).items()},
-        init_work=_counted(header["init_work"]),
+        work=work_of(header.get("work", {})),
+        init_work=counted(header["init_work"]),
         refused=header["refused"],
         peak_mb=header["peak_mb"],
         other_weights=other_weights,
         again=again,
         seconds=seconds,
     )
-
-
-def _counted(number: object) -> int:
-    """A count that a problem's process tells."""
-    if type(number) is not int or not 0 <= number <= _MOST_COUNTED:
-        raise ValueError(f"a count of {shown(str(number)[:100], 100)}")
-    return number
 
 
 def screening_of(result: ReferenceResult) -> Screening:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -183,11 +184,12 @@ def ladder(problem: Problem) -> Iterator[ScaledProblem]:
                 yield scaled
 
 
-def other_sizes(scaled: ScaledProblem) -> Iterator[ScaledProblem]:
+def other_sizes(scaled: ScaledProblem, rng: random.Random | None = None) -> Iterator[ScaledProblem]:
     """Sizes beside those that a problem is graded at, to tell a kernel that is right at one size only.
 
     Where it was made smaller: all integers twice as large, then each alone. Where it was not, and last in any case: all
-    half as large. Sizes may not fit together or be too large; whoever asks tries one after the other.
+    smaller, those that are no powers of two by a random part (`rng`), then all half as large. Sizes may not fit
+    together or be too large; whoever asks tries one after the other.
     """
     problem = scaled.problem
     now = {change.start_of: change.new for change in scaled.scaling.changes}
@@ -195,14 +197,19 @@ def other_sizes(scaled: ScaledProblem) -> Iterator[ScaledProblem]:
     larger = {
         each: halved(each.value, 2 * now[each.start_of], each.of_batch) for each in integers if each.start_of in now
     }
-    smaller = {
-        each: current // 2
+    shrinkable = {
+        each: current
         for each in integers
         if (current := now.get(each.start_of, each.value)) > (BATCH_SMALL if each.of_batch else SMALL)
     }
+    smaller = {each: current // 2 for each, current in shrinkable.items()}
+    odd = {
+        each: rng.randrange(current // 2, current) if rng is not None and current & (current - 1) else current // 2
+        for each, current in shrinkable.items()
+    }
     one_by_one = [{each: value} for each, value in larger.items()]
     seen = {scaled.code}
-    for changed in (larger, *one_by_one, smaller):
+    for changed in (larger, *one_by_one, odd, smaller):
         sizes = {each: changed.get(each, now.get(each.start_of, each.value)) for each in integers}
         found = _resized(problem, sizes)
         if found.code not in seen:

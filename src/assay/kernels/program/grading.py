@@ -1,13 +1,14 @@
 """The stages of a Triton submission, one after the other: recorded, held against the rules, replayed, compiled, and
-once more at another size.
+once more at another size. Where a problem was made smaller, it is recorded at its published size too.
 
     grading = Grading(config, sandbox, random, warmed)
-    verdict, attempt = await grading.grade(code, size, other)
+    verdict, attempt = await grading.grade(code, size, other, published)
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -15,13 +16,17 @@ from dataclasses import dataclass, replace
 from assay.kernels.compile.stage import TRITON_HARNESS, CompileReport, compile_program, compiled_part
 from assay.kernels.config import GraderConfig
 from assay.kernels.numerics.secret_inputs import InputSet
+from assay.kernels.numerics.shapes import Shapes
 from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.program.form import Launch, Program
 from assay.kernels.program.jobs import RECORD, REPLAY
-from assay.kernels.program.limits import ON_DEVICE
+from assay.kernels.program.limits import ON_DEVICE, UNALLOCATED
+from assay.kernels.program.limits import Limits as ProgramLimits
 from assay.kernels.program.on_device import REPLAY as DEVICE_REPLAY
 from assay.kernels.program.on_device import replay_on_device
+from assay.kernels.program.operations import reference_arithmetic
 from assay.kernels.program.planning import plan
+from assay.kernels.program.published import at_published_size
 from assay.kernels.program.reading import Refusal, read
 from assay.kernels.program.trial import Attempt, Outcome, record, replay
 from assay.kernels.program.verdict import at_another_size, verdict_of
@@ -47,9 +52,19 @@ class Size:
     constant_families: tuple[str, ...] = ()
     """Families of inputs on which a constant is right."""
 
+    @property
+    def work(self) -> int:
+        """How much a kernel has to do: the reference's arithmetic, or elements where it only moves them."""
+        outputs = sum(math.prod(shape) for _, shape in self.draw.outputs)
+        return max(reference_arithmetic(self.draw.work), outputs, 1)
+
 
 OtherSize = Callable[[], Awaitable[Size | None]]
 """Gives the other size, once a submission is right at the first; None where a problem has only one."""
+
+PublishedSize = Callable[[], Awaitable[Shapes | str | None]]
+"""Gives what a submission is given at the published size, once it is right at smaller ones; a text that says why it
+cannot, or None where it was graded there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +79,20 @@ class Grading:
     text_checks: bool = True
     """Whether the text may decide before anything runs."""
 
-    async def grade(self, code: str, size: Size, other: OtherSize) -> tuple[Verdict, Attempt | None]:
+    async def grade(
+        self, code: str, size: Size, other: OtherSize, published: PublishedSize
+    ) -> tuple[Verdict, Attempt | None]:
         """The verdict, and what was recorded at the first size, where that may be replayed.
 
         Raises:
             SandboxError: no job at all can be run here.
         """
         evidence: dict[str, Json] = {"scaling": size.scaled.scaling.to_json()}
-        whole = await self._record(code, size)
+        whole = await self._record(code, size.draw)
         if isinstance(whole, Outcome):
             return verdict_of(whole, evidence), None
         # Only configurations that compile may run, so an autotuned kernel is compiled before.
-        check = "off" if self._on_gpu else self.config.compile_check  # a GPU is only given what compiles
+        check = self.config.compile_check if self._compiles else "off"
         first = check == "all" or (check == "right" and _is_tuned(whole))
         attempt, compiled = whole, None
         if first:
@@ -88,7 +105,9 @@ class Grading:
             attempt = part
         verdict = await self._replay(attempt, size, evidence, self.config.num_correct_trials, 1)
         if verdict.ok:
-            verdict = await self._at_another_size(verdict, code, other, whole, compiled)
+            verdict = await self._at_another_size(verdict, code, size, other, whole, compiled)
+        if verdict.ok:
+            verdict = await self._at_published_size(verdict, code, published, whole.program)
         if verdict.ok and check == "right" and not first:
             compiled = await self._compile(attempt)
             if (refused := of_compiler(compiled, evidence)) is not None:
@@ -100,19 +119,21 @@ class Grading:
         cpu_s = verdict.cpu_s + compiled.cpu_s
         return replace(verdict, compiled=True, cpu_s=cpu_s, evidence=_with(verdict, compiled)), attempt
 
-    async def _record(self, code: str, size: Size, slack: float = 1.0) -> Attempt | Outcome:
+    async def _record(
+        self, code: str, draw: InputSet | Shapes, slack: float = 1.0, sizes: ProgramLimits | None = None
+    ) -> Attempt | Outcome:
         config = self.config
         await self.warmed(RECORD)
         return await record(
             self.sandbox,
             code,
-            size.draw,
+            draw,
             self._limits(),
             config.precision,
             config.policy,
             self.text_checks,
             slack,
-            ON_DEVICE if self._on_gpu else None,
+            sizes or (ON_DEVICE if self._on_gpu else None),
         )
 
     async def _replay(
@@ -134,22 +155,33 @@ class Grading:
         return verdict
 
     async def _at_another_size(
-        self, verdict: Verdict, code: str, other: OtherSize, first: Attempt, compiled: CompileReport | None
+        self,
+        verdict: Verdict,
+        code: str,
+        graded: Size,
+        other: OtherSize,
+        first: Attempt,
+        compiled: CompileReport | None,
     ) -> Verdict:
-        """The verdict once the submission was recorded and replayed at another size too, where there is one. Nothing is
-        compiled there; what did not compile at the first size is left out again."""
+        """The verdict once the submission was recorded and replayed at another size too, where there is one, and
+        compiled there where it is larger. What did not compile at the first size is left out again."""
         size = await other()
         if size is None:
             return replace(verdict, evidence={**verdict.evidence, "sizes": 1})
-        attempt = await self._record(code, size, OTHER_SLACK)
+        attempt = await self._record(code, size.draw, OTHER_SLACK)
         if isinstance(attempt, Attempt) and compiled is not None and _alike(attempt.program, first.program):
             attempt = await asyncio.to_thread(compilable, attempt, compiled)
         if isinstance(attempt, Outcome):
             again = verdict_of(attempt, {})
         else:
             again = await self._replay(attempt, size, {}, OTHER_TRIALS, OTHER_PROGRAMS)
+            # Blocks of smaller sizes may be too small for a GPU's products, which says nothing about larger ones.
+            if again.ok and self._compiles and size.work > graded.work:
+                refused = of_compiler(await self._compile(attempt), {})
+                again = again if refused is None else refused
         if not again.ok:
-            return at_another_size(again, verdict, str(size.scaled.scaling))
+            where = f"right at the first size, but not at another one ({size.scaled.scaling})"
+            return at_another_size(again, verdict, where)
         return replace(
             verdict,
             tests_passed=verdict.tests_passed + again.tests_passed,
@@ -158,6 +190,27 @@ class Grading:
             evidence={**verdict.evidence, "sizes": 2, "other_scaling": size.scaled.scaling.to_json()},
         )
 
+    async def _at_published_size(
+        self, verdict: Verdict, code: str, published: PublishedSize, first: Program
+    ) -> Verdict:
+        """The verdict once the submission was recorded at the published size too, where the problem was made smaller.
+        Nothing is replayed there."""
+        shapes = await published()
+        if shapes is None:
+            return verdict
+        if isinstance(shapes, str):
+            return replace(verdict, evidence={**verdict.evidence, "published": f"not looked at: {shapes}"})
+        found = await self._record(code, shapes, OTHER_SLACK, UNALLOCATED)
+        outcome = at_published_size(first, found) if isinstance(found, Attempt) else found
+        evidence: dict[str, Json] = {"published": "recorded" if isinstance(found, Attempt) else "refused"}
+        again = verdict_of(outcome, evidence)
+        if not again.ok:
+            where = "right at the sizes it was graded at, but at the published one"
+            return at_another_size(again, verdict, where)
+        told = [*verdict.evidence.get("findings", []), *again.evidence.get("findings", [])]
+        more = evidence | ({"findings": told} if told else {})
+        return replace(verdict, cpu_s=verdict.cpu_s + again.cpu_s, evidence={**verdict.evidence, **more})
+
     async def _compile(self, attempt: Attempt) -> CompileReport:
         await self.warmed(TRITON_HARNESS)
         return await compile_program(self.sandbox, attempt.text, arch=self.config.arch)
@@ -165,6 +218,11 @@ class Grading:
     @property
     def _on_gpu(self) -> bool:
         return self.config.device == "cuda"
+
+    @property
+    def _compiles(self) -> bool:
+        """Whether launches are compiled ahead; a GPU is only given what compiles."""
+        return self.config.compile_check != "off" and not self._on_gpu
 
     def _limits(self) -> Limits:
         config = self.config

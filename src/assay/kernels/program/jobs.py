@@ -19,6 +19,7 @@ from assay.kernels.job_reports import explain, fault_of, line_of, told
 from assay.kernels.numerics.calls import job_inputs
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
+from assay.kernels.numerics.shapes import Shapes
 from assay.kernels.program.form import Program
 from assay.kernels.program.limits import Limits as ProgramLimits
 from assay.kernels.program.reading import Refusal, read
@@ -86,13 +87,18 @@ class Measured:
     params_changed: tuple[str, ...] = ()
 
 
-def record_job(code: str, draw: InputSet, limits: Limits, precision: str, text_checks: bool = True) -> Job:
-    """The job that examines a candidate's text and records its program for the shapes of a draw."""
+def record_job(code: str, draw: InputSet | Shapes, limits: Limits, precision: str, text_checks: bool = True) -> Job:
+    """The job that examines a text and records its program, for the shapes of a draw or for shapes alone."""
     room = ProgramLimits().json_bytes
-    header, _ = job_inputs(draw, draw.cases[0])
-    shapes = {name: header[name] for name in ("init_inputs", "inputs")}
-    header = {**shapes, "precision": precision, "program_bytes": room, "text_checks": text_checks}
+    shapes = _shapes_of(draw) if isinstance(draw, InputSet) else draw
+    header: dict[str, Json] = {"init_inputs": list(shapes.init_inputs), "inputs": list(shapes.inputs)}
+    header |= {"precision": precision, "program_bytes": room, "text_checks": text_checks}
     return Job(code, RECORD, (Round((), (room,)),), header, limits)
+
+
+def _shapes_of(draw: InputSet) -> Shapes:
+    header, _ = job_inputs(draw, draw.cases[0])
+    return Shapes(tuple(header["init_inputs"]), tuple(header["inputs"]), draw.work)
 
 
 def examined_of(result: JobResult) -> Examined:

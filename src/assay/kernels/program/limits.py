@@ -35,3 +35,6 @@ class Limits:
 
 ON_DEVICE = Limits(storage_bytes=1 << 36, elements=1 << 32)
 """On a GPU, at the sizes that problems are published with."""
+
+UNALLOCATED = Limits(storage_bytes=1 << 40, elements=1 << 40)
+"""Where a program is looked at and never run."""

@@ -45,6 +45,8 @@ MAX_MOVED_SHARE = 1.0
 0.52."""
 MAX_LITERAL_BYTES = 1 << 15
 """Of constants, numbers and texts of kernels together: room for any kernel, none for a table of answers or weights."""
+MAX_WRITTEN_BYTES = 1 << 36
+"""Of one replayed call with the constructor's, at published sizes on a GPU too."""
 _NUMBER_BYTES = 8
 
 
@@ -66,13 +68,13 @@ def static_findings(program: Program, reference: int, policy: Policy = "strict",
         program: What was recorded.
         reference: Arithmetic operations of the reference (`operations.reference_arithmetic`).
         policy: `partial` lets PyTorch do up to half of the work.
-        slack: Times the share of arithmetic that is allowed; sums of split products are a larger share of a smaller
-            product.
+        slack: Times the shares of arithmetic and moves that are allowed. Sums of split products are a larger share of a
+            smaller product, and rows of odd lengths have to be padded.
     """
-    found = [*launches(program), *operators(program), *constants(program), *calls(program)]
+    found = [*launches(program), *operators(program), *constants(program), *calls(program), *written(program)]
     if policy == "partial":
         return [*found, *partial_share(program, reference)]
-    strict = [*heavy_operators(program), *host_arithmetic(program, reference, slack), *moves(program)]
+    strict = [*heavy_operators(program), *host_arithmetic(program, reference, slack), *moves(program, slack)]
     return [*found, *strict, *rearrangement(program, reference)]
 
 
@@ -159,18 +161,29 @@ def rearrangement(program: Program, reference: int) -> list[Finding]:
     ]
 
 
-def moves(program: Program) -> list[Finding]:
+def moves(program: Program, slack: float = 1.0) -> list[Finding]:
     """Bytes that PyTorch copies in forward and at import, against those of inputs and outputs."""
     moved = [(moved_bytes(operation), operation) for operation in operations_in((*program.module, *program.forward))]
     total = sum(amount for amount, _ in moved)
     whole = sum(window.nbytes for window in (*program.inputs, *program.outputs))
-    if total <= MAX_MOVED_SHARE * whole:
+    if total <= MAX_MOVED_SHARE * slack * whole:
         return []
     _, worst = max(moved, key=lambda pair: pair[0])
     said = (
         f"PyTorch moves {total} bytes, most of them in {base_name(worst)}; inputs and outputs have {whole}, and no "
         "more may be moved beside the kernels. Read the elements where they are."
     )
+    return [Finding("moves", said, worst.line)]
+
+
+def written(program: Program) -> list[Finding]:
+    """Bytes that all operators of PyTorch write, fills and draws too: a replay takes time for each of them."""
+    counted = [(sum(out.nbytes for out in step.outs), step) for step in operations_in(program.steps)]
+    total = sum(amount for amount, _ in counted)
+    if total <= MAX_WRITTEN_BYTES:
+        return []
+    _, worst = max(counted, key=lambda pair: pair[0])
+    said = f"PyTorch writes {total} bytes, most of them in {base_name(worst)}; {MAX_WRITTEN_BYTES} are allowed"
     return [Finding("moves", said, worst.line)]
 
 

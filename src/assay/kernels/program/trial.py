@@ -20,6 +20,7 @@ from assay.kernels.arrays import HostTensor
 from assay.kernels.base import Policy
 from assay.kernels.job_reports import explain, fault_of, line_of, told
 from assay.kernels.numerics.secret_inputs import InputSet
+from assay.kernels.numerics.shapes import Shapes
 from assay.kernels.numerics.tolerance import Comparison, compare
 from assay.kernels.program import rules
 from assay.kernels.program.form import Program
@@ -96,7 +97,7 @@ class Outcome:
 async def record(
     sandbox: Sandbox,
     code: str,
-    draw: InputSet,
+    draw: InputSet | Shapes,
     limits: Limits,
     precision: str,
     policy: Policy = "strict",
@@ -106,8 +107,9 @@ async def record(
 ) -> Attempt | Outcome:
     """Record a submission for the shapes of a draw, and hold its program against the rules that need no replay.
 
-    `slack`: times the share of arithmetic that PyTorch may do (`rules.static_findings`). `sizes`: how large the program
-    may be (`program.limits.ON_DEVICE` where it is replayed on a GPU).
+    `draw`: inputs, or their shapes alone. `slack`: times the share of arithmetic that PyTorch may do
+    (`rules.static_findings`). `sizes`: how large the program may be (`program.limits.ON_DEVICE` where it is replayed
+    on a GPU).
 
     Raises:
         SandboxError: no job at all can be run here.
@@ -117,7 +119,7 @@ async def record(
 
 
 def _attempt(
-    result: JobResult, draw: InputSet, policy: Policy, slack: float, sizes: ProgramLimits | None
+    result: JobResult, draw: InputSet | Shapes, policy: Policy, slack: float, sizes: ProgramLimits | None
 ) -> Attempt | Outcome:
     examined, cpu_s = examined_of(result), result.cpu_s
     if examined.fault is not None or examined.cheats:

@@ -24,6 +24,8 @@ KINDS: Mapping[End, VerdictKind] = {
     "timeout": "timeout",
     "infra": "infra_error",
 }
+MOST_FINDINGS = 16
+"""Findings that a verdict keeps, those that are refused first."""
 _NO_VALUES = (
     "host code is graded without any values: shapes, dtypes and strides are all that it can branch on. Compute what "
     "depends on values in a kernel"
@@ -43,7 +45,8 @@ def verdict_of(outcome: Outcome, evidence: dict[str, Json]) -> Verdict:
     cheat = "host_read" if outcome.end == "host_read" else decided.rule if decided and outcome.end == "cheat" else ""
     found: dict[str, Json] = {**evidence, **outcome.facts}
     if outcome.findings:
-        found["findings"] = [_told(finding) for finding in outcome.findings]
+        kept = sorted(outcome.findings, key=lambda finding: not finding.refused)[:MOST_FINDINGS]
+        found["findings"] = [_told(finding) for finding in kept]
     return Verdict(
         KINDS[outcome.end],
         outcome.stage,
@@ -67,12 +70,11 @@ def _told(finding: Finding) -> dict[str, Json]:
     return {"rule": finding.rule, "message": finding.message, "line": finding.line, "decided": finding.refused}
 
 
-def at_another_size(verdict: Verdict, first: Verdict, size: str) -> Verdict:
-    """The verdict of the second size, where it is not `ok`: with what was right at the first."""
-    said = f"right at the first size, but not at another one ({size}): {verdict.message}"
+def at_another_size(verdict: Verdict, first: Verdict, where: str) -> Verdict:
+    """The verdict of a further size, where it is not `ok`: with what was right before; `where` says so in words."""
     return replace(
         verdict,
-        message=said,
+        message=f"{where}: {verdict.message}",
         tests_passed=first.tests_passed,
         tests_total=first.tests_total + verdict.tests_total,
         cpu_s=first.cpu_s + verdict.cpu_s,

@@ -12,7 +12,7 @@ from assay.kernels.inside.replay.accesses import Accesses
 from assay.kernels.inside.replay.kernels import kernels_of
 from assay.kernels.inside.replay.memory import Memory
 from assay.kernels.inside.replay.player import Manner
-from assay.kernels.inside.triton import interpreter
+from assay.kernels.inside.triton import ledger as ledgers
 from assay.kernels.inside.triton.rebuilt import Rebuilt, rebuild
 from assay.kernels.program.form import Launch, Program, Variant
 from assay.types import Json
@@ -46,20 +46,20 @@ class Interpreted:
         """Account for the launches of some steps. Raises a refusal of the interpreter that was met on the way."""
         accesses = Accesses(memory) if manner.follow and self.follows else None
         order = None if manner.in_order else random.Random(manner.seed)
-        ledger = interpreter.Ledger(self._max_programs, order=order, observer=accesses)
-        with interpreter.recording(ledger):
+        ledger = ledgers.Ledger(self._max_programs, order=order, observer=accesses)
+        with ledgers.recording(ledger):
             yield _InterpretedRun(self._kernels, self._names, ledger, accesses)
         if ledger.refusal is not None:
             raise ledger.refusal
 
     def kind_of(self, error: Exception) -> Literal["error", "unsupported"]:
         """Whether the interpreter lacks what the kernel needs."""
-        return "unsupported" if isinstance(error, interpreter.UnsupportedError) else "error"
+        return "unsupported" if isinstance(error, ledgers.UnsupportedError) else "error"
 
 
 class _InterpretedRun:
     def __init__(
-        self, kernels: Sequence[Rebuilt], names: Sequence[str], ledger: interpreter.Ledger, accesses: Accesses | None
+        self, kernels: Sequence[Rebuilt], names: Sequence[str], ledger: ledgers.Ledger, accesses: Accesses | None
     ) -> None:
         self._kernels, self._names = kernels, names
         self._ledger, self._accesses = ledger, accesses

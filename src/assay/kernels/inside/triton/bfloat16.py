@@ -24,7 +24,8 @@ def install(builder: Any) -> None:
         if not _is_bfloat16(lhs):
             return binary(self, lhs, rhs, op)
         found = op(_wide(lhs.data), _wide(rhs.data))
-        return engine.TensorHandle(found if found.dtype == np.bool_ else _narrow(found), tl.bfloat16)
+        compared = found.dtype == np.bool_
+        return engine.TensorHandle(found if compared else _narrow(found), tl.int1 if compared else tl.bfloat16)
 
     def unary_op(self: Any, arg: Any, op: Any) -> Any:
         if not _is_bfloat16(arg):

@@ -6,16 +6,12 @@ has (libdevice, a driver to ask while tuning) is supplied.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import linecache
-import math
 import operator
 import os
-import random
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 
@@ -28,97 +24,13 @@ from triton.backends.nvidia.compiler import CUDAOptions
 from triton.runtime import interpreter as engine
 from triton.runtime.driver import driver
 
-from assay.kernels.inside.triton import bfloat16
-from assay.kernels.inside.triton.bounds import Ranges
+from assay.kernels.inside.triton import bfloat16, guards, handles
+from assay.kernels.inside.triton.ledger import OutOfBoundsError, UnsupportedError, current, refuse
 from assay.kernels.inside.triton.libdevice import LIBRARY
 from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
 
 _OPTIONS = frozenset(CUDAOptions.__dataclass_fields__)
 """What a launch may say to the compiler besides the arguments of its kernel."""
-MAX_PROGRAMS = 4096
-"""Instances of kernels in one call of forward. Each costs about a millisecond, whatever its block size."""
-
-
-class UnsupportedError(Exception):
-    """The interpreter cannot run, or cannot judge, what a kernel does, though a GPU might."""
-
-
-class OutOfBoundsError(Exception):
-    """A kernel touched memory outside the tensors that it was given."""
-
-
-class Observer(Protocol):
-    """Told what each program of a launch touches."""
-
-    def begin(self, program: int) -> None:
-        """Number `program` of the launch under way starts."""
-        ...
-
-    def touched(self, pointers: Any, mask: Any, size: int, what: str, values: Any) -> None:
-        """It is about to make a `load`, a `store` or an `atomic operation` of `size` bytes at addresses where the mask
-        is true. `values`: what it stores; None for the others."""
-        ...
-
-
-class Ledger:
-    """What kernels did in one call of forward. `order`: programs of a launch run in random order; `observer` is told of
-    each access."""
-
-    def __init__(
-        self,
-        max_programs: int = MAX_PROGRAMS,
-        order: random.Random | None = None,
-        observer: Observer | None = None,
-    ) -> None:
-        self.launches: Counter[str] = Counter()
-        self.programs = 0
-        self.max_programs = max_programs
-        self.order, self.observer = order, observer
-        self.refusal: Exception | None = None
-        """The first refusal, kept because a candidate may catch it and go on."""
-
-    def count(self, name: str, grid: tuple[int, ...]) -> None:
-        """Take a launch into the account.
-
-        Raises:
-            ValueError: no GPU has such a grid.
-            UnsupportedError: the budget is spent. A launch counts as one program at least.
-        """
-        if not 1 <= len(grid) <= 3 or min(grid) < 0:
-            raise ValueError(f"a grid has 1 to 3 sizes, none of them negative; this one is {grid}")
-        self.launches[name] += 1
-        self.programs += max(1, math.prod(grid))
-        if self.programs > self.max_programs:
-            self.refuse(
-                UnsupportedError(
-                    f"the kernels launch {self.programs} program instances in one call of forward; the interpreter "
-                    f"runs at most {self.max_programs}. Use larger blocks, or grade at smaller sizes."
-                )
-            )
-
-    def refuse(self, error: Exception) -> None:
-        """Raise a refusal and remember it."""
-        self.refusal = self.refusal or error
-        raise error
-
-    def to_json(self) -> dict[str, object]:
-        """Plain data for a report."""
-        return {"launches": dict(self.launches), "programs": self.programs}
-
-
-_ledger = Ledger()
-_ranges = Ranges()
-
-
-@contextlib.contextmanager
-def recording(ledger: Ledger) -> Iterator[None]:
-    """Let `ledger` account for the launches of this block."""
-    global _ledger
-    before, _ledger = _ledger, ledger
-    try:
-        yield
-    finally:
-        _ledger = before
 
 
 def _tensor_ranges(values: Any) -> Iterator[tuple[int, int]]:
@@ -140,12 +52,12 @@ def _launch(executor: Any, *args: Any, **kwargs: Any) -> None:
     bound = _bind(function, names, args, kwargs)
     grid = executor.grid(bound) if callable(executor.grid) else executor.grid
     extents = _extents(function.__name__, grid)
-    _ledger.count(function.__name__, extents)
+    current().count(function.__name__, extents)
     # Hooks and kernels are the candidate's Python, so only what is done around them is kept from the modes that watch.
     for hook in executor.pre_run_hooks:
         hook(*args, **{name: value for name, value in kwargs.items() if name in names})
     with _disable_current_modes(), torch._C.DisableTorchFunction():
-        _ranges.set(set(_tensor_ranges(bound.values())))
+        guards.ranges.set(set(_tensor_ranges(bound.values())))
         values = {
             name: value if name in executor.constexprs else engine._implicit_cvt(value) for name, value in bound.items()
         }
@@ -159,7 +71,7 @@ def _launch(executor: Any, *args: Any, **kwargs: Any) -> None:
             raise cause from None
         missing = _missing_feature(cause)
         if missing:
-            _ledger.refuse(UnsupportedError(missing))
+            refuse(UnsupportedError(missing))
         raise
 
 
@@ -209,11 +121,12 @@ def _run_programs(function: Any, values: dict[str, Any], grid: tuple[int, ...]) 
     builder = engine.interpreter_builder
     builder.set_grid_dim(*grid)
     places = list(enumerate(itertools.product(*map(range, grid))))
-    if _ledger.order is not None:
-        _ledger.order.shuffle(places)
+    ledger = current()
+    if ledger.order is not None:
+        ledger.order.shuffle(places)
     for number, place in places:
-        if _ledger.observer is not None:
-            _ledger.observer.begin(number)
+        if ledger.observer is not None:
+            ledger.observer.begin(number)
         builder.set_grid_idx(*place)
         function(**values)
 
@@ -239,30 +152,14 @@ def install() -> None:
     builder = engine.InterpreterBuilder
     # Indices wrap in NumPy as they do on a GPU; checking each sum for overflow would cost a fifth of the time.
     engine.interpreter_builder.options = engine.InterpreterOptions(sanitize_overflow=False)
-    engine._get_np_dtype = _numpy_dtype
     engine.FunctionRewriter._get_jit_fn_file_line = _first_line
     _keep_language_patched()
+    handles.install(builder)
     bfloat16.install(builder)
-    _guard_accesses(builder)
+    guards.install(builder)
     _refuse_wrong_products(builder)
     builder.create_extern_elementwise = _extern_elementwise
-    builder.create_int_to_ptr = _int_to_ptr
     _serve_libdevice()
-
-
-_SCALARS = (
-    *(tl.int1, tl.int8, tl.int16, tl.int32, tl.int64, tl.uint8, tl.uint16, tl.uint32, tl.uint64),
-    *(tl.float16, tl.bfloat16, tl.float32, tl.float64, tl.float8e5, tl.float8e5b16, tl.float8e4nv, tl.float8e4b8),
-    tl.float8e4b15,
-)
-_NUMPY = {scalar: engine._get_np_dtype(scalar) for scalar in _SCALARS}
-_POINTER = np.dtype(np.uint64)
-
-
-def _numpy_dtype(dtype: Any) -> Any:
-    """What holds a type of Triton's; the original makes a dictionary of all types for each answer."""
-    dtype = dtype.element_ty if isinstance(dtype, tl.block_type) else dtype
-    return _POINTER if isinstance(dtype, tl.pointer_type) else _NUMPY[dtype]
 
 
 def _first_line(rewriter: Any) -> tuple[str, int]:
@@ -293,50 +190,12 @@ def _keep_language_patched() -> None:
     engine._patch_lang = lambda fn: _NothingToRestore()
 
 
-def _check(pointers: Any, mask: Any, size: int, what: str, values: Any = None) -> None:
-    fault = _ranges.fault(pointers, mask, size, what)
-    if fault:
-        _ledger.refuse(OutOfBoundsError(fault))
-    if _ledger.observer is not None:
-        _ledger.observer.touched(pointers, mask, size, what, values)
-
-
-def _guard_accesses(builder: Any) -> None:
-    load, store = builder.create_masked_load, builder.create_masked_store
-    rmw, cas = builder.create_atomic_rmw, builder.create_atomic_cas
-
-    # Triton itself calls these with keywords where a tensor descriptor is read.
-    def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-        _check(ptrs.data, mask.data, engine._get_np_dtype(ptrs.get_element_ty()).itemsize, "load")
-        return load(self, ptrs, mask, *rest, **named)
-
-    def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-        mask = mask if mask is not None else engine.TensorHandle(np.ones_like(ptrs.data, dtype=bool), tl.int1)
-        _check(ptrs.data, mask.data, value.data.dtype.itemsize, "store", value.data)
-        return store(self, ptrs, value, mask, *rest, **named)
-
-    def create_atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-        if val.dtype.scalar == tl.bfloat16:
-            _ledger.refuse(UnsupportedError("atomic operations on bfloat16: the interpreter would compute wrong sums."))
-        _check(ptr.data, mask.data, val.data.dtype.itemsize, "atomic operation")
-        return rmw(self, op, ptr, val, mask, *rest, **named)
-
-    def create_atomic_cas(self: Any, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
-        _check(ptr.data, None, val.data.dtype.itemsize, "atomic operation")
-        return cas(self, ptr, cmp, val, *rest)
-
-    builder.create_masked_load = create_masked_load
-    builder.create_masked_store = create_masked_store
-    builder.create_atomic_rmw = create_atomic_rmw
-    builder.create_atomic_cas = create_atomic_cas
-
-
 def _refuse_wrong_products(builder: Any) -> None:
     dot = builder.create_dot
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, *rest: Any) -> Any:
         if tl.bfloat16 in (a.dtype.scalar, b.dtype.scalar):
-            _ledger.refuse(
+            refuse(
                 UnsupportedError("tl.dot of bfloat16: the interpreter would compute a wrong product. It needs a GPU.")
             )
         if input_precision == _TF32 and a.data.dtype == np.float32:
@@ -358,15 +217,10 @@ def _rounded_to_tf32(values: Any) -> Any:
     return np.where(np.isfinite(values), rounded, values)
 
 
-def _int_to_ptr(_self: Any, *_: Any) -> Any:
-    _ledger.refuse(UnsupportedError("a pointer made from an integer cannot be checked by the interpreter"))
-
-
 def _extern_elementwise(_self: Any, _name: str, _path: str, symbol: str, args: Any, result: Any, _pure: bool) -> Any:
     function = LIBRARY.get(symbol)
     if function is None:
-        _ledger.refuse(UnsupportedError(f"the interpreter does not have libdevice's {symbol}"))
-    assert function is not None, "refuse raises"
+        refuse(UnsupportedError(f"the interpreter does not have libdevice's {symbol}"))
     dtype = result.scalar
     with np.errstate(all="ignore"):
         data = np.asarray(function(*(arg.data for arg in args)))

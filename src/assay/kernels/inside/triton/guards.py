@@ -1,0 +1,107 @@
+"""Accesses of kernels to memory, as a GPU takes them: under masks of truth values, within the tensors that were given.
+
+Addresses are no numbers to a kernel: what they are differs from machine to machine, and a kernel that asks for them
+could tell the interpreter from a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter as engine
+
+from assay.kernels.inside.triton.arithmetic import MeaningError
+from assay.kernels.inside.triton.bounds import Ranges
+from assay.kernels.inside.triton.handles import numpy_dtype
+from assay.kernels.inside.triton.ledger import OutOfBoundsError, UnsupportedError, current, refuse
+
+ranges = Ranges()
+"""What the launch under way may touch."""
+
+
+def install(builder: Any) -> None:
+    """Put them into the interpreter's builder (`InterpreterBuilder`)."""
+    _guard_loads_and_stores(builder)
+    _guard_atomics(builder)
+    builder.create_int_to_ptr = _int_to_ptr
+    builder.create_ptr_to_int = _ptr_to_int
+
+
+def _check(pointers: Any, mask: Any, size: int, what: str, values: Any = None) -> Any:
+    """Whether an access may be made; raises a refusal if not. Gives back its mask, as an array."""
+    if mask is not None:
+        mask = np.asarray(mask)
+        if mask.dtype != np.bool_:
+            refuse(MeaningError(f"the mask of a {what} holds {mask.dtype}; it must hold truth values (int1)"))
+    fault = ranges.fault(pointers, mask, size, what)
+    if fault:
+        refuse(OutOfBoundsError(fault))
+    observer = current().observer
+    if observer is not None:
+        observer.touched(pointers, mask, size, what, values)
+    return mask
+
+
+def _check_type(ptr: Any, values: Any, what: str) -> None:
+    """An access is as wide as what the pointer points to: the interpreter goes by the value."""
+    there, given = numpy_dtype(ptr.get_element_ty()), values.data.dtype
+    if there != given and (there.itemsize != given.itemsize or "f" in (there.kind, given.kind)):
+        refuse(MeaningError(f"a {what} of {given} at a pointer to {there}: cast the value"))
+
+
+def _guard_loads_and_stores(builder: Any) -> None:
+    load, store = builder.create_masked_load, builder.create_masked_store
+
+    # Triton itself calls these with keywords where a tensor descriptor is read, and with a bare array as the mask.
+    def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        _check(ptrs.data, mask.data, numpy_dtype(ptrs.get_element_ty()).itemsize, "load")
+        return load(self, ptrs, mask, *rest, **named)
+
+    def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        mask = mask if mask is not None else engine.TensorHandle(np.ones_like(ptrs.data, dtype=bool), tl.int1)
+        _check_type(ptrs, value, "store")
+        _check(ptrs.data, mask.data, value.data.dtype.itemsize, "store", value.data)
+        return store(self, ptrs, value, mask, *rest, **named)
+
+    builder.create_masked_load, builder.create_masked_store = create_masked_load, create_masked_store
+
+
+def _guard_atomics(builder: Any) -> None:
+    rmw, cas = builder.create_atomic_rmw, builder.create_atomic_cas
+
+    def create_atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        if val.dtype.scalar == tl.bfloat16:
+            refuse(UnsupportedError("atomic operations on bfloat16: the interpreter would compute wrong sums."))
+        _check_type(ptr, val, "atomic operation")
+        _check(ptr.data, mask.data, val.data.dtype.itemsize, "atomic operation")
+        return rmw(self, op, ptr, val, mask, *rest, **named)
+
+    def create_atomic_cas(self: Any, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
+        for side in (cmp, val):
+            _check_type(ptr, side, "atomic operation")
+        _check(ptr.data, None, val.data.dtype.itemsize, "atomic operation")
+        cmp, val = (_as_wide(side, ptr.data.shape) for side in (cmp, val))
+        return cas(self, ptr, cmp, val, *rest)
+
+    builder.create_atomic_rmw, builder.create_atomic_cas = create_atomic_rmw, create_atomic_cas
+
+
+def _as_wide(handle: Any, shape: tuple[int, ...]) -> Any:
+    """A value for each of some addresses: the interpreter would read past the end of fewer."""
+    if handle.data.shape == shape:
+        return handle
+    try:
+        data = np.ascontiguousarray(np.broadcast_to(handle.data, shape))
+    except ValueError:
+        refuse(MeaningError(f"an atomic operation at {shape} addresses with values {handle.data.shape}"))
+    return engine.TensorHandle(data, handle.dtype)
+
+
+def _int_to_ptr(_self: Any, *_: Any) -> Any:
+    refuse(UnsupportedError("a pointer made from an integer cannot be checked by the interpreter"))
+
+
+def _ptr_to_int(_self: Any, *_: Any) -> Any:
+    refuse(UnsupportedError("an address cast to an integer: it is another one on each machine, so keep to pointers"))

@@ -1,0 +1,112 @@
+"""What kernels do in one call of forward is accounted for here, and what is refused is remembered here."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NoReturn, Protocol
+
+from assay.types import Json
+
+MAX_PROGRAMS = 4096
+"""Instances of kernels in one call of forward. Each costs about a millisecond, whatever its block size."""
+
+
+class UnsupportedError(Exception):
+    """The interpreter cannot run, or cannot judge, what a kernel does, though a GPU might."""
+
+
+class OutOfBoundsError(Exception):
+    """A kernel touched memory outside the tensors that it was given."""
+
+
+class WrongValueError(Exception):
+    """A kernel computes with what has no one value: memory that nothing wrote, or results that depend on an order."""
+
+
+class Observer(Protocol):
+    """Told what each program of a launch touches."""
+
+    def begin(self, program: int) -> None:
+        """Number `program` of the launch under way starts."""
+        ...
+
+    def touched(self, pointers: Any, mask: Any, size: int, what: str, values: Any) -> None:
+        """It is about to make a `load`, a `store` or an `atomic operation` of `size` bytes at addresses where the mask
+        is true. `values`: what it stores; None for the others."""
+        ...
+
+
+class Ledger:
+    """What kernels did in one call of forward. `order`: programs of a launch run in random order, and so do the lanes
+    of an atomic operation; `observer` is told of each access; `rounding`: a secret that decides how inexact results are
+    rounded, 0 for rounding to nearest."""
+
+    def __init__(
+        self,
+        max_programs: int = MAX_PROGRAMS,
+        order: random.Random | None = None,
+        observer: Observer | None = None,
+        rounding: int = 0,
+    ) -> None:
+        self.launches: Counter[str] = Counter()
+        self.programs = 0
+        self.max_programs = max_programs
+        self.order, self.observer, self.rounding = order, observer, rounding
+        self.refusal: Exception | None = None
+        """The first refusal, kept because a candidate may catch it and go on."""
+
+    def count(self, name: str, grid: tuple[int, ...]) -> None:
+        """Take a launch into the account.
+
+        Raises:
+            ValueError: no GPU has such a grid.
+            UnsupportedError: the budget is spent. A launch counts as one program at least.
+        """
+        if not 1 <= len(grid) <= 3 or min(grid) < 0:
+            raise ValueError(f"a grid has 1 to 3 sizes, none of them negative; this one is {grid}")
+        self.launches[name] += 1
+        self.programs += max(1, math.prod(grid))
+        if self.programs > self.max_programs:
+            self.refuse(
+                UnsupportedError(
+                    f"the kernels launch {self.programs} program instances in one call of forward; the interpreter "
+                    f"runs at most {self.max_programs}. Use larger blocks, or grade at smaller sizes."
+                )
+            )
+
+    def refuse(self, error: Exception) -> NoReturn:
+        """Raise a refusal and remember it."""
+        self.refusal = self.refusal or error
+        raise error
+
+    def to_json(self) -> dict[str, Json]:
+        """Plain data for a report."""
+        return {"launches": dict(self.launches), "programs": self.programs}
+
+
+_ledger = Ledger()
+
+
+def current() -> Ledger:
+    """The ledger of the call under way."""
+    return _ledger
+
+
+def refuse(error: Exception) -> NoReturn:
+    """Raise a refusal, and remember it."""
+    _ledger.refuse(error)
+
+
+@contextlib.contextmanager
+def recording(ledger: Ledger) -> Iterator[None]:
+    """Let `ledger` account for the launches of this block."""
+    global _ledger
+    before, _ledger = _ledger, ledger
+    try:
+        yield
+    finally:
+        _ledger = before

@@ -1,0 +1,49 @@
+"""Operators of a forged program: PyTorch takes more than a program may say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from assay.kernels.inside.replay import operators
+from assay.kernels.inside.replay.memory import Memory
+from support.programs import N, launch, made, operation, window
+
+SQUARE = window(0, (2, 4))
+FORGED: dict[str, dict[str, Any]] = {
+    "a tensor for a diagonal": operation("tril.default", SQUARE, window(2, (1,)), outs=(window(1, (2, 4)),)),
+    "a tensor for a number": operation("add.Scalar", window(0), window(2, (1,)), outs=(window(1),)),
+    "another result than what is written": operation("add_.Tensor", window(0), window(2), outs=(window(1),)),
+    "no result": operation("mul_.Tensor", window(0), window(2), outs=()),
+    "another result than its out": operation("neg.out", window(0), outs=(window(1),), out={"window": window(2)}),
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_what_is_never_run(what: str) -> None:
+    program = made(forward=[FORGED[what], launch()])
+    with pytest.raises(operators.ForgedError):
+        operators.run(Memory(program), program.forward[0])  # type: ignore[arg-type]
+
+
+def test_what_is_run() -> None:
+    added = operation("add_.Tensor", window(0), window(2), outs=(window(0),))
+    filled = operation("fill_.Scalar", window(0), 2.0, outs=(window(0),))
+    program = made(forward=[filled, filled | {"outs": [window(0)]}, added, launch()])
+    memory = Memory(program)
+    memory.raw[2].fill_(0)
+    for step in program.forward[:3]:
+        operators.run(memory, step)  # type: ignore[arg-type]
+    assert memory.tensor(program.inputs[0]).tolist() == [2.0] * N
+
+
+def test_fresh_memory_of_a_seed() -> None:
+    memory = Memory(made())
+    memory.fill([0], 0xFF)
+    assert set(memory.raw[0].tolist()) == {0xFF}
+    memory.fill([0, 1], 1000)
+    first = [storage.tolist() for storage in memory.raw[:2]]
+    assert len(set(first[0])) > 8 and first[0] != first[1]
+    memory.fill([0, 1], 1000)
+    assert [storage.tolist() for storage in memory.raw[:2]] == first
