@@ -72,6 +72,8 @@ def written(**changes: Any) -> dict[str, Any]:
             {"name": "scaled", "source": HELPER, "names": {"FACTOR": {"constant": 2.0}}, "line": 8},
         ],
         "differs": "",
+        "kept": [],
+        "once": [],
     }
     return program | changes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields
@@ -63,7 +64,7 @@ def known(tmp_path: Path) -> Callable[..., None]:
 def test_a_grade_from_each_place_that_problems_come_from(assay: Run, tmp_path: Path) -> None:
     status, out, _ = assay()
     assert status == 0 and out.startswith("ok: problem 1/1 1_Snake\n"), out
-    assert "5 of 5 calls right" in out and "CPU seconds" in out and "cached" not in out
+    assert re.search(r" ([1-9][0-9]*) of \1 calls right", out) and "CPU seconds" in out and "cached" not in out
 
     file = tmp_path / "level2" / "7_Mine.py"
     file.parent.mkdir()

@@ -334,7 +334,16 @@ def doubling(elements: int = SHAPE[0] * SHAPE[1], blocks: tuple[int, ...] = (64,
     ]
     program = {
         **{"version": 1, "storages": [4 * total, 4 * total], "constants": [], "inputs": [given], "init_inputs": []},
-        **{"params": [], "outputs": [made_], "module": [], "init": [], "kernels": [kernel], "differs": ""},
+        **{
+            "params": [],
+            "outputs": [made_],
+            "module": [],
+            "init": [],
+            "kernels": [kernel],
+            "differs": "",
+            "kept": [],
+            "once": [],
+        },
         "forward": [{"launch": 0, "variants": variants, "line": 9}],
     }
     return json.dumps(program)

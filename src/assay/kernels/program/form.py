@@ -160,6 +160,10 @@ class Program:
     kernels: tuple[Kernel, ...]
     differs: str
     """How a later call differed from the first; empty where all made the same launches."""
+    kept: tuple[int, ...]
+    """Storages that the first call of forward makes and later ones find as it left them."""
+    once: tuple[int, ...]
+    """Places of the operations in `forward` that the first call alone runs."""
 
     @property
     def steps(self) -> tuple[Step, ...]:

@@ -66,6 +66,7 @@ class Replay:
     seed: int = 0
     in_order: bool = False
     follow: bool = True
+    restored: bool = True
     configurations: tuple[int, ...] = ()
     weights: Mapping[str, HostTensor] = field(default_factory=dict)
     """Parameters of the reference that hold other values than at the start in this call."""
@@ -82,6 +83,8 @@ class Measured:
     unwritten: tuple[int, ...]
     weights_set: bool
     fault: str = ""
+    inputs_changed: tuple[int, ...] = ()
+    params_changed: tuple[str, ...] = ()
 
 
 def record_job(code: str, draw: InputSet | Shapes, limits: Limits, precision: str, text_checks: bool = True) -> Job:
@@ -134,7 +137,8 @@ def _buffers(call: Replay) -> tuple[bytes, ...]:
         frame.add(value)
     weights = {name: frame.add(tensor) for name, tensor in call.weights.items()}
     manner: dict[str, Json] = {"poison": call.poison, "skip": call.skip, "seed": call.seed}
-    manner |= {"in_order": call.in_order, "follow": call.follow, "configurations": list(call.configurations)}
+    manner |= {"in_order": call.in_order, "follow": call.follow, "restored": call.restored}
+    manner |= {"configurations": list(call.configurations)}
     control = {**manner, "weights": weights}
     return (*frame.blobs, json.dumps(control).encode())
 
@@ -154,6 +158,8 @@ def _measured(entry: Mapping[str, Json]) -> Measured:
         tuple(_count(number) for number in _list(entry.get("unwritten"))[:_OUTPUTS]),
         entry.get("weights") is True,
         plain_text(fault.get("message"))[:500] if isinstance(fault, Mapping) else "",
+        tuple(_count(number) for number in _list(entry.get("inputs_changed"))[:_LISTED]),
+        tuple(plain_text(name)[:128] for name in _list(entry.get("params_changed"))[:_LISTED]),
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from assay.kernels.numerics.calls import shows_answer
+from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.program import rules
 from assay.kernels.program.form import Launch, Program
@@ -22,6 +23,8 @@ NAN = 0xFF
 """A byte of fresh memory that makes NaN of floats."""
 MAX_LEFT_OUT = 8
 """Kernels of a program that are left out once each; further ones are not tried."""
+FURTHER = 2
+"""Calls in a row that are added where none of the others may be one."""
 MAX_TOGETHER = 16
 """Choices of configurations for all launches together that are all tried. Of more, each configuration is tried once."""
 
@@ -30,8 +33,9 @@ def plan(
     program: Program, draw: InputSet, trials: int, rng: random.Random, constant_families: Sequence[str] = ()
 ) -> list[Replay]:
     """The calls of a replay: `trials` on inputs of all families in turn, one of them once more, and again without each
-    kernel, one under other weights. Each has another poison, and runs the programs of a launch in another order, but
-    for the one that is repeated without kernels. Accesses are followed where memory was filled with another byte.
+    kernel, one under other weights; some in a row, on memory as the call before left it. Each has another poison, and
+    runs the programs of a launch in another order, but for the one that is repeated without kernels. Accesses are
+    followed where memory was filled with another byte.
 
     Where kernels are autotuned, calls are added until all configurations have run, on inputs that tell; accesses are
     followed in each of them.
@@ -64,7 +68,7 @@ def plan(
         for case, choice in pairs
     ]
     again = Replay(whole.case, _poison(rng), seed=rng.getrandbits(32), follow=True, configurations=first)
-    calls = [again, *others, whole, *left_out]
+    calls = [*_in_a_row([again, *others], [cases[place] for place in telling], rng), whole, *left_out]
     plain = Replay(whole.case, NAN, follow=False)
     if draw.moved is not None:
         moved = replace(plain, case=draw.moved, weights=draw.moved_weights, seed=rng.getrandbits(32))
@@ -74,6 +78,32 @@ def plan(
         updated = replace(plain, case=draw.updated, weights=draw.updated_weights, needed=False)
         calls.append(replace(updated, seed=rng.getrandbits(32), configurations=rng.choice(every)))
     return calls
+
+
+def _in_a_row(calls: Sequence[Replay], telling: Sequence[Case], rng: random.Random) -> list[Replay]:
+    """The calls, some of them after the one before with nothing restored between the two: at least one, on inputs that
+    tell and that are other ones than those before. Where kernels are autotuned these are further ones, since the
+    constructor's run again, in another configuration, for a call that is restored.
+    """
+    if len({call.configurations for call in calls}) == 1:
+        sure = [place for place in range(1, len(calls)) if _tells(calls[place], calls[place - 1], telling)]
+        if sure:
+            chosen = rng.choice(sure)
+            restored = [place != chosen and rng.random() < 0.5 for place in range(len(calls))]
+            return [
+                replace(call, restored=place == 0 or kept)
+                for place, (call, kept) in enumerate(zip(calls, restored, strict=True))
+            ]
+    found = list(calls)
+    for _ in range(FURTHER):
+        cases = [case for case in telling if case is not found[-1].case] or telling
+        again = replace(found[-1], case=rng.choice(cases), poison=_poison(rng), seed=rng.getrandbits(32))
+        found.append(replace(again, follow=False, restored=False))
+    return found
+
+
+def _tells(call: Replay, before: Replay, telling: Sequence[Case]) -> bool:
+    return call.case is not before.case and any(call.case is case for case in telling)
 
 
 def _poison(rng: random.Random) -> int:

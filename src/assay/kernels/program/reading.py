@@ -57,7 +57,7 @@ _OPERATOR = re.compile(r"(?:[a-z_][a-z0-9_]{0,40}::)?_{0,2}[a-zA-Z][a-zA-Z0-9_]{
 _SPECIAL = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _FIELDS = {
     *("version", "storages", "constants", "inputs", "init_inputs", "params", "outputs"),
-    *("module", "init", "forward", "kernels", "differs"),
+    *("module", "init", "forward", "kernels", "differs", "kept", "once"),
 }
 
 
@@ -131,6 +131,7 @@ class _Reader:
         inputs = self._list(fields["inputs"], "inputs", limits.tensors, self._window)
         init_inputs = self._list(fields["init_inputs"], "init_inputs", limits.tensors, self._window)
         self._check_inputs((*inputs, *init_inputs))
+        forward = self._list(fields["forward"], "forward", limits.steps, self._step)
         return Program(
             storages=self.storages,
             constants=constants,
@@ -140,9 +141,13 @@ class _Reader:
             outputs=self._list(fields["outputs"], "outputs", limits.tensors, self._window),
             module=self._list(fields["module"], "module", limits.steps, self._step),
             init=self._list(fields["init"], "init", limits.steps, self._step),
-            forward=self._list(fields["forward"], "forward", limits.steps, self._step),
+            forward=forward,
             kernels=kernels,
             differs=self._text(fields["differs"], "differs"),
+            kept=self._list(fields["kept"], "kept", limits.storages, self._place),
+            once=self._list(
+                fields["once"], "once", limits.steps, lambda place: self._whole(place, "a step", 0, len(forward) - 1)
+            ),
         )
 
     def _check_inputs(self, inputs: Sequence[Window]) -> None:

@@ -8,7 +8,7 @@ A finding that is not `refused` is told and does not decide.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,7 +26,9 @@ from assay.kernels.program.form import (
 from assay.kernels.program.operations import arithmetic_of, base_name, moved_bytes, rearranges, role_of
 from assay.kernels.program.weight_work import weight_work
 
-Rule = Literal["arithmetic", "moves", "constants", "constructor", "operators", "outputs", "kernels", "races", "calls"]
+Rule = Literal[
+    "arithmetic", "moves", "constants", "constructor", "operators", "outputs", "kernels", "races", "calls", "state"
+]
 
 MAX_ARITHMETIC_SHARE = 0.02
 """Arithmetic that PyTorch may do beside the kernels, as a share of what it does for the reference. The most that an
@@ -252,6 +254,19 @@ def outputs_written(program: Program, unwritten: Sequence[int]) -> list[Finding]
         for place, (window, count) in enumerate(zip(program.outputs, unwritten, strict=True))
         if count
     ]
+
+
+def tensors_left_alone(inputs: Collection[int], params: Collection[str]) -> list[Finding]:
+    """Forward must leave the inputs that it does not return, and the parameters, as they are: whoever calls it still
+    needs them, and so does the next call.
+
+    Args:
+        inputs: Numbers of those that held other bytes after a call.
+        params: Names of those.
+    """
+    found = [f"forward changes input {number}, which it does not return" for number in sorted(inputs)]
+    found += [f"forward changes the parameter {name}" for name in sorted(params)]
+    return [Finding("state", f"{said}: write into a tensor of your own") for said in found]
 
 
 def kernels_matter(program: Program, changed: Mapping[int, bool]) -> list[Finding]:

@@ -253,7 +253,8 @@ def _decide(
         call = calls[place]
         if not found.ok and not (call.weights and not _weights_set(seen, place)):
             moved = ", once the weights have other values than at the start" if call.weights else ""
-            return "wrong", f"on inputs of the family {call.case.family!r}{moved}, {found.message}", 0, ()
+            later = "" if call.restored else ", in a call that finds memory as an earlier call left it"
+            return "wrong", f"on inputs of the family {call.case.family!r}{moved}{later}, {found.message}", 0, ()
     if result.end == "infra":
         return "infra", f"the sandbox failed: {result.message}", 0, ()
     if fault := fault_of(result):
@@ -273,7 +274,7 @@ def _decide(
     findings = _findings(program, answers, seen, policy)
     if (refused := first_refused(findings)) is None:
         return "ok", "", 0, findings
-    return ("wrong" if refused.rule == "races" else "cheat"), refused.message, refused.line, findings
+    return ("wrong" if refused.rule in ("races", "state") else "cheat"), refused.message, refused.line, findings
 
 
 def _faulted(fault: Mapping[str, Json]) -> tuple[End, str, int]:
@@ -310,7 +311,11 @@ def _findings(program: Program, answers: Answers, seen: Sequence[Measured], poli
     replaced = replaced_storages(program, draw.weights) if follows else frozenset()
     folded = policy == "strict" and bool(draw.weights)
     reference = reference_arithmetic(draw.work)
+    whole = [account for call, account in zip(calls, seen, strict=True) if call.skip == NO_KERNEL]
+    inputs = {number for account in whole for number in account.inputs_changed}
+    params = {name for account in whole for name in account.params_changed}
     return [
+        *rules.tensors_left_alone(inputs, params),
         *(rules.outputs_written(program, unwritten) if policy == "strict" else ()),
         *rules.kernels_matter(program, changed),
         *rules.constructor(program, reference, draw.init_work, replaced, refused=folded),

@@ -1,68 +1,175 @@
-"""Whether calls of forward did the same, storages told apart by what they are for."""
+"""Whether calls of forward did the same, storages told apart by what they are for; and what only the first one did.
+
+Names of parameters are the candidate's own: what a part of a step means is decided by its place, never by its name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from assay.types import Json
 
 Call = tuple[Sequence[Json], Sequence[Json], Sequence[Json]]
 """Windows of the inputs, steps, windows of the outputs."""
+_ZEROS = frozenset({"zeros", "zeros_like", "new_zeros", "zero_"})
+"""A workspace that is made of zeros by the first call may be cleared by the later ones."""
 
 
-def difference(calls: Sequence[Call], fixed: set[int], kernels: Sequence[str]) -> str:
-    """What a later call did otherwise than the first; empty where all launched the same kernels in the same way.
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What later calls did otherwise than the first."""
+
+    differs: str
+    """Empty where all launched the same kernels in the same way, and no later one ran another operation."""
+    kept: list[int]
+    """Storages that the first call made and later ones used."""
+    once: list[int]
+    """Places of operations in the first call that later ones left out."""
+
+
+def compare(calls: Sequence[Call], before: int, constants: Mapping[int, str], kernels: Sequence[str]) -> Compared:
+    """Hold later calls against the first.
 
     Args:
         calls: At least one.
-        fixed: Storages that all share and that count as themselves: weights.
+        before: Storages with lower numbers were there before the first call.
+        constants: Storage -> its literal content.
         kernels: Names of the kernels.
     """
     first, *others = calls
-    said = (_difference(first, other, place, fixed, kernels) for place, other in enumerate(others, 2))
-    return next((text for text in said if text), "")
+    inputs = {window[0] for call in calls for window in call[0]}
+    made = _storages(first) - inputs
+    shared = {storage for call in others for storage in _storages(call) & made}
+    fixed = {place: f"constant {content}" for place, content in constants.items()}
+    fixed |= {place: f"storage {place}" for place in (*shared, *range(before)) if place not in constants}
+    named = [_Named(call, fixed) for call in calls]
+    once: list[int] | None = None
+    for number, other in enumerate(named[1:], 2):
+        said = _difference(named[0], other, number, kernels)
+        if said:
+            return Compared(said, [], [])
+        left_out = _left_out(named[0], other, number)
+        if isinstance(left_out, str) or (once is not None and once != left_out):
+            text = left_out if isinstance(left_out, str) else f"calls 2 and {number} of forward run other operations"
+            return Compared(text, [], [])
+        once = left_out
+    return Compared("", sorted(place for place in shared if place >= before), once or [])
 
 
-def _difference(first: Call, second: Call, number: int, fixed: set[int], kernels: Sequence[str]) -> str:
-    one, two = (_launches(call, fixed) for call in (first, second))
-    if len(one) != len(two):
-        return f"the first call of forward makes {len(one)} launches, call {number} makes {len(two)}"
-    for place, ((left, line), (right, _)) in enumerate(zip(one, two, strict=True)):
-        if left != right:
-            name = kernels[left[0]]
+def _difference(one: _Named, two: _Named, number: int, kernels: Sequence[str]) -> str:
+    if len(one.launches) != len(two.launches):
+        return f"the first call of forward makes {len(one.launches)} launches, call {number} makes {len(two.launches)}"
+    for place, (left, right) in enumerate(zip(one.launches, two.launches, strict=True)):
+        if left.text != right.text:
             return (
-                f"launch {place + 1} ({name}, line {line}) differs between the first call of forward and call {number}"
+                f"launch {place + 1} ({kernels[left.kernel]}, line {left.line}) differs between the first call of "
+                f"forward and call {number}"
             )
-    if _Places(first[0], fixed).named(first[2]) != _Places(second[0], fixed).named(second[2]):
+    if one.outputs != two.outputs:
         return f"the first call of forward and call {number} return different tensors of theirs"
     return ""
 
 
-class _Places:
-    """Storages by role: an input by its number, a weight by itself, anything else alike."""
+def _left_out(first: _Named, other: _Named, number: int) -> list[int] | str:
+    """Places of steps in the first call that the other left out, the others in the same order; or what it did more."""
+    found, at = [], 0
+    for place, step in enumerate(first.steps):
+        if at < len(other.steps) and step.text == other.steps[at].text:
+            at += 1
+        else:
+            found.append(place)
+    if at == len(other.steps):
+        return found
+    step = other.steps[at]
+    what = f"launches in another order (line {step.line})" if step.kernel >= 0 else f"{step.name} (line {step.line})"
+    return f"call {number} of forward runs what the first one does not: {what}"
 
-    def __init__(self, inputs: Sequence[Json], fixed: set[int]) -> None:
-        self._roles = {window[0]: f"input {place}" for place, window in enumerate(inputs)}
-        self._fixed = fixed
 
-    def named(self, value: Json) -> Json:
-        """A value with the numbers of storages replaced by roles."""
-        if isinstance(value, dict):
-            return {
-                key: self._window(part) if key == "window" else self.named(part) if key != "line" else 0
-                for key, part in value.items()
-            }
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step as a text that is the same for the same doing. `1`, `1.0` and `True` are not, nor are `0.0` and `-0.0`."""
+
+    text: str
+    line: int
+    kernel: int
+    name: str
+
+
+class _Named:
+    """A call with storages by their roles: an input by its number, what lasts by itself, anything else in the order in
+    which launches use it."""
+
+    def __init__(self, call: Call, fixed: Mapping[int, str]) -> None:
+        inputs, steps, outputs = call
+        self._roles = dict(fixed) | {window[0]: f"input {place}" for place, window in enumerate(inputs)}
+        used = [window[0] for step in steps if "launch" in step for window in _windows_of(step)]
+        own = [storage for storage in (*used, *(window[0] for window in outputs)) if storage not in self._roles]
+        self._roles |= {storage: f"own {place}" for place, storage in enumerate(dict.fromkeys(own))}
+        self.steps = [self._step(step) for step in steps]
+        self.launches = [step for step in self.steps if step.kernel >= 0]
+        self.outputs = [self._window(window) for window in outputs]
+
+    def _step(self, step: Json) -> _Step:
+        if "launch" in step:
+            named = [step["launch"], [self._variant(variant) for variant in step["variants"]]]
+            return _Step(_text(named), step["line"], step["launch"], "")
+        return _Step(_text(self._operation(step)), step["line"], -1, step["op"])
+
+    def _variant(self, variant: Json) -> Json:
+        before = [self._operation(operation) for operation in variant["before"]]
+        arguments = {name: self._value(value) for name, value in variant["args"].items()}
+        return [variant["grid"], arguments, variant["options"], before]
+
+    def _operation(self, operation: Json) -> Json:
+        outs = [self._window(window) for window in operation["outs"]]
+        if operation["op"].partition(".")[0] in _ZEROS:
+            return ["zeros", outs]
+        arguments = [self._value(value) for value in operation["args"]]
+        return [operation["op"], arguments, {key: self._value(v) for key, v in operation["kwargs"].items()}, outs]
+
+    def _value(self, value: Json) -> Json:
+        """An argument, which is a list, a tagged value or plain."""
         if isinstance(value, list):
-            is_window = len(value) == 5 and isinstance(value[1], str) and isinstance(value[2], list)
-            return self._window(value) if is_window else [self.named(part) for part in value]
+            return [self._value(part) for part in value]
+        if isinstance(value, dict) and "window" in value:
+            return {"window": self._window(value["window"])}
+        if isinstance(value, dict) and "descriptor" in value:
+            base, *rest = value["descriptor"]
+            return {"descriptor": [self._window(base), *rest]}
         return value
 
     def _window(self, window: Json) -> Json:
         storage, *rest = window
-        role = self._roles.get(storage) or (f"weight {storage}" if storage in self._fixed else "own")
-        return [role, *rest]
+        return [self._roles.get(storage, "own"), *rest]
 
 
-def _launches(call: Call, fixed: set[int]) -> list[tuple[list[Json], int]]:
-    places = _Places(call[0], fixed)
-    return [([step["launch"], places.named(step["variants"])], step["line"]) for step in call[1] if "launch" in step]
+def _text(named: Json) -> str:
+    return json.dumps(named, sort_keys=True)
+
+
+def _storages(call: Call) -> set[int]:
+    inputs, steps, outputs = call
+    return {window[0] for window in (*inputs, *outputs, *(w for step in steps for w in _windows_of(step)))}
+
+
+def _windows_of(step: Json) -> Iterator[Json]:
+    if "launch" in step:
+        for variant in step["variants"]:
+            yield from _windows_in(variant["args"].values())
+            for operation in variant["before"]:
+                yield from _windows_of(operation)
+        return
+    yield from step["outs"]
+    yield from _windows_in((*step["args"], *step["kwargs"].values()))
+
+
+def _windows_in(values: Collection[Json]) -> Iterator[Json]:
+    for value in values:
+        if isinstance(value, list):
+            yield from _windows_in(value)
+        elif isinstance(value, dict) and "window" in value:
+            yield value["window"]
+        elif isinstance(value, dict) and "descriptor" in value:
+            yield value["descriptor"][0]

@@ -21,7 +21,7 @@ import torch
 
 from assay.kernels.inside import pretend_cuda, submission
 from assay.kernels.inside.record import launches, light
-from assay.kernels.inside.record.comparing import difference
+from assay.kernels.inside.record.comparing import compare
 from assay.kernels.inside.record.devices import META, Pretended
 from assay.kernels.inside.record.operators import Operators
 from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 PROGRAM_BYTES = 1 << 18
 """Room for a program."""
+MAX_DIFFERS = 256
+"""Characters of what is said of calls that differ."""
 _NO_VALUES = (
     "unallocated storage",
     "cannot be called on meta tensors",
@@ -123,15 +125,16 @@ def record(source: str, header: Json, tape: Tape) -> Json:
         params = list(model.named_parameters()) if isinstance(model, torch.nn.Module) else []
         named = [[name, tape.window(parameter)] for name, parameter in params]
         # Twice on tensors of their own, and once more on the same ones, which may hold other values by then.
+        before = len(tape.sizes())
         first, again = _arguments(header["inputs"]), _arguments(header["inputs"])
         calls = [_call(model, arguments, tape) for arguments in (first, again, again)]
     inputs, forward, outputs = calls[0]
-    fixed = {window[0] for window in (*init_inputs, *(window for _, window in named))}
+    compared = compare(calls, before, dict(tape.constants), [entry["name"] for entry in capture.kernels.entries])
     return {
         **{"version": 1, "storages": tape.sizes(), "constants": tape.constants},
         **{"inputs": inputs, "init_inputs": init_inputs, "params": named, "outputs": outputs},
         **{"module": module, "init": init, "forward": forward, "kernels": capture.kernels.entries},
-        "differs": difference(calls, fixed, [entry["name"] for entry in capture.kernels.entries]),
+        **{"differs": compared.differs[:MAX_DIFFERS], "kept": compared.kept, "once": compared.once},
     }
 
 

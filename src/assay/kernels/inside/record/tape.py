@@ -32,7 +32,7 @@ class Tape:
         """Of the phase under way."""
         self.doing = "importing the module"
         """What the submission is at, in words."""
-        self.constants: list[list[Json]] = []
+        self.constants: list[tuple[int, str]] = []
         self.reads: HostReadError | None = None
         """The first read of a value, which a candidate may have caught."""
         self._numbers: dict[int, int] = {}
@@ -80,7 +80,7 @@ class Tape:
             )
         content = torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes()
         self._literals.append(storage)  # kept, so that its place is not another's
-        self.constants.append([number, base64.b64encode(content).decode()])
+        self.constants.append((number, base64.b64encode(content).decode()))
 
     def same(self, tensor: torch.Tensor, number: int) -> None:
         """Let the storage of a tensor stand for one that has a number."""

@@ -123,7 +123,9 @@ def _weights(
 
 
 def _told(account: Account) -> dict[str, Json]:
-    return {**account.told, "unwritten": list(account.unwritten)}
+    changed: dict[str, Json] = {"inputs_changed": list(account.inputs_changed)}
+    changed["params_changed"] = list(account.params_changed)
+    return {**account.told, **changed, "unwritten": list(account.unwritten)}
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:

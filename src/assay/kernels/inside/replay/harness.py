@@ -57,7 +57,7 @@ def _warm_up_program() -> Json:
     launch = {"launch": 0, "line": 1, "variants": [{"grid": [2], "args": arguments, "options": {}, "before": []}]}
     return {
         **{"version": 1, "storages": [16, 16], "constants": [], "inputs": [inputs], "init_inputs": [], "params": []},
-        **{"outputs": [made], "module": [], "init": [], "forward": [launch], "differs": ""},
+        **{"outputs": [made], "module": [], "init": [], "forward": [launch], "differs": "", "kept": [], "once": []},
         "kernels": [kernel | {"line": 1}],
     }
 

@@ -51,6 +51,8 @@ class Manner:
     """Run the programs of a launch one after another instead."""
     follow: bool = True
     """Follow accesses: who wrote an output, and where programs race."""
+    restored: bool = True
+    """From the same start as the first call. Otherwise it follows the last call: what lasts is as that one left it."""
     configurations: Sequence[int] = ()
     """The number of a variant for each launch of the program, in its order; empty for random ones."""
 
@@ -63,6 +65,10 @@ class Account:
     """What its `Run` says: `launches` by the kernel's name, and `races`."""
     unwritten: tuple[int, ...]
     """Of each output, elements that no kernel wrote last. Zeros where accesses were not followed."""
+    inputs_changed: tuple[int, ...] = ()
+    """Inputs that hold other bytes than they were given, and that forward does not return."""
+    params_changed: tuple[str, ...] = ()
+    """Parameters that hold other bytes than before."""
 
 
 class CompilerError(Exception):
@@ -144,6 +150,7 @@ class Player:
         self._run(program.init, manner)
         self._start = {place: self.memory.raw[place].clone() for place in sorted(_lasting(program))}
         self._fresh = [place for place in range(len(program.storages)) if place not in self._start]
+        self._left_out = {id(program.forward[place]) for place in program.once}
 
     def call(
         self, inputs: Sequence[torch.Tensor], manner: Manner, weights: Mapping[int, torch.Tensor] | None = None
@@ -160,13 +167,40 @@ class Player:
             UnsupportedError, OutOfBoundsError: of the interpreter.
             Exception: whatever its operations and kernels raise.
         """
-        if self._tuned_start and manner.configurations:
+        if self._tuned_start and manner.configurations and manner.restored:
             self._set_up(Manner(in_order=True, follow=False, configurations=manner.configurations))
-        self.prepare(inputs, manner.poison, weights)
+        if manner.restored:
+            self.prepare(inputs, manner.poison, weights)
+        else:
+            self._go_on(inputs, manner.poison)
+        params = [_bytes_of(self.memory.tensor(window)) for _, window in self.program.params]
         told = self.forward(manner)
         follow = manner.follow and self._machine.follows
         unwritten = tuple(int((~self.memory.is_made(window)).sum()) if follow else 0 for window in self.program.outputs)
-        return Account(told, unwritten)
+        return Account(told, unwritten, self._changed_inputs(inputs), self._changed_params(params))
+
+    def _go_on(self, inputs: Sequence[torch.Tensor], poison: int) -> None:
+        """Make memory what a later call finds: all that lasts is as the last call left it, the rest is fresh."""
+        memory, kept = self.memory, set(self.program.kept)
+        memory.fill([place for place in self._fresh if place not in kept], poison)
+        for place in (*self._start, *kept):
+            memory.made[place].fill_(False)
+        _fill_in(memory, self.program.inputs, inputs)
+
+    def _changed_inputs(self, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        returned = {window.storage for window in self.program.outputs}
+        windows = enumerate(zip(self.program.inputs, inputs, strict=True))
+        return tuple(
+            place
+            for place, (window, given) in windows
+            if window.storage not in returned and not _same(self.memory.tensor(window), given)
+        )
+
+    def _changed_params(self, before: Sequence[torch.Tensor]) -> tuple[str, ...]:
+        params = zip(self.program.params, before, strict=True)
+        return tuple(
+            name for (name, window), held in params if not torch.equal(_bytes_of(self.memory.tensor(window)), held)
+        )
 
     def prepare(
         self, inputs: Sequence[torch.Tensor], poison: int, weights: Mapping[int, torch.Tensor] | None = None
@@ -186,7 +220,10 @@ class Player:
 
     def forward(self, manner: Manner, choose: Choose | None = None) -> dict[str, Json]:
         """The steps of forward, on memory as it is, and what the run says of itself."""
-        return self._run(self.program.forward, manner, choose)
+        steps = self.program.forward
+        if not manner.restored:
+            steps = tuple(step for step in steps if id(step) not in self._left_out)
+        return self._run(steps, manner, choose)
 
     def _run(self, steps: Sequence[Step], manner: Manner, choose: Choose | None = None) -> dict[str, Json]:
         choose = choose or self._chosen(manner)
@@ -284,6 +321,15 @@ def _fill_in(memory: Memory, windows: Sequence[Window], tensors: Sequence[torch.
                 f"the problem gives {tensor.dtype} {tuple(tensor.shape)}"
             )
         place.copy_(tensor)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of what a tensor holds, as bytes: a NaN is the same as itself."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8)
+
+
+def _same(tensor: torch.Tensor, given: torch.Tensor) -> bool:
+    return torch.equal(_bytes_of(tensor), _bytes_of(given.to(tensor.device)))
 
 
 def _launches(steps: Sequence[Step]) -> list[Launch]:

@@ -1,0 +1,94 @@
+"""Calls of forward that follow one another: state that kernels keep, and what later calls do otherwise."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_replay_planning import DRAW, tuned
+
+from assay.kernels.inside.record.comparing import compare
+from assay.kernels.program.planning import plan
+from support.kernel_graders import Bench
+from support.programs import launch, made, operation, window
+from support.trials import Trials
+
+EXPLOITS = Path(__file__).parents[3] / "exploits"
+STATE = sorted((EXPLOITS / "attacks" / "state").glob("*.py"))
+HONEST = ("parameters_named_as_fields", "workspace_cleared_in_turn", "workspace_left_clean", "kept_output")
+
+
+@pytest.fixture(scope="module")
+def trials(bench: Bench) -> Trials:
+    return Trials(bench)
+
+
+def problem_of(code: str) -> str:
+    return code.split('# problem = "')[1].split('"')[0]
+
+
+@pytest.mark.parametrize("file", STATE, ids=lambda file: file.stem)
+def test_state_that_is_kept_is_no_answer(trials: Trials, file: Path) -> None:
+    code = file.read_text(encoding="utf-8")
+    expect = json.loads(code.split("# expect = ")[1].splitlines()[0])
+    assert trials.run(problem_of(code), code).end in expect
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_memory_may_be_kept_by_honest_kernels(trials: Trials, name: str) -> None:
+    code = (EXPLOITS / "unusual" / f"{name}.py").read_text(encoding="utf-8")
+    outcome = trials.run(problem_of(code), code)
+    assert outcome.end == "ok", outcome
+
+
+@pytest.mark.parametrize("trials_", [1, 2, 5])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_plan_has_a_call_that_follows_another_on_other_inputs(trials_: int, seed: int) -> None:
+    for program in (made(), tuned((3,))):
+        calls = plan(program, DRAW, trials_, random.Random(seed), ("flat",))
+        assert calls[0].restored
+        later = [place for place, call in enumerate(calls) if not call.restored]
+        assert any(calls[place].case.family != "flat" for place in later)
+        if trials_ > 1:
+            assert any(calls[place].case is not calls[place - 1].case for place in later)
+        for place in later:
+            assert calls[place].skip == calls[place - 1].skip == -1 and not calls[place - 1].weights
+            assert calls[place].configurations == calls[place - 1].configurations
+
+
+def compared(*steps: list[Any], before: int = 0, constants: dict[int, str] | None = None) -> Any:
+    calls = [([window(100 + place)], found, [window(9)]) for place, found in enumerate(steps)]
+    return compare(calls, before, constants or {}, ["double"])
+
+
+def test_names_of_parameters_mean_nothing_to_the_comparison() -> None:
+    one, two = launch(line=1, window=3), launch(line=2, window=3)
+    assert "launch 1 (double, line 9)" in compared([one], [two]).differs
+    assert not compared([one], [one]).differs
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, True), (1, 1.0), (0.0, -0.0)])
+def test_numbers_that_are_equal_in_python_alone_differ(one: Any, other: Any) -> None:
+    assert compared([launch(n=one)], [launch(n=other)]).differs
+
+
+def test_what_the_first_call_alone_does_and_what_it_keeps() -> None:
+    clear = operation("zeros.default", [8], outs=(window(5),))
+    use = launch(x={"window": window(5)})
+    found = compared([clear, use], [use], before=4)
+    assert (found.differs, found.kept, found.once) == ("", [5, 9], [0])
+    again = operation("zero_.default", window(5), outs=(window(5),))
+    assert compared([clear, use], [again, use], before=4).once == []
+    more = operation("add.Tensor", window(5), 1, outs=(window(5),))
+    assert "runs what the first one does not: add.Tensor (line 7)" in compared([clear, use], [more, use]).differs
+
+
+def test_other_buffers_and_other_constants_differ() -> None:
+    one, two = (launch(x={"window": window(place)}) for place in (5, 6))
+    assert compared([one], [two], before=7).differs
+    assert compared([one], [two], constants={5: "AA==", 6: "AQ=="}).differs
+    assert not compared([one], [two], constants={5: "AA==", 6: "AA=="}).differs
+    assert not compared([one], [two]).differs  # fresh in both
