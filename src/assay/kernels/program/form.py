@@ -8,7 +8,7 @@ Every tensor is a window onto a storage, so views, parameters and `detach` need 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -202,3 +202,12 @@ def table_of(program: Program) -> dict[str, Json]:
         }
         for number, kernel in enumerate(program.kernels)
     }
+
+
+def dense_strides(size: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a tensor that lies row by row, as PyTorch gives them."""
+    strides, step = [], 1
+    for extent in reversed(size):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))

@@ -32,6 +32,7 @@ from assay.kernels.program.form import (
     Value,
     Variant,
     Window,
+    dense_strides,
 )
 from assay.kernels.program.limits import Limits
 
@@ -93,15 +94,6 @@ def _refuse(what: str, found: object) -> NoReturn:
     raise _Refused(f"{what}, not {found!r:.60}")
 
 
-def _dense(size: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a tensor that lies row by row, as PyTorch gives them."""
-    strides, step = [], 1
-    for extent in reversed(size):
-        strides.append(step)
-        step *= max(extent, 1)
-    return tuple(reversed(strides))
-
-
 class _Reader:
     """Reads one program; counts what is bounded over all of it."""
 
@@ -154,7 +146,7 @@ class _Reader:
         """Each input fills a storage of its own, as the recorder makes them: around it nothing may be read."""
         for window in inputs:
             dense = math.prod(window.size) * DTYPES[window.dtype]
-            if window.offset or window.stride != _dense(window.size) or self.storages[window.storage] != dense:
+            if window.offset or window.stride != dense_strides(window.size) or self.storages[window.storage] != dense:
                 raise _Refused("an input does not fill a storage of its own, row by row")
         if len({window.storage for window in inputs}) != len(inputs):
             raise _Refused("two inputs share a storage")
