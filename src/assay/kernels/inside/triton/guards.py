@@ -14,8 +14,8 @@ from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.arithmetic import MeaningError
 from assay.kernels.inside.triton.bounds import Ranges
-from assay.kernels.inside.triton.handles import numpy_dtype
 from assay.kernels.inside.triton.ledger import OutOfBoundsError, UnsupportedError, WrongValueError, current, refuse
+from assay.kernels.inside.triton.values.handles import numpy_dtype
 
 ranges = Ranges()
 """What the launch under way may touch."""

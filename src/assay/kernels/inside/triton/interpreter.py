@@ -24,10 +24,11 @@ from triton.backends.nvidia.compiler import CUDAOptions
 from triton.runtime import interpreter as engine
 from triton.runtime.driver import driver
 
-from assay.kernels.inside.triton import bfloat16, combining, guards, handles, ptx, rounding
+from assay.kernels.inside.triton import guards
 from assay.kernels.inside.triton.ledger import UnsupportedError, current, refuse
 from assay.kernels.inside.triton.libdevice import LIBRARY
 from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
+from assay.kernels.inside.triton.values import bfloat16, combining, handles, ptx, rounding
 
 _OPTIONS = frozenset(CUDAOptions.__dataclass_fields__)
 """What a launch may say to the compiler besides the arguments of its kernel."""
