@@ -90,3 +90,29 @@ def test_memory_that_nothing_wrote_has_no_value(trials: Trials, name: str) -> No
     lines, host, end = UNWRITTEN[name]
     outcome = trials.run(SNAKE, asking(lines, "tl.max(seen, 0) == tl.min(seen, 0)", "w, ", "work, ", host))
     assert outcome.end == end and (end == "ok" or "nothing wrote" in outcome.message), outcome
+
+
+Z = ("z, ", "0.0, ")
+AS_A_GPU = {
+    "sign of NaN": asking("none = z / z", "none.to(tl.int32, bitcast=True) < 0", *Z),
+    "division by zero": asking("found = n // z", "found == 0", "z, ", "0, "),
+    "a cast beyond the range": asking("found = z.to(tl.int32)", "found < 0", "z, ", "4e9, "),
+    "a sum of truths": asking("found = (n > z) + (F > z)", "found", "z, ", "0, "),
+    "NaN in a maximum": asking("found = tl.maximum(z, z / z)", "found != found", *Z),
+    "NaN in a clamp": asking("found = tl.clamp(z / z, 0.0, 1.0)", "found != found", *Z),
+    "a small power": asking("found = tl.exp2(z)", "found > 0.0", "z, ", "-130.0, "),
+    "a fused product": asking("rest = c * c - square", "rest == 0.0", "c, square, ", "1.3, 1.6899998188018799, "),
+    "eight bits saturate": asking("found = z.to(tl.float8e4nv).to(tl.float32)", "found != 448.0", "z, ", "1e6, "),
+    "lanes of an atomic operation": asking(
+        "seen = tl.atomic_add(w + tl.program_id(0) + k * 0, 1)", "tl.sum((seen != k).to(tl.int32), 0) == 0",
+        "w, ", "work, ", ZEROS.format("int32"),
+    ),
+    "several values at one address": asking(
+        "tl.store(w + k * 0, k)\ntl.debug_barrier()", "tl.load(w) == BLOCK - 1", "w, ", "work, ", ZEROS.format("int32")
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AS_A_GPU)
+def test_a_kernel_that_works_in_numpy_only_is_wrong(trials: Trials, name: str) -> None:
+    assert trials.run(SNAKE, AS_A_GPU[name]).end == "wrong"

@@ -46,7 +46,7 @@ class Interpreted:
         """Account for the launches of some steps. Raises a refusal of the interpreter that was met on the way."""
         accesses = Accesses(memory) if manner.follow and self.follows else None
         order = None if manner.in_order else random.Random(manner.seed)
-        ledger = ledgers.Ledger(self._max_programs, order=order, observer=accesses)
+        ledger = ledgers.Ledger(self._max_programs, order=order, observer=accesses, rounding=_rounding(manner))
         with ledgers.recording(ledger):
             yield _InterpretedRun(self._kernels, self._names, ledger, accesses)
         if ledger.refusal is not None:
@@ -57,6 +57,12 @@ class Interpreted:
         if isinstance(error, ledgers.WrongValueError):
             return "wrong_output"
         return "unsupported" if isinstance(error, ledgers.UnsupportedError) else "error"
+
+
+def _rounding(manner: Manner) -> int:
+    """The secret that decides how a call rounds; 0 for rounding to nearest. Calls that are compared bit by bit have the
+    same seed. Some calls round to nearest: a kernel must be right either way, so that it cannot ask which one it is."""
+    return manner.seed if manner.in_order or (not manner.follow and manner.seed % 2) else 0
 
 
 class _InterpretedRun:

@@ -14,8 +14,8 @@ from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.arithmetic import MeaningError
 from assay.kernels.inside.triton.bounds import Ranges
-from assay.kernels.inside.triton.handles import numpy_dtype
-from assay.kernels.inside.triton.ledger import OutOfBoundsError, UnsupportedError, current, refuse
+from assay.kernels.inside.triton.ledger import OutOfBoundsError, UnsupportedError, WrongValueError, current, refuse
+from assay.kernels.inside.triton.values.handles import numpy_dtype
 
 ranges = Ranges()
 """What the launch under way may touch."""
@@ -62,10 +62,23 @@ def _guard_loads_and_stores(builder: Any) -> None:
     def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         mask = mask if mask is not None else engine.TensorHandle(np.ones_like(ptrs.data, dtype=bool), tl.int1)
         _check_type(ptrs, value, "store")
-        _check(ptrs.data, mask.data, value.data.dtype.itemsize, "store", value.data)
+        chosen = _check(ptrs.data, mask.data, value.data.dtype.itemsize, "store", value.data)
+        _check_one_value(ptrs.data, value.data, chosen)
         return store(self, ptrs, value, mask, *rest, **named)
 
     builder.create_masked_load, builder.create_masked_store = create_masked_load, create_masked_store
+
+
+def _check_one_value(pointers: Any, values: Any, mask: Any) -> None:
+    """Refuse a store of two values to one address: a GPU keeps either."""
+    mask = np.broadcast_to(mask, pointers.shape)
+    at, values = pointers[mask], np.broadcast_to(values, pointers.shape)[mask]
+    if at.size < 2 or (at[1:] > at[:-1]).all():
+        return
+    order = np.argsort(at, kind="stable")
+    at, values = at[order], values[order]
+    if np.any((at[1:] == at[:-1]) & (values[1:] != values[:-1])):
+        refuse(WrongValueError("a store writes several values to one address at once, and a GPU keeps any of them"))
 
 
 def _guard_atomics(builder: Any) -> None:
@@ -76,16 +89,36 @@ def _guard_atomics(builder: Any) -> None:
             refuse(UnsupportedError("atomic operations on bfloat16: the interpreter would compute wrong sums."))
         _check_type(ptr, val, "atomic operation")
         _check(ptr.data, mask.data, val.data.dtype.itemsize, "atomic operation")
-        return rmw(self, op, ptr, val, mask, *rest, **named)
+        order = current().order
+        if order is None or ptr.data.size < 2:
+            return rmw(self, op, ptr, val, mask, *rest, **named)
+        # The lanes of an atomic operation come in no order.
+        shape, places = ptr.data.shape, np.random.default_rng(order.getrandbits(32)).permutation(ptr.data.size)
+        lanes = (
+            engine.TensorHandle(np.broadcast_to(side.data, shape).reshape(-1)[places], side.dtype)
+            for side in (ptr, val, mask)
+        )
+        found = rmw(self, op, *lanes, *rest, **named)
+        back = np.empty_like(found.data)
+        back[places] = found.data
+        return engine.TensorHandle(back.reshape(shape), found.dtype)
 
     def create_atomic_cas(self: Any, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
         for side in (cmp, val):
             _check_type(ptr, side, "atomic operation")
         _check(ptr.data, None, val.data.dtype.itemsize, "atomic operation")
         cmp, val = (_as_wide(side, ptr.data.shape) for side in (cmp, val))
-        return cas(self, ptr, cmp, val, *rest)
+        bits = _BITS.get(val.data.dtype)
+        if bits is None:
+            return cas(self, ptr, cmp, val, *rest)
+        # A GPU compares bits: to it 0.0 and -0.0 differ.
+        found = cas(self, ptr, *(engine.TensorHandle(side.data.view(bits.name), bits) for side in (cmp, val)), *rest)
+        return engine.TensorHandle(found.data.view(val.data.dtype), val.dtype)
 
     builder.create_atomic_rmw, builder.create_atomic_cas = create_atomic_rmw, create_atomic_cas
+
+
+_BITS = {np.dtype(np.float16): tl.int16, np.dtype(np.float32): tl.int32, np.dtype(np.float64): tl.int64}
 
 
 def _as_wide(handle: Any, shape: tuple[int, ...]) -> Any:

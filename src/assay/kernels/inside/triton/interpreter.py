@@ -24,10 +24,11 @@ from triton.backends.nvidia.compiler import CUDAOptions
 from triton.runtime import interpreter as engine
 from triton.runtime.driver import driver
 
-from assay.kernels.inside.triton import bfloat16, guards, handles
-from assay.kernels.inside.triton.ledger import OutOfBoundsError, UnsupportedError, current, refuse
+from assay.kernels.inside.triton import guards
+from assay.kernels.inside.triton.ledger import UnsupportedError, current, refuse
 from assay.kernels.inside.triton.libdevice import LIBRARY
 from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
+from assay.kernels.inside.triton.values import bfloat16, combining, handles, ptx, rounding
 
 _OPTIONS = frozenset(CUDAOptions.__dataclass_fields__)
 """What a launch may say to the compiler besides the arguments of its kernel."""
@@ -63,12 +64,11 @@ def _launch(executor: Any, *args: Any, **kwargs: Any) -> None:
         }
     try:
         _run_programs(function, values, (*extents, 1, 1)[:3])
-    except (UnsupportedError, OutOfBoundsError):
-        raise
     except Exception as error:
+        refusal = current().refusal
+        if refusal is not None:
+            raise refusal from None
         cause = error.__cause__ if isinstance(error, engine.InterpreterError) else error
-        if isinstance(cause, UnsupportedError | OutOfBoundsError):
-            raise cause from None
         missing = _missing_feature(cause)
         if missing:
             refuse(UnsupportedError(missing))
@@ -156,8 +156,11 @@ def install() -> None:
     _keep_language_patched()
     handles.install(builder)
     bfloat16.install(builder)
+    ptx.install(builder)
     guards.install(builder)
     _refuse_wrong_products(builder)
+    rounding.install(builder)
+    combining.install()
     builder.create_extern_elementwise = _extern_elementwise
     _serve_libdevice()
 

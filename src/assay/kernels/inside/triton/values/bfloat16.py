@@ -73,4 +73,4 @@ def _narrow(values: Any) -> Any:
     values = np.asarray(values).astype(np.float32)
     bits = values.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint32(0x7FFF), rounded).astype(np.uint16)
