@@ -48,7 +48,7 @@ def _check_type(ptr: Any, values: Any, what: str) -> None:
     """An access is as wide as what the pointer points to: the interpreter goes by the value."""
     there, given = numpy_dtype(ptr.get_element_ty()), values.data.dtype
     if there != given and (there.itemsize != given.itemsize or "f" in (there.kind, given.kind)):
-        refuse(MeaningError(f"a {what} of {given} at a pointer to {there}: cast the value"))
+        refuse(MeaningError(f"{what} of {given} at a pointer to {there}: cast the value"))
 
 
 def _guard_loads_and_stores(builder: Any) -> None:
