@@ -149,7 +149,8 @@ def test_honest_kernels_are_ok(bench: Bench, name: str) -> None:
     honest = read_submission(HONEST / f"{name}.py")
     verdict = bench.grade(SHIPPED[honest.problem], honest.code)
     assert verdict.ok, verdict
-    assert verdict.tests_passed == verdict.tests_total == QUICK.num_correct_trials + 1 and verdict.stage == "numerics"
+    # One call is made once more; an autotuned kernel is called with each of its configurations.
+    assert verdict.tests_passed == verdict.tests_total > QUICK.num_correct_trials and verdict.stage == "numerics"
     assert verdict.evidence["launches"] and verdict.evidence["scaling"]["rule"] == "none"
     assert verdict.problem == SHIPPED[honest.problem].hash and not verdict.cached and 0 < verdict.cpu_s < 20
 
