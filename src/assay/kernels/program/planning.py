@@ -25,7 +25,7 @@ MAX_LEFT_OUT = 8
 """Kernels of a program that are left out once each; further ones are not tried."""
 FURTHER = 2
 """Calls in a row that are added where none of the others may be one."""
-MAX_TOGETHER = 16
+MAX_TOGETHER = 64
 """Choices of configurations for all launches together that are all tried. Of more, each configuration is tried once."""
 
 
