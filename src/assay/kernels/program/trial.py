@@ -11,7 +11,6 @@ read and compared in threads, since they may be large.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -38,7 +37,6 @@ from assay.kernels.program.jobs import (
 from assay.kernels.program.limits import Limits as ProgramLimits
 from assay.kernels.program.noise import changed_beyond_noise
 from assay.kernels.program.operations import reference_arithmetic
-from assay.kernels.program.planning import plan
 from assay.kernels.program.rules import Finding
 from assay.kernels.program.weight_work import replaced_storages
 from assay.kernels.text.examined import Examined
@@ -342,26 +340,3 @@ def _whole(calls: Sequence[Replay], left_out: Replay) -> int:
         for place, call in enumerate(calls)
         if call.case is left_out.case and call.seed == left_out.seed and call.in_order and call.skip == NO_KERNEL
     )
-
-
-async def trial(
-    sandbox: Sandbox,
-    code: str,
-    draw: InputSet,
-    limits: Limits,
-    precision: str = "float32",
-    max_programs: int = 4096,
-    trials: int = 5,
-    rng: random.Random | None = None,
-    policy: Policy = "strict",
-) -> Outcome:
-    """All of it, on one draw. Never raises for what a candidate does.
-
-    Raises:
-        SandboxError: no job at all can be run here.
-    """
-    attempt = await record(sandbox, code, draw, limits, precision, policy)
-    if isinstance(attempt, Outcome):
-        return attempt
-    calls = plan(attempt.program, draw, trials, rng or random.SystemRandom())
-    return await replay(sandbox, attempt, draw, calls, limits, max_programs, precision, policy)

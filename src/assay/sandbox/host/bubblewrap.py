@@ -124,7 +124,9 @@ def command(
         words += ["--tmpfs", path, "--remount-ro", path] if os.path.isdir(path) else ["--dev-bind", "/dev/null", path]
     for path in (*_DEVICES, *seen.devices):
         words += ["--dev-bind", path, path]
-    words += ["--symlink", f"{seen.scratch}", "/dev/shm", "--proc", "/proc"]
+    if not any(_within(path, ("/dev/shm",)) for path in seen.readable):  # what is shown below it made it a folder
+        words += ["--symlink", seen.scratch, "/dev/shm"]
+    words += ["--proc", "/proc"]
     if seen.scratch != "/tmp":
         words += ["--perms", "1777", "--tmpfs", seen.scratch, "--remount-ro", "/tmp"]
     words += ["--remount-ro", "/", "--chdir", "/"]
