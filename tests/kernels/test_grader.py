@@ -647,7 +647,7 @@ def test_closing_while_a_problem_is_made_ready(bench: Bench) -> None:
     reached, go = threading.Event(), threading.Event()
     entered: list[str] = []
 
-    class Watched(Refusing):
+    class Slow(Refusing):
         def evaluate(self, code: str, **options: Any) -> Any:
             entered.append(code)
             reached.set()

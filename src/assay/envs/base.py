@@ -39,7 +39,11 @@ class StepResult:
 
 
 class Env(Protocol):
-    """One rollout of one task; single use."""
+    """One rollout of one task; single use.
+
+    One whose `whole_replies` is true is given the thoughts of a thinking model too: the reply as one text, in which
+    they stand between `<think>` and `</think>`. Others are given the answer alone.
+    """
 
     async def reset(self) -> list[Message]:
         """The first messages shown to the policy."""
@@ -179,10 +183,13 @@ RENDERER = Kind(
         "auto": "assay.rollouts.renderers.named:auto_renderer",
         "plain": "assay.rollouts.renderers.base:PlainRenderer",
         "chat": "assay.rollouts.renderers.chat:ChatRenderer",
+        "qwen3": "assay.rollouts.renderers.chat:ChatRenderer",
     },
     callable,
 )
 """What `renderer_name` may name: called with a tokenizer, it makes a `Renderer` (`assay.rollouts`)."""
+BY_TEMPLATE = ("chat", "qwen3")
+"""Renderers that write the tokenizer's own chat template."""
 
 
 @chz.chz
@@ -196,7 +203,7 @@ class DatasetBuilder(Settings):
     renderer_name: Annotated[str, Code(RENDERER)] = "auto"
     """How messages become tokens: `chat` (the tokenizer's chat template), `plain` (their bare text), or `auto`: `chat`
     where the tokenizer has a template, else `plain`."""
-    chat: Annotated[ChatConfig, UsedWhen("renderer_name", "auto", "chat")] = chz.field(default_factory=ChatConfig)
+    chat: Annotated[ChatConfig, UsedWhen("renderer_name", "auto", *BY_TEMPLATE)] = chz.field(default_factory=ChatConfig)
     """How the chat template is used."""
 
     @classmethod
@@ -207,6 +214,11 @@ class DatasetBuilder(Settings):
             ConfigError: a variable's value cannot be read.
         """
         return {}
+
+    @classmethod
+    def several_turns(cls) -> type[DatasetBuilder]:
+        """The class of `multiturn_dataset_builder` beside a `dataset_builder` of this class, unless it is chosen."""
+        return cls
 
     def build(self, context: BuildContext) -> EnvData:
         """Make the data sets.

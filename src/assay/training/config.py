@@ -35,7 +35,7 @@ from assay.config import (
 )
 from assay.config.idle import qualified
 from assay.config.schema import settings
-from assay.envs.base import RENDERER, BuildContext, BuildProgress, DatasetBuilder
+from assay.envs.base import BY_TEMPLATE, RENDERER, BuildContext, BuildProgress, DatasetBuilder
 from assay.envs.named import ENVIRONMENT
 from assay.grpo.config import AlgorithmConfig, GRPOConfig
 from assay.grpo.recipes import LOSS, canonical, recipe_of
@@ -217,7 +217,10 @@ class TrainingConfig(Settings):
     dataset_builder: Annotated[DatasetBuilder, Code(ENVIRONMENT, "chess")] = chz.field(default_factory=_chess)
     """Environment and data."""
     multiturn_dataset_builder: Annotated[
-        DatasetBuilder | None, Code(ENVIRONMENT), Like("dataset_builder"), UsedWhen("mode", "multi_turn")
+        DatasetBuilder | None,
+        Code(ENVIRONMENT),
+        Like("dataset_builder", by="several_turns"),
+        UsedWhen("mode", "multi_turn"),
     ] = None
     """Environment and data of `multi_turn` mode; null means `dataset_builder`."""
 
@@ -327,7 +330,7 @@ class TrainingConfig(Settings):
     def build_context(self, progress: BuildProgress | None = None) -> BuildContext:
         """What the run gives its dataset builder; the builder reports its progress to `progress`."""
         builder = self.active_builder
-        chat = builder.renderer_name == "chat"
+        chat = builder.renderer_name in BY_TEMPLATE
         context = BuildContext(
             seed=self.seed, max_turns=self.most_turns, cache_dir=self.cache_dir.expanduser(), chat=chat
         )
