@@ -3,39 +3,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import chz
 
-from assay.config import Above, AtLeast, AtMost, Below, SettingsError, UsedWhen, fact, refuse
-from assay.config.idle import qualified
-from assay.config.schema import settings
-from assay.envs.base import BuildContext, DatasetBuilder, EnvData
+from assay.config import Above, AtLeast, Below, UsedWhen, refuse
+from assay.envs.base import BuildContext, DatasetBuilder, EnvData, Example, TokenizerCorpus
+from assay.envs.environment import PIECES
 from assay.envs.kernelbench.env import Course, KernelGroupBuilder, KernelShop, payload_of
 from assay.envs.kernelbench.feedback import FeedbackConfig
-from assay.envs.kernelbench.prompts import PromptOption, PromptStyle, Retrieval, open_retrieval, prompt_of
-from assay.envs.kernelbench.rewards import KernelRewardConfig, impossible
+from assay.envs.kernelbench.grading import KernelGrading, missing_tokens
+from assay.envs.kernelbench.prompts import (
+    PromptOption,
+    PromptStyle,
+    Retrieval,
+    open_retrieval,
+    own_examples,
+    prompt_of,
+)
 from assay.envs.kernelbench.selection import chosen, split_problems
-from assay.envs.tasks import TaskBatches
-from assay.errors import ConfigError
+from assay.envs.tasks import ExampleTexts, TaskBatches
 from assay.kernels.base import Language
-from assay.kernels.config import MAX_TRIALS, GraderConfig, GraderSettings
 from assay.kernels.pool import GradingPool
-from assay.kernels.problems.sources import DatasetSource, Problem, load_problems
+from assay.kernels.problems.sources import Problem
 from assay.kernels.sandboxes import require_packages
-from assay.sandbox.modal.config import ModalConfig, ModalSettings
 from assay.types import Check, Json, Message, Task
 
 ENV_NAME = "kernelbench"
-MODAL_KEYS = ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET")
-MODAL_FILE = "~/.modal.toml"
-"""Where Modal's own command keeps a token."""
+ALPHABET = "".join(chr(code) for code in range(32, 127)) + "\n"
+"""What the tokenizer of a model from scratch can write: printable ASCII."""
 
 
 @chz.chz
-class KernelBenchDatasetBuilder(KernelRewardConfig, DatasetBuilder):
+class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
     """KernelBench: a GPU kernel that does what a PyTorch module does, judged by a grader that does not trust it."""
 
     level: Annotated[int, AtLeast(0), UsedWhen("levels", ())] = 1
@@ -46,15 +48,6 @@ class KernelBenchDatasetBuilder(KernelRewardConfig, DatasetBuilder):
     """First problem id of each level (inclusive); null begins with the first there is."""
     end_problem: Annotated[int | None, AtLeast(1)] = None
     """Last problem id of each level (inclusive); null goes on to the last there is."""
-    backend: Language = "triton"
-    """Language of the kernels: `triton` or `cuda`."""
-    dataset_src: DatasetSource = "huggingface"
-    """Where problems come from: `huggingface` (the published data set), `local` (a checkout, which KERNELBENCH_ROOT
-    names), `jsonl` (a file with the published columns), or `shipped` (small ones that come with Assay)."""
-    problems_path: Annotated[Path | None, UsedWhen("dataset_src", "local", "jsonl")] = None
-    """The checkout of `local`, in place of KERNELBENCH_ROOT, or the file of `jsonl`."""
-    revision: Annotated[str | None, UsedWhen("dataset_src", "huggingface")] = None
-    """Commit or tag of the published data set; name one for results that others can repeat."""
     batch_size: int = 4
     """Problems per batch."""
     group_size: int = 4
@@ -74,10 +67,6 @@ class KernelBenchDatasetBuilder(KernelRewardConfig, DatasetBuilder):
     """Index of examples (`assay index build`); required with `raicl`."""
     raicl_k: Annotated[int, AtLeast(1), UsedWhen("prompt_option", "raicl")] = 3
     """Examples in a `raicl` prompt."""
-    num_correct_trials: Annotated[int, AtLeast(1), AtMost(MAX_TRIALS), UsedWhen("runs_kernels")] = 5
-    """Calls of forward that must be right, besides those that look for cheats."""
-    measure_performance: bool = False
-    """Time right kernels against the reference, so that speed can be paid for; needs a GPU, and `grader.scale=none`."""
     early_stop_on_correct: Annotated[bool, UsedWhen("plays_turns")] = True
     """End a rollout as soon as a kernel is right, and as fast as `speedup_threshold` asks."""
     speedup_threshold: Annotated[float | None, Above(0), UsedWhen("plays_turns")] = None
@@ -85,74 +74,10 @@ class KernelBenchDatasetBuilder(KernelRewardConfig, DatasetBuilder):
     none."""
     feedback: FeedbackConfig = chz.field(default_factory=FeedbackConfig)
     """What later turns are told of the earlier ones."""
-    use_modal: bool = True
-    """Grade kernels on GPUs at Modal, which needs its tokens; otherwise on this machine, as `grader.device` says."""
-    modal_gpu_type: Annotated[str, UsedWhen("at_modal")] = "A100"
-    """GPU for grades at Modal."""
-    modal_timeout: Annotated[float, Above(0), UsedWhen("at_modal")] = 120.0
-    """Seconds that the grade of one kernel may take there."""
-    grader: GraderSettings = chz.field(default_factory=GraderSettings)
-    """The rest of the grader's settings. `grader.device` is for grades on this machine."""
-
-    @fact("kernels are run", "backend", "use_modal", "grader.device", cure="Set use_modal=true, or grader.device=cuda")
-    def runs_kernels(self) -> bool:
-        """Whether candidates are run: CUDA sources without a GPU are only compiled."""
-        return self.backend == "triton" or self.on_gpu
-
-    @fact("kernels run in Triton's interpreter", "backend", "use_modal", "grader.device", cure="Set use_modal=false")
-    def interprets(self) -> bool:
-        """Whether candidates run on the processor."""
-        return self.backend == "triton" and not self.on_gpu
-
-    @fact(
-        "kernels are compiled for a GPU that need not be there",
-        "use_modal",
-        "grader.device",
-        "grader.compile_check",
-        cure="Set use_modal=false and grader.device=cpu",
-    )
-    def compiles_ahead(self) -> bool:
-        """Whether candidates are compiled for `grader.arch`."""
-        return not self.on_gpu and (self.backend == "cuda" or self.grader.compile_check != "off")
-
-    @fact("kernels run on a GPU", "use_modal", "grader.device", cure="Set use_modal=true, or grader.device=cuda")
-    def on_gpu(self) -> bool:
-        """Whether candidates run on a GPU."""
-        return self.use_modal or self.grader.device == "cuda"
-
-    @fact("use_modal is true", "use_modal", cure="Set use_modal=true")
-    def at_modal(self) -> bool:
-        """Whether candidates are graded at Modal."""
-        return self.use_modal
-
-    @fact("use_modal is false", "use_modal", cure="Set use_modal=false")
-    def graded_here(self) -> bool:
-        """Whether candidates are graded on this machine."""
-        return not self.use_modal
 
     @chz.validate
     def _consistent(self) -> None:
         refuse(_impossible(self))
-        try:
-            self.grading()
-        except SettingsError as error:
-            refuse([_in_own_words(problem) for problem in error.problems])
-
-    def grading(self) -> GraderConfig:
-        """All settings of the grader.
-
-        Raises:
-            ConfigError: they cannot go together, or there is no such device.
-        """
-        of_modal: dict[str, Any] = {name: getattr(self.grader.modal, name) for name in settings(ModalSettings)}
-        asked: dict[str, Any] = {
-            **{name: getattr(self.grader, name) for name in settings(GraderSettings) if name != "modal"},
-            **{name: getattr(self, name) for name in ("backend", "measure_performance", "num_correct_trials")},
-        }
-        if self.use_modal:
-            modal = ModalConfig(**of_modal, modal_gpu_type=self.modal_gpu_type, modal_timeout=self.modal_timeout)
-            asked |= {"run_on": "modal", "modal": modal, "device": "cuda"}
-        return GraderConfig(**asked)
 
     @classmethod
     def several_turns(cls) -> type[DatasetBuilder]:
@@ -166,10 +91,10 @@ class KernelBenchDatasetBuilder(KernelRewardConfig, DatasetBuilder):
             ConfigError, DataError: no such problems, no index, or no Modal token.
             SandboxError, MissingDependencyError: kernels cannot be graded on this machine.
         """
-        self._check_tokens()
+        self.check_tokens()
         problems = self.problems()
         train, heldout = split_problems(problems, self.test_fraction)
-        style = PromptStyle(self.prompt_option, self.backend, self.pays_thinking)
+        style = PromptStyle(self.prompt_option, self.backend, self.pays_thinking, context.chat)
         retrieval = self._retrieval(problems)
         config = self.grading()
         require_packages(config)
@@ -190,6 +115,7 @@ class KernelBenchDatasetBuilder(KernelRewardConfig, DatasetBuilder):
         return EnvData(
             train=TaskBatches(tasks, group, self.batch_size, self.num_epochs, self.shuffle, context.seed),
             heldout=TaskBatches(heldout_tasks, group, self.batch_size),
+            tokenizer_corpus=TokenizerCorpus(ExampleTexts(lambda: _corpus(tasks, self.backend)), PIECES, ALPHABET),
             counters=shop.counters,
             close=shop.pool.close,
         )
@@ -201,9 +127,7 @@ class KernelBenchDatasetBuilder(KernelRewardConfig, DatasetBuilder):
             DataError: there are none, or not those that were asked for.
         """
         levels = self.levels or (self.level,)
-        path = self.problems_path.expanduser() if self.problems_path is not None else None
-        found = load_problems(self.dataset_src, levels, path, self.revision)
-        return chosen(found, levels, self.start_problem, self.end_problem)
+        return chosen(self.load(levels), levels, self.start_problem, self.end_problem)
 
     def course(self, max_turns: int) -> Course:
         """How rollouts of at most so many turns go on."""
@@ -246,13 +170,6 @@ class KernelBenchDatasetBuilder(KernelRewardConfig, DatasetBuilder):
         assert self.rag_index_path is not None, "validation refuses raicl without an index"
         return open_retrieval(self.rag_index_path.expanduser(), self.raicl_k, self.backend, problems)
 
-    def _check_tokens(self) -> None:
-        if self.use_modal and (missing := missing_tokens(os.environ)):
-            raise ConfigError(
-                f"use_modal=true grades kernels at Modal, and {missing}. Run `modal token new`, export both, or set "
-                "dataset_builder.use_modal=false to grade on this machine."
-            )
-
 
 @chz.chz
 class MultiTurnKernelBenchDatasetBuilder(KernelBenchDatasetBuilder):
@@ -269,22 +186,12 @@ class MultiTurnKernelBenchDatasetBuilder(KernelBenchDatasetBuilder):
         return self.max_turns if max_turns > 1 else 1
 
 
-def missing_tokens(environ: Mapping[str, str]) -> str:
-    """Which of Modal's tokens are missing, in words; empty where they are there, or Modal keeps a token itself."""
-    missing = [name for name in MODAL_KEYS if not environ.get(name, "").strip()]
-    if not missing or (len(missing) == 2 and Path(environ.get("MODAL_CONFIG_PATH", MODAL_FILE)).expanduser().exists()):
-        return ""
-    return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set"
-
-
-def _in_own_words(problem: object) -> str:
-    """What is said of the whole grader, under the builder's keys."""
-    own = {"backend", "measure_performance", "num_correct_trials"}
-    return qualified(str(problem), "grader", set(settings(GraderConfig)) - own - {"run_on"})
+def _corpus(tasks: Sequence[Task], language: Language) -> list[Example]:
+    """What a model from scratch would have to read and write: the prompts, and kernels."""
+    return [Example(task.prompt, "") for task in tasks] + [Example((), one.kernel) for one in own_examples(language)]
 
 
 def _impossible(config: KernelBenchDatasetBuilder) -> Iterator[str]:
-    yield from impossible(config, config.measure_performance)
     first, last = config.start_problem, config.end_problem
     if first is not None and last is not None and first > last:
         yield f"start_problem={first} is after end_problem={last}, so no problem is left. Swap them."
@@ -299,15 +206,4 @@ def _impossible(config: KernelBenchDatasetBuilder) -> Iterator[str]:
         yield (
             f"speedup_threshold={config.speedup_threshold:g} asks for a speedup, which is not measured, so no rollout "
             "would end early. Set measure_performance=true, or speedup_threshold=null."
-        )
-    if config.dataset_src == "jsonl" and config.problems_path is None:
-        yield "problems_path is not set, and dataset_src=jsonl reads a file. Set problems_path to it."
-    if (
-        config.backend == "cuda"
-        and not config.on_gpu
-        and any(weight for part, weight in config.rules.weights.items() if part in ("correctness", "speed"))
-    ):
-        yield (
-            "backend=cuda with use_modal=false and grader.device=cpu: CUDA sources are only compiled here, so no "
-            "kernel could be scored. Set use_modal=true, grader.device=cuda, or backend=triton."
         )

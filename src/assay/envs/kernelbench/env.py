@@ -7,7 +7,7 @@ own training sequence. Grades that fail make a rollout errored; they never make 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from assay.envs.base import Counters, Env, StepResult
 from assay.envs.kernelbench.feedback import Attempt, FeedbackConfig, category_of, later_prompt
@@ -25,7 +25,7 @@ from assay.envs.kernelbench.rewards import (
 from assay.kernels.pool import GradingPool
 from assay.kernels.problems.sources import Problem
 from assay.kernels.verdicts import Verdict
-from assay.types import Json, Message, Score, Task
+from assay.types import Json, Message, Task
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,10 @@ class KernelEnv:
         if verdict is not None and verdict.kind in UNJUDGED:
             return StepResult(unjudged(verdict, self.problem.key, self._evidence(reply, verdict, True)), done=True)
         signals = signals_of(verdict, code=reply.kernel, thought=reply.thought)
-        score = score_of(signals, self.shop.rules)
+        score = score_of(signals, self.shop.rules, cached=verdict is not None and verdict.cached)
         assert score.value is not None, "a judged answer has a value"
         self.scores.append(score.value)
-        told = Score(score.status, score.value, score.parts, self._evidence(reply, verdict, done))
+        told = replace(score, evidence=self._evidence(reply, verdict, done))
         metrics = metrics_of(reply, verdict, success=course.success(verdict))
         if done:
             return StepResult(told, done=True, metrics=metrics)

@@ -66,6 +66,8 @@ class PromptStyle:
     language: Language
     thinks: bool
     """Whether a thought is asked for."""
+    chat: bool = True
+    """Whether messages are written by a chat template; otherwise their texts follow each other, and are kept apart."""
 
 
 @cache
@@ -110,7 +112,9 @@ def prompt_of(problem: Problem, style: PromptStyle, retrieved: Sequence[Found] =
         rules=text(f"rules_{style.language}"),
         format=answer_form(style.thinks),
     )
-    return Message("system", system), Message("user", _examples(style, retrieved) + task)
+    return Message("system", system if style.chat else f"{system}\n\n"), Message(
+        "user", _examples(style, retrieved) + task
+    )
 
 
 def _examples(style: PromptStyle, retrieved: Sequence[Found]) -> str:

@@ -253,13 +253,15 @@ def _falling(value: int, begin: int, end: int, floor: float) -> float:
     return floor if value >= end else 1.0 - (1.0 - floor) * (value - begin) / (end - begin)
 
 
-def score_of(signals: Signals, rules: RewardRules, evidence: Mapping[str, Json] | None = None) -> Score:
+def score_of(
+    signals: Signals, rules: RewardRules, evidence: Mapping[str, Json] | None = None, cached: bool = False
+) -> Score:
     """The score of an answer that was judged: `invalid` where it has no kernel that compiles, else `scored`."""
     parts = parts_of(signals, rules.shapes)
     paid = rules.shapes.mode == "additive" or parts["correctness"] > 0
     value = sum(rules.weights[part] * parts[part] for part in PARTS) if paid else 0.0
     judged = signals.format_ok and (signals.compiled or signals.cheat)
-    return Score("scored" if judged else "invalid", value, parts, dict(evidence or {}))
+    return Score("scored" if judged else "invalid", value, parts, dict(evidence or {}), cached=cached)
 
 
 def unjudged(verdict: Verdict, problem: str, evidence: Mapping[str, Json] | None = None) -> Score:
