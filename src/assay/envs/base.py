@@ -20,7 +20,7 @@ from assay.config import AtLeast, Code, Settings, UsedWhen
 from assay.envs.chat import ChatConfig
 from assay.errors import ConfigError
 from assay.plugins import Kind, calling
-from assay.types import Check, Json, Message, Score, Task, Trajectory
+from assay.types import Check, Json, Message, Score, Task, Trajectory, TrajectoryGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +154,35 @@ async def _nothing_to_close() -> None:
     return None
 
 
+def _no_metrics(groups: Sequence[TrajectoryGroup]) -> Mapping[str, float]:
+    return {}
+
+
+def _no_histograms(groups: Sequence[TrajectoryGroup]) -> Mapping[str, Sequence[float]]:
+    return {}
+
+
+def _no_fields(rollout: Trajectory, turn: int) -> Mapping[str, Json]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Records:
+    """What an environment adds to the records of a run. The functions are pure: nothing of the machine is in them."""
+
+    metrics: Callable[[Sequence[TrajectoryGroup]], Mapping[str, float]] = _no_metrics
+    """Further metrics of a batch; of an evaluation too, where their names are put behind `eval/`."""
+    histograms: Callable[[Sequence[TrajectoryGroup]], Mapping[str, Sequence[float]]] = _no_histograms
+    """Further distributions of a batch, for TensorBoard."""
+    trace: Callable[[Trajectory, int], Mapping[str, Json]] = _no_fields
+    """Further fields of the record of a rollout's turn in `traces.jsonl`; those that it has already
+    stay as they are."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Metric -> a further name under which it is recorded."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Metric or distribution -> a further tag under which TensorBoard shows it."""
+
+
 @dataclass(frozen=True)
 class EnvData:
     """Everything a builder makes."""
@@ -171,6 +200,8 @@ class EnvData:
     """An HTML fragment that shows a task and answers to it, for `report.html`."""
     counters: Callable[[], Counters] | None = None
     """What the environment's reward engine has done, for the metrics of each step."""
+    records: Records = field(default_factory=Records)
+    """What the environment adds to the records of a run."""
     notes: Sequence[str] = ()
     """Problems of the tasks that were fixed, such as repeats that were left out. They were logged already."""
     close: Callable[[], Awaitable[None]] = _nothing_to_close

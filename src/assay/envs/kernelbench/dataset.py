@@ -23,6 +23,7 @@ from assay.envs.kernelbench.prompts import (
     own_examples,
     prompt_of,
 )
+from assay.envs.kernelbench.records import kernel_records, show_kernels
 from assay.envs.kernelbench.selection import chosen, split_problems
 from assay.envs.tasks import ExampleTexts, TaskBatches
 from assay.kernels.base import Language
@@ -116,7 +117,9 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
             train=TaskBatches(tasks, group, self.batch_size, self.num_epochs, self.shuffle, context.seed),
             heldout=TaskBatches(heldout_tasks, group, self.batch_size),
             tokenizer_corpus=TokenizerCorpus(ExampleTexts(lambda: _corpus(tasks, self.backend)), PIECES, ALPHABET),
+            figure=show_kernels,
             counters=shop.counters,
+            records=kernel_records(sorted({p.level for p in problems}), context.max_turns),
             close=shop.pool.close,
         )
 
@@ -160,6 +163,7 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
             "dataset_src": self.dataset_src,
             "prompt_option": self.prompt_option,
             "raicl_k": self.raicl_k if self.prompt_option == "raicl" else None,
+            "renderer": self.renderer_name,
         }
         name = f"{problem.key}:{problem.name}"
         return Task(ENV_NAME, name, prompt, payload_of(problem, asked), (f"level{problem.level}",))
