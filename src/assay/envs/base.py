@@ -9,7 +9,7 @@ examples of an optional SFT stage, and the corpus that a from-scratch tokenizer 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Protocol, runtime_checkable
@@ -265,6 +265,10 @@ class DatasetBuilder(Settings):
     def turns(self, max_turns: int) -> int:
         """Most turns of a rollout, where the run's mode allows `max_turns`; a builder may have a number of its own."""
         return max_turns
+
+    def refusals(self, gamma: float, max_turns: int) -> Iterable[str]:
+        """Why the environment's rewards cannot be trained on with this discount between so many turns, in words."""
+        return ()
 
     def gold(self, task: Task) -> str | None:
         """A best answer to a task, where one is known without asking a verifier. `assay check` plays it."""

@@ -371,6 +371,8 @@ def _impossible(config: TrainingConfig) -> Iterator[str]:
             f"grpo.buffer_capacity={config.grpo.buffer_capacity} but a batch has {builder.batch_size} groups, so the "
             "others would be sampled and never trained on. Raise it, or lower the builder's batch_size."
         )
+    for said in builder.refusals(config.gamma, config.most_turns):
+        yield f"gamma={config.gamma:g} and the rewards of the dataset builder: {said}."
     find(builder.renderer_name, RENDERER, "renderer_name")
 
 

@@ -24,6 +24,7 @@ from assay.envs.kernelbench.prompts import (
     prompt_of,
 )
 from assay.envs.kernelbench.records import kernel_records, show_kernels
+from assay.envs.kernelbench.rewards import pays_lateness
 from assay.envs.kernelbench.selection import chosen, split_problems
 from assay.envs.tasks import ExampleTexts, TaskBatches
 from assay.kernels.base import Language
@@ -122,6 +123,11 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
             records=kernel_records(sorted({p.level for p in problems}), context.max_turns),
             close=shop.pool.close,
         )
+
+    def refusals(self, gamma: float, max_turns: int) -> Iterator[str]:
+        """See `DatasetBuilder.refusals`."""
+        if max_turns > 1 and self.early_stop_on_correct and self.speedup_threshold is None:
+            yield from filter(None, [pays_lateness(self, gamma)])
 
     def problems(self) -> tuple[Problem, ...]:
         """The problems of the run, training and held out.

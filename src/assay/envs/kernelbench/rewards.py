@@ -134,6 +134,39 @@ def impossible(config: KernelRewardConfig, measured: bool) -> Iterator[str]:
         )
 
 
+def pays_lateness(config: KernelRewardConfig, gamma: float) -> str:
+    """Why a rollout that ends with its first right kernel could earn more by failing first; empty where it cannot.
+
+    A turn's return is its reward and gamma times the next turn's return. Failing first and solving later never earns
+    more than solving now where a failure earns at most (1 - gamma) of what a success does.
+    """
+    failing, solving = most_of_failure(config), least_of_success(config)
+    if gamma == 0 or failing <= (1 - gamma) * solving + 1e-12:
+        return ""
+    return (
+        f"a turn without a right kernel can earn {failing:g} and one with it earns at least {solving:g}, so with "
+        f"gamma={gamma:g} a rollout that fails first can earn more than one that solves its problem at once. Set "
+        "reward.mode=gated, lower gamma or the weights for format, compile, length and thinking, leave out "
+        "reward.partial_correctness, or set early_stop_on_correct=false"
+    )
+
+
+def most_of_failure(config: KernelRewardConfig) -> float:
+    """Most that an answer earns whose kernel is not right."""
+    if config.reward.mode == "gated":
+        return 0.0
+    weights = config.rules.weights
+    partial = weights["correctness"] if config.reward.partial_correctness else 0.0
+    return partial + sum(weights[part] for part in ("format", "compile", "length", "thinking"))
+
+
+def least_of_success(config: KernelRewardConfig) -> float:
+    """Least that an answer earns whose kernel is right, however long and slow it is."""
+    weights, shapes = config.rules.weights, config.reward
+    thought = weights["thinking"] * min(shapes.thinking_none, shapes.thinking_floor)
+    return weights["format"] + weights["compile"] + weights["correctness"] + thought
+
+
 @dataclass(frozen=True, slots=True)
 class Signals:
     """What a reward depends on, of one answer."""
