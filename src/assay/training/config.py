@@ -45,9 +45,9 @@ MANY_TURNS = 1000
 """More turns than an environment has by its own setting."""
 
 
-def _chess() -> DatasetBuilder:
+def _kernelbench() -> DatasetBuilder:
     """The default environment, imported where no other is chosen."""
-    made: DatasetBuilder = find("chess", ENVIRONMENT, "dataset_builder")()
+    made: DatasetBuilder = find("kernelbench", ENVIRONMENT, "dataset_builder")()
     return made
 
 
@@ -214,7 +214,9 @@ class TrainingConfig(Settings):
     """Supervised stage before RL."""
     eval: EvalConfig = chz.field(default_factory=EvalConfig)
     """Held-out evaluation."""
-    dataset_builder: Annotated[DatasetBuilder, Code(ENVIRONMENT, "chess")] = chz.field(default_factory=_chess)
+    dataset_builder: Annotated[DatasetBuilder, Code(ENVIRONMENT, "kernelbench")] = chz.field(
+        default_factory=_kernelbench
+    )
     """Environment and data."""
     multiturn_dataset_builder: Annotated[
         DatasetBuilder | None,

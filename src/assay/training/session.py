@@ -287,6 +287,11 @@ def beyond(can: Capabilities, config: TrainingConfig) -> Iterator[str]:
         )
     if config.lora_rank and not can.lora:
         yield f"lora_rank={config.lora_rank}, but {backend} cannot train adapters. Set lora_rank=0."
+    if can.max_lora_rank is not None and config.lora_rank > can.max_lora_rank:
+        yield (
+            f"lora_rank={config.lora_rank}, but {backend} trains adapters of rank {can.max_lora_rank} at most for this "
+            f"model. Set lora_rank={can.max_lora_rank}."
+        )
     if not config.lora_rank and not can.full_weights:
         yield f"lora_rank=0 trains all weights, but {backend} can train only adapters. Set lora_rank to 1 or more."
 
