@@ -247,7 +247,7 @@ class DatasetBuilder(Settings):
         return {}
 
     @classmethod
-    def several_turns(cls) -> type[DatasetBuilder]:
+    def in_turns(cls) -> type[DatasetBuilder]:
         """The class of `multiturn_dataset_builder` beside a `dataset_builder` of this class, unless it is chosen."""
         return cls
 

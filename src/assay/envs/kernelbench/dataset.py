@@ -82,8 +82,8 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
         refuse(_impossible(self))
 
     @classmethod
-    def several_turns(cls) -> type[DatasetBuilder]:
-        """See `DatasetBuilder.several_turns`."""
+    def in_turns(cls) -> type[DatasetBuilder]:
+        """See `DatasetBuilder.in_turns`."""
         return MultiTurnKernelBenchDatasetBuilder if cls is KernelBenchDatasetBuilder else cls
 
     def build(self, context: BuildContext) -> EnvData:

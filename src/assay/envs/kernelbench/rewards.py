@@ -103,7 +103,15 @@ class KernelRewardConfig(Settings):
     @property
     def rules(self) -> RewardRules:
         """The weights and shapes as `score_of` takes them."""
-        return RewardRules({part: getattr(self, f"reward_{part}_weight") for part in PARTS}, self.reward)
+        weights = {
+            "format": self.reward_format_weight,
+            "compile": self.reward_compile_weight,
+            "correctness": self.reward_correctness_weight,
+            "speed": self.reward_speed_weight,
+            "length": self.reward_length_weight,
+            "thinking": self.reward_thinking_weight,
+        }
+        return RewardRules(weights, self.reward)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +152,10 @@ def pays_lateness(config: KernelRewardConfig, gamma: float) -> str:
     if gamma == 0 or failing <= (1 - gamma) * solving + 1e-12:
         return ""
     return (
-        f"a turn without a right kernel can earn {failing:g} and one with it earns at least {solving:g}, so with "
-        f"gamma={gamma:g} a rollout that fails first can earn more than one that solves its problem at once. Set "
-        "reward.mode=gated, lower gamma or the weights for format, compile, length and thinking, leave out "
-        "reward.partial_correctness, or set early_stop_on_correct=false"
+        f"gamma={gamma:g} with these rewards of the dataset builder: a turn without a right kernel can earn "
+        f"{failing:g}, and one with it earns at least {solving:g}, so a rollout that fails first can earn more than "
+        "one that solves its problem at once. Set reward.mode=gated, lower gamma or the weights for format, compile, "
+        "length and thinking, leave out reward.partial_correctness, or set early_stop_on_correct=false."
     )
 
 
