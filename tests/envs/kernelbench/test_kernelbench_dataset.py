@@ -182,9 +182,34 @@ def test_prompt_option_backend_and_thinking_change_the_prompt(tmp_path: Path, op
 
 
 @needs_walls
-def test_raicl_shows_entries_of_the_index(tmp_path: Path) -> None:
-    corpora = pytest.importorskip("assay.retrieval.index", reason="retrieval is not installed")
-    assert corpora.code_hash("x = 1") == corpora.code_hash("x = 1  # one")
+def test_raicl_shows_entries_of_the_index_and_never_a_solution_of_a_problem(tmp_path: Path) -> None:
+    pytest.importorskip("bm25s", reason="retrieval is not installed")
+    index: Any = pytest.importorskip("assay.retrieval.index", reason="retrieval is not part of this installation")
+    problems = load_problems("shipped", (1,))
+
+    def entry(name: str, code: str, kernel: str, language: str = "triton") -> Any:
+        return index.Entry(name, language, code, kernel, index.code_hash(code), "test", True, None)
+
+    near = problems[0].code.replace("torch.sin(self.frequency * x) ** 2", "torch.cos(x) - 3")
+    entries = [
+        entry("copy", f"# the same\n{problems[0].code}", "LEAK of a training problem"),
+        entry(f"level_1/{problems[1].name}", "import torch\nx = 1", "LEAK by its name"),
+        *(
+            entry(f"other{n}", f"{near}\nvalue = {n}\n" + f"def f{n}(x): return x * {n}\n" * n, f"KERNEL {n}")
+            for n in range(9)
+        ),
+        entry("cuda", near, "KERNEL in CUDA", "cuda"),
+    ]
+    index.build_index(entries, tmp_path / "index")
+    where = ["prompt_option=raicl", f"rag_index_path={tmp_path / 'index'}"]
+    for k in (1, 2):
+        data = made(tmp_path, *where, f"raicl_k={k}")
+        prompts = [one.task.text for part in (data.train, data.heldout) for one in iter_builders(part)]
+        asyncio.run(data.close())
+        assert not any("LEAK" in prompt or "in CUDA" in prompt for prompt in prompts)
+        assert max(prompt.count("The answer:") for prompt in prompts) == k
+    with pytest.raises((ConfigError, DataError), match="none"):
+        made(tmp_path, "prompt_option=raicl", f"rag_index_path={tmp_path / 'none'}")
 
 
 @pytest.mark.parametrize(
