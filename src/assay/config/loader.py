@@ -219,8 +219,7 @@ class Draft(Generic[_C]):
             parent, _, _ = key.rpartition(".")
             other = f"{parent}.{setting.like}" if parent else setting.like
             found = self.class_at(other, self.settings_at(parent)[setting.like])
-            counterpart = getattr(found, setting.like_by, None) if setting.like_by else None
-            return counterpart() if counterpart is not None else found
+            return getattr(found, setting.like_by)() if found is not None and setting.like_by else found
         if setting.code is not None and setting.code.default:
             return plugins.find(setting.code.default, setting.code.kind, key)  # type: ignore[no-any-return]
         return type(setting.default) if setting.default is not None else base
