@@ -37,8 +37,9 @@ written `a,b`. A setting of type "entries" takes one argument per entry: `loss_f
 `dataset_builder: {type: chess, ...}`), or one of your own, `dataset_builder=path/to/file.py:Name` or
 `package.module:Name`, and set its own settings below it. When a later source chooses another class,
 settings of the earlier class that the new one lacks are dropped, and a log line says so.
-`multiturn_dataset_builder` takes what `dataset_builder` takes, and is of the same class unless it says otherwise; its
-settings start from their own defaults, not from those of `dataset_builder`.
+`multiturn_dataset_builder` takes what `dataset_builder` takes, and is of the same class unless it says otherwise
+(beside `kernelbench`, of `kernelbench_turns`); its settings start from their own defaults, not from those of
+`dataset_builder`.
 
 A key that does not exist, a value of the wrong type and settings that cannot go together are refused before anything
 runs. `assay config --config chess key=value` prints the whole resulting config; a run writes the same to `config.json`.

@@ -187,7 +187,7 @@ def test_null_drops_the_multi_turn_builder_of_an_earlier_layer(tmp_path: Path) -
         ("lr=3", "learning_rate"),
         ("group_size=8", "dataset_builder.group_size"),
         ("local.torch_treads=2", "local.torch_threads"),
-        ("dataset_builder.stockfish.node=9", "dataset_builder.stockfish.nodes"),
+        ("dataset_builder.grader.wall=9", "dataset_builder.grader.wall_s"),
         ("locl.device=cpu", "local.device"),
         ("seed.value=3", "seed"),
     ],
@@ -295,7 +295,7 @@ def test_missing_and_unreadable_sources(tmp_path: Path) -> None:
         (["num_substeps=17"], "Lower num_substeps"),
         (
             ["rollout_epochs=2", "grpo.buffer_capacity=3"],
-            "16 groups, so the others would be sampled and never trained on",
+            "4 groups, so the others would be sampled and never trained on",
         ),
         (["num_substeps=0"], "num_substeps=0 must be at least 1"),
         (["max_errored_fraction=1.5"], "max_errored_fraction=1.5 must be at most 1"),
@@ -326,7 +326,7 @@ def test_all_impossible_combinations_are_told_at_once() -> None:
     [
         [],
         ["mode=multi_turn", "multiturn_dataset_builder=chess", "multiturn_dataset_builder.group_size=3"],
-        ["loss_fn=ppo", "loss_fn_config.clip_high_threshold=1.3", "log_path=/x/y", "dataset_builder.stockfish.nodes=9"],
+        ["loss_fn=ppo", "loss_fn_config.clip_high_threshold=1.3", "log_path=/x/y", "dataset_builder.batch_size=9"],
     ],
 )
 def test_resolved_config_round_trips_through_json(overrides: list[str], caplog: pytest.LogCaptureFixture) -> None:
@@ -338,7 +338,7 @@ def test_resolved_config_round_trips_through_json(overrides: list[str], caplog: 
 def test_resolved_config_has_nulls_and_class_names() -> None:
     data = resolved(TrainingConfig())
     assert data["wandb_project"] is None
-    assert data["dataset_builder"]["type"] == "chess"
+    assert data["dataset_builder"]["type"] == "kernelbench"
     assert data["log_path"] == "runs/kernel_rl"
 
 
@@ -367,13 +367,13 @@ def test_a_setting_that_is_gone_does_no_harm_to_a_run_that_did_not_use_it(caplog
 
 def test_diff_tells_each_changed_setting(counting: None) -> None:
     a = load_config(None, ["loss_fn=ppo", "loss_fn_config.clip_high_threshold=1.3"])
-    b = load_config(None, ["loss_fn=ppo", "seed=2", "dataset_builder.policy_weights.best=1", "eval.max_tasks=5"])
+    b = load_config(None, ["loss_fn=ppo", "seed=2", "dataset_builder.reward.length_max=900", "eval.max_tasks=5"])
     assert diff(a, a) == []
     assert diff(a, b) == [
         "loss_fn_config.clip_high_threshold: 1.3 -> unset",
         "seed: 0 -> 2",
         "eval.max_tasks: null -> 5",
-        "dataset_builder.policy_weights.best: 0.3 -> 1.0",
+        "dataset_builder.reward.length_max: 8000 -> 900",
     ]
 
 

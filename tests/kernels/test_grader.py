@@ -22,7 +22,7 @@ from assay.kernels.compile.toolkit import find_toolkit
 from assay.kernels.config import GraderConfig
 from assay.kernels.grader import Grader
 from assay.kernels.numerics.reference import fit_problem
-from assay.kernels.prepared import MAX_PREPARED, Preparations, Prepared
+from assay.kernels.prepared import Preparations, Prepared
 from assay.kernels.problems.scaling import unscaled
 from assay.kernels.problems.sources import Problem, make_problem
 from assay.kernels.program import trial
@@ -591,10 +591,13 @@ def test_fitting_ends_with_the_process_and_blames_a_load_first() -> None:
 
 
 def test_the_problems_kept_are_those_graded_last() -> None:
+    most = 3
+    config = chz.replace(QUICK, max_prepared=most)
+
     async def main() -> None:
         made: list[str] = []
         hold = asyncio.Event()
-        kept = Preparations(QUICK, Refusing("error"), random.Random(1))  # type: ignore[arg-type]
+        kept = Preparations(config, Refusing("error"), random.Random(1))  # type: ignore[arg-type]
 
         async def make(key: str, wait: bool = False) -> Prepared:
             made.append(key)
@@ -603,15 +606,39 @@ def test_the_problems_kept_are_those_graded_last() -> None:
             return Prepared(unscaled(SMALL), None)
 
         busy = kept.task("busy", lambda: make("busy", True))
-        for number in range(MAX_PREPARED + 1):
+        for number in range(most + 1):
             await kept.task(str(number), lambda key=str(number): make(key))  # type: ignore[misc]
             await kept.task("0", lambda: make("0"))
-        assert made == ["busy", *(str(number) for number in range(MAX_PREPARED + 1))]
-        assert len(kept.tasks()) == MAX_PREPARED and busy in kept.tasks()
+        assert made == ["busy", *(str(number) for number in range(most + 1))]
+        assert len(kept.tasks()) == most and busy in kept.tasks()
         await kept.task("1", lambda: make("1"))
         assert made[-1] == "1", "the one graded longest ago was dropped"
         hold.set()
         await busy
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_problem_is_made_ready_ahead_of_its_grades() -> None:
+    class Watched(Refusing):
+        """Says when a reference is run."""
+
+        def evaluate(self, code: str, **options: Any) -> Any:
+            ran.append(code)
+            return super().evaluate(code, **options)
+
+    ran: list[str] = []
+
+    async def main() -> None:
+        grader = Grader(QUICK, reference=Watched("error"), seed=1)  # type: ignore[arg-type]
+        await grader.prepare(SMALL)
+        assert ran and set(ran) == {SMALL.code}
+        before = len(ran)
+        verdict = await grader.grade(SMALL, "class ModelNew: pass")
+        assert (verdict.kind, verdict.stage, len(ran)) == ("unsupported", "problem", before), (
+            "run once, before the grade"
+        )
+        await grader.close()
 
     asyncio.run(asyncio.wait_for(main(), 30))
 

@@ -204,7 +204,7 @@ def test_the_key_has_everything_that_decides_a_verdict(monkeypatch: pytest.Monke
 
 
 def test_every_setting_is_in_the_key_or_known_to_decide_nothing() -> None:
-    nothing = {"workers", "draws", "uses_per_draw", "cache", "cache_path", "cache_mb"}
+    nothing = {"workers", "draws", "uses_per_draw", "max_prepared", "cache", "cache_path", "cache_mb"}
     apart = {"baselines", "timing", "modal"}
     assert set(settings(GraderConfig)) == {*VERDICT_FIELDS, *DEVICE_FIELDS} | nothing | apart
 

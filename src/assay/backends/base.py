@@ -53,6 +53,8 @@ class Capabilities:
     cohort of all rollouts."""
     own_losses: bool = False
     """Whether it can compute a surrogate that is given as a function."""
+    max_lora_rank: int | None = None
+    """Largest LoRA rank; None where any fits."""
     precision: Precision = "other"
     """In which sampler and trainer compute, the coarser of the two. It decides how far they may disagree."""
 

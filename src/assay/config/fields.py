@@ -192,3 +192,5 @@ class Like:
     """The field's class is that of another field unless it is chosen."""
 
     name: str
+    by: str = ""
+    """A class method of that class which names another one to take."""

@@ -218,7 +218,8 @@ class Draft(Generic[_C]):
         if setting.like is not None:
             parent, _, _ = key.rpartition(".")
             other = f"{parent}.{setting.like}" if parent else setting.like
-            return self.class_at(other, self.settings_at(parent)[setting.like])
+            found = self.class_at(other, self.settings_at(parent)[setting.like])
+            return getattr(found, setting.like_by)() if found is not None and setting.like_by else found
         if setting.code is not None and setting.code.default:
             return plugins.find(setting.code.default, setting.code.kind, key)  # type: ignore[no-any-return]
         return type(setting.default) if setting.default is not None else base

@@ -81,6 +81,11 @@ class Setting:
         """The field whose class it takes by default."""
         return next((mark.name for mark in self.marks if isinstance(mark, Like)), None)
 
+    @property
+    def like_by(self) -> str:
+        """The class method by which that class says which one it takes instead; empty where it takes that one."""
+        return next((mark.by for mark in self.marks if isinstance(mark, Like)), "")
+
 
 _SETTINGS: dict[type, Mapping[str, Setting]] = {}
 _COMPLETE: set[type] = set()

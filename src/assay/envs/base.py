@@ -9,7 +9,7 @@ examples of an optional SFT stage, and the corpus that a from-scratch tokenizer 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Protocol, runtime_checkable
@@ -20,7 +20,7 @@ from assay.config import AtLeast, Code, Settings, UsedWhen
 from assay.envs.chat import ChatConfig
 from assay.errors import ConfigError
 from assay.plugins import Kind, calling
-from assay.types import Check, Json, Message, Score, Task, Trajectory
+from assay.types import Check, Json, Message, Score, Task, Trajectory, TrajectoryGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,11 @@ class StepResult:
 
 
 class Env(Protocol):
-    """One rollout of one task; single use."""
+    """One rollout of one task; single use.
+
+    One whose `whole_replies` is true is given the thoughts of a thinking model too: the reply as one text, in which
+    they stand between `<think>` and `</think>`. Others are given the answer alone.
+    """
 
     async def reset(self) -> list[Message]:
         """The first messages shown to the policy."""
@@ -150,6 +154,35 @@ async def _nothing_to_close() -> None:
     return None
 
 
+def _no_metrics(groups: Sequence[TrajectoryGroup]) -> Mapping[str, float]:
+    return {}
+
+
+def _no_histograms(groups: Sequence[TrajectoryGroup]) -> Mapping[str, Sequence[float]]:
+    return {}
+
+
+def _no_fields(rollout: Trajectory, turn: int) -> Mapping[str, Json]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Records:
+    """What an environment adds to the records of a run. The functions are pure: nothing of the machine is in them."""
+
+    metrics: Callable[[Sequence[TrajectoryGroup]], Mapping[str, float]] = _no_metrics
+    """Further metrics of a batch; of an evaluation too, where their names are put behind `eval/`."""
+    histograms: Callable[[Sequence[TrajectoryGroup]], Mapping[str, Sequence[float]]] = _no_histograms
+    """Further distributions of a batch, for TensorBoard."""
+    trace: Callable[[Trajectory, int], Mapping[str, Json]] = _no_fields
+    """Further fields of the record of a rollout's turn in `traces.jsonl`; those that it has already
+    stay as they are."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Metric -> a further name under which it is recorded."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Metric or distribution -> a further tag under which TensorBoard shows it."""
+
+
 @dataclass(frozen=True)
 class EnvData:
     """Everything a builder makes."""
@@ -167,6 +200,8 @@ class EnvData:
     """An HTML fragment that shows a task and answers to it, for `report.html`."""
     counters: Callable[[], Counters] | None = None
     """What the environment's reward engine has done, for the metrics of each step."""
+    records: Records = field(default_factory=Records)
+    """What the environment adds to the records of a run."""
     notes: Sequence[str] = ()
     """Problems of the tasks that were fixed, such as repeats that were left out. They were logged already."""
     close: Callable[[], Awaitable[None]] = _nothing_to_close
@@ -179,10 +214,13 @@ RENDERER = Kind(
         "auto": "assay.rollouts.renderers.named:auto_renderer",
         "plain": "assay.rollouts.renderers.base:PlainRenderer",
         "chat": "assay.rollouts.renderers.chat:ChatRenderer",
+        "qwen3": "assay.rollouts.renderers.chat:ChatRenderer",
     },
     callable,
 )
 """What `renderer_name` may name: called with a tokenizer, it makes a `Renderer` (`assay.rollouts`)."""
+BY_TEMPLATE = ("chat", "qwen3")
+"""Renderers that write the tokenizer's own chat template."""
 
 
 @chz.chz
@@ -196,7 +234,7 @@ class DatasetBuilder(Settings):
     renderer_name: Annotated[str, Code(RENDERER)] = "auto"
     """How messages become tokens: `chat` (the tokenizer's chat template), `plain` (their bare text), or `auto`: `chat`
     where the tokenizer has a template, else `plain`."""
-    chat: Annotated[ChatConfig, UsedWhen("renderer_name", "auto", "chat")] = chz.field(default_factory=ChatConfig)
+    chat: Annotated[ChatConfig, UsedWhen("renderer_name", "auto", *BY_TEMPLATE)] = chz.field(default_factory=ChatConfig)
     """How the chat template is used."""
 
     @classmethod
@@ -207,6 +245,11 @@ class DatasetBuilder(Settings):
             ConfigError: a variable's value cannot be read.
         """
         return {}
+
+    @classmethod
+    def in_turns(cls) -> type[DatasetBuilder]:
+        """The class of `multiturn_dataset_builder` beside a `dataset_builder` of this class, unless it is chosen."""
+        return cls
 
     def build(self, context: BuildContext) -> EnvData:
         """Make the data sets.
@@ -222,6 +265,10 @@ class DatasetBuilder(Settings):
     def turns(self, max_turns: int) -> int:
         """Most turns of a rollout, where the run's mode allows `max_turns`; a builder may have a number of its own."""
         return max_turns
+
+    def refusals(self, gamma: float, max_turns: int) -> Iterable[str]:
+        """Why the environment's rewards cannot be trained on with this discount between so many turns, in words."""
+        return ()
 
     def gold(self, task: Task) -> str | None:
         """A best answer to a task, where one is known without asking a verifier. `assay check` plays it."""

@@ -11,6 +11,8 @@ ENVIRONMENT = Kind(
     "dataset builder",
     {
         "chess": "assay.envs.chess.dataset:ChessDatasetBuilder",
+        "kernelbench": "assay.envs.kernelbench.dataset:KernelBenchDatasetBuilder",
+        "kernelbench_turns": "assay.envs.kernelbench.dataset:MultiTurnKernelBenchDatasetBuilder",
         "monitor": "assay.envs.monitor.dataset:MonitorDatasetBuilder",
         "rows": "assay.envs.rows:RowsDatasetBuilder",
     },

@@ -12,7 +12,7 @@ from assay.config import Above, AtLeast, AtMost, Settings, UsedWhen, fact, refus
 from assay.kernels.base import Language, Policy, Precision, TimedAgainst, shared_limit
 from assay.kernels.devices import nvidia_devices
 from assay.kernels.timing.config import TimingConfig
-from assay.sandbox.modal.config import ModalConfig
+from assay.sandbox.modal.config import ModalConfig, ModalSettings
 
 CompileCheck = Literal["right", "all", "off"]
 Device = Literal["cpu", "cuda"]
@@ -35,15 +35,11 @@ MAX_TRIALS = 64
 
 
 @chz.chz
-class GraderConfig(Settings):
-    """How candidates are graded."""
+class GraderSettings(Settings):
+    """How candidates are graded, beside what is asked for: the language, the calls, the speed, and where it is done."""
 
-    backend: Annotated[Language, VERDICT] = "triton"
-    """Language of the kernels: `triton`, or `cuda` for sources given to `load_inline`."""
     precision: Annotated[Precision, VERDICT, UsedWhen("runs_kernels")] = "float32"
     """Working precision of inputs, weights and outputs: float32, float16 or bfloat16."""
-    num_correct_trials: Annotated[int, AtLeast(1), AtMost(MAX_TRIALS), VERDICT, UsedWhen("runs_kernels")] = 5
-    """Calls of forward that must be right, over inputs of all families, besides the calls that look for cheats."""
     scale: Annotated[Scale, VERDICT, UsedWhen("runs_kernels")] = "fit"
     """Sizes of a problem: `fit` takes the smallest at which it is worth solving, `none` those it was published with."""
     policy: Annotated[Policy, VERDICT, UsedWhen("runs_kernels")] = "strict"
@@ -63,32 +59,31 @@ class GraderConfig(Settings):
     """Memory limit of one candidate, in MiB."""
     device: Annotated[Device, VERDICT] = "cpu"
     """Where kernels run: `cpu`, in Triton's interpreter, or `cuda`, on a GPU."""
-    run_on: Annotated[RunOn, GPU_VERDICT] = "local"
-    """Whose device that is: this machine's (`local`), or that of a container at Modal (`modal`; see the node modal)."""
-    setup_s: Annotated[float, Above(0), GPU_VERDICT, UsedWhen("device", "cuda")] = 300.0
+    setup_s: Annotated[float, Above(0), GPU_VERDICT, UsedWhen("on_gpu")] = 300.0
     """Seconds, of wall clock and of CPU, that a candidate on a GPU may take besides, to start CUDA and to compile."""
-    device_memory_mb: Annotated[int, AtLeast(1), GPU_VERDICT, UsedWhen("device", "cuda")] = 16384
+    device_memory_mb: Annotated[int, AtLeast(1), GPU_VERDICT, UsedWhen("on_gpu")] = 16384
     """Memory on the host that a candidate on a GPU may use, in MiB, in place of `memory_mb`."""
-    measure_performance: Annotated[bool, VERDICT] = False
-    """Time right candidates against the reference; needs device=cuda."""
     baselines: Annotated[tuple[TimedAgainst, ...], UsedWhen("measure_performance", True)] = ("eager",)
     """What they are timed against: the reference as it is (`eager`), under `torch.compile` (`compile`), or its launches
     replayed as a CUDA graph (`graph`), as those of a candidate are. The speedup over the first is the verdict's."""
     timing: Annotated[TimingConfig, UsedWhen("measure_performance", True)] = chz.field(default_factory=TimingConfig)
     """How they are timed."""
-    modal: Annotated[ModalConfig, UsedWhen("run_on", "modal")] = chz.field(default_factory=ModalConfig)
-    """GPU, time limit and app of run_on=modal. Only the GPU and the time limit may change a verdict."""
+    modal: Annotated[ModalSettings, UsedWhen("at_modal")] = chz.field(default_factory=ModalSettings)
+    """App and containers of grades at Modal."""
     reference_device: Annotated[Device, GPU_VERDICT, UsedWhen("runs_kernels")] = "cpu"
     """Where this machine runs references, in float64: `cuda` for sizes that a processor is too slow for."""
     sandbox: Annotated[Walls, VERDICT] = "strict"
     """`unsafe` runs candidates, and the problems' own references, without walls where this machine cannot give any;
-    never for rewards that train a model. With run_on=modal only references run here."""
-    workers: Annotated[int, AtLeast(0), UsedWhen("run_on", "local")] = 0
+    never for rewards that train a model. At Modal only references run here."""
+    workers: Annotated[int, AtLeast(0), UsedWhen("graded_here")] = 0
     """Candidates that run at a time; 0 for one per core."""
     draws: Annotated[int, AtLeast(1), UsedWhen("runs_kernels")] = 4
     """Sets of secret inputs kept for each problem."""
     uses_per_draw: Annotated[int, AtLeast(1), UsedWhen("runs_kernels")] = 32
     """Candidates that meet a set before a new one takes its place."""
+    max_prepared: Annotated[int, AtLeast(1), UsedWhen("runs_kernels")] = 192
+    """Problems at one size that are kept ready, least recently graded ones dropped first; each holds megabytes of
+    arrays, and a problem that was made smaller has three. A training run needs those of two batches."""
     cache: bool = True
     """Keep verdicts, by problem, code and every setting above `sandbox`; failures of the grader are never kept."""
     cache_path: Annotated[str | None, UsedWhen("cache", True)] = None
@@ -96,15 +91,35 @@ class GraderConfig(Settings):
     cache_mb: Annotated[int, AtLeast(1), UsedWhen("cache", True)] = 256
     """Bound of that file, in MB; the oldest verdicts are dropped first."""
 
+    @chz.validate
+    def _known_architecture(self) -> None:
+        shared_limit(self.arch)
+
+
+@chz.chz
+class GraderConfig(GraderSettings):
+    """How candidates are graded."""
+
+    backend: Annotated[Language, VERDICT] = "triton"
+    """Language of the kernels: `triton`, or `cuda` for sources given to `load_inline`."""
+    num_correct_trials: Annotated[int, AtLeast(1), AtMost(MAX_TRIALS), VERDICT, UsedWhen("runs_kernels")] = 5
+    """Calls of forward that must be right, over inputs of all families, besides the calls that look for cheats."""
+    run_on: Annotated[RunOn, GPU_VERDICT] = "local"
+    """Whose device that is: this machine's (`local`), or that of a container at Modal (`modal`; see the node modal)."""
+    measure_performance: Annotated[bool, VERDICT] = False
+    """Time right candidates against the reference; needs device=cuda."""
+    modal: Annotated[ModalConfig, UsedWhen("run_on", "modal")] = chz.field(default_factory=ModalConfig)
+    """GPU, time limit and app of run_on=modal. Only the GPU and the time limit may change a verdict."""
+
     @fact("kernels are run", "backend", "device", cure="Set device=cuda (or backend=triton)")
     def runs_kernels(self) -> bool:
         """Whether candidates are run: CUDA sources without a GPU are only compiled."""
-        return self.backend == "triton" or self.device == "cuda"
+        return self.backend == "triton" or self.on_gpu
 
     @fact("kernels run in Triton's interpreter", "backend", "device", cure="Set backend=triton and device=cpu")
     def interprets(self) -> bool:
         """Whether candidates run on the processor."""
-        return self.backend == "triton" and self.device == "cpu"
+        return self.backend == "triton" and not self.on_gpu
 
     @fact(
         "kernels are compiled for a GPU that need not be there",
@@ -115,11 +130,22 @@ class GraderConfig(Settings):
     )
     def compiles_ahead(self) -> bool:
         """Whether candidates are compiled for `arch`."""
-        return self.device == "cpu" and (self.backend == "cuda" or self.compile_check != "off")
+        return not self.on_gpu and (self.backend == "cuda" or self.compile_check != "off")
 
-    @chz.validate
-    def _known_architecture(self) -> None:
-        shared_limit(self.arch)
+    @fact("device is cuda", "device", cure="Set device=cuda")
+    def on_gpu(self) -> bool:
+        """Whether candidates run on a GPU."""
+        return self.device == "cuda"
+
+    @fact("run_on is modal", "run_on", cure="Set run_on=modal")
+    def at_modal(self) -> bool:
+        """Whether candidates are graded in containers at Modal."""
+        return self.run_on == "modal"
+
+    @fact("run_on is local", "run_on", cure="Set run_on=local")
+    def graded_here(self) -> bool:
+        """Whether candidates are graded on this machine."""
+        return not self.at_modal
 
     @chz.validate
     def _possible(self) -> None:

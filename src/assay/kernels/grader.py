@@ -149,6 +149,19 @@ class Grader:
             return Verdict("infra_error", "numerics", said, problem=problem.hash)
         return replace(verdict, problem=prepared.scaled.hash)
 
+    async def prepare(self, problem: Problem | ScaledProblem) -> None:
+        """Make a problem ready for grades to come: its reference is run, and its sizes and secret inputs are found.
+
+        Never raises for anything that a problem is; what is wrong with one is said by its grades.
+
+        Raises:
+            SandboxError, MissingDependencyError: no candidate at all can be graded here.
+        """
+        if self._closed or (self.config.backend == "cuda" and self.config.device == "cpu"):
+            return
+        self._warm_up()
+        await self._preparations.begin(problem)
+
     async def _cuda_text(self, code: str) -> Verdict:
         """The verdict on CUDA sources where there is no GPU: they are read and compiled, and not run."""
         found = await examined(self.sandbox, code, "cuda")

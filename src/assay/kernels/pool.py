@@ -76,6 +76,7 @@ class GradingPool:
         self._cache = open_cache(self.config) if grader is None or grader.as_configured else None
         self._grader = grader or Grader(self.config)
         self._flights: dict[str, asyncio.Task[Verdict]] = {}
+        self._ahead: set[asyncio.Task[None]] = set()
         self._counts: Counter[str] = Counter()
 
     async def __aenter__(self) -> GradingPool:
@@ -86,13 +87,25 @@ class GradingPool:
 
     async def close(self) -> None:
         """End everything; grades in flight are cancelled. Safe to call twice."""
-        flights = list(self._flights.values())
+        flights = [*self._flights.values(), *self._ahead]
         for flight in flights:
             flight.cancel()
         await asyncio.gather(*flights, return_exceptions=True)
         await self._grader.close()
         if self._cache is not None:
             self._cache.close()
+
+    def prepare(self, problems: Iterable[Problem | ScaledProblem]) -> None:
+        """Begin to make problems ready whose candidates will come; returns at once. See `Grader.prepare`."""
+        for problem in problems:
+            task = asyncio.create_task(self._grader.prepare(problem))
+            self._ahead.add(task)
+            task.add_done_callback(self._prepared)
+
+    def _prepared(self, task: asyncio.Task[None]) -> None:
+        self._ahead.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.warning("a problem could not be made ready ahead, which is tried again with its grade: %s", error)
 
     def counters(self) -> dict[str, float]:
         """Totals so far: `graded`, `cached`, `shared` (waited for the grade of another), and each kind of verdict."""

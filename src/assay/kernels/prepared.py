@@ -13,6 +13,7 @@ A failure, and a refusal that a machine under load may have caused, goes to the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator
@@ -28,10 +29,6 @@ from assay.kernels.numerics.shapes import Shapes
 from assay.kernels.problems.scaling import ScaledProblem, other_sizes, unscaled
 from assay.kernels.problems.sources import SHIPPED, Problem
 from assay.kernels.program.grading import Size
-
-MAX_PREPARED = 192
-"""Problems at one size that are kept, least recently graded ones dropped first: each holds megabytes of arrays. A
-problem that was made smaller has three. Those that are being made ready are kept beyond this."""
 
 MAX_GROWTH = 8
 """Times the work of the size graded first that the other one may be."""
@@ -116,6 +113,14 @@ class Preparations:
         next(self._others(prepared), None)  # begun beside the first grade, which may come to need it
         self._published(prepared)
         return prepared
+
+    async def begin(self, problem: Problem | ScaledProblem) -> None:
+        """Have a problem ready by the time it is graded; returns once it is, or is known not to be gradable.
+
+        A failure is left to the grade, which tries again.
+        """
+        with contextlib.suppress(Closed, ReferenceModelError):
+            await self.ready(problem)
 
     async def other_size(self, prepared: Prepared, first: Size) -> Size | None:
         """Another size of a problem, with a draw: the first at which its reference runs, that is worth a reward, and
@@ -206,7 +211,7 @@ class Preparations:
         if task is None or _is_stale(task):
             task = self._tasks[key] = asyncio.create_task(make())
         self._tasks.move_to_end(key)
-        excess = len(self._tasks) - MAX_PREPARED
+        excess = len(self._tasks) - self._config.max_prepared
         if excess > 0:
             idle = [other for other, made in self._tasks.items() if made.done() and other != key]
             for other in idle[:excess]:

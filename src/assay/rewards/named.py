@@ -27,7 +27,7 @@ REWARD = Kind(
         "math": "assay.rewards.math_answers:math",
         "judge": "assay.rewards.judge.reward:JudgeReward",
         "chess": "assay.envs.chess.position_reward:ChessReward",
-        "kernelbench": "assay.envs.kernelbench.verdict_reward:KernelReward",
+        "kernelbench": "assay.envs.kernelbench.named_reward:KernelReward",
         "monitor": "assay.envs.monitor.rewards:monitor_reward",
     },
     lambda found: is_reward(found) or callable(found),

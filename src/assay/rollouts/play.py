@@ -59,7 +59,7 @@ async def play(
         completion = await policy.complete(prompt, params, derive(*seed, turn), last=last)
         text = renderer.text(completion.tokens)
         reply = renderer.read(text)
-        result = await _verdict(env, reply.answer)
+        result = await _verdict(env, reply.whole if getattr(env, "whole_replies", False) else reply.answer)
         judged = (reply.answer, result.score, result.metrics)
         transitions.append(Transition(tuple(prompt), completion, *judged, messages, reply.thought))
         messages = tuple(result.messages) if result.replace else ()

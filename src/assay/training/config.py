@@ -35,7 +35,7 @@ from assay.config import (
 )
 from assay.config.idle import qualified
 from assay.config.schema import settings
-from assay.envs.base import RENDERER, BuildContext, BuildProgress, DatasetBuilder
+from assay.envs.base import BY_TEMPLATE, RENDERER, BuildContext, BuildProgress, DatasetBuilder
 from assay.envs.named import ENVIRONMENT
 from assay.grpo.config import AlgorithmConfig, GRPOConfig
 from assay.grpo.recipes import LOSS, canonical, recipe_of
@@ -45,10 +45,9 @@ MANY_TURNS = 1000
 """More turns than an environment has by its own setting."""
 
 
-def _chess() -> DatasetBuilder:
+def _first() -> DatasetBuilder:
     """The default environment, imported where no other is chosen."""
-    made: DatasetBuilder = find("chess", ENVIRONMENT, "dataset_builder")()
-    return made
+    return find("kernelbench", ENVIRONMENT, "dataset_builder")()  # type: ignore[no-any-return]
 
 
 @chz.chz
@@ -214,10 +213,10 @@ class TrainingConfig(Settings):
     """Supervised stage before RL."""
     eval: EvalConfig = chz.field(default_factory=EvalConfig)
     """Held-out evaluation."""
-    dataset_builder: Annotated[DatasetBuilder, Code(ENVIRONMENT, "chess")] = chz.field(default_factory=_chess)
+    dataset_builder: Annotated[DatasetBuilder, Code(ENVIRONMENT, "kernelbench")] = chz.field(default_factory=_first)
     """Environment and data."""
     multiturn_dataset_builder: Annotated[
-        DatasetBuilder | None, Code(ENVIRONMENT), Like("dataset_builder"), UsedWhen("mode", "multi_turn")
+        DatasetBuilder | None, Code(ENVIRONMENT), Like("dataset_builder", "in_turns"), UsedWhen("mode", "multi_turn")
     ] = None
     """Environment and data of `multi_turn` mode; null means `dataset_builder`."""
 
@@ -326,11 +325,8 @@ class TrainingConfig(Settings):
 
     def build_context(self, progress: BuildProgress | None = None) -> BuildContext:
         """What the run gives its dataset builder; the builder reports its progress to `progress`."""
-        builder = self.active_builder
-        chat = builder.renderer_name == "chat"
-        context = BuildContext(
-            seed=self.seed, max_turns=self.most_turns, cache_dir=self.cache_dir.expanduser(), chat=chat
-        )
+        chat, cache_dir = self.active_builder.renderer_name in BY_TEMPLATE, self.cache_dir.expanduser()
+        context = BuildContext(seed=self.seed, max_turns=self.most_turns, cache_dir=cache_dir, chat=chat)
         return context if progress is None else replace(context, progress=progress)
 
 
@@ -368,6 +364,7 @@ def _impossible(config: TrainingConfig) -> Iterator[str]:
             f"grpo.buffer_capacity={config.grpo.buffer_capacity} but a batch has {builder.batch_size} groups, so the "
             "others would be sampled and never trained on. Raise it, or lower the builder's batch_size."
         )
+    yield from builder.refusals(config.gamma, config.most_turns)
     find(builder.renderer_name, RENDERER, "renderer_name")
 
 

@@ -27,6 +27,7 @@ from assay.grpo.trainer import StepReport
 from assay.training.config import TrainingConfig
 from assay.training.evaluate import Evaluation, cached_scores, check_errored, evaluate
 from assay.training.logs import spoken
+from assay.training.metrics.advantages import advantage_metrics, turn_advantages
 from assay.training.metrics.logger import RATE_RAISED
 from assay.training.metrics.tables import completion_table
 from assay.training.metrics.token_traces import token_records
@@ -144,6 +145,8 @@ async def _finish_step(
     step.metrics |= session.counters.take()
     step.metrics["perf/wall_s"] = time.monotonic() - step.wall_s
     step.metrics["perf/cpu_s"] = time.process_time() - step.cpu_s
+    names = session.data.records.names
+    step.metrics |= {names[name]: value for name, value in step.metrics.items() if name in names}
     session.log.log(session.run.next_step, step.phase, step.index, step.metrics, step.histograms)
     health = session.trainer.health
     save = (session.trainer if rollouts is None else rollouts).save_state if checkpoint else None
@@ -267,12 +270,15 @@ async def _update(
         turns = report.turns
     finally:  # rollouts of a failed step are recorded too, since they show why it failed
         _record(session, step, groups, "train", turns)
-    step.metrics |= report.rollouts | report.parity
+    step.metrics |= report.rollouts | report.parity | advantage_metrics(report.turns)
+    step.metrics |= session.data.records.metrics(groups)
+    step.metrics |= {"progress/batch": float(step.index), "progress/done_frac": (step.index + 1) / session.num_batches}
     step.metrics |= {f"train/{name}": value for name, value in report.metrics.items()}
     step.metrics |= {"perf/update_s": time.monotonic() - started} | cached_scores(groups)
     every = config.tensorboard_log_histograms_every
     if every and (step.index + 1) % every == 0:
-        step.histograms |= _histograms(groups, report.rewards)
+        step.histograms |= _histograms(groups, report.rewards, turn_advantages(report.turns))
+        step.histograms |= {k: v for k, v in session.data.records.histograms(groups).items() if len(v)}
     number, every = session.run.next_step, config.completion_table_every
     if every and (step.index + 1) % every == 0:
         session.log.table(number, "completions", completion_table(groups, report.turns))
@@ -333,6 +339,7 @@ def _record(
             split=split,
             decode=session.renderer.text,
             turns=turns,
+            further=session.data.records.trace,
         )
     )
     if split == "train":
@@ -345,9 +352,10 @@ def _turns(groups: Sequence[TrajectoryGroup]) -> list[Transition]:
 
 
 def _histograms(
-    groups: Sequence[TrajectoryGroup], by_task: Mapping[str, Sequence[float]]
+    groups: Sequence[TrajectoryGroup], by_task: Mapping[str, Sequence[float]], advantages: Sequence[float]
 ) -> dict[str, Sequence[float]]:
     found = {
+        "advantage": advantages,
         "reward": [reward for rewards in by_task.values() for reward in rewards],
         "completion_tokens": [float(len(turn.completion.tokens)) for turn in _turns(groups)],
         **{f"reward/{task}": rewards for task, rewards in by_task.items()},
@@ -378,6 +386,7 @@ async def _evaluate(session: Session, step: _Step) -> Evaluation | None:
             advance=progress.advance,
         )
         step.metrics |= evaluation.metrics()
+        step.metrics |= {f"eval/{k}": v for k, v in session.data.records.metrics(evaluation.groups).items()}
         step.metrics |= {"perf/eval_s": time.monotonic() - started, "perf/eval_cpu_s": time.process_time() - cpu}
     _record(session, step, evaluation.groups, "eval")
     check_errored(evaluation.groups, session.config.max_errored_fraction, "the evaluation")

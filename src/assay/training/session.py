@@ -21,7 +21,7 @@ from assay.backends.named import open_named
 from assay.config import resolved
 from assay.config.record import may_change, rounding_changes
 from assay.config.schema import settings
-from assay.envs.base import EnvData, EnvGroupBuilder, build_data, iter_builders
+from assay.envs.base import EnvData, EnvGroupBuilder, Records, build_data, iter_builders
 from assay.errors import ConfigError
 from assay.grpo.recipes import RECIPES
 from assay.grpo.trainer import GRPOTrainer
@@ -190,7 +190,9 @@ async def open_session(config: TrainingConfig, plan: ResumePlan, *, quiet: bool 
             trainer = GRPOTrainer.over(backend, config.trainer())
             if run.resumed is not None:
                 trainer.restore(run.resumed.policy)
-            log = stack.enter_context(MetricsLogger(run, make_sinks(config, run, num_batches(config, data))))
+            log = stack.enter_context(
+                MetricsLogger(run, make_sinks(config, run, num_batches(config, data), data.records))
+            )
             _record_changes(config, run, log)
             counters = StepCounters(data.counters)
             yield Session(config, run, data, backend, trainer, renderer, log, progress, counters)
@@ -285,15 +287,21 @@ def beyond(can: Capabilities, config: TrainingConfig) -> Iterator[str]:
         )
     if config.lora_rank and not can.lora:
         yield f"lora_rank={config.lora_rank}, but {backend} cannot train adapters. Set lora_rank=0."
+    if can.max_lora_rank is not None and config.lora_rank > can.max_lora_rank:
+        yield (
+            f"lora_rank={config.lora_rank}, but {backend} trains adapters of rank {can.max_lora_rank} at most for this "
+            f"model. Set lora_rank={can.max_lora_rank}."
+        )
     if not config.lora_rank and not can.full_weights:
         yield f"lora_rank=0 trains all weights, but {backend} can train only adapters. Set lora_rank to 1 or more."
 
 
-def make_sinks(config: TrainingConfig, run: RunDirectory, batches: int) -> list[MetricSink]:
+def make_sinks(config: TrainingConfig, run: RunDirectory, batches: int, records: Records) -> list[MetricSink]:
     """The sinks that the config asks for, beside the run's own JSON lines."""
     sinks: list[MetricSink] = [ConsoleSink(SHOWN, {"sft": config.sft.num_steps, "rl": batches})]
     if writes_tensorboard(config.tensorboard_enabled):
-        sinks.append(TensorBoardSink(run.path / "tensorboard", per_tag=config.tensorboard_log_per_level))
+        per_level, tags = config.tensorboard_log_per_level, records.tags
+        sinks.append(TensorBoardSink(run.path / "tensorboard", per_tag=per_level, tags=tags))
     if config.wandb_project is not None:
         sinks.append(WandbSink(run.path, project=config.wandb_project, name=config.wandb_name, config=run.config))
     return sinks

@@ -11,13 +11,20 @@ from assay import GRPOConfig, GRPOTrainer
 from assay.backends.config import ScratchModel
 from assay.envs.chess.dataset import ChessDatasetBuilder
 from assay.envs.chess.engine.stockfish import StockfishConfig
+from assay.envs.kernelbench.records import batch_metrics
 from assay.grpo.config import AlgorithmConfig
 from assay.training.config import SFTConfig, TrainingConfig, load_config
 from assay.training.metrics.names import METRICS, ROLLOUTS
+from assay.types import TrajectoryGroup
+from support.kernel_run import kernels
+from support.kernel_turns import TASK, fast, rollout
 from support.own_rollouts import made_up
+from support.sandboxes import needs_walls
 from support.scripted_judge import scripted_judge
 from support.tiny_models import tiny_model
 from support.tiny_run import read_lines, run, tiny
+
+pytestmark = needs_walls
 
 HEADER = {"version", "step", "phase", "index"}
 EVALUATED = "eval/<rollout metric>"
@@ -64,6 +71,12 @@ def by_itself() -> set[str]:
     return {name if entry(name) in ROLLOUTS or name.startswith("parity/") else f"train/{name}" for name in found}
 
 
+def timed_kernels() -> set[str]:
+    """Names of what is measured on a GPU alone."""
+    groups = [TrajectoryGroup(TASK, (rollout(fast(1.5)),))]
+    return set(batch_metrics(groups, several_turns=True)) | {"env/speedup", "eval/kernel/mean_speedup"}
+
+
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """What each kind of run logs."""
@@ -85,11 +98,12 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
             tiny(path / "chess", sft=NO_SFT, max_batches=1, max_tokens=10, dataset_builder=positions, scratch=letters)
         ),
         "monitor": monitored,
+        "kernels": logged(kernels(path / "kernels", mode="multi_turn", max_turns=3)) | timed_kernels(),
         "by itself": by_itself(),
     }
 
 
-@pytest.mark.parametrize("kind", ["single turn", "several turns", "chess", "monitor", "by itself"])
+@pytest.mark.parametrize("kind", ["single turn", "several turns", "chess", "monitor", "kernels", "by itself"])
 def test_whatever_is_logged_is_in_the_table(names: dict[str, set[str]], kind: str) -> None:
     assert [name for name in sorted(names[kind]) if entry(name) is None] == []
 

@@ -42,7 +42,9 @@ class ChatRenderer(Renderer):
         chat = chat or ChatConfig()
         self.template = template_of(tokenizer)
         if not self.template:
-            raise ConfigError("renderer_name=chat needs a tokenizer with a chat template; use renderer_name=plain.")
+            raise ConfigError(
+                "renderer_name=chat (or qwen3) needs a tokenizer with a chat template; use renderer_name=plain."
+            )
         self._tokenizer, self._kwargs = tokenizer, dict(chat.template_kwargs)
         _check_variables(tokenizer, self.template, chat)
         self.takes_system = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from assay.backends.base import Tokenizer
-from assay.envs.base import RENDERER
+from assay.envs.base import BY_TEMPLATE, RENDERER
 from assay.envs.chat import AUTO, ChatConfig
 from assay.errors import ConfigError
 from assay.plugins import calling, find
@@ -33,7 +33,7 @@ def make_renderer(name: str, tokenizer: Tokenizer, chat: ChatConfig | None = Non
         ConfigError: the renderer does not exist, its factory does not make one, or the tokenizer lacks what it needs.
     """
     name = chosen(tokenizer) if name == AUTO else name
-    if name == "chat":
+    if name in BY_TEMPLATE:
         return ChatRenderer(tokenizer, chat)
     make = find(name, RENDERER, "renderer_name")
     with calling(f"renderer_name={name}"):

@@ -19,6 +19,16 @@ class Reply:
     complete: bool = True
     """Whether the thought came to its end."""
 
+    @property
+    def whole(self) -> str:
+        """Thought and answer as one text: whatever tags the model writes, and whether or not its prompt had opened the
+        thought, it stands between `<think>` and `</think>`, of which the second is missing where it did not end."""
+        if self.thought is None:
+            return self.answer
+        opening, closing = KNOWN_TAGS[0]
+        begun = f"{opening}\n{self.thought}\n"
+        return f"{begun}{closing}\n{self.answer}" if self.complete else begun
+
 
 @dataclass(frozen=True, slots=True)
 class Thinking:

@@ -11,13 +11,9 @@ from assay.config import Above, AtLeast, Settings, refuse
 
 
 @chz.chz
-class ModalConfig(Settings):
-    """Where on Modal jobs run, on which GPU, for how long, and how many at a time."""
+class ModalSettings(Settings):
+    """Where on Modal jobs run, and how many at a time."""
 
-    modal_gpu_type: str = "A100"
-    """GPU of a container, as Modal names it (T4, L4, A10, L40S, A100, A100-80GB, H100, H200, B200)."""
-    modal_timeout: Annotated[float, Above(0)] = 120.0
-    """Seconds that one kernel may take, once its container is up and warm; a job's own limit holds where shorter."""
     modal_app_name: str = "assay-kernels"
     """Name under which the app was deployed."""
     modal_environment: str = ""
@@ -38,8 +34,22 @@ class ModalConfig(Settings):
     """Seconds that a batch may take in all, waiting for GPUs included; what is then unanswered counts as lost."""
 
     @chz.validate
-    def _named(self) -> None:
-        refuse(f"{name} cannot be empty." for name in ("modal_gpu_type", "modal_app_name") if not getattr(self, name))
+    def _app_named(self) -> None:
+        refuse(["modal_app_name cannot be empty."] if not self.modal_app_name else [])
+
+
+@chz.chz
+class ModalConfig(ModalSettings):
+    """Where on Modal jobs run, on which GPU, for how long, and how many at a time."""
+
+    modal_gpu_type: str = "A100"
+    """GPU of a container, as Modal names it (T4, L4, A10, L40S, A100, A100-80GB, H100, H200, B200)."""
+    modal_timeout: Annotated[float, Above(0)] = 120.0
+    """Seconds that one kernel may take, once its container is up and warm; a job's own limit holds where shorter."""
+
+    @chz.validate
+    def _gpu_named(self) -> None:
+        refuse(["modal_gpu_type cannot be empty."] if not self.modal_gpu_type else [])
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,36 @@ _PARITY = {
     "parity/tokens": "Tokens compared.",
 }
 
+_KERNELS = {
+    "mode": "0 for rollouts of one turn, 1 for several.",
+    "batch/num_groups": "Groups of the batch.",
+    "batch/num_trajectories": "Their rollouts.",
+    "batch/total_steps": "Their turns.",
+    "optim/lr": "Learning rate.",
+    "kernel/format_rate": "Share of the answers with a kernel in the right form.",
+    "kernel/compile_rate": "Share whose kernel came past its compilers.",
+    "kernel/correct_rate": "Share whose kernel is right.",
+    "kernel/cheat_rate": "Share whose kernel did not do the work itself.",
+    "kernel/format_ok": "Answers with a kernel in the right form.",
+    "kernel/compiled": "Answers whose kernel came past its compilers.",
+    "kernel/correct": "Answers whose kernel is right.",
+    "kernel/mean_speedup": "Mean speedup that may be rewarded (a lower bound), over right kernels that were timed.",
+    "multiturn/format_rate": "Several turns: share of the turns with a kernel in the right form.",
+    "multiturn/compile_rate": "Share of the turns whose kernel came past its compilers.",
+    "multiturn/correct_rate": "Share of the turns whose kernel is right.",
+    "multiturn/step_score_mean": "Mean reward of a turn.",
+    "multiturn/step_score_std": "Standard deviation of the same.",
+    "multiturn/max_correct_per_trajectory": "Share of the rollouts with a right kernel in any turn.",
+    "multiturn/success_rate": "Share with one that is as fast as `speedup_threshold` asks, too.",
+    "multiturn/avg_turns": "Mean number of turns of a rollout.",
+    "multiturn/best_speedup_mean": "Mean over rollouts of the best speedup of their turns.",
+    "multiturn/best_speedup_max": "The best of all.",
+    "multiturn/turn_<place>/compile_rate": "Of the turns at this place (from 0), the share that came past compilers.",
+    "multiturn/turn_<place>/correct_rate": "Of these turns, the share that is right.",
+    "multiturn/turn_<place>/score_mean": "Mean reward of these turns.",
+    "multiturn/turn_<place>/count": "Rollouts that had such a turn.",
+}
+
 SECTIONS: Sequence[Section] = (
     Section(
         "Rollouts",
@@ -120,6 +150,31 @@ SECTIONS: Sequence[Section] = (
         "Of the optimizer steps of a step, over all their tokens together; those of the policy are absent where no "
         "step was taken. A `GRPOTrainer` that is used by itself returns these names without `train/`.",
         {f"train/{name}": text for name, text in _TRAINING.items()},
+    ),
+    Section(
+        "Advantages",
+        "Of the turns that were trained on, each turn's the mean over its tokens, before the optimizer step's "
+        "normaliser; absent where nothing was trained on.",
+        {
+            "advantage/mean": "Their mean.",
+            "advantage/std": "Their standard deviation.",
+            "advantage/min": "The lowest.",
+            "advantage/max": "The highest.",
+        },
+    ),
+    Section(
+        "Progress",
+        "Of every RL step.",
+        {
+            "progress/batch": "RL batches before this one.",
+            "progress/done_frac": "Share of the run's RL batches that are done with this one.",
+        },
+    ),
+    Section(
+        "Kernels",
+        "Of the environment `kernelbench`, over the turns that were judged; in evaluations behind `eval/`. TensorBoard "
+        "shows them under further tags too, such as `Kernel/CorrectRate` and `PerLevel/Level1/RewardMean`.",
+        _KERNELS,
     ),
     Section(
         "Parity",
@@ -147,6 +202,10 @@ SECTIONS: Sequence[Section] = (
         "On the held-out tasks, after the steps that end with an evaluation.",
         {
             "eval/<rollout metric>": "Any of the metrics of rollouts, over the held-out tasks (`eval/reward/mean`).",
+            "eval/mode": "Kernels: as `mode`, and so on below.",
+            "eval/batch/<count>": "As `batch/...`, of the evaluation.",
+            "eval/kernel/<metric>": "As `kernel/...`, over the held-out problems.",
+            "eval/multiturn/<metric>": "As `multiturn/...`, over the held-out problems.",
             "eval/ci95/reward": "Half-width of the 95 % interval of the mean reward, over tasks.",
             "eval/ci95/<metric>": "The same for what the environment reports.",
             **{f"eval/{name}": f"{text} Of a probe of the answers." for name, text in _PARITY.items()},
@@ -157,6 +216,10 @@ SECTIONS: Sequence[Section] = (
         "These depend on the machine and on what is cached, so they may differ in a resumed run; all other metrics "
         "are the same.",
         {
+            "time/total": "Kernels: the same as `perf/wall_s`, as are `time/rollout` (`perf/rollout_s`) and "
+            "`time/train` (`perf/update_s`).",
+            "time/rollout": "See `time/total`.",
+            "time/train": "See `time/total`.",
             "perf/wall_s": "Wall-clock seconds of the step.",
             "perf/cpu_s": "CPU seconds of the step, over all threads of this process but without verifier processes.",
             "perf/env_wait_s": "Seconds spent waiting for the batch's environments, which are prepared ahead.",
@@ -194,6 +257,8 @@ SECTIONS: Sequence[Section] = (
             "reward_engine/<source>/calls": "Calls for one data source.",
             "reward_engine/<source>/tokens": "Tokens for one data source.",
             "reward_engine/<source>/usd": "Cost of one data source, in US dollars.",
+            "reward_engine/grader/<count>": "Kernels: grades by kind of verdict, and how many were `graded`, taken "
+            "from the cache (`cached`), or waited for an equal one (`shared`).",
             "reward_engine/in_flight": "Calls in flight at the end of the step.",
             "reward_engine/waiting": "Calls waiting to be sent then.",
             "reward_engine/limit": "Limit on calls in flight then, as tuned so far.",

@@ -119,8 +119,9 @@ class TensorBoardSink(_AppendFile):
     one takes its messages and writes the framing (length, CRC, data, CRC) itself, one event per call.
     """
 
-    def __init__(self, folder: Path, *, per_tag: bool = True) -> None:
-        """`per_tag=False` leaves out the metrics of single tags (`tag/...`, `eval/tag/...`).
+    def __init__(self, folder: Path, *, per_tag: bool = True, tags: Mapping[str, str] | None = None) -> None:
+        """`per_tag=False` leaves out the metrics of single tags (`tag/...`, `eval/tag/...`). `tags` are further names
+        under which metrics and histograms are shown.
 
         Raises:
             MissingDependencyError: tensorboardX is not installed.
@@ -132,6 +133,7 @@ class TensorBoardSink(_AppendFile):
             )
         super().__init__(folder / "events.out.tfevents.0000000000.assay")
         self._per_tag = per_tag
+        self._tags = dict(tags or {})
         self._proto: Any = importlib.import_module("tensorboardX.proto.event_pb2")
         self._summary: Any = importlib.import_module("tensorboardX.summary")
         self._crc: Any = importlib.import_module("tensorboardX.record_writer").masked_crc32c
@@ -143,17 +145,22 @@ class TensorBoardSink(_AppendFile):
         summary = self._proto.Event().summary
         for name, value in metrics.items():
             if self._per_tag or not is_per_tag(name):
-                summary.value.add(tag=name, simple_value=value)
+                for tag in self._shown_as(name):
+                    summary.value.add(tag=tag, simple_value=value)
         for name, values in histograms.items():
             finite = [value for value in values if math.isfinite(value)]
             if finite:
-                summary.MergeFrom(self._summary.histogram(name, finite, bins=30))
+                for tag in self._shown_as(name):
+                    summary.MergeFrom(self._summary.histogram(tag, finite, bins=30))
         if summary.value:
             self._write_event(step=step, summary=summary)
 
     def table(self, step: int, name: str, table: Table) -> None:
         """Append one event with the table as text, which TensorBoard shows as Markdown."""
         self._write_event(step=step, summary=self._summary.text(name, markdown(table)))
+
+    def _shown_as(self, name: str) -> tuple[str, ...]:
+        return (name, self._tags[name]) if name in self._tags else (name,)
 
     def _write_event(self, **fields: Any) -> None:
         data = self._proto.Event(wall_time=time.time(), **fields).SerializeToString()

@@ -29,6 +29,7 @@ def trace_records(
     split: Literal["train", "eval"],
     decode: Decode | None = None,
     turns: Turns | None = None,
+    further: Callable[[Trajectory, int], Mapping[str, Json]] | None = None,
 ) -> list[dict[str, Json]]:
     """One record per turn, in (group, sample, turn) order; a rollout without any turn has one record without text.
 
@@ -39,15 +40,30 @@ def trace_records(
 
     Args:
         turns: what the turns of a training batch trained with; None where its training step failed.
+        further: what the environment adds to the record of a rollout's turn.
     """
     header = {"version": VERSION, "run": run_id, "step": step, "phase": phase, "index": index, "split": split}
     return [
-        {**header, "group": g, "sample": s, **record, **_training(trajectory, split, turns, (g, s, record["turn"]))}
+        _with(
+            {
+                **header,
+                "group": g,
+                "sample": s,
+                **record,
+                **_training(trajectory, split, turns, (g, s, record["turn"])),
+            },
+            further(trajectory, record["turn"]) if further is not None else {},
+        )
         for g, group in enumerate(groups)
         for key in [group.task.key]  # a hash of the whole task: once for all its rollouts
         for s, trajectory in enumerate(group.trajectories)
         for record in _turns(trajectory, key if trajectory.task is group.task else trajectory.task.key, decode)
     ]
+
+
+def _with(record: dict[str, Json], further: Mapping[str, Json]) -> dict[str, Json]:
+    """The record, whose head stays as it is, with what is added to it."""
+    return {**record, **{name: value for name, value in further.items() if name not in record}}
 
 
 def _training(trajectory: Trajectory, split: str, turns: Turns | None, place: TurnPlace) -> dict[str, Json]:

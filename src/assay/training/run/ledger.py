@@ -22,8 +22,8 @@ from assay.types import Json
 VERSION = 1
 """Format of the ledger; a reader refuses a larger one."""
 Phase = Literal["start", "sft", "rl", "end"]
-MACHINE_METRICS = ("perf/", "reward_engine/")
-"""How the names of metrics begin that depend on the machine, or on what is cached."""
+MACHINE_METRICS = ("perf/", "time/", "progress/", "reward_engine/")
+"""How the names of metrics begin that depend on the machine, on what is cached, or on how long the run is to be."""
 
 
 @dataclass(frozen=True, slots=True)

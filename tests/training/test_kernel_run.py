@@ -1,0 +1,67 @@
+"""Whole runs on kernels with the real grader: what is recorded, that turns are played, and that a kill is undone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from assay.envs.kernelbench.dataset import MultiTurnKernelBenchDatasetBuilder
+from support.kernel_run import builder, kernels
+from support.sandboxes import needs_walls
+from support.tensorboard import read_events, scalars
+from support.tiny_run import assert_same_run, kill, read_lines, run
+
+pytestmark = needs_walls
+TURNS = {"mode": "multi_turn", "max_turns": 3}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def test_a_run_of_several_turns_records_them_under_their_names_and_is_the_same_after_a_kill(tmp_path: Path) -> None:
+    config = kernels(tmp_path / "whole", **TURNS, max_batches=2)
+    run(config)
+    steps = [line for line in read_lines(tmp_path / "whole/metrics.jsonl") if line["phase"] == "rl"]
+    first = steps[0]
+    assert first["batch/num_trajectories"] == 4 and first["mode"] == 1 and first["progress/done_frac"] == 0.5
+    assert first["multiturn/turn_0/correct_rate"] < first["multiturn/success_rate"] == 1, "later turns are better"
+    assert first["multiturn/avg_turns"] == first["rollout/turns"] > 1
+    assert first["time/rollout"] == first["perf/rollout_s"] and first["optim/lr"] == first["train/learning_rate"]
+    assert first["advantage/min"] < 0 < first["advantage/max"]
+    assert steps[-1]["eval/kernel/correct_rate"] >= 0, "the held-out problem was evaluated"
+    traces = [line for line in read_lines(tmp_path / "whole/traces.jsonl") if line["split"] == "train"]
+    measured = [line for line in read_lines(tmp_path / "whole/traces.jsonl") if line["split"] == "eval"]
+    assert {trace["problem_id"] for trace in traces} == {1} and {trace["problem_id"] for trace in measured} == {2}
+    for trace in traces:
+        assert {"run", "step", "group", "sample", "turn", "messages", "advantage", "stop_reason"} <= trace.keys()
+        assert {"mode", "level", "response", "eval_result", "reward_breakdown", "state"} <= trace.keys()
+        assert trace["eval_result"]["metadata"]["kind"] and trace["messages"], "each turn has its whole prompt"
+    last = max(traces, key=lambda trace: trace["turn"])
+    assert last["turn"] == 2 and "Attempt 2 of 3" in last["messages"][-1]["content"]
+    (board,) = (tmp_path / "whole/tensorboard").iterdir()
+    shown = {tag for _, tag, _ in scalars(board)}
+    assert {"Kernel/CorrectRate", "Reward/Mean", "PerLevel/Level1/CorrectRate", "Timing/Total"} <= shown
+    drawn = {value.tag for event in read_events(board) for value in event.summary.value if value.HasField("histo")}
+    assert {"Distributions/Rewards", "Distributions/Advantages"} <= drawn
+
+    cut = kernels(tmp_path / "cut", **TURNS, max_batches=2)
+    kill(cut, "assay.grpo.trainer", "GRPOTrainer.update", 2)
+    run(cut)
+    assert_same_run(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_a_builder_of_its_own_decides_on_turns(tmp_path: Path) -> None:
+    own = builder()
+    several = MultiTurnKernelBenchDatasetBuilder(
+        **{name: getattr(own, name) for name in ("dataset_src", "use_modal", "end_problem", "batch_size", "grader")},
+        **{"num_correct_trials": 1, "prompt_option": "zero_shot", "renderer_name": "auto"},
+        **{"max_turns": 2, "group_size": 2, "early_stop_on_correct": False},
+    )
+    config = kernels(tmp_path / "run", mode="multi_turn", multiturn_dataset_builder=several, eval_every=0)
+    run(config)
+    (step,) = [line for line in read_lines(tmp_path / "run/metrics.jsonl") if line["phase"] == "rl"]
+    assert step["rollout/turns"] == 2, "a right kernel does not end a rollout here, and its own number of turns does"
