@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from assay.errors import DataError, MissingDependencyError
-from assay.retrieval.code_text import search_words
+from assay.retrieval.code_text import model_part, name_words, tokens
+from assay.retrieval.operations import operations
 from assay.retrieval.ranking import in_order
 from assay.storage.files import encode_json
 
@@ -38,6 +40,15 @@ class Bm25Ranking:
         if words:
             scores = self._scorer.get_scores(words)[start:end]
             yield from ((start + place, score) for place, score in in_order(scores))
+
+
+def search_words(code: str) -> list[str]:
+    """What is compared of two problems: operations, neighbouring operations as one word, and the parts of all names."""
+    found = tokens(code)
+    done = operations(found)
+    neighbours = [f"{one}>{next_one}" for one, next_one in pairwise(done)]
+    named = (word for token in model_part(found) if token.kind == "name" for word in name_words(token.text))
+    return [*done, *neighbours, *named]
 
 
 def build_bm25(codes: Iterable[str], folder: Path) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Python source as tokens: for a hash that layout does not change, for the words that search compares, for likeness.
+"""Python source as tokens: for a hash that layout does not change, for the words in names.
 
 A lexer and no parser: text from a data set may be of another Python version, or no Python at all, and every text has
 tokens. Comments, docstrings, layout and line continuations are no tokens.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import keyword
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -32,9 +32,7 @@ _OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
 _DATA = frozenset(("get_inputs", "get_init_inputs"))
 """Functions of a problem that say what it is called with, and not what it computes."""
 
-_PIECES = re.compile(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*|\d+")
-_OPERATORS = {"@": "matmul", "+": "add", "-": "sub", "*": "mul", "/": "div", "**": "pow", "//": "floordivide"}
-"""Operators, as the functions of PyTorch that do the same are called."""
+_PIECES = re.compile(r"(?:[A-Z]+(?![a-z])|[A-Z]?[a-z]+)(?:\d+(?:[dD](?![a-z]))?)?|\d+")
 _BOILERPLATE = frozenset(
     [
         *keyword.kwlist,
@@ -47,11 +45,14 @@ _BOILERPLATE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token. `outer` says that it begins a line without indentation, outside any bracket."""
+    """One token."""
 
     kind: Kind
     text: str
+    first: bool = False
+    """Whether it begins a statement: a line, outside any bracket."""
     outer: bool = False
+    """Whether it begins one without indentation."""
 
 
 def tokens(code: str) -> list[Token]:
@@ -74,7 +75,7 @@ def tokens(code: str) -> list[Token]:
             depth = max(0, depth - 1)
         start = match.start()
         outer = fresh and (start == 0 or code[start - 1] == "\n")
-        found.append(Token(kind, text, outer))  # type: ignore[arg-type]
+        found.append(Token(kind, text, fresh, outer))  # type: ignore[arg-type]
         fresh = False
     return found
 
@@ -95,38 +96,22 @@ def code_hash(code: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
-def model_tokens(code: str) -> list[Token]:
+def model_part(found: Sequence[Token]) -> list[Token]:
     """The tokens of a problem that say what it computes: of its outer classes and functions, without the two that make
-    inputs, imports and constants. All tokens where there is neither class nor function."""
+    inputs, imports and constants. All of them where there is neither class nor function."""
     chosen: list[Token] = []
     block: list[Token] = []
-    for token in [*tokens(code), Token("operator", "", outer=True)]:
+    for token in [*found, Token("operator", "", first=True, outer=True)]:
         if token.outer and block:
             chosen += block if _computes(block) else []
             block = []
         block.append(token)
-    return chosen or tokens(code)
+    return chosen or list(found)
 
 
 def _computes(block: list[Token]) -> bool:
     named = next((after.text for word, after in pairwise(block) if word.text in ("class", "def")), None)
     return block[0].text in ("class", "def", "async") and named not in _DATA
-
-
-def search_words(code: str) -> list[str]:
-    """What search compares: the parts of names, and operators by their functions' names, in the order of the text.
-
-    `F.layer_norm`, `nn.LayerNorm` and `layernorm` share a word, `relu` and `nn.ReLU` are one.
-    """
-    return list(_words(model_tokens(code)))
-
-
-def _words(found: list[Token]) -> Iterator[str]:
-    for token in found:
-        if token.kind == "name":
-            yield from name_words(token.text)
-        elif token.text in _OPERATORS:
-            yield _OPERATORS[token.text]
 
 
 @lru_cache(maxsize=1 << 16)

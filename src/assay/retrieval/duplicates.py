@@ -11,42 +11,22 @@ from __future__ import annotations
 import builtins
 import keyword
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from assay.retrieval.code_text import Token, model_tokens, tokens
+from assay.retrieval.code_text import Token, model_part, tokens
+from assay.retrieval.operations import imported_names, is_foreign, operations
 
 SHINGLE = 4
 """Tokens in a shingle."""
-CALLS_ALIKE = 0.8
-"""Jaccard similarity of the calls, as multisets, from which two problems may be one."""
+CALLS_ALIKE = 0.85
+"""Jaccard similarity of the operations, as multisets, from which two problems may be one: of up to five operations, one
+more or another one makes another problem."""
 TEXT_ALIKE = 0.3
 """Jaccard similarity of the shingles, from which they are. Low, since rewriting modules as functions halves it."""
 TEXT_ALIKE_WITHOUT_CALLS = 0.8
 """The same for problems that call nothing, of which the text is all there is."""
 
-_ARITHMETIC = {"@": "matmul", "+": "add", "-": "sub", "*": "mul", "/": "div", "**": "pow"}
-_SAME = {
-    "truedivide": "div",
-    "truediv": "div",
-    "divide": "div",
-    "multiply": "mul",
-    "subtract": "sub",
-    "mm": "matmul",
-    "bmm": "matmul",
-    "amax": "max",
-    "amin": "min",
-    "clip": "clamp",
-    "swish": "silu",
-}
-"""Functions with several names."""
-_NO_WORK = frozenset(
-    [
-        *["init", "forward", "tensor", "size", "dim", "shape", "to", "float", "contiguous", "item", "numel"],
-        *["parameter", "module", "registerbuffer", "registerparameter", "extrarepr"],
-    ]
-)
-"""Calls that compute nothing."""
 _KEPT = frozenset((*keyword.kwlist, *dir(builtins), "self", "torch", "nn", "F", "forward", "__init__"))
 
 
@@ -60,11 +40,12 @@ class Signature:
 
 def signature(code: str) -> Signature:
     """The signature of a problem's source; takes any text."""
-    found = model_tokens(code)
-    imported = _imported(tokens(code))
-    placed = [_placeholder(found, place, imported) for place in range(len(found))]
+    found = tokens(code)
+    imported = imported_names(found)
+    model = _without_annotations(model_part(found))
+    placed = [_placeholder(model, place, imported) for place in range(len(model))]
     return Signature(
-        Counter(_calls(found, imported)),
+        Counter(operations(found)),
         frozenset(tuple(placed[start : start + SHINGLE]) for start in range(max(1, len(placed) - SHINGLE + 1))),
     )
 
@@ -89,23 +70,21 @@ def near_duplicates(one: Signature, other: Signature) -> bool:
     return text_likeness(one.shingles, other.shingles) >= enough
 
 
-def _imported(found: Sequence[Token]) -> frozenset[str]:
-    """Names that a source imports, other than modules: `from torch.nn import Linear`."""
-    names: set[str] = set()
-    importing = False
-    for token in found:
-        if token.outer:
-            importing = token.text == "from"
-        if importing and token.kind == "name":
-            names.add(token.text)
-    return frozenset(names)
-
-
-def _is_foreign(found: Sequence[Token], place: int, imported: frozenset[str]) -> bool:
-    """Whether the name at a place is somebody else's: an attribute of anything but `self`, or imported."""
-    if place and found[place - 1].text == ".":
-        return place < 2 or found[place - 2].text != "self"
-    return found[place].text in imported
+def _without_annotations(found: Sequence[Token]) -> list[Token]:
+    """Tokens without types such as `: torch.Tensor`; calls have none."""
+    kept: list[Token] = []
+    place = 0
+    while place < len(found):
+        if found[place].text in (":", "->"):
+            end = place + 1
+            while end < len(found) and (found[end].kind == "name" or found[end].text == "."):
+                end += 1
+            if end > place + 1 and end < len(found) and found[end].text in (",", ")", "=", ":"):
+                place = end
+                continue
+        kept.append(found[place])
+        place += 1
+    return kept
 
 
 def _placeholder(found: Sequence[Token], place: int, imported: frozenset[str]) -> str:
@@ -114,17 +93,6 @@ def _placeholder(found: Sequence[Token], place: int, imported: frozenset[str]) -
         return "0"
     if token.kind == "string":
         return '"'
-    if token.kind == "operator" or token.text in _KEPT or _is_foreign(found, place, imported):
+    if token.kind == "operator" or token.text in _KEPT or is_foreign(found, place, imported):
         return token.text
     return "v"
-
-
-def _calls(found: Sequence[Token], imported: frozenset[str]) -> Iterator[str]:
-    for place, token in enumerate(found):
-        if token.kind == "operator" and token.text in _ARITHMETIC:
-            yield _ARITHMETIC[token.text]
-        called = place + 1 < len(found) and found[place + 1].text == "("
-        if token.kind == "name" and called and _is_foreign(found, place, imported):
-            name = token.text.replace("_", "").lower()
-            if name not in _NO_WORK:
-                yield _SAME.get(name, name)

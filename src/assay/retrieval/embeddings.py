@@ -15,10 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from assay.errors import DataError, MissingDependencyError, first_line
+from assay.retrieval.code_text import tokens
+from assay.retrieval.operations import operations
 from assay.retrieval.ranking import FIRST_WINDOW, GROWTH
 
 MAX_EMBEDDED_CHARACTERS = 8_000
-"""Of a problem's code; models read less than that."""
+"""Of a problem; models read less than that."""
+MOST_OPERATIONS = 100
+"""Named before the code."""
 VECTORS, PROBE = "vectors.npy", "probe.npy"
 PROBE_TEXT = "import torch\n\n\ndef forward(x):\n    return torch.softmax(x, dim=-1)\n"
 SAME_MODEL = 0.99
@@ -66,9 +70,8 @@ class SentenceTransformerEmbedder:
 
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """See `Embedder.encode`."""
-        cut = [text[:MAX_EMBEDDED_CHARACTERS] for text in texts]
         found = self._model.encode(
-            cut,
+            list(texts),
             batch_size=self._batch_size,
             show_progress_bar=False,
             convert_to_numpy=True,
@@ -92,7 +95,7 @@ class EmbeddingRanking:
 
     def ranked(self, query: str, start: int, end: int) -> Iterator[tuple[int, float]]:
         """See `Ranking.ranked`; an embedding at a right angle or more has nothing to do with the query's."""
-        query_1D = self._embedder.encode([query])
+        query_1D = self._embedder.encode([embedded_text(query)])
         window, done = min(FIRST_WINDOW, end - start), 0
         while True:
             found, places = self._faiss.knn(
@@ -111,13 +114,19 @@ class EmbeddingRanking:
             done, window = len(order), min(window * GROWTH, end - start)
 
 
+def embedded_text(code: str) -> str:
+    """What a model reads of a problem: its operations in order, in words, and then its code."""
+    done = operations(tokens(code[:MAX_EMBEDDED_CHARACTERS]))
+    return f"# {' '.join(done[:MOST_OPERATIONS])}\n{code}"[:MAX_EMBEDDED_CHARACTERS]
+
+
 def build_vectors(codes: Sequence[str], folder: Path, embedder: Embedder) -> Mapping[str, Any]:
     """Write the embeddings of sources, in their order, into a folder; returns the settings, for the manifest.
 
     Raises:
         DataError: the model gives no finite vectors.
     """
-    vectors_ND = embedder.encode(codes)
+    vectors_ND = embedder.encode([embedded_text(code) for code in codes])
     np.save(folder / VECTORS, vectors_ND, allow_pickle=False)
     np.save(folder / PROBE, embedder.encode([PROBE_TEXT])[0], allow_pickle=False)
     return {"kind": EmbeddingRanking.kind, "dimensions": vectors_ND.shape[1], "model": embedder.name}

@@ -45,12 +45,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=_positive,
         default=1,
         metavar="N",
-        help="kernels of one problem, fastest first (default 1)",
+        help="kernels of a problem, fastest first (default 1)",
     )
     build.add_argument("--max-entries", type=_positive, default=MAX_ENTRIES, metavar="N", help="of one corpus")
-    build.add_argument(
-        "--batch-size", type=_positive, default=32, metavar="N", help="texts that the model reads at once"
-    )
+    build.add_argument("--batch-size", type=_positive, default=32, metavar="N", help="texts the model reads at once")
     search = parser.add_argument_group("search")
     search.add_argument("--index", type=Path, default=DEFAULT_PATH, metavar="DIR", help="default %(default)s")
     search.add_argument("--query", metavar="FILE", help="a problem's code; - for standard input")
