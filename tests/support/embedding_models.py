@@ -28,7 +28,7 @@ def write_word_model(folder: Path, texts: Iterable[str], dimensions: int = 256) 
     """A model that adds up a vector for each word of a text: a random direction, equal for `ReLU` and `relu`, and the
     longer the rarer the word is among `texts`."""
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.models import StaticEmbedding
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
     known: Counter[str] = Counter()
     spellings: set[str] = set()
@@ -54,7 +54,7 @@ def write_random_transformer(folder: Path, texts: Iterable[str], width: int = 32
     """A transformer of one layer with weights from chance, mean pooling and a vocabulary from `texts`."""
     import torch
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.models import Pooling, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
     vocabulary = sorted({piece for text in texts for piece in re.findall(PIECE, text)})

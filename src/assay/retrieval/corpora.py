@@ -1,6 +1,6 @@
 """Corpora of solved problems: published data sets, from the hub or a local copy, and files of your own.
 
-    reading = Reading(corpus_of("kernelbook=kernelbook.parquet"))
+    reading = Reading(corpus_of("kernelbook:kernelbook.parquet"))
     entries = entries_of(reading)
     reading.summary()                  kernelbook.parquet: 3 rows, 2 taken; passed over: 1 no kernel
 
@@ -42,24 +42,24 @@ def corpus_of(text: str, levels: Sequence[int] = ()) -> Corpus:
     """A corpus as the command line writes it.
 
     Args:
-        text: `kernelbook` (from the hub), `kernelbook=PATH`, or `PATH`, whose columns tell the form.
+        text: `kernelbook` (from the hub), `kernelbook:PATH`, or `PATH`, whose columns tell the form.
         levels: Levels of a data set that has them as splits; none for all.
 
     Raises:
         ConfigError: it is none of these.
     """
-    form, equals, source = text.partition("=")
+    form, colon, source = text.partition(":")
     if form not in FORMS:
         known = ", ".join(FORMS)
         if not text.strip() or not (Path(text).suffix in SUFFIXES or Path(text).expanduser().exists()):
             raise ConfigError(
-                f"{text!r} is neither a corpus nor a file. Corpora are {known}; a local copy is given as NAME=PATH, a "
+                f"{text!r} is neither a corpus nor a file. Corpora are {known}; a local copy is given as NAME:PATH, a "
                 f"file of your own as PATH ({', '.join(SUFFIXES)})."
             )
         return Corpus(text)
     hub = FORMS[form].hub
-    if not source and (equals or hub is None):
-        raise ConfigError(f"{text!r} needs a file: {form}=PATH.")
+    if not source and (colon or hub is None):
+        raise ConfigError(f"{text!r} needs a file: {form}:PATH.")
     return Corpus(source or str(hub), form, _splits(form, levels))
 
 

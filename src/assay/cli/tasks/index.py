@@ -34,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--corpus",
         action="append",
         default=[],
-        metavar="NAME[=PATH]|PATH",
+        metavar="NAME[:PATH]|PATH",
         help=f"a data set, from the hub or a local copy, or a file of your own; may be repeated (default: "
         f"{' and '.join(DEFAULT_CORPORA)})",
     )
@@ -59,7 +59,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--json", action="store_true", help="print one JSON array, with the code")
     parser.epilog = """\
   assay index build                                            KernelBook and the AI CUDA Engineer Archive, from the hub
-  assay index build --corpus kernelbook=kernelbook.parquet     a local copy
+  assay index build --corpus kernelbook:kernelbook.parquet     a local copy
   assay index build --corpus mine.jsonl --model BAAI/bge-code-v1
   assay index search --query problem.py --language triton --exclude problem.py
 """
