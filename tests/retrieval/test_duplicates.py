@@ -33,7 +33,8 @@ def test_no_two_shipped_problems_are_one_but_the_gates() -> None:
 def test_one_operator_less_or_other_makes_another_problem() -> None:
     for place, recipe in enumerate(recipes(150, 3)):
         own = signature(write_module(recipe, place))
-        assert near_duplicates(own, signature(write_module(recipe, place + 1000))), recipe
+        for seed in range(1000, 5000, 1000):
+            assert near_duplicates(own, signature(write_module(recipe, place + seed))), recipe
         assert not near_duplicates(own, signature(write_module((*recipe[:-1], "hardsigmoid", "erf"), place))), recipe
         assert not near_duplicates(own, signature(write_module((*recipe, "sort"), place))), recipe
 

@@ -24,8 +24,10 @@ CALLS_ALIKE = 0.85
 more or another one makes another problem."""
 TEXT_ALIKE = 0.3
 """Jaccard similarity of the shingles, from which they are. Low, since rewriting modules as functions halves it."""
+TEXT_ALIKE_IN_ORDER = 0.15
+"""The same for problems with equal operations in equal order: statements and one expression share little more."""
 TEXT_ALIKE_WITHOUT_CALLS = 0.8
-"""The same for problems that call nothing, of which the text is all there is."""
+"""The same for problems without operations, of which the text is all there is."""
 
 _KEPT = frozenset((*keyword.kwlist, *dir(builtins), "self", "torch", "nn", "F", "forward", "__init__"))
 
@@ -35,6 +37,9 @@ class Signature:
     """What a problem computes, as far as its text tells."""
 
     calls: Counter[str]
+    """Its operations, with how often each is applied."""
+    order: tuple[str, ...]
+    """Its operations as they follow each other."""
     shingles: frozenset[tuple[str, ...]]
 
 
@@ -44,8 +49,10 @@ def signature(code: str) -> Signature:
     imported = imported_names(found)
     model = _without_annotations(model_part(found))
     placed = [_placeholder(model, place, imported) for place in range(len(model))]
+    done = tuple(operations(found))
     return Signature(
-        Counter(operations(found)),
+        Counter(done),
+        done,
         frozenset(tuple(placed[start : start + SHINGLE]) for start in range(max(1, len(placed) - SHINGLE + 1))),
     )
 
@@ -66,7 +73,9 @@ def near_duplicates(one: Signature, other: Signature) -> bool:
     """Whether two problems are one and the same, as far as their texts tell."""
     if calls_likeness(one.calls, other.calls) < CALLS_ALIKE:
         return False
-    enough = TEXT_ALIKE if one.calls else TEXT_ALIKE_WITHOUT_CALLS
+    enough = TEXT_ALIKE_IN_ORDER if one.order == other.order else TEXT_ALIKE
+    if not one.order:
+        enough = TEXT_ALIKE_WITHOUT_CALLS
     return text_likeness(one.shingles, other.shingles) >= enough
 
 
