@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 from assay.errors import ConfigError, DataError
+from assay.retrieval import store
 from assay.retrieval.exclusion import Exclusion, Screen
 from assay.retrieval.index import Index, build_index, open_index
 from assay.retrieval.ranking import FIRST_WINDOW, in_order
@@ -182,6 +184,40 @@ def test_a_kill_leaves_the_old_index_or_the_new_one(tmp_path: Path) -> None:
     assert build_index([made for _, made in synthetic(900, 0)], folder).fingerprint in known
     left = {path.name for path in folder.iterdir()} - {MANIFEST, ".lock", open_index(folder).fingerprint[:16]}
     assert left == set()
+
+
+class Killed(BaseException):
+    """Nothing may catch it."""
+
+
+@pytest.mark.parametrize("step", range(1, 7))
+def test_an_end_between_any_two_steps_leaves_a_whole_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    folder = tmp_path / "i"
+    before = small_index(folder, ENTRIES[:40]).fingerprint
+    inode = (folder / MANIFEST).stat().st_ino
+    after = build_index(ENTRIES[40:], tmp_path / "other").fingerprint
+    calls = 0
+
+    def counted(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*given: object, **named: object) -> object:
+            nonlocal calls
+            calls += 1
+            if calls == step:
+                raise Killed
+            return real(*given, **named)
+
+        return call
+
+    for module, name in ((os, "rename"), (os, "replace"), (shutil, "rmtree"), (store, "sync_directory")):
+        monkeypatch.setattr(module, name, counted(getattr(module, name)))
+    with pytest.raises(Killed):
+        build_index(ENTRIES[40:], folder)
+    monkeypatch.undo()
+    # Steps: rmtree of what is in the way, rename, sync, replace, sync, and the removal of what is old.
+    assert open_index(folder).fingerprint == (before if step <= 4 else after)
+    assert ((folder / MANIFEST).stat().st_ino == inode) is (step <= 4)
 
 
 def test_an_open_index_goes_on_when_another_takes_its_place(tmp_path: Path) -> None:
