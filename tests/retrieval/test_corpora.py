@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.errors import ConfigError, DataError
@@ -121,8 +121,8 @@ def write(path: Path, *rows: object) -> Path:
     return path
 
 
-def read(path: Path, form: str | None = None, **settings: object) -> tuple[list[Pair], Reading]:
-    reading = Reading(Corpus(str(path), form), **settings)  # type: ignore[arg-type]
+def read(path: Path, form: str | None = None, **limits: object) -> tuple[list[Pair], Reading]:
+    reading = Reading(Corpus(str(path), form), **limits)  # type: ignore[arg-type]
     return list(reading), reading
 
 
@@ -294,6 +294,7 @@ ANYTHING = st.recursive(
 
 
 @pytest.mark.parametrize("form", FORMS)
+@settings(deadline=None)
 @given(data=st.data())
 def test_columns_may_hold_anything(form: str, data: st.DataObject) -> None:
     row = dict(ROWS[form])
