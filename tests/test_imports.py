@@ -46,8 +46,11 @@ HOMES = {
     "omegaconf": ("assay.integrations",),
     "verifiers": ("assay.integrations",),
     "tinker_cookbook": ("assay.integrations",),
-    "datasets": ("assay.kernels", "assay.envs", "assay.integrations"),
-    "pyarrow": ("assay.envs", "assay.kernels"),
+    "datasets": ("assay.storage", "assay.kernels", "assay.envs", "assay.integrations"),
+    "pyarrow": ("assay.storage", "assay.envs", "assay.kernels"),
+    "bm25s": ("assay.retrieval",),
+    "faiss": ("assay.retrieval",),
+    "sentence_transformers": ("assay.retrieval",),
     "math_verify": ("assay.rewards.math_answers",),
 }
 """Optional package -> the only modules that may import it."""
@@ -61,6 +64,7 @@ WITH_MODAL = ("assay.sandbox.modal.app", "assay.sandbox.modal.service")
 WITHOUT_TORCH = (
     "assay.rewards",
     "assay.sandbox",
+    "assay.retrieval",
     "assay.kernels",
     "assay.envs",
     "assay.config",

@@ -17,9 +17,9 @@ from assay.config.record import changed_files, resolved
 from assay.config.sources import Layer
 from assay.envs import BuildContext, EnvData, Score, StepResult, Task, iter_builders
 from assay.envs.base import build_data
-from assay.envs.records import records_of
 from assay.envs.rows import RowsDatasetBuilder, fill
 from assay.errors import ConfigError, DataError
+from assay.storage.records import records_of
 from assay.training.config import load_config
 
 REWARDS = """
@@ -248,8 +248,8 @@ def test_more_rows_than_wanted_are_not_read_and_that_is_said(place: Path, caplog
         ({"answer_column": "gold"}, "has no column 'gold' (answer_column). It has prompt, answer, level. Set it, or"),
         ({"tag_columns": "kind"}, "has no column 'kind' (tag_columns=kind)."),
         ({"template": "{quest}"}, "has no column 'quest', which template has in braces. It has prompt, answer, level."),
-        ({"path": "row.jsonl"}, "path=row.jsonl does not exist. That folder has rows.jsonl."),
-        ({"path": "rewards.py"}, "path=rewards.py: .py cannot be read. Give .jsonl, .json, .csv"),
+        ({"path": "row.jsonl"}, "row.jsonl does not exist. That folder has rows.jsonl."),
+        ({"path": "rewards.py"}, "rewards.py: .py cannot be read. Give .jsonl, .json, .csv"),
         ({"reward": "rewards.py:corect"}, "looked for the reward 'corect' in"),
         (
             {"test_split": "validation"},
@@ -304,7 +304,7 @@ def test_a_folder_with_a_damaged_file_is_one_line(place: Path, monkeypatch: pyte
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     (place / "folder").mkdir()
     (place / "folder" / "part.jsonl").write_text('{"prompt": "a", "answer"')
-    with pytest.raises(DataError, match=r"path=folder holds a file that cannot be read: .*JSON"):
+    with pytest.raises(DataError, match=r"folder holds a file that cannot be read: .*JSON"):
         build_data(rows(path="folder"), CONTEXT)
 
 
@@ -314,9 +314,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line(place: Path, monkeypatch: pyte
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        DataError, match=r"^path=nobody/nothing is not a file here, and cannot be loaded from the Hugging"
-    ):
+    with pytest.raises(DataError, match=r"^nobody/nothing is not a file here, and cannot be loaded from the Hugging"):
         build_data(rows(path="nobody/nothing"), CONTEXT)
 
 

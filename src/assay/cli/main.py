@@ -50,6 +50,7 @@ COMMANDS: Mapping[str, Command] = {
     "grade": Command(
         "assay.cli.tasks.grade", "grade a kernel against a KernelBench problem; exit status 0 for ok, 3 for not"
     ),
+    "index": Command("assay.cli.tasks.index", "build an index of solved problems to show in prompts, or search one"),
     "init": Command("assay.cli.tasks.init", "write a file to start an environment or a reward from"),
     "check": Command("assay.cli.tasks.check", "play known answers through an environment; say what is wrong"),
     "doctor": Command("assay.cli.doctor", "look for what this machine, or one run, lacks, and say what to do"),
@@ -71,6 +72,9 @@ EXTRAS = {
     "math_verify": "math",
     "ray": "verl",
     "triton": "kernelbench",
+    "bm25s": "retrieval",
+    "faiss": "embeddings",
+    "sentence_transformers": "embeddings",
     "modal": "modal",
 }
 """Optional package -> the extra of this distribution that installs it."""

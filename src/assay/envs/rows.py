@@ -15,11 +15,11 @@ from assay.config import DATA, MAY_CHANGE, AtLeast, Code, UsedWhen, fact, refuse
 from assay.envs.base import BuildContext, Env, EnvData, StepResult
 from assay.envs.environment import TEST, TRAIN, Environment
 from assay.envs.judged import EngineScorer
-from assay.envs.records import ABSENT, SUFFIXES, Record, column, first_of, records_of
 from assay.envs.splits import Splits, held_apart, held_out
 from assay.errors import ConfigError, DataError
 from assay.rewards import EngineConfig, JudgeConfig, RewardEngine, Sample
 from assay.rewards.named import REWARD, find_rewards
+from assay.storage.records import ABSENT, SUFFIXES, Record, column, first_of, records_of
 from assay.types import Json, Message, Task, messages_of
 
 logger = logging.getLogger(__name__)

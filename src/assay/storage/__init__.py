@@ -1,4 +1,4 @@
-"""Files that survive a kill: atomic writes, truncation, and bytes by key in one file for many processes."""
+"""Rows of tables; files that survive a kill: atomic writes, truncation, bytes by key in one file for many processes."""
 
 from __future__ import annotations
 

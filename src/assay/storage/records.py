@@ -49,7 +49,7 @@ def records_of(source: str, split: str, subset: str | None = None) -> Iterator[t
     if path.suffix in SUFFIXES:
         there = sorted(p.name for p in path.parent.glob(f"*{path.suffix}")) if path.parent.is_dir() else []
         listed = f" That folder has {', '.join(there[:10])}." if there else ""
-        raise DataError(f"path={source} does not exist.{listed}")
+        raise DataError(f"{source} does not exist.{listed}")
     return _from_datasets(_hub(source, subset), source, split)
 
 
@@ -71,11 +71,11 @@ def _file(path: Path) -> Iterator[tuple[str, Record]]:
     reader = readers.get(path.suffix)
     if reader is None:
         raise DataError(
-            f"path={path}: {path.suffix or 'files without a suffix'} cannot be read. Give {', '.join(SUFFIXES)}, a "
+            f"{path}: {path.suffix or 'files without a suffix'} cannot be read. Give {', '.join(SUFFIXES)}, a "
             "folder that `datasets` wrote, or a hub id."
         )
     if path.stat().st_size > MAX_FILE_BYTES:
-        raise DataError(f"path={path} has more than {MAX_FILE_BYTES:,} bytes, and is not read. Split it.")
+        raise DataError(f"{path} has more than {MAX_FILE_BYTES:,} bytes, and is not read. Split it.")
     return _readable(path, reader(path))
 
 
@@ -83,7 +83,7 @@ def _readable(path: Path, rows: Iterator[tuple[str, Record]]) -> Iterator[tuple[
     try:
         yield from rows
     except OSError as error:
-        raise DataError(f"path={path} cannot be read: {error.strerror or error}.") from error
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Record]]:
@@ -183,15 +183,15 @@ def _hub(name: str, subset: str | None) -> Any:
         from datasets import load_dataset
         from datasets.exceptions import DatasetGenerationError, DatasetsError
     except ImportError as error:
-        raise MissingDependencyError(_needs(f"path={name}", "datasets")) from error
+        raise MissingDependencyError(_needs(f"the hub data set {name}", "datasets")) from error
     try:
         return load_dataset(name, subset)
     except DatasetGenerationError as error:
         why = first_line(error.__cause__ or error)
-        raise DataError(f"path={name} holds a file that cannot be read: {why}") from error
+        raise DataError(f"{name} holds a file that cannot be read: {why}") from error
     except (OSError, ValueError, DatasetsError) as error:
         raise DataError(
-            f"path={name} is not a file here, and cannot be loaded from the Hugging Face hub: {first_line(error)} "
+            f"{name} is not a file here, and cannot be loaded from the Hugging Face hub: {first_line(error)} "
             "Check the name and the connection, or give a local copy."
         ) from error
 
