@@ -119,7 +119,7 @@ def test_wide_elements_count_as_the_narrow_ones_that_they_hold() -> None:
 
 
 def test_literals_up_to_their_bytes() -> None:
-    empty = rules.literal_bytes(made())
+    empty = literal_bytes(made())
     left = rules.MAX_LITERAL_BYTES - empty
     for size, refused in ((left, False), (left + 1, True)):
         constant = [[3, base64.b64encode(bytes(size)).decode()]]
@@ -129,15 +129,15 @@ def test_literals_up_to_their_bytes() -> None:
 
 def test_numbers_count_as_literals_wherever_they_are() -> None:
     step = operation("add.Tensor", window(0), 1.5, outs=(window(0),))
-    base = rules.literal_bytes(made())
-    assert rules.literal_bytes(forward(step)) == base + 8
-    assert rules.literal_bytes(made(init=[step])) > base - 16
+    base = literal_bytes(made())
+    assert literal_bytes(forward(step)) == base + 8
+    assert literal_bytes(made(init=[step])) > base - 16
 
 
 def test_numbers_of_descriptors_count_and_those_of_windows_do_not() -> None:
     described = {"descriptor": [window(0, (2, 4)), [2, 4], [4, 1], [2, 4], "zero"]}
-    base = rules.literal_bytes(made(forward=[launch(x={"window": window(0)}, n=1)]))
-    assert rules.literal_bytes(made(forward=[launch(x=described, n=1)])) == base + 6 * 8
+    base = literal_bytes(made(forward=[launch(x={"window": window(0)}, n=1)]))
+    assert literal_bytes(made(forward=[launch(x=described, n=1)])) == base + 6 * 8
 
 
 def folding(times: int) -> Program:
