@@ -102,7 +102,7 @@ class Bench:
             "max_programs": max_programs,
         }
         sizes = tuple(size_in_bytes(dtype, shape) for dtype, shape in outputs)
-        said = [json.dumps({"weights": {}, **control}).encode() for control in controls]
+        said = [json.dumps({"weights": {}, "needed": True, **control}).encode() for control in controls]
         rounds = (Round(tuple(first.blobs)), *(Round((*second.blobs, control), sizes) for control in said))
         result = self.wait(self.sandbox.run(Job(found.text, REPLAY, rounds, header, LIMITS)))
         last = result.outputs[-1] if len(result.outputs) > 1 else ()

@@ -58,6 +58,7 @@ def written(**changes: Any) -> dict[str, Any]:
         "inputs": [window(0)],
         "init_inputs": [],
         "params": [["scale", window(2)]],
+        "buffers": [],
         "outputs": [window(1)],
         "module": [],
         "init": [operation("uniform_.default", window(2), 0.0, 1.0, outs=(window(2),))],

@@ -26,6 +26,9 @@ _NUMPY["bfloat16"] = np.dtype("uint16")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 """Names of the floating dtypes, as PyTorch spells them."""
 
+DIGEST_CHARACTERS = 16
+"""Of what tells whether two tensors hold the same."""
+
 
 @dataclass(frozen=True, slots=True)
 class HostTensor:

@@ -57,6 +57,29 @@ def ok(ran: Ran) -> Any:
 
 
 @pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (COPY, 0),
+        ("tl.store(out + (i * 7) % 128, tl.load(x + i, mask=m), mask=m & ((i * 7) % 128 < n))", 0),
+        ("tl.atomic_xchg(out.to(tl.pointer_type(tl.int32)) + i, i, mask=m)", 0),
+        ("tl.store(out + i, tl.exp(tl.load(x + i, mask=m)) * 2.0 + 1.0, mask=m)", 3 * 128),
+        ("v = tl.load(x + i, mask=m, other=0.0)\ntl.store(out + i, tl.maximum(v, tl.max(v, 0)) - v, mask=m)", 3 * 128),
+        ("v = tl.load(x + i, mask=m)\ntl.store(out + i, tl.where(v > 1.0, v, 0.0), mask=m)", 128),
+        ("v = tl.load(x + i, mask=m)\ntl.store(out + i, tl.cumsum(v, 0) + tl.sum(v, 0), mask=m)", 3 * 128),
+        ("tl.atomic_add(out + i, tl.load(x + i, mask=m), mask=m)", 128),
+        (
+            "j = tl.arange(0, 16)\nv = tl.load(x + j[:, None] + j[None, :])\nd = tl.dot(v, tl.trans(v))\n"
+            "tl.store(out + j[:, None] * 4 + j[None, :] * 0, d, mask=j[None, :] == 0)",
+            2 * 16**3,
+        ),
+    ],
+)
+def test_arithmetic_of_kernels_is_counted(bench: Bench, body: str, expected: int) -> None:
+    ran = bench.run(pointwise(body), X, outputs=OUT, controls=({"follow": False},))
+    assert not ran.fault and ran.call["arithmetic"] == expected, ran
+
+
+@pytest.mark.parametrize(
     ("body", "said"),
     [
         ("tl.store(out + i, tl.load(x + i), mask=m)", "a load of 4 bytes 4 bytes past the end"),

@@ -133,6 +133,35 @@ def test_moved_weights_leave_their_starting_values(process: ReferenceProcess) ->
     assert moved.state == again.state and arrays(moved) == arrays(again) != arrays(still)
 
 
+def test_one_parameter_moves_alone(process: ReferenceProcess) -> None:
+    still = process.evaluate(LINEAR, input_seed=7, weight_seed=3, with_state=True)
+    moved = process.evaluate(
+        LINEAR, input_seed=7, weight_seed=3, with_state=True, perturb_weights="all", only="linear.bias"
+    )
+    names = [name for name, _ in still.weights]
+    assert [name for name in names if still.state[name] != moved.state[name]] == ["linear.bias"]
+    differ = [name for name, one, two in zip(names, still.initial, moved.initial, strict=True) if one != two]
+    assert differ == ["linear.bias"] and len(set(still.initial)) == 4
+
+
+def test_constant_buffers_that_matter_move_with_constant_parameters(process: ReferenceProcess) -> None:
+    statistics = ("norm.running_mean", "norm.running_var")
+    in_training = process.evaluate(LINEAR, input_seed=7, weight_seed=3)
+    assert set(in_training.constant) == {"norm.weight", "norm.bias"}, "which only keeps its statistics"
+    code = LINEAR.replace("nn.Linear(20, wide)", "nn.Linear(20, wide)\n        self.eval()")
+    in_eval = process.evaluate(code, input_seed=7, weight_seed=3, with_state=True)
+    assert set(in_eval.constant) == {"norm.weight", "norm.bias", *statistics}
+    moved = process.evaluate(code, input_seed=7, weight_seed=3, with_state=True, perturb_weights="constant")
+    assert all(moved.state[name] != in_eval.state[name] for name in statistics)
+    assert moved.state["linear.weight"] == in_eval.state["linear.weight"]
+
+
+def test_inputs_that_forward_writes_into(process: ReferenceProcess) -> None:
+    assert process.evaluate(LINEAR, input_seed=7, weight_seed=3).overwritten == frozenset()
+    code = LINEAR.replace("def forward(self, x, scale):", "def forward(self, x, scale):\n        x[:0].add_(0)")
+    assert process.evaluate(code, input_seed=7, weight_seed=3).overwritten == {0}
+
+
 def test_work_is_counted_in_one_pass(process: ReferenceProcess) -> None:
     work = process.evaluate(LINEAR, input_seed=7, weight_seed=3).work
     assert work["addmm"] == (1, 6 * 20 * 8)

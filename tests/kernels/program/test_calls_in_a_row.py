@@ -59,9 +59,12 @@ def test_a_plan_has_a_call_that_follows_another_on_other_inputs(trials_: int, se
             assert calls[place].configurations == calls[place - 1].configurations
 
 
-def compared(*steps: list[Any], before: int = 0, constants: dict[int, str] | None = None) -> Any:
+def compared(
+    *steps: list[Any], before: int = 0, constants: dict[int, str] | None = None, repeated: list[Any] | None = None
+) -> Any:
     calls = [([window(100 + place)], found, [window(9)]) for place, found in enumerate(steps)]
-    return compare(calls, before, constants or {}, ["double"])
+    last = ([window(200)], steps[-1] if repeated is None else repeated, [window(9)])
+    return compare(calls, last, before, constants or {}, ["double"])
 
 
 def test_names_of_parameters_mean_nothing_to_the_comparison() -> None:
@@ -84,6 +87,15 @@ def test_what_the_first_call_alone_does_and_what_it_keeps() -> None:
     assert compared([clear, use], [again, use], before=4).once == []
     more = operation("add.Tensor", window(5), 1, outs=(window(5),))
     assert "runs what the first one does not: add.Tensor (line 7)" in compared([clear, use], [more, use]).differs
+
+
+def test_a_call_without_a_change_may_leave_out_operations_and_no_launch() -> None:
+    pack, use = operation("clone.default", window(2), outs=(window(5),)), launch(x={"window": window(5)})
+    found = compared([pack, use], [pack, use], before=4, repeated=[use])
+    assert (found.differs, found.once) == ("", [])
+    assert "makes 1 launches, call 3 makes 0" in compared([pack, use], [pack, use], before=4, repeated=[pack]).differs
+    said = compared([use], [use], before=4, repeated=[pack, use]).differs
+    assert "call 3 of forward runs what the first one does not: clone.default" in said
 
 
 def test_other_buffers_and_other_constants_differ() -> None:

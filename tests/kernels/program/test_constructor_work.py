@@ -138,8 +138,13 @@ ENDS = {
         ),
     ),
     "a product that nothing uses": ("ok", CHAIN, chaining(DRAW + PRODUCT + KEEP + TABLE, TWO)),
-    "more work on weights that follow": (
+    "work on weights that leaves them as they were": (
         "ok",
+        CHAIN,
+        chaining(DRAW + "first, second = first * 2.0 / 2.0, second * 4.0 / 4.0\n" + KEEP, TWO),
+    ),
+    "work on weights that leaves them otherwise": (
+        "cheat",
         CHAIN,
         chaining(DRAW + "first, second = (w + 3.0 - 3.0 for w in (first * 2.0 / 2.0, second))\n" + KEEP, TWO),
     ),

@@ -6,12 +6,14 @@ import base64
 from typing import Any
 
 import pytest
+import torch
 
 from assay.kernels.operators import HEAVY as HEAVY_KINDS
 from assay.kernels.operators import kind_of
 from assay.kernels.program import rules
-from assay.kernels.program.form import Program
+from assay.kernels.program.form import Operation, Program, literal_bytes
 from assay.kernels.program.operations import (
+    _PLACES,
     ARITHMETIC,
     FILLS,
     HEAVY,
@@ -73,6 +75,8 @@ def test_arithmetic_of_the_constructor_is_not_that_of_forward() -> None:
         ("mm.default", [(4, 6), (6, 2)], (4, 2), 2 * 4 * 2 * 6),
         ("addmm.default", [(2,), (4, 6), (6, 2)], (4, 2), 2 * 4 * 2 * 6),
         ("mv.default", [(4, 6), (6,)], (4,), 2 * 4 * 6),
+        ("addbmm.default", [(4, 2), (3, 4, 6), (3, 6, 2)], (4, 2), 2 * 4 * 2 * 6 * 3),
+        ("outer.default", [(4,), (6,)], (4, 6), 2 * 24),
         ("convolution.default", [(1, 2, 4, 4), (2, 2, 3, 3)], (1, 2, 2, 2), 2 * 8 * 18),
         ("clone.default", [(4, 6)], (4, 6), 0),
         ("_to_copy.default", [(4, 6)], (4, 6), 0),
@@ -83,6 +87,44 @@ def test_arithmetic_from_shapes(name: str, inputs: list[Any], out: Any, expected
     step = operation(name, *[window(0, size) for size in inputs], outs=(window(1, out),))
     program = made(storages=[1000, 1000, 1000], inputs=[], forward=[step, launch()])
     assert arithmetic_of(program.forward[0]) == expected  # type: ignore[arg-type]
+
+
+def priced(name: str, *args: Any, out: tuple[int, ...], **kwargs: Any) -> int:
+    step = operation(name, *args, outs=(window(1, out),), **kwargs)
+    program = made(storages=[1000, 1000, 1000], inputs=[], forward=[step, launch()])
+    return arithmetic_of(program.forward[0])  # type: ignore[arg-type]
+
+
+def named(size: tuple[int, ...], storage: int = 0) -> dict[str, Any]:
+    return {"window": window(storage, size)}
+
+
+def test_factors_are_known_by_their_names() -> None:
+    image, filters = named((1, 2, 4, 4)), named((2, 2, 3, 3))
+    given = {"bias": None, "stride": [1, 1], "transposed": False, "groups": 1}
+    for order in ({"weight": filters, **given, "input": image}, {**given, "input": image, "weight": filters}):
+        assert priced("convolution.default", out=(1, 2, 2, 2), **order) == 2 * 8 * 18
+    assert priced("mm.out", window(0, (4, 6)), window(0, (6, 2)), out=(4, 2)) == 2 * 4 * 2 * 6
+    step = operation("mm.out", window(0, (4, 6)), window(0, (6, 2)), outs=(window(1, (4, 2)),), out=named((4, 2), 1))
+    program = made(storages=[1000, 1000, 1000], inputs=[], forward=[step, launch()])
+    assert arithmetic_of(program.forward[0]) == 2 * 4 * 2 * 6  # type: ignore[arg-type]
+    assert priced("mm.default", out=(4, 2), mat2=named((6, 2)), self=named((4, 6))) == 2 * 4 * 2 * 6
+
+
+def test_a_transposed_convolution_spreads_each_element_of_its_input() -> None:
+    image, filters = window(0, (1, 6, 5)), window(0, (6, 1, 1))
+    for transposed, expected in ((True, 2 * 30), (False, 2 * 10)):
+        args = (image, filters, None, [1], [0], [1], transposed, [0], 2)
+        assert priced("convolution.default", *args, out=(1, 2, 5)) == max(expected, 30)
+
+
+def test_names_of_arguments_are_those_of_pytorch() -> None:
+    for name, places in _PLACES.items():
+        schema = getattr(torch.ops.aten, name).default._schema
+        assert [argument.name for argument in schema.arguments][: len(places)] == list(places), name
+        assert role_of(Operation(name, (), (), (), 0)) == "heavy"
+    products = {name for name in HEAVY if kind_of(name) in ("product", "convolution")}
+    assert products == set(_PLACES)
 
 
 def test_casts_to_whole_numbers_are_arithmetic() -> None:
@@ -102,6 +144,28 @@ def test_moves_up_to_the_bytes_of_inputs_and_outputs() -> None:
     assert finding.refused and finding.line == 7
 
 
+def test_each_parameter_may_be_moved_once_beside_them() -> None:
+    of_input = operation("clone.default", window(0), outs=(window(1),))
+    of_parameter = operation("clone.default", window(2), outs=(window(1),))
+    assert not rules.moves(forward(of_input, of_input, of_parameter))
+    assert rules.moves(forward(of_input, of_input, of_parameter, of_parameter))
+    assert rules.moves(forward(of_input, of_input, of_input)), "a parameter that is not moved allows nothing"
+    both = operation("cat.default", [{"window": window(0)}, {"window": window(2)}], outs=(window(1),))
+    assert rules.moves(forward(of_input, of_input, both))
+    forged = made(params=[["x", window(0)]], forward=[of_input, of_input, of_input, launch()])
+    assert rules.moves(forged), "an input is no parameter"
+
+
+def test_arithmetic_beside_kernels() -> None:
+    few, many = forward(*[added()] * (rules.MAX_ARITHMETIC_OPERATIONS // N)), forward(*[added()] * 20)
+    assert not rules.beside_kernels(few, 0) and rules.kernel_share(few, 0) == 1.0
+    assert not rules.beside_kernels(many, 10 * 20 * N)
+    (finding,) = rules.beside_kernels(many, 10 * 20 * N - 10)
+    assert finding.refused and finding.rule == "arithmetic" and finding.line == 7
+    assert not rules.beside_kernels(many, 20 * N, "partial") and rules.kernel_share(many, 20 * N) == 0.5
+    assert rules.beside_kernels(many, 20 * N - 1, "partial")
+
+
 def test_where_the_reference_only_moves_elements_pytorch_moves_none() -> None:
     turned = [2, "float32", [N // 2, 2], [1, N // 2], 0]
     same = operation("clone.default", window(0), outs=(window(2),))
@@ -119,7 +183,7 @@ def test_wide_elements_count_as_the_narrow_ones_that_they_hold() -> None:
 
 
 def test_literals_up_to_their_bytes() -> None:
-    empty = rules.literal_bytes(made())
+    empty = literal_bytes(made())
     left = rules.MAX_LITERAL_BYTES - empty
     for size, refused in ((left, False), (left + 1, True)):
         constant = [[3, base64.b64encode(bytes(size)).decode()]]
@@ -129,15 +193,15 @@ def test_literals_up_to_their_bytes() -> None:
 
 def test_numbers_count_as_literals_wherever_they_are() -> None:
     step = operation("add.Tensor", window(0), 1.5, outs=(window(0),))
-    base = rules.literal_bytes(made())
-    assert rules.literal_bytes(forward(step)) == base + 8
-    assert rules.literal_bytes(made(init=[step])) > base - 16
+    base = literal_bytes(made())
+    assert literal_bytes(forward(step)) == base + 8
+    assert literal_bytes(made(init=[step])) > base - 16
 
 
 def test_numbers_of_descriptors_count_and_those_of_windows_do_not() -> None:
     described = {"descriptor": [window(0, (2, 4)), [2, 4], [4, 1], [2, 4], "zero"]}
-    base = rules.literal_bytes(made(forward=[launch(x={"window": window(0)}, n=1)]))
-    assert rules.literal_bytes(made(forward=[launch(x=described, n=1)])) == base + 6 * 8
+    base = literal_bytes(made(forward=[launch(x={"window": window(0)}, n=1)]))
+    assert literal_bytes(made(forward=[launch(x=described, n=1)])) == base + 6 * 8
 
 
 def folding(times: int) -> Program:

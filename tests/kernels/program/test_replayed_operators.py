@@ -38,6 +38,34 @@ def test_what_is_run() -> None:
     assert memory.tensor(program.inputs[0]).tolist() == [2.0] * N
 
 
+def test_where_results_go_is_no_operand() -> None:
+    half, out = window(2, (N // 2,)), {"window": window(1)}
+    joined = operation("cat.out", [{"window": half}, {"window": half}], 0, outs=(window(1),), out=out)
+    added = operation("add.out", window(0), window(0), outs=(window(1),), out=out)
+    for name, step in {"joined": joined, "added": added}.items():
+        program = made(forward=[step, launch()])
+        memory = Memory(program)
+        for storage in (0, 2):
+            memory.raw[storage].fill_(0)
+            memory.made[storage].fill_(True)
+            memory.known[storage].fill_(True)
+        operators.run(memory, program.forward[0])  # type: ignore[arg-type]
+        assert memory.is_known(program.outputs[0]).all() and memory.is_made(program.outputs[0]).all(), name
+        memory.known[0].fill_(False)
+        memory.known[2].fill_(False)
+        operators.run(memory, program.forward[0])  # type: ignore[arg-type]
+        assert not memory.is_known(program.outputs[0]).any(), name
+
+
+def test_the_source_of_a_copy_has_its_name_wherever_it_stands() -> None:
+    copied = operation("copy_.default", window(1), outs=(window(1),), src={"window": window(0)})
+    program = made(forward=[copied, launch()])
+    memory = Memory(program)
+    memory.made[0].fill_(True)
+    operators.run(memory, program.forward[0])  # type: ignore[arg-type]
+    assert memory.is_made(program.outputs[0]).all()
+
+
 def test_fresh_memory_of_a_seed() -> None:
     memory = Memory(made())
     memory.fill([0], 0xFF)

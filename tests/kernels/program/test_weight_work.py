@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from assay.kernels.program.form import Program
-from assay.kernels.program.weight_work import replaced_storages, weight_work
+from assay.kernels.program.weight_work import once_on_weights, replaced_storages, weight_work
 from support.programs import N, launch, made, operation, window
 
 W, A, B, C = 2, 3, 4, 5
@@ -110,4 +110,29 @@ def test_storages_of_parameters_that_can_be_set(params: Any, expected: set[int])
     """A table beside the parameters, or in one storage with one, is not replaced with them."""
     program = built(params=params)
     size = tuple(params[-1][1][2])
-    assert replaced_storages(program, [("scale", size)]) == expected
+    starts = ["other"] * (len(params) - 1) + ["digest"]
+    assert replaced_storages(program, [("scale", size)], ["digest"], starts) == expected
+    assert replaced_storages(program, [("scale", size)], ["digest"], ["folded"] * len(params)) == set()
+    assert replaced_storages(program, [("scale", size)], [], starts) == set()
+
+
+def kept(*steps: dict[str, Any], once: int) -> Any:
+    program = made(
+        storages=[4 * N] * 6, init=[DRAWN], forward=[*steps, launch()], params=[["w", window(W)]], once=[once]
+    )
+    return once_on_weights(program)
+
+
+def test_what_the_first_call_alone_makes_of_weights() -> None:
+    packed, further = operation("clone.default", window(W), outs=(window(A),)), add(B, A, A)
+    found = kept(packed, once=0)
+    assert found is not None and found.name == "clone.default"
+    found = kept(packed, further, once=1)
+    assert found is not None and found.name == "add.Tensor", "what each call makes of the weights, kept"
+    made_by_kernel = launch(x={"window": window(W)}, y={"window": window(A)})
+    assert kept(made_by_kernel, further, once=1) is not None
+    positions = operation("arange.default", N, outs=(window(C),))
+    assert kept(positions, add(B, C, C), packed, once=1) is None
+    for name in ("zeros_like.default", "new_zeros.default"):
+        assert kept(operation(name, window(W), outs=(window(A),)), once=0) is None
+    assert kept(packed, operation("zero_.default", window(A), outs=(window(A),)), once=1) is None

@@ -336,6 +336,7 @@ def doubling(elements: int = SHAPE[0] * SHAPE[1], blocks: tuple[int, ...] = (64,
         **{"version": 1, "storages": [4 * total, 4 * total], "constants": [], "inputs": [given], "init_inputs": []},
         **{
             "params": [],
+            "buffers": [],
             "outputs": [made_],
             "module": [],
             "init": [],

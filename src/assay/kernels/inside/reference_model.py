@@ -25,6 +25,7 @@ from assay.kernels.arrays import HostTensor, Value
 from assay.kernels.frames import Frame
 from assay.kernels.inside.construction import ConstructionTrace
 from assay.kernels.inside.record import light
+from assay.kernels.inside.tensors import digest
 from assay.kernels.inside.work import WorkTrace
 from assay.kernels.numerics.families import vary
 from assay.types import Json
@@ -104,6 +105,27 @@ def is_constant(weight: torch.Tensor) -> bool:
     return weight.numel() > 0 and bool((weight == weight.flatten()[0]).all())
 
 
+def constant_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers of a state that hold one finite fraction everywhere (running statistics, say)."""
+    kept = model.state_dict()
+    return {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if name in kept and buffer.is_floating_point() and is_constant(buffer) and bool(buffer.isfinite().all())
+    }
+
+
+def _move(weight: torch.Tensor) -> None:
+    spread = 0.1 * (weight.std() if weight.numel() > 1 else weight.abs().mean()) + 0.05
+    weight.mul_(1 + 0.25 * (2 * torch.rand_like(weight) - 1)).add_(spread * torch.randn_like(weight))
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for part in value for tensor in _tensors(part)] if isinstance(value, list) else []
+
+
 class Reference:
     """A problem's module, run: weights from one seed, inputs from others."""
 
@@ -118,12 +140,15 @@ class Reference:
         self.init_inputs: Any = self.space["get_init_inputs"]()
         self.init_work = 0
         """Arithmetic that the constructor does on what it draws, as of the last model."""
+        self.overwritten: set[int] = set()
+        """Numbers of the tensors among the inputs into which forward wrote so far."""
 
-    def model(self, seed: int, perturb: str) -> torch.nn.Module:
+    def model(self, seed: int, perturb: str, only: str = "") -> torch.nn.Module:
         """The model with weights from a seed, rounded to the working precision.
 
         `perturb` is `none`; `all`, which moves every weight at random; or `constant`, which moves the parameters whose
-        elements are all equal (ones and zeros of a normalisation, say), so that they count as well.
+        elements are all equal (ones and zeros of a normalisation, say), so that they count as well, and such buffers.
+        `only`: the one parameter that is moved of those; empty for all.
         """
         _seed(seed, self.device)
         init_inputs = copy.deepcopy(self.init_inputs)
@@ -132,11 +157,11 @@ class Reference:
         self.init_work = trace.amount
         if perturb != "none":
             with torch.no_grad():
-                for weight in model.parameters():
-                    if perturb == "constant" and not is_constant(weight):
-                        continue
-                    spread = 0.1 * (weight.std() if weight.numel() > 1 else weight.abs().mean()) + 0.05
-                    weight.mul_(1 + 0.25 * (2 * torch.rand_like(weight) - 1)).add_(spread * torch.randn_like(weight))
+                for name, weight in model.named_parameters():
+                    if only in ("", name) and (perturb != "constant" or is_constant(weight)):
+                        _move(weight)
+                for buffer in constant_buffers(model).values() if perturb == "constant" else ():
+                    _move(buffer)
         return model.to(self.device, self.precision)
 
     def inputs(self, seed: int) -> tuple[Value, ...]:
@@ -168,6 +193,21 @@ class Reference:
         self._run(model, inputs, self.precision, seed, trace)
         return trace.operations
 
+    def buffers_that_matter(self, model: torch.nn.Module, inputs: Sequence[Value], seed: int) -> list[str]:
+        """The constant buffers whose values the outputs depend on: not running statistics that are only kept."""
+        names = list(constant_buffers(model))
+        if not names or not self._changes(model, names, inputs, seed):
+            return []
+        return [name for name in names if len(names) == 1 or self._changes(model, [name], inputs, seed)]
+
+    def _changes(self, model: torch.nn.Module, names: Sequence[str], inputs: Sequence[Value], seed: int) -> bool:
+        other = copy.deepcopy(model)
+        own = constant_buffers(other)
+        with torch.no_grad():
+            for name in names:
+                _move(own[name])
+        return self.outputs(other, inputs, self.precision, seed) != self.outputs(model, inputs, self.precision, seed)
+
     def _run(
         self,
         model: torch.nn.Module,
@@ -181,9 +221,13 @@ class Reference:
         try:
             _seed(seed, self.device)
             arguments = [from_value(value, dtype, self.device) for value in inputs]
+            given = _tensors(arguments)
+            versions = [tensor._version for tensor in given]
             instance = copy.deepcopy(model).to(dtype)
             with torch.no_grad(), trace or contextlib.nullcontext():
-                return instance(*arguments)
+                output = instance(*arguments)
+            self.overwritten |= {place for place, tensor in enumerate(given) if tensor._version != versions[place]}
+            return output
         finally:
             torch.set_default_dtype(before)
 
@@ -192,13 +236,14 @@ def evaluate(request: Json) -> Frame:
     """The answer to one request: a case for each family, and the two comparisons that screening wants."""
     torch.set_num_threads(1)
     reference = Reference(request["code"], request["device"], request["precision"])
-    model = reference.model(request["weight_seed"], request["perturb"])
+    model = reference.model(request["weight_seed"], request["perturb"], request["only"])
     parameters = sum(p.numel() for p in model.parameters())
     frame = Frame({"parameters": parameters, "exact": "float64", "cases": [], "refused": {}})
     weights = list(model.named_parameters())
     frame.header["init_work"] = reference.init_work
     frame.header["weights"] = [[name, list(weight.shape)] for name, weight in weights]
     frame.header["constant"] = [name for name, weight in weights if is_constant(weight)]
+    frame.header["initial"] = [digest(weight) for _, weight in weights]
     first: tuple[Value, ...] | None = None
     for number, family in enumerate(request["families"]):
         # Each family starts from a fresh draw of its own, so no two show the same numbers in another dress.
@@ -216,6 +261,8 @@ def evaluate(request: Json) -> Frame:
         first = inputs if first is None else first
     if first is not None:
         frame.header["work"] = reference.work(model, first, request["weight_seed"])
+        frame.header["overwritten"] = sorted(reference.overwritten)
+        frame.header["constant"] += reference.buffers_that_matter(model, first, request["weight_seed"])
         if request["screen"]:
             _add_case(frame, "again", reference, model, first, request["weight_seed"] + 1)
         if request["screen"] and parameters:

@@ -113,12 +113,16 @@ def set_weights(model: Any, names: Sequence[Json], weights: dict[str, Json], blo
         weights: Name -> entry of those to be set.
         blobs: The buffers of the round.
     """
-    own = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {}
-    by_name = all(name in own and list(own[name].shape) == shape for name, shape in names if name in weights)
+    is_model = isinstance(model, torch.nn.Module)
+    parameters = dict(model.named_parameters()) if is_model else {}
+    own = {**(dict(model.named_buffers()) if is_model else {}), **parameters}
+    by_name = all(name in own and list(own[name].shape) == entry["shape"] for name, entry in weights.items())
     if not by_name:
-        if [list(parameter.shape) for parameter in own.values()] != [shape for _, shape in names]:
+        given = [name for name, _ in names]
+        in_order = [list(parameter.shape) for parameter in parameters.values()] == [shape for _, shape in names]
+        if not in_order or not weights.keys() <= set(given):
             return False
-        own = dict(zip((name for name, _ in names), own.values(), strict=True))
+        own = dict(zip(given, parameters.values(), strict=True))
     with torch.no_grad():
         for name, entry in weights.items():
             own[name].copy_(tensors_of([entry], blobs, "cpu")[0])

@@ -6,12 +6,14 @@ the round, a list for a tuple, anything else for itself (the form of `assay.kern
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from assay.kernels.arrays import DIGEST_CHARACTERS
 from assay.types import Json
 
 _contiguous = torch.Tensor.contiguous
@@ -23,6 +25,13 @@ _numpy = torch.Tensor.numpy
 
 class WrongOutputError(Exception):
     """The output is not of the form that the reference's has. The text says how, for the author of the kernel."""
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """A text that is the same for the same elements in the same dtype, and for no others that turn up."""
+    dense = tensor.detach().cpu().contiguous().flatten()
+    content = dense.view(torch.uint8).numpy().tobytes() if dense.numel() else b""
+    return hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode() + content).hexdigest()[:DIGEST_CHARACTERS]
 
 
 def tensors_of(entries: Sequence[Json], blobs: Sequence[memoryview], device: str) -> list[Any]:

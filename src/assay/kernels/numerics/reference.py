@@ -71,7 +71,7 @@ class ReferenceResult:
     weights: tuple[tuple[str, tuple[int, ...]], ...]
     """Name and shape of each parameter, in the model's order."""
     constant: tuple[str, ...]
-    """Names of those whose elements are all equal."""
+    """Names of those whose elements are all equal, and of such buffers that the outputs depend on."""
     precision: Precision
     exact_dtype: str
     """`float64`, or the working precision where the model cannot be run in float64."""
@@ -79,6 +79,10 @@ class ReferenceResult:
     """What `get_init_inputs` returned."""
     state: Mapping[str, HostTensor] = field(default_factory=dict)
     """The model's weights and buffers by name, where they were asked for."""
+    initial: tuple[str, ...] = ()
+    """A digest of each parameter (`inside.tensors.digest`)."""
+    overwritten: frozenset[int] = frozenset()
+    """Numbers of the tensors among the inputs that forward changes."""
     work: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Calls and work of each PyTorch operator in one forward pass (see `inside.work` and `operators`)."""
     init_work: int = 0
@@ -135,6 +139,7 @@ class ReferenceProcess:
         precision: Precision = "float32",
         for_screening: bool = False,
         perturb_weights: Perturbation = "none",
+        only: str = "",
         with_state: bool = False,
         max_output: int | None = None,
     ) -> ReferenceResult:
@@ -148,7 +153,9 @@ class ReferenceProcess:
             precision: Working precision: inputs and weights are rounded to it, float64 starts from those.
             for_screening: Whether to evaluate also with other weights, and the first case once more.
             perturb_weights: Which weights to move at random: `none`, `all`, or `constant`, those whose elements are all
-                equal (ones and zeros, which a kernel might leave out). A candidate has to be given them by name.
+                equal (ones and zeros, which a kernel might leave out), and such buffers. A candidate has to be given
+                them by name.
+            only: The one parameter that is moved of those; empty for all.
             with_state: Whether to hand back weights and buffers.
             max_output: Give up (`too_large`) when the outputs of one call have more elements than this together.
 
@@ -166,6 +173,7 @@ class ReferenceProcess:
             "precision": precision,
             "screen": for_screening,
             "perturb": perturb_weights,
+            "only": only,
             "state": with_state,
             "max_output": max_output,
         }
@@ -292,6 +300,8 @@ def _result(frame: Frame, precision: Precision, seconds: float) -> ReferenceResu
         parameters=header["parameters"],
         weights=tuple((name, tuple(shape)) for name, shape in header["weights"]),
         constant=tuple(header["constant"]),
+        initial=tuple(header["initial"]),
+        overwritten=frozenset(header.get("overwritten", [])),
         precision=precision,
         exact_dtype=header["exact"],
         init_inputs=frame.value(header["init_inputs"]),

@@ -49,6 +49,13 @@ class InputSet:
     updated: Case | None = None
     """A case under other values of all parameters, as after a step of training; None where none was asked for."""
     updated_weights: Mapping[str, HostTensor] = field(default_factory=dict)
+    nudged: Case | None = None
+    """A case in which one parameter alone has other values; None where none was asked for or there is no other."""
+    nudged_weights: Mapping[str, HostTensor] = field(default_factory=dict)
+    initial: tuple[str, ...] = ()
+    """A digest of each parameter at the start, in the order of `weights`."""
+    overwritten: frozenset[int] = frozenset()
+    """Numbers of the tensors among the inputs that the reference changes."""
     init_work: int = 0
     """Arithmetic that the reference's constructor does on what it draws."""
 
@@ -151,6 +158,8 @@ class InputBank:
         names = tuple(name for name, _ in result.weights)
         moved, moved_weights = self._perturbed(input_seed, weight_seed, "constant", result.constant)
         updated, updated_weights = self._perturbed(input_seed, weight_seed, "all", names if self._updates else ())
+        one = self._random.choice(names) if self._updates and len(names) > 1 else ""
+        nudged, nudged_weights = self._perturbed(input_seed, weight_seed, "all", (one,) if one else (), one)
         cases = tuple(case for case in result.cases if usable(case) and _has_form(case, result.outputs))
         return InputSet(
             input_seed,
@@ -164,11 +173,15 @@ class InputBank:
             moved_weights,
             updated,
             updated_weights,
+            nudged,
+            nudged_weights,
+            result.initial,
+            result.overwritten,
             result.init_work,
         )
 
     def _perturbed(
-        self, input_seed: int, weight_seed: int, which: Perturbation, names: Sequence[str]
+        self, input_seed: int, weight_seed: int, which: Perturbation, names: Sequence[str], only: str = ""
     ) -> tuple[Case | None, dict[str, HostTensor]]:
         """A case under other values of the named weights, and those values; none where there are no such weights, or
         where it could not tell right from wrong."""
@@ -181,6 +194,7 @@ class InputBank:
             precision=self.precision,
             families=("given",),
             perturb_weights=which,
+            only=only,
             with_state=True,
         )
         if not usable(other.cases[0]):

@@ -177,8 +177,8 @@ def _decide(result: JobResult, report: Mapping[str, Json], answers: Answers, pol
     if _weights_moved(answers, traces) is False:
         names = ", ".join(list(answers.draw.moved_weights)[:4])
         said = (
-            f"the model has no parameters for the reference's {names}, whose values also change during grading: keep "
-            "all of the reference's parameters, under their names or in their order"
+            f"the model has no parameters or buffers for the reference's {names}, whose values also change during "
+            "grading: keep all of the reference's parameters and buffers, under their names (or parameters in order)"
         )
         return "wrong", said, "", {"weights_moved": False}
     return _cheated(answers, traces, policy) or ("ok", "", "", _summary(answers, traces))

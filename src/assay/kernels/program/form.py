@@ -153,6 +153,8 @@ class Program:
     """Those among the arguments of the constructor."""
     params: tuple[tuple[str, Window], ...]
     """The parameters by name, as they are once the model is built."""
+    buffers: tuple[tuple[str, Window], ...]
+    """The buffers of fractions by name, as they are then."""
     outputs: tuple[Window, ...]
     module: tuple[Step, ...]
     init: tuple[Step, ...]
@@ -204,6 +206,22 @@ def table_of(program: Program) -> dict[str, Json]:
     }
 
 
+def contradiction(program: Program) -> str:
+    """What a program says of itself that no recording does; empty where it says nothing of the kind."""
+    inputs = (*program.inputs, *program.init_inputs)
+    for window in inputs:  # as the recorder makes them: around one nothing may be read
+        dense = math.prod(window.size) * DTYPES[window.dtype]
+        if window.offset or window.stride != dense_strides(window.size) or program.storages[window.storage] != dense:
+            return "an input does not fill a storage of its own, row by row"
+    if len({window.storage for window in inputs}) != len(inputs):
+        return "two inputs share a storage"
+    if any(isinstance(program.forward[place], Launch) for place in program.once):
+        return "a launch is left out of later calls, which make the same launches as the first"
+    if {window.storage for window in program.inputs} & set(program.kept):
+        return "an input is kept from call to call, and each call is given its own"
+    return ""
+
+
 def dense_strides(size: Sequence[int]) -> tuple[int, ...]:
     """The strides of a tensor that lies row by row, as PyTorch gives them."""
     strides, step = [], 1
@@ -211,3 +229,38 @@ def dense_strides(size: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(extent, 1)
     return tuple(reversed(strides))
+
+
+_NUMBER_BYTES = 8
+
+
+def literal_bytes(program: Program) -> int:
+    """Bytes of all that a program carries as literals: constants, numbers and texts."""
+    total = sum(len(content) for _, content in program.constants)
+    total += sum(_bytes_of_kernel(kernel) for kernel in program.kernels)
+    return total + sum(_bytes_of(value) for value in _values(program.steps))
+
+
+def _values(steps: Sequence[Step]) -> Iterator[Value]:
+    for step in steps:
+        if isinstance(step, Operation):
+            yield from step.values
+            continue
+        for variant in step.variants:
+            yield from (value for _, value in variant.args)
+            yield from (value for operation in variant.before for value in operation.values)
+
+
+def _bytes_of(value: Value) -> int:
+    """Bytes of the literals in an argument. The numbers of a window say where it is and reach no kernel."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, tuple):
+        return sum(_bytes_of(part) for part in value)
+    if isinstance(value, Descriptor):  # its numbers reach the kernel, which those of a window do not
+        return _bytes_of((*value.shape, *value.strides, *value.block))
+    return _NUMBER_BYTES if isinstance(value, int | float) and not isinstance(value, bool) else 0
+
+
+def _bytes_of_kernel(kernel: Kernel) -> int:
+    return len(kernel.source) + sum(_bytes_of(value) for _, kind, value in kernel.names if kind == "constant")

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from assay.kernels.arrays import HostTensor, size_in_bytes
+from assay.kernels.arrays import DIGEST_CHARACTERS, HostTensor, size_in_bytes
 from assay.kernels.frames import Frame
 from assay.kernels.job_reports import explain, fault_of, line_of, told
 from assay.kernels.numerics.calls import job_inputs
@@ -85,6 +85,8 @@ class Measured:
     fault: str = ""
     inputs_changed: tuple[int, ...] = ()
     params_changed: tuple[str, ...] = ()
+    arithmetic: int | None = None
+    """Operations that the kernels did; None where nobody counted them, on a GPU."""
 
 
 def record_job(code: str, draw: InputSet | Shapes, limits: Limits, precision: str, text_checks: bool = True) -> Job:
@@ -139,8 +141,14 @@ def _buffers(call: Replay) -> tuple[bytes, ...]:
     manner: dict[str, Json] = {"poison": call.poison, "skip": call.skip, "seed": call.seed}
     manner |= {"in_order": call.in_order, "follow": call.follow, "restored": call.restored}
     manner |= {"configurations": list(call.configurations)}
-    control = {**manner, "weights": weights}
+    control = {**manner, "weights": weights, "needed": call.needed}
     return (*frame.blobs, json.dumps(control).encode())
+
+
+def starts(result: JobResult) -> tuple[str, ...]:
+    """Digests of the parameters as the constructor leaves them, in the program's order."""
+    found = result.report.get("starts") if isinstance(result.report, Mapping) else None
+    return tuple(plain_text(text)[:DIGEST_CHARACTERS] for text in _list(found)[: ProgramLimits().tensors])
 
 
 def measured(result: JobResult) -> tuple[Measured, ...]:
@@ -151,6 +159,7 @@ def measured(result: JobResult) -> tuple[Measured, ...]:
 
 def _measured(entry: Mapping[str, Json]) -> Measured:
     counts, fault = entry.get("launches"), entry.get("fault")
+    arithmetic = entry.get("arithmetic")
     launches = counts if isinstance(counts, Mapping) else {}
     return Measured(
         {plain_text(name)[:128]: _count(number) for name, number in list(launches.items())[:_LISTED]},
@@ -160,6 +169,7 @@ def _measured(entry: Mapping[str, Json]) -> Measured:
         plain_text(fault.get("message"))[:500] if isinstance(fault, Mapping) else "",
         tuple(_count(number) for number in _list(entry.get("inputs_changed"))[:_LISTED]),
         tuple(plain_text(name)[:128] for name in _list(entry.get("params_changed"))[:_LISTED]),
+        None if arithmetic is None else _count(arithmetic),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from assay.kernels.operators import is_heavy, kind_of, normal_name
-from assay.kernels.program.form import DTYPES, Operation, Window, windows_in
+from assay.kernels.program.form import DTYPES, Operation, Value, Window, windows_in
 
 Role = Literal["fill", "move", "arithmetic", "random", "heavy", "unknown"]
 
@@ -90,6 +90,26 @@ HEAVY = frozenset(
 """What does a problem's work, or a step of it, in one call. Run in constructors and where a policy allows it."""
 
 
+_PLACES: Mapping[str, tuple[str, ...]] = {
+    **{"mm": ("self", "mat2"), "bmm": ("self", "mat2"), "mv": ("self", "vec"), "dot": ("self", "tensor")},
+    **{"outer": ("self", "vec2"), "addmm": ("self", "mat1", "mat2"), "addmv": ("self", "mat", "vec")},
+    **{"baddbmm": ("self", "batch1", "batch2"), "addbmm": ("self", "batch1", "batch2")},
+    "convolution": (
+        "input",
+        "weight",
+        "bias",
+        "stride",
+        "padding",
+        "dilation",
+        "transposed",
+        "output_padding",
+        "groups",
+    ),
+}
+"""Names of the arguments that may stand without one, of those products and convolutions that are run. The last two of a
+product are its factors."""
+
+
 def base_name(operation: Operation) -> str:
     """The operator's name without overload and in-place underscore."""
     return normal_name(operation.name)
@@ -147,9 +167,9 @@ def arithmetic_of(operation: Operation) -> int:
     made = max(made, sum(_lanes(out) for out in operation.outs))
     kind = kind_of(base_name(operation))
     if kind == "product":
-        return max(2 * made * _contracted(inputs), largest)
+        return max(2 * made * _contracted(operation), largest)
     if kind == "convolution":
-        return max(2 * made * (_elements_per_filter(inputs)), largest)
+        return max(2 * _taps(operation, made), largest)
     if kind == "reduction":
         return max(largest - made, made)
     return largest * (4 if is_heavy(base_name(operation)) else 1)
@@ -164,14 +184,34 @@ def _lanes(window: Window) -> int:
     return window.elements * max(1, DTYPES[window.dtype] // 4) * (4 if window.dtype.startswith("complex") else 1)
 
 
-def _contracted(inputs: list[Window]) -> int:
-    """Length of what a product sums over: both factors have it, and what is added has not."""
-    factors = [window for window in inputs if window.size][-2:]
-    return factors[0].size[-1] if factors else 1
+def _given(operation: Operation) -> dict[str, Value]:
+    """The arguments of a product or convolution by their names, wherever they stand."""
+    return {**dict(zip(_PLACES.get(base_name(operation), ()), operation.args, strict=False)), **dict(operation.kwargs)}
 
 
-def _elements_per_filter(inputs: list[Window]) -> int:
-    return math.prod(inputs[1].size[1:]) if len(inputs) > 1 else 1
+def _contracted(operation: Operation) -> int:
+    """Numbers that a product sums for each of its results: the last dimension of the left factor, and the batch where
+    it is summed over too."""
+    name = base_name(operation)
+    if name == "outer":
+        return 1
+    given = _given(operation)
+    left = given.get(_PLACES[name][-2]) if name in _PLACES else None
+    if not isinstance(left, Window) or not left.size:
+        return max(
+            (extent for value in operation.values for window in windows_in(value) for extent in window.size), default=1
+        )
+    return left.size[-1] * (left.size[0] if name == "addbmm" else 1)
+
+
+def _taps(operation: Operation, made: int) -> int:
+    """Multiply-adds of a convolution: each result sees the weights of a filter, and in a transposed one each element of
+    the input is spread by them."""
+    given = _given(operation)
+    taken, weight = given.get("input"), given.get("weight")
+    if not isinstance(taken, Window) or not isinstance(weight, Window):
+        return made
+    return (_lanes(taken) if given.get("transposed") else made) * math.prod(weight.size[1:])
 
 
 def reference_arithmetic(work: Mapping[str, tuple[int, int]]) -> int:

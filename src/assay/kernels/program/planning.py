@@ -33,7 +33,7 @@ def plan(
     program: Program, draw: InputSet, trials: int, rng: random.Random, constant_families: Sequence[str] = ()
 ) -> list[Replay]:
     """The calls of a replay: `trials` on inputs of all families in turn, one of them once more, and again without each
-    kernel, one under other weights; some in a row, on memory as the call before left it. Each has another poison, and
+    kernel, some under other weights; some in a row, on memory as the call before left it. Each has another poison, and
     runs the programs of a launch in another order, but for the one that is repeated without kernels. Accesses are
     followed where memory was filled with another byte.
 
@@ -73,10 +73,11 @@ def plan(
     if draw.moved is not None:
         moved = replace(plain, case=draw.moved, weights=draw.moved_weights, seed=rng.getrandbits(32))
         calls.append(replace(moved, configurations=rng.choice(every)))
-    if draw.updated is not None:
-        # Weights of another form than the reference's (fused, permuted) cannot be updated from outside, and need not.
-        updated = replace(plain, case=draw.updated, weights=draw.updated_weights, needed=False)
-        calls.append(replace(updated, seed=rng.getrandbits(32), configurations=rng.choice(every)))
+    # Weights of another form than the reference's (fused, permuted) cannot be updated from outside, and need not.
+    for case, weights in ((draw.updated, draw.updated_weights), (draw.nudged, draw.nudged_weights)):
+        if case is not None:
+            updated = replace(plain, case=case, weights=weights, needed=False)
+            calls.append(replace(updated, seed=rng.getrandbits(32), configurations=rng.choice(every)))
     return calls
 
 

@@ -32,7 +32,7 @@ from assay.kernels.program.form import (
     Value,
     Variant,
     Window,
-    dense_strides,
+    contradiction,
 )
 from assay.kernels.program.limits import Limits
 
@@ -57,8 +57,8 @@ OPTIONS = frozenset(_OPTIONS)
 _OPERATOR = re.compile(r"(?:[a-z_][a-z0-9_]{0,40}::)?_{0,2}[a-zA-Z][a-zA-Z0-9_]{0,60}(?:\.[a-zA-Z][a-zA-Z0-9_]{0,40})?")
 _SPECIAL = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _FIELDS = {
-    *("version", "storages", "constants", "inputs", "init_inputs", "params", "outputs"),
-    *("module", "init", "forward", "kernels", "differs", "kept", "once"),
+    *("version", "storages", "constants", "inputs", "init_inputs", "params", "buffers"),
+    *("outputs", "module", "init", "forward", "kernels", "differs", "kept", "once"),
 }
 
 
@@ -122,14 +122,14 @@ class _Reader:
             raise _Refused(f"the kernels have more than {limits.source_characters} characters")
         inputs = self._list(fields["inputs"], "inputs", limits.tensors, self._window)
         init_inputs = self._list(fields["init_inputs"], "init_inputs", limits.tensors, self._window)
-        self._check_inputs((*inputs, *init_inputs))
         forward = self._list(fields["forward"], "forward", limits.steps, self._step)
-        return Program(
+        program = Program(
             storages=self.storages,
             constants=constants,
             inputs=inputs,
             init_inputs=init_inputs,
             params=self._list(fields["params"], "params", limits.tensors, self._parameter),
+            buffers=self._list(fields["buffers"], "buffers", limits.tensors, self._parameter),
             outputs=self._list(fields["outputs"], "outputs", limits.tensors, self._window),
             module=self._list(fields["module"], "module", limits.steps, self._step),
             init=self._list(fields["init"], "init", limits.steps, self._step),
@@ -141,15 +141,9 @@ class _Reader:
                 fields["once"], "once", limits.steps, lambda place: self._whole(place, "a step", 0, len(forward) - 1)
             ),
         )
-
-    def _check_inputs(self, inputs: Sequence[Window]) -> None:
-        """Each input fills a storage of its own, as the recorder makes them: around it nothing may be read."""
-        for window in inputs:
-            dense = math.prod(window.size) * DTYPES[window.dtype]
-            if window.offset or window.stride != dense_strides(window.size) or self.storages[window.storage] != dense:
-                raise _Refused("an input does not fill a storage of its own, row by row")
-        if len({window.storage for window in inputs}) != len(inputs):
-            raise _Refused("two inputs share a storage")
+        if said := contradiction(program):
+            raise _Refused(said)
+        return program
 
     def _object(self, found: object, what: str) -> dict[str, Any]:
         if not isinstance(found, dict):

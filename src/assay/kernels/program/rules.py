@@ -8,23 +8,21 @@ A finding that is not `refused` is told and does not decide.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
 from assay.kernels.base import Policy
 from assay.kernels.program.form import (
-    Descriptor,
-    Kernel,
     Launch,
     Operation,
     Program,
-    Step,
-    Value,
+    literal_bytes,
     operations_in,
+    windows_in,
 )
 from assay.kernels.program.operations import arithmetic_of, base_name, moved_bytes, rearranges, role_of
-from assay.kernels.program.weight_work import weight_work
+from assay.kernels.program.weight_work import once_on_weights, weight_work
 
 Rule = Literal[
     "arithmetic", "moves", "constants", "constructor", "operators", "outputs", "kernels", "races", "calls", "state"
@@ -35,19 +33,25 @@ MAX_ARITHMETIC_SHARE = 0.02
 honest program of 155 needs is 0.014 (the sum of a product's split sums)."""
 MAX_PARTIAL_SHARE = 0.5
 """The same under the policy `partial`."""
+MAX_KERNEL_SHARE = 0.1
+"""The same as a share of what the kernels do: where a reference wastes its own, little of it may be all that is
+needed."""
+MIN_PARTIAL_SHARE = 0.5
+"""Share of all arithmetic that kernels do at least under the policy `partial`."""
 MAX_ARITHMETIC_OPERATIONS = 64
+"""Operators that do arithmetic. So many operations, of as many operators on one number each, are held against no
+kernel's."""
 MAX_FOLDED = 1024
 """Arithmetic that a constructor may do on the weights beyond the reference's: 64 operators on 16 numbers each, enough
 for scales and other small factors. Never more than the share that forward is allowed. A product of two matrices of 8 by
 8 fills it."""
 MAX_MOVED_SHARE = 1.0
-"""Bytes that PyTorch may move, as a share of those of inputs and outputs; the most that an honest program needs is
-0.52."""
+"""Bytes that PyTorch may move, as a share of those of inputs and outputs, beside one move of each parameter; the most
+that an honest program needs is 0.52."""
 MAX_LITERAL_BYTES = 1 << 15
 """Of constants, numbers and texts of kernels together: room for any kernel, none for a table of answers or weights."""
 MAX_WRITTEN_BYTES = 1 << 36
 """Of one replayed call with the constructor's, at published sizes on a GPU too."""
-_NUMBER_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +124,7 @@ def partial_share(program: Program, reference: int) -> list[Finding]:
 
 def host_arithmetic(program: Program, reference: int, slack: float = 1.0) -> list[Finding]:
     """Arithmetic of PyTorch's in forward and at import, against the reference's."""
-    counted = [
-        (arithmetic_of(operation), operation) for operation in operations_in((*program.module, *program.forward))
-    ]
-    counted = [(amount, operation) for amount, operation in counted if amount]
+    counted = _host_arithmetic(program)
     if not counted:
         return []
     total, (_, worst) = sum(amount for amount, _ in counted), max(counted, key=lambda pair: pair[0])
@@ -144,10 +145,43 @@ def host_arithmetic(program: Program, reference: int, slack: float = 1.0) -> lis
     return []
 
 
+def _host_arithmetic(program: Program) -> list[tuple[int, Operation]]:
+    """What each operator of forward's and of the import's computes."""
+    steps = operations_in((*program.module, *program.forward))
+    return [(amount, operation) for operation in steps if (amount := arithmetic_of(operation))]
+
+
 def arithmetic_share(program: Program, reference: int) -> float:
     """Arithmetic of PyTorch's in forward as a share of the reference's; what is left is the kernels'."""
-    total = sum(arithmetic_of(operation) for operation in operations_in((*program.module, *program.forward)))
-    return total / max(reference, 1)
+    return sum(amount for amount, _ in _host_arithmetic(program)) / max(reference, 1)
+
+
+def kernel_share(program: Program, done: int) -> float:
+    """Share of all arithmetic that is the kernels', which did `done` operations in a call."""
+    total = sum(amount for amount, _ in _host_arithmetic(program))
+    return 1.0 if total <= MAX_ARITHMETIC_OPERATIONS else done / (done + total)
+
+
+def beside_kernels(program: Program, done: int, policy: Policy = "strict") -> list[Finding]:
+    """Arithmetic of PyTorch's in forward, against what the kernels do.
+
+    Args:
+        program: What was recorded.
+        done: Operations of the kernels in one call, as a replay measured.
+        policy: `partial` lets PyTorch do as much as the kernels.
+    """
+    counted = _host_arithmetic(program)
+    total = sum(amount for amount, _ in counted)
+    most = MAX_KERNEL_SHARE if policy == "strict" else 1.0 / MIN_PARTIAL_SHARE - 1.0
+    allowed = max(int(most * done), MAX_ARITHMETIC_OPERATIONS)
+    if total <= allowed:
+        return []
+    _, worst = max(counted, key=lambda pair: pair[0])
+    said = (
+        f"PyTorch does {total} arithmetic operations beside kernels that do {done}, most of them in "
+        f"{base_name(worst)}; {allowed} are allowed, {most:.0%} of the kernels'. Do them in a kernel."
+    )
+    return [Finding("arithmetic", said, worst.line)]
 
 
 def rearrangement(program: Program, reference: int) -> list[Finding]:
@@ -166,14 +200,30 @@ def moves(program: Program, slack: float = 1.0) -> list[Finding]:
     moved = [(moved_bytes(operation), operation) for operation in operations_in((*program.module, *program.forward))]
     total = sum(amount for amount, _ in moved)
     whole = sum(window.nbytes for window in (*program.inputs, *program.outputs))
-    if total <= MAX_MOVED_SHARE * slack * whole:
+    allowed = int(MAX_MOVED_SHARE * slack * whole) + _of_parameters(program, moved)
+    if total <= allowed:
         return []
     _, worst = max(moved, key=lambda pair: pair[0])
     said = (
-        f"PyTorch moves {total} bytes, most of them in {base_name(worst)}; inputs and outputs have {whole}, and no "
-        "more may be moved beside the kernels. Read the elements where they are."
+        f"PyTorch moves {total} bytes, most of them in {base_name(worst)}; {allowed} are allowed beside the kernels: "
+        f"inputs and outputs have {whole}, and each parameter may be moved once. Read the elements where they are."
     )
     return [Finding("moves", said, worst.line)]
+
+
+def _of_parameters(program: Program, moved: Sequence[tuple[int, Operation]]) -> int:
+    """Bytes of moves of parameters, which a call may make to have them as its kernels read them: of each parameter as
+    many as it has."""
+    own = {window.storage for _, window in program.params} - {window.storage for window in program.inputs}
+    read: set[int] = set()
+    total = 0
+    for amount, operation in moved:
+        windows = [window for value in operation.values for window in windows_in(value)]
+        sources = {window.storage for window in windows if window not in operation.outs}
+        if amount and sources and sources <= own:
+            read |= sources
+            total += amount
+    return min(total, sum(program.storages[storage] for storage in read))
 
 
 def written(program: Program) -> list[Finding]:
@@ -185,13 +235,6 @@ def written(program: Program) -> list[Finding]:
     _, worst = max(counted, key=lambda pair: pair[0])
     said = f"PyTorch writes {total} bytes, most of them in {base_name(worst)}; {MAX_WRITTEN_BYTES} are allowed"
     return [Finding("moves", said, worst.line)]
-
-
-def literal_bytes(program: Program) -> int:
-    """Bytes of all that a program carries as literals: constants, numbers and texts."""
-    total = sum(len(content) for _, content in program.constants)
-    total += sum(_bytes_of_kernel(kernel) for kernel in program.kernels)
-    return total + sum(_bytes_of(value) for value in _values(program.steps))
 
 
 def constants(program: Program) -> list[Finding]:
@@ -256,15 +299,28 @@ def outputs_written(program: Program, unwritten: Sequence[int]) -> list[Finding]
     ]
 
 
+def kept_by_first_call(program: Program) -> list[Finding]:
+    """What the first call of forward makes of the parameters and later ones use is stale once the parameters change."""
+    step = once_on_weights(program)
+    if step is None:
+        return []
+    said = (
+        f"only the first call of forward runs PyTorch's {base_name(step)} on parameters, and later ones use what it "
+        "made: it is stale after a step of an optimizer. Run it in every call, or whenever a parameter has another "
+        "_version, or read the parameters in a kernel."
+    )
+    return [Finding("state", said, step.line)]
+
+
 def tensors_left_alone(inputs: Collection[int], params: Collection[str]) -> list[Finding]:
-    """Forward must leave the inputs that it does not return, and the parameters, as they are: whoever calls it still
+    """Forward must leave parameters as they are, and inputs that the reference does not change: whoever calls it still
     needs them, and so does the next call.
 
     Args:
         inputs: Numbers of those that held other bytes after a call.
         params: Names of those.
     """
-    found = [f"forward changes input {number}, which it does not return" for number in sorted(inputs)]
+    found = [f"forward changes input {number}, which the reference leaves as it is" for number in sorted(inputs)]
     found += [f"forward changes the parameter {name}" for name in sorted(params)]
     return [Finding("state", f"{said}: write into a tensor of your own") for said in found]
 
@@ -312,28 +368,3 @@ def _race(race: Mapping[str, object]) -> Finding:
 def launched_kernels(program: Program) -> list[int]:
     """The kernels that forward launches, by number."""
     return sorted({step.kernel for step in program.forward if isinstance(step, Launch)})
-
-
-def _values(steps: Sequence[Step]) -> Iterator[Value]:
-    for step in steps:
-        if isinstance(step, Operation):
-            yield from step.values
-            continue
-        for variant in step.variants:
-            yield from (value for _, value in variant.args)
-            yield from (value for operation in variant.before for value in operation.values)
-
-
-def _bytes_of(value: Value) -> int:
-    """Bytes of the literals in an argument. The numbers of a window say where it is and reach no kernel."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, tuple):
-        return sum(_bytes_of(part) for part in value)
-    if isinstance(value, Descriptor):  # its numbers reach the kernel, which those of a window do not
-        return _bytes_of((*value.shape, *value.strides, *value.block))
-    return _NUMBER_BYTES if isinstance(value, int | float) and not isinstance(value, bool) else 0
-
-
-def _bytes_of_kernel(kernel: Kernel) -> int:
-    return len(kernel.source) + sum(_bytes_of(value) for _, kind, value in kernel.names if kind == "constant")

@@ -33,6 +33,7 @@ from assay.kernels.program.jobs import (
     record_job,
     recorded,
     replay_job,
+    starts,
 )
 from assay.kernels.program.limits import Limits as ProgramLimits
 from assay.kernels.program.noise import changed_beyond_noise
@@ -234,7 +235,9 @@ def judge(result: JobResult, attempt: Attempt, answers: Answers, policy: Policy 
         "host_share": round(min(attempt.host_share, 1e9), 6),
     }
     if policy == "partial":
-        facts["kernel_share"] = round(max(0.0, 1.0 - attempt.host_share), 6)
+        done = _kernels_arithmetic(answers.calls, seen)
+        measured_share = 1.0 if done is None else rules.kernel_share(attempt.program, done)
+        facts["kernel_share"] = round(min(max(0.0, 1.0 - attempt.host_share), measured_share), 6)
     found = (*attempt.findings, *findings)
     cpu_s = attempt.cpu_s + result.cpu_s
     return Outcome(end, message, line, found, "numerics", answers.passed, answers.total, cpu_s, facts, attempt.examined)
@@ -265,11 +268,11 @@ def _decide(
     if any(call.weights and call.needed and not seen[place].weights_set for place, call in enumerate(calls)):
         names = ", ".join(list(answers.draw.moved_weights)[:4])
         said = (
-            f"the model has no parameters for the reference's {names}, whose values also change during grading: keep "
-            "all of the reference's parameters, under their names or in their order"
+            f"the model has no parameters or buffers for the reference's {names}, whose values also change during "
+            "grading: keep all of the reference's parameters and buffers, under their names (or parameters in order)"
         )
         return "wrong", said, 0, ()
-    findings = _findings(program, answers, seen, policy)
+    findings = _findings(program, answers, seen, policy, starts(result))
     if (refused := first_refused(findings)) is None:
         return "ok", "", 0, findings
     return ("wrong" if refused.rule in ("races", "state") else "cheat"), refused.message, refused.line, findings
@@ -299,26 +302,37 @@ def _weights_moved(answers: Answers, seen: Sequence[Measured]) -> bool | None:
     return all(_weights_set(seen, place) for place in moved) if moved else None
 
 
-def _findings(program: Program, answers: Answers, seen: Sequence[Measured], policy: Policy) -> list[Finding]:
+def _findings(
+    program: Program, answers: Answers, seen: Sequence[Measured], policy: Policy, begun: Sequence[str]
+) -> list[Finding]:
     calls = answers.calls
     followed = [account.unwritten for call, account in zip(calls, seen, strict=True) if call.follow]
     unwritten = [max(counts) for counts in zip(*followed, strict=True)] or [0] * len(program.outputs)
     changed = _changed(answers)
     draw, updated = answers.draw, [place for place, call in enumerate(calls) if call.weights and not call.needed]
     follows = any(_weights_set(seen, place) for place in updated)
-    replaced = replaced_storages(program, draw.weights) if follows else frozenset()
+    replaced = replaced_storages(program, draw.weights, draw.initial, begun) if follows else frozenset()
     folded = policy == "strict" and bool(draw.weights)
     reference = reference_arithmetic(draw.work)
     whole = [account for call, account in zip(calls, seen, strict=True) if call.skip == NO_KERNEL]
-    inputs = {number for account in whole for number in account.inputs_changed}
+    inputs = {number for account in whole for number in account.inputs_changed} - draw.overwritten
     params = {name for account in whole for name in account.params_changed}
+    done = _kernels_arithmetic(calls, seen)
     return [
+        *rules.kept_by_first_call(program),
         *rules.tensors_left_alone(inputs, params),
+        *(rules.beside_kernels(program, done, policy) if done is not None else ()),
         *(rules.outputs_written(program, unwritten) if policy == "strict" else ()),
         *rules.kernels_matter(program, changed),
         *rules.constructor(program, reference, draw.init_work, replaced, refused=folded),
         *rules.races([race for account in seen for race in account.races]),
     ]
+
+
+def _kernels_arithmetic(calls: Sequence[Replay], seen: Sequence[Measured]) -> int | None:
+    """Operations that the kernels did in the call in which they did least; None where they were not counted."""
+    done = [account.arithmetic for call, account in zip(calls, seen, strict=False) if call.skip == NO_KERNEL]
+    return min((count for count in done if count is not None), default=None)
 
 
 def _changed(answers: Answers) -> dict[int, bool]:

@@ -38,16 +38,7 @@ def weight_work(program: Program, replaced: Set[int] = frozenset()) -> WeightWor
         program: What was recorded.
         replaced: Storages whose content is another one when forward is called (`replaced_storages`).
     """
-    tainted = {window.storage for window in program.init_inputs}
-    costs: list[tuple[Step, int]] = []
-    for step in _flat((*program.module, *program.init)):
-        if isinstance(step, Operation):
-            costs.append((step, work_on(step, tainted)))
-            tainted |= tainted_by(step, tainted)
-        else:
-            touched = _touched(step)
-            costs.append((step, int(bool(touched & tainted))))
-            tainted |= touched if touched & tainted else set()
+    costs, _ = _costs(program)
     used = _used(program) - replaced
     amount = most = 0
     worst: Operation | None = None
@@ -64,18 +55,58 @@ def weight_work(program: Program, replaced: Set[int] = frozenset()) -> WeightWor
     return WeightWork(amount, worst, tuple(reversed(launches)))
 
 
-def replaced_storages(program: Program, weights: Sequence[tuple[str, tuple[int, ...]]]) -> frozenset[int]:
-    """Storages that hold nothing but parameters that a replay sets, by the reference's names or else by their order.
+def _costs(program: Program) -> tuple[list[tuple[Step, int]], set[int]]:
+    """Each step of the import and the constructor with what it does on the weights, and the storages tainted then."""
+    tainted = {window.storage for window in program.init_inputs}
+    costs: list[tuple[Step, int]] = []
+    for step in _flat((*program.module, *program.init)):
+        if isinstance(step, Operation):
+            costs.append((step, work_on(step, tainted)))
+            tainted |= tainted_by(step, tainted)
+        else:
+            touched = _touched(step)
+            costs.append((step, int(bool(touched & tainted))))
+            tainted |= touched if touched & tainted else set()
+    return costs, tainted
+
+
+def once_on_weights(program: Program) -> Operation | None:
+    """The first operation that only the first call of forward runs and that reads what is made of the weights."""
+    _, tainted = _costs(program)
+    tainted |= {window.storage for _, window in program.params}
+    alone = {id(program.forward[place]) for place in program.once}
+    for step in _flat(program.forward):
+        if isinstance(step, Launch):
+            tainted |= touched if (touched := _touched(step)) & tainted else set()
+        elif role_of(step) not in ("fill", "random") and _storages(_read_by(step)) & tainted:
+            if id(step) in alone:
+                return step
+            tainted |= {out.storage for out in step.outs}
+    return None
+
+
+def replaced_storages(
+    program: Program, weights: Sequence[tuple[str, tuple[int, ...]]], initial: Sequence[str], starts: Sequence[str]
+) -> frozenset[int]:
+    """Storages that hold nothing but parameters that a replay sets, by the reference's names or else by their order,
+    and that start as the reference's do: nothing was folded into them.
 
     Args:
         program: What was recorded, of which a replay said that its parameters could be set.
         weights: Name and shape of each parameter of the reference.
+        initial: A digest of each at the start.
+        starts: The same of the program's parameters.
     """
     own = dict(program.params)
     by_name = all(name in own and own[name].size == shape for name, shape in weights)
-    windows = [own[name] for name, _ in weights] if by_name else list(own.values())
+    names = [name for name, _ in weights] if by_name else list(own)
+    found = dict(zip((name for name, _ in program.params), starts, strict=False))
     return frozenset(
-        window.storage for window in windows if _is_dense(window) and window.nbytes == program.storages[window.storage]
+        own[name].storage
+        for name, digest in zip(names, initial, strict=False)
+        if found.get(name) == digest
+        and _is_dense(own[name])
+        and own[name].nbytes == program.storages[own[name].storage]
     )
 
 

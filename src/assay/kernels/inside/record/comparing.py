@@ -29,11 +29,14 @@ class Compared:
     """Places of operations in the first call that later ones left out."""
 
 
-def compare(calls: Sequence[Call], before: int, constants: Mapping[int, str], kernels: Sequence[str]) -> Compared:
+def compare(
+    calls: Sequence[Call], repeated: Call, before: int, constants: Mapping[int, str], kernels: Sequence[str]
+) -> Compared:
     """Hold later calls against the first.
 
     Args:
-        calls: At least one.
+        calls: At least one. Before each but the first the parameters have changed.
+        repeated: One more, before which they have not: it may leave out what only a change asks for.
         before: Storages with lower numbers were there before the first call.
         constants: Storage -> its literal content.
         kernels: Names of the kernels.
@@ -41,7 +44,7 @@ def compare(calls: Sequence[Call], before: int, constants: Mapping[int, str], ke
     first, *others = calls
     inputs = {window[0] for call in calls for window in call[0]}
     made = _storages(first) - inputs
-    shared = {storage for call in others for storage in _storages(call) & made}
+    shared = {storage for call in (*others, repeated) for storage in _storages(call) & made}
     fixed = {place: f"constant {content}" for place, content in constants.items()}
     fixed |= {place: f"storage {place}" for place in (*shared, *range(before)) if place not in constants}
     named = [_Named(call, fixed) for call in calls]
@@ -55,6 +58,11 @@ def compare(calls: Sequence[Call], before: int, constants: Mapping[int, str], ke
             text = left_out if isinstance(left_out, str) else f"calls 2 and {number} of forward run other operations"
             return Compared(text, [], [])
         once = left_out
+    last, number = _Named(repeated, fixed), len(calls) + 1
+    if said := _difference(named[0], last, number, kernels):
+        return Compared(said, [], [])
+    if isinstance(left_out := _left_out(named[0], last, number), str):
+        return Compared(left_out, [], [])
     return Compared("", sorted(place for place in shared if place >= before), once or [])
 
 

@@ -124,18 +124,33 @@ def record(source: str, header: Json, tape: Tape) -> Json:
                 model = model.to(getattr(torch, header["precision"]))
         params = list(model.named_parameters()) if isinstance(model, torch.nn.Module) else []
         named = [[name, tape.window(parameter)] for name, parameter in params]
-        # Twice on tensors of their own, and once more on the same ones, which may hold other values by then.
+        buffers = list(model.named_buffers()) if isinstance(model, torch.nn.Module) else []
+        held = [[name, tape.window(buffer)] for name, buffer in buffers if buffer.is_floating_point()]
+        # Twice on tensors of their own, and twice more on the same ones, which may hold other values by then. Before
+        # each but the last, parameters change as an optimizer changes them.
         before = len(tape.sizes())
         first, again = _arguments(header["inputs"]), _arguments(header["inputs"])
-        calls = [_call(model, arguments, tape) for arguments in (first, again, again)]
+        calls: list[tuple[list[Json], list[Json], list[Json]]] = []
+        for arguments in (first, again, again):
+            _count_change([parameter for _, parameter in params] if calls else [])
+            calls.append(_call(model, arguments, tape))
+        repeated = _call(model, again, tape)
     inputs, forward, outputs = calls[0]
-    compared = compare(calls, before, dict(tape.constants), [entry["name"] for entry in capture.kernels.entries])
+    names = [entry["name"] for entry in capture.kernels.entries]
+    compared = compare(calls, repeated, before, dict(tape.constants), names)
     return {
         **{"version": 1, "storages": tape.sizes(), "constants": tape.constants},
-        **{"inputs": inputs, "init_inputs": init_inputs, "params": named, "outputs": outputs},
-        **{"module": module, "init": init, "forward": forward, "kernels": capture.kernels.entries},
+        **{"inputs": inputs, "init_inputs": init_inputs, "params": named, "buffers": held},
+        **{"outputs": outputs, "module": module, "init": init, "forward": forward, "kernels": capture.kernels.entries},
         **{"differs": compared.differs[:MAX_DIFFERS], "kept": compared.kept, "once": compared.once},
     }
+
+
+def _count_change(parameters: Sequence[torch.Tensor]) -> None:
+    """Give parameters another `_version`, by which code that keeps what it made of them knows that it is stale."""
+    for parameter in parameters:
+        if not parameter.is_inference():
+            torch.autograd.graph.increment_version(parameter)
 
 
 def _call(model: Any, arguments: Sequence[Any], tape: Tape) -> tuple[list[Json], list[Json], list[Json]]:

@@ -3,7 +3,7 @@
 The header has `init_inputs`, `inputs`, `outputs`, `parameters`, `weight_seed`.
 The first round has the tensors of `get_init_inputs`; each later one has one set of inputs and, last, a control record:
 the fields of `player.Manner`, and `weights`, by name. Outputs are bytes; the report has, for each call, what the
-kernels did, or the fault that ended it.
+kernels did, or the fault that ended it, and `starts`: a digest of each parameter as the constructor leaves it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from assay.kernels.inside import submission
 from assay.kernels.inside.replay.kernels import NotInLanguageError
 from assay.kernels.inside.replay.operators import ForgedError
 from assay.kernels.inside.replay.player import NO_KERNEL, Account, CompilerError, Machine, Manner, Player
-from assay.kernels.inside.tensors import WrongOutputError, tensors_of
+from assay.kernels.inside.tensors import WrongOutputError, digest, tensors_of
 from assay.kernels.program.form import Program
 from assay.kernels.program.limits import Limits
 from assay.kernels.program.reading import Refusal, read
@@ -51,25 +51,26 @@ def play(
         return {"fault": submission.fault("constructing ModelNew", error, _kind(error, machine)) | _place(error)}
     write_outputs([])
     rounds: list[Json] = []
+    starts = [digest(player.memory.tensor(window)) for _, window in program.params]
     while (blobs := read_inputs()) is not None:
         control = json.loads(bytes(blobs[-1]))
         inputs = _tensors(tensors_of(header["inputs"], blobs, "cpu"))
-        weights = control.pop("weights")
+        weights, whole = control.pop("weights"), not control.pop("needed")
         entry: dict[str, Json] = {}
         try:
-            moved = _weights(program, header["parameters"], weights, blobs)
+            moved = _weights(program, header["parameters"], weights, blobs, whole)
             entry["weights"] = moved is not None
             account = player.call(inputs, Manner(**control), moved)
         except Exception as error:  # noqa: BLE001 - as above
             entry["fault"] = submission.fault("forward", error, _kind(error, machine)) | _place(error)
             rounds.append(entry | {"unwritten": [0] * len(program.outputs)})
             if control.get("skip", NO_KERNEL) == NO_KERNEL:
-                return {"rounds": rounds, "fault": entry["fault"]}
+                return {"rounds": rounds, "starts": starts, "fault": entry["fault"]}
             write_outputs([_all_ones(dtype, shape) for dtype, shape in header["outputs"]])  # bytes never right
             continue
         rounds.append(entry | _told(account))
         write_outputs([_bytes(player.memory.tensor(window)) for window in program.outputs])
-    return {"rounds": rounds}
+    return {"rounds": rounds, "starts": starts}
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -106,18 +107,29 @@ def _check_outputs(program: Program, outputs: Sequence[Json]) -> None:
 
 
 def _weights(
-    program: Program, names: Sequence[Json], weights: Mapping[str, Json], blobs: Sequence[memoryview]
+    program: Program,
+    names: Sequence[Json],
+    weights: Mapping[str, Json],
+    blobs: Sequence[memoryview],
+    whole: bool,
 ) -> dict[int, torch.Tensor] | None:
-    """Number of a parameter -> the values that it is to hold, found by name, or else by order and shape; None where
-    neither fits."""
+    """Number of a parameter, or of a buffer after those -> the values that it is to hold, found by name, or parameters
+    by order and shape; None where neither fits.
+
+    whole: all parameters must be there under those names, not only the ones that are set.
+    """
     if not weights:
         return {}
-    own = {name: number for number, (name, _) in enumerate(program.params)}
-    sizes = [list(window.size) for _, window in program.params]
-    by_name = all(name in own and sizes[own[name]] == shape for name, shape in names if name in weights)
-    if not by_name and sizes != [shape for _, shape in names]:
-        return None
+    windows = (*program.params, *program.buffers)
+    own = {name: number for number, (name, _) in reversed(list(enumerate(windows)))}
+    sizes = [list(window.size) for _, window in windows]
+    wanted = {name: shape for name, shape in names if whole or name in weights}
+    wanted |= {name: entry["shape"] for name, entry in weights.items()}
+    by_name = all(name in own and sizes[own[name]] == shape for name, shape in wanted.items())
     given = [name for name, _ in names]
+    in_order = sizes[: len(program.params)] == [shape for _, shape in names] and weights.keys() <= set(given)
+    if not by_name and not in_order:
+        return None
     chosen = {own[name] if by_name else given.index(name): entry for name, entry in weights.items()}
     return dict(zip(chosen, tensors_of(list(chosen.values()), blobs, "cpu"), strict=True))
 

@@ -42,7 +42,7 @@ def preload() -> None:
     program = json.dumps(_warm_up_program())
     header: Json = {"init_inputs": [], "inputs": [{"dtype": "float32", "shape": [4], "blob": 0}], "parameters": []}
     header |= {"outputs": [["float32", [4]]], "weight_seed": 0, "max_programs": 64}
-    control = memoryview(json.dumps({"weights": {}}).encode())
+    control = memoryview(json.dumps({"weights": {}, "needed": True}).encode())
     calls = ([memoryview(bytearray(16)), control] for _ in range(WARM_UP_CALLS))
     rounds = iter([[], *calls, None])
     report = execute(program, header, rounds.__next__, lambda outputs: None)
@@ -57,7 +57,16 @@ def _warm_up_program() -> Json:
     launch = {"launch": 0, "line": 1, "variants": [{"grid": [2], "args": arguments, "options": {}, "before": []}]}
     return {
         **{"version": 1, "storages": [16, 16], "constants": [], "inputs": [inputs], "init_inputs": [], "params": []},
-        **{"outputs": [made], "module": [], "init": [], "forward": [launch], "differs": "", "kept": [], "once": []},
+        **{
+            "buffers": [],
+            "outputs": [made],
+            "module": [],
+            "init": [],
+            "forward": [launch],
+            "differs": "",
+            "kept": [],
+            "once": [],
+        },
         "kernels": [kernel | {"line": 1}],
     }
 

@@ -99,7 +99,8 @@ class Memory:
 def granularity(program: Program) -> list[int]:
     """Bytes of the smallest element that each storage is shown with."""
     found = [16] * len(program.storages)
-    seen: list[Window] = [*program.inputs, *program.init_inputs, *program.outputs, *(w for _, w in program.params)]
+    seen: list[Window] = [*program.inputs, *program.init_inputs, *program.outputs]
+    seen += [window for _, window in (*program.params, *program.buffers)]
     for operation in operations_in(program.steps):
         seen += operation.outs
         seen += [window for value in operation.values for window in windows_in(value)]

@@ -78,8 +78,7 @@ def _check_places(operation: Operation, operator: Any) -> None:
 
     PyTorch reads a tensor where a number belongs, and writes into tensors that the program does not name as results.
     """
-    given = dict(zip((argument.name for argument in operator._schema.arguments), operation.args, strict=False))
-    given |= dict(operation.kwargs)
+    given = _given(operation, operator)
     written: list[Window] = []
     for argument in operator._schema.arguments:
         found = list(windows_in(given.get(argument.name)))
@@ -89,6 +88,12 @@ def _check_places(operation: Operation, operator: Any) -> None:
             written += found
     if written and tuple(written) != operation.outs:
         raise ForgedError(f"{operation.name} writes into what the program does not name as its result")
+
+
+def _given(operation: Operation, operator: Any) -> dict[str, Any]:
+    """The arguments by the names that the operator has for them."""
+    names = (argument.name for argument in operator._schema.arguments)
+    return {**dict(zip(names, operation.args, strict=False)), **dict(operation.kwargs)}
 
 
 def _operator(name: str) -> Any:
@@ -129,7 +134,7 @@ def _made(memory: Memory, operation: Operation, operator: Any) -> list[Any]:
     A move takes marks along with elements. Of arithmetic an element counts where any of its operands does; what
     neither shape nor broadcasting relates counts where all of some operand does.
     """
-    role, inputs = role_of(operation), [window for value in operation.values for window in windows_in(value)]
+    role, inputs = role_of(operation), _operands(operation, operator)
     if role in ("fill", "random") or not inputs:
         return [False for _ in operation.outs]
     if role == "move":
@@ -140,7 +145,7 @@ def _made(memory: Memory, operation: Operation, operator: Any) -> list[Any]:
 
 def _known(memory: Memory, operation: Operation, operator: Any) -> Any:
     """Which elements of the results had values to come from: all, unless operands have memory that nothing wrote."""
-    inputs = [window for value in operation.values for window in windows_in(value)]
+    inputs = _operands(operation, operator)
     if role_of(operation) in ("fill", "random") or all(bool(memory.is_known(window).all()) for window in inputs):
         return True
     if role_of(operation) != "move":
@@ -148,11 +153,32 @@ def _known(memory: Memory, operation: Operation, operator: Any) -> Any:
     return ~_moved(operation, operator, lambda window: ~memory.is_known(window))
 
 
+def _results_named(operator: Any) -> frozenset[str]:
+    """Names of the arguments that only say where results are to be (`out`)."""
+    named = (argument for argument in operator._schema.arguments if argument.kwarg_only)
+    return frozenset(argument.name for argument in named if argument.alias_info is not None)
+
+
+def _operands(operation: Operation, operator: Any) -> list[Window]:
+    """The tensors whose elements an operator reads."""
+    results = _results_named(operator)
+    values = (*operation.args, *(value for name, value in operation.kwargs if name not in results))
+    return [window for value in values for window in windows_in(value)]
+
+
 def _moved(operation: Operation, operator: Any, flags: Callable[[Window], torch.Tensor]) -> Any:
     if base_name(operation) in ("clone", "_to_copy", "copy", "contiguous", "lift_fresh_copy"):
-        source = [window for value in operation.args for window in windows_in(value)][-1]
-        return flags(source).expand(operation.outs[0].size)
-    return operator(*(_flagged(value, flags) for value in operation.args))
+        given = _given(operation, operator)
+        return flags(given.get("src", given["self"])).expand(operation.outs[0].size)
+    results = _results_named(operator)
+    named = {
+        name: torch.empty(value.size, dtype=torch.bool)
+        if isinstance(value, Window) and name in results
+        else _flagged(value, flags)
+        for name, value in operation.kwargs
+        if not isinstance(value, Name)
+    }
+    return operator(*(_flagged(value, flags) for value in operation.args), **named)
 
 
 def _flagged(value: Value, flags: Callable[[Window], torch.Tensor]) -> Any:

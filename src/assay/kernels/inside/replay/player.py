@@ -66,7 +66,7 @@ class Account:
     unwritten: tuple[int, ...]
     """Of each output, elements that no kernel wrote last. Zeros where accesses were not followed."""
     inputs_changed: tuple[int, ...] = ()
-    """Inputs that hold other bytes than they were given, and that forward does not return."""
+    """Inputs that hold other bytes than they were given."""
     params_changed: tuple[str, ...] = ()
     """Parameters that hold other bytes than before."""
 
@@ -160,7 +160,7 @@ class Player:
         Args:
             inputs: The tensors among its arguments.
             manner: How it is made.
-            weights: Number of a parameter -> other values that it holds in this call.
+            weights: Number of a parameter, or of a buffer after those -> other values that it holds in this call.
 
         Raises:
             ForgedError: the program is not what it says.
@@ -188,13 +188,8 @@ class Player:
         _fill_in(memory, self.program.inputs, inputs)
 
     def _changed_inputs(self, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
-        returned = {window.storage for window in self.program.outputs}
         windows = enumerate(zip(self.program.inputs, inputs, strict=True))
-        return tuple(
-            place
-            for place, (window, given) in windows
-            if window.storage not in returned and not _same(self.memory.tensor(window), given)
-        )
+        return tuple(place for place, (window, given) in windows if not _same(self.memory.tensor(window), given))
 
     def _changed_params(self, before: Sequence[torch.Tensor]) -> tuple[str, ...]:
         params = zip(self.program.params, before, strict=True)
@@ -215,7 +210,7 @@ class Player:
             memory.restore(place, content)
         memory.fill(self._fresh, poison)
         for number, value in (weights or {}).items():
-            memory.tensor(self.program.params[number][1]).copy_(value)
+            memory.tensor((*self.program.params, *self.program.buffers)[number][1]).copy_(value)
         _fill_in(memory, self.program.inputs, inputs)
 
     def forward(self, manner: Manner, choose: Choose | None = None) -> dict[str, Json]:

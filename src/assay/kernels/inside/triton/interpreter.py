@@ -28,7 +28,7 @@ from assay.kernels.inside.triton import guards
 from assay.kernels.inside.triton.ledger import UnsupportedError, current, refuse
 from assay.kernels.inside.triton.libdevice import LIBRARY
 from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
-from assay.kernels.inside.triton.values import bfloat16, combining, handles, ptx, rounding
+from assay.kernels.inside.triton.values import bfloat16, combining, counting, handles, ptx, rounding
 
 _OPTIONS = frozenset(CUDAOptions.__dataclass_fields__)
 """What a launch may say to the compiler besides the arguments of its kernel."""
@@ -162,6 +162,7 @@ def install() -> None:
     rounding.install(builder)
     combining.install()
     builder.create_extern_elementwise = _extern_elementwise
+    counting.install(builder)
     _serve_libdevice()
 
 

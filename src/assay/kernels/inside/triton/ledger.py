@@ -54,6 +54,8 @@ class Ledger:
     ) -> None:
         self.launches: Counter[str] = Counter()
         self.programs = 0
+        self.arithmetic = 0
+        """Operations that kernels did (`values.counting`)."""
         self.max_programs = max_programs
         self.order, self.observer, self.rounding = order, observer, rounding
         self.refusal: Exception | None = None
@@ -85,7 +87,7 @@ class Ledger:
 
     def to_json(self) -> dict[str, Json]:
         """Plain data for a report."""
-        return {"launches": dict(self.launches), "programs": self.programs}
+        return {"launches": dict(self.launches), "programs": self.programs, "arithmetic": self.arithmetic}
 
 
 _ledger = Ledger()
