@@ -25,8 +25,8 @@ from assay.kernels.config import GraderConfig
 from assay.kernels.numerics.reference import ReferenceProcess, fit_problem, may_pass
 from assay.kernels.numerics.secret_inputs import InputBank
 from assay.kernels.numerics.shapes import Shapes
-from assay.kernels.problems.scaling import ScaledProblem, other_sizes, unscaled
-from assay.kernels.problems.sources import SHIPPED, Problem
+from assay.kernels.problems.scaling import ScaledProblem, keeps_sizes, other_sizes, task_key, unscaled
+from assay.kernels.problems.sources import Problem
 from assay.kernels.program.grading import Size
 
 MAX_PREPARED = 192
@@ -111,7 +111,7 @@ class Preparations:
             Closed: the grader was closed meanwhile.
             ReferenceModelError: the process of the reference is gone.
         """
-        key = problem.hash if isinstance(problem, ScaledProblem) else f"{self._config.scale}:{problem.hash}"
+        key = task_key(problem, self._config.scale)
         prepared = await shared(self.task(key, lambda: self._make_ready(problem)))
         next(self._others(prepared), None)  # begun beside the first grade, which may come to need it
         self._published(prepared)
@@ -148,7 +148,7 @@ class Preparations:
         if self._config.backend != "triton" or not prepared.has_others or prepared.scaled.scaling.rule == "none":
             return None
         problem = prepared.scaled.problem
-        return self.task(f"published:{problem.hash}", partial(self._make_shapes, problem))
+        return self.task(f"shapes: {problem.hash}", partial(self._make_shapes, problem))
 
     async def _make_shapes(self, problem: Problem) -> Prepared:
         """A problem at its published size, by shapes alone. One that does not run without values never will."""
@@ -165,14 +165,14 @@ class Preparations:
         if prepared.others is None:  # drawn once for each problem: what is random is not known, and stays
             prepared.others = list(other_sizes(prepared.scaled, self._random))
         for scaled in prepared.others:
-            yield self.task(f"other:{scaled.hash}", partial(self._make_ready, scaled))
+            yield self.task(f"other: {scaled.hash}", partial(self._make_ready, scaled))
 
     async def _make_ready(self, problem: Problem | ScaledProblem) -> Prepared:
         config, screening = self._config, None
         try:
             if isinstance(problem, ScaledProblem):
                 scaled = problem
-            elif config.scale == "none" or problem.source == SHIPPED:
+            elif keeps_sizes(problem, config.scale):
                 scaled = unscaled(problem)
             else:
                 seed = self._random.getrandbits(48)

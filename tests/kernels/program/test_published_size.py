@@ -203,6 +203,28 @@ def test_kernels_are_told_apart_by_their_text() -> None:
     empty = replace(first.kernels[0], source=KERNEL.replace("scaled(", "("))
     missing, new = launched_alike(first, replace(first, kernels=(empty, *first.kernels[1:])))
     assert missing.refused and "does not launch the kernel double" in missing.message and not new.refused
+
+
+def test_programs_may_be_fewer_where_blocks_are_larger() -> None:
+    first, args = made(), launch()["variants"][0]["args"]
     fewer = made(forward=[launch(grid=(1,))])
     (told,) = launched_alike(first, fewer)
-    assert not told.refused and "fewer than the 2" in told.message and launched_alike(fewer, first) == []
+    assert told.refused and "fewer than the 2" in told.message and launched_alike(fewer, first) == []
+    larger = made(forward=[launch(grid=(1,), **(args | {"BLOCK": 8}))])
+    (told,) = launched_alike(first, larger)
+    assert not told.refused and "fewer than the 2" in told.message
+    (told,) = launched_alike(first, made(forward=[launch(grid=(1,), **(args | {"n": 100}))]))
+    assert told.refused  # a number of run time says nothing about blocks
+
+
+def test_no_program_is_no_launch() -> None:
+    first, args = made(), launch()["variants"][0]["args"]
+    idle, larger = launch(grid=(0,)), launch(grid=(0,), **(args | {"BLOCK": 8}))
+    for step in (idle, larger):
+        (told,) = launched_alike(first, made(forward=[step]))
+        assert told.refused and "does not launch the kernel double" in told.message
+    assert launched_alike(first, made(forward=[idle, launch()])) == []  # the rest of a division, say
+    tuned = launch()
+    tuned["variants"].append(idle["variants"][0])
+    (told,) = launched_alike(first, made(forward=[tuned]))
+    assert told.refused and "does not launch" in told.message  # a tuner would choose that one

@@ -21,6 +21,7 @@ from assay.errors import MissingDependencyError
 from assay.kernels.base import shared_limit
 from assay.kernels.compile import cuda_sources, messages
 from assay.kernels.compile.toolkit import CudaToolkit, find_toolkit
+from assay.kernels.job_reports import own_words
 from assay.kernels.text.examined import Extension
 from assay.kernels.verdicts import plain_text
 from assay.sandbox.base import Job, JobResult, Limits, Sandbox
@@ -101,7 +102,7 @@ def program_report(result: JobResult, limits: Limits, arch: str = "sm_90") -> Co
     """What the end of such a job means."""
     cpu_s = result.cpu_s
     if result.end == "crash" and not result.signal:
-        return CompileReport("failed", shortened(f"{NO_REPORT} ({result.message})\n{result.stderr}"), (), cpu_s)
+        return CompileReport("failed", shortened(f"{NO_REPORT} ({result.message})\n{own_words(result)}"), (), cpu_s)
     if (early := ended_early(result, limits)) is not None:
         return early
     report = result.report if isinstance(result.report, dict) else {}
@@ -179,7 +180,7 @@ def ended_early(result: JobResult, limits: Limits) -> CompileReport | None:
             return CompileReport("rejected", message, (), result.cpu_s)
         case "crash":
             head = f"{CRASHED} ({result.message})" if result.signal else f"the candidate ended early ({result.message})"
-            return CompileReport("rejected", shortened(f"{head}\n{result.stderr}"), (), result.cpu_s)
+            return CompileReport("rejected", shortened(f"{head}\n{own_words(result)}"), (), result.cpu_s)
 
 
 def _kernel(entry: Mapping[str, Json]) -> CompiledKernel:

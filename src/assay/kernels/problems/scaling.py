@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from assay.kernels.problems.sources import Problem
+from assay.kernels.problems.sources import SHIPPED, Problem
 from assay.types import Json
 
 Rule = Literal["none", "capped", "proportional", "uniform", "other"]
@@ -124,6 +124,20 @@ class _Integer:
 def unscaled(problem: Problem) -> ScaledProblem:
     """The problem at its published sizes."""
     return ScaledProblem(problem, problem.code, AS_PUBLISHED)
+
+
+def keeps_sizes(problem: Problem, setting: str) -> bool:
+    """Whether a problem is graded at the sizes of its text: where the setting `scale` says so, and those that come with
+    Assay, which are small as they are."""
+    return setting == "none" or problem.source == SHIPPED
+
+
+def task_key(problem: Problem | ScaledProblem, setting: str) -> str:
+    """What tells a problem from others by its text and by the sizes it is graded at. One text from two sources is two
+    tasks where its sizes are kept in one of them."""
+    if isinstance(problem, ScaledProblem):
+        return f"as it is: {problem.hash}"
+    return f"{'published' if keeps_sizes(problem, setting) else setting}: {problem.hash}"
 
 
 def scale(problem: Problem, cap: int, batch_cap: int = BATCH_CAP, rule: Rule = "capped") -> ScaledProblem:

@@ -9,7 +9,8 @@ Only what its host code does is seen there: nothing is allocated and no kernel i
 from __future__ import annotations
 
 import math
-from collections import Counter
+import re
+from collections.abc import Iterator
 
 from assay.kernels.program.form import Launch, Program
 from assay.kernels.program.rules import Finding
@@ -17,6 +18,8 @@ from assay.kernels.program.trial import Attempt, Outcome, first_refused
 
 _Named = tuple[str, str]
 """Name and text of a kernel: its number may be another one at another size."""
+_CONSTANT = re.compile(r"\b(\w{1,64})[ ]?:[ ]?[\w.]{0,64}constexpr\b")
+"""A parameter whose annotation says that the compiler knows its value."""
 
 
 def at_published_size(first: Program, attempt: Attempt) -> Outcome:
@@ -34,18 +37,22 @@ def at_published_size(first: Program, attempt: Attempt) -> Outcome:
 
 
 def launched_alike(first: Program, published: Program) -> list[Finding]:
-    """Every kernel that was graded must be launched at the published size. Other kernels there, and fewer programs of
-    one than at the smaller size, are told: a reduction in two passes may need the one, a larger block has the other."""
+    """Every kernel that was graded must be launched at the published size, with one program at least in each of its
+    configurations, and with no fewer than at the smaller size unless a compile-time number grew, as larger blocks have
+    it. Other kernels there are told: a reduction in two passes may need one."""
     before, after = programs_of(first), programs_of(published)
     found = []
-    for kernel, count in before.items():
+    for kernel, (fewest, most) in before.items():
         name = kernel[0]
-        if kernel not in after:
+        least, count = after.get(kernel, (0, 0))
+        if kernel not in after or least < min(fewest, 1):
             said = f"forward does not launch the kernel {name}, which was graded. Launch the same kernels at every size"
             found.append(Finding("kernels", said))
-        elif after[kernel] < count:
-            said = f"forward launches {after[kernel]} programs of {name}, fewer than the {count} at the smaller size"
-            found.append(Finding("kernels", said, refused=False))
+        elif count < most:
+            said = f"forward launches {count} programs of {name}, fewer than the {most} at the smaller size"
+            grown = blocks_grew(kernel, first, published)
+            why = "" if grown else ", and no compile-time number is larger: the rest of the work is left undone"
+            found.append(Finding("kernels", f"{said}{why}", refused=not grown))
     for name, _ in after.keys() - before.keys():
         found.append(
             Finding("kernels", f"forward launches {name}, which is not graded at smaller sizes", refused=False)
@@ -53,11 +60,37 @@ def launched_alike(first: Program, published: Program) -> list[Finding]:
     return found
 
 
-def programs_of(program: Program) -> Counter[_Named]:
-    """Kernel -> programs of all its launches in forward, each in the configuration that has most."""
-    counts: Counter[_Named] = Counter()
+def programs_of(program: Program) -> dict[_Named, tuple[int, int]]:
+    """Kernel -> programs of all its launches in forward, each in the configuration that has fewest, and in the one that
+    has most."""
+    counts: dict[_Named, tuple[int, int]] = {}
+    for kernel, step in _launches(program):
+        programs = [math.prod(variant.grid) for variant in step.variants]
+        fewest, most = counts.get(kernel, (0, 0))
+        counts[kernel] = fewest + min(programs), most + max(programs)
+    return counts
+
+
+def blocks_grew(kernel: _Named, first: Program, published: Program) -> bool:
+    """Whether some compile-time number of a kernel is larger at the published size than ever at the other one."""
+    before, after = _largest(kernel, first), _largest(kernel, published)
+    return any(number > before.get(name, number) for name, number in after.items())
+
+
+def _largest(kernel: _Named, program: Program) -> dict[str, int]:
+    """Name of a compile-time parameter -> the largest number that a launch in forward gives it."""
+    constant = set(_CONSTANT.findall(kernel[1]))
+    found: dict[str, int] = {}
+    for launched, step in _launches(program):
+        given = [argument for variant in step.variants for argument in variant.args] if launched == kernel else []
+        for name, value in given:
+            if name in constant and type(value) is int:
+                found[name] = max(value, found.get(name, value))
+    return found
+
+
+def _launches(program: Program) -> Iterator[tuple[_Named, Launch]]:
     for step in program.forward:
         if isinstance(step, Launch):
             kernel = program.kernels[step.kernel]
-            counts[kernel.name, kernel.source] += max(math.prod(variant.grid) for variant in step.variants)
-    return counts
+            yield (kernel.name, kernel.source), step
