@@ -42,7 +42,7 @@ class GraderConfig(Settings):
     """Language of the kernels: `triton`, or `cuda` for sources given to `load_inline`."""
     precision: Annotated[Precision, VERDICT, UsedWhen("runs_kernels")] = "float32"
     """Working precision of inputs, weights and outputs: float32, float16 or bfloat16."""
-    num_correct_trials: Annotated[int, AtLeast(1), AtMost(MAX_TRIALS), VERDICT, UsedWhen("runs_kernels")] = 5
+    num_correct_trials: Annotated[int, AtLeast(1), AtMost(MAX_TRIALS), VERDICT, UsedWhen("runs_kernels")] = 6
     """Calls of forward that must be right, over inputs of all families, besides the calls that look for cheats."""
     scale: Annotated[Scale, VERDICT, UsedWhen("runs_kernels")] = "fit"
     """Sizes of a problem: `fit` takes the smallest at which it is worth solving, `none` those it was published with."""

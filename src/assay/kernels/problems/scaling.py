@@ -14,6 +14,7 @@ import hashlib
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 from assay.kernels.problems.sources import SHIPPED, Problem
@@ -30,6 +31,9 @@ SMALL = 16
 BATCH_CAP = 2
 BATCH_SMALL = 4
 """Those of a batch are halved down to this for another size; others down to `SMALL`."""
+
+MOST_ALONE = 16
+"""Integers that are changed alone for another size."""
 
 _FUNCTIONS = ("get_inputs", "get_init_inputs")
 _MAX_FOLDED = 2**62
@@ -202,15 +206,17 @@ def other_sizes(scaled: ScaledProblem, rng: random.Random | None = None) -> Iter
     """Sizes beside those that a problem is graded at, to tell a kernel that is right at one size only.
 
     Where it was made smaller: all integers twice as large, then each alone. Where it was not, and last in any case: all
-    smaller, those that are no powers of two by a random part (`rng`), then all half as large. Sizes may not fit
-    together or be too large; whoever asks tries one after the other.
+    smaller, those that are no powers of two by a random part (`rng`), then all half as large. A size is a multiple of
+    no block of which the published one is none (`uneven`); where such sizes do not fit together, plainly doubled ones
+    follow. Sizes may not fit together or be too large; whoever asks tries one after the other.
     """
     problem = scaled.problem
     now = {change.start_of: change.new for change in scaled.scaling.changes}
     integers = [each for each in _integers(ast.parse(problem.code)) if each.value > 1]
-    larger = {
-        each: halved(each.value, 2 * now[each.start_of], each.of_batch) for each in integers if each.start_of in now
+    doubled = {
+        each: halved(each.value, 2 * now[each.start_of] + 1, each.of_batch) for each in integers if each.start_of in now
     }
+    larger = {each: uneven(value, each.value) for each, value in doubled.items()}
     shrinkable = {
         each: current
         for each in integers
@@ -218,12 +224,14 @@ def other_sizes(scaled: ScaledProblem, rng: random.Random | None = None) -> Iter
     }
     smaller = {each: current // 2 for each, current in shrinkable.items()}
     odd = {
-        each: rng.randrange(current // 2, current) if rng is not None and current & (current - 1) else current // 2
+        each: uneven(rng.randrange(current // 2, current), current)
+        if rng is not None and current & (current - 1)
+        else current // 2
         for each, current in shrinkable.items()
     }
-    one_by_one = [{each: value} for each, value in larger.items()]
+    one_by_one = [{each: value} for each, value in islice(larger.items(), MOST_ALONE)]
     seen = {scaled.code}
-    for changed in (larger, *one_by_one, odd, smaller):
+    for changed in (larger, doubled, *one_by_one, odd, smaller):
         sizes = {each: changed.get(each, now.get(each.start_of, each.value)) for each in integers}
         found = _resized(problem, sizes)
         if found.code not in seen:
@@ -239,6 +247,13 @@ def _resized(problem: Problem, sizes: Mapping[_Integer, int]) -> ScaledProblem:
     changes = tuple(Change(each.place, each.name, each.line, each.value, v, each.start) for each, v in new.items())
     edits = [(each, str(value)) for each, value in new.items()]
     return ScaledProblem(problem, _edited(problem.code, edits), Scaling("other", changes=changes))
+
+
+def uneven(value: int, published: int) -> int:
+    """`value`, or a little less, so that it is a multiple of no power of two of which the published size is none: odd
+    for one that is odd. A kernel without a mask is right where blocks fit, and only there."""
+    block, fits = value & -value, published & -published
+    return value - fits if block > fits and value > fits else value
 
 
 def halved(value: int, cap: int, round_up: bool = False) -> int:
