@@ -26,7 +26,7 @@ from assay.kernels.numerics.reference import ReferenceProcess, fit_problem, may_
 from assay.kernels.numerics.secret_inputs import InputBank
 from assay.kernels.numerics.shapes import Shapes
 from assay.kernels.problems.scaling import ScaledProblem, keeps_sizes, other_sizes, task_key, unscaled
-from assay.kernels.problems.sources import Problem
+from assay.kernels.problems.sources import Problem, find_fault
 from assay.kernels.program.grading import Size
 
 MAX_PREPARED = 192
@@ -54,7 +54,7 @@ class Prepared:
     has_others: bool = False
     """Whether it may be graded at other sizes too."""
     others: list[ScaledProblem] | None = None
-    """Those sizes, once they are drawn."""
+    """Those sizes, once `Preparations.ready` has drawn them."""
     shapes: Shapes | None = None
     """What a submission is given at this size, where nothing is run."""
 
@@ -113,6 +113,9 @@ class Preparations:
         """
         key = task_key(problem, self._config.scale)
         prepared = await shared(self.task(key, lambda: self._make_ready(problem)))
+        if prepared.has_others and prepared.others is None:
+            drawn = await asyncio.to_thread(list, other_sizes(prepared.scaled, self._random))
+            prepared.others = prepared.others or drawn  # drawn once for each problem: what is random stays
         next(self._others(prepared), None)  # begun beside the first grade, which may come to need it
         self._published(prepared)
         return prepared
@@ -154,21 +157,21 @@ class Preparations:
         """A problem at its published size, by shapes alone. One that does not run without values never will."""
         source = unscaled(problem)
         try:
-            shapes = await asyncio.to_thread(self._reference.shapes, problem.code, self._config.precision)
+            find = partial(self._reference.shapes, problem.code, self._config.precision, owner=problem.hash)
+            shapes = await self._reference.waited(find)
         except ReferenceModelError as error:
             return Prepared(source, None, str(error)[:MESSAGE_CHARS], lasting=error.kind != "crash")
         return Prepared(source, None, shapes=shapes)
 
     def _others(self, prepared: Prepared) -> Iterator[asyncio.Task[Prepared]]:
-        if not prepared.has_others:
-            return
-        if prepared.others is None:  # drawn once for each problem: what is random is not known, and stays
-            prepared.others = list(other_sizes(prepared.scaled, self._random))
-        for scaled in prepared.others:
+        for scaled in prepared.others or ():
             yield self.task(f"other: {scaled.hash}", partial(self._make_ready, scaled))
 
     async def _make_ready(self, problem: Problem | ScaledProblem) -> Prepared:
         config, screening = self._config, None
+        source = problem if isinstance(problem, ScaledProblem) else unscaled(problem)
+        if (fault := await asyncio.to_thread(find_fault, source.code)) is not None:
+            return Prepared(source, None, f"the problem's module {fault}.")
         try:
             if isinstance(problem, ScaledProblem):
                 scaled = problem
@@ -176,9 +179,8 @@ class Preparations:
                 scaled = unscaled(problem)
             else:
                 seed = self._random.getrandbits(48)
-                fitted = await asyncio.to_thread(
-                    fit_problem, problem, self._reference, input_seed=seed, precision=config.precision
-                )
+                fit = partial(fit_problem, problem, self._reference, input_seed=seed, precision=config.precision)
+                fitted = await self._reference.waited(fit)
                 scaled, screening = fitted.scaled, fitted.screening
             bank = InputBank(
                 scaled,
@@ -196,7 +198,6 @@ class Preparations:
         except ReferenceModelError as error:
             if error.kind == "crash":  # of the process, which says nothing about the problem
                 raise
-            source = problem if isinstance(problem, ScaledProblem) else unscaled(problem)
             refusal = f"the problem's own reference does not run here: {error}"
             return Prepared(source, None, refusal, lasting=not may_pass(error))
 
