@@ -70,10 +70,17 @@ class CompileReport:
     variants: Mapping[int, int] = field(default_factory=dict)
     """Number of a step of the program -> the numbers of its variants that were not refused, as bits; launches of which
     none was are left out. For `compiled_part`."""
+    stored: int | None = None
+    """Bytes that the launches of forward store at most, where they were only read and their texts say so."""
 
 
 async def compile_program(
-    sandbox: Sandbox, program_text: str, *, arch: str = "sm_90", limits: Limits = TRITON_LIMITS
+    sandbox: Sandbox,
+    program_text: str,
+    *,
+    arch: str = "sm_90",
+    limits: Limits = TRITON_LIMITS,
+    read_only: bool = False,
 ) -> CompileReport:
     """Compile exactly the launches of a recorded program, with the types, constants, alignments and options that they
     have there. No Python of whoever submitted it runs.
@@ -86,6 +93,8 @@ async def compile_program(
         program_text: The program as JSON, as it was recorded.
         arch: The architecture to compile for.
         limits: Of the whole job.
+        read_only: Let Triton read the kernels and not compile them, which checks types and the sizes of blocks in a
+            hundredth of the time. The program may be one that nobody could allocate.
 
     Returns: `unsupported` where the text is no program, or its kernels are not in the kernel language.
 
@@ -94,6 +103,7 @@ async def compile_program(
         ConfigError: an architecture that is not known.
     """
     target: dict[str, Json] = {"capability": int(arch.removeprefix("sm_")), "shared_limit": shared_limit(arch)}
+    target["read_only"] = read_only
     job = Job(program_text, TRITON_HARNESS, header=target, limits=limits, profile="compile")
     return program_report(await sandbox.run(job), limits, arch)
 
@@ -128,7 +138,9 @@ def program_report(result: JobResult, limits: Limits, arch: str = "sm_90") -> Co
     if left_out:
         parts.append(f"{left_out} of {total} configurations were not compiled, to save time")
     left = {entry[0]: entry[1] for entry in lacking if _is_step(entry)}
-    return CompileReport("ok", shortened("\n".join(parts)), compiled, cpu_s, left)
+    stored = report.get("stored")
+    stored = stored if type(stored) is int and 0 <= stored < 1 << 62 else None
+    return CompileReport("ok", shortened("\n".join(parts)), compiled, cpu_s, left, stored)
 
 
 def compiled_part(program_text: str, report: CompileReport) -> str:

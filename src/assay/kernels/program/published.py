@@ -3,7 +3,8 @@
     attempt = await record(sandbox, code, shapes, limits, precision, sizes=UNALLOCATED)
     outcome = at_published_size(first_program, attempt)
 
-Only what its host code does is seen there: nothing is allocated and no kernel is run.
+What its host code does is seen there, and its launches are read by Triton's compiler: nothing is allocated and no
+kernel is run.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import math
 import re
 from collections.abc import Iterator
 
-from assay.kernels.program.form import Launch, Program
+from assay.kernels.program.form import DTYPES, Launch, Program, operations_in
+from assay.kernels.program.operations import role_of
 from assay.kernels.program.rules import Finding
 from assay.kernels.program.trial import Attempt, Outcome, first_refused
 
@@ -22,18 +24,47 @@ _CONSTANT = re.compile(r"\b(\w{1,64})[ ]?:[ ]?[\w.]{0,64}constexpr\b")
 """A parameter whose annotation says that the compiler knows its value."""
 
 
-def at_published_size(first: Program, attempt: Attempt) -> Outcome:
+def at_published_size(first: Program, attempt: Attempt, stored: int | None = None, strict: bool = True) -> Outcome:
     """What the program recorded at the published size shows, beside the one that was graded: `ok` or a `cheat`.
 
     Args:
         first: The program of the size graded first, every kernel of which changed the output.
         attempt: What was recorded at the published size, and breaks no rule that a program alone can break.
+        stored: What its launches store at most (`outputs_reached`).
+        strict: Whether all of the outputs must be written by kernels.
     """
-    findings = (*attempt.findings, *launched_alike(first, attempt.program))
+    reached = outputs_reached(attempt.program, stored) if strict else []
+    findings = (*attempt.findings, *launched_alike(first, attempt.program), *reached)
     examined, cpu_s = attempt.examined, attempt.cpu_s
     if (decided := first_refused(findings)) is None:
         return Outcome("ok", findings=findings, stage="rules", cpu_s=cpu_s, examined=examined)
     return Outcome("cheat", decided.message, decided.line, findings, "rules", cpu_s=cpu_s, examined=examined)
+
+
+def outputs_reached(program: Program, stored: int | None) -> list[Finding]:
+    """The launches must be able to write all of the outputs: a block that is stored once by each program reaches no
+    further than its size, at any size of the problem.
+
+    Args:
+        program: What was recorded at the published size.
+        stored: Bytes that its launches store at most (`CompileReport.stored`); None where that is not known, as of
+            kernels with loops.
+    """
+    wanted: dict[int, int] = {}
+    for window in program.outputs:
+        extents = [size for size, stride in zip(window.size, window.stride, strict=True) if stride]
+        shown = math.prod(extents) * DTYPES[window.dtype] if window.elements else 0
+        wanted[window.storage] = max(shown, wanted.get(window.storage, 0))
+    needed = sum(wanted.values())
+    others = [each for each in operations_in(program.forward) if role_of(each) not in ("fill", "random")]
+    moved = sum(out.nbytes for operation in others for out in operation.outs)
+    if stored is None or stored + moved >= needed:
+        return []
+    said = (
+        f"the launches of forward store {stored} bytes at most, and the output has {needed}: each program stores a "
+        "block once, and blocks and their number do not grow with the problem. Launch more programs, or loop"
+    )
+    return [Finding("outputs", said)]
 
 
 def launched_alike(first: Program, published: Program) -> list[Finding]:
