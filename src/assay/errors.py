@@ -80,7 +80,8 @@ class ReferenceModelError(AssayError, RuntimeError):
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
-        """`error` (it raised), `timeout`, `memory`, `too_large` (its output), or `crash` (its process died)."""
+        """`error` (it raised), `ended` (it ended its own process), `timeout`, `memory`, `too_large` (its output), or
+        `crash` (the process that runs references died or was closed, which says nothing about the problem)."""
 
 
 class RunDirectoryError(AssayError, RuntimeError):

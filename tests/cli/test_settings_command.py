@@ -80,7 +80,7 @@ def test_those_of_a_chosen_environment_alone(capsys: pytest.CaptureFixture[str],
 
 def test_other_commands_have_settings_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  engine.offline=false" in said(capsys, "engine", "--of", "score")
-    assert "  num_correct_trials=5" in said(capsys, "num_correct_trials", "--of", "grade")
+    assert "  num_correct_trials=6" in said(capsys, "num_correct_trials", "--of", "grade")
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ def in_mixed_order(found: Submission) -> str:
 
 
 def sample(family: str) -> list[Submission]:
-    """Attacks of a family, without those that are there to use up their time."""
-    found = [attack for attack in read_submissions(ATTACKS) if attack.family == family]
+    """Attacks of a family on shipped problems, without those that are there to use up their time."""
+    found = [attack for attack in read_submissions(ATTACKS) if attack.family == family and attack.problem in SHIPPED]
     quick = [a for a in found if "timeout" not in a.expect and not a.needs and a.backend == "triton"]
     return sorted(quick, key=in_mixed_order)[: max(FEWEST, len(found) // ONE_OF)]
 

@@ -21,7 +21,7 @@ from assay.kernels.compile.stage import TRITON_HARNESS
 from assay.kernels.compile.toolkit import find_toolkit
 from assay.kernels.config import GraderConfig
 from assay.kernels.grader import Grader
-from assay.kernels.numerics.reference import fit_problem
+from assay.kernels.numerics.reference import ReferenceProcess, fit_problem
 from assay.kernels.prepared import Preparations, Prepared
 from assay.kernels.problems.scaling import unscaled
 from assay.kernels.problems.sources import Problem, make_problem
@@ -519,7 +519,7 @@ def test_a_cancelled_grade_leaves_nothing_behind(bench: Bench) -> None:
 def test_a_problem_is_prepared_once_and_a_failure_of_the_grader_is_not_kept(bench: Bench) -> None:
     calls: list[str] = []
 
-    class Counting:
+    class Counting(ReferenceProcess):
         """The reference process, counting; its first evaluation is refused."""
 
         def evaluate(self, code: str, **options: Any) -> Any:
@@ -532,7 +532,7 @@ def test_a_problem_is_prepared_once_and_a_failure_of_the_grader_is_not_kept(benc
             raise AssertionError("whoever passes one closes it")
 
     async def main() -> list[Verdict]:
-        async with Grader(QUICK, sandbox=bench.sandbox, reference=Counting()) as grader:  # type: ignore[arg-type]
+        async with Grader(QUICK, sandbox=bench.sandbox, reference=Counting()) as grader:
             with pytest.raises(MissingDependencyError):
                 await grader.grade(SMALL, candidate())
             return await asyncio.gather(*(grader.grade(SMALL, candidate()) for _ in range(6)))
@@ -547,10 +547,11 @@ def test_the_problem_type_is_what_a_caller_has(bench: Bench) -> None:
     assert fitted.ok and fitted.evidence["scaling"]["cap"] >= 0
 
 
-class Refusing:
+class Refusing(ReferenceProcess):
     """A reference process of which every evaluation fails in one way."""
 
     def __init__(self, kind: str) -> None:
+        super().__init__()
         self.kind, self.calls = kind, 0
 
     def evaluate(self, code: str, **options: Any) -> Any:
@@ -566,7 +567,7 @@ def test_a_refusal_that_may_pass_is_not_kept(bench: Bench, kind: str, tries: int
     reference = Refusing(kind)
 
     async def main() -> list[Verdict]:
-        async with Grader(QUICK, sandbox=bench.sandbox, reference=reference) as grader:  # type: ignore[arg-type]
+        async with Grader(QUICK, sandbox=bench.sandbox, reference=reference) as grader:
             return [await grader.grade(SMALL, candidate()) for _ in range(2)]
 
     assert [verdict.kind for verdict in bench.wait(main())] == ["unsupported"] * 2
@@ -576,7 +577,7 @@ def test_a_refusal_that_may_pass_is_not_kept(bench: Bench, kind: str, tries: int
 def test_fitting_ends_with_the_process_and_blames_a_load_first() -> None:
     gone = Refusing("crash")
     with pytest.raises(ReferenceModelError) as caught:
-        fit_problem(SMALL, gone)  # type: ignore[arg-type]
+        fit_problem(SMALL, gone)
     assert (caught.value.kind, gone.calls) == ("crash", 1)
 
     class Mixed(Refusing):
@@ -586,7 +587,7 @@ def test_fitting_ends_with_the_process_and_blames_a_load_first() -> None:
 
     large = make_problem(1, 5, "large", TINY, "test")
     with pytest.raises(ReferenceModelError) as caught:
-        fit_problem(large, Mixed(""))  # type: ignore[arg-type]
+        fit_problem(large, Mixed(""))
     assert caught.value.kind == "timeout"
 
 
@@ -657,7 +658,7 @@ def test_closing_while_a_problem_is_made_ready(bench: Bench) -> None:
     reference = Slow("crash")
 
     async def main() -> list[Verdict]:
-        grader = Grader(QUICK, reference=reference)  # type: ignore[arg-type]
+        grader = Grader(QUICK, reference=reference)
         grades = [asyncio.create_task(grader.grade(SMALL, candidate())) for _ in range(3)]
         assert await asyncio.to_thread(reached.wait, 60)
         grades[0].cancel()

@@ -24,8 +24,8 @@ from assay.kernels import config, verdict_cache
 from assay.kernels.config import GPU_VERDICT, VERDICT, GraderConfig
 from assay.kernels.grader import VERSION, Grader
 from assay.kernels.pool import AHEAD, GradingPool, GradingProgress, grade_many
-from assay.kernels.problems.scaling import scale, unscaled
-from assay.kernels.problems.sources import Problem, make_problem
+from assay.kernels.problems.scaling import scale, task_key, unscaled
+from assay.kernels.problems.sources import SHIPPED, Problem, make_problem
 from assay.kernels.program.jobs import RECORD, REPLAY
 from assay.kernels.verdict_cache import NOT_KEPT, VerdictCache, cache_key
 from assay.kernels.verdicts import KINDS, Verdict
@@ -163,7 +163,7 @@ def test_a_kept_verdict_is_found_by_other_processes(tmp_path: Path) -> None:
         "cache = VerdictCache(Path(sys.argv[1]), 16)\ncache.put(sys.argv[2], Verdict('wrong', 'numerics', 'theirs'))\n"
         "cache.close()"
     )
-    key = cache_key(PROBLEM.hash, "ok a", config, VERSION)
+    key = cache_key(task_key(PROBLEM, config.scale), "ok a", config, VERSION)
     subprocess.run([sys.executable, "-c", code, str(config.cache_path), key], check=True)
 
     async def body(pool: GradingPool, stub: StubGrader) -> None:
@@ -239,7 +239,7 @@ def test_a_row_that_is_no_verdict_is_graded_again(tmp_path: Path, text: str, cap
     config = cached(tmp_path)
 
     async def body(pool: GradingPool, stub: StubGrader) -> None:
-        key = cache_key(PROBLEM.hash, "wrong", config, VERSION)
+        key = cache_key(task_key(PROBLEM, config.scale), "wrong", config, VERSION)
         assert pool._cache is not None
         pool._cache._store.put([(key, text.encode())])
         assert (await pool.grade(PROBLEM, "wrong")).kind == "wrong"
@@ -415,3 +415,19 @@ def test_the_real_grader_in_a_pool(bench: Bench, tmp_path: Path) -> None:
     assert [v.kind for v in verdicts] == ["ok", "compile_error", "ok", "wrong", "ok", "ok"], verdicts
     assert sorted(jobs) == sorted([RECORD] * 3 + [REPLAY] * 2) and verdicts[-1].cached
     assert json.loads(json.dumps(verdicts[-1].to_json()))["cached"] is True
+
+
+def test_a_copy_of_a_shipped_problem_has_a_verdict_of_its_own(tmp_path: Path) -> None:
+    """It is made smaller, so that another kernel may be right there, whichever of the two is graded first."""
+
+    async def at_a_time(pool: GradingPool, stub: StubGrader) -> None:
+        stub.gate.clear()
+        problems = (replace(PROBLEM, source=SHIPPED), PROBLEM)
+        waiting = [asyncio.create_task(pool.grade(each, "ok a")) for each in problems]
+        await settle()
+        stub.gate.set()
+        assert not any(verdict.cached for verdict in await asyncio.gather(*waiting))
+        assert stub.started == ["ok a"] * 2
+        assert all([(await pool.grade(each, "ok a")).cached for each in problems])
+
+    with_pool(at_a_time, cached(tmp_path))

@@ -102,7 +102,7 @@ class GraderConfig(GraderSettings):
 
     backend: Annotated[Language, VERDICT] = "triton"
     """Language of the kernels: `triton`, or `cuda` for sources given to `load_inline`."""
-    num_correct_trials: Annotated[int, AtLeast(1), AtMost(MAX_TRIALS), VERDICT, UsedWhen("runs_kernels")] = 5
+    num_correct_trials: Annotated[int, AtLeast(1), AtMost(MAX_TRIALS), VERDICT, UsedWhen("runs_kernels")] = 6
     """Calls of forward that must be right, over inputs of all families, besides the calls that look for cheats."""
     run_on: Annotated[RunOn, GPU_VERDICT] = "local"
     """Whose device that is: this machine's (`local`), or that of a container at Modal (`modal`; see the node modal)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from assay.kernels.verdicts import plain_text
@@ -11,6 +12,11 @@ from assay.types import Json
 _MOST_LINES = 1 << 24
 _MOST_CHARACTERS = 2000
 _NAME_CHARACTERS = 100
+_LAST_CHARACTERS = 500
+_FATAL = "Fatal Python error: "
+"""With which `faulthandler` begins."""
+_HOST_PLACE = re.compile(r'\s*(File "/|#\d+ 0x)')
+"""A line of a traceback, Python's or a library's, in a file of the machine: a submission is in none."""
 
 
 def fault_of(result: JobResult) -> dict[str, Json]:
@@ -37,7 +43,17 @@ def told(fault: Mapping[str, Json], crashed: bool) -> str:
 def explain(result: JobResult) -> str:
     """How a job ended, with what is known of the reason."""
     fault = fault_of(result)
-    said = (
-        f"{fault.get('stage')}: {fault.get('type')}: {fault.get('message')}" if fault else result.stderr[-500:].strip()
-    )
+    if fault:
+        said = plain_text(f"{fault.get('stage')}: {fault.get('type')}: {fault.get('message')}")
+    else:
+        said = own_words(result)[-_LAST_CHARACTERS:].strip()
     return f"{result.message} ({said})" if said else result.message
+
+
+def own_words(result: JobResult) -> str:
+    """What a job wrote to standard error, without what is not its author's: the stack of a native fault, and places in
+    files of this machine."""
+    before, fatal, _ = result.stderr.partition(_FATAL)
+    if result.signal and not fatal:  # what is left of a long stack has no beginning to know it by
+        return ""
+    return plain_text("\n".join(line for line in before.split("\n") if not _HOST_PLACE.match(line)))

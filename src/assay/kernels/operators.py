@@ -114,6 +114,9 @@ _PATTERNS: tuple[tuple[Kind, str], ...] = (
 )
 """First match wins. Whatever matches nothing is pointwise."""
 
+MOST_KEPT = 2048
+"""Names whose kind is kept: PyTorch has as many, and a forged program or a problem may make up any number."""
+
 _COMPILED = tuple((kind, re.compile(pattern)) for kind, pattern in _PATTERNS)
 
 
@@ -128,7 +131,7 @@ def normal_name(name: str) -> str:
     return rest if library == "aten" else f"{library}::{rest}"
 
 
-@functools.cache
+@functools.lru_cache(maxsize=MOST_KEPT)
 def kind_of(name: str) -> Kind:
     """The kind of an operator, named as `normal_name` does. A gradient has the kind of what it is the gradient of."""
     base = re.sub(r"(_double)?_backward(_\w+)?$", "", name.rpartition("::")[2])

@@ -21,7 +21,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from assay.errors import AssayError
 from assay.kernels.config import GraderConfig
 from assay.kernels.grader import VERSION, Grader
-from assay.kernels.problems.scaling import ScaledProblem
+from assay.kernels.problems.scaling import ScaledProblem, task_key
 from assay.kernels.problems.sources import Problem
 from assay.kernels.verdict_cache import cache_key, open_cache
 from assay.kernels.verdicts import Verdict
@@ -113,9 +113,7 @@ class GradingPool:
 
     async def grade(self, problem: Problem | ScaledProblem, code: str) -> Verdict:
         """The verdict on one candidate, from the cache, from a grade under way, or graded now. See `Grader.grade`."""
-        # At sizes of the caller's choice it is another task than at those that the grader chooses.
-        name = problem.hash if isinstance(problem, Problem) else f"as it is: {problem.hash}"
-        key = cache_key(name, code, self.config, VERSION)
+        key = cache_key(task_key(problem, self.config.scale), code, self.config, VERSION)
         kept = self._cache.get(key) if self._cache is not None else None
         if kept is not None:
             self._counts["cached"] += 1

@@ -26,8 +26,8 @@ from assay.kernels.config import GraderConfig
 from assay.kernels.numerics.reference import ReferenceProcess, fit_problem, may_pass
 from assay.kernels.numerics.secret_inputs import InputBank
 from assay.kernels.numerics.shapes import Shapes
-from assay.kernels.problems.scaling import ScaledProblem, other_sizes, unscaled
-from assay.kernels.problems.sources import SHIPPED, Problem
+from assay.kernels.problems.scaling import ScaledProblem, keeps_sizes, other_sizes, task_key, unscaled
+from assay.kernels.problems.sources import Problem, find_fault
 from assay.kernels.program.grading import Size
 
 MAX_GROWTH = 8
@@ -51,7 +51,7 @@ class Prepared:
     has_others: bool = False
     """Whether it may be graded at other sizes too."""
     others: list[ScaledProblem] | None = None
-    """Those sizes, once they are drawn."""
+    """Those sizes, once `Preparations.ready` has drawn them."""
     shapes: Shapes | None = None
     """What a submission is given at this size, where nothing is run."""
 
@@ -108,8 +108,11 @@ class Preparations:
             Closed: the grader was closed meanwhile.
             ReferenceModelError: the process of the reference is gone.
         """
-        key = problem.hash if isinstance(problem, ScaledProblem) else f"{self._config.scale}:{problem.hash}"
+        key = task_key(problem, self._config.scale)
         prepared = await shared(self.task(key, lambda: self._make_ready(problem)))
+        if prepared.has_others and prepared.others is None:
+            drawn = await asyncio.to_thread(list, other_sizes(prepared.scaled, self._random))
+            prepared.others = prepared.others or drawn  # drawn once for each problem: what is random stays
         next(self._others(prepared), None)  # begun beside the first grade, which may come to need it
         self._published(prepared)
         return prepared
@@ -153,37 +156,36 @@ class Preparations:
         if self._config.backend != "triton" or not prepared.has_others or prepared.scaled.scaling.rule == "none":
             return None
         problem = prepared.scaled.problem
-        return self.task(f"published:{problem.hash}", partial(self._make_shapes, problem))
+        return self.task(f"shapes: {problem.hash}", partial(self._make_shapes, problem))
 
     async def _make_shapes(self, problem: Problem) -> Prepared:
         """A problem at its published size, by shapes alone. One that does not run without values never will."""
         source = unscaled(problem)
         try:
-            shapes = await asyncio.to_thread(self._reference.shapes, problem.code, self._config.precision)
+            find = partial(self._reference.shapes, problem.code, self._config.precision, owner=problem.hash)
+            shapes = await self._reference.waited(find)
         except ReferenceModelError as error:
             return Prepared(source, None, str(error)[:MESSAGE_CHARS], lasting=error.kind != "crash")
         return Prepared(source, None, shapes=shapes)
 
     def _others(self, prepared: Prepared) -> Iterator[asyncio.Task[Prepared]]:
-        if not prepared.has_others:
-            return
-        if prepared.others is None:  # drawn once for each problem: what is random is not known, and stays
-            prepared.others = list(other_sizes(prepared.scaled, self._random))
-        for scaled in prepared.others:
-            yield self.task(f"other:{scaled.hash}", partial(self._make_ready, scaled))
+        for scaled in prepared.others or ():
+            yield self.task(f"other: {scaled.hash}", partial(self._make_ready, scaled))
 
     async def _make_ready(self, problem: Problem | ScaledProblem) -> Prepared:
         config, screening = self._config, None
+        source = problem if isinstance(problem, ScaledProblem) else unscaled(problem)
+        if (fault := await asyncio.to_thread(find_fault, source.code)) is not None:
+            return Prepared(source, None, f"the problem's module {fault}.")
         try:
             if isinstance(problem, ScaledProblem):
                 scaled = problem
-            elif config.scale == "none" or problem.source == SHIPPED:
+            elif keeps_sizes(problem, config.scale):
                 scaled = unscaled(problem)
             else:
                 seed = self._random.getrandbits(48)
-                fitted = await asyncio.to_thread(
-                    fit_problem, problem, self._reference, input_seed=seed, precision=config.precision
-                )
+                fit = partial(fit_problem, problem, self._reference, input_seed=seed, precision=config.precision)
+                fitted = await self._reference.waited(fit)
                 scaled, screening = fitted.scaled, fitted.screening
             bank = InputBank(
                 scaled,
@@ -201,7 +203,6 @@ class Preparations:
         except ReferenceModelError as error:
             if error.kind == "crash":  # of the process, which says nothing about the problem
                 raise
-            source = problem if isinstance(problem, ScaledProblem) else unscaled(problem)
             refusal = f"the problem's own reference does not run here: {error}"
             return Prepared(source, None, refusal, lasting=not may_pass(error))
 

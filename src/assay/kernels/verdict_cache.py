@@ -36,7 +36,8 @@ NOT_KEPT = frozenset({"infra_error", "timeout"})
 
 
 def cache_key(problem: str, code: str, config: GraderConfig, grader_version: str) -> str:
-    """SHA-256 (hex) of what determines a verdict. `problem` names the problem by its hash."""
+    """SHA-256 (hex) of what determines a verdict. `problem` is what tells the problem and its sizes from
+    others (`scaling.task_key`)."""
     parts = [
         problem,
         hashlib.sha256(code.encode("utf-8", "surrogatepass")).hexdigest(),

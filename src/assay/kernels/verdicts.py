@@ -23,6 +23,9 @@ Stage = Literal["problem", "parse", "record", "rules", "compile", "numerics", "t
 MOST_CHARACTERS = 4096
 """Longer texts of a candidate are cut."""
 
+MOST_NESTED = 16
+"""Levels of a verdict's evidence."""
+
 MOST_COUNTED = 1e9
 """No verdict counts more calls, or CPU seconds."""
 
@@ -31,7 +34,10 @@ KINDS: tuple[VerdictKind, ...] = get_args(VerdictKind)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The verdict on one candidate. Plain data: `to_json` and `from_json` are inverse."""
+    """The verdict on one candidate. Plain data: `to_json` and `from_json` are inverse.
+
+    Every text in it is made plain here (`plain_text`), since most come from candidates, problems and compilers.
+    """
 
     kind: VerdictKind
     stage: Stage
@@ -54,6 +60,10 @@ class Verdict:
     cached: bool = False
     cpu_s: float = 0.0
     """CPU seconds of the candidate's processes."""
+
+    def __post_init__(self) -> None:
+        for name in ("message", "cheat", "problem", "evidence", "timing"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
 
     @property
     def ok(self) -> bool:
@@ -105,6 +115,17 @@ def plain_text(value: Json) -> str:
     if not isinstance(value, str):
         return ""
     return "".join(c if c in "\n\t" or c.isprintable() else "\ufffd" for c in value[:MOST_CHARACTERS])
+
+
+def plain(value: Json, depth: int = 0) -> Json:
+    """Data with every text in it made plain, names included; what is nested too deep is left out."""
+    if isinstance(value, str):
+        return plain_text(value)
+    if isinstance(value, Mapping):
+        return {plain_text(name): plain(part, depth + 1) for name, part in value.items() if depth < MOST_NESTED}
+    if isinstance(value, list | tuple):
+        return [plain(part, depth + 1) for part in value if depth < MOST_NESTED]
+    return value
 
 
 def _plain(value: Json) -> Json:

@@ -20,6 +20,7 @@ from assay.errors import ConfigError
 from assay.kernels.config import GraderConfig
 from assay.kernels.grader import VERSION
 from assay.kernels.pool import Candidate
+from assay.kernels.problems.scaling import task_key
 from assay.kernels.verdict_cache import VerdictCache, cache_key
 from assay.kernels.verdicts import Verdict
 from support.kernelbench_data import HONEST, SOLUTIONS, shipped
@@ -54,7 +55,7 @@ def known(tmp_path: Path) -> Callable[..., None]:
     def put(verdict: Verdict, *words: str, code: str = RIGHT) -> None:
         config = read_grading(dict(word.split("=") for word in ("compile_check=off", *words)))
         cache = VerdictCache(tmp_path / "kernels.sqlite", 16)
-        cache.put(cache_key(PROBLEM.hash, code, config, VERSION), verdict)
+        cache.put(cache_key(task_key(PROBLEM, config.scale), code, config, VERSION), verdict)
         cache.close()
 
     return put
@@ -70,7 +71,8 @@ def test_a_grade_from_each_place_that_problems_come_from(assay: Run, tmp_path: P
     file.parent.mkdir()
     file.write_text(PROBLEM.code)
     status, out, _ = assay(problem=str(file))
-    assert status == 0 and out.startswith("ok: problem 2/7 7_Mine\n") and "from the cache" in out
+    assert status == 0 and out.startswith("ok: problem 2/7 7_Mine\n"), out
+    assert "from the cache" not in out and "scaled down" in out, "as a file it is graded at other sizes"
 
     rows = tmp_path / "problems.jsonl"
     row = {"code": PROBLEM.code, "level": 1, "name": "from_rows", "problem_id": 9}

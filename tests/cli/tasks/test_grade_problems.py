@@ -118,7 +118,7 @@ def test_options_that_would_do_nothing(assay: Run, words: tuple[str, ...], said:
 def test_all_settings_are_listed(assay: Run) -> None:
     status, out, _ = assay("--settings")
     assert status == 0
-    for name in ("dataset_src=shipped", "num_correct_trials=5", "timing.device", "modal.modal_gpu_type"):
+    for name in ("dataset_src=shipped", "num_correct_trials=6", "timing.device", "modal.modal_gpu_type"):
         assert name in out
 
 

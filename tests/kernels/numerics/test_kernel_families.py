@@ -14,7 +14,7 @@ from assay.kernels.numerics.families import FAMILIES, LARGE, SPARSITY, Family, r
 RNG = np.random.default_rng(0)
 UNIFORM = RNG.random((40, 50)).astype(np.float32)
 NORMAL = RNG.normal(3.0, 2.0, (40, 50)).astype(np.float32)
-CHANGED: tuple[Family, ...] = ("signed", "large", "sparse", "permuted")
+CHANGED: tuple[Family, ...] = ("signed", "large", "sparse", "faint", "permuted")
 
 
 def varied(array: npt.ArrayLike, family: Family, dtype: str = "float32", seed: int = 1) -> Array:
@@ -117,6 +117,17 @@ def test_triangles_and_symmetry_stay(family: Family) -> None:
     assert not np.any(np.triu(lower, 1)) and np.any(np.tril(lower))
     symmetric = varied(NORMAL[:30, :30] + NORMAL[:30, :30].T, family)
     np.testing.assert_array_equal(symmetric, symmetric.T)
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (2, 5, 7), (3, 4, 5, 6), (9,), (1, 8)])
+def test_slices_of_zeros_and_close_to_zero_along_each_axis(shape: tuple[int, ...]) -> None:
+    x = RNG.random(shape) + 0.5
+    new = varied(x, "faint", "float64") / x
+    for axis, size in enumerate(shape):
+        along = np.abs(new).max(axis=tuple(other for other in range(len(shape)) if other != axis))
+        assert (along == 0).sum() == (size > 1), "one whole slice of zeros"
+        assert ((along > 0) & (along < 1e-3)).sum() == (size > 3), "one that is close to zero"
+        assert (along == 1).sum() == size - (size > 1) - (size > 3), "the others as they were given"
 
 
 def test_a_constant_input_does_not_stay_constant() -> None:

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
 
+from assay.errors import DataError
 from assay.kernels.problems.scaling import (
     AS_PUBLISHED,
+    MOST_ALONE,
     ScaledProblem,
     halved,
     ladder,
     other_sizes,
     scale,
+    task_key,
     unscaled,
 )
-from assay.kernels.problems.sources import Problem, find_problem, load_problems, make_problem
+from assay.kernels.problems.sources import (
+    MAX_CODE_CHARACTERS,
+    MAX_INTEGERS,
+    SHIPPED,
+    Problem,
+    find_problem,
+    load_problems,
+    make_problem,
+)
 from support.kernelbench_data import PUBLISHED, TINY, needs_published
 
 SIZES = '''
@@ -132,6 +146,53 @@ def test_other_sizes_of_a_problem_as_published_are_smaller() -> None:
     small = unscaled(problem(TINY.replace("64", "7").replace("4096", "30")))
     assert [sizes_of(other) for other in other_sizes(small)] == [{"batch_size": 3, "features": 15}]
     assert list(other_sizes(unscaled(problem(TINY.replace("64", "3").replace("4096", "16"))))) == []
+
+
+@pytest.mark.parametrize(
+    ("published", "now", "other"), [(8205, 32, 63), (8200, 32, 56), (65535, 31, 63), (4096, 32, 64), (96, 24, 48)]
+)
+def test_sizes_that_fit_no_block_when_published_fit_none_at_another_size(published: int, now: int, other: int) -> None:
+    uneven = scale(problem(TINY.replace("4096", str(published))), 32)
+    assert sizes_of(uneven)["features"] == now
+    first, *rest = other_sizes(uneven)
+    assert sizes_of(first)["features"] == other
+    if other != 2 * now and other % 2 == 0:
+        assert any(sizes_of(each).get("features") == 2 * now for each in rest), (
+            "in case uneven ones do not fit together"
+        )
+
+
+def test_random_sizes_fit_no_block_that_the_present_one_does_not_fit() -> None:
+    small = unscaled(problem(TINY.replace("64", "2").replace("4096", "100")))
+    found = {sizes_of(next(other_sizes(small, random.Random(seed))))["features"] for seed in range(60)}
+    assert len(found) > 10 and not any(size % 8 == 0 for size in found)
+
+
+def test_few_sizes_are_changed_alone() -> None:
+    many = TINY.replace("features = 4096", "features = 4096\n" + "".join(f"a{n} = 512\n" for n in range(200)))
+    assert len(list(other_sizes(scale(problem(many), 32)))) <= MOST_ALONE + 4
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("x = " + " + ".join(["1"] * 400), "nested deeper than"),
+        ("x = " + "-" * 200 + "1", "nested deeper than"),
+        (f"x = [{'64, ' * (MAX_INTEGERS + 1)}]", "integers; at most"),
+        (f"x = {'y' * MAX_CODE_CHARACTERS!r}", "characters; at most"),
+    ],
+)
+def test_modules_that_cost_their_reader_too_much(line: str, why: str) -> None:
+    with pytest.raises(DataError, match=why):
+        problem(TINY + line)
+
+
+def test_one_text_is_another_task_where_its_sizes_are_kept() -> None:
+    copy = problem(TINY)
+    shipped = replace(copy, source=SHIPPED)
+    assert copy.hash == shipped.hash and task_key(copy, "fit") != task_key(shipped, "fit")
+    assert task_key(copy, "none") == task_key(shipped, "none") == task_key(shipped, "fit")
+    assert task_key(unscaled(copy), "fit") not in (task_key(copy, "fit"), task_key(copy, "none"))
 
 
 def test_no_other_size_is_larger_than_published() -> None:

@@ -9,18 +9,20 @@ import chz
 import pytest
 
 from assay.errors import ReferenceModelError
+from assay.kernels.inside.triton.stores import most_bytes
 from assay.kernels.numerics.reference import ReferenceProcess
 from assay.kernels.numerics.shapes import MAX_VALUES, shapes_of_answer
 from assay.kernels.problems.scaling import scale
 from assay.kernels.problems.sources import make_problem
 from assay.kernels.program.operations import reference_arithmetic
-from assay.kernels.program.published import launched_alike
+from assay.kernels.program.published import launched_alike, outputs_reached
 from support.kernel_graders import QUICK, Bench
 from support.kernelbench_data import TINY
-from support.programs import KERNEL, launch, made
+from support.programs import KERNEL, N, launch, made, operation, window
 from support.sandboxes import needs_walls
 
 FIT = chz.replace(QUICK, scale="fit")
+COMPILED = chz.replace(FIT, compile_check="right")
 SCALED = make_problem(1, 1, "scaled", TINY, "test")
 ELEMENTS = 64 * 4096
 BEFORE = "right at the sizes it was graded at, but at the published one: "
@@ -203,6 +205,86 @@ def test_kernels_are_told_apart_by_their_text() -> None:
     empty = replace(first.kernels[0], source=KERNEL.replace("scaled(", "("))
     missing, new = launched_alike(first, replace(first, kernels=(empty, *first.kernels[1:])))
     assert missing.refused and "does not launch the kernel double" in missing.message and not new.refused
+
+
+def test_programs_may_be_fewer_where_blocks_are_larger() -> None:
+    first, args = made(), launch()["variants"][0]["args"]
     fewer = made(forward=[launch(grid=(1,))])
     (told,) = launched_alike(first, fewer)
-    assert not told.refused and "fewer than the 2" in told.message and launched_alike(fewer, first) == []
+    assert told.refused and "fewer than the 2" in told.message and launched_alike(fewer, first) == []
+    larger = made(forward=[launch(grid=(1,), **(args | {"BLOCK": 8}))])
+    (told,) = launched_alike(first, larger)
+    assert not told.refused and "fewer than the 2" in told.message
+    (told,) = launched_alike(first, made(forward=[launch(grid=(1,), **(args | {"n": 100}))]))
+    assert told.refused  # a number of run time says nothing about blocks
+
+
+def test_no_program_is_no_launch() -> None:
+    first, args = made(), launch()["variants"][0]["args"]
+    idle, larger = launch(grid=(0,)), launch(grid=(0,), **(args | {"BLOCK": 8}))
+    for step in (idle, larger):
+        (told,) = launched_alike(first, made(forward=[step]))
+        assert told.refused and "does not launch the kernel double" in told.message
+    assert launched_alike(first, made(forward=[idle, launch()])) == []  # the rest of a division, say
+    tuned = launch()
+    tuned["variants"].append(idle["variants"][0])
+    (told,) = launched_alike(first, made(forward=[tuned]))
+    assert told.refused and "does not launch" in told.message  # a tuner would choose that one
+
+
+TTIR = """module {
+  tt.func public @kernel(%x: !tt.ptr<f32>, %n: i32) {
+    %s = "tt.reduce"(%a) <{axis = 0 : i32}> ({}) : (tensor<1024xf32>) -> f32
+    tt.store %p, %v, %m : tensor<4x256x!tt.ptr<f32>>
+    tt.store %q, %w : !tt.ptr<f64>
+    %r = tt.atomic_rmw fadd, acq_rel, gpu, %i, %f, %m : (tensor<8x!tt.ptr<f16>>, tensor<8xf16>) -> tensor<8xf16>
+    tt.descriptor_store %d[%y, %z], %t : !tt.tensordesc<tensor<16x16xf32>>, tensor<16x16xf32>
+    tt.return
+  }
+}"""
+
+
+def test_what_a_kernel_can_store_is_in_its_text() -> None:
+    assert most_bytes(TTIR) == 4 * 1024 + 8 + 2 * 8 + 8 * 256
+    assert most_bytes("module { tt.return }") == 0
+    for repeats in ("scf.for %i = %a to %b", "scf.while (%a = %b)", "tt.call @helper(%x)"):
+        assert most_bytes(TTIR.replace("tt.return", repeats)) is None
+
+
+@pytest.mark.parametrize(
+    ("stored", "forward", "enough"),
+    [
+        (4 * N, [launch()], True),
+        (4 * N - 1, [launch()], False),
+        (None, [launch()], True),
+        (0, [launch(), operation("clone.default", window(0), outs=(window(1),))], True),
+        (0, [operation("zeros.default", [N], outs=(window(1),)), launch()], False),
+    ],
+)
+def test_stores_that_cannot_fill_the_outputs(stored: int | None, forward: list[Any], enough: bool) -> None:
+    found = outputs_reached(made(forward=forward), stored)
+    assert (found == []) is enough
+    assert all(finding.refused and finding.rule == "outputs" for finding in found)
+
+
+def test_an_output_that_repeats_its_elements_is_filled_by_fewer() -> None:
+    spread = [1, "float32", [100, N], [0, 1], 0]
+    assert outputs_reached(made(outputs=[spread]), 4 * N) == []
+    assert outputs_reached(made(outputs=[window(1), window(1)]), 4 * N) == []
+
+
+@needs_walls
+@pytest.mark.parametrize(
+    ("does", "kind", "cheat", "words"),
+    [
+        ("block = 1 << 21", "compile_error", "", "exceeds triton maximum tensor numel"),
+        ("block, n = 1 << 10, n // 2", "cheat", "outputs", "store 524288 bytes at most, and the output has 1048576"),
+        ("n = 0", "cheat", "kernels", "does not launch the kernel"),
+    ],
+)
+def test_blocks_and_programs_where_tensors_are_large(
+    bench: Bench, does: str, kind: str, cheat: str, words: str
+) -> None:
+    verdict = bench.grade(SCALED, when_large(does), COMPILED)
+    assert (verdict.kind, verdict.cheat) == (kind, cheat), verdict
+    assert verdict.message.startswith(BEFORE) and words in verdict.message

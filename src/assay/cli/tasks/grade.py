@@ -55,7 +55,7 @@ problems:
 
 settings (key=value; --settings lists all of them):
   dataset_src=shipped     where level/id is looked up: shipped, huggingface, local, jsonl (problems_path=FILE)
-  num_correct_trials=5    calls that must be right
+  num_correct_trials=6    calls that must be right
   policy=strict           partial lets PyTorch's heavy operators stand beside kernels
   compile_check=right     which kernels are compiled for a GPU as well: right, all, off
   device=cpu              Triton's interpreter; cuda runs kernels on a GPU

@@ -21,6 +21,7 @@ from assay.errors import MissingDependencyError
 from assay.kernels.base import shared_limit
 from assay.kernels.compile import cuda_sources, messages
 from assay.kernels.compile.toolkit import CudaToolkit, find_toolkit
+from assay.kernels.job_reports import own_words
 from assay.kernels.text.examined import Extension
 from assay.kernels.verdicts import plain_text
 from assay.sandbox.base import Job, JobResult, Limits, Sandbox
@@ -69,10 +70,17 @@ class CompileReport:
     variants: Mapping[int, int] = field(default_factory=dict)
     """Number of a step of the program -> the numbers of its variants that were not refused, as bits; launches of which
     none was are left out. For `compiled_part`."""
+    stored: int | None = None
+    """Bytes that the launches of forward store at most, where they were only read and their texts say so."""
 
 
 async def compile_program(
-    sandbox: Sandbox, program_text: str, *, arch: str = "sm_90", limits: Limits = TRITON_LIMITS
+    sandbox: Sandbox,
+    program_text: str,
+    *,
+    arch: str = "sm_90",
+    limits: Limits = TRITON_LIMITS,
+    read_only: bool = False,
 ) -> CompileReport:
     """Compile exactly the launches of a recorded program, with the types, constants, alignments and options that they
     have there. No Python of whoever submitted it runs.
@@ -85,6 +93,8 @@ async def compile_program(
         program_text: The program as JSON, as it was recorded.
         arch: The architecture to compile for.
         limits: Of the whole job.
+        read_only: Let Triton read the kernels and not compile them, which checks types and the sizes of blocks in a
+            hundredth of the time. The program may be one that nobody could allocate.
 
     Returns: `unsupported` where the text is no program, or its kernels are not in the kernel language.
 
@@ -93,6 +103,7 @@ async def compile_program(
         ConfigError: an architecture that is not known.
     """
     target: dict[str, Json] = {"capability": int(arch.removeprefix("sm_")), "shared_limit": shared_limit(arch)}
+    target["read_only"] = read_only
     job = Job(program_text, TRITON_HARNESS, header=target, limits=limits, profile="compile")
     return program_report(await sandbox.run(job), limits, arch)
 
@@ -101,7 +112,7 @@ def program_report(result: JobResult, limits: Limits, arch: str = "sm_90") -> Co
     """What the end of such a job means."""
     cpu_s = result.cpu_s
     if result.end == "crash" and not result.signal:
-        return CompileReport("failed", shortened(f"{NO_REPORT} ({result.message})\n{result.stderr}"), (), cpu_s)
+        return CompileReport("failed", shortened(f"{NO_REPORT} ({result.message})\n{own_words(result)}"), (), cpu_s)
     if (early := ended_early(result, limits)) is not None:
         return early
     report = result.report if isinstance(result.report, dict) else {}
@@ -127,7 +138,9 @@ def program_report(result: JobResult, limits: Limits, arch: str = "sm_90") -> Co
     if left_out:
         parts.append(f"{left_out} of {total} configurations were not compiled, to save time")
     left = {entry[0]: entry[1] for entry in lacking if _is_step(entry)}
-    return CompileReport("ok", shortened("\n".join(parts)), compiled, cpu_s, left)
+    stored = report.get("stored")
+    stored = stored if type(stored) is int and 0 <= stored < 1 << 62 else None
+    return CompileReport("ok", shortened("\n".join(parts)), compiled, cpu_s, left, stored)
 
 
 def compiled_part(program_text: str, report: CompileReport) -> str:
@@ -179,7 +192,7 @@ def ended_early(result: JobResult, limits: Limits) -> CompileReport | None:
             return CompileReport("rejected", message, (), result.cpu_s)
         case "crash":
             head = f"{CRASHED} ({result.message})" if result.signal else f"the candidate ended early ({result.message})"
-            return CompileReport("rejected", shortened(f"{head}\n{result.stderr}"), (), result.cpu_s)
+            return CompileReport("rejected", shortened(f"{head}\n{own_words(result)}"), (), result.cpu_s)
 
 
 def _kernel(entry: Mapping[str, Json]) -> CompiledKernel:

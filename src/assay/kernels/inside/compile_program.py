@@ -2,14 +2,15 @@
 
 The `source` of the job is a program, and no Python of whoever submitted it runs: the compiler is given text that is
 generated from the kernels as the kernel language reads them. A launch is compiled in each of its variants, those of an
-autotuned kernel up to a bound. The report says what compiled, what the compiler refused, and which variants a program
-is left with.
+autotuned kernel up to a bound, or only read (`read_only` in the header). The report says what compiled, what the
+compiler refused, and which variants a program is left with.
 """
 
 from __future__ import annotations
 
 import json
 import linecache
+import math
 import os
 import shutil
 import warnings
@@ -27,7 +28,8 @@ from assay.kernels.inside.triton import ahead_of_time
 from assay.kernels.inside.triton.compiler_words import FILE, Translation
 from assay.kernels.inside.triton.stand_ins import argument
 from assay.kernels.language import CompilerText, Kernels
-from assay.kernels.program.form import Launch, Program, Variant, table_of
+from assay.kernels.program.form import Launch, Program, Step, Variant, table_of
+from assay.kernels.program.limits import UNALLOCATED
 from assay.kernels.program.reading import Refusal, read
 
 if TYPE_CHECKING:
@@ -84,16 +86,18 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
     """Compile the launches of a program; the report is plain data of bounded size."""
     while read_inputs() is not None:
         pass
-    program = read(source.encode("utf-8", "replace"))
+    program = read(source.encode("utf-8", "replace"), UNALLOCATED if header.get("read_only") else None)
     if isinstance(program, Refusal):
         return {"unreadable": program.reason[:TEXT_CHARACTERS]}
     kernels = language.parse(table_of(program))
     if not isinstance(kernels, Kernels):
         return {"unreadable": str(kernels)[:TEXT_CHARACTERS]}
     ahead_of_time.install(header["capability"], header["shared_limit"])
+    if header.get("read_only"):
+        ahead_of_time.read_only()
     compiler = Compiler(program, kernels)
     compiler.compile()
-    return compiler.report()
+    return compiler.report() | {"stored": compiler.stored(program.forward)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +222,22 @@ class Compiler:
             "lacking": lacking[:LAUNCHES_TOLD],
             "too_many": len(lacking) > LAUNCHES_TOLD,
         }
+
+    def stored(self, steps: Sequence[Step]) -> int | None:
+        """Bytes that the launches among some steps store at most, each in the variant that stores most; None where that
+        is not known."""
+        known = {id(launch): place for place, (_, launch) in enumerate(self.launches)}
+        total = 0
+        for step in steps:
+            if isinstance(step, Launch):
+                found = [self.outcomes.get(key) for key in self.keys[known[id(step)]]]
+                bytes_of = [each.stored if isinstance(each, ahead_of_time.Usage) else None for each in found]
+                each_variant = zip(step.variants, bytes_of, strict=True)
+                sums = [None if most is None else math.prod(variant.grid) * most for variant, most in each_variant]
+                if None in sums:
+                    return None
+                total += max(most for most in sums if most is not None)
+        return total
 
     def _lacking(self, place: int) -> Json:
         """The step of a launch and the numbers of its variants that were not refused, as bits; None where none was."""

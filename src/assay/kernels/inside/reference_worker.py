@@ -240,8 +240,12 @@ class Worker:
 def _failure(ended: str, status: int, limit_s: float) -> Frame:
     if ended == "late":
         return Frame({"error": "timeout", "message": f"it took more than {limit_s:g} s"})
+    if status == -signal.SIGXCPU:
+        return Frame({"error": "timeout", "message": "it took more than its CPU time"})
+    if status == -signal.SIGKILL:
+        return Frame({"error": "memory", "message": "its process was killed, as one is when the machine has no memory"})
     how = f"died of {signal.Signals(-status).name}" if status < 0 else f"left with status {status}"
-    return Frame({"error": "crash", "message": f"its process {how} before it had an answer"})
+    return Frame({"error": "ended", "message": f"its process {how} before it had an answer"})
 
 
 def _replace(sink: int, frame: Frame) -> None:

@@ -4,6 +4,7 @@
     signed      standardised, both signs (uniform draws in [0, 1) hide what relu, clamp and abs do)
     large       fifty times that (hides nothing that saturates or overflows)
     sparse      signed, four fifths exact zeros
+    faint       given, one slice along each axis all zeros and one close to zero (shows what keeps a norm finite)
     permuted    the given elements in another order
 
 What an input may be is read off the given draw. Whole numbers stay within the range that was drawn, distinct ones stay
@@ -23,13 +24,15 @@ import numpy.typing as npt
 
 from assay.kernels.arrays import Array, HostTensor, Value, host_tensor
 
-Family = Literal["given", "signed", "large", "sparse", "permuted"]
-FAMILIES: tuple[Family, ...] = ("given", "signed", "large", "sparse", "permuted")
+Family = Literal["given", "signed", "large", "sparse", "faint", "permuted"]
+FAMILIES: tuple[Family, ...] = ("given", "signed", "large", "sparse", "faint", "permuted")
 
 LARGE = 50.0
 """Standard deviation of the family `large`: one element in 25 is beyond what exp can take in float32."""
 SPARSITY = 0.8
 """Share of zeros of the family `sparse`."""
+FAINT = 1e-4
+"""What a slice is multiplied by that is close to zero: its variance is far below the usual 1e-5."""
 _MAX_LABELS = 8
 
 Role = Literal["real", "probability", "labels", "index", "distinct", "sorted", "mask"]
@@ -101,6 +104,8 @@ def _probability_axis(array: Array) -> int | None:
 def _vary_real(x: Floats, family: Family, rng: np.random.Generator) -> Floats:
     zeros = _triangle(x)
     symmetric = _is_symmetric(x)
+    if family == "faint":
+        return x * _faint_slices(x.shape, rng, symmetric)
     if family == "permuted":
         if symmetric:
             order = rng.permutation(x.shape[-1])
@@ -120,6 +125,21 @@ def _vary_real(x: Floats, family: Family, rng: np.random.Generator) -> Floats:
         upper = np.triu(new)
         new = upper + np.swapaxes(np.triu(new, 1), -1, -2)
     return np.where(zeros, 0.0, new) if zeros is not None else new
+
+
+def _faint_slices(shape: tuple[int, ...], rng: np.random.Generator, symmetric: bool) -> Floats:
+    """Factors of an array: along each axis 0 for one place, and `FAINT` for another where there are three others."""
+    factors: Floats = np.ones(shape)
+    kept: Floats | None = None
+    for axis, size in enumerate(shape):
+        along = np.ones(size)
+        places = rng.permutation(size)
+        along[places[: 1 if size > 1 else 0]] = 0.0
+        along[places[1 : 2 if size > 3 else 1]] = FAINT
+        along = kept if symmetric and kept is not None and axis == len(shape) - 1 else along
+        kept = along
+        factors = factors * along.reshape([-1 if other == axis else 1 for other in range(len(shape))])
+    return factors
 
 
 def _triangle(x: Array) -> npt.NDArray[np.bool_] | None:
@@ -143,7 +163,7 @@ def _vary_probability(x: Floats, family: Family, rng: np.random.Generator) -> Fl
     assert axis is not None, "the caller has seen that the rows sum to 1"
     if family == "permuted":
         return np.take(x, rng.permutation(x.shape[axis]), axis=axis)
-    sharpness = {"signed": 1.0, "large": 6.0, "sparse": 1.0}[family]
+    sharpness = {"signed": 1.0, "large": 6.0, "sparse": 1.0, "faint": 3.0}[family]
     weights = np.exp(sharpness * rng.standard_normal(x.shape))
     if family == "sparse":
         largest = weights == weights.max(axis=axis, keepdims=True)

@@ -13,24 +13,21 @@ mode, so a candidate that creates its parameters in the same order has the same 
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import json
-import os
-import signal
-import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypeVar
 
-from assay.errors import MissingDependencyError, ReferenceModelError
+from assay.errors import ReferenceModelError
 from assay.kernels.arrays import HostTensor, Value
 from assay.kernels.base import Precision
-from assay.kernels.frames import Frame, read_frame
+from assay.kernels.frames import Frame
+from assay.kernels.numerics.conversation import Conversation
 from assay.kernels.numerics.families import FAMILIES, Family
-from assay.kernels.numerics.reference_launch import Walls, await_end, drain, launch, read, write
+from assay.kernels.numerics.reference_launch import Walls
 from assay.kernels.numerics.screening import Case, Screening, screen
 from assay.kernels.numerics.shapes import Shapes, counted, shapes_of_answer, work_of
 from assay.kernels.problems.scaling import LOWER, Rule, ScaledProblem, ladder
@@ -40,11 +37,16 @@ from assay.terminal import inert, shown
 T = TypeVar("T")
 Perturbation = Literal["none", "all", "constant"]
 
-START_TIMEOUT_S = 180.0
-GRACE_S = 10.0
-"""Past its deadline by this long, a process that should have ended its evaluation by itself is killed."""
+QUICK_S = 5.0
+"""Seconds that an evaluation may take before it is moved to the process for what takes long: others wait meanwhile."""
 SHAPES_TIMEOUT_S = 15.0
-"""Wall-clock limit of finding shapes: other problems wait meanwhile."""
+"""Wall-clock limit of finding shapes."""
+MOST_SLOW = 1024
+"""Problems that are known to take long."""
+MOST_WAITING = 64
+"""Threads that wait for an evaluation."""
+MAX_TIMEOUTS = 2
+"""Sizes at which a problem may take too long before it is taken to do so at any."""
 MAX_DEGENERATE = 2
 """Sizes of each rule at which a problem may prove degenerate before it is taken for degenerate at any."""
 MAX_OUTPUT = 1 << 18
@@ -53,10 +55,8 @@ MAX_OUTPUT = 1 << 18
 HEADER_BYTES = 1 << 20
 """What an answer may have beyond the memory that its problem may take."""
 MESSAGE_CHARS = 3000
-KINDS = ("error", "memory", "timeout", "crash", "too_large")
-_LEAVE_S = 5.0
+KINDS = ("error", "memory", "timeout", "crash", "ended", "too_large")
 _PASSING = ("timeout", "memory")
-_CLOSED = "the process that runs references was closed, and starts no more: make another ReferenceProcess."
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,10 @@ class ReferenceResult:
 
 
 class ReferenceProcess:
-    """One process that evaluates references, one at a time; usable from several threads, which then wait in line."""
+    """Evaluates references one at a time; usable from several threads, which then wait in line.
+
+    There is a second process for what takes long, so that a problem that never ends holds up no other one.
+    """
 
     def __init__(
         self,
@@ -106,6 +109,7 @@ class ReferenceProcess:
         python: str = sys.executable,
         device: str = "cpu",
         walls: Walls = "strict",
+        quick_s: float = QUICK_S,
     ) -> None:
         """Nothing is started before the first evaluation.
 
@@ -115,13 +119,13 @@ class ReferenceProcess:
             python: An interpreter that has PyTorch and Assay.
             device: PyTorch's name of the device that references run on.
             walls: `unsafe` runs problems without walls, where a machine cannot give any.
+            quick_s: Seconds after which an evaluation is moved to the second process.
         """
         self.timeout_s, self.memory_mb, self.python, self.device = timeout_s, memory_mb, python, device
-        self.walls: Walls = walls
-        self._ended = threading.Event()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
-        self._closed = False
+        self.quick_s = quick_s
+        self._quick, self._patient = (Conversation(python, device, walls) for _ in range(2))
+        self._slow: dict[str, None] = {}  # problems that took long, the last ones of them
+        self._threads = ThreadPoolExecutor(MOST_WAITING, thread_name_prefix="assay-reference")
 
     def __enter__(self) -> Self:
         return self
@@ -142,6 +146,7 @@ class ReferenceProcess:
         only: str = "",
         with_state: bool = False,
         max_output: int | None = None,
+        owner: str = "",
     ) -> ReferenceResult:
         """Run a problem's module.
 
@@ -158,10 +163,11 @@ class ReferenceProcess:
             only: The one parameter that is moved of those; empty for all.
             with_state: Whether to hand back weights and buffers.
             max_output: Give up (`too_large`) when the outputs of one call have more elements than this together.
+            owner: The problem's hash, whatever sizes `code` has; by default the text itself.
 
         Raises:
-            ReferenceModelError: the module fails, takes too long or too much memory; `kind` says which. After `close`
-                it is always `crash`.
+            ReferenceModelError: the module fails, ends its process, takes too long or too much memory; `kind` says
+                which. After `close` it is always `crash`.
             MissingDependencyError: the interpreter has no PyTorch.
             SandboxError: this machine cannot wall problems in.
         """
@@ -177,9 +183,9 @@ class ReferenceProcess:
             "state": with_state,
             "max_output": max_output,
         }
-        return self._answer(request, lambda frame, seconds: _result(frame, precision, seconds))
+        return self._answer(request, owner or code, lambda frame, seconds: _result(frame, precision, seconds))
 
-    def shapes(self, code: str, precision: Precision = "float32") -> Shapes:
+    def shapes(self, code: str, precision: Precision = "float32", owner: str = "") -> Shapes:
         """What a problem gives to a submission and how much work it is, found without any values: sizes do not matter.
 
         Raises:
@@ -187,93 +193,49 @@ class ReferenceProcess:
         """
         limit = min(self.timeout_s, SHAPES_TIMEOUT_S)
         request = {"code": code, "precision": precision, "shapes": True, "timeout_s": limit}
-        return self._answer(request, lambda frame, _: shapes_of_answer(frame.header))
+        return self._answer(request, owner or code, lambda frame, _: shapes_of_answer(frame.header))
 
-    def _answer(self, request: Mapping[str, object], read: Callable[[Frame, float], T]) -> T:
-        """What an answer says to a request, given the seconds that it took."""
-        limits = {"memory_mb": self.memory_mb, "timeout_s": self.timeout_s, "device": self.device}
-        with self._lock:
-            begin = time.monotonic()
-            frame = self._exchange(json.dumps({"shapes": False, **limits, **request}).encode())
+    async def waited(self, work: Callable[[], T]) -> T:
+        """What some work gives that evaluates references, done in a thread of its own: it may wait long for its turn,
+        and must not hold the threads that other work needs."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _answer(self, request: Mapping[str, Any], owner: str, read: Callable[[Frame, float], T]) -> T:
+        """What an answer says to a request, given the seconds that it took.
+
+        One that takes long is begun again in the second process, and so is from then on whatever its problem asks for.
+        """
+        limit = float(request.get("timeout_s", self.timeout_s))
+        if owner not in self._slow and self.quick_s < limit:
             try:
-                return read(frame, time.monotonic() - begin)
-            except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-                said = f"what the reference's process answered makes no sense ({shown(error, 200)}). Was it forged?"
-                raise ReferenceModelError("error", said) from error
+                return self._answered(self._quick, request, self.quick_s, read)
+            except ReferenceModelError as error:
+                if error.kind != "timeout":
+                    raise
+            self._slow[owner] = None
+            while len(self._slow) > MOST_SLOW:
+                self._slow.pop(next(iter(self._slow)), None)
+        return self._answered(self._patient if owner in self._slow else self._quick, request, limit, read)
 
-    def close(self) -> None:
-        """End the process for good: evaluations under way, in line and later fail at once with `crash`."""
-        self._closed = True  # before the process is looked for, so that none is started unseen: see `_start`
-        process = self._process
-        if process is not None:
-            process.terminate()
-        with self._lock:
-            self._kill()
-
-    def _exchange(self, request: bytes) -> Frame:
-        if self._closed:
-            raise ReferenceModelError("crash", _CLOSED)
-        try:
-            process = self._process or self._start()
-            deadline = time.monotonic() + self.timeout_s + GRACE_S
-            write(process, len(request).to_bytes(8, "little") + request, deadline)
-            size = int.from_bytes(read(process, 8, deadline), "little")
-            if size > (self.memory_mb << 20) + HEADER_BYTES:
-                raise ValueError(f"an answer of {size} bytes was announced")
-            frame = read_frame(read(process, size, deadline))
-        except TimeoutError as error:
-            self._kill()
-            raise ReferenceModelError("timeout", f"the reference took more than {self.timeout_s:g} s.") from error
-        except (EOFError, BrokenPipeError, ValueError) as error:  # ValueError: what came is not a frame
-            self._kill()
-            said = _CLOSED if self._closed else "the process that runs references died. Try again."
-            raise ReferenceModelError("crash", said) from error
-        except BaseException:
-            self._kill()  # half an answer may be on its way, which the next request would take for its own
-            raise
+    def _answered(
+        self, lane: Conversation, request: Mapping[str, Any], limit: float, read: Callable[[Frame, float], T]
+    ) -> T:
+        limits = {"shapes": False, "memory_mb": self.memory_mb, "device": self.device}
+        text = json.dumps({**limits, **request, "timeout_s": limit}).encode()
+        frame, seconds = lane.answer(text, limit, (self.memory_mb << 20) + HEADER_BYTES)
         if "error" in frame.header:
             raise _failure(frame.header)
-        return frame
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        ended = threading.Event()
         try:
-            process = launch(self.python, self.device, self.walls, ended)
-        except OSError as error:
-            raise ReferenceModelError("crash", f"the process that runs references did not start: {error}") from error
-        self._ended = ended
-        self._process = process
-        if self._closed:  # meanwhile, by a thread that saw no process to end
-            process.terminate()
-        errors: list[bytes] = []
-        drainer = threading.Thread(target=drain, args=(process, errors), daemon=True)
-        drainer.start()
-        try:
-            read(process, len(b"ready\n"), time.monotonic() + START_TIMEOUT_S)
-        except (TimeoutError, EOFError) as error:
-            self._kill()
-            drainer.join(GRACE_S)
-            text = b"".join(errors).decode(errors="replace").strip().rpartition("\n")[2]
-            if "No module named 'torch'" in text:
-                raise MissingDependencyError(
-                    f"references run on PyTorch, which {self.python} does not have: pip install 'assay-rl[torch]'."
-                ) from error
-            raise ReferenceModelError("crash", f"the process that runs references did not start: {text}") from error
-        return process
+            return read(frame, seconds)
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            said = f"what the reference's process answered makes no sense ({shown(error, 200)}). Was it forged?"
+            raise ReferenceModelError("error", said) from error
 
-    def _kill(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
-        # Left alone, it ends all that a reference started, also what has left its process group.
-        await_end(process, _LEAVE_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        self._ended.set()
+    def close(self) -> None:
+        """End the processes for good: evaluations under way, in line and later fail at once with `crash`."""
+        self._patient.close()
+        self._quick.close()
+        self._threads.shutdown(wait=False)
 
 
 def _failure(header: Mapping[str, Any]) -> ReferenceModelError:
@@ -348,7 +310,7 @@ def fit_problem(
 
     Where it runs but is degenerate at `MAX_DEGENERATE` sizes of each rule that keeps it running, the smallest of them
     is returned, with the reason. A size that takes too long, too much memory or gives too large an output ends its
-    rule, unless that lowers the caps.
+    rule, unless that lowers the caps; a second one that takes too long ends the search.
 
     Raises:
         ReferenceModelError: the reference runs at no size; the first failure, or the first for which a machine under
@@ -359,6 +321,7 @@ def fit_problem(
     failure: ReferenceModelError | None = None
     degenerate: list[FittedProblem] = []
     spent: dict[tuple[Rule, bool], int] = {}
+    timeouts = 0
     for scaled in ladder(problem):
         rung = (scaled.scaling.rule, 0 < scaled.scaling.cap <= max(LOWER))
         # Lower caps and other shapes are for what does not run; what is degenerate needs larger sizes, or none help.
@@ -372,9 +335,11 @@ def fit_problem(
                 precision=precision,
                 for_screening=True,
                 max_output=max_output,
+                owner=problem.hash,
             )
         except ReferenceModelError as error:
-            if error.kind == "crash":  # the process is gone: after `close`, for the other sizes too
+            timeouts += error.kind == "timeout"
+            if error.kind == "crash" or timeouts >= MAX_TIMEOUTS:  # `crash`: the process is gone, for all sizes
                 raise
             if failure is None or (may_pass(error) and not may_pass(failure)):
                 failure = error

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from assay.kernels.arrays import Array, HostTensor, Value
+from assay.kernels.numerics.families import Family
 from assay.kernels.numerics.tolerance import (
     MAX_ENVELOPE_SHARE,
     Tolerance,
@@ -37,6 +38,11 @@ Reason = Literal[
     "weight_independent",
     "tolerance_exceeds_signal",
 ]
+
+
+SPECIAL: Family = "faint"
+"""Tells kernels that keep a norm finite from others. Alone it makes no problem worth solving: a constant would be right
+on all else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +130,8 @@ def screen(
         return Screening("tolerance_exceeds_signal", detail, (), dropped)
     usable = [case for case in cases if case.family not in dropped]
     constant = tuple(case.family for case in usable if _is_constant(case, precision))
-    reason, detail = _reason(usable, constant, other_weights, again, precision)
+    ordinary = [case for case in usable if case.family != SPECIAL]
+    reason, detail = _reason(ordinary, tuple(set(constant) - {SPECIAL}), other_weights, again, precision)
     return Screening(reason, detail, constant, dropped)
 
 

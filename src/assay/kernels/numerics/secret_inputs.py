@@ -116,7 +116,7 @@ class InputBank:
             if not self.screening.rewarded:
                 return None
             if len(self._kept) < self._draws:
-                self._kept.append((await asyncio.to_thread(self._make), 0))
+                self._kept.append((await self._process.waited(self._make), 0))
                 place = len(self._kept) - 1
             else:
                 place = self._random.randrange(len(self._kept))
@@ -129,7 +129,7 @@ class InputBank:
 
     async def _screen(self) -> None:
         # In the thread that waits for the reference: large outputs take half a second to screen.
-        self.screening = await asyncio.to_thread(lambda: screening_of(self._evaluate(for_screening=True)))
+        self.screening = await self._process.waited(lambda: screening_of(self._evaluate(for_screening=True)))
 
     def _evaluate(self, *, for_screening: bool) -> ReferenceResult:
         return self._process.evaluate(
@@ -138,6 +138,7 @@ class InputBank:
             weight_seed=self._random.getrandbits(31),
             precision=self.precision,
             for_screening=for_screening,
+            owner=self.scaled.problem.hash,
         )
 
     def _make(self) -> InputSet:
@@ -151,9 +152,9 @@ class InputBank:
 
     def _attempt(self) -> InputSet:
         input_seed, weight_seed = self._random.getrandbits(_SEED_BITS), self._random.getrandbits(31)
-        run = self._process.evaluate
+        run, owner = self._process.evaluate, self.scaled.problem.hash
         code, precision = self.scaled.code, self.precision
-        result = run(code, input_seed=input_seed, weight_seed=weight_seed, precision=precision)
+        result = run(code, input_seed=input_seed, weight_seed=weight_seed, precision=precision, owner=owner)
         init = result.init_inputs if isinstance(result.init_inputs, tuple) else (result.init_inputs,)
         names = tuple(name for name, _ in result.weights)
         moved, moved_weights = self._perturbed(input_seed, weight_seed, "constant", result.constant)
@@ -196,6 +197,7 @@ class InputBank:
             perturb_weights=which,
             only=only,
             with_state=True,
+            owner=self.scaled.problem.hash,
         )
         if not usable(other.cases[0]):
             return None, {}

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from assay.kernels.arrays import HostTensor
 from assay.kernels.config import GraderConfig
+from assay.kernels.job_reports import own_words
 from assay.kernels.numerics.calls import Call, cuda_job, plan_calls
 from assay.kernels.numerics.on_gpu import after_start, not_started, refused_by_compiler, without_start
 from assay.kernels.numerics.screening import Case
@@ -165,7 +166,7 @@ def _decide(result: JobResult, report: Mapping[str, Json], answers: Answers, pol
     if result.end == "timeout":
         return "timeout", f"the kernel was {result.message}", "", {}
     if result.end != "ok":
-        text = _last_lines(result.stderr)
+        text = _last_lines(own_words(result))
         return "crash", f"the process of the kernel {result.message}{': ' + text if text else ''}", "", {}
     if len(traces) != len(answers.calls):
         return (

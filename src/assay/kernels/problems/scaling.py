@@ -14,9 +14,10 @@ import hashlib
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
-from assay.kernels.problems.sources import Problem
+from assay.kernels.problems.sources import SHIPPED, Problem
 from assay.types import Json
 
 Rule = Literal["none", "capped", "proportional", "uniform", "other"]
@@ -30,6 +31,9 @@ SMALL = 16
 BATCH_CAP = 2
 BATCH_SMALL = 4
 """Those of a batch are halved down to this for another size; others down to `SMALL`."""
+
+MOST_ALONE = 16
+"""Integers that are changed alone for another size."""
 
 _FUNCTIONS = ("get_inputs", "get_init_inputs")
 _MAX_FOLDED = 2**62
@@ -126,6 +130,20 @@ def unscaled(problem: Problem) -> ScaledProblem:
     return ScaledProblem(problem, problem.code, AS_PUBLISHED)
 
 
+def keeps_sizes(problem: Problem, setting: str) -> bool:
+    """Whether a problem is graded at the sizes of its text: where the setting `scale` says so, and those that come with
+    Assay, which are small as they are."""
+    return setting == "none" or problem.source == SHIPPED
+
+
+def task_key(problem: Problem | ScaledProblem, setting: str) -> str:
+    """What tells a problem from others by its text and by the sizes it is graded at. One text from two sources is two
+    tasks where its sizes are kept in one of them."""
+    if isinstance(problem, ScaledProblem):
+        return f"as it is: {problem.hash}"
+    return f"{'published' if keeps_sizes(problem, setting) else setting}: {problem.hash}"
+
+
 def scale(problem: Problem, cap: int, batch_cap: int = BATCH_CAP, rule: Rule = "capped") -> ScaledProblem:
     """The problem with every integer above its cap halved until it is not.
 
@@ -188,15 +206,17 @@ def other_sizes(scaled: ScaledProblem, rng: random.Random | None = None) -> Iter
     """Sizes beside those that a problem is graded at, to tell a kernel that is right at one size only.
 
     Where it was made smaller: all integers twice as large, then each alone. Where it was not, and last in any case: all
-    smaller, those that are no powers of two by a random part (`rng`), then all half as large. Sizes may not fit
-    together or be too large; whoever asks tries one after the other.
+    smaller, those that are no powers of two by a random part (`rng`), then all half as large. A size is a multiple of
+    no block of which the published one is none (`uneven`); where such sizes do not fit together, plainly doubled ones
+    follow. Sizes may not fit together or be too large; whoever asks tries one after the other.
     """
     problem = scaled.problem
     now = {change.start_of: change.new for change in scaled.scaling.changes}
     integers = [each for each in _integers(ast.parse(problem.code)) if each.value > 1]
-    larger = {
-        each: halved(each.value, 2 * now[each.start_of], each.of_batch) for each in integers if each.start_of in now
+    doubled = {
+        each: halved(each.value, 2 * now[each.start_of] + 1, each.of_batch) for each in integers if each.start_of in now
     }
+    larger = {each: uneven(value, each.value) for each, value in doubled.items()}
     shrinkable = {
         each: current
         for each in integers
@@ -204,12 +224,14 @@ def other_sizes(scaled: ScaledProblem, rng: random.Random | None = None) -> Iter
     }
     smaller = {each: current // 2 for each, current in shrinkable.items()}
     odd = {
-        each: rng.randrange(current // 2, current) if rng is not None and current & (current - 1) else current // 2
+        each: uneven(rng.randrange(current // 2, current), current)
+        if rng is not None and current & (current - 1)
+        else current // 2
         for each, current in shrinkable.items()
     }
-    one_by_one = [{each: value} for each, value in larger.items()]
+    one_by_one = [{each: value} for each, value in islice(larger.items(), MOST_ALONE)]
     seen = {scaled.code}
-    for changed in (larger, *one_by_one, odd, smaller):
+    for changed in (larger, doubled, *one_by_one, odd, smaller):
         sizes = {each: changed.get(each, now.get(each.start_of, each.value)) for each in integers}
         found = _resized(problem, sizes)
         if found.code not in seen:
@@ -225,6 +247,13 @@ def _resized(problem: Problem, sizes: Mapping[_Integer, int]) -> ScaledProblem:
     changes = tuple(Change(each.place, each.name, each.line, each.value, v, each.start) for each, v in new.items())
     edits = [(each, str(value)) for each, value in new.items()]
     return ScaledProblem(problem, _edited(problem.code, edits), Scaling("other", changes=changes))
+
+
+def uneven(value: int, published: int) -> int:
+    """`value`, or a little less, so that it is a multiple of no power of two of which the published size is none: odd
+    for one that is odd. A kernel without a mask is right where blocks fit, and only there."""
+    block, fits = value & -value, published & -published
+    return value - fits if block > fits and value > fits else value
 
 
 def halved(value: int, cap: int, round_up: bool = False) -> int:

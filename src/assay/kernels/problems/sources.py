@@ -31,8 +31,12 @@ SHIPPED = "shipped"
 HUGGINGFACE_NAME = "ScalingIntelligence/KernelBench"
 HUGGINGFACE_LEVELS = (1, 2, 3, 4)
 ROOT_VARIABLE = "KERNELBENCH_ROOT"
-MAX_CODE_CHARACTERS = 1_000_000
-"""A longer module is refused: the longest published problem has 0.02 million."""
+MAX_CODE_CHARACTERS = 200_000
+"""A longer module is refused: the longest published problem has 23,170."""
+MAX_LEVELS = 100
+"""Of a module's syntax; published problems have 15 at most."""
+MAX_INTEGERS = 1000
+"""Of a module; published problems have 21 at most that are sizes."""
 
 _FILE_NAME = re.compile(r"(\d+)_(.+)\.py")
 _CHECKOUTS = (".", "KernelBench", "kernelbench", "src/kernelbench", "data")
@@ -89,8 +93,24 @@ def find_fault(code: str) -> str | None:
     except (ValueError, RecursionError, MemoryError) as error:
         return f"is not valid Python ({error})"
     found = {node.name: type(node) for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    if (fault := _too_much(tree)) is not None:
+        return fault
     missing = [name for name, kind in _WANTED.items() if found.get(name) is not kind]
     return f"does not define {', '.join(missing)} at module level" if missing else None
+
+
+def _too_much(tree: ast.Module) -> str | None:
+    """What of a module is more than a grader reads: whoever looks for sizes in it descends into it, again and again."""
+    integers = 0
+    waiting: list[tuple[ast.AST, int]] = [(tree, 1)]
+    while waiting:
+        node, level = waiting.pop()
+        if level > MAX_LEVELS:
+            line = getattr(node, "lineno", 0)
+            return f"is nested deeper than {MAX_LEVELS} levels" + (f" (line {line})" if line else "")
+        integers += isinstance(node, ast.Constant) and type(node.value) is int
+        waiting += [(child, level + 1) for child in ast.iter_child_nodes(node)]
+    return f"has {integers} integers; at most {MAX_INTEGERS} are read" if integers > MAX_INTEGERS else None
 
 
 def load_problems(

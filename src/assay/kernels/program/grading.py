@@ -201,19 +201,32 @@ class Grading:
         if isinstance(shapes, str):
             return replace(verdict, evidence={**verdict.evidence, "published": f"not looked at: {shapes}"})
         found = await self._record(code, shapes, OTHER_SLACK, UNALLOCATED)
-        outcome = at_published_size(first, found) if isinstance(found, Attempt) else found
-        evidence: dict[str, Json] = {"published": "recorded" if outcome.end == "ok" else "refused"}
-        again = verdict_of(outcome, evidence)
+        again = await self._of_published(found, first)
+        evidence = again.evidence
         if not again.ok:
             where = "right at the sizes it was graded at, but at the published one"
             return at_another_size(again, verdict, where)
-        told = [*verdict.evidence.get("findings", []), *again.evidence.get("findings", [])]
-        more = evidence | ({"findings": told} if told else {})
+        told = [*verdict.evidence.get("findings", []), *evidence.get("findings", [])]
+        more = {**evidence, "findings": told} if told else evidence
         return replace(verdict, cpu_s=verdict.cpu_s + again.cpu_s, evidence={**verdict.evidence, **more})
 
-    async def _compile(self, attempt: Attempt) -> CompileReport:
+    async def _of_published(self, found: Attempt | Outcome, first: Program) -> Verdict:
+        """The verdict on what was recorded at the published size, its launches read by Triton where that compiles."""
+        refused: dict[str, Json] = {"published": "refused"}
+        report = None
+        if isinstance(found, Attempt) and self._compiles:
+            report = await self._compile(found, read_only=True)
+            if (early := of_compiler(report, refused)) is not None:
+                return replace(early, cpu_s=early.cpu_s + found.cpu_s)
+        if isinstance(found, Attempt):
+            stored = report.stored if report is not None else None
+            found = at_published_size(first, found, stored, self.config.policy == "strict")
+        verdict = verdict_of(found, {"published": "recorded"} if found.end == "ok" else refused)
+        return replace(verdict, cpu_s=verdict.cpu_s + (report.cpu_s if report is not None else 0.0))
+
+    async def _compile(self, attempt: Attempt, read_only: bool = False) -> CompileReport:
         await self.warmed(TRITON_HARNESS)
-        return await compile_program(self.sandbox, attempt.text, arch=self.config.arch)
+        return await compile_program(self.sandbox, attempt.text, arch=self.config.arch, read_only=read_only)
 
     @property
     def _on_gpu(self) -> bool:

@@ -32,8 +32,8 @@ MAX_TOGETHER = 64
 def plan(
     program: Program, draw: InputSet, trials: int, rng: random.Random, constant_families: Sequence[str] = ()
 ) -> list[Replay]:
-    """The calls of a replay: `trials` on inputs of all families in turn, one of them once more, and again without each
-    kernel, some under other weights; some in a row, on memory as the call before left it. Each has another poison, and
+    """The calls of a replay: `trials` on inputs of as many families as can be, one of them once more, and again without
+    each kernel, some under other weights; some in a row, on memory as the call before left it. Each has another poison, and
     runs the programs of a launch in another order, but for the one that is repeated without kernels. Accesses are
     followed where memory was filled with another byte.
 
@@ -47,7 +47,7 @@ def plan(
         rng: The parent's own.
         constant_families: Families in which a constant would pass, and which prove nothing about kernels left out.
     """
-    cases = [draw.cases[index % len(draw.cases)] for index in range(max(trials, 1))]
+    cases = _cases(draw, max(trials, 1), rng)
     telling = [place for place, case in enumerate(cases) if not shows_answer(case)]
     telling = [place for place in telling if cases[place].family not in constant_families] or telling
     telling = telling or list(range(len(cases)))
@@ -79,6 +79,15 @@ def plan(
             updated = replace(plain, case=case, weights=weights, needed=False)
             calls.append(replace(updated, seed=rng.getrandbits(32), configurations=rng.choice(every)))
     return calls
+
+
+def _cases(draw: InputSet, trials: int, rng: random.Random) -> list[Case]:
+    """The inputs as given, then those of the other families: all of them in turn, or some at random where there are
+    more families than trials."""
+    first, *others = draw.cases
+    if trials < len(draw.cases):
+        return [first, *rng.sample(others, trials - 1)]
+    return [draw.cases[index % len(draw.cases)] for index in range(trials)]
 
 
 def _in_a_row(calls: Sequence[Replay], telling: Sequence[Case], rng: random.Random) -> list[Replay]:

@@ -261,7 +261,9 @@ def _decide(
     if fault := fault_of(result):
         return (*_faulted(fault), ())
     if result.end != "ok":
-        return ("timeout" if result.end == "timeout" else "crash"), f"the kernel was {explain(result)}", 0, ()
+        if result.end == "timeout":
+            return "timeout", f"the kernel was {explain(result)}", 0, ()
+        return "crash", f"the process of the kernel {explain(result)}", 0, ()
     outputs = len(program.outputs)
     if len(answers.outputs) != len(calls) or [len(account.unwritten) for account in seen] != [outputs] * len(calls):
         return "crash", "the replay did not answer every call", 0, ()

@@ -60,7 +60,8 @@ def _copy_results(memory: Memory, operation: Operation, operator: Any, tensors: 
     # Random numbers are drawn on the host, as the reference's are, so that a seed gives the same ones on any device.
     device = "cpu" if role_of(operation) == "random" else memory.device
     with torch.no_grad():
-        results = _flat(operator(*_real(memory, operation.args, device), **_named(memory, operation, operator, device)))
+        named = _named(memory, operation, operator, device) | _own_outs(operator, operation, device)
+        results = _flat(operator(*_real(memory, operation.args, device), **named))
     if len(results) != len(tensors):
         raise ForgedError(f"{operation.name} gives {len(results)} tensors, the program says {len(tensors)}")
     for result, tensor in zip(results, tensors, strict=True):
@@ -76,14 +77,21 @@ def _copy_results(memory: Memory, operation: Operation, operator: Any, tensors: 
 def _check_places(operation: Operation, operator: Any) -> None:
     """Tensors may stand only where the operator says that it takes some, and what it writes is what it is said to make.
 
-    PyTorch reads a tensor where a number belongs, and writes into tensors that the program does not name as results.
+    PyTorch reads a tensor where a number belongs, writes into tensors that the program does not name as results, and
+    takes a number for a dtype, a layout or a memory format without looking whether there is one of that number.
     """
+    schema = operator._schema
+    if not schema.returns or any("Tensor" not in str(result.type) for result in schema.returns):
+        raise ForgedError(f"{operation.name} gives no tensor")
     given = _given(operation, operator)
     written: list[Window] = []
-    for argument in operator._schema.arguments:
-        found = list(windows_in(given.get(argument.name)))
-        if found and "Tensor" not in str(argument.type):
+    for argument in schema.arguments:
+        value, kind = given.get(argument.name), str(argument.real_type)
+        found = list(windows_in(value))
+        if found and "Tensor" not in kind:
             raise ForgedError(f"{operation.name} takes no tensor for {argument.name}")
+        if value is not None and not _may_be(value, kind):
+            raise ForgedError(f"{operation.name} takes no such {argument.name}")
         if argument.alias_info is not None and argument.alias_info.is_write:
             written += found
     if written and tuple(written) != operation.outs:
@@ -94,6 +102,14 @@ def _given(operation: Operation, operator: Any) -> dict[str, Any]:
     """The arguments by the names that the operator has for them."""
     names = (argument.name for argument in operator._schema.arguments)
     return {**dict(zip(names, operation.args, strict=False)), **dict(operation.kwargs)}
+
+
+def _may_be(value: Value, kind: str) -> bool:
+    """Whether a recording of ours may give this where an operator takes that kind: a dtype by its name, and nothing
+    that only says where a result is or how it lies."""
+    if "ScalarType" in kind:
+        return isinstance(value, Name)
+    return not any(word in kind for word in ("Layout", "MemoryFormat", "Device", "Generator", "Enum"))
 
 
 def _operator(name: str) -> Any:
@@ -122,6 +138,18 @@ def _named(memory: Memory, operation: Operation, operator: Any, device: str) -> 
     return named | {"device": device} if makes else named
 
 
+def _own_outs(operator: Any, operation: Operation, device: str) -> dict[str, torch.Tensor]:
+    """Empty tensors for what an operator is to write into (`out=`): it gives them the size that it makes, which is then
+    compared with the program's. Given the program's own, it would make that one larger."""
+    named = dict(operation.kwargs)
+    outs = [(argument.name, named.get(argument.name)) for argument in operator._schema.arguments if argument.is_out]
+    return {
+        name: torch.empty(0, dtype=getattr(torch, window.dtype), device=device)
+        for name, window in outs
+        if isinstance(window, Window)
+    }
+
+
 def _flat(result: Any) -> list[torch.Tensor]:
     if isinstance(result, list | tuple):
         return [part for item in result for part in _flat(item)]
@@ -143,6 +171,13 @@ def _made(memory: Memory, operation: Operation, operator: Any) -> list[Any]:
     return [_joined(flags, out) for out in operation.outs]
 
 
+def _operands(operation: Operation, operator: Any) -> list[Window]:
+    """The tensors that an operation reads: all that it is given but those that it only writes into (`out=`)."""
+    outs = {argument.name for argument in operator._schema.arguments if argument.is_out}
+    read = (*operation.args, *(value for name, value in operation.kwargs if name not in outs))
+    return [window for value in read for window in windows_in(value)]
+
+
 def _known(memory: Memory, operation: Operation, operator: Any) -> Any:
     """Which elements of the results had values to come from: all, unless operands have memory that nothing wrote."""
     inputs = _operands(operation, operator)
@@ -153,24 +188,11 @@ def _known(memory: Memory, operation: Operation, operator: Any) -> Any:
     return ~_moved(operation, operator, lambda window: ~memory.is_known(window))
 
 
-def _results_named(operator: Any) -> frozenset[str]:
-    """Names of the arguments that only say where results are to be (`out`)."""
-    named = (argument for argument in operator._schema.arguments if argument.kwarg_only)
-    return frozenset(argument.name for argument in named if argument.alias_info is not None)
-
-
-def _operands(operation: Operation, operator: Any) -> list[Window]:
-    """The tensors whose elements an operator reads."""
-    results = _results_named(operator)
-    values = (*operation.args, *(value for name, value in operation.kwargs if name not in results))
-    return [window for value in values for window in windows_in(value)]
-
-
 def _moved(operation: Operation, operator: Any, flags: Callable[[Window], torch.Tensor]) -> Any:
     if base_name(operation) in ("clone", "_to_copy", "copy", "contiguous", "lift_fresh_copy"):
         given = _given(operation, operator)
         return flags(given.get("src", given["self"])).expand(operation.outs[0].size)
-    results = _results_named(operator)
+    results = {argument.name for argument in operator._schema.arguments if argument.is_out}
     named = {
         name: torch.empty(value.size, dtype=torch.bool)
         if isinstance(value, Window) and name in results

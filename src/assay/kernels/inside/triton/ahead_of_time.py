@@ -1,6 +1,7 @@
 """Triton's compiler without a GPU and without PyTorch: a function and its arguments to a cubin, and nothing is run.
 
     install(90, 232448)
+    read_only()                                          and then only read kernels, for their types and blocks
     key = specialised(function, arguments, options)      what Triton would compile it for
     kernel = compiled(function, arguments, options)      PTX -> ptxas -> cubin, fit to be loaded
 
@@ -27,6 +28,8 @@ from triton.runtime import cache
 from triton.runtime.driver import driver
 from triton.runtime.errors import PTXASError
 
+from assay.kernels.inside.triton import stores
+
 MAX_THREADS = 1024
 """Of a block."""
 _REGISTERS = re.compile(r"Used (\d+) registers")
@@ -41,6 +44,8 @@ class Usage:
     registers: int
     spill_bytes: int
     threads: int
+    stored: int | None = None
+    """Most bytes that one program stores; None where it is compiled, and where its text does not say (`stores`)."""
 
 
 class Driver:
@@ -49,6 +54,8 @@ class Driver:
     def __init__(self, capability: int, shared_limit: int) -> None:
         self._target = GPUTarget("cuda", capability, 32)
         self._limits = {"max_shared_mem": shared_limit}
+        self.reads_only = False
+        """Whether kernels are read and not compiled (`read_only`)."""
         self.resources: dict[bytes, tuple[int, int]] = {}
         """Registers and bytes of spills of a cubin."""
         self.utils = SimpleNamespace(get_device_properties=lambda _: self._limits, load_binary=self._load)
@@ -86,6 +93,26 @@ def install(capability: int, shared_limit: int) -> None:
     knobs.compilation.disable_line_info = True
 
 
+def read_only() -> None:
+    """Let Triton read kernels and not compile them, for the rest of this process: it types every value and checks the
+    size of every block, in a hundredth of the time. What stands for a cubin then is its text after that."""
+    driver.active.reads_only = True
+    all_stages = nvidia.CUDABackend.add_stages
+
+    def stages(self: Any, found: dict[str, Any], options: Any, language: Any) -> None:
+        all_stages(self, found, options, language)
+        first = found["ttir"]
+        found.clear()
+        found |= {"ttir": first, "cubin": _as_it_is}
+
+    nvidia.CUDABackend.add_stages = stages
+
+
+def _as_it_is(module: Any, metadata: dict[str, Any]) -> bytes:
+    metadata |= {"name": "kernel", "shared": 0, "tmem_size": 0}
+    return str(module).encode()
+
+
 def do_without_torch() -> None:
     """Keep Triton from importing PyTorch, which costs seconds, and which it only needs to know tensors of it."""
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
@@ -116,7 +143,8 @@ def compiled(function: Any, arguments: Mapping[str, Any], options: Mapping[str, 
 
 def usage(kernel: Any) -> Usage:
     """What a compiled kernel needs."""
-    return Usage(kernel.metadata.shared, kernel.n_regs, 4 * kernel.n_spills, 32 * kernel.metadata.num_warps)
+    stored = stores.most_bytes(kernel.kernel.decode()) if driver.active.reads_only else None
+    return Usage(kernel.metadata.shared, kernel.n_regs, 4 * kernel.n_spills, 32 * kernel.metadata.num_warps, stored)
 
 
 def _make_cubin(self: Any, source: str, metadata: dict[str, Any], options: Any, capability: int) -> bytes:
