@@ -33,8 +33,8 @@ def plan(
     program: Program, draw: InputSet, trials: int, rng: random.Random, constant_families: Sequence[str] = ()
 ) -> list[Replay]:
     """The calls of a replay: `trials` on inputs of as many families as can be, one of them once more, and again without
-    each kernel, some under other weights; some in a row, on memory as the call before left it. Each has another poison, and
-    runs the programs of a launch in another order, but for the one that is repeated without kernels. Accesses are
+    each kernel, some under other weights; some in a row, on memory as the call before left it. Each has another poison,
+    and runs the programs of a launch in another order, but for the one that is repeated without kernels. Accesses are
     followed where memory was filled with another byte.
 
     Where kernels are autotuned, calls are added until all configurations have run, on inputs that tell; accesses are
