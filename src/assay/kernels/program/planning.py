@@ -47,7 +47,7 @@ def plan(
         rng: The parent's own.
         constant_families: Families in which a constant would pass, and which prove nothing about kernels left out.
     """
-    cases = _cases(draw, max(trials, 1), rng)
+    cases = _cases(draw, max(trials, 1), constant_families, rng)
     telling = [place for place, case in enumerate(cases) if not shows_answer(case)]
     telling = [place for place in telling if cases[place].family not in constant_families] or telling
     telling = telling or list(range(len(cases)))
@@ -81,13 +81,15 @@ def plan(
     return calls
 
 
-def _cases(draw: InputSet, trials: int, rng: random.Random) -> list[Case]:
-    """The inputs as given, then those of the other families: all of them in turn, or some at random where there are
-    more families than trials."""
+def _cases(draw: InputSet, trials: int, constant_families: Sequence[str], rng: random.Random) -> list[Case]:
+    """The inputs as given, then those of the other families: all of them in turn. Where there are more families than
+    trials, some at random, those that tell before those that do not."""
     first, *others = draw.cases
-    if trials < len(draw.cases):
-        return [first, *rng.sample(others, trials - 1)]
-    return [draw.cases[index % len(draw.cases)] for index in range(trials)]
+    if trials >= len(draw.cases):
+        return [draw.cases[index % len(draw.cases)] for index in range(trials)]
+    others = rng.sample(others, len(others))
+    others.sort(key=lambda case: shows_answer(case) or case.family in constant_families)
+    return [first, *others[: trials - 1]]
 
 
 def _in_a_row(calls: Sequence[Replay], telling: Sequence[Case], rng: random.Random) -> list[Replay]:
