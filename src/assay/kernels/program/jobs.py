@@ -58,7 +58,7 @@ class NotRecorded:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One call of a replay; the fields from `poison` to `configurations` are those of `inside.replay.player.Manner`."""
+    """One call of a replay; the fields from `poison` to `products` are those of `inside.replay.player.Manner`."""
 
     case: Case
     poison: int = 0xFF
@@ -68,6 +68,7 @@ class Replay:
     follow: bool = True
     restored: bool = True
     configurations: tuple[int, ...] = ()
+    products: bool = False
     weights: Mapping[str, HostTensor] = field(default_factory=dict)
     """Parameters of the reference that hold other values than at the start in this call."""
     needed: bool = True
@@ -85,6 +86,8 @@ class Measured:
     fault: str = ""
     inputs_changed: tuple[int, ...] = ()
     params_changed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What may explain wrong results."""
 
 
 def record_job(code: str, draw: InputSet | Shapes, limits: Limits, precision: str, text_checks: bool = True) -> Job:
@@ -138,7 +141,7 @@ def _buffers(call: Replay) -> tuple[bytes, ...]:
     weights = {name: frame.add(tensor) for name, tensor in call.weights.items()}
     manner: dict[str, Json] = {"poison": call.poison, "skip": call.skip, "seed": call.seed}
     manner |= {"in_order": call.in_order, "follow": call.follow, "restored": call.restored}
-    manner |= {"configurations": list(call.configurations)}
+    manner |= {"configurations": list(call.configurations), "products": call.products}
     control = {**manner, "weights": weights}
     return (*frame.blobs, json.dumps(control).encode())
 
@@ -160,6 +163,7 @@ def _measured(entry: Mapping[str, Json]) -> Measured:
         plain_text(fault.get("message"))[:500] if isinstance(fault, Mapping) else "",
         tuple(_count(number) for number in _list(entry.get("inputs_changed"))[:_LISTED]),
         tuple(plain_text(name)[:128] for name in _list(entry.get("params_changed"))[:_LISTED]),
+        tuple(plain_text(note)[:200] for note in _list(entry.get("notes"))[:2]),
     )
 
 
