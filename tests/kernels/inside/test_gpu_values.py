@@ -24,7 +24,7 @@ UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 def case(lines: str, out: str, *inputs: tuple[str, list[Any]], **more: Any) -> dict[str, Any]:
     """One line is an expression."""
-    lines = lines if "found =" in lines else f"found = {lines}"
+    lines = lines if "found" in lines else f"found = {lines}"
     return {"lines": lines, "out": out, "inputs": inputs, **more}
 
 
@@ -142,6 +142,17 @@ EXACT: Exact = {
     "denormals are rounded to zero": (
         case("tl.floor(a) + tl.ceil(a)", "float32", single(-1e-40, 1e-40, 1.5)),
         [0.0, 0.0, 3.0],
+    ),
+    "exponentials of the library": (case("libdevice.exp(a)", "float32", single(-90.0, 0.0)), [0.0, 1.0]),
+    "the library keeps some": (
+        case("libdevice.copysign(a, b) * 1e38", "float32", single(1e-40), single(-1.0)),
+        [float(np.float32(np.float32(-1e-40) * np.float32(1e38)))],
+    ),
+    "atomic sums of denormals": (
+        case(
+            "tl.atomic_add(b_ptr + i, a)\nfound = tl.load(b_ptr + i)", "float32", single(1e-40, 1.5), single(0.0, 0.0)
+        ),
+        [0.0, 1.5],
     ),
     "small powers": (case("tl.exp2(a)", "float32", single(-130.0, -1.0)), [0.0, 0.5]),
     "fma rounds once": (
@@ -401,6 +412,10 @@ UNKNOWN = {
     ),
     "a reduction of its own": case(
         "tl.reduce(a, 0, times)", "float32", single(1.3, 0.7), names={"times": "def times(x, y):\n    return x * y"}
+    ),
+    "a scan of halves": case("tl.cumsum(a, 0)", "float16", ("float16", [2048.0, 1.0, 1.0, 1.0])),
+    "what an atomic operation leaves out": case(
+        "tl.atomic_add(b_ptr + i, 1, mask=i < 2)", "int32", FEW, whole(5, 6, 7, 8)
     ),
     "an extreme's place": case("tl.argmax(a * 0, 0, tie_break_left=False)", "int32", single(*range(64))),
     "NaN in a clamp": case("tl.clamp(a, -1.0, 1.0)", "float32", single(NAN)),

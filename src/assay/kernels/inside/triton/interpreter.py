@@ -25,7 +25,7 @@ from triton.runtime.driver import driver
 
 from assay.kernels.inside.triton import guards
 from assay.kernels.inside.triton.ledger import UnsupportedError, current, refuse
-from assay.kernels.inside.triton.libdevice import EXACT, LIBRARY
+from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, LIBRARY, LOGARITHMS
 from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
 from assay.kernels.inside.triton.values import (
     bfloat16,
@@ -210,12 +210,14 @@ def _extern_elementwise(_self: Any, _name: str, _path: str, symbol: str, args: A
     function = LIBRARY.get(symbol)
     if function is None:
         refuse(UnsupportedError(f"the interpreter does not have libdevice's {symbol}"))
-    operands = [rounding.flushed(arg.data) if arg.data.dtype == np.float32 else arg.data for arg in args]
+    flushes = symbol not in DENORMAL and (symbol not in LOGARITHMS or rounding.perhaps_flushes())
+    operands = [rounding.flushed(arg.data) if flushes and arg.data.dtype == np.float32 else arg.data for arg in args]
     data = np.asarray(function(*operands))
     dtype, kind = result.scalar, engine._get_np_dtype(result)
     if data.dtype.kind == "f" and kind.kind == "i":
         return engine.TensorHandle(casts.saturated(data, kind), dtype)
     data = data.astype(kind)
+    data = rounding.flushed(data) if flushes and kind == np.float32 else data
     return engine.TensorHandle(data if symbol in EXACT else rounding.moved(data, None), dtype)
 
 

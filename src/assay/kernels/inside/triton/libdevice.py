@@ -105,3 +105,7 @@ _EXACT = (
 )
 EXACT = frozenset(f"__nv_{name}{suffix}" for name in _EXACT for suffix in ("", "f")) | {"__nv_saturatef"}
 """Those whose results a GPU has to the last bit."""
+DENORMAL = frozenset(f"__nv_{name}f" for name in ("trunc", "rint", "nearbyint", "copysign", "nextafter", "signbit"))
+"""Those of float32 that do not take denormal numbers for zero."""
+LOGARITHMS = frozenset(f"__nv_{name}f" for name in ("log", "log2", "log10", "log1p"))
+"""Those that do so or not."""

@@ -13,8 +13,8 @@ from assay.kernels.inside.triton.values import casts
 from assay.kernels.inside.triton.values.rounding import all_orders_agree, reordered
 
 _TF32 = engine._ir.INPUT_PRECISION.TF32
-_AT_ONCE = 16
-"""Elements that a tensor core adds to a sum of halves before it rounds it."""
+_AT_ONCE = (16, 8)
+"""Elements that a tensor core adds to a sum of halves before it rounds it, and those in calls that move products."""
 
 
 def install(builder: Any) -> None:
@@ -47,8 +47,9 @@ def _in_another_order(found: Any, operands: tuple[Any, Any, Any]) -> Any:
 
 
 def _summed_in_halves(left: Any, right: Any, total: Any) -> Any:
-    for start in range(0, left.shape[-1], _AT_ONCE):
-        end = start + _AT_ONCE
+    step = _AT_ONCE[current().products]
+    for start in range(0, left.shape[-1], step):
+        end = start + step
         part = np.matmul(left[..., start:end], right[..., start:end, :], dtype=np.float32)
         total = (total.astype(np.float32) + part).astype(np.float16)
     return total

@@ -16,7 +16,7 @@ from triton.runtime import interpreter as engine
 from assay.kernels.inside.triton.arithmetic import MeaningError
 from assay.kernels.inside.triton.ledger import UnsupportedError, WrongValueError, current, refuse
 from assay.kernels.inside.triton.values import bfloat16
-from assay.kernels.inside.triton.values.rounding import canonical
+from assay.kernels.inside.triton.values.rounding import canonical, flushed
 
 _BOOL = np.dtype(np.bool_)
 _COUNT = 0xFFFFFFFF
@@ -37,6 +37,7 @@ def install(builder: Any) -> None:
     builder.create_frem = _remainder
     builder.create_umulhi = _high_product
     _install_structure(builder)
+    _install_atomics(builder)
 
 
 def unspecified(values: Any, lanes: Any) -> Any:
@@ -199,3 +200,18 @@ def _install_structure(builder: Any) -> None:
 
 
 _REORDERS = "{} the compiler change the order of elements, and nobody knows it without a GPU: leave it out"
+
+
+def _install_atomics(builder: Any) -> None:
+    rmw = builder.create_atomic_rmw
+
+    def create_atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
+        if op == engine._ir.ATOMIC_OP.FADD and val.data.dtype == np.float32:
+            val = engine.TensorHandle(flushed(val.data), val.dtype)
+        found = rmw(self, op, ptr, val, mask, *rest)
+        off = ~np.broadcast_to(mask.data, found.data.shape)
+        # The interpreter leaves there what was in memory.
+        found.data = unspecified(np.where(off, found.data.dtype.type(0), found.data), off)
+        return found
+
+    builder.create_atomic_rmw = create_atomic_rmw

@@ -118,7 +118,7 @@ def _scanned(name: str, function: Any) -> Any:
 
     def scanned(self: Any, values: Any) -> Any:
         data = values.handle.data
-        if data.dtype == np.float16:
+        if data.dtype == np.float16 and not current().rounding & 1:
             return [self.to_tensor(_scan_of_halves(data, self.axis, function), values.dtype)]
         (found,) = scan(self, values)
         if function is np.add and current().rounding and data.dtype.kind == "f":
@@ -132,7 +132,8 @@ def _scanned(name: str, function: Any) -> Any:
 
 
 def _scan_of_halves(data: Any, axis: int, function: Any) -> Any:
-    """As the lanes of a warp make it: with the neighbour, then with the pair before, and so on."""
+    """As the lanes of a warp make it: with the neighbour, then with the pair before, and so on. A thread adds one
+    after the other, which is done in some of the calls with a secret."""
     found, step = np.moveaxis(data, axis, 0).copy(), 1
     while step < len(found):
         found[step:] = function(found[step:], found[:-step].copy())

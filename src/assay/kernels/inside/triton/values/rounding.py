@@ -105,6 +105,11 @@ def flushed(values: Any) -> Any:
     return np.where(np.abs(values) < _LEAST, np.copysign(values.dtype.type(0), values), values)
 
 
+def perhaps_flushes() -> bool:
+    """Whether functions that may take denormal numbers for zero do so in this call."""
+    return bool(current().rounding & 2)
+
+
 def _widened(handle: Any) -> Any:
     """Values in a type in which their products are exact, or nearly so."""
     if handle.dtype.scalar == tl.bfloat16:
@@ -177,13 +182,11 @@ def _after_function(builder: Any, name: str) -> None:
     compute, exact = getattr(builder, f"create_{name}"), name in ("floor", "ceil")
 
     def operation(self: Any, arg: Any) -> Any:
-        flushes = arg.data.dtype == _SINGLE and (
-            name in _FLUSHED or (name in _PERHAPS_FLUSHED and current().rounding & 2)
-        )
-        if flushes:
+        flush = arg.data.dtype == _SINGLE and (name in _FLUSHED or (name in _PERHAPS_FLUSHED and perhaps_flushes()))
+        if flush:
             arg = engine.TensorHandle(flushed(arg.data), arg.dtype)
         found = compute(self, arg)
-        found.data = canonical(flushed(found.data) if flushes else found.data)
+        found.data = canonical(flushed(found.data) if flush else found.data)
         found.data = found.data if exact else moved(found.data, None)
         return found
 
