@@ -131,6 +131,61 @@ def test_what_no_gpu_would_take_is_rejected(bench: Bench, compiled: Compile, nam
     assert "v_" not in report.message and "k0_" not in report.message
 
 
+IDLE = {
+    "nothing is stored": (
+        "@triton.jit\ndef idle(x, out, n, WORKS: tl.constexpr):\n    i = tl.arange(0, 64)\n    v = tl.load(x + i)\n"
+        "    if WORKS:\n        tl.store(out + i, v)",
+        "idle[(1,)](x, out, n, WORKS=False)",
+        "removed every store",
+    ),
+    "what is assumed is false": (
+        "@triton.jit\ndef idle(x, out, n):\n    i = tl.arange(0, 64)\n    tl.assume(n < 0)\n    if n > 5:\n"
+        "        tl.store(out + i, tl.load(x + i))",
+        "idle[(1,)](x, out, n)",
+        "removed every store",
+    ),
+    "a branch on what has no value": (
+        "@triton.jit\ndef idle(x, out, n):\n    i = tl.arange(0, 64)\n    if (tl.full((), 1, tl.int32) << 40) == 0:\n"
+        "        tl.store(out + i, tl.load(x + i))\n    else:\n        tl.store(out + i, 1.0)",
+        "idle[(1,)](x, out, n)",
+        "a trap",
+    ),
+    "one of two configurations": (
+        '@triton.autotune([triton.Config({"WORKS": works}) for works in (True, False)], key=[])\n'
+        "@triton.jit\ndef idle(x, out, n, WORKS: tl.constexpr):\n    i = tl.arange(0, 64)\n    v = tl.load(x + i)\n"
+        "    if WORKS:\n        tl.store(out + i, v)",
+        "idle[(1,)](x, out, n)",
+        "removed every store",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_a_kernel_of_which_the_compiler_leaves_nothing_is_rejected(bench: Bench, compiled: Compile, name: str) -> None:
+    head, launch, said = IDLE[name]
+    report = compiled(recorded_text(bench, module(launch=launch, head=head)))
+    assert report.outcome == "rejected", report
+    assert report.message.startswith("kernel idle: line ") and said in report.message
+
+
+WRITERS = {
+    "atomic operations": "tl.atomic_add(out + i, v, mask=i < n)",
+    "atomic operations of one": "tl.atomic_max(out, tl.max(v, 0))",
+    "descriptors": "tl.make_tensor_descriptor(out, [n], [1], [256]).store([tl.program_id(0) * 256], v)",
+    "halves": "tl.store(out.to(tl.pointer_type(tl.float16)) + i, v.to(tl.float16), mask=i < n)",
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_whatever_writes_is_a_store(bench: Bench, compiled: Compile, name: str) -> None:
+    head = (
+        "@triton.jit\ndef writer(x, out, n):\n    i = tl.program_id(0) * 256 + tl.arange(0, 256)\n"
+        f"    v = tl.load(x + i, mask=i < n)\n    {WRITERS[name]}"
+    )
+    report = compiled(recorded_text(bench, module(launch="writer[(2,)](x, out, n)", head=head)))
+    assert report.outcome == "ok", report
+
+
 def test_a_branch_that_is_not_taken_when_compiled_is_not_compiled(bench: Bench, compiled: Compile) -> None:
     code = module("if BLOCK == 128:\n    v = v + tl.zeros((128,), tl.float32)")
     assert compiled(recorded_text(bench, code)).outcome == "ok"

@@ -266,6 +266,31 @@ def test_grids_that_no_gpu_takes(bench: Bench, grid: str, said: str) -> None:
     assert re.match(said, f"{ran.fault['type']}: {ran.fault['message']}"), ran
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("num_ctas=2", "a barrier holds back only one of them"),
+        ("launch_pdl=True", "may then begin before the one before it"),
+        ("launch_cooperative_grid=True", "a GPU refuses a grid that does not fit"),
+        ("debug=True", "exceed their type"),
+        ("maxnreg=8", "maxnreg of a launch is 16 to 256, not 8"),
+        ("num_warps=2.0", "num_warps of a launch is 1 to 32, not 2.0"),
+        ("enable_fp_fusion=3", "enable_fp_fusion of a launch is False or True, not 3"),
+        ("ptx_options='-O0'", "the compiler's option ptx_options is not taken"),
+        ("sanitize_overflow=False", "the compiler's option sanitize_overflow is not taken"),
+    ],
+)
+def test_options_that_change_what_a_kernel_means_are_unsupported(bench: Bench, option: str, said: str) -> None:
+    ran = bench.run(pointwise(COPY, f"kernel[(1,)](x, out, n, BLOCK=128, {option})"), X, outputs=OUT)
+    assert ran.fault["kind"] == "unsupported" and said in ran.fault["message"], ran
+
+
+def test_a_kernel_that_checks_overflows_is_unsupported(bench: Bench) -> None:
+    code = pointwise(COPY).replace("@triton.jit", "@triton.jit(debug=True)")
+    ran = bench.run(code, X, outputs=OUT)
+    assert ran.fault["kind"] == "unsupported" and "debug=True is not taken" in ran.fault["message"]
+
+
 TUNED = """
 @triton.autotune(configs=[triton.Config({"BLOCK": b}, num_warps=w) for b, w in ((64, 2), (16, 4))], key=["n"],
                  reset_to_zero=["out"])

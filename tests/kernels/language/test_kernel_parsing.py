@@ -179,6 +179,8 @@ ESCAPES = {
     "loop_twice": "for i in range(3):\n    for i in range(3): pass",
     "loop_var_after": "for i in range(3): pass\ny = i",
     "loop_var_assigned": "for i in range(3):\n    i = 2",
+    "loop_var_promised_and_more": "for i in range(3):\n    i = tl.multiple_of(i + 1, 2)",
+    "loop_var_by_another_name": "for i in range(3):\n    i = tl.multiple_of(n, 2)",
     "loop_else": "for i in range(3): pass\nelse: pass",
     "loop_tuple": "for i, j in range(3): pass",
     "loop_with_a_step_that_the_compiler_ignores": "for i in range(0, 9, step=3): pass",
@@ -293,6 +295,19 @@ HELPERS = {
     "a": {"source": "def f(x, y=1): return x + y", "names": TL},
     "k": {"source": "def k(x):\n  tl.store(x, f(x, y=2))", "names": {**TL, "f": {"function": "a"}}, "line": 11},
 }
+
+
+def test_a_loop_may_promise_something_of_its_counter() -> None:
+    lines = "for i in range(3):\n    i = tl.max_contiguous(tl.multiple_of(i, 2), 1)\n    tl.store(out + i, i)"
+    made = text(accepted(body(lines))).source
+    assert "tl.max_contiguous(tl.multiple_of(v_i, 2), 1)" in made and "v_i =" not in made
+
+
+def test_a_helper_that_reads_as_a_promise_is_refused() -> None:
+    helper = {"source": "def multiple_of(x, y):\n    return x + y", "names": {}}
+    names = {"multiple_of": {"function": "multiple_of"}}
+    found = refused({"multiple_of": helper, **body("for i in range(3):\n    i = multiple_of(i, 2)", **names)})
+    assert "reads as a promise" in str(found)
 
 
 def test_helpers_come_before_their_callers() -> None:

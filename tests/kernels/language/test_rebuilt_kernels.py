@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from assay.kernels.language.interpreter_text import MEANINGS
 from support.kernel_sources import TL, body
-from support.kernelbench_data import ROOT
+from support.own_process import program
 
 pytestmark = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("torch", "triton")), reason="no torch or no triton here"
 )
-SUPPORT = Path(__file__).parents[2] / "support"
-
-
-def program(name: str, *words: str, given: str = "") -> Any:
-    """What a program of the tests' support prints, in a process of its own: each changes Triton for good."""
-    paths = os.pathsep.join([str(ROOT), str(SUPPORT.parent)])
-    command = [sys.executable, str(SUPPORT / f"{name}.py"), *words]
-    done = subprocess.run(
-        command, input=given, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}, timeout=110
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_rebuilt_kernels_compute_the_same_bits() -> None:

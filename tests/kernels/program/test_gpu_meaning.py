@@ -45,7 +45,7 @@ BESIDE = "beside = tl.load(tl.where(k < 2, x_ptr + k, x_ptr - 2), mask={}, other
 ZEROS = "work = torch.zeros(512, dtype=torch.{})"
 REFUSED = {
     "whole numbers as a mask": (asking(BESIDE.format("k * 0 + 1"), "n > 0"), "crash", "truth values"),
-    "shifted truth as a mask": (asking(BESIDE.format("(k >= 0) << (k < 0)"), "n > 0"), "crash", "before the start"),
+    "shifted truth as a mask": (asking(BESIDE.format("(k >= 0) << (k < 0)"), "n > 0"), "crash", "shift of truth"),
     "an exchange of other types": (
         asking(
             "tl.atomic_cas(w + k, tl.zeros((BLOCK,), tl.int64), (k + 7).to(tl.int8))",
@@ -56,6 +56,26 @@ REFUSED = {
         ),
         "crash",
         "pointer to int64",
+    ),
+    "a branch that promises": (
+        asking("c = i % F\nseen = tl.load(f_ptr + c)\nif n < 0:\n    tl.max_contiguous(c, BLOCK)", "n > 0"),
+        "crash",
+        "of run time",
+    ),
+    "a whole number that is no multiple": (
+        asking("wide = tl.multiple_of(F + z, 512)\nseen = tl.load(x_ptr + i % wide)", "n > 0", "z, ", "0, "),
+        "wrong",
+        "line 39 is false of 200",
+    ),
+    "a store where a promise is false": (
+        asking("c = tl.max_contiguous(i % 198, BLOCK)\ntl.store(y_ptr + c, 0.0)", "n > 0"),
+        "wrong",
+        "a store through",
+    ),
+    "a test for zero that the compiler drops": (
+        asking("found = tl.where(z != 0, n // z, 7)", "found == 7", "z, ", "0, "),
+        "wrong",
+        "divided by zero",
     ),
     "an address as a number": (asking("place = x_ptr.to(tl.int64)", "place != 0"), "unsupported", "an address"),
 }

@@ -87,6 +87,15 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], object]] = {
     "an option for the assembler": lambda p: variant(p).update(options={"ptx_options": "-o /tmp/x"}),
     "an option out of range": lambda p: variant(p).update(options={"num_warps": 4096}),
     "an option that is a text": lambda p: variant(p).update(options={"num_warps": "4"}),
+    "a number that is true": lambda p: variant(p).update(options={"num_warps": True}),
+    "half a flag": lambda p: variant(p).update(options={"enable_fp_fusion": 0.5}),
+    "a flag of two": lambda p: variant(p).update(options={"enable_fp_fusion": 2}),
+    "a list for an option": lambda p: variant(p).update(options={"num_stages": [1]}),
+    "clusters of blocks": lambda p: variant(p).update(options={"num_ctas": 2}),
+    "a launch before the end of another": lambda p: variant(p).update(options={"launch_pdl": True}),
+    "a grid as a whole": lambda p: variant(p).update(options={"launch_cooperative_grid": 1}),
+    "checks of overflows": lambda p: variant(p).update(options={"debug": True}),
+    "an option of a kilobyte": lambda p: variant(p).update(options={"x" * 2000: 1}),
     "no variant": lambda p: p["forward"][0].update(variants=[]),
     "too many variants": lambda p: p["forward"][0].update(variants=[variant(p)] * 65),
     "a kernel that is not there": lambda p: p["forward"][0].update(launch=2),
@@ -234,3 +243,11 @@ def test_mutations_of_a_program_are_refused_or_harmless(seed: int) -> None:
         if isinstance(found, Program):
             consistent(found)
     assert outcomes == {Program, Refusal}
+
+
+def test_options_that_mean_the_same_everywhere_are_taken() -> None:
+    options = {"num_warps": 32, "num_stages": 0, "num_ctas": 1, "maxnreg": 255, "enable_fp_fusion": False}
+    options |= {"launch_pdl": False, "launch_cooperative_grid": 0, "debug": None}
+    found = read_json(bent(lambda p: variant(p).update(options=options)))
+    assert isinstance(found, Program), found
+    assert found.forward[0].variants[0].options == tuple(options.items())  # type: ignore[union-attr]

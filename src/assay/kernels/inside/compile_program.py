@@ -127,8 +127,8 @@ class Compiler:
         self.outcomes: dict[str, ahead_of_time.Usage | Refused] = {}
         """What came of each compilation, by what tells it from others."""
         self._names: dict[str, str] = {}
-        self.lost: int | None = None
-        """The launch of which no variant compiles."""
+        self.lost: Refused | None = None
+        """What ends it all: a launch of which no variant compiles, or a variant of which nothing is left."""
         self.keys = [
             [self._key(place, number) for number in range(len(launch.variants))]
             for place, (_, launch) in enumerate(self.launches)
@@ -141,7 +141,7 @@ class Compiler:
     def compile(self) -> None:
         """Compile what is chosen, and of a launch that has no variant so far the others too, until one is taken.
 
-        Ends early where a launch has none left.
+        Ends early where a launch has none left, or where nothing is left of a variant: a GPU may choose that one.
         """
         for place, number in chosen(self.keys, MOST):
             self._compile(place, number)
@@ -158,8 +158,9 @@ class Compiler:
         return any(isinstance(self.outcomes.get(key), ahead_of_time.Usage) for key in self.keys[place])
 
     def _is_lost(self, place: int) -> bool:
-        if all(isinstance(self.outcomes.get(key), Refused) for key in self.keys[place]):
-            self.lost = place
+        found = [self.outcomes.get(key) for key in self.keys[place]]
+        if isinstance(found[0], Refused) and all(isinstance(each, Refused) for each in found):
+            self.lost = self.lost or found[0]
         return self.lost is not None
 
     def _key(self, place: int, number: int) -> str:
@@ -182,6 +183,8 @@ class Compiler:
         try:
             kernel = ahead_of_time.compiled(*self._call(launch, launch.variants[number]))
             self.outcomes[key] = ahead_of_time.usage(kernel)
+            if fault := ahead_of_time.fault(kernel):
+                self.lost = Refused(self._names[key], launch.line, fault)
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - as above
@@ -210,7 +213,7 @@ class Compiler:
         """What came of it, as plain data."""
         accepted = [(key, each) for key, each in self.outcomes.items() if isinstance(each, ahead_of_time.Usage)]
         refused = [each for each in self.outcomes.values() if isinstance(each, Refused)]
-        told = [self.outcomes[self.keys[self.lost][0]]] if self.lost is not None else refused[:1]
+        told = [self.lost] if self.lost is not None else refused[:1]
         lacking = [entry for place in range(len(self.launches)) if (entry := self._lacking(place)) is not None]
         return {
             "kernels": [{"name": self._names[key], **asdict(each)} for key, each in accepted[:KERNELS_TOLD]],

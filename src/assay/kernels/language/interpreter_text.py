@@ -41,12 +41,12 @@ from assay.kernels.language.form import (
     Pass,
     Return,
     Statement,
-    Target,
     Text,
     Unary,
     While,
     Whole,
 )
+from assay.kernels.language.hints import HINTS, Hints, hints_of, names_of
 from assay.kernels.language.writing import Lines, function_names, number, target, variable
 
 OPERATORS = {
@@ -85,12 +85,15 @@ OWN = {
     "triton.next_power_of_2": "o_next_power_of_2",
     "tl.constexpr": "o_fixed",
     "tl.pointer_type": "o_pointer",
+    "tl.assume": "o_assume",
+    **{name: f"o_{name.removeprefix('tl.')}" for name in HINTS},
 }
 """Functions that the operators' module gives a meaning; the others are Triton's own."""
 MEANINGS = frozenset(
     {*OPERATORS.values(), *SIGNS.values(), *LOOPS.values(), *OWN.values()}
     | {"o_assigned", "o_again", "o_fixed", "o_dynamic", "o_truth", "o_pick", "o_returned", "o_index", "o_all"}
-    | {"o_static", "o_attribute", "o_method", "o_combine", "o_nan", "o_inf"}
+    | {"o_static", "o_attribute", "o_method", "o_combine", "o_nan", "o_inf", "o_unconditional"}
+    | {f"{OWN[name]}_late" for name in HINTS}
 )
 """Every operator that generated text may name."""
 
@@ -118,7 +121,7 @@ def interpreted(kernels: Kernels) -> InterpreterText:
     lines = Lines()
     used: dict[str, str] = {}
     for function in functions.values():
-        _Writer(function, names, lines, used).function()
+        _Writer(function, names, lines, used, hints_of(function)).function()
     return InterpreterText(lines.text(), names, used, tuple(lines.origins))
 
 
@@ -130,14 +133,6 @@ def _all(body: Sequence[Statement]) -> Iterator[Statement]:
             yield from _all(each.no)
         elif isinstance(each, For | While):
             yield from _all(each.body)
-
-
-def _names(found: Target) -> Iterator[str]:
-    if isinstance(found, str):
-        yield found
-    else:
-        for item in found.items:
-            yield from _names(item)
 
 
 @dataclass(slots=True)
@@ -152,6 +147,7 @@ class _Writer:
     names: Mapping[str, str]
     lines: Lines
     used: dict[str, str]
+    hints: Hints
     regions: list[str] = field(default_factory=list)
     again: frozenset[str] = frozenset()
     several_returns: bool = False
@@ -160,7 +156,7 @@ class _Writer:
     def function(self) -> None:
         """Write all of it."""
         everything = list(_all(self.one.body))
-        bound = Counter(name for each in everything if isinstance(each, Assign) for name in _names(each.target))
+        bound = Counter(name for each in everything if isinstance(each, Assign) for name in names_of(each.target))
         bound.update(parameter.name for parameter in self.one.parameters)
         self.again = frozenset(name for name, times in bound.items() if times > 1)
         self.several_returns = sum(isinstance(each, Return) for each in everything) > 1
@@ -199,6 +195,7 @@ class _Writer:
                 condition, region = f"c_{self.conditions}", f"d_{self.conditions}"
                 add(origin, f"{condition} = {self.expression(each.condition)}")
                 add(origin, f"{region} = o_dynamic({condition})")
+                self.unconditional(each, origin, region)
                 add(origin, f"if o_truth({condition}):")
                 self.block(each.yes, region)
                 if each.no:
@@ -207,9 +204,11 @@ class _Writer:
             case For():
                 loop = self.checked(each.function, (vocabulary.LOOPS[each.function],), each.arguments)
                 loop = f"{LOOPS[each.function]}({loop})"
+                self.unconditional(each, origin, str(each.function != "tl.static_range"))
                 add(origin, f"for {variable(each.name)} in {loop}:")
                 self.block(each.body, "" if each.function == "tl.static_range" else "True")
             case While():
+                self.unconditional(each, origin, "True")
                 add(origin, f"while o_truth({self.expression(each.condition)}):")
                 self.block(each.body, "True")
             case Return():
@@ -218,10 +217,15 @@ class _Writer:
             case Pass():
                 add(origin, "pass")
 
+    def unconditional(self, each: Statement, origin: int, region: str) -> None:
+        """Look whether a branch or loop is one of run time, where it makes promises that hold without it, too."""
+        if id(each) in self.hints.outside:
+            self.lines.add(origin, f"o_unconditional({region})")
+
     def assigned(self, each: Assign) -> str:
         """The value of an assignment; where it may replace another at run time, with a look at that."""
         value = f"o_assigned({self.expression(each.value)})"
-        changed = sorted(set(_names(each.target)) & self.again)
+        changed = sorted(set(names_of(each.target)) & self.again)
         if not changed or not self.regions:
             return value
         region = "True" if "True" in self.regions else " or ".join(self.regions)
@@ -265,6 +269,7 @@ class _Writer:
                 return f"o_attribute({inner(value)}, {name!r})"
             case Call(function, arguments):
                 name = OWN.get(function) or self.triton(function)
+                name += "_late" if id(each) in self.hints.late else ""
                 return f"{name}({self.checked(function, (vocabulary.FUNCTIONS[function],), arguments)})"
             case Method(value, name, arguments):
                 arguments_of = self.checked(f"tl.{name}", vocabulary.METHODS[name], arguments)

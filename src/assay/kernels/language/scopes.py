@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from assay.kernels.language.bindings import is_identifier
+from assay.kernels.language.hints import HINTS
 from assay.kernels.language.refusals import Refused, shown
 
 
@@ -52,6 +53,8 @@ def scope_of(function: ast.FunctionDef) -> Scope:
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             fixed.setdefault(node.target.id, node.lineno)
             targets.add(id(node.target))
+        elif isinstance(node, ast.Assign) and promises_of_itself(node):
+            targets.add(id(node.targets[0]))
     for node in ast.walk(function):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in targets:
             assigned.setdefault(node.id, node.lineno)
@@ -74,6 +77,19 @@ def scope_of(function: ast.FunctionDef) -> Scope:
                 "Give it a name of its own",
             )
     return Scope(parameters, frozenset(assigned), frozenset(loops), frozenset(fixed))
+
+
+def promises_of_itself(node: ast.Assign) -> bool:
+    """Whether an assignment reads `x = tl.multiple_of(x, 16)`, by its words: it leaves x as it is."""
+    value: ast.expr = node.value
+    while isinstance(value, ast.Call) and value.args:
+        name = value.func.attr if isinstance(value.func, ast.Attribute) else getattr(value.func, "id", "")
+        if f"tl.{name}" not in HINTS:
+            return False
+        value = value.args[0]
+    target = node.targets[0]
+    same = isinstance(value, ast.Name) and isinstance(target, ast.Name) and value.id == target.id
+    return same and value is not node.value and len(node.targets) == 1
 
 
 def _check_name(name: str, line: int) -> None:

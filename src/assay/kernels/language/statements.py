@@ -32,8 +32,10 @@ from assay.kernels.language.form import (
     Text,
     While,
 )
+from assay.kernels.language.hints import HINTS
 from assay.kernels.language.limits import MAX_LOOPS, MAX_PARAMETERS
 from assay.kernels.language.refusals import MAX_REFUSALS, Refused, shown
+from assay.kernels.language.scopes import promises_of_itself
 from assay.kernels.language.why import refused_statement
 
 _DECORATORS = frozenset({"jit", "autotune", "heuristics"})
@@ -89,7 +91,24 @@ class FunctionReader(Reader):
                 "Triton assigns to one target at a time",
                 "Write one line for each",
             )
-        return Assign(node.lineno, self.target(node.targets[0]), self.value(node.value))
+        target, value = self.target(node.targets[0]), self.value(node.value)
+        if promises_of_itself(node):
+            return self.promise(node, value)
+        return Assign(node.lineno, target, value)
+
+    def promise(self, node: ast.Assign, value: Expression) -> Statement:
+        """`x = tl.multiple_of(x, 16)` promises something of x and leaves it as it is, so that a loop may do it, too."""
+        part = value
+        while isinstance(part, Call) and part.function in HINTS:
+            part = part.arguments.positional[0]
+        if not isinstance(part, Local):
+            raise Refused(
+                node.lineno,
+                f"`{self.snippet(node)}`",
+                "it reads as a promise to the compiler, and is none",
+                "Give the function another name",
+            )
+        return Do(node.lineno, value)
 
     def target(self, node: ast.expr) -> Target:
         """A name, or a tuple of names."""

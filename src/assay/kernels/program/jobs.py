@@ -58,7 +58,7 @@ class NotRecorded:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One call of a replay; the fields from `poison` to `configurations` are those of `inside.replay.player.Manner`."""
+    """One call of a replay; the fields from `poison` to `products` are those of `inside.replay.player.Manner`."""
 
     case: Case
     poison: int = 0xFF
@@ -68,6 +68,7 @@ class Replay:
     follow: bool = True
     restored: bool = True
     configurations: tuple[int, ...] = ()
+    products: bool = False
     weights: Mapping[str, HostTensor] = field(default_factory=dict)
     """Parameters of the reference that hold other values than at the start in this call."""
     needed: bool = True
@@ -87,6 +88,8 @@ class Measured:
     params_changed: tuple[str, ...] = ()
     arithmetic: int | None = None
     """Operations that the kernels did; None where nobody counted them, on a GPU."""
+    notes: tuple[str, ...] = ()
+    """What may explain wrong results."""
 
 
 def record_job(code: str, draw: InputSet | Shapes, limits: Limits, precision: str, text_checks: bool = True) -> Job:
@@ -140,7 +143,7 @@ def _buffers(call: Replay) -> tuple[bytes, ...]:
     weights = {name: frame.add(tensor) for name, tensor in call.weights.items()}
     manner: dict[str, Json] = {"poison": call.poison, "skip": call.skip, "seed": call.seed}
     manner |= {"in_order": call.in_order, "follow": call.follow, "restored": call.restored}
-    manner |= {"configurations": list(call.configurations)}
+    manner |= {"configurations": list(call.configurations), "products": call.products}
     control = {**manner, "weights": weights, "needed": call.needed}
     return (*frame.blobs, json.dumps(control).encode())
 
@@ -170,6 +173,7 @@ def _measured(entry: Mapping[str, Json]) -> Measured:
         tuple(_count(number) for number in _list(entry.get("inputs_changed"))[:_LISTED]),
         tuple(plain_text(name)[:128] for name in _list(entry.get("params_changed"))[:_LISTED]),
         None if arithmetic is None else _count(arithmetic),
+        tuple(plain_text(note)[:200] for note in _list(entry.get("notes"))[:2]),
     )
 
 

@@ -19,6 +19,8 @@ from assay.kernels.program import rules
 from assay.kernels.program.form import Launch, Program
 from assay.kernels.program.jobs import Replay
 
+LARGE = "large"
+"""A family of inputs at which exponentials make a last bit of a product more than what is allowed."""
 NAN = 0xFF
 """A byte of fresh memory that makes NaN of floats."""
 MAX_LEFT_OUT = 8
@@ -51,11 +53,20 @@ def plan(
     telling = [place for place, case in enumerate(cases) if not shows_answer(case)]
     telling = [place for place in telling if cases[place].family not in constant_families] or telling
     telling = telling or list(range(len(cases)))
-    chosen = rng.choice(telling)
+    # The call that must be right with all that is inexact moved: large numbers would be moved too far by that.
+    chosen = rng.choice([place for place in telling if cases[place].family != LARGE] or telling)
     first, *waiting = configurations(program, rng)
     tuned, every = bool(waiting), [first, *waiting]
     # Whole and without each kernel, all else equal: in another order sums of atomic operations have other bytes.
-    whole = Replay(cases[chosen], NAN, seed=rng.getrandbits(32), in_order=True, follow=False, configurations=first)
+    whole = Replay(
+        cases[chosen],
+        NAN,
+        seed=rng.getrandbits(32),
+        in_order=True,
+        follow=False,
+        configurations=first,
+        products=cases[chosen].family != LARGE,
+    )
     kernels = rules.launched_kernels(program)
     left_out = [replace(whole, skip=kernel) for kernel in rng.sample(kernels, min(len(kernels), MAX_LEFT_OUT))]
     told = [place for place in telling if place != chosen]

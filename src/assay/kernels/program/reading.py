@@ -34,7 +34,7 @@ from assay.kernels.program.form import (
     Window,
     contradiction,
 )
-from assay.kernels.program.limits import Limits
+from assay.kernels.program.limits import Limits, option_fault
 
 T = TypeVar("T")
 
@@ -48,12 +48,6 @@ LANGUAGE_DTYPES = frozenset(
 )
 GRID = (2**31 - 1, 65535, 65535)
 """The most programs along each axis that a GPU takes."""
-_OPTIONS: dict[str, tuple[int, int]] = {
-    **{"num_warps": (1, 32), "num_stages": (0, 32), "num_ctas": (1, 16), "maxnreg": (16, 256)},
-    **dict.fromkeys(("enable_fp_fusion", "launch_cooperative_grid", "launch_pdl", "debug"), (0, 1)),
-}
-OPTIONS = frozenset(_OPTIONS)
-"""What a launch may tell the compiler. Options that name files or pass text to an assembler are not among them."""
 _OPERATOR = re.compile(r"(?:[a-z_][a-z0-9_]{0,40}::)?_{0,2}[a-zA-Z][a-zA-Z0-9_]{0,60}(?:\.[a-zA-Z][a-zA-Z0-9_]{0,40})?")
 _SPECIAL = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _FIELDS = {
@@ -350,9 +344,8 @@ class _Reader:
     def _options(self, found: object) -> tuple[tuple[str, int | bool | None], ...]:
         fields = self._object(found, "options")
         for name, value in fields.items():
-            low, high = _OPTIONS[self._one_of(name, "an option", _OPTIONS)]
-            if value is not None and type(value) is not bool:
-                self._whole(value, name, low, high)
+            if fault := option_fault(name, value):
+                raise _Refused(fault)
         return tuple(fields.items())
 
     def _kernel(self, found: object) -> Kernel:

@@ -255,7 +255,8 @@ def _decide(
         if not found.ok and not (call.weights and not _weights_set(seen, place)):
             moved = ", once the weights have other values than at the start" if call.weights else ""
             later = "" if call.restored else ", in a call that finds memory as an earlier call left it"
-            return "wrong", f"on inputs of the family {call.case.family!r}{moved}{later}, {found.message}", 0, ()
+            where = f"on inputs of the family {call.case.family!r}{moved}{later}"
+            return "wrong", f"{where}, {found.message}{_noted(seen)}", 0, ()
     if result.end == "infra":
         return "infra", f"the sandbox failed: {result.message}", 0, ()
     if fault := fault_of(result):
@@ -292,6 +293,12 @@ def _faulted(fault: Mapping[str, Json]) -> tuple[End, str, int]:
     }
     end = kinds.get(plain_text(fault.get("kind")), "crash")
     return end, told(fault, crashed=end == "crash"), line_of(fault)
+
+
+def _noted(seen: Sequence[Measured]) -> str:
+    """What may explain a wrong result."""
+    notes = dict.fromkeys(note for account in seen for note in account.notes)
+    return f". Note: {'; '.join(notes)}" if notes else ""
 
 
 def _weights_set(seen: Sequence[Measured], place: int) -> bool:

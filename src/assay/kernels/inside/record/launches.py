@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import triton
 import triton.testing
+from triton.backends.nvidia.compiler import CUDAOptions
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
@@ -17,11 +18,11 @@ from assay.kernels.inside.record.kernels import Kernels
 from assay.kernels.inside.record.reads import NotRecordableError
 from assay.kernels.inside.record.tape import Tape
 from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
-from assay.kernels.program.reading import OPTIONS
+from assay.kernels.program.limits import option_fault
 from assay.types import Json
 
-_IGNORED = frozenset({"debug", "instrumentation_mode", "stream", "device", "device_type"})
-"""What a launch may carry besides that changes nothing of what a kernel computes."""
+_KNOWN = frozenset(CUDAOptions.__dataclass_fields__)
+"""What a launch may tell Triton's compiler, whether or not a program can carry it."""
 
 
 class Capture:
@@ -150,7 +151,7 @@ def _bound(function: JITFunction[Any], args: tuple[Any, ...], kwargs: dict[str, 
         TypeError: an argument is missing, unknown, or there twice.
     """
     named = {name: value for name, value in kwargs.items() if name in function.arg_names}
-    unknown = [name for name in kwargs if name not in named and name not in OPTIONS and name not in _IGNORED]
+    unknown = [name for name in kwargs if name not in named and name not in _KNOWN]
     if unknown:
         raise TypeError(f"{function.__name__}() has no argument {unknown[0]!r}, nor has a launch such an option")
     bound = function.signature.bind(*args, **named)
@@ -159,10 +160,17 @@ def _bound(function: JITFunction[Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _options(function: JITFunction[Any], kwargs: dict[str, Any]) -> dict[str, Json]:
-    given = {name: value for name, value in kwargs.items() if name in OPTIONS and name not in function.arg_names}
+    """What a launch tells the compiler.
+
+    Raises:
+        NotRecordableError: an option, or a value of one, that a program cannot carry.
+    """
+    given = {name: value for name, value in kwargs.items() if name in _KNOWN and name not in function.arg_names}
+    if function.debug:
+        given["debug"] = True
     for name, value in given.items():
-        if value is not None and not isinstance(value, int):
-            raise TypeError(f"{name} of a launch of {function.__name__}() is a whole number, not {value!r:.40}")
+        if fault := option_fault(name, value):
+            raise NotRecordableError(f"a launch of {function.__name__}(): {fault}")
     return given
 
 

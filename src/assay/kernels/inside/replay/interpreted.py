@@ -46,7 +46,13 @@ class Interpreted:
         """Account for the launches of some steps. Raises a refusal of the interpreter that was met on the way."""
         accesses = Accesses(memory) if manner.follow and self.follows else None
         order = None if manner.in_order else random.Random(manner.seed)
-        ledger = ledgers.Ledger(self._max_programs, order=order, observer=accesses, rounding=_rounding(manner))
+        ledger = ledgers.Ledger(
+            self._max_programs,
+            order=order,
+            observer=accesses,
+            rounding=_rounding(manner),
+            products=manner.products,
+        )
         with ledgers.recording(ledger):
             yield _InterpretedRun(self._kernels, self._names, ledger, accesses)
         if ledger.refusal is not None:

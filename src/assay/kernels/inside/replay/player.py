@@ -55,6 +55,8 @@ class Manner:
     """From the same start as the first call. Otherwise it follows the last call: what lasts is as that one left it."""
     configurations: Sequence[int] = ()
     """The number of a variant for each launch of the program, in its order; empty for random ones."""
+    products: bool = False
+    """Where inexact results are rounded the other way, do so with products of matrices, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from triton.runtime import cache
 from triton.runtime.driver import driver
 from triton.runtime.errors import PTXASError
 
-from assay.kernels.inside.triton import stores
+from assay.kernels.inside.triton import machine_code, stores
 
 MAX_THREADS = 1024
 """Of a block."""
@@ -58,6 +58,8 @@ class Driver:
         """Whether kernels are read and not compiled (`read_only`)."""
         self.resources: dict[bytes, tuple[int, int]] = {}
         """Registers and bytes of spills of a cubin."""
+        self.faults: dict[bytes, str] = {}
+        """What the text of a cubin shows against it (`machine_code`); empty for nothing."""
         self.utils = SimpleNamespace(get_device_properties=lambda _: self._limits, load_binary=self._load)
 
     def get_current_target(self) -> GPUTarget:
@@ -147,6 +149,11 @@ def usage(kernel: Any) -> Usage:
     return Usage(kernel.metadata.shared, kernel.n_regs, 4 * kernel.n_spills, 32 * kernel.metadata.num_warps, stored)
 
 
+def fault(kernel: Any) -> str:
+    """Why a compiled kernel would do nothing of what it is written to do; empty where nothing shows that."""
+    return str(driver.active.faults[kernel.kernel])
+
+
 def _make_cubin(self: Any, source: str, metadata: dict[str, Any], options: Any, capability: int) -> bytes:
     """Assemble PTX with the assembler that Triton ships; keeps its account of registers and spills."""
     with tempfile.TemporaryDirectory() as folder:
@@ -164,6 +171,7 @@ def _make_cubin(self: Any, source: str, metadata: dict[str, Any], options: Any, 
     registers = _REGISTERS.search(done.stderr)
     spills = _SPILLS.search(done.stderr)
     driver.active.resources[code] = (int(registers[1]) if registers else 0, int(spills[1]) if spills else 0)
+    driver.active.faults[code] = machine_code.fault(source)
     return code
 
 

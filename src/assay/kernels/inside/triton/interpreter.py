@@ -20,18 +20,27 @@ import torch
 import triton
 import triton.language as tl
 from torch.utils._python_dispatch import _disable_current_modes
-from triton.backends.nvidia.compiler import CUDAOptions
 from triton.runtime import interpreter as engine
 from triton.runtime.driver import driver
 
 from assay.kernels.inside.triton import guards
 from assay.kernels.inside.triton.ledger import UnsupportedError, current, refuse
-from assay.kernels.inside.triton.libdevice import LIBRARY
+from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, LIBRARY, LOGARITHMS
 from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
-from assay.kernels.inside.triton.values import bfloat16, combining, counting, handles, ptx, rounding
-
-_OPTIONS = frozenset(CUDAOptions.__dataclass_fields__)
-"""What a launch may say to the compiler besides the arguments of its kernel."""
+from assay.kernels.inside.triton.values import (
+    bfloat16,
+    casts,
+    combining,
+    constants,
+    counting,
+    handles,
+    products,
+    promises,
+    ptx,
+    reductions,
+    rounding,
+)
+from assay.kernels.program.limits import OPTIONS
 
 
 def _tensor_ranges(values: Any) -> Iterator[tuple[int, int]]:
@@ -109,7 +118,7 @@ def _bind(function: Any, names: Sequence[str], args: Sequence[Any], kwargs: dict
     for name, value in kwargs.items():
         if name in names:
             bound[name] = value
-        elif name not in _OPTIONS:
+        elif name not in OPTIONS:
             raise TypeError(f"{function.__name__}() has no argument {name!r}, nor has the compiler such an option")
     missing = [name for name in names if name not in bound]
     if missing:
@@ -157,10 +166,14 @@ def install() -> None:
     handles.install(builder)
     bfloat16.install(builder)
     ptx.install(builder)
+    casts.install(builder)
     guards.install(builder)
-    _refuse_wrong_products(builder)
+    products.install(builder)
     rounding.install(builder)
+    reductions.install()
     combining.install()
+    constants.install(builder)
+    promises.install(builder)
     builder.create_extern_elementwise = _extern_elementwise
     counting.install(builder)
     _serve_libdevice()
@@ -189,46 +202,25 @@ def _keep_language_patched() -> None:
         engine._patch_builtin(language.tensor, builder, scope)
         engine._patch_lang_tensor(language.tensor, scope)
         engine._patch_lang_core(language, scope)
+    tl.core.tensor.T = property(tl.trans)
     engine._patch_builtin(tl.math, builder, scope)
     engine._patch_builtin(tl.core.tensor_descriptor_base, builder, scope)
     engine._patch_lang = lambda fn: _NothingToRestore()
-
-
-def _refuse_wrong_products(builder: Any) -> None:
-    dot = builder.create_dot
-
-    def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, *rest: Any) -> Any:
-        if tl.bfloat16 in (a.dtype.scalar, b.dtype.scalar):
-            refuse(
-                UnsupportedError("tl.dot of bfloat16: the interpreter would compute a wrong product. It needs a GPU.")
-            )
-        if input_precision == _TF32 and a.data.dtype == np.float32:
-            a, b = (engine.TensorHandle(_rounded_to_tf32(side.data), side.dtype.scalar) for side in (a, b))
-        return dot(self, a, b, d, input_precision, *rest)
-
-    builder.create_dot = create_dot
-
-
-_TF32 = engine._ir.INPUT_PRECISION.TF32
-
-
-def _rounded_to_tf32(values: Any) -> Any:
-    """What a tensor core sees of float32 operands unless `input_precision` says otherwise: 10 bits of mantissa."""
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    rounded = ((bits + np.uint32(0x0FFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)).view(
-        np.float32
-    )
-    return np.where(np.isfinite(values), rounded, values)
 
 
 def _extern_elementwise(_self: Any, _name: str, _path: str, symbol: str, args: Any, result: Any, _pure: bool) -> Any:
     function = LIBRARY.get(symbol)
     if function is None:
         refuse(UnsupportedError(f"the interpreter does not have libdevice's {symbol}"))
-    dtype = result.scalar
-    with np.errstate(all="ignore"):
-        data = np.asarray(function(*(arg.data for arg in args)))
-    return engine.TensorHandle(data.astype(engine._get_np_dtype(dtype)), dtype)
+    flushes = symbol not in DENORMAL and (symbol not in LOGARITHMS or rounding.perhaps_flushes())
+    operands = [rounding.flushed(arg.data) if flushes and arg.data.dtype == np.float32 else arg.data for arg in args]
+    data = np.asarray(function(*operands))
+    dtype, kind = result.scalar, engine._get_np_dtype(result)
+    if data.dtype.kind == "f" and kind.kind == "i":
+        return engine.TensorHandle(casts.saturated(data, kind), dtype)
+    data = data.astype(kind)
+    data = rounding.flushed(data) if flushes and kind == np.float32 else data
+    return engine.TensorHandle(data if symbol in EXACT else rounding.moved(data, None), dtype)
 
 
 def _serve_libdevice() -> None:

@@ -13,6 +13,7 @@ from assay.types import Json
 
 MAX_PROGRAMS = 4096
 """Instances of kernels in one call of forward. Each costs about a millisecond, whatever its block size."""
+MAX_NOTES = 2
 
 
 class UnsupportedError(Exception):
@@ -43,7 +44,7 @@ class Observer(Protocol):
 class Ledger:
     """What kernels did in one call of forward. `order`: programs of a launch run in random order, and so do the lanes
     of an atomic operation; `observer` is told of each access; `rounding`: a secret that decides how inexact results are
-    rounded, 0 for rounding to nearest."""
+    rounded, 0 for rounding to nearest; `products`: those of `tl.dot`, too."""
 
     def __init__(
         self,
@@ -51,15 +52,18 @@ class Ledger:
         order: random.Random | None = None,
         observer: Observer | None = None,
         rounding: int = 0,
+        products: bool = False,
     ) -> None:
         self.launches: Counter[str] = Counter()
         self.programs = 0
         self.arithmetic = 0
         """Operations that kernels did (`values.counting`)."""
         self.max_programs = max_programs
-        self.order, self.observer, self.rounding = order, observer, rounding
+        self.order, self.observer, self.rounding, self.products = order, observer, rounding, products
         self.refusal: Exception | None = None
         """The first refusal, kept because a candidate may catch it and go on."""
+        self.notes: list[str] = []
+        """What explains a wrong result, where there is one."""
 
     def count(self, name: str, grid: tuple[int, ...]) -> None:
         """Take a launch into the account.
@@ -85,9 +89,19 @@ class Ledger:
         self.refusal = self.refusal or error
         raise error
 
+    def note(self, text: str) -> None:
+        """Keep what explains a wrong result."""
+        if text not in self.notes and len(self.notes) < MAX_NOTES:
+            self.notes.append(text)
+
     def to_json(self) -> dict[str, Json]:
         """Plain data for a report."""
-        return {"launches": dict(self.launches), "programs": self.programs, "arithmetic": self.arithmetic}
+        return {
+            "launches": dict(self.launches),
+            "programs": self.programs,
+            "arithmetic": self.arithmetic,
+            "notes": self.notes,
+        }
 
 
 _ledger = Ledger()

@@ -36,7 +36,13 @@ _LGAMMA_MOST, _TGAMMA_MOST = 2.5e305, 171.62
 
 
 def _half_away(x: Any) -> Any:
-    return np.trunc(x + np.copysign(0.5, x))
+    whole = np.trunc(x)
+    return whole + np.copysign(np.abs(x - whole) >= 0.5, x)
+
+
+def _fma(x: Any, y: Any, z: Any) -> Any:
+    wide = np.float64 if x.dtype == np.float32 else np.longdouble
+    return x.astype(wide) * y.astype(wide) + z.astype(wide)
 
 
 _FLOAT: dict[str, Function] = {
@@ -55,7 +61,7 @@ _FLOAT: dict[str, Function] = {
     "atan2": np.arctan2,
     "pow": np.power,
     "powi": np.power,
-    "fma": lambda x, y, z: x * y + z,
+    "fma": _fma,
     "fdim": lambda x, y: np.maximum(x - y, 0),
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "rcbrt": lambda x: 1 / np.cbrt(x),
@@ -85,10 +91,21 @@ LIBRARY: dict[str, Function] = {
     "__nv_isfinited": np.isfinite,
     "__nv_signbitf": np.signbit,
     "__nv_signbitd": np.signbit,
-    "__nv_saturatef": lambda x: np.clip(x, 0, 1),
+    "__nv_saturatef": lambda x: np.clip(np.where(np.isnan(x), x.dtype.type(0), x), 0, 1),
     "__nv_llrintf": np.rint,
     "__nv_llrint": np.rint,
     "__nv_llroundf": _half_away,
     "__nv_llround": _half_away,
 }
 """The functions that are there. Whatever is missing is refused, not guessed."""
+
+_EXACT = (
+    *("floor", "ceil", "trunc", "rint", "nearbyint", "round", "fabs"),
+    *("fmod", "remainder", "copysign", "nextafter", "ldexp"),
+)
+EXACT = frozenset(f"__nv_{name}{suffix}" for name in _EXACT for suffix in ("", "f")) | {"__nv_saturatef"}
+"""Those whose results a GPU has to the last bit."""
+DENORMAL = frozenset(f"__nv_{name}f" for name in ("trunc", "rint", "nearbyint", "copysign", "nextafter", "signbit"))
+"""Those of float32 that do not take denormal numbers for zero."""
+LOGARITHMS = frozenset(f"__nv_{name}f" for name in ("log", "log2", "log10", "log1p"))
+"""Those that do so or not."""

@@ -24,6 +24,7 @@ from assay.kernels.inside.triton.arithmetic import (
     raw,
     shown,
 )
+from assay.kernels.inside.triton.values.promises import PROMISES
 from assay.kernels.language import vocabulary
 
 Thunk = Callable[[], Any]
@@ -153,6 +154,16 @@ def fixed(value: Any) -> Any:
     raise MeaningError(f"a compile-time value that is {shown(value)}: it must be known before the kernel runs")
 
 
+def unconditional(region: bool) -> None:
+    """A branch or loop that promises something of values from outside of it."""
+    if region:
+        raise MeaningError(
+            "tl.multiple_of, tl.max_contiguous or tl.max_constancy in a branch or loop of run time, about a variable "
+            "from outside of it: the compiler believes it wherever the variable is used. Put it where the variable is "
+            "assigned"
+        )
+
+
 def static(value: Any) -> Any:
     """An argument that must be known when compiled, such as `axis` or `bitcast`."""
     if is_tensor(value) or (isinstance(value, TUPLES) and any(is_tensor(raw(item)) for item in value)):
@@ -183,8 +194,16 @@ def loop(arg1: Any, arg2: Any = None, step: Any = 1, **_: Any) -> Iterator[Any]:
     first, last, stride = (int(bound.handle.data.reshape(-1)[0]) for bound in bounds)
     if stride == 0 or (stride < 0 and is_tensor(raw(step))):
         raise MeaningError(f"a loop with the step {stride}: it must be positive, or known when compiled and not zero")
+    _check_counter(first, last, stride, kind)
     for value in range(first, last, stride):
         yield semantic.scalar_constant(value, kind)
+
+
+def _check_counter(first: int, last: int, stride: int, kind: Any) -> None:
+    """A counter goes one step beyond the last value, and begins anew where its type ends: the loop would go on."""
+    end = first + -(-(last - first) // stride) * stride
+    if first < last and stride > 0 and end >= 1 << (kind.int_bitwidth - 1):
+        raise MeaningError(f"a loop whose counter would reach {end}, which {kind} does not hold: use int64 bounds")
 
 
 def static_loop(arg1: Any, arg2: Any = None, step: Any = 1) -> Iterator[int]:
@@ -253,6 +272,7 @@ def pointer(element_ty: Any) -> Any:
 
 MEANING: dict[str, Any] = {
     **COMPUTE,
+    **PROMISES,
     "o_is": lambda left, right: raw(left) is raw(right),
     "o_isnot": lambda left, right: raw(left) is not raw(right),
     "o_not": negation,
@@ -270,6 +290,7 @@ MEANING: dict[str, Any] = {
     "o_pick": pick,
     "o_returned": returned,
     "o_static": static,
+    "o_unconditional": unconditional,
     "o_index": index,
     "o_all": slice(None),
     "o_attribute": attribute,

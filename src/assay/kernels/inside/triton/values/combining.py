@@ -1,4 +1,8 @@
-"""Reductions and scans with functions of the kernel's own: a GPU combines in a tree, the interpreter in a row."""
+"""Reductions and scans with functions of the kernel's own: a GPU combines in a tree, the interpreter in a row.
+
+A reduction also combines in an order of the GPU's, and lanes that exchange what they have do not agree on which of the
+two comes first: its function must be commutative.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,9 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter as engine
 
+from assay.kernels.inside.triton.arithmetic import MeaningError
 from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
+from assay.kernels.inside.triton.values.rounding import moved
 
 _RELATIVE, _ABSOLUTE = 1e-2, 1e-3
 """How far two associations may be apart, relative to a result and to the largest one."""
@@ -17,29 +23,28 @@ _RELATIVE, _ABSOLUTE = 1e-2, 1e-3
 
 def install() -> None:
     """Put it into the interpreter."""
-    reduce_, scan, extreme = engine.ReduceOps.generic_reduce, engine.ScanOps.generic_scan, engine.ReduceOps.min_max
+    reduce_, scan = engine.ReduceOps.generic_reduce, engine.ScanOps.generic_scan
 
     def generic_reduce(self: Any, values: Any) -> Any:
         found = reduce_(self, values)
         _check(self, values, [np.ravel(part.handle.data) for part in found], "tl.reduce")
-        return found
+        return _rounded(found, values)
 
     def generic_scan(self: Any, values: Any) -> Any:
         found = scan(self, values)
         last = [np.ravel(np.take(part.handle.data, -1, self.axis)) for part in found]
         _check(self, values, last, "tl.associative_scan")
-        return found
-
-    def min_max(self: Any, values: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
-        data = (values[0] if isinstance(values, tuple) else values).handle.data
-        if idx_reduce_op is not None and data.dtype.kind == "f" and np.isnan(data).any():
-            refuse(
-                WrongValueError("the place of an extreme among values of which one is NaN, which depends on an order")
-            )
-        return extreme(self, values, val_reduce_op, idx_reduce_op)
+        return _rounded(found, values)
 
     engine.ReduceOps.generic_reduce, engine.ScanOps.generic_scan = generic_reduce, generic_scan
-    engine.ReduceOps.min_max = min_max
+
+
+def _rounded(found: Any, values: Sequence[Any]) -> Any:
+    """Results of this call's rounding; what was chosen among the operands has none."""
+    for part, operand in zip(found if current().rounding else (), values, strict=False):
+        chosen = np.isin(part.handle.data, operand.handle.data)
+        part.handle.data = np.where(chosen, part.handle.data, moved(part.handle.data, None))
+    return found
 
 
 def _check(operation: Any, values: Sequence[Any], found: Sequence[Any], name: str) -> None:
@@ -49,32 +54,56 @@ def _check(operation: Any, values: Sequence[Any], found: Sequence[Any], name: st
     parts = [part.handle.data for part in values]
     if operation.axis is None:
         parts = [part.reshape(-1) for part in parts]
-    tree = _combined(operation.combine_fn.fn, parts, [part.dtype for part in values], operation.axis or 0)
+    axis, any_order = operation.axis or 0, isinstance(operation, engine.ReduceOps)
+    if any_order:
+        order = np.random.default_rng(current().rounding).permutation(parts[0].shape[axis])
+        parts = [np.take(part, order, axis) for part in parts]
+    tree = _combined(operation.combine_fn.fn, parts, [part.dtype for part in values], axis)
     for one, other in zip(tree, found, strict=True):
         if not _alike(np.ravel(one), other):
+            needs = "associative and commutative" if any_order else "associative"
             refuse(
                 WrongValueError(
-                    f"the combine function of a {name} is not associative, and a GPU combines in a tree: in a tree the "
-                    "result is another one"
+                    f"the combine function of a {name} is not {needs}, and a GPU combines in a tree"
+                    f"{', in any order' if any_order else ''}: there the result is another one"
                 )
             )
 
 
-def _combined(combine: Callable[..., Any], parts: Sequence[Any], dtypes: Sequence[Any], axis: int) -> list[Any]:
+def _combined(combine: Callable[..., Any], parts: Sequence[Any], dtypes: list[Any], axis: int) -> list[Any]:
     """Neighbours first, then pairs of them, and so on; the sizes of blocks are powers of two."""
     parts, length = list(parts), parts[0].shape[axis]
     while length > 1:
-        halves = [
-            [
-                _block(np.take(part, range(start, length, 2), axis), dtype)
-                for part, dtype in zip(parts, dtypes, strict=True)
-            ]
-            for start in (0, 1)
-        ]
-        found = combine(*halves[0], *halves[1])
-        parts = [part.handle.data for part in (found if isinstance(found, tuple) else (found,))]
+        left, right = ([np.take(part, range(start, length, 2), axis) for part in parts] for start in (0, 1))
+        try:
+            parts = _results(
+                combine, [_block(part, dtype) for part, dtype in zip(left + right, dtypes * 2, strict=True)]
+            )
+        except MeaningError:  # a branch: there are no blocks on a GPU, either
+            parts = _each(combine, left + right, dtypes)
         length //= 2
     return parts
+
+
+def _results(combine: Callable[..., Any], operands: Sequence[Any]) -> list[Any]:
+    found = combine(*operands)
+    shape = operands[0].handle.data.shape
+    parts = found if isinstance(found, tuple) else (found,)
+    return [part.handle.data if isinstance(part, tl.tensor) else np.full(shape, part) for part in parts]
+
+
+def _each(combine: Callable[..., Any], operands: Sequence[Any], dtypes: list[Any]) -> list[Any]:
+    """The same, one element after the other."""
+    found = [np.empty_like(operand) for operand in operands[: len(dtypes)]]
+    for place in np.ndindex(operands[0].shape):
+        scalars = [_scalar(part[place], dtype) for part, dtype in zip(operands, dtypes * 2, strict=True)]
+        for whole, one in zip(found, _results(combine, scalars), strict=True):
+            whole[place] = one.item()
+    return found
+
+
+def _scalar(value: Any, dtype: Any) -> Any:
+    return tl.tensor(engine.TensorHandle(np.array([value]), dtype.scalar), dtype.scalar)
 
 
 def _block(data: Any, dtype: Any) -> Any:

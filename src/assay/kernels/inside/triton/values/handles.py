@@ -30,7 +30,6 @@ def install(builder: Any) -> None:
     engine._get_np_dtype = numpy_dtype
     engine.TensorHandle.__post_init__ = _typed
     builder.binary_op = _binary_op
-    builder.create_ashr = lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.right_shift)
 
 
 def numpy_dtype(dtype: Any) -> Any:

@@ -1,7 +1,12 @@
-"""What arithmetic means to a GPU where NumPy, or a processor, means something else: PTX's casts, divisions and NaN."""
+"""What arithmetic means to a GPU where NumPy means something else: divisions, shifts, extremes, NaN.
+
+What has no value there (a shift beyond the width) has another one here in each call that has a secret.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,79 +14,204 @@ import triton.language as tl
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.arithmetic import MeaningError
-from assay.kernels.inside.triton.ledger import refuse
+from assay.kernels.inside.triton.ledger import UnsupportedError, WrongValueError, current, refuse
+from assay.kernels.inside.triton.values import bfloat16
+from assay.kernels.inside.triton.values.rounding import canonical, flushed
 
-_FP8 = (tl.float8e4nv, tl.float8e5)
+_BOOL = np.dtype(np.bool_)
+_COUNT = 0xFFFFFFFF
+"""Of the count of a shift, the bits that a GPU looks at."""
+_QUOTIENT = 2.0**11
+"""A larger one times a float64 has more bits than can be computed here."""
 
 
 def install(builder: Any) -> None:
     """Put it into the interpreter's builder (`InterpreterBuilder`)."""
-    _install_casts(builder)
     _install_integers(builder)
-    builder.create_maxnumf = lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmax)
-    builder.create_minnumf = lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmin)
+    for name in ("lshr", "ashr"):
+        _install_shift(builder, f"create_{name}", np.right_shift)
+    _install_shift(builder, "create_shl", np.left_shift)
+    for name, function in _EXTREMES.items():
+        _install_extreme(builder, f"create_{name}", function)
     builder.create_clampf = _clamp
-    gather = builder.create_gather
+    builder.create_frem = _remainder
+    builder.create_umulhi = _high_product
+    _install_structure(builder)
+    _install_atomics(builder)
+
+
+def unspecified(values: Any, lanes: Any) -> Any:
+    """Values of which those in some lanes are none: in calls with a secret they are anything."""
+    secret = current().rounding
+    if not secret or not np.any(lanes):
+        return values
+    noise = np.random.default_rng(secret).integers(0, 256, values.size * values.dtype.itemsize, np.uint8)
+    noise = (noise & 1).astype(_BOOL) if values.dtype == _BOOL else noise.view(values.dtype)
+    return np.where(lanes, noise.reshape(values.shape), values)
+
+
+def _install_integers(builder: Any) -> None:
+    divide, add, subtract = builder.create_idiv, builder.create_add, builder.create_sub
+
+    def create_idiv(self: Any, lhs: Any, rhs: Any) -> Any:
+        _check_division(lhs.data, rhs.data)
+        return divide(self, lhs, rhs)
+
+    def create_rem(self: Any, lhs: Any, rhs: Any) -> Any:
+        _check_division(lhs.data, rhs.data)
+        return self.binary_op(lhs, rhs, np.fmod)
+
+    def create_add(self: Any, lhs: Any, rhs: Any) -> Any:
+        return self.binary_op(lhs, rhs, np.logical_xor) if lhs.data.dtype == _BOOL else add(self, lhs, rhs)
+
+    def create_sub(self: Any, lhs: Any, rhs: Any) -> Any:
+        return self.binary_op(lhs, rhs, np.logical_xor) if lhs.data.dtype == _BOOL else subtract(self, lhs, rhs)
+
+    builder.create_idiv, builder.create_srem, builder.create_urem = create_idiv, create_rem, create_rem
+    builder.create_add, builder.create_sub = create_add, create_sub
+
+
+def _check_division(left: Any, right: Any) -> None:
+    """Refuse what has no value. A compiler takes it for granted that it never happens, and drops a test for zero."""
+    if left.dtype == _BOOL:
+        refuse(MeaningError("a division of truth values: cast them to int32"))
+    if not right.all():
+        refuse(
+            WrongValueError(
+                "a whole number divided by zero: the compiler takes it that this never happens, and drops a test of "
+                "the divisor around it. Divide by tl.where(d == 0, 1, d)"
+            )
+        )
+    if left.dtype.kind == "i" and np.any((left == np.iinfo(left.dtype).min) & (right == -1)):
+        refuse(MeaningError("the least whole number divided by -1, which exceeds its type"))
+
+
+def _install_shift(builder: Any, name: str, function: Callable[[Any, Any], Any]) -> None:
+    def shifted(self: Any, lhs: Any, rhs: Any) -> Any:
+        values, count = lhs.data, rhs.data
+        if values.dtype == _BOOL:
+            refuse(MeaningError("a shift of truth values: cast them to int32"))
+        width = 8 * values.dtype.itemsize
+        beyond = (count < 0) | (count >= width)
+        if not beyond.any():
+            return self.binary_op(lhs, rhs, function)
+        seen = (count.astype(np.int64) & _COUNT).clip(0, width).astype(count.dtype)
+        found = self.binary_op(lhs, engine.TensorHandle(seen, rhs.dtype), function)
+        found.data = unspecified(found.data, np.broadcast_to(beyond, found.data.shape))
+        return found
+
+    setattr(builder, name, shifted)
+
+
+def larger(left: Any, right: Any, choose: Any = np.fmax) -> Any:
+    """The larger number of two, and +0.0 of two zeros of which one is; `np.maximum` keeps NaN."""
+    return np.where((left == 0) & (right == 0), left + right, choose(left, right))
+
+
+def smaller(left: Any, right: Any, choose: Any = np.fmin) -> Any:
+    """The smaller number of two, and -0.0 of two zeros of which one is; `np.minimum` keeps NaN."""
+    return np.where((left == 0) & (right == 0), -(-left - right), choose(left, right))
+
+
+_EXTREMES: dict[str, Callable[[Any, Any], Any]] = {
+    "maxnumf": larger,
+    "minnumf": smaller,
+    "maximumf": partial(larger, choose=np.maximum),
+    "minimumf": partial(smaller, choose=np.minimum),
+}
+
+
+def _install_extreme(builder: Any, name: str, function: Callable[[Any, Any], Any]) -> None:
+    def extreme(self: Any, lhs: Any, rhs: Any) -> Any:
+        found = self.binary_op(lhs, rhs, function)
+        found.data = canonical(found.data)
+        return found
+
+    setattr(builder, name, extreme)
+
+
+def _clamp(self: Any, arg: Any, low: Any, high: Any, propagate_nan: Any) -> Any:
+    if np.any(low.data > high.data):
+        refuse(WrongValueError("tl.clamp with a lower bound above the upper one, which has no value"))
+    if propagate_nan == engine._ir.PROPAGATE_NAN.ALL:
+        return self.create_minimumf(self.create_maximumf(arg, low), high)
+    found = self.create_minnumf(self.create_maxnumf(arg, low), high)
+    nan = np.broadcast_to(np.isnan(arg.data), found.data.shape)
+    if current().rounding and nan.any():
+        # Either bound: which one depends on how the compiler writes it.
+        bounds = (np.broadcast_to(side.data, found.data.shape) for side in (low, high))
+        found.data = np.where(nan, list(bounds)[current().rounding & 1], found.data)
+    return found
+
+
+def _remainder(_self: Any, lhs: Any, rhs: Any) -> Any:
+    """`x % y` of floats: x - trunc(x / y) * y, with a quotient that is rounded before it is cut."""
+    dtype = lhs.dtype.scalar
+    if dtype == tl.bfloat16:
+        found = _cut_remainder(bfloat16.wide(lhs.data), bfloat16.wide(rhs.data))
+        return engine.TensorHandle(bfloat16.narrow(found), dtype)
+    found = _cut_remainder(*(side.data.astype(np.float32) if dtype == tl.float16 else side.data for side in (lhs, rhs)))
+    return engine.TensorHandle(canonical(found.astype(lhs.data.dtype)), dtype)
+
+
+def _cut_remainder(left: Any, right: Any) -> Any:
+    wide = np.float64 if left.dtype == np.float32 else np.longdouble
+    quotient = np.trunc(left / right)
+    found = (left.astype(wide) - quotient.astype(wide) * right.astype(wide)).astype(left.dtype)
+    found = unspecified(found, np.abs(quotient) >= _QUOTIENT) if wide is np.longdouble else found
+    return np.where(np.isinf(right), left, found)
+
+
+def _high_product(_self: Any, lhs: Any, rhs: Any) -> Any:
+    """The upper half of a product of numbers without a sign."""
+    size = lhs.data.dtype.itemsize
+    left, right = (side.data.astype(f"u{size}") for side in (lhs, rhs))
+    if size < 8:
+        found = ((left.astype(np.uint64) * right.astype(np.uint64)) >> np.uint64(8 * size)).astype(f"u{size}")
+    else:
+        found = np.asarray(engine.np_umulhi_u64(left, right))
+    return engine.TensorHandle(found.view(lhs.data.dtype), lhs.dtype.scalar)
+
+
+def _install_structure(builder: Any) -> None:
+    gather, histogram, reshape = builder.create_gather, builder.create_histogram, builder.create_reshape
 
     def create_gather(self: Any, src: Any, indices: Any, axis: int) -> Any:
         if np.any((indices.data < 0) | (indices.data >= src.data.shape[axis])):
             refuse(MeaningError(f"tl.gather with an index outside of 0 to {src.data.shape[axis] - 1}"))
         return gather(self, src, indices, axis)
 
-    builder.create_gather = create_gather
+    def create_histogram(self: Any, data: Any, bins: int, mask: Any) -> Any:
+        outside = (data.data < 0) | (data.data >= bins)
+        if np.any(outside if mask is None else outside & mask.data):
+            refuse(MeaningError(f"tl.histogram of a number outside of 0 to {bins - 1}: mask it"))
+        return histogram(self, data, bins, mask)
+
+    def create_reshape(self: Any, arg: Any, shape: Any, allow_reorder: bool) -> Any:
+        if allow_reorder:
+            refuse(UnsupportedError(_REORDERS.format("tl.view, and tl.reshape with can_reorder=True, let")))
+        return reshape(self, arg, shape, allow_reorder)
+
+    def create_cat(self: Any, *_: Any) -> Any:
+        refuse(UnsupportedError(_REORDERS.format("tl.cat with can_reorder=True lets")))
+
+    builder.create_gather, builder.create_histogram = create_gather, create_histogram
+    builder.create_reshape, builder.create_cat = create_reshape, create_cat
 
 
-def _install_casts(builder: Any) -> None:
-    signed, narrow = builder.create_fp_to_si, builder.create_fp_to_fp
-
-    def to_integer(self: Any, src: Any, dst_type: Any) -> Any:
-        if src.data.dtype.kind != "f" or dst_type.scalar == tl.int1:
-            return signed(self, src, dst_type)
-        return engine.TensorHandle(_saturated(src.data, engine._get_np_dtype(dst_type)), dst_type.scalar)
-
-    def create_fp_to_fp(self: Any, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
-        if dst_type.scalar in _FP8 and src.data.dtype.kind == "f":
-            most = 448.0 if dst_type.scalar == tl.float8e4nv else 57344.0
-            data = np.clip(src.data, -most, most).astype(src.data.dtype)
-            src = engine.TensorHandle(data, src.dtype)
-        return narrow(self, src, dst_type, rounding_mode)
-
-    builder.create_fp_to_si = builder.create_fp_to_ui = to_integer
-    builder.create_fp_to_fp = create_fp_to_fp
+_REORDERS = "{} the compiler change the order of elements, and nobody knows it without a GPU: leave it out"
 
 
-def _saturated(values: Any, kind: Any) -> Any:
-    """Whole numbers towards zero; what is too large is the largest, and NaN is 0."""
-    info, wide = (
-        np.iinfo(kind),
-        np.trunc(np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=1e300, neginf=-1e300)),
-    )
-    low, high = wide <= float(info.min), wide >= float(info.max)
-    inner = np.where(low | high, 0.0, wide).astype(kind)
-    return np.where(low, kind.type(info.min), np.where(high, kind.type(info.max), inner))
+def _install_atomics(builder: Any) -> None:
+    rmw = builder.create_atomic_rmw
 
-
-def _install_integers(builder: Any) -> None:
-    divide, add = builder.create_idiv, builder.create_add
-
-    def create_idiv(self: Any, lhs: Any, rhs: Any) -> Any:
-        left, right = lhs.data, rhs.data
-        if left.dtype.kind == "i" and np.any((left == np.iinfo(left.dtype).min) & (right == -1)):
-            refuse(MeaningError("the least whole number divided by -1, which exceeds its type"))
-        found = divide(self, lhs, rhs)
-        zero = right == 0
-        if zero.any():
-            ones = np.array(-1).astype(found.data.dtype)
-            found.data = np.where(np.broadcast_to(zero, found.data.shape), ones, found.data)
+    def create_atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
+        if op == engine._ir.ATOMIC_OP.FADD and val.data.dtype == np.float32:
+            val = engine.TensorHandle(flushed(val.data), val.dtype)
+        found = rmw(self, op, ptr, val, mask, *rest)
+        off = ~np.broadcast_to(mask.data, found.data.shape)
+        # The interpreter leaves there what was in memory.
+        found.data = unspecified(np.where(off, found.data.dtype.type(0), found.data), off)
         return found
 
-    def create_add(self: Any, lhs: Any, rhs: Any) -> Any:
-        return self.binary_op(lhs, rhs, np.logical_xor) if lhs.data.dtype == np.bool_ else add(self, lhs, rhs)
-
-    builder.create_idiv, builder.create_add = create_idiv, create_add
-
-
-def _clamp(self: Any, arg: Any, low: Any, high: Any, propagate_nan: Any) -> Any:
-    keeps = propagate_nan == engine._ir.PROPAGATE_NAN.ALL
-    smaller, larger = (np.minimum, np.maximum) if keeps else (np.fmin, np.fmax)
-    return self.ternary_op(arg, low, high, lambda x, least, most: smaller(larger(x, least), most))
+    builder.create_atomic_rmw = create_atomic_rmw

@@ -1,0 +1,119 @@
+"""Casts as PTX makes them: floats to whole numbers, to fewer bits with another rounding, and to and from eight bits."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter as engine
+
+from assay.kernels.inside.triton.ledger import UnsupportedError, WrongValueError, refuse
+from assay.kernels.inside.triton.values import bfloat16
+from assay.kernels.inside.triton.values.constants import is_constant
+from assay.kernels.inside.triton.values.handles import numpy_dtype
+
+_EIGHT_BITS = {"fp8e4nv": (torch.float8_e4m3fn, 448.0), "fp8e5": (torch.float8_e5m2, 57344.0)}
+"""Name -> PyTorch's type, and the largest number."""
+_NAN = 0x7F
+"""The only NaN of eight bits that PTX gives, in both types."""
+_TOWARDS_ZERO = engine._ir.ROUNDING_MODE.RTZ
+
+
+def install(builder: Any) -> None:
+    """Put them into the interpreter's builder (`InterpreterBuilder`)."""
+    builder.create_fp_to_si = builder.create_fp_to_ui = _to_integer
+    builder.create_fp_to_fp = _to_float
+
+
+def _to_integer(_self: Any, src: Any, dst_type: Any) -> Any:
+    dtype = dst_type.scalar
+    kind = numpy_dtype(dtype)
+    values = bfloat16.wide(src.data) if src.dtype.scalar == tl.bfloat16 else src.data
+    if is_constant(src) and not _fits(values, np.iinfo(kind)).all():
+        refuse(
+            WrongValueError(f"a constant that {dtype} cannot hold is cast to it, and the compiler takes the result for "
+                            "anything it likes: clamp it first")
+        )  # fmt: skip
+    return engine.TensorHandle(saturated(values, kind), dtype)
+
+
+def _fits(values: Any, info: Any) -> Any:
+    whole = np.trunc(values.astype(np.float64))
+    return (whole >= float(info.min)) & (whole <= float(info.max)) & (whole < float(info.max) + 1)
+
+
+def saturated(values: Any, kind: Any) -> Any:
+    """What `cvt.rzi` makes of floats: whole numbers towards zero, the least or the largest beyond the range.
+
+    There is none for types of 8 bits: it goes to 16 bits, of which the lower ones are kept. NaN is 0, or only the
+    highest bit where a side has 64 bits.
+    """
+    kind = np.dtype(kind)
+    held = np.dtype(f"{kind.kind}2") if kind.itemsize == 1 else kind
+    info, nan = np.iinfo(held), np.isnan(values)
+    whole = np.trunc(np.where(nan, 0.0, values.astype(np.float64)))
+    low, high = whole <= float(info.min), whole >= float(info.max)
+    inner = np.where(low | high, 0.0, whole).astype(held)
+    found = np.where(low, held.type(info.min), np.where(high, held.type(info.max), inner))
+    if nan.any():
+        highest = np.array(1 << (8 * held.itemsize - 1), dtype=f"u{held.itemsize}").view(held)
+        found = np.where(nan, highest if 8 in (held.itemsize, values.dtype.itemsize) else held.type(0), found)
+    return found.astype(kind)
+
+
+def _to_float(_self: Any, src: Any, dst_type: Any, rounding: Any) -> Any:
+    """Casts with eight bits on one side, or with a rounding of the kernel's choice."""
+    there, here = src.dtype.scalar, dst_type.scalar
+    values = bfloat16.wide(src.data) if there == tl.bfloat16 else src.data
+    if rounding == _TOWARDS_ZERO:
+        return engine.TensorHandle(_cut(values, there, here), here)
+    if here.name in _EIGHT_BITS and values.dtype.kind == "f" and values.dtype.itemsize < 8:
+        return engine.TensorHandle(_to_eight_bits(values, here.name), here)
+    if there.name in _EIGHT_BITS and here in (tl.float32, tl.float16, tl.bfloat16):
+        return engine.TensorHandle(_of_eight_bits(values, there.name, here), here)
+    _refuse(there, here)
+
+
+def widened(handle: Any) -> Any:
+    """Numbers of eight bits as float16, which has all of them; others as they are."""
+    name = handle.dtype.scalar.name
+    if name not in _EIGHT_BITS:
+        return handle
+    return engine.TensorHandle(_of_eight_bits(handle.data, name, tl.float16), tl.float16)
+
+
+def _to_eight_bits(values: Any, name: str) -> Any:
+    """`cvt.rn.satfinite`: what is too large, infinity included, is the largest number."""
+    dtype, most = _EIGHT_BITS[name]
+    nan = np.isnan(values)
+    bound = np.ascontiguousarray(np.clip(np.where(nan, 0, values), -most, most), dtype=np.float32)
+    bits = torch.from_numpy(bound).to(dtype).view(torch.uint8).numpy()
+    return np.where(nan, np.uint8(_NAN), bits)
+
+
+def _of_eight_bits(bits: Any, name: str, here: Any) -> Any:
+    values = torch.from_numpy(np.array(bits)).view(_EIGHT_BITS[name][0]).to(torch.float32).numpy()
+    if here == tl.bfloat16:
+        if name == "fp8e5" and not np.isfinite(values).all():
+            refuse(WrongValueError("an infinity or NaN of float8e5 cast to bfloat16, which a GPU takes for a number"))
+        return bfloat16.narrow(values)
+    return values.astype(numpy_dtype(here))
+
+
+def _cut(values: Any, there: Any, here: Any) -> Any:
+    """Rounds towards zero."""
+    if there == tl.float32 and here == tl.bfloat16:
+        bits = (np.ascontiguousarray(values).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+        return np.where(np.isnan(values), np.uint16(0x7FFF), bits)
+    if there not in (tl.float32, tl.float16) or here not in (tl.float16, tl.float8e5):
+        _refuse(there, here, " towards zero")
+    half = values.astype(np.float16)
+    too_large = np.abs(half.astype(np.float32)) > np.abs(values.astype(np.float32))
+    bits = np.where(np.isnan(values), np.uint16(0x7FFF), half.view(np.uint16) - too_large.astype(np.uint16))
+    return bits.view(np.float16) if here == tl.float16 else (bits >> np.uint16(8)).astype(np.uint8)
+
+
+def _refuse(there: Any, here: Any, how: str = "") -> NoReturn:
+    refuse(UnsupportedError(f"the interpreter cannot cast {there} to {here}{how}: cast by way of float32"))

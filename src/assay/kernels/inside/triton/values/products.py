@@ -1,0 +1,64 @@
+"""Products of matrices (`tl.dot`) as tensor cores make them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter as engine
+
+from assay.kernels.inside.triton.ledger import UnsupportedError, current, refuse
+from assay.kernels.inside.triton.values import casts
+from assay.kernels.inside.triton.values.rounding import all_orders_agree, reordered
+
+_TF32 = engine._ir.INPUT_PRECISION.TF32
+_AT_ONCE = (16, 8)
+"""Elements that a tensor core adds to a sum of halves before it rounds it, and those in calls that move products."""
+
+
+def install(builder: Any) -> None:
+    """Put it into the interpreter's builder (`InterpreterBuilder`)."""
+    dot = builder.create_dot
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, *rest: Any) -> Any:
+        if tl.bfloat16 in (a.dtype.scalar, b.dtype.scalar):
+            refuse(
+                UnsupportedError("tl.dot of bfloat16: the interpreter would compute a wrong product. It needs a GPU.")
+            )
+        if input_precision == _TF32 and a.data.dtype == np.float32:
+            a, b = (engine.TensorHandle(_tf32(side.data), side.dtype.scalar) for side in (a, b))
+        a, b = (casts.widened(side) for side in (a, b))
+        if d.data.dtype == np.float16:
+            return engine.TensorHandle(_summed_in_halves(a.data, b.data, d.data), tl.float16)
+        found = dot(self, a, b, d, input_precision, *rest)
+        if current().products:
+            found.data = _in_another_order(found.data, (a.data, b.data, d.data))
+        return found
+
+    builder.create_dot = create_dot
+
+
+def _in_another_order(found: Any, operands: tuple[Any, Any, Any]) -> Any:
+    left, right, total = (np.abs(side).astype(np.float64) for side in operands)
+    magnitude = np.matmul(left, right) + total
+    whole = all((np.rint(side) == side).all() for side in operands)
+    return reordered(found, magnitude, all_orders_agree(magnitude, whole))
+
+
+def _summed_in_halves(left: Any, right: Any, total: Any) -> Any:
+    step = _AT_ONCE[current().products]
+    for start in range(0, left.shape[-1], step):
+        end = start + step
+        part = np.matmul(left[..., start:end], right[..., start:end, :], dtype=np.float32)
+        total = (total.astype(np.float32) + part).astype(np.float16)
+    return total
+
+
+def _tf32(values: Any) -> Any:
+    """What a tensor core sees of float32 operands unless `input_precision` says otherwise: 10 bits of mantissa. The
+    others are cut off, or rounded, as the compiler writes it: cut off in calls that move products."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    half = np.uint32(0) if current().products else np.uint32(0x0FFF) + ((bits >> np.uint32(13)) & np.uint32(1))
+    short = ((bits + half) & np.uint32(0xFFFFE000)).view(np.float32)
+    return np.where(np.isfinite(values), short, values)

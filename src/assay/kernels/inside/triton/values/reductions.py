@@ -1,0 +1,141 @@
+"""Triton's own reductions and scans as a GPU makes them: in a tree, in the type of the operands, in no known order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter as engine
+
+from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
+from assay.kernels.inside.triton.values import bfloat16
+from assay.kernels.inside.triton.values.rounding import all_orders_agree, canonical, moved, reordered
+
+_ANY_OF_EQUALS = {
+    tl.standard._argmax_combine_tie_break_fast: np.max,
+    tl.standard._argmin_combine_tie_break_fast: np.min,
+}
+"""What finds an extreme with its place where any of several may be it."""
+
+
+def install() -> None:
+    """Put it into the interpreter."""
+    engine.ReduceOps.sum, engine.ReduceOps.min_max = _sum, _extreme
+    apply = engine.ReduceOps.apply_impl
+
+    def apply_impl(self: Any, values: Any) -> Any:
+        extreme = _ANY_OF_EQUALS.get(self.combine_fn)
+        return apply(self, values) if extreme is None else _any_place(self, values, extreme)
+
+    engine.ReduceOps.apply_impl = apply_impl
+    for name, function in (("cumsum", np.add), ("cumprod", np.multiply)):
+        setattr(engine.ScanOps, name, _scanned(name, function))
+
+
+def _sum(self: Any, values: Any) -> Any:
+    data, kind = values.handle.data, values.dtype.scalar
+    if kind in (tl.float16, tl.bfloat16):
+        found = _sum_of_halves(bfloat16.wide(data) if kind == tl.bfloat16 else data, self.axis, kind == tl.bfloat16)
+    else:
+        add = np.logical_xor if data.dtype == np.bool_ else np.add
+        found = add.reduce(data, axis=self.axis, keepdims=True, dtype=data.dtype)
+        if current().rounding and data.dtype.kind == "f":
+            found = reordered(found, *_orders(data, lambda sizes: np.sum(sizes, axis=self.axis, keepdims=True)))
+    return self.to_tensor(_shaped(self, found), values.dtype)
+
+
+def _orders(data: Any, add: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """The magnitude of some sums, and which of them no order changes."""
+    magnitude = add(np.abs(data).astype(np.float64))
+    whole = add((np.rint(data) != data).astype(np.float64)) == 0
+    return magnitude, all_orders_agree(magnitude, whole) | (add((data != 0).astype(np.float64)) <= 1)
+
+
+def _sum_of_halves(data: Any, axis: Any, is_bfloat16: bool) -> Any:
+    """In a tree, each sum rounded: GPUs add halves as they are."""
+    rank = data.ndim
+    data = data.reshape(-1) if axis is None else np.moveaxis(data, axis, 0)
+    data = np.take(data, _order(len(data)), 0)
+    while len(data) > 1:
+        middle = len(data) // 2
+        data = data[:middle] + data[middle:]
+        data = bfloat16.wide(bfloat16.narrow(data)) if is_bfloat16 else data
+    data = bfloat16.narrow(data) if is_bfloat16 else data
+    return data.reshape((1,) * rank) if axis is None else np.moveaxis(data, 0, axis)
+
+
+def _order(length: int) -> Any:
+    """The order in which elements meet: another one in each call with a secret."""
+    return np.random.default_rng(current().rounding).permutation(length)
+
+
+def _shaped(self: Any, found: Any) -> Any:
+    """A result of which the axis still has its place, as the operation is to give it."""
+    if self.keep_dims:
+        return found
+    return found.reshape(-1)[0] if self.axis is None else np.squeeze(found, self.axis)
+
+
+def _extreme(self: Any, values: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
+    values = values[0] if isinstance(values, tuple) else values
+    data = values.handle.data
+    if idx_reduce_op is not None:
+        _refuse_nan(data)
+    found = val_reduce_op(data, axis=self.axis, keepdims=True)
+    if data.dtype.kind == "f" and (zero := found == 0).any():
+        # Of zeros a GPU takes +0.0 for the larger one.
+        minus, zeros = np.signbit(data), data == 0
+        largest = val_reduce_op in (np.max, np.nanmax)
+        signs = np.all(minus | ~zeros, self.axis, keepdims=True) if largest else None
+        signs = np.any(minus & zeros, self.axis, keepdims=True) if signs is None else signs
+        found = np.where(zero, np.where(signs, -0.0, 0.0), found).astype(data.dtype)
+    value = self.to_tensor(_shaped(self, canonical(found)), values.dtype)
+    if idx_reduce_op is None:
+        return value
+    return value, self.to_tensor(idx_reduce_op(data, axis=self.axis, keepdims=self.keep_dims), tl.int32)
+
+
+def _refuse_nan(data: Any) -> None:
+    if data.dtype.kind == "f" and np.isnan(data).any():
+        refuse(WrongValueError("the place of an extreme among values of which one is NaN, which depends on an order"))
+
+
+def _any_place(self: Any, values: Any, extreme: Any) -> Any:
+    """An extreme and its place, with `tie_break_left=False`: any of several, another one in calls with a secret."""
+    data, places = (part.handle.data for part in values)
+    _refuse_nan(data)
+    found, order = extreme(data, axis=self.axis, keepdims=True), _order(data.shape[self.axis])
+    first = np.argmax(np.take(data == found, order, self.axis), axis=self.axis, keepdims=True)
+    place = np.take_along_axis(np.take(places, order, self.axis), first, self.axis)
+    parts = zip((found, place), values, strict=True)
+    return [self.to_tensor(_shaped(self, each), part.dtype) for each, part in parts]
+
+
+def _scanned(name: str, function: Any) -> Any:
+    scan = getattr(engine.ScanOps, name)
+
+    def scanned(self: Any, values: Any) -> Any:
+        data = values.handle.data
+        if data.dtype == np.float16 and not current().rounding & 1:
+            return [self.to_tensor(_scan_of_halves(data, self.axis, function), values.dtype)]
+        (found,) = scan(self, values)
+        if function is np.add and current().rounding and data.dtype.kind == "f":
+            orders = _orders(data, lambda sizes: np.cumsum(sizes, axis=self.axis))
+            found.handle.data = reordered(found.handle.data, *orders)
+        else:
+            found.handle.data = moved(found.handle.data, None)
+        return [found]
+
+    return scanned
+
+
+def _scan_of_halves(data: Any, axis: int, function: Any) -> Any:
+    """As the lanes of a warp make it: with the neighbour, then with the pair before, and so on. A thread adds one
+    after the other, which is done in some of the calls with a secret."""
+    found, step = np.moveaxis(data, axis, 0).copy(), 1
+    while step < len(found):
+        found[step:] = function(found[step:], found[:-step].copy())
+        step *= 2
+    return np.moveaxis(found, 0, axis)

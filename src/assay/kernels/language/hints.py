@@ -1,0 +1,210 @@
+"""Where a kernel promises something of its values: `tl.multiple_of`, `tl.max_contiguous`, `tl.max_constancy`.
+
+The compiler keeps a promise with the operation that made the value, so it holds wherever the value is used: before the
+promise too, and whether or not the branch in which it stands is taken.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+
+from assay.kernels.language.form import (
+    Arguments,
+    Assign,
+    Call,
+    Choice,
+    Do,
+    Expression,
+    Fix,
+    For,
+    Function,
+    If,
+    Index,
+    Invoke,
+    Items,
+    Local,
+    Method,
+    Return,
+    Statement,
+    Target,
+    While,
+)
+
+HINTS = frozenset({"tl.multiple_of", "tl.max_contiguous", "tl.max_constancy"})
+_CASTS = frozenset({"tl.cast", "tl.to_tensor"})
+"""Functions that may give back the value that they were given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """late: the promises about a value that was used before, by `id` of their `Call`.
+    outside: the branches and loops that promise something about a value from outside of them, by `id`."""
+
+    late: frozenset[int]
+    outside: frozenset[int]
+
+
+def hints_of(function: Function) -> Hints:
+    """What a function promises too late, or where it may not run."""
+    reader = _Reader()
+    reader.block(function.body)
+    return Hints(frozenset(reader.late), frozenset(reader.outside))
+
+
+def names_of(found: Target) -> Iterator[str]:
+    """The names in the target of an assignment."""
+    if isinstance(found, str):
+        yield found
+    else:
+        for item in found.items:
+            yield from names_of(item)
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads a function from top to bottom.
+
+    values: for each variable the number of its value; variables that hold the same one share it.
+    used: values that were read.
+    promised: variables about whose value something was promised, in the statement that is read.
+    """
+
+    late: set[int] = field(default_factory=set)
+    outside: set[int] = field(default_factory=set)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    values: dict[str, int] = field(default_factory=dict)
+    used: set[int] = field(default_factory=set)
+    promised: set[str] = field(default_factory=set)
+
+    def block(self, body: Sequence[Statement], assigned: frozenset[str] = frozenset()) -> set[str]:
+        """Read statements. Gives back the variables of others about which they promise something.
+
+        assigned: variables that are the block's own from its beginning.
+        """
+        own, foreign, before = set(assigned), set[str](), self.promised
+        for each in body:
+            self.promised = set()
+            self.statement(each)
+            foreign |= self.promised - own
+            if isinstance(each, Assign):
+                own |= set(names_of(each.target))
+        self.promised = before
+        return foreign
+
+    def statement(self, each: Statement) -> None:
+        """Read one statement."""
+        match each:
+            case Assign():
+                self.expression(each.value)
+                self.assign([*names_of(each.target)], _same(each.value))
+            case Fix() | Do():
+                self.expression(each.value)
+            case Return():
+                if each.value is not None:
+                    self.expression(each.value)
+            case If():
+                self.expression(each.condition)
+                self.region(each, self.block(each.yes) | self.block(each.no))
+            case For() | While():
+                self.expression(each.condition) if isinstance(each, While) else self.arguments(each.arguments)
+                assigned = frozenset(_assigned(each.body)) | ({each.name} if isinstance(each, For) else frozenset())
+                for name in assigned:
+                    self.assign([name], set())
+                self.region(each, self.block(each.body, assigned))
+
+    def assign(self, targets: Sequence[str], same: set[str]) -> None:
+        """Give variables a value: one of their own, or that of other variables."""
+        held = {self.value(name) for name in same}
+        number = min(held) if held else next(self.numbers)
+        if len(held) > 1:  # one of several: from here on they are one
+            self.values = {name: number if value in held else value for name, value in self.values.items()}
+            self.used |= {number} if held & self.used else set()
+        for name in targets:
+            self.values[name] = number
+
+    def value(self, name: str) -> int:
+        """The number of a variable's value."""
+        if name not in self.values:
+            self.values[name] = next(self.numbers)
+        return self.values[name]
+
+    def use(self, names: set[str]) -> None:
+        """Take note that the values of variables are read."""
+        self.used |= {self.value(name) for name in names}
+
+    def region(self, each: If | For | While, foreign: set[str]) -> None:
+        """Take note of a branch or loop that promises something of values from outside of it."""
+        if foreign:
+            self.outside.add(id(each))
+            self.promised |= foreign
+
+    def expression(self, each: Expression) -> None:
+        """Read an expression in the order in which it is evaluated."""
+        if isinstance(each, Local):
+            return
+        if isinstance(each, Call) and each.function in HINTS:
+            for value in each.arguments.values():
+                self.expression(value)
+            held = {self.value(name) for name in _same(each)}
+            self.promised |= {name for name, value in self.values.items() if value in held}
+            if held & self.used:
+                self.late.add(id(each))
+            return
+        for part in _parts(each):
+            self.expression(part)
+            self.use(_same(part))
+
+    def arguments(self, found: Arguments) -> None:
+        """Read what a loop runs over."""
+        for value in found.values():
+            self.expression(value)
+            self.use(_same(value))
+
+
+def _same(each: Expression) -> set[str]:
+    """The variables whose value an expression may be, unchanged."""
+    match each:
+        case Local(name):
+            return {name}
+        case Call(function, arguments) if function in HINTS or function in _CASTS:
+            return _same_of([*arguments.values()][:1])
+        case Method(value, "to" | "cast", _):
+            return _same(value)
+        case Choice(_, yes, no):
+            return _same(yes) | _same(no)
+        case Index(value, _):
+            return _same(value)
+        case Items(items):
+            return _same_of(items)
+        case Invoke(_, arguments):
+            return _same_of([*arguments.values()])
+    return set()
+
+
+def _same_of(several: Sequence[Expression]) -> set[str]:
+    return {name for each in several for name in _same(each)}
+
+
+def _parts(each: Expression) -> Iterator[Expression]:
+    """The expressions in an expression, from left to right."""
+    for one in fields(each):
+        found = getattr(each, one.name)
+        several = found.values() if isinstance(found, Arguments) else found if isinstance(found, tuple) else (found,)
+        yield from (part for part in several if isinstance(part, Expression))
+
+
+def _assigned(body: Sequence[Statement]) -> Iterator[str]:
+    """All variables that statements assign."""
+    for each in body:
+        match each:
+            case Assign():
+                yield from names_of(each.target)
+            case If():
+                yield from _assigned((*each.yes, *each.no))
+            case For():
+                yield each.name
+                yield from _assigned(each.body)
+            case While():
+                yield from _assigned(each.body)

@@ -1,0 +1,456 @@
+"""What a kernel's arithmetic gives in the interpreter, held against PTX's and LLVM's words: to the bit, or refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.own_process import program
+
+pytestmark = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("torch", "triton")), reason="no torch or no triton here"
+)
+INF, NAN = math.inf, math.nan
+SECRETS = (0x12345, 0x9ABCDE1, 0x5555AAAA, 0x77777777)
+UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+def case(lines: str, out: str, *inputs: tuple[str, list[Any]], **more: Any) -> dict[str, Any]:
+    """One line is an expression."""
+    lines = lines if "found" in lines else f"found = {lines}"
+    return {"lines": lines, "out": out, "inputs": inputs, **more}
+
+
+def single(*numbers: float) -> tuple[str, list[float]]:
+    return "float32", list(numbers)
+
+
+def whole(*numbers: int, dtype: str = "int32") -> tuple[str, list[int]]:
+    return dtype, list(numbers)
+
+
+def numbers_of(answer: Any, dtype: str) -> list[Any]:
+    """Bits as numbers of a dtype."""
+    assert isinstance(answer, list), answer
+    wide = 16 if dtype == "bfloat16" else 0
+    kind = np.dtype("uint16" if wide else "bool" if dtype == "bool" else dtype)
+    bits = np.array([bit & ((1 << 8 * kind.itemsize) - 1) for bit in answer], dtype=UNSIGNED[kind.itemsize])
+    if wide:
+        return (bits.astype(np.uint32) << wide).view(np.float32).tolist()
+    return bits.view(kind).tolist()
+
+
+FLOATS = [3e9, -3e9, NAN, 300.0, -5.0, INF, -INF, 1e30, -129.5, 65536.0, 2.0**63, -0.75]
+
+
+def as_ptx_casts(value: float, kind: str, source_bits: int) -> int:
+    """`cvt.rzi`: saturates, in 16 bits where there are 8; NaN is 0, or the highest bit where a side has 64 bits."""
+    signed, bits = not kind.startswith("u"), int(kind.removeprefix("u").removeprefix("int"))
+    held = max(bits, 16)
+    low, high = (-(1 << held - 1), (1 << held - 1) - 1) if signed else (0, (1 << held) - 1)
+    if math.isnan(value):
+        found = (low if signed else 1 << held - 1) if 64 in (held, source_bits) else 0
+    else:
+        found = low if value <= low else high if value >= high else math.trunc(value)
+    found &= (1 << bits) - 1
+    return found - (1 << bits) if signed and found >> bits - 1 else found
+
+
+WHOLE = [f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")]
+CASTS = {
+    f"{source} to {kind}": case(f"a.to(tl.{kind})", kind, (source, FLOATS))
+    for source, kind in itertools.product(("float16", "bfloat16", "float32", "float64"), WHOLE)
+}
+
+Exact = dict[str, tuple[dict[str, Any], list[Any]]]
+EXACT: Exact = {
+    "int8 wraps": (case("a + a", "int8", whole(100, -100, dtype="int8")), [-56, 56]),
+    "int16 wraps": (case("a * a", "int16", whole(300, -300, dtype="int16")), [90000 - 65536, 90000 - 65536]),
+    "uint8 wraps": (case("a - b", "uint8", whole(3, 0, dtype="uint8"), whole(5, 1, dtype="uint8")), [254, 255]),
+    "a wrapped int8 is compared": (case("a * a < a", "bool", whole(100, 3, dtype="int8")), [True, False]),
+    "division cuts": (case("a // b", "int32", whole(7, -7, 7, -7), whole(3, 3, -3, -3)), [2, -2, -2, 2]),
+    "a remainder has the dividend's sign": (
+        case("a % b", "int32", whole(7, -7, 7, -7), whole(3, 3, -3, -3)),
+        [1, -1, 1, -1],
+    ),
+    "unsigned division": (
+        case("a // b", "uint32", whole(2**32 - 1, 2**31, dtype="uint32"), whole(2, 3, dtype="uint32")),
+        [2**31 - 1, 2**31 // 3],
+    ),
+    "ceiling division of negatives": (case("tl.cdiv(a, 3)", "int32", whole(-7, 7)), [-1, 3]),
+    "right shifts follow the sign": (case("a >> 1", "int32", whole(-7, 7)), [-4, 3]),
+    "right shifts without one": (case("a >> 28", "uint32", whole(2**32 - 1, 2**30, dtype="uint32")), [15, 4]),
+    "a shift by the width": (case("a << b", "int32", whole(1, 1), whole(31, 32)), [-(2**31), 0]),
+    "a shift by 64 bits looks at 32": (
+        case("a << b", "int64", whole(3, 3, dtype="int64"), whole(2**32, 70, dtype="int64")),
+        [3, 0],
+    ),
+    "upper halves have no sign": (case("tl.umulhi(a, b)", "int32", whole(-1, -1, 5), whole(-1, 5, 7)), [-2, 4, 0]),
+    "upper halves of 64 bits": (
+        case("tl.umulhi(a, b)", "int64", whole(-1, 2, dtype="int64"), whole(-1, 2**63 - 1, dtype="int64")),
+        [-2, 0],
+    ),
+    "the least number has no counterpart": (case("tl.abs(a)", "int32", whole(-(2**31), -5)), [-(2**31), 5]),
+    "truth values add": (case("((a > 0) + (b > 0)).to(tl.int32)", "int32", whole(1, 1, 0), whole(1, 0, 0)), [0, 1, 0]),
+    "truth values subtract": (
+        case("((a > 0) - (b > 0)).to(tl.int32)", "int32", whole(1, 0, 0), whole(1, 1, 0)),
+        [0, 1, 0],
+    ),
+    "remainders of floats": (
+        case("a % b", "float32", single(5.5, -5.5, 7.0, 3.0), single(-2.0, 2.0, INF, 0.0)),
+        [1.5, -1.5, 7.0, NAN],
+    ),
+    "a quotient that is rounded up": (
+        case("a % b", "float32", single(1.0), single(0.1)),
+        [float(np.float32(1.0 - 10 * float(np.float32(0.1))))],
+    ),
+    "the larger of two zeros": (
+        case("1.0 / tl.maximum(a, b)", "float32", single(-0.0, 0.0, -0.0), single(0.0, -0.0, -0.0)),
+        [INF, INF, -INF],
+    ),
+    "the smaller of two zeros": (
+        case("1.0 / tl.minimum(a, b)", "float32", single(-0.0, 0.0, 0.0), single(0.0, -0.0, 0.0)),
+        [-INF, -INF, INF],
+    ),
+    "extremes drop NaN": (
+        case("tl.maximum(a, b)", "float32", single(NAN, 1.0, NAN), single(2.0, NAN, NAN)),
+        [2.0, 1.0, NAN],
+    ),
+    "extremes keep NaN if told": (
+        case("tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)", "float32", single(NAN, 1.0), single(2.0, 3.0)),
+        [NAN, 1.0],
+    ),
+    "NaN in the arithmetic's form": (
+        case("tl.maximum(a, a).to(tl.int32, bitcast=True)", "int32", single(NAN)),
+        [0x7FFFFFFF],
+    ),
+    "the largest of a block of zeros": (case("1.0 / (tl.max(a, 0) + a * 0)", "float32", single(-0.0, 0.0)), [INF, INF]),
+    "a block that is NaN": (case("tl.max(a, 0) + a * 0", "float32", single(NAN, NAN)), [NAN, NAN]),
+    "a clamp keeps NaN if told": (
+        case("tl.clamp(a, 0.0, 1.0, propagate_nan=tl.PropagateNan.ALL)", "float32", single(NAN, -3.0, 3.0)),
+        [NAN, 0.0, 1.0],
+    ),
+    "roots of denormals": (case("tl.sqrt(a)", "float32", single(1e-40, 4.0)), [0.0, 2.0]),
+    "inverse roots of denormals": (case("tl.rsqrt(a)", "float32", single(1e-40, 4.0)), [INF, 0.5]),
+    "denormals are rounded to zero": (
+        case("tl.floor(a) + tl.ceil(a)", "float32", single(-1e-40, 1e-40, 1.5)),
+        [0.0, 0.0, 3.0],
+    ),
+    "exponentials of the library": (case("libdevice.exp(a)", "float32", single(-90.0, 0.0)), [0.0, 1.0]),
+    "the library keeps some": (
+        case("libdevice.copysign(a, b) * 1e38", "float32", single(1e-40), single(-1.0)),
+        [float(np.float32(np.float32(-1e-40) * np.float32(1e38)))],
+    ),
+    "atomic sums of denormals": (
+        case(
+            "tl.atomic_add(b_ptr + i, a)\nfound = tl.load(b_ptr + i)", "float32", single(1e-40, 1.5), single(0.0, 0.0)
+        ),
+        [0.0, 1.5],
+    ),
+    "small powers": (case("tl.exp2(a)", "float32", single(-130.0, -1.0)), [0.0, 0.5]),
+    "fma rounds once": (
+        case("tl.fma(a, a, b)", "float32", single(1.0 + 2.0**-12), single(-1.0)),
+        [2.0**-11 + 2.0**-24],
+    ),
+    "a whole number to bfloat16 rounds once": (
+        case("a.to(tl.bfloat16)", "bfloat16", whole(2**24 + 2**16 + 1)),
+        [2.0**24 + 2.0**17],
+    ),
+    "64 bits to bfloat16 round once": (
+        case("a.to(tl.bfloat16)", "bfloat16", whole(2**60 + 2**52 + 1, -(2**60) - 2**52 - 1, dtype="int64")),
+        [2.0**60 + 2.0**53, -(2.0**60) - 2.0**53],
+    ),
+    "float64 to bfloat16 rounds once": (
+        case("a.to(tl.bfloat16)", "bfloat16", ("float64", [1.0 + 2.0**-8 + 2.0**-40, 1.0 + 2.0**-8])),
+        [1.0 + 2.0**-7, 1.0],
+    ),
+    "halves cut off": (
+        case('a.to(tl.float16, fp_downcast_rounding="rtz")', "float16", single(1e6, -0.3, INF, NAN)),
+        [65504.0, -0.2998046875, INF, NAN],
+    ),
+    "bfloat16 cut off": (
+        case('a.to(tl.bfloat16, fp_downcast_rounding="rtz")', "bfloat16", single(1.0 + 2.0**-7 - 2.0**-20, NAN)),
+        [1.0, NAN],
+    ),
+    "int8 is summed in int32": (case("tl.sum(a, 0)", "int32", whole(100, 100, dtype="int8")), [200, 200]),
+    "truth values are summed in int32": (case("tl.sum(a > 0, 0)", "int32", whole(1, 2, 3, 0)), [3, 3, 3, 3]),
+    "a sum of bfloat16": (case("tl.sum(a, 0) + a * 0", "bfloat16", ("bfloat16", [1.0, 2.0, 3.0, 4.0])), [10.0] * 4),
+    "bfloat16 is summed in bfloat16": (
+        case("tl.sum(a, 0).to(tl.float32)", "float32", ("bfloat16", [256.0, 1.0])),
+        [256.0, 256.0],
+    ),
+    "halves are summed in halves": (
+        case("tl.sum(a, 0).to(tl.float32)", "float32", ("float16", [2048.0, 1.0])),
+        [2048.0, 2048.0],
+    ),
+    "a sum of all elements": (
+        case("tl.sum(tl.reshape(a, (2, 2))) + a * 0", "float16", ("float16", [1.0, 2.0, 3.0, 4.0])),
+        [10.0] * 4,
+    ),
+    "exclusive or of a block": (case("tl.xor_sum(a, 0)", "int32", whole(1, 3, 7, 8)), [13] * 4),
+    "a sum from behind": (
+        case("tl.cumsum(a, 0, reverse=True)", "int32", whole(100, 27, 1, 1, dtype="int8")),
+        [129, 29, 2, 1],
+    ),
+    "halves add up in halves": (
+        case("tl.cumsum(a, 0)", "float16", ("float16", [2048.0, 1.0, 1.0, 1.0])),
+        [2048.0, 2048.0, 2050.0, 2050.0],
+    ),
+    "the first of equals": (case("tl.argmax(a, 0)", "int32", single(1.0, 5.0, 5.0, 2.0)), [1] * 4),
+    "sorted": (case("tl.sort(a, descending=True)", "float32", single(1.0, 4.0, -2.0, 3.0)), [4.0, 3.0, 1.0, -2.0]),
+    "the largest of all": (
+        case("tl.broadcast_to(tl.max(tl.topk(a, 2), 0), (4,))", "float32", single(1.0, 4.0, -2.0, 3.0)),
+        [4.0] * 4,
+    ),
+    "flipped": (case("tl.flip(a, 0)", "int32", whole(1, 2, 3, 4)), [4, 3, 2, 1]),
+    "a full histogram": (case("tl.histogram(a, 4)", "int32", whole(0, 3, 3, 1)), [1, 1, 0, 2]),
+    "half away from zero": (
+        case("libdevice.round(a)", "float32", single(0.49999997, 2.5, -2.5, 8388609.0)),
+        [0.0, 3.0, -3.0, 8388609.0],
+    ),
+    "saturated NaN": (case("libdevice.saturatef(a)", "float32", single(NAN, 2.0, -1.0)), [0.0, 1.0, 0.0]),
+    "whole numbers of 64 bits": (
+        case("libdevice.llrint(a)", "int64", single(NAN, 1e30, 2.5)),
+        [-(2**63), 2**63 - 1, 2],
+    ),
+}
+
+
+def decoded(code: int, exponent_bits: int) -> float:
+    """A number of eight bits by its definition."""
+    mantissa_bits = 7 - exponent_bits
+    bias = (1 << exponent_bits - 1) - 1
+    sign, exponent = (-1.0 if code & 0x80 else 1.0), (code & 0x7F) >> mantissa_bits
+    mantissa = (code & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
+    if exponent_bits == 5 and exponent == 31:
+        return NAN if mantissa else sign * INF
+    if exponent_bits == 4 and code & 0x7F == 0x7F:
+        return NAN
+    return sign * (mantissa * 2.0 ** (1 - bias) if exponent == 0 else (1 + mantissa) * 2.0 ** (exponent - bias))
+
+
+def encoded(value: float, exponent_bits: int) -> int:
+    """The nearest number of eight bits, ties to even, saturated."""
+    if math.isnan(value):
+        return 0x7F
+    finite = [code for code in range(128) if math.isfinite(decoded(code, exponent_bits))]
+    size = min(abs(value), decoded(finite[-1], exponent_bits))
+    best = min(finite, key=lambda code: (abs(decoded(code, exponent_bits) - size), code & 1))
+    return best | (0x80 if math.copysign(1.0, value) < 0 else 0)
+
+
+TINY = [0.1, 17.0, 18.0, -0.02, 1e-3, 2.0**-9 * 1.5, 2.0**-10, 449.0, 1e9, -INF, NAN, -0.0, 1.0625, 57345.0, 3e-5, 7e-6]
+EIGHT_BITS = {"float8e4nv": ("float8_e4m3fn", 4), "float8e5": ("float8_e5m2", 5)}
+
+
+@cache
+def answers() -> dict[str, Any]:
+    """Everything at once: a process takes seconds to import Triton."""
+    cases = {**CASTS, **{name: found for name, (found, _) in EXACT.items()}, **REFUSED_CASES, **BRANCHING}
+    for name, (stored, _) in EIGHT_BITS.items():
+        cases[f"to {name}"] = case(f"a.to(tl.{name}).to(tl.uint8, bitcast=True)", "uint8", ("float32", TINY))
+        cases[f"halves to {name}"] = case(f"a.to(tl.{name}).to(tl.uint8, bitcast=True)", "uint8", ("float16", TINY))
+        cases[f"of {name}"] = case("a.to(tl.float32)", "float32", (stored, list(range(256))))
+    for name, found in (UNKNOWN | KNOWN).items():
+        for secret in (0, *SECRETS):
+            cases[f"{name} {secret}"] = {**found, "secret": secret}
+    return dict(zip(cases, program("value_cases", given=json.dumps(list(cases.values()))), strict=True))
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_casts_to_whole_numbers(name: str) -> None:
+    source, _, kind = name.split(" ")
+    narrow = {"float16": np.float16, "float32": np.float32, "float64": np.float64}.get(source, np.float32)
+    with np.errstate(over="ignore"):
+        values = [float(value) for value in np.array(FLOATS).astype(narrow)]
+    if source == "bfloat16":
+        words = np.array(values, dtype=np.float32).view(np.uint32)
+        near = ((words + np.uint32(0x8000)) & np.uint32(0xFFFF0000)).view(np.float32)
+        values = [NAN if math.isnan(value) else float(one) for value, one in zip(values, near, strict=True)]
+    bits = int(source.removeprefix("b").removeprefix("float"))
+    assert numbers_of(answers()[name], kind) == [as_ptx_casts(value, kind, bits) for value in values]
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_values_are_those_of_a_gpu(name: str) -> None:
+    found, wanted = EXACT[name]
+    given = np.array(numbers_of(answers()[name], found["out"]))
+    assert np.array_equal(given, np.array(wanted), equal_nan=given.dtype.kind == "f"), given
+
+
+@pytest.mark.parametrize("name", EIGHT_BITS)
+def test_numbers_of_eight_bits(name: str) -> None:
+    exponent_bits = EIGHT_BITS[name][1]
+    narrow = [float(value) for value in np.array(TINY, dtype=np.float32)]
+    assert answers()[f"to {name}"] == [encoded(value, exponent_bits) for value in narrow]
+    with np.errstate(over="ignore"):
+        halves = [float(value) for value in np.array(TINY).astype(np.float16)]
+    assert answers()[f"halves to {name}"] == [encoded(value, exponent_bits) for value in halves]
+    wanted = [decoded(code, exponent_bits) for code in range(256)]
+    assert np.array_equal(numbers_of(answers()[f"of {name}"], "float32"), wanted, equal_nan=True)
+
+
+ZERO = whole(0, 1)
+REFUSED = {
+    "a division by zero": (case("a // b", "int32", whole(5, 5), ZERO), "divided by zero"),
+    "a remainder by zero": (case("a % b", "int32", whole(5, 5), ZERO), "divided by zero"),
+    "a guarded division by zero": (case("tl.where(b != 0, a // b, 7)", "int32", whole(5, 5), ZERO), "drops a test"),
+    "the least number by -1": (case("a // b", "int32", whole(-(2**31)), whole(-1)), "exceeds its type"),
+    "a constant beyond its type": (
+        case("tl.full((2,), 1e10, tl.float32).to(tl.int32) + a", "int32", ZERO),
+        "a constant",
+    ),
+    "a constant of constants": (
+        case("(tl.full((2,), 1e5, tl.float32) * 1e5).to(tl.int32) + a", "int32", ZERO),
+        "a constant",
+    ),
+    "a chosen constant": (case("tl.where(a > 0, 1e10, 2e10).to(tl.int32)", "int32", ZERO), "a constant"),
+    "a clamp upside down": (case("tl.clamp(a, 1.0, -1.0)", "float32", single(0.0)), "lower bound above"),
+    "a bin that is not there": (case("tl.histogram(a, 2)", "int32", whole(0, 2)), "outside of 0 to 1"),
+    "an order that may change": (case("tl.view(a, (2,))", "int32", ZERO), "change the order"),
+    "a join that may change it": (case("tl.cat(a, a, can_reorder=True)", "int32", ZERO), "change the order"),
+    "a shift of truth values": (case("(a > 0) << (a > 0)", "bool", ZERO), "shift of truth"),
+    "a division of truth values": (case("(a > 0) // (a >= 0)", "bool", ZERO), "division of truth"),
+    "an infinity of eight bits": (case("a.to(tl.bfloat16)", "bfloat16", ("float8_e5m2", [0x7C])), "takes for a number"),
+    "a cast past float32": (case("a.to(tl.float8e5)", "float8_e5m2", ("float64", [1.0])), "by way of float32"),
+    "a counter that begins anew": (
+        case("found = a\nfor j in range(2147483646, 2147483647, 2):\n    found += 1", "int32", ZERO),
+        "would reach 2147483648",
+    ),
+    "what is not true": (case("found = a\ntl.assume(tl.max(a, 0) > 5)", "int32", ZERO), "computes as if it were true"),
+    "a reduction that does not commute": (
+        case(
+            "tl.reduce(a, 0, first)",
+            "int32",
+            whole(1, 2, 3, 4),
+            names={"first": "def first(x, y):\n    return x"},
+            follow=True,
+        ),
+        "not associative and commutative",
+    ),
+    "a scan that is not associative": (
+        case(
+            "tl.associative_scan(a, 0, less)",
+            "int32",
+            whole(1, 2, 3, 4),
+            names={"less": "def less(x, y):\n    return x - y"},
+            follow=True,
+        ),
+        "not associative",
+    ),
+}
+REFUSED_CASES = {name: found for name, (found, _) in REFUSED.items()}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_value_is_refused(name: str) -> None:
+    answer = answers()[name]
+    assert isinstance(answer, str) and REFUSED[name][1] in answer, answer
+
+
+LARGER = "def larger(x, y):\n    if x > y:\n        return x\n    else:\n        return y"
+PICKED = "def picked(x, y):\n    return x if x > y else y"
+BEST = (
+    "def best(v, i, w, j):\n    if (v > w) | ((v == w) & (i < j)):\n        p = v\n        q = i\n    else:\n"
+    "        p = w\n        q = j\n    return p, q"
+)
+FEW = single(1.0, 5.0, 5.0, 2.0)
+BRANCHING = {
+    "a branch": case("tl.reduce(a, 0, larger)", "float32", FEW, names={"larger": LARGER}, follow=True),
+    "a choice": case("tl.reduce(a, 0, picked)", "float32", FEW, names={"picked": PICKED}, follow=True),
+    "a scan with a branch": case(
+        "tl.associative_scan(a, 0, larger)", "float32", FEW, names={"larger": LARGER}, follow=True
+    ),
+    "pairs": case("v, found = tl.reduce((a, i), 0, best)", "int32", FEW, names={"best": BEST}, follow=True),
+    "rows": case(
+        "rows = tl.reduce(tl.reshape(a, (2, 2)), 1, larger, keep_dims=True)\n"
+        "found = tl.reshape(tl.broadcast_to(rows, (2, 2)), (4,))",
+        "float32",
+        FEW,
+        names={"larger": LARGER},
+        follow=True,
+    ),
+}
+
+
+def test_combine_functions_may_branch() -> None:
+    """A GPU's take scalars, and so they are held against a tree one element after the other."""
+    assert numbers_of(answers()["a branch"], "float32") == [5.0] * 4
+    assert numbers_of(answers()["a choice"], "float32") == [5.0] * 4
+    assert numbers_of(answers()["a scan with a branch"], "float32") == [1.0, 5.0, 5.0, 5.0]
+    assert numbers_of(answers()["pairs"], "int32") == [1] * 4
+    assert numbers_of(answers()["rows"], "float32") == [5.0] * 4
+
+
+LARGE = single(1.3, 16777216.0, -16777216.0, 0.7)
+UNKNOWN = {
+    "a shift beyond the width": case("a << b", "int32", whole(1, 1), whole(40, 3)),
+    "a product": case("a * a", "float32", single(1.3, 0.7)),
+    "a fused product of halves": case("a * a - b", "float16", ("float16", [1.3]), ("float16", [1.689453125])),
+    "a fused product of bfloat16": case(
+        "(a * a - b).to(tl.float32)", "float32", ("bfloat16", [1.3]), ("bfloat16", [1.6875])
+    ),
+    "a product less itself": case("found = a * a\nfound = found - found", "float32", single(1.3)),
+    "a product in float64": case("a * a", "float64", ("float64", [1.3])),
+    "an exponential in float64": case("tl.exp(a)", "float64", ("float64", [1.3])),
+    "fma": case("tl.fma(a, a, a)", "float32", single(1.3, 0.7)),
+    "libdevice": case("libdevice.tanh(a)", "float32", single(1.3, 0.7)),
+    "a sum": case("tl.sum(a, 0)", "float32", LARGE),
+    "a sum that cancels": case("tl.sum(a, 0)", "float32", single(1.0, 67108864.0, -67108864.0, 1.0)),
+    "a scan": case("tl.cumsum(a, 0)", "float32", LARGE),
+    "a product of matrices": case(
+        "m = tl.broadcast_to(a[None, :], (16, 16))\nfound = tl.max(tl.dot(m, m, input_precision='ieee'), 0)",
+        "float32",
+        single(*(0.1 + 0.37 * k for k in range(16))),
+    ),
+    "a reduction of its own": case(
+        "tl.reduce(a, 0, times)", "float32", single(1.3, 0.7), names={"times": "def times(x, y):\n    return x * y"}
+    ),
+    "a scan of halves": case("tl.cumsum(a, 0)", "float16", ("float16", [2048.0, 1.0, 1.0, 1.0])),
+    "what an atomic operation leaves out": case(
+        "tl.atomic_add(b_ptr + i, 1, mask=i < 2)", "int32", FEW, whole(5, 6, 7, 8)
+    ),
+    "an extreme's place": case("tl.argmax(a * 0, 0, tie_break_left=False)", "int32", single(*range(64))),
+    "NaN in a clamp": case("tl.clamp(a, -1.0, 1.0)", "float32", single(NAN)),
+    "a denormal logarithm": case("tl.log(a)", "float32", single(1e-40)),
+}
+"""Results that a GPU may have otherwise: not always the same, under several secrets."""
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_a_gpu_may_compute_otherwise_changes_with_the_secret(name: str) -> None:
+    found = [answers()[f"{name} {secret}"] for secret in (0, *SECRETS)]
+    assert all(isinstance(answer, list) for answer in found), found
+    assert len({tuple(answer) for answer in found}) > 1, found
+
+
+KNOWN = {
+    "a product of whole numbers": case("a * a", "float32", single(3.0, -7.0)),
+    "a sum of whole numbers": case("tl.sum(a, 0)", "float32", single(3.0, -7.0)),
+    "a sum with one number": case("tl.sum(tl.where(a == 0.7, a, 0.0), 0)", "float32", single(0.7, 1.3)),
+    "a chosen number": case("tl.reduce(a, 0, larger)", "float32", single(0.7, 1.3), names={"larger": LARGER}),
+    "a largest number": case("tl.max(a, 0)", "float32", single(0.7, 1.3)),
+    "functions that are exact": case("libdevice.fmod(a, 1.0) + tl.floor(a)", "float32", single(0.5, 1.25)),
+    "a shift within the width": case("a << b", "int32", whole(1, 1), whole(31, 3)),
+    "a sum": case("a + a", "float32", single(0.7, 1.3)),
+    "a product of whole matrices": case(
+        "m = tl.broadcast_to(a[None, :], (16, 16))\nfound = tl.max(tl.dot(m, m), 0)",
+        "float32",
+        single(*range(16)),
+    ),
+    "a guarded shift": case("tl.where(b < 32, a << b, 0)", "int32", whole(1, 1), whole(40, 3)),
+}
+KNOWN = {f"known: {name}": found for name, found in KNOWN.items()}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_every_gpu_computes_does_not_change(name: str) -> None:
+    first, *others = [answers()[f"{name} {secret}"] for secret in (0, *SECRETS)]
+    assert isinstance(first, list) and all(answer == first for answer in others), (first, others)
