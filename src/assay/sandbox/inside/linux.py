@@ -37,6 +37,8 @@ _HUGE_PAGE = 1 << 21
 _LANDLOCK_EXECUTE, _LANDLOCK_PATH_BENEATH = 1, 1
 
 _libc = ctypes.PyDLL(None, use_errno=True)
+
+
 def _checked(result: int, what: str) -> int:
     if result < 0:
         code = ctypes.get_errno()

@@ -79,10 +79,10 @@ def preload() -> None:
     light.install()
     launches.install()
     pretend_cuda.install(pretend_cuda.SHARED_LIMIT, pretend_cuda.CAPABILITY)
-    header = {"init_inputs": [], "inputs": [{"dtype": "float32", "shape": [4], "blob": 0}], "precision": "float32"}
-    header |= {"program_bytes": PROGRAM_BYTES, "text_checks": True}
+    header: Json = {"init_inputs": [], "inputs": [{"dtype": "float32", "shape": [4], "blob": 0}]}
+    header |= {"precision": "float32", "program_bytes": PROGRAM_BYTES, "text_checks": True}
     for _ in range(WARM_UPS):
-        report = execute(_WARM_UP, header, lambda: None, lambda outputs: None)
+        report = execute(_WARM_UP, header, lambda: None, lambda outputs, short=False: None)
         if "fault" in report:
             raise RuntimeError(f"a program of ours cannot be recorded: {report['fault']}")
 
@@ -106,7 +106,7 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
     if len(text) + 8 > room:
         long = NotRecordableError(f"the program has {len(text)} bytes, and {room - 8} are taken")
         return told | {"fault": submission.fault("forward", long, "unsupported")}
-    write_outputs([(len(text).to_bytes(8, "little") + text).ljust(room, b"\0")])
+    write_outputs([len(text).to_bytes(8, "little") + text], short=True)
     read_inputs()  # there is no other round: this takes note that the last one is over
     return told
 

@@ -46,7 +46,7 @@ def preload() -> None:
     for _ in range(WARM_UPS):
         calls = ([memoryview(bytearray(16)), control] for _ in range(WARM_UP_CALLS))
         rounds = iter([[], *calls, None])
-        report = execute(program, header, rounds.__next__, lambda outputs: None)
+        report = execute(program, header, rounds.__next__, lambda outputs, short=False: None)
         if "fault" in report:
             raise RuntimeError(f"a program of ours cannot be replayed: {report['fault']}")
 

@@ -28,7 +28,7 @@ from assay.kernels.inside.triton import guards
 from assay.kernels.inside.triton.ledger import UnsupportedError, current, refuse
 from assay.kernels.inside.triton.libdevice import LIBRARY
 from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
-from assay.kernels.inside.triton.values import bfloat16, combining, handles, ptx, rounding
+from assay.kernels.inside.triton.values import bfloat16, block_types, combining, handles, ptx, rounding
 
 _OPTIONS = frozenset(CUDAOptions.__dataclass_fields__)
 """What a launch may say to the compiler besides the arguments of its kernel."""
@@ -60,7 +60,7 @@ def _launch(executor: Any, *args: Any, **kwargs: Any) -> None:
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         guards.ranges.set(set(_tensor_ranges(bound.values())))
         values = {
-            name: value if name in executor.constexprs else engine._implicit_cvt(value) for name, value in bound.items()
+            name: value if name in executor.constexprs else block_types.argument(value) for name, value in bound.items()
         }
     try:
         _run_programs(function, values, (*extents, 1, 1)[:3])
@@ -154,6 +154,7 @@ def install() -> None:
     engine.interpreter_builder.options = engine.InterpreterOptions(sanitize_overflow=False)
     engine.FunctionRewriter._get_jit_fn_file_line = _first_line
     _keep_language_patched()
+    block_types.install(builder)
     handles.install(builder)
     bfloat16.install(builder)
     ptx.install(builder)
