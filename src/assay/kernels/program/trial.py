@@ -33,6 +33,7 @@ from assay.kernels.program.jobs import (
     record_job,
     recorded,
     replay_job,
+    rounds_of,
 )
 from assay.kernels.program.limits import Limits as ProgramLimits
 from assay.kernels.program.noise import changed_beyond_noise
@@ -169,11 +170,12 @@ class Answers:
 
     def __init__(self, draw: InputSet, calls: Sequence[Replay], precision: str, *, exact: bool = True) -> None:
         self.draw, self.calls, self.precision, self.exact = draw, calls, precision, exact
+        self.rounds = rounds_of(draw, calls)
         self.outputs: dict[int, tuple[bytes, ...]] = {}
         self.comparisons: dict[int, Comparison] = {}
 
     async def after_round(self, number: int, outputs: tuple[bytes, ...]) -> bool:
-        """Take the outputs of a round (0 is the construction); False if the other calls need not be made."""
+        """Take the outputs of a round (0 is the construction); False if the other rounds need not be made."""
         if sum(map(len, outputs)) > LOOP_BYTES:
             return await asyncio.to_thread(self.take, number, outputs)
         return self.take(number, outputs)
@@ -184,7 +186,15 @@ class Answers:
             self.outputs.clear()
             self.comparisons.clear()
             return True
-        place, call = number - 1, self.calls[number - 1]
+        each = len(self.draw.outputs)
+        taken = [
+            self._take_call(call, outputs[place * each : (place + 1) * each])
+            for place, call in enumerate(self.rounds[number - 1])
+        ]
+        return all(taken)
+
+    def _take_call(self, place: int, outputs: tuple[bytes, ...]) -> bool:
+        call = self.calls[place]
         self.outputs[place] = outputs
         if call.skip != NO_KERNEL:
             return True
@@ -222,8 +232,8 @@ class Answers:
 
 def judge(result: JobResult, attempt: Attempt, answers: Answers, policy: Policy = "strict") -> Outcome:
     """What the answers of a replay prove; pure but for the outputs of the last round, which `answers` takes."""
-    if result.end == "ok" and len(result.outputs) == len(answers.calls) + 1:
-        answers.take(len(answers.calls), result.outputs[-1])
+    if result.end == "ok" and len(result.outputs) == len(answers.rounds) + 1:
+        answers.take(len(answers.rounds), result.outputs[-1])
     seen = measured(result)
     end, message, line, findings = _decide(result, attempt.program, answers, seen, policy)
     facts: dict[str, Json] = {
