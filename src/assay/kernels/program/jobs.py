@@ -108,12 +108,16 @@ def examined_of(result: JobResult) -> Examined:
     return Examined.from_json(result.report.get("examined") if isinstance(result.report, Mapping) else None)
 
 
+def recorded_bytes(result: JobResult) -> int:
+    """How many bytes of a program a recording says that it left; 0 where it left none."""
+    return int.from_bytes(result.outputs[0][0][:8], "little") if result.end == "ok" and result.outputs else 0
+
+
 def recorded(result: JobResult, sizes: ProgramLimits | None = None) -> Recorded | NotRecorded:
     """What came of a recording; `sizes`: how large the program may be. Never raises for what a candidate left there."""
     fault = fault_of(result)
     if result.end == "ok" and not fault and result.outputs:
-        data = result.outputs[0][0]
-        size = int.from_bytes(data[:8], "little")
+        data, size = result.outputs[0][0], recorded_bytes(result)
         program = read(data[8 : 8 + size], sizes)
         if isinstance(program, Refusal):
             return NotRecorded("refused", program.reason)

@@ -12,7 +12,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from assay.kernels.numerics.calls import shows_answer
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.program import rules
@@ -48,7 +47,7 @@ def plan(
         constant_families: Families in which a constant would pass, and which prove nothing about kernels left out.
     """
     cases = [draw.cases[index % len(draw.cases)] for index in range(max(trials, 1))]
-    telling = [place for place, case in enumerate(cases) if not shows_answer(case)]
+    telling = [place for place, case in enumerate(cases) if not case.shows_answer]
     telling = [place for place in telling if cases[place].family not in constant_families] or telling
     telling = telling or list(range(len(cases)))
     chosen = rng.choice(telling)

@@ -4,8 +4,8 @@
     if isinstance(attempt, Attempt):
         outcome = await replay(sandbox, attempt, draw, calls, limits, max_programs, precision)
 
-Everything is decided here, from a program and from bytes; the processes that made them decide nothing. Programs are
-read and compared in threads, since they may be large.
+Everything is decided here, from a program and from bytes; the processes that made them decide nothing. Programs that
+are not small are read and judged in threads.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from assay.kernels.program.jobs import (
     measured,
     record_job,
     recorded,
+    recorded_bytes,
     replay_job,
     rounds_of,
 )
@@ -56,6 +57,8 @@ its compiler."""
 
 LOOP_BYTES = 1 << 18
 """Larger outputs are compared in a thread."""
+LOOP_CHARACTERS = 1 << 12
+"""Larger programs are read and judged in a thread. To wake one for a small program takes as long as to read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,8 @@ async def record(
         SandboxError: no job at all can be run here.
     """
     result = await sandbox.run(record_job(code, draw, limits, precision, text_checks))
+    if recorded_bytes(result) <= LOOP_CHARACTERS:
+        return _attempt(result, draw, policy, slack, sizes)
     return await asyncio.to_thread(_attempt, result, draw, policy, slack, sizes)
 
 
@@ -162,6 +167,9 @@ async def replay(
     """
     answers = Answers(draw, calls, precision)
     result = await sandbox.run(replay_job(attempt.text, draw, calls, limits, max_programs), answers.after_round)
+    last = sum(map(len, result.outputs[-1])) if result.outputs else 0
+    if len(attempt.text) <= LOOP_CHARACTERS and last <= LOOP_BYTES:
+        return judge(result, attempt, answers, policy)
     return await asyncio.to_thread(judge, result, attempt, answers, policy)
 
 
