@@ -121,10 +121,11 @@ def record(source: str, header: Json, tape: Tape) -> Json:
     """
     capture = launches.Capture(tape)
     launches.begin(capture)
+    # Twice on tensors of their own, and once more on the same ones, which may hold other values by then.
+    init_arguments, first, again = map(_arguments, (header["init_inputs"], header["inputs"], header["inputs"]))
     with Operators(tape), Pretended(tape):
         with tape.phase("importing the module") as module:
             made = submission.load(source)
-        init_arguments = _arguments(header["init_inputs"])
         init_inputs = [tape.window(tensor) for tensor in _tensors(init_arguments)]
         with tape.phase("constructing ModelNew") as init:
             model = made.ModelNew(*init_arguments)
@@ -132,9 +133,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
                 model = model.to(getattr(torch, header["precision"]))
         params = list(model.named_parameters()) if isinstance(model, torch.nn.Module) else []
         named = [[name, tape.window(parameter)] for name, parameter in params]
-        # Twice on tensors of their own, and once more on the same ones, which may hold other values by then.
         before = len(tape.sizes())
-        first, again = _arguments(header["inputs"]), _arguments(header["inputs"])
         calls = [_call(model, arguments, tape) for arguments in (first, again, again)]
     inputs, forward, outputs = calls[0]
     compared = compare(calls, before, dict(tape.constants), [entry["name"] for entry in capture.kernels.entries])
