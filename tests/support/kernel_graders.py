@@ -51,7 +51,7 @@ class Ran:
     @property
     def call(self) -> Mapping[str, Any]:
         """What is reported of the last call."""
-        return self.result.report["rounds"][-1]
+        return self.result.report["calls"][-1]
 
 
 class Bench:
@@ -102,7 +102,9 @@ class Bench:
             "max_programs": max_programs,
         }
         sizes = tuple(size_in_bytes(dtype, shape) for dtype, shape in outputs)
-        said = [json.dumps({"weights": {}, "needed": True, **control}).encode() for control in controls]
+        blobs = len(second.blobs)
+        first_said = {"weights": {}, "needed": True, "blobs": blobs}
+        said = [json.dumps([{**first_said, **control}]).encode() for control in controls]
         rounds = (Round(tuple(first.blobs)), *(Round((*second.blobs, control), sizes) for control in said))
         result = self.wait(self.sandbox.run(Job(found.text, REPLAY, rounds, header, LIMITS)))
         last = result.outputs[-1] if len(result.outputs) > 1 else ()

@@ -230,7 +230,8 @@ async def shared(task: asyncio.Task[T]) -> T:
     Raises:
         Closed: the task was cancelled, which only the grader's `close` does.
     """
-    await asyncio.wait([task])
+    if not task.done():
+        await asyncio.wait([task])
     if task.cancelled():
         raise Closed
     return task.result()

@@ -155,8 +155,15 @@ class Sandbox(Protocol):
 
 ReadInputs = Callable[[], "list[memoryview] | None"]
 """The inputs of the next round, private and writable; None when there are no more rounds. Blocks."""
-WriteOutputs = Callable[[Sequence[Buffer]], None]
-"""Hands back the outputs of the round that was read last; raises ValueError where a size is not the one asked for."""
+
+
+class WriteOutputs(Protocol):
+    """Hands back the outputs of the round that was read last."""
+
+    def __call__(self, outputs: Sequence[Buffer], short: bool = False) -> None:
+        """Raises ValueError where a size is not the one asked for. With `short` an output may be shorter: the rest of
+        its buffer stays zero, and costs nothing."""
+        ...
 
 
 class Harness(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,16 @@ from hypothesis import strategies as st
 from assay.kernels.arrays import host_tensor
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
-from assay.kernels.program.jobs import NO_KERNEL, NotRecorded, Recorded, measured, record_job, recorded, replay_job
+from assay.kernels.program.jobs import (
+    NO_KERNEL,
+    NotRecorded,
+    Recorded,
+    measured,
+    record_job,
+    recorded,
+    replay_job,
+    rounds_of,
+)
 from assay.kernels.program.planning import plan
 from assay.kernels.program.trial import Answers, Attempt, Outcome, judge
 from assay.kernels.program.verdict import verdict_of
@@ -57,16 +67,23 @@ def answers(**changed: bytes) -> tuple[tuple[bytes, ...], ...]:
 
 def report(**changes: Any) -> dict[str, Any]:
     entry = {"launches": {"double": 1}, "programs": 2, "races": [], "unwritten": [0], "weights": True}
-    return {"rounds": [entry | changes for _ in CALLS]}
+    return {"calls": [entry | changes for _ in CALLS]}
 
 
 def outcome_of(result: JobResult) -> Outcome:
     taken = Answers(DRAW, CALLS, "float32")
-    for number, outputs in enumerate(result.outputs[: len(CALLS)]):
+    result = replace(result, outputs=in_rounds(result.outputs))
+    for number, outputs in enumerate(result.outputs[: len(taken.rounds)]):
         if not taken.take(number, outputs):
             result = replace(result, outputs=result.outputs[: number + 1], end="stopped")
             break
     return judge(result, ATTEMPT, taken)
+
+
+def in_rounds(outputs: Sequence[tuple[bytes, ...]]) -> tuple[tuple[bytes, ...], ...]:
+    """Outputs of the construction and of each call, as the rounds give them that have all of their calls."""
+    whole = [places for places in rounds_of(DRAW, CALLS) if places.stop < len(outputs)]
+    return (*outputs[:1], *(tuple(data for place in places for data in outputs[1 + place]) for places in whole))
 
 
 def judged(outputs: Any = None, told: Any = None, end: Any = "ok") -> str:
@@ -138,7 +155,7 @@ def test_weights_of_another_form_need_not_follow() -> None:
 
 def test_missing_answers_and_reports_are_never_ok() -> None:
     assert judged(answers()[:-1]) == "crash"
-    assert judged(told={"rounds": []}) == "crash"
+    assert judged(told={"calls": []}) == "crash"
     assert judged(told=report(unwritten=[])) == "crash"
     assert judged(end="timeout", outputs=()) == "timeout"
     assert judged(end="infra", outputs=()) == "infra"
@@ -149,7 +166,7 @@ json_values = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(
-            st.sampled_from(["fault", "rounds", "kind", "message", "line", "unwritten", "launches", "races", "x"]),
+            st.sampled_from(["fault", "calls", "kind", "message", "line", "unwritten", "launches", "races", "x"]),
             inner,
             max_size=5,
         )
@@ -161,7 +178,7 @@ json_values = st.recursive(
 @given(told=json_values, rounds=st.booleans())
 @settings(deadline=None, max_examples=150)
 def test_no_report_raises(told: Any, rounds: bool) -> None:
-    told = {"rounds": [told] * len(CALLS)} if rounds else told
+    told = {"calls": [told] * len(CALLS)} if rounds else told
     result = JobResult("ok", "ended", answers(), report=told)
     outcome = outcome_of(result)
     assert outcome.end != "ok" or rounds
@@ -196,7 +213,11 @@ def test_the_recording_job_holds_no_secret() -> None:
 
 def test_the_replay_job_tells_the_calls_apart_in_their_rounds_alone() -> None:
     job = replay_job("{}", DRAW, CALLS, Limits(), 64)
-    assert len(job.rounds) == len(CALLS) + 1
+    told = [json.loads(bytes(one.inputs[-1])) for one in job.rounds[1:]]
+    assert [len(calls) for calls in told] == [1, len(CALLS) - 1]
+    assert [call["seed"] for calls in told for call in calls] == [call.seed for call in CALLS]
+    blobs = [sum(call["blobs"] for call in calls) for calls in told]
+    assert blobs == [len(one.inputs) - 1 for one in job.rounds[1:]]
     assert not {"skip", "poison", "seed"} & job.header.keys()
 
 

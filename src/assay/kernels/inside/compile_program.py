@@ -55,7 +55,8 @@ def preload() -> None:
     """Import Triton without PyTorch, and compile one kernel: what the compiler reads once, every child then shares."""
     ahead_of_time.do_without_torch()
     warnings.simplefilter("ignore")  # what is written to standard error is taken for the compiler's words
-    report = execute(json.dumps(_warm_up_program()), {"capability": 90, "shared_limit": 232448}, lambda: None, print)
+    header, program = {"capability": 90, "shared_limit": 232448}, json.dumps(_warm_up_program())
+    report = execute(program, header, lambda: None, lambda outputs, short=False: None)
     if not report.get("kernels"):
         raise RuntimeError(f"a program of ours does not compile: {report}")
     shutil.rmtree(os.path.expanduser("~/.triton"), ignore_errors=True)

@@ -1,7 +1,7 @@
 """The sandbox harness that examines the text of a submission. It imports neither PyTorch nor Triton, and runs nothing.
 
-The header has `backend` and `room`, the size of the one output: a length (8 bytes, little endian) and what was found as
-JSON (`assay.kernels.text.examined`).
+The header has `backend`. The one output is a length (8 bytes, little endian) and what was found as JSON
+(`assay.kernels.text.examined`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,6 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
     read_inputs()
     found = examine(source, header["backend"]).to_json()
     data = json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-    write_outputs([(len(data).to_bytes(8, "little") + data).ljust(header["room"], b"\0")])
+    write_outputs([len(data).to_bytes(8, "little") + data], short=True)
     read_inputs()  # there is no other round: this takes note that the last one is over
     return None

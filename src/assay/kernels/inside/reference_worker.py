@@ -14,6 +14,7 @@ import gc
 import json
 import math
 import os
+import random
 import resource
 import select
 import signal
@@ -135,6 +136,7 @@ def _run_child(request: Json, sink: int, private: tuple[int, ...], walls: Walls 
         _, ceiling = resource.getrlimit(resource.RLIMIT_AS)
         if request["device"] == "cpu":  # CUDA reserves terabytes of addresses that it never uses
             resource.setrlimit(resource.RLIMIT_AS, (limit if ceiling < 0 else min(limit, ceiling), ceiling))
+        random.seed()  # forks share its state, and a problem may draw from it
         frame = answer(request)
         if os.getpid() != myself:
             os._exit(status)  # a fork that the problem made and forgot: one answer is enough
@@ -168,6 +170,7 @@ class Worker:
 
     def serve(self) -> None:
         """Answer requests until the parent is gone."""
+        linux.prepare_forks()
         answered = 0
         while (size := self._read(8)) is not None:
             text = self._read(int.from_bytes(size, "little"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from assay.kernels.language.refusals import Refused
 
@@ -69,7 +69,7 @@ def measure(tree: ast.AST) -> int:
                 "kernels are read whole before they are run, so their size is bounded",
                 "Write a loop or a helper for what is repeated",
             )
-        level = [child for node in level for child in _children(node)]
+        level = [child for node in level for part in vars(node).values() for child in _children(part)]
         if not level:
             return nodes
         line = getattr(level[0], "lineno", line)
@@ -81,10 +81,14 @@ def measure(tree: ast.AST) -> int:
     )
 
 
-def _children(node: ast.AST) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.expr_context | ast.operator | ast.unaryop | ast.boolop | ast.cmpop):
-            yield child
+_SIGNS = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
+
+
+def _children(part: object) -> Iterable[ast.AST]:
+    """The nodes in a field of a node, without signs."""
+    if isinstance(part, list):
+        return [child for child in part if isinstance(child, ast.AST) and not isinstance(child, _SIGNS)]
+    return (part,) if isinstance(part, ast.AST) and not isinstance(part, _SIGNS) else ()
 
 
 def literal_size(value: object) -> int:

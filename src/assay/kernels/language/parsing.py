@@ -119,7 +119,7 @@ def _function(key: str, entry: Mapping[str, object], line: int) -> tuple[Functio
         body = reader.block(tree.body)
         if reader.refused:
             return [_refusal(each, name, line) for each in reader.refused]
-        check_returns(tree, body)
+        check_returns(body)
     except Refused as refused:
         return [_refusal(refused, name, line)]
     except RecursionError:  # the caller's own stack is nearly full: the depth of the source was measured

@@ -46,7 +46,8 @@ def scope_of(function: ast.FunctionDef) -> Scope:
     loops: dict[str, int] = {}
     fixed: dict[str, int] = {}
     targets: set[int] = set()
-    for node in ast.walk(function):
+    nodes = list(ast.walk(function))
+    for node in nodes:
         if isinstance(node, ast.For) and isinstance(node.target, ast.Name):
             loops.setdefault(node.target.id, node.lineno)
             targets.add(id(node.target))
@@ -55,7 +56,7 @@ def scope_of(function: ast.FunctionDef) -> Scope:
             targets.add(id(node.target))
         elif isinstance(node, ast.Assign) and promises_of_itself(node):
             targets.add(id(node.targets[0]))
-    for node in ast.walk(function):
+    for node in nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in targets:
             assigned.setdefault(node.id, node.lineno)
     for name, line in [*((name, 1) for name in parameters), *assigned.items(), *loops.items(), *fixed.items()]:

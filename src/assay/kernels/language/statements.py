@@ -308,18 +308,31 @@ def returns(body: Sequence[Statement]) -> bool:
     return isinstance(last, Return) and last.value is not None
 
 
-def check_returns(node: ast.FunctionDef, body: Sequence[Statement]) -> None:
+def _all_returns(body: Sequence[Statement]) -> list[Return]:
+    """Every return in a body, in order."""
+    found: list[Return] = []
+    for each in body:
+        if isinstance(each, Return):
+            found.append(each)
+        elif isinstance(each, If):
+            found += [*_all_returns(each.yes), *_all_returns(each.no)]
+        elif isinstance(each, For | While):
+            found += _all_returns(each.body)
+    return found
+
+
+def check_returns(body: Sequence[Statement]) -> None:
     """A function returns a value in every way through it, or in none.
 
     Raises:
         Refused: in some. The compiler gives the others a value, and Python gives them None.
     """
-    found = [each for each in ast.walk(node) if isinstance(each, ast.Return)]
+    found = _all_returns(body)
     if any(each.value is not None for each in found) and (
         any(each.value is None for each in found) or not returns(body)
     ):
         raise Refused(
-            found[-1].lineno,
+            found[-1].line,
             "a function that returns a value in one way and ends without one in another",
             "the compiler and Python would disagree about what it returns there",
             "End every branch with `return`, or the function with one after all branches",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -45,7 +46,7 @@ SPECIAL: Family = "faint"
 on all else."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Case:
     """The reference on one set of inputs: outputs in float64 (`exact`) and in the working precision (`rounded`)."""
 
@@ -56,7 +57,22 @@ class Case:
 
     def tolerances(self, precision: str) -> tuple[Tolerance, ...]:
         """The tolerance of each output."""
-        return tuple(tolerance_for(e, r, precision) for e, r in zip(self.exact, self.rounded, strict=True))
+        known = self._tolerances.get(precision)
+        if known is None:
+            pairs = zip(self.exact, self.rounded, strict=True)
+            known = self._tolerances[precision] = tuple(tolerance_for(e, r, precision) for e, r in pairs)
+        return known
+
+    @cached_property
+    def _tolerances(self) -> dict[str, tuple[Tolerance, ...]]:
+        """By precision, kept: many candidates meet a case."""
+        return {}
+
+    @cached_property
+    def shows_answer(self) -> bool:
+        """Whether an input is the output already: a kernel that works in place, left out, is right then."""
+        given = [value for value in self.inputs if isinstance(value, HostTensor)]
+        return any(v.shape == exact.shape and np.array_equal(v.array(), exact) for v in given for exact in self.exact)
 
     @property
     def finite(self) -> bool:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from assay.kernels.arrays import DIGEST_CHARACTERS, HostTensor, size_in_bytes
+from assay.kernels.arrays import DIGEST_CHARACTERS, HostTensor, Value, size_in_bytes
 from assay.kernels.frames import Frame
 from assay.kernels.job_reports import explain, fault_of, line_of, told
 from assay.kernels.numerics.calls import job_inputs
@@ -35,6 +35,8 @@ _MOST = 1 << 62
 """Counts of a report are cut here: whoever wrote it may write thousands of digits."""
 _LISTED = 16
 _OUTPUTS = ProgramLimits().tensors
+BATCH_BYTES = 1 << 18
+"""Of inputs and outputs that calls of one round may have together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +113,16 @@ def examined_of(result: JobResult) -> Examined:
     return Examined.from_json(result.report.get("examined") if isinstance(result.report, Mapping) else None)
 
 
+def recorded_bytes(result: JobResult) -> int:
+    """How many bytes of a program a recording says that it left; 0 where it left none."""
+    return int.from_bytes(result.outputs[0][0][:8], "little") if result.end == "ok" and result.outputs else 0
+
+
 def recorded(result: JobResult, sizes: ProgramLimits | None = None) -> Recorded | NotRecorded:
     """What came of a recording; `sizes`: how large the program may be. Never raises for what a candidate left there."""
     fault = fault_of(result)
     if result.end == "ok" and not fault and result.outputs:
-        data = result.outputs[0][0]
-        size = int.from_bytes(data[:8], "little")
+        data, size = result.outputs[0][0], recorded_bytes(result)
         program = read(data[8 : 8 + size], sizes)
         if isinstance(program, Refusal):
             return NotRecorded("refused", program.reason)
@@ -133,10 +139,44 @@ def replay_job(text: str, draw: InputSet, calls: Sequence[Replay], limits: Limit
     header, (init, _) = job_inputs(draw, calls[0].case)
     header |= {"max_programs": max_programs}
     sizes = tuple(size_in_bytes(dtype, shape) for dtype, shape in draw.outputs)
-    return Job(text, REPLAY, (Round(init), *(Round(_buffers(call), sizes) for call in calls)), header, limits)
+    made = [_round([calls[place] for place in places], sizes) for places in rounds_of(draw, calls)]
+    return Job(text, REPLAY, (Round(init), *made), header, limits)
 
 
-def _buffers(call: Replay) -> tuple[bytes, ...]:
+def rounds_of(draw: InputSet, calls: Sequence[Replay]) -> tuple[range, ...]:
+    """The calls that are made in each round after the first, by their places.
+
+    The first one has a round of its own: most kernels that are wrong are wrong there. The others share one where they
+    are small, since the way of a round through three processes takes longer than a small call. Nothing is given away
+    by that: whoever could read the inputs of a later call in the replaying process could also compute its outputs.
+    """
+    tensors = [value for call in calls[1:] for value in (*_tensors_in(call.case.inputs), *call.weights.values())]
+    given = sum(len(tensor.data) for tensor in tensors)
+    made = len(calls[1:]) * sum(size_in_bytes(dtype, shape) for dtype, shape in draw.outputs)
+    if given + made <= BATCH_BYTES:
+        return (range(1), range(1, len(calls)))[: len(calls)]
+    return tuple(range(place, place + 1) for place in range(len(calls)))
+
+
+def _tensors_in(values: Sequence[Value]) -> list[HostTensor]:
+    found = []
+    for value in values:
+        if isinstance(value, HostTensor):
+            found.append(value)
+        elif isinstance(value, tuple):
+            found += _tensors_in(value)
+    return found
+
+
+def _round(calls: Sequence[Replay], outputs: tuple[int, ...]) -> Round:
+    """The round of some calls: their buffers one after the other, and last what they are."""
+    buffers = [_buffers(call) for call in calls]
+    told = [control | {"blobs": len(blobs)} for blobs, control in buffers]
+    inputs = (*(blob for blobs, _ in buffers for blob in blobs), json.dumps(told).encode())
+    return Round(inputs, outputs * len(calls))
+
+
+def _buffers(call: Replay) -> tuple[list[bytes], dict[str, Json]]:
     frame = Frame({})
     for value in call.case.inputs:
         frame.add(value)
@@ -144,8 +184,7 @@ def _buffers(call: Replay) -> tuple[bytes, ...]:
     manner: dict[str, Json] = {"poison": call.poison, "skip": call.skip, "seed": call.seed}
     manner |= {"in_order": call.in_order, "follow": call.follow, "restored": call.restored}
     manner |= {"configurations": list(call.configurations), "products": call.products}
-    control = {**manner, "weights": weights, "needed": call.needed}
-    return (*frame.blobs, json.dumps(control).encode())
+    return frame.blobs, {**manner, "weights": weights, "needed": call.needed}
 
 
 def starts(result: JobResult) -> tuple[str, ...]:
@@ -156,8 +195,8 @@ def starts(result: JobResult) -> tuple[str, ...]:
 
 def measured(result: JobResult) -> tuple[Measured, ...]:
     """What a replay's report says of each call, every number bounded."""
-    rounds = result.report.get("rounds") if isinstance(result.report, Mapping) else None
-    return tuple(_measured(entry if isinstance(entry, Mapping) else {}) for entry in _list(rounds))
+    calls = result.report.get("calls") if isinstance(result.report, Mapping) else None
+    return tuple(_measured(entry if isinstance(entry, Mapping) else {}) for entry in _list(calls))
 
 
 def _measured(entry: Mapping[str, Json]) -> Measured:

@@ -12,7 +12,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from assay.kernels.numerics.calls import shows_answer
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.program import rules
@@ -50,7 +49,7 @@ def plan(
         constant_families: Families in which a constant would pass, and which prove nothing about kernels left out.
     """
     cases = _cases(draw, max(trials, 1), constant_families, rng)
-    telling = [place for place, case in enumerate(cases) if not shows_answer(case)]
+    telling = [place for place, case in enumerate(cases) if not case.shows_answer]
     telling = [place for place in telling if cases[place].family not in constant_families] or telling
     telling = telling or list(range(len(cases)))
     # The call that must be right with all that is inexact moved: large numbers would be moved too far by that.
@@ -99,7 +98,7 @@ def _cases(draw: InputSet, trials: int, constant_families: Sequence[str], rng: r
     if trials >= len(draw.cases):
         return [draw.cases[index % len(draw.cases)] for index in range(trials)]
     others = rng.sample(others, len(others))
-    others.sort(key=lambda case: shows_answer(case) or case.family in constant_families)
+    others.sort(key=lambda case: case.shows_answer or case.family in constant_families)
     return [first, *others[: trials - 1]]
 
 

@@ -4,8 +4,8 @@
     if isinstance(attempt, Attempt):
         outcome = await replay(sandbox, attempt, draw, calls, limits, max_programs, precision)
 
-Everything is decided here, from a program and from bytes; the processes that made them decide nothing. Programs are
-read and compared in threads, since they may be large.
+Everything is decided here, from a program and from bytes; the processes that made them decide nothing. Programs that
+are not small are read and judged in threads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from assay.kernels.program.jobs import (
     measured,
     record_job,
     recorded,
+    recorded_bytes,
     replay_job,
+    rounds_of,
     starts,
 )
 from assay.kernels.program.limits import Limits as ProgramLimits
@@ -56,6 +58,8 @@ its compiler."""
 
 LOOP_BYTES = 1 << 18
 """Larger outputs are compared in a thread."""
+LOOP_CHARACTERS = 1 << 12
+"""Larger programs are read and judged in a thread. To wake one for a small program takes as long as to read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,8 @@ async def record(
         SandboxError: no job at all can be run here.
     """
     result = await sandbox.run(record_job(code, draw, limits, precision, text_checks))
+    if recorded_bytes(result) <= LOOP_CHARACTERS:
+        return _attempt(result, draw, policy, slack, sizes)
     return await asyncio.to_thread(_attempt, result, draw, policy, slack, sizes)
 
 
@@ -162,6 +168,9 @@ async def replay(
     """
     answers = Answers(draw, calls, precision)
     result = await sandbox.run(replay_job(attempt.text, draw, calls, limits, max_programs), answers.after_round)
+    last = sum(map(len, result.outputs[-1])) if result.outputs else 0
+    if len(attempt.text) <= LOOP_CHARACTERS and last <= LOOP_BYTES:
+        return judge(result, attempt, answers, policy)
     return await asyncio.to_thread(judge, result, attempt, answers, policy)
 
 
@@ -170,11 +179,12 @@ class Answers:
 
     def __init__(self, draw: InputSet, calls: Sequence[Replay], precision: str, *, exact: bool = True) -> None:
         self.draw, self.calls, self.precision, self.exact = draw, calls, precision, exact
+        self.rounds = rounds_of(draw, calls)
         self.outputs: dict[int, tuple[bytes, ...]] = {}
         self.comparisons: dict[int, Comparison] = {}
 
     async def after_round(self, number: int, outputs: tuple[bytes, ...]) -> bool:
-        """Take the outputs of a round (0 is the construction); False if the other calls need not be made."""
+        """Take the outputs of a round (0 is the construction); False if the other rounds need not be made."""
         if sum(map(len, outputs)) > LOOP_BYTES:
             return await asyncio.to_thread(self.take, number, outputs)
         return self.take(number, outputs)
@@ -185,7 +195,15 @@ class Answers:
             self.outputs.clear()
             self.comparisons.clear()
             return True
-        place, call = number - 1, self.calls[number - 1]
+        each = len(self.draw.outputs)
+        taken = [
+            self._take_call(call, outputs[place * each : (place + 1) * each])
+            for place, call in enumerate(self.rounds[number - 1])
+        ]
+        return all(taken)
+
+    def _take_call(self, place: int, outputs: tuple[bytes, ...]) -> bool:
+        call = self.calls[place]
         self.outputs[place] = outputs
         if call.skip != NO_KERNEL:
             return True
@@ -223,8 +241,8 @@ class Answers:
 
 def judge(result: JobResult, attempt: Attempt, answers: Answers, policy: Policy = "strict") -> Outcome:
     """What the answers of a replay prove; pure but for the outputs of the last round, which `answers` takes."""
-    if result.end == "ok" and len(result.outputs) == len(answers.calls) + 1:
-        answers.take(len(answers.calls), result.outputs[-1])
+    if result.end == "ok" and len(result.outputs) == len(answers.rounds) + 1:
+        answers.take(len(answers.rounds), result.outputs[-1])
     seen = measured(result)
     end, message, line, findings = _decide(result, attempt.program, answers, seen, policy)
     facts: dict[str, Json] = {

@@ -109,16 +109,14 @@ def _has_forward(model: ast.ClassDef) -> bool:
 
 def _compilers(tree: Tree) -> Iterator[Finding]:
     for node in tree.names:
-        if tree.dotted(node) == "torch.compile":
+        if tree.last(node) == "compile" and tree.dotted(node) == "torch.compile":
             yield _at("compiler", node, _COMPILED, "hint")
 
 
 def _has_kernel(tree: Tree) -> bool:
     """Whether anything is named `jit` that is not PyTorch's."""
-    for node in tree.names:
-        dotted = tree.dotted(node) or (f".{node.attr}" if isinstance(node, ast.Attribute) else "")
-        if dotted.rpartition(".")[2] == "jit" and not dotted.startswith("torch."):
-            return True
+    if any(tree.last(node) == "jit" and not tree.dotted(node).startswith("torch.") for node in tree.names):
+        return True
     return any(dotted.endswith(".jit") and not dotted.startswith("torch.") for dotted in tree.imports.values())
 
 

@@ -26,7 +26,7 @@ async def examined(sandbox: Sandbox, code: str, backend: Language, limits: Limit
     Raises:
         SandboxError: no job can be run here.
     """
-    job = Job(code, HARNESS, (Round((), (ROOM,)),), {"backend": backend, "room": ROOM}, limits)
+    job = Job(code, HARNESS, (Round((), (ROOM,)),), {"backend": backend}, limits)
     result = await sandbox.run(job)
     if result.end != "ok" or not result.outputs:
         return result

@@ -30,6 +30,11 @@ class Tree:
     module_classes: set[str] = field(default_factory=set)
     """Classes at module level, also those under `if`, `try` and the like."""
 
+    def last(self, node: ast.Name | ast.Attribute) -> str:
+        """The last part of what `dotted` gives for a name or an attribute, or would give if it had a dotted name."""
+        name = node.attr if isinstance(node, ast.Attribute) else self.imports.get(node.id, node.id)
+        return name.rpartition(".")[2]
+
     def dotted(self, node: ast.AST) -> str:
         """The dotted name that an expression is, such as `torch.compile`, imports resolved; empty if it is none."""
         parts: list[str] = []
@@ -47,27 +52,45 @@ def read_tree(module: ast.Module) -> Tree:
     waiting: list[tuple[ast.AST, bool]] = [(module, False)]
     while waiting:
         node, in_function = waiting.pop()
-        match node:
-            case ast.Import() | ast.ImportFrom():
-                _take_imports(node, tree)
-            case ast.ClassDef():
-                tree.classes[node.name].append(node)
-            case ast.Assign():
-                for target in node.targets:
-                    if isinstance(target, ast.Name):
-                        tree.assigned[target.id].append(node.value)
-            case ast.AnnAssign() if isinstance(node.target, ast.Name) and node.value is not None:
-                tree.assigned[node.target.id].append(node.value)
-            case ast.Call():
-                tree.calls.append(node)
-            case ast.Name() | ast.Attribute() if isinstance(node.ctx, ast.Load):
-                tree.names.append(node)
-            case ast.Try() if in_function:
-                tree.guards.append(node)
-        inside = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        waiting.extend((child, inside) for child in ast.iter_child_nodes(node))
+        kind = type(node)
+        if kind in _TAKEN:
+            _take(node, in_function, tree)
+        inside = in_function or kind in _FUNCTIONS
+        # `ast.iter_child_nodes` takes three times as long.
+        for part in vars(node).values():
+            if isinstance(part, ast.AST):
+                waiting.append((part, inside))
+            elif type(part) is list:
+                waiting += [(child, inside) for child in part if isinstance(child, ast.AST)]
     tree.module_classes.update(_at_module_level(module))
     return tree
+
+
+_FUNCTIONS = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda})
+_TAKEN = frozenset(
+    {ast.Import, ast.ImportFrom, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.Call, ast.Name, ast.Attribute, ast.Try}
+)
+
+
+def _take(node: ast.AST, in_function: bool, tree: Tree) -> None:
+    match node:
+        case ast.Name() | ast.Attribute():
+            if isinstance(node.ctx, ast.Load):
+                tree.names.append(node)
+        case ast.Call():
+            tree.calls.append(node)
+        case ast.Assign():
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    tree.assigned[target.id].append(node.value)
+        case ast.AnnAssign() if isinstance(node.target, ast.Name) and node.value is not None:
+            tree.assigned[node.target.id].append(node.value)
+        case ast.ClassDef():
+            tree.classes[node.name].append(node)
+        case ast.Import() | ast.ImportFrom():
+            _take_imports(node, tree)
+        case ast.Try() if in_function:
+            tree.guards.append(node)
 
 
 def _take_imports(node: ast.Import | ast.ImportFrom, tree: Tree) -> None:

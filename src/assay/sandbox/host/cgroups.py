@@ -38,7 +38,7 @@ class WorkerGroup:
 
     def __init__(self, home: str, name: str) -> None:
         self._folder = Path(home, name)
-        self._own = 0
+        self._own = self._allowed = 0
         try:
             self._folder.mkdir()
             self._limit = next(self._folder / file for file in _LIMITS if (self._folder / file).exists())
@@ -63,7 +63,10 @@ class WorkerGroup:
     def allow(self, size: int) -> None:
         """Bound the next job to so many bytes, beside those of the worker, which may move to the group's account: it
         rewrites its memory into huge pages once."""
-        self._limit.write_text(str(size + SLACK_BYTES + self._own), encoding="ascii")
+        allowed = size + SLACK_BYTES + self._own
+        if allowed != self._allowed:
+            self._limit.write_text(str(allowed), encoding="ascii")
+            self._allowed = allowed
 
     def close(self) -> None:
         """Remove the group, once its last process is gone."""

@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -72,7 +73,9 @@ class WorkerProcess:
 
     def __init__(self, blueprint: Blueprint) -> None:
         self._blueprint = blueprint
-        self._messages: asyncio.Queue[bytes] = asyncio.Queue()
+        self._messages: deque[bytes] = deque()
+        self._waiting: asyncio.Future[bool] | None = None
+        """Of whoever waits for the next message: True when there is one, False when it is late."""
         self._jobs = 0
         self._busy = False
         self._first = 0
@@ -159,17 +162,31 @@ class WorkerProcess:
         if not message:
             self.alive = False
             self._loop.remove_reader(self._socket)
-        self._messages.put_nowait(message)
+        self._arrived(message)
 
-    async def _next(self, timeout_s: float | None) -> bytes:
+    def _arrived(self, message: bytes) -> None:
+        self._messages.append(message)
+        self._wake(True)
+
+    def _wake(self, there: bool) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(there)
+
+    async def _next(self, timeout_s: float) -> bytes:
         """The next message. Raises WorkerDied when there will be none, or none came in time."""
-        if not self.alive and self._messages.empty():
-            raise WorkerDied("the worker is dead")
-        try:
-            message = await asyncio.wait_for(self._messages.get(), timeout_s)
-        except TimeoutError:
-            self.kill()
-            raise WorkerDied(f"the worker said nothing for {timeout_s:.0f} s") from None
+        if not self._messages:
+            if not self.alive:
+                raise WorkerDied("the worker is dead")
+            self._waiting = self._loop.create_future()
+            late = self._loop.call_later(timeout_s, self._wake, False)
+            try:
+                there = await self._waiting
+            finally:
+                late.cancel()
+            if not there:
+                self.kill()
+                raise WorkerDied(f"the worker said nothing for {timeout_s:.0f} s")
+        message = self._messages.popleft()
         if not message:
             raise WorkerDied("the worker died")
         return message
@@ -315,7 +332,7 @@ class WorkerProcess:
         self.kill()
         self._loop.remove_reader(self._socket)
         self._socket.close()
-        self._messages.put_nowait(b"")  # a waiter for its next message learns that there is none
+        self._arrived(b"")  # a waiter for its next message learns that there is none
         deadline = time.monotonic() + ENDING_S
         while self._process.poll() is None:
             if time.monotonic() > deadline:

@@ -65,8 +65,8 @@ class _Exchange:
         )
         return _views(memoryview(private), Span(0, span.length, span.parts))
 
-    def write_outputs(self, outputs: Sequence[Buffer]) -> None:
-        """Fill the buffers of the round that was read last."""
+    def write_outputs(self, outputs: Sequence[Buffer], short: bool = False) -> None:
+        """Fill the buffers of the round that was read last, or with `short` their beginnings."""
         if self._next == 0:
             raise ValueError("outputs were written before any inputs were read")
         views = _views(memoryview(self.file), self._outputs[self._next - 1])
@@ -74,9 +74,9 @@ class _Exchange:
             raise ValueError(f"{len(outputs)} outputs were written, {len(views)} are expected")
         for place, (view, output) in enumerate(zip(views, outputs, strict=True)):
             data = memoryview(output).cast("B")
-            if len(data) != len(view):
+            if len(data) > len(view) or (len(data) < len(view) and not short):
                 raise ValueError(f"output {place} has {len(data)} bytes, {len(view)} are expected")
-            view[:] = data
+            view[: len(data)] = data
 
 
 def _views(whole: memoryview, span: Span) -> list[memoryview]:

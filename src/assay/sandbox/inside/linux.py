@@ -9,9 +9,12 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import functools
 import os
 import signal
 import struct
+from collections.abc import Callable
+from functools import partial
 
 from assay.sandbox.inside.syscalls import number
 
@@ -69,22 +72,36 @@ def _thread_id_address() -> int:
     return address.value or 0
 
 
+@functools.cache
+def _cloning() -> tuple[_CloneArgs, ctypes.c_int, Callable[[], int]]:
+    """The arguments of a fork, where it leaves its pidfd, and the call itself."""
+    pidfd, tid = ctypes.c_int(-1), _thread_id_address()
+    arguments = _CloneArgs(0, ctypes.addressof(pidfd), tid, 0, signal.SIGCHLD)
+    size = ctypes.c_size_t(ctypes.sizeof(arguments))
+    return arguments, pidfd, partial(_libc.syscall, ctypes.c_long(number("clone3")), ctypes.byref(arguments), size)
+
+
+def prepare_forks() -> None:
+    """Find the C functions that a fork and its child call. What is first called in a child, each child would look up
+    again for itself."""
+    _cloning()
+    for name in ("mount", "prctl"):
+        getattr(_libc, name)
+
+
 def fork(namespaces: int = 0) -> tuple[int, int]:
-    """`os.fork` into new namespaces: (0, -1) in the child, (pid, pidfd) in the parent. Needs a single thread."""
-    pidfd = ctypes.c_int(-1)
-    tid = _thread_id_address()
-    flags = namespaces | _PIDFD | ((_CHILD_SETTID | _CHILD_CLEARTID) if tid else 0)
-    arguments = _CloneArgs(flags, ctypes.addressof(pidfd), tid, 0, signal.SIGCHLD)
-    ctypes.pythonapi.PyOS_BeforeFork()
-    pid = _libc.syscall(
-        ctypes.c_long(number("clone3")), ctypes.byref(arguments), ctypes.c_size_t(ctypes.sizeof(arguments))
-    )
+    """A fork into new namespaces: (0, -1) in the child, (pid, pidfd) in the parent. Needs a single thread.
+
+    Unlike `os.fork` it runs nothing that was registered to run at forks. That renews the locks of a second thread, and
+    the state of `random`, which a child that draws has to seed.
+    """
+    arguments, pidfd, clone = _cloning()
+    arguments.flags = namespaces | _PIDFD | ((_CHILD_SETTID | _CHILD_CLEARTID) if arguments.child_tid else 0)
+    pid = clone()
     if pid == 0:
-        ctypes.pythonapi.PyOS_AfterFork_Child()
         return 0, -1
-    code = ctypes.get_errno()
-    ctypes.pythonapi.PyOS_AfterFork_Parent()
     if pid < 0:
+        code = ctypes.get_errno()
         raise OSError(code, f"clone3: {os.strerror(code)}")
     return pid, pidfd.value
 

@@ -6,6 +6,7 @@ A call that is not named here fails in every job. `CHECKED` calls are let throug
 
 from __future__ import annotations
 
+import functools
 import platform
 
 
@@ -78,11 +79,13 @@ DEVICES_ONLY = frozenset(
 """What CUDA calls besides, on its way to a context. A socket can be bound and listened on, never connected."""
 
 
+@functools.cache
 def machine() -> str:
     """The architecture of this process, as `NUMBERS` names it."""
     return {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine().lower(), platform.machine())
 
 
+@functools.cache
 def number(name: str) -> int:
     """The number of a system call here."""
     return NUMBERS[machine()][name]

@@ -136,6 +136,7 @@ class Worker:
         threads = len(os.listdir("/proc/self/task"))
         if threads != 1:
             raise RuntimeError(f"{setting.harness}.preload() left {threads} threads; a fork of them would hang")
+        linux.prepare_forks()
         gc.freeze()
         if setting.strict:
             self._try_walls()

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 PROGRAM_BYTES = 1 << 18
 """Room for a program."""
+WARM_UPS = 12
+"""After so many Python has specialised the bytecode, which then looks up fewer names. Each lookup changes the reference
+count of a name, and a child copies the page that it lies in."""
 MAX_DIFFERS = 256
 """Characters of what is said of calls that differ."""
 _NO_VALUES = (
@@ -46,13 +49,16 @@ _NO_VALUES = (
 )
 """In what PyTorch says where a value is read of a tensor without memory, past all that is watched here."""
 _WARM_UP = """
-import torch, triton
+import torch
+import torch.nn as nn
+import triton
 import triton.language as tl
 @triton.jit
 def kernel(x, y, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + i, tl.load(x + i, mask=i < n), mask=i < n)
-class ModelNew(torch.nn.Module):
+    inside = i < n
+    tl.store(y + i, tl.load(x + i, mask=inside) + tl.load(x + i, mask=inside), mask=inside)
+class ModelNew(nn.Module):
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(4, 4)
@@ -60,8 +66,10 @@ class ModelNew(torch.nn.Module):
     def forward(self, x):
         y = torch.zeros_like(x).to(torch.float16).float().clone()
         torch.cat([x * 2 - x, y.sum().reshape(1)]).copy_(torch.tensor([1.0] * 5))
-        kernel[lambda meta: (triton.cdiv(4, meta["BLOCK"]),)](x, y, 4, BLOCK=4)
-        return y
+        out = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 4),)](x.contiguous(), out, x.numel(), BLOCK=4)
+        kernel[lambda meta: (triton.cdiv(x.shape[0], meta["BLOCK"]),)](x, y, 4, BLOCK=4)
+        return out
 """
 
 
@@ -71,12 +79,12 @@ def preload() -> None:
     light.install()
     launches.install()
     pretend_cuda.install(pretend_cuda.SHARED_LIMIT, pretend_cuda.CAPABILITY)
-    header = {"init_inputs": [], "inputs": [{"dtype": "float32", "shape": [4], "blob": 0}], "precision": "float32"}
-    report = execute(
-        _WARM_UP, header | {"program_bytes": PROGRAM_BYTES, "text_checks": True}, lambda: None, lambda outputs: None
-    )
-    if "fault" in report:
-        raise RuntimeError(f"a program of ours cannot be recorded: {report['fault']}")
+    header: Json = {"init_inputs": [], "inputs": [{"dtype": "float32", "shape": [4], "blob": 0}]}
+    header |= {"precision": "float32", "program_bytes": PROGRAM_BYTES, "text_checks": True}
+    for _ in range(WARM_UPS):
+        report = execute(_WARM_UP, header, lambda: None, lambda outputs, short=False: None)
+        if "fault" in report:
+            raise RuntimeError(f"a program of ours cannot be recorded: {report['fault']}")
 
 
 def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: WriteOutputs) -> Json:
@@ -98,7 +106,7 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
     if len(text) + 8 > room:
         long = NotRecordableError(f"the program has {len(text)} bytes, and {room - 8} are taken")
         return told | {"fault": submission.fault("forward", long, "unsupported")}
-    write_outputs([(len(text).to_bytes(8, "little") + text).ljust(room, b"\0")])
+    write_outputs([len(text).to_bytes(8, "little") + text], short=True)
     read_inputs()  # there is no other round: this takes note that the last one is over
     return told
 
@@ -113,10 +121,12 @@ def record(source: str, header: Json, tape: Tape) -> Json:
     """
     capture = launches.Capture(tape)
     launches.begin(capture)
+    # Twice on tensors of their own, and twice more on the same ones, which may hold other values by then. Before each
+    # but the last, parameters change as an optimizer changes them.
+    init_arguments, first, again = map(_arguments, (header["init_inputs"], header["inputs"], header["inputs"]))
     with Operators(tape), Pretended(tape):
         with tape.phase("importing the module") as module:
             made = submission.load(source)
-        init_arguments = _arguments(header["init_inputs"])
         init_inputs = [tape.window(tensor) for tensor in _tensors(init_arguments)]
         with tape.phase("constructing ModelNew") as init:
             model = made.ModelNew(*init_arguments)
@@ -126,10 +136,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
         named = [[name, tape.window(parameter)] for name, parameter in params]
         buffers = list(model.named_buffers()) if isinstance(model, torch.nn.Module) else []
         held = [[name, tape.window(buffer)] for name, buffer in buffers if buffer.is_floating_point()]
-        # Twice on tensors of their own, and twice more on the same ones, which may hold other values by then. Before
-        # each but the last, parameters change as an optimizer changes them.
         before = len(tape.sizes())
-        first, again = _arguments(header["inputs"]), _arguments(header["inputs"])
         calls: list[tuple[list[Json], list[Json], list[Json]]] = []
         for arguments in (first, again, again):
             _count_change([parameter for _, parameter in params] if calls else [])

@@ -15,6 +15,7 @@ import numpy as np
 
 from assay.kernels.inside.replay.memory import Memory
 from assay.kernels.inside.replay.ordering import Ordering
+from assay.kernels.inside.triton.bounds import spread
 from assay.kernels.inside.triton.ledger import WrongValueError, refuse
 from assay.types import Json
 
@@ -51,14 +52,14 @@ class Accesses:
     def touched(self, pointers: Any, mask: Any, size: int, what: str, values: Any) -> None:
         """Take one access into the account, before it is made."""
         if mask is not None:
-            mask = np.broadcast_to(mask, pointers.shape)
+            mask = spread(mask, pointers.shape)
             at = pointers[mask]
         else:
             at = pointers.ravel()
         if not at.size:
             return
         if values is not None:
-            values = np.broadcast_to(values, pointers.shape)
+            values = spread(values, pointers.shape)
             values = values[mask] if mask is not None else values.ravel()
         places = np.searchsorted(self._starts, at, side="right") - 1
         first = int(places[0])

@@ -1,16 +1,17 @@
-"""What the replay harnesses share: a program built once and called on one set of inputs a round, on some `Machine`.
+"""What the replay harnesses share: a program built once and called on sets of inputs, on some `Machine`.
 
 The header has `init_inputs`, `inputs`, `outputs`, `parameters`, `weight_seed`.
-The first round has the tensors of `get_init_inputs`; each later one has one set of inputs and, last, a control record:
-the fields of `player.Manner`, and `weights`, by name. Outputs are bytes; the report has, for each call, what the
-kernels did, or the fault that ended it, and `starts`: a digest of each parameter as the constructor leaves it.
+The first round has the tensors of `get_init_inputs`. A later one has the buffers of one or several calls, one after
+the other, and last a list with a control record for each: the fields of `player.Manner`, `weights`, by name, `needed`,
+and `blobs`, how many buffers are its own. Outputs are bytes; the report has, for each of the `calls`, what the kernels
+did, or the fault that ended it, and `starts`: a digest of each parameter as the constructor leaves it.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,27 +51,48 @@ def play(
     except Exception as error:  # noqa: BLE001 - whatever a program makes the interpreter raise is data
         return {"fault": submission.fault("constructing ModelNew", error, _kind(error, machine)) | _place(error)}
     write_outputs([])
-    rounds: list[Json] = []
+    told: list[Json] = []
     starts = [digest(player.memory.tensor(window)) for _, window in program.params]
     while (blobs := read_inputs()) is not None:
-        control = json.loads(bytes(blobs[-1]))
-        inputs = _tensors(tensors_of(header["inputs"], blobs, "cpu"))
-        weights, whole = control.pop("weights"), not control.pop("needed")
-        entry: dict[str, Json] = {}
-        try:
-            moved = _weights(program, header["parameters"], weights, blobs, whole)
-            entry["weights"] = moved is not None
-            account = player.call(inputs, Manner(**control), moved)
-        except Exception as error:  # noqa: BLE001 - as above
-            entry["fault"] = submission.fault("forward", error, _kind(error, machine)) | _place(error)
-            rounds.append(entry | {"unwritten": [0] * len(program.outputs)})
-            if control.get("skip", NO_KERNEL) == NO_KERNEL:
-                return {"rounds": rounds, "starts": starts, "fault": entry["fault"]}
-            write_outputs([_all_ones(dtype, shape) for dtype, shape in header["outputs"]])  # bytes never right
-            continue
-        rounds.append(entry | _told(account))
-        write_outputs([_bytes(player.memory.tensor(window)) for window in program.outputs])
-    return {"rounds": rounds, "starts": starts}
+        outputs: list[memoryview] = []
+        for control, own in _calls_of(blobs):
+            entry, made = _call(player, machine, control, own, header)
+            told.append(entry)
+            if made is None:
+                return {"calls": told, "starts": starts, "fault": entry["fault"]}
+            outputs += made
+        write_outputs(outputs)
+    return {"calls": told, "starts": starts}
+
+
+def _calls_of(blobs: Sequence[memoryview]) -> Iterator[tuple[Json, Sequence[memoryview]]]:
+    """The calls of a round: what each is, and its own buffers."""
+    at = 0
+    for control in json.loads(bytes(blobs[-1])):
+        size = control.pop("blobs")
+        yield control, blobs[at : at + size]
+        at += size
+
+
+def _call(
+    player: Player, machine: Machine, control: Json, blobs: Sequence[memoryview], header: Json
+) -> tuple[dict[str, Json], list[memoryview] | None]:
+    """What is told of one call, and its outputs; None where a fault ends the replay."""
+    program = player.program
+    inputs = _tensors(tensors_of(header["inputs"], blobs, "cpu"))
+    weights, whole = control.pop("weights"), not control.pop("needed")
+    entry: dict[str, Json] = {}
+    try:
+        moved = _weights(program, header["parameters"], weights, blobs, whole)
+        entry["weights"] = moved is not None
+        account = player.call(inputs, Manner(**control), moved)
+    except Exception as error:  # noqa: BLE001 - whatever a program makes the interpreter raise is data
+        entry["fault"] = submission.fault("forward", error, _kind(error, machine)) | _place(error)
+        entry["unwritten"] = [0] * len(program.outputs)
+        if control.get("skip", NO_KERNEL) == NO_KERNEL:
+            return entry, None
+        return entry, [_all_ones(dtype, shape) for dtype, shape in header["outputs"]]  # bytes never right
+    return entry | _told(account), [_bytes(player.memory.tensor(window)) for window in program.outputs]
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

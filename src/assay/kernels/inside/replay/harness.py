@@ -1,10 +1,7 @@
 """The sandbox harness that replays a program in Triton's interpreter. The `source` of its job is the program; no host
 code of anyone's runs. `device_harness` does the same on a GPU.
 
-The header has `init_inputs`, `inputs`, `outputs`, `parameters`, `weight_seed`,
-`max_programs`. The first round has the tensors of `get_init_inputs`; each later one has one set of inputs and, last, a
-control record: the fields of `player.Manner`, and `weights`, by name. Outputs are bytes; the report has, for each
-call, what the kernels did, or the fault that ended it.
+The header is that of `calls`, which says what the rounds are, and `max_programs`.
 """
 
 from __future__ import annotations
@@ -25,8 +22,8 @@ from assay.types import Json
 if TYPE_CHECKING:
     from assay.sandbox.base import ReadInputs, WriteOutputs
 
-WARM_UP_CALLS = 20
-"""After so many calls Python has specialised the bytecode of the interpreter, which children inherit."""
+WARM_UPS, WARM_UP_CALLS = 12, 2
+"""After so many programs and calls Python has specialised the bytecode of all that replays, which children inherit."""
 _KERNEL = """@triton.jit
 def kernel(x, y, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -42,12 +39,13 @@ def preload() -> None:
     program = json.dumps(_warm_up_program())
     header: Json = {"init_inputs": [], "inputs": [{"dtype": "float32", "shape": [4], "blob": 0}], "parameters": []}
     header |= {"outputs": [["float32", [4]]], "weight_seed": 0, "max_programs": 64}
-    control = memoryview(json.dumps({"weights": {}, "needed": True}).encode())
-    calls = ([memoryview(bytearray(16)), control] for _ in range(WARM_UP_CALLS))
-    rounds = iter([[], *calls, None])
-    report = execute(program, header, rounds.__next__, lambda outputs: None)
-    if "fault" in report:
-        raise RuntimeError(f"a program of ours cannot be replayed: {report['fault']}")
+    control = memoryview(json.dumps([{"weights": {}, "needed": True, "blobs": 1}]).encode())
+    for _ in range(WARM_UPS):
+        calls = ([memoryview(bytearray(16)), control] for _ in range(WARM_UP_CALLS))
+        rounds = iter([[], *calls, None])
+        report = execute(program, header, rounds.__next__, lambda outputs, short=False: None)
+        if "fault" in report:
+            raise RuntimeError(f"a program of ours cannot be replayed: {report['fault']}")
 
 
 def _warm_up_program() -> Json:

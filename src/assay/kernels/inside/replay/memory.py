@@ -20,11 +20,15 @@ class Memory:
 
     def __init__(self, program: Program, device: str = "cpu", *, marked: bool = True) -> None:
         self.device, self.marked = device, marked
-        self.granularity = granularity(program)
-        self.raw = [torch.full((size,), 0xFF, dtype=torch.uint8, device=device) for size in program.storages]
+        seen = _windows(program)
+        self.granularity = _granularity(len(program.storages), seen)
+        shown = {window.storage for window in seen} | {storage for storage, _ in program.constants}
+        # What only later calls of the recording used is not part of the program.
+        sizes = [size if place in shown else 0 for place, size in enumerate(program.storages)]
+        self.raw = [torch.full((size,), 0xFF, dtype=torch.uint8, device=device) for size in sizes]
         self.made = [
             torch.zeros(-(-size // grain) if marked else 0, dtype=torch.bool)
-            for size, grain in zip(program.storages, self.granularity, strict=True)
+            for size, grain in zip(sizes, self.granularity, strict=True)
         ]
         """Whether a kernel, or a move of what kernels made, wrote each element last."""
         self.known = [torch.zeros_like(made) for made in self.made]
@@ -85,20 +89,25 @@ class Memory:
 
     def fill(self, storages: Sequence[int], poison: int) -> None:
         """Fill some storages: with a byte, or with random ones of the seed `poison` where it is none."""
-        chance = torch.Generator().manual_seed(poison)
+        chance = torch.Generator().manual_seed(poison) if poison >= BYTES else None
         for storage in storages:
             raw = self.raw[storage]
-            if poison < BYTES:
+            if chance is None:
                 raw.fill_(poison)
+            elif raw.is_cpu:
+                raw.random_(generator=chance)
             else:
                 raw.copy_(torch.randint(0, BYTES, raw.shape, dtype=torch.uint8, generator=chance))
-            self.made[storage].fill_(False)
-            self.known[storage].fill_(storage in self._given)
+            self.forget(storage)
+
+    def forget(self, storage: int) -> None:
+        """No kernel of this call wrote a storage, and only an input has values."""
+        self.made[storage].fill_(False)
+        self.known[storage].fill_(storage in self._given)
 
 
-def granularity(program: Program) -> list[int]:
-    """Bytes of the smallest element that each storage is shown with."""
-    found = [16] * len(program.storages)
+def _windows(program: Program) -> list[Window]:
+    """Every window onto the storages of a program, some more than once."""
     seen: list[Window] = [*program.inputs, *program.init_inputs, *program.outputs]
     seen += [window for _, window in (*program.params, *program.buffers)]
     for operation in operations_in(program.steps):
@@ -107,6 +116,12 @@ def granularity(program: Program) -> list[int]:
     for step in program.steps:
         for variant in getattr(step, "variants", ()):
             seen += [window for _, value in variant.args for window in windows_in(value)]
+    return seen
+
+
+def _granularity(storages: int, seen: Sequence[Window]) -> list[int]:
+    """Bytes of the smallest element that each storage is shown with."""
+    found = [16] * storages
     for window in seen:
         found[window.storage] = min(found[window.storage], DTYPES[window.dtype])
     return found

@@ -20,6 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from assay.kernels.inside.replay import operators
 from assay.kernels.inside.replay.memory import Memory
 from assay.kernels.program.form import (
+    DTYPES,
     Descriptor,
     Function,
     Launch,
@@ -30,6 +31,7 @@ from assay.kernels.program.form import (
     Value,
     Variant,
     Window,
+    dense_strides,
     windows_in,
 )
 from assay.types import Json
@@ -138,6 +140,7 @@ class Player:
         self._init_inputs, self._weight_seed = init_inputs, weight_seed
         self._kernels = machine.build(program)
         self._launches = {id(step): place for place, step in enumerate(_launches(program.steps))}
+        self._tuned = any(len(step.variants) > 1 for step in _launches(program.steps))
         self._tuned_start = any(len(step.variants) > 1 for step in _launches((*program.module, *program.init)))
         self._set_up(Manner(in_order=True, follow=False))
 
@@ -151,7 +154,9 @@ class Player:
         torch.default_generator.manual_seed(self._weight_seed)
         self._run(program.init, manner)
         self._start = {place: self.memory.raw[place].clone() for place in sorted(_lasting(program))}
-        self._fresh = [place for place in range(len(program.storages)) if place not in self._start]
+        self._given = {window.storage for window in program.inputs if _is_whole(window, program)} - self._start.keys()
+        known = self._start.keys() | self._given
+        self._fresh = [place for place in range(len(program.storages)) if place not in known]
         self._left_out = {id(program.forward[place]) for place in program.once}
 
     def call(
@@ -175,7 +180,7 @@ class Player:
             self.prepare(inputs, manner.poison, weights)
         else:
             self._go_on(inputs, manner.poison)
-        params = [_bytes_of(self.memory.tensor(window)) for _, window in self.program.params]
+        params = [_bytes_of(self.memory.tensor(window)).clone() for _, window in self.program.params]
         told = self.forward(manner)
         follow = manner.follow and self._machine.follows
         unwritten = tuple(int((~self.memory.is_made(window)).sum()) if follow else 0 for window in self.program.outputs)
@@ -187,7 +192,12 @@ class Player:
         memory.fill([place for place in self._fresh if place not in kept], poison)
         for place in (*self._start, *kept):
             memory.made[place].fill_(False)
-        _fill_in(memory, self.program.inputs, inputs)
+        self._give(inputs)
+
+    def _give(self, inputs: Sequence[torch.Tensor]) -> None:
+        for place in self._given:
+            self.memory.forget(place)
+        _fill_in(self.memory, self.program.inputs, inputs)
 
     def _changed_inputs(self, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
         windows = enumerate(zip(self.program.inputs, inputs, strict=True))
@@ -213,7 +223,7 @@ class Player:
         memory.fill(self._fresh, poison)
         for number, value in (weights or {}).items():
             memory.tensor((*self.program.params, *self.program.buffers)[number][1]).copy_(value)
-        _fill_in(memory, self.program.inputs, inputs)
+        self._give(inputs)
 
     def forward(self, manner: Manner, choose: Choose | None = None) -> dict[str, Json]:
         """The steps of forward, on memory as it is, and what the run says of itself."""
@@ -234,6 +244,8 @@ class Player:
 
     def _chosen(self, manner: Manner) -> Choose:
         """The variant that the call is to run first, then the others in random order."""
+        if not self._tuned:
+            return lambda launch, _: launch.variants
         chance = random.Random(manner.seed)
 
         def choose(launch: Launch, _: Callable[[Variant], None]) -> Sequence[Variant]:
@@ -321,12 +333,19 @@ def _fill_in(memory: Memory, windows: Sequence[Window], tensors: Sequence[torch.
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of what a tensor holds, as bytes: a NaN is the same as itself."""
-    return tensor.detach().clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8)
+    """What a tensor holds, as bytes: a NaN is the same as itself. They are the tensor's own where these lie densely."""
+    return tensor.contiguous().flatten().view(torch.uint8)
 
 
 def _same(tensor: torch.Tensor, given: torch.Tensor) -> bool:
     return torch.equal(_bytes_of(tensor), _bytes_of(given.to(tensor.device)))
+
+
+def _is_whole(window: Window, program: Program) -> bool:
+    """Whether a window shows every byte of its storage, each once and in order."""
+    size = math.prod(window.size) * DTYPES[window.dtype]
+    dense = tuple(window.stride) == dense_strides(window.size)
+    return dense and not window.offset and size == program.storages[window.storage]
 
 
 def _launches(steps: Sequence[Step]) -> list[Launch]:

@@ -8,6 +8,11 @@ from typing import Any
 import numpy as np
 
 
+def spread(values: Any, shape: tuple[int, ...]) -> Any:
+    """An array in a shape that it is broadcast to; NumPy takes longer than a small kernel for one that has it."""
+    return values if values.shape == shape else np.broadcast_to(values, shape)
+
+
 class Ranges:
     """Address ranges of the tensors that a launch may touch."""
 
@@ -23,7 +28,7 @@ class Ranges:
 
     def fault(self, pointers: Any, mask: Any, size: int, what: str) -> str:
         """What is wrong with an access of `size` bytes at each of some addresses; empty where nothing is."""
-        touched = pointers[np.broadcast_to(mask, pointers.shape)] if mask is not None else pointers
+        touched = pointers[spread(mask, pointers.shape)] if mask is not None else pointers
         if not touched.size:
             return ""
         if not self.starts.size:

@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.arithmetic import MeaningError
-from assay.kernels.inside.triton.bounds import Ranges
+from assay.kernels.inside.triton.bounds import Ranges, spread
 from assay.kernels.inside.triton.ledger import OutOfBoundsError, UnsupportedError, WrongValueError, current, refuse
 from assay.kernels.inside.triton.values.handles import numpy_dtype
 
@@ -71,8 +71,8 @@ def _guard_loads_and_stores(builder: Any) -> None:
 
 def _check_one_value(pointers: Any, values: Any, mask: Any) -> None:
     """Refuse a store of two values to one address: a GPU keeps either."""
-    mask = np.broadcast_to(mask, pointers.shape)
-    at, values = pointers[mask], np.broadcast_to(values, pointers.shape)[mask]
+    mask = spread(mask, pointers.shape)
+    at, values = pointers[mask], spread(values, pointers.shape)[mask]
     if at.size < 2 or (at[1:] > at[:-1]).all():
         return
     order = np.argsort(at, kind="stable")

@@ -29,6 +29,7 @@ from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, LIBRARY, LOGA
 from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
 from assay.kernels.inside.triton.values import (
     bfloat16,
+    block_types,
     casts,
     combining,
     constants,
@@ -69,7 +70,7 @@ def _launch(executor: Any, *args: Any, **kwargs: Any) -> None:
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         guards.ranges.set(set(_tensor_ranges(bound.values())))
         values = {
-            name: value if name in executor.constexprs else engine._implicit_cvt(value) for name, value in bound.items()
+            name: value if name in executor.constexprs else block_types.argument(value) for name, value in bound.items()
         }
     try:
         _run_programs(function, values, (*extents, 1, 1)[:3])
@@ -163,6 +164,7 @@ def install() -> None:
     engine.interpreter_builder.options = engine.InterpreterOptions(sanitize_overflow=False)
     engine.FunctionRewriter._get_jit_fn_file_line = _first_line
     _keep_language_patched()
+    block_types.install(builder)
     handles.install(builder)
     bfloat16.install(builder)
     ptx.install(builder)
