@@ -10,7 +10,7 @@ No attribute is read, no builtin is named.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from assay.kernels.language import vocabulary
@@ -41,12 +41,12 @@ from assay.kernels.language.form import (
     Pass,
     Return,
     Statement,
-    Target,
     Text,
     Unary,
     While,
     Whole,
 )
+from assay.kernels.language.lowering import Lowering, lowered, names_of, statements
 from assay.kernels.language.writing import Lines, function_names, number, target, variable
 
 OPERATORS = {
@@ -90,7 +90,7 @@ OWN = {
 MEANINGS = frozenset(
     {*OPERATORS.values(), *SIGNS.values(), *LOOPS.values(), *OWN.values()}
     | {"o_assigned", "o_again", "o_fixed", "o_dynamic", "o_truth", "o_pick", "o_returned", "o_index", "o_all"}
-    | {"o_static", "o_attribute", "o_method", "o_combine", "o_nan", "o_inf"}
+    | {"o_static", "o_attribute", "o_method", "o_combine", "o_nan", "o_inf", "o_early", "o_unread"}
 )
 """Every operator that generated text may name."""
 
@@ -103,12 +103,14 @@ class InterpreterText:
     names: the name of each function in it, by key.
     triton: name in the text -> full name of the function or constant of Triton.
     origins: for each line of `source`, the line of the submission.
+    heeding: keys of the functions that go by the result of an atomic operation.
     """
 
     source: str
     names: Mapping[str, str]
     triton: Mapping[str, str]
     origins: tuple[int, ...]
+    heeding: frozenset[str]
 
 
 def interpreted(kernels: Kernels) -> InterpreterText:
@@ -117,27 +119,10 @@ def interpreted(kernels: Kernels) -> InterpreterText:
     names = function_names(functions)
     lines = Lines()
     used: dict[str, str] = {}
+    found = lowered(functions)
     for function in functions.values():
-        _Writer(function, names, lines, used).function()
-    return InterpreterText(lines.text(), names, used, tuple(lines.origins))
-
-
-def _all(body: Sequence[Statement]) -> Iterator[Statement]:
-    for each in body:
-        yield each
-        if isinstance(each, If):
-            yield from _all(each.yes)
-            yield from _all(each.no)
-        elif isinstance(each, For | While):
-            yield from _all(each.body)
-
-
-def _names(found: Target) -> Iterator[str]:
-    if isinstance(found, str):
-        yield found
-    else:
-        for item in found.items:
-            yield from _names(item)
+        _Writer(function, names, lines, used, found).function()
+    return InterpreterText(lines.text(), names, used, tuple(lines.origins), frozenset(found.heeding))
 
 
 @dataclass(slots=True)
@@ -152,6 +137,7 @@ class _Writer:
     names: Mapping[str, str]
     lines: Lines
     used: dict[str, str]
+    lowering: Lowering
     regions: list[str] = field(default_factory=list)
     again: frozenset[str] = frozenset()
     several_returns: bool = False
@@ -159,8 +145,8 @@ class _Writer:
 
     def function(self) -> None:
         """Write all of it."""
-        everything = list(_all(self.one.body))
-        bound = Counter(name for each in everything if isinstance(each, Assign) for name in _names(each.target))
+        everything = list(statements(self.one.body))
+        bound = Counter(name for each in everything if isinstance(each, Assign) for name in names_of(each.target))
         bound.update(parameter.name for parameter in self.one.parameters)
         self.again = frozenset(name for name, times in bound.items() if times > 1)
         self.several_returns = sum(isinstance(each, Return) for each in everything) > 1
@@ -206,6 +192,7 @@ class _Writer:
                     self.block(each.no, region)
             case For():
                 loop = self.checked(each.function, (vocabulary.LOOPS[each.function],), each.arguments)
+                loop += ", ahead=True" * (id(each) in self.lowering.pipelined)
                 loop = f"{LOOPS[each.function]}({loop})"
                 add(origin, f"for {variable(each.name)} in {loop}:")
                 self.block(each.body, "" if each.function == "tl.static_range" else "True")
@@ -221,7 +208,7 @@ class _Writer:
     def assigned(self, each: Assign) -> str:
         """The value of an assignment; where it may replace another at run time, with a look at that."""
         value = f"o_assigned({self.expression(each.value)})"
-        changed = sorted(set(_names(each.target)) & self.again)
+        changed = sorted(set(names_of(each.target)) & self.again)
         if not changed or not self.regions:
             return value
         region = "True" if "True" in self.regions else " or ".join(self.regions)
@@ -264,14 +251,21 @@ class _Writer:
             case Attribute(value, name):
                 return f"o_attribute({inner(value)}, {name!r})"
             case Call(function, arguments):
-                name = OWN.get(function) or self.triton(function)
+                name = self.lowered(each, OWN.get(function) or self.triton(function))
                 return f"{name}({self.checked(function, (vocabulary.FUNCTIONS[function],), arguments)})"
             case Method(value, name, arguments):
                 arguments_of = self.checked(f"tl.{name}", vocabulary.METHODS[name], arguments)
-                return f"o_method({inner(value)}, {name!r})({arguments_of})"
+                return f"{self.lowered(each, f'o_method({inner(value)}, {name!r})')}({arguments_of})"
             case Invoke(key, arguments):
                 named = [f"{variable(name)}={inner(value)}" for name, value in arguments.named]
-                return f"{self.names[key]}({', '.join([*map(inner, arguments.positional), *named])})"
+                name = self.lowered(each, self.names[key])
+                return f"{name}({', '.join([*map(inner, arguments.positional), *named])})"
+
+    def lowered(self, each: Expression, function: str) -> str:
+        """A function as it is called here, where the compiler makes something else of the call."""
+        if id(each) in self.lowering.early:
+            return f"o_early({function})"
+        return f"o_unread({function})" if id(each) in self.lowering.unread else function
 
     def triton(self, name: str) -> str:
         """The name under which a function of Triton stands in the text."""

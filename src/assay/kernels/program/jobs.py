@@ -85,6 +85,8 @@ class Measured:
     fault: str = ""
     inputs_changed: tuple[int, ...] = ()
     params_changed: tuple[str, ...] = ()
+    left: tuple[Mapping[str, int], ...] = ()
+    """Memory of earlier calls that it read and left otherwise: `elements`, and the `line` that writes them."""
 
 
 def record_job(code: str, draw: InputSet | Shapes, limits: Limits, precision: str, text_checks: bool = True) -> Job:
@@ -160,7 +162,13 @@ def _measured(entry: Mapping[str, Json]) -> Measured:
         plain_text(fault.get("message"))[:500] if isinstance(fault, Mapping) else "",
         tuple(_count(number) for number in _list(entry.get("inputs_changed"))[:_LISTED]),
         tuple(plain_text(name)[:128] for name in _list(entry.get("params_changed"))[:_LISTED]),
+        tuple(_left(found) for found in _list(entry.get("left"))[:_LISTED]),
     )
+
+
+def _left(found: Json) -> dict[str, int]:
+    said = found if isinstance(found, Mapping) else {}
+    return {"elements": _count(said.get("elements")), "line": line_of(said)}
 
 
 def _race(race: Json) -> dict[str, object]:

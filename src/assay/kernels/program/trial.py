@@ -314,6 +314,7 @@ def _findings(program: Program, answers: Answers, seen: Sequence[Measured], poli
     params = {name for account in whole for name in account.params_changed}
     return [
         *rules.tensors_left_alone(inputs, params),
+        *rules.left_as_found([found for account in seen for found in account.left]),
         *(rules.outputs_written(program, unwritten) if policy == "strict" else ()),
         *rules.kernels_matter(program, changed),
         *rules.constructor(program, reference, draw.init_work, replaced, refused=folded),

@@ -7,9 +7,11 @@ from typing import Literal
 
 import torch
 
+from assay.kernels.inside.replay.state import State
 from assay.kernels.program.form import DTYPES, Program, Window, operations_in, windows_in
 
 BYTES = 256
+Copy = tuple[list[torch.Tensor], ...]
 
 
 class Memory:
@@ -29,6 +31,8 @@ class Memory:
         """Whether a kernel, or a move of what kernels made, wrote each element last."""
         self.known = [torch.zeros_like(made) for made in self.made]
         """Whether anything wrote each element in this call, or gave it its value before."""
+        self.state: State | None = None
+        """Where the call under way is to leave what lasts as it found it."""
         self._given = {window.storage for window in program.inputs}
         for storage, content in program.constants:
             self.raw[storage].copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
@@ -44,9 +48,11 @@ class Memory:
 
     def marks(self, window: Window, kind: Literal["made", "known"] = "made") -> list[torch.Tensor]:
         """Views of `made` or `known`, in the shape of a window: one for each part of an element."""
-        grain = self.granularity[window.storage]
-        parts = DTYPES[window.dtype] // grain
-        flags = (self.made if kind == "made" else self.known)[window.storage]
+        return self.flags(window, (self.made if kind == "made" else self.known)[window.storage])
+
+    def flags(self, window: Window, flags: torch.Tensor) -> list[torch.Tensor]:
+        """The same of any flags of the elements of its storage."""
+        parts = DTYPES[window.dtype] // self.granularity[window.storage]
         strides = tuple(stride * parts for stride in window.stride)
         return [
             torch.empty(0, dtype=torch.bool).set_(
@@ -76,6 +82,16 @@ class Memory:
         for kind, flags in kinds:
             for part in self.marks(window, kind):
                 part.copy_(flags) if isinstance(flags, torch.Tensor) else part.fill_(flags)
+
+    def copy(self) -> Copy:
+        """All that it holds and knows."""
+        return tuple([part.clone() for part in kind] for kind in (self.raw, self.made, self.known))
+
+    def take_back(self, copy: Copy) -> None:
+        """Hold and know what it did then."""
+        for kind, then in zip((self.raw, self.made, self.known), copy, strict=True):
+            for part, held in zip(kind, then, strict=True):
+                part.copy_(held)
 
     def restore(self, storage: int, content: torch.Tensor) -> None:
         """Give a storage back what it held; no kernel of this call wrote it."""

@@ -19,6 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from assay.kernels.inside.replay import operators
 from assay.kernels.inside.replay.memory import Memory
+from assay.kernels.inside.replay.state import State
 from assay.kernels.program.form import (
     Descriptor,
     Function,
@@ -30,7 +31,8 @@ from assay.kernels.program.form import (
     Value,
     Variant,
     Window,
-    windows_in,
+    lasting,
+    of_earlier_calls,
 )
 from assay.types import Json
 
@@ -69,6 +71,8 @@ class Account:
     """Inputs that hold other bytes than they were given, and that forward does not return."""
     params_changed: tuple[str, ...] = ()
     """Parameters that hold other bytes than before."""
+    left: tuple[Json, ...] = ()
+    """What it read of an earlier call and left otherwise (`state`); of calls that follow another one alone."""
 
 
 class CompilerError(Exception):
@@ -136,6 +140,7 @@ class Player:
         self._init_inputs, self._weight_seed = init_inputs, weight_seed
         self._kernels = machine.build(program)
         self._launches = {id(step): place for place, step in enumerate(_launches(program.steps))}
+        self._of_earlier_calls = of_earlier_calls(program)
         self._tuned_start = any(len(step.variants) > 1 for step in _launches((*program.module, *program.init)))
         self._set_up(Manner(in_order=True, follow=False))
 
@@ -148,7 +153,7 @@ class Player:
         self._run(program.module, manner)
         torch.default_generator.manual_seed(self._weight_seed)
         self._run(program.init, manner)
-        self._start = {place: self.memory.raw[place].clone() for place in sorted(_lasting(program))}
+        self._start = {place: self.memory.raw[place].clone() for place in sorted(lasting(program))}
         self._fresh = [place for place in range(len(program.storages)) if place not in self._start]
         self._left_out = {id(program.forward[place]) for place in program.once}
 
@@ -174,10 +179,14 @@ class Player:
         else:
             self._go_on(inputs, manner.poison)
         params = [_bytes_of(self.memory.tensor(window)) for _, window in self.program.params]
-        told = self.forward(manner)
         follow = manner.follow and self._machine.follows
+        earlier = self._of_earlier_calls if follow and not manner.restored else ()
+        self.memory.state = state = State(self.memory, earlier) if earlier else None
+        told = self.forward(manner)
+        self.memory.state = None
+        left = state.left({window.storage for window in self.program.outputs}) if state is not None else ()
         unwritten = tuple(int((~self.memory.is_made(window)).sum()) if follow else 0 for window in self.program.outputs)
-        return Account(told, unwritten, self._changed_inputs(inputs), self._changed_params(params))
+        return Account(told, unwritten, self._changed_inputs(inputs), self._changed_params(params), tuple(left))
 
     def _go_on(self, inputs: Sequence[torch.Tensor], poison: int) -> None:
         """Make memory what a later call finds: all that lasts is as the last call left it, the rest is fresh."""
@@ -334,18 +343,3 @@ def _same(tensor: torch.Tensor, given: torch.Tensor) -> bool:
 
 def _launches(steps: Sequence[Step]) -> list[Launch]:
     return [step for step in steps if isinstance(step, Launch)]
-
-
-def _lasting(program: Program) -> set[int]:
-    """Storages that hold something before forward is called."""
-    found = {storage for storage, _ in program.constants}
-    found |= {window.storage for window in (*program.init_inputs, *(window for _, window in program.params))}
-    for step in (*program.module, *program.init):
-        if isinstance(step, Launch):
-            values = [value for variant in step.variants for _, value in variant.args]
-            found |= {window.storage for value in values for window in windows_in(value)}
-            made = [out for variant in step.variants for operation in variant.before for out in operation.outs]
-            found |= {out.storage for out in made}
-        else:
-            found |= {out.storage for out in step.outs}
-    return found
