@@ -90,7 +90,7 @@ OWN = {
 MEANINGS = frozenset(
     {*OPERATORS.values(), *SIGNS.values(), *LOOPS.values(), *OWN.values()}
     | {"o_assigned", "o_again", "o_fixed", "o_dynamic", "o_truth", "o_pick", "o_returned", "o_index", "o_all"}
-    | {"o_static", "o_attribute", "o_method", "o_combine", "o_nan", "o_inf", "o_early", "o_unread"}
+    | {"o_static", "o_attribute", "o_method", "o_combine", "o_nan", "o_inf", "o_early"}
 )
 """Every operator that generated text may name."""
 
@@ -103,14 +103,14 @@ class InterpreterText:
     names: the name of each function in it, by key.
     triton: name in the text -> full name of the function or constant of Triton.
     origins: for each line of `source`, the line of the submission.
-    heeding: keys of the functions that go by the result of an atomic operation.
+    lowering: what the compiler makes of them.
     """
 
     source: str
     names: Mapping[str, str]
     triton: Mapping[str, str]
     origins: tuple[int, ...]
-    heeding: frozenset[str]
+    lowering: Lowering
 
 
 def interpreted(kernels: Kernels) -> InterpreterText:
@@ -122,7 +122,7 @@ def interpreted(kernels: Kernels) -> InterpreterText:
     found = lowered(functions)
     for function in functions.values():
         _Writer(function, names, lines, used, found).function()
-    return InterpreterText(lines.text(), names, used, tuple(lines.origins), frozenset(found.heeding))
+    return InterpreterText(lines.text(), names, used, tuple(lines.origins), found)
 
 
 @dataclass(slots=True)
@@ -262,10 +262,8 @@ class _Writer:
                 return f"{name}({', '.join([*map(inner, arguments.positional), *named])})"
 
     def lowered(self, each: Expression, function: str) -> str:
-        """A function as it is called here, where the compiler makes something else of the call."""
-        if id(each) in self.lowering.early:
-            return f"o_early({function})"
-        return f"o_unread({function})" if id(each) in self.lowering.unread else function
+        """A function as it is called here, where the compiler may start the call early."""
+        return f"o_early({function})" if id(each) in self.lowering.early else function
 
     def triton(self, name: str) -> str:
         """The name under which a function of Triton stands in the text."""

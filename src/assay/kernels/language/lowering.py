@@ -1,7 +1,4 @@
-"""What Triton's compiler makes of a kernel beyond what its text says, as far as it decides what a GPU puts in order.
-
-A scalar atomic operation whose result is read ends in a barrier: one thread hands the result to all others. One whose
-result nothing needs has none, and says nothing to anyone.
+"""What Triton's compiler makes of loops beyond what their text says, and which functions make atomic operations.
 
 Loads of a pipelined loop start up to `num_stages` iterations early, whatever the loop stores: all that stand in a
 `tl.range` with `num_stages`, and those that feed a `tl.dot` in any other loop. A `tl.debug_barrier()` in the loop keeps
@@ -44,20 +41,22 @@ from assay.kernels.language.form import (
 )
 
 _LOADS = frozenset({"tl.load", "tl.load_tensor_descriptor"})
+_STORES = frozenset({"tl.store", "tl.store_tensor_descriptor"})
+_WRITES = frozenset({"store", "atomic"})
 
 
 @dataclass(slots=True)
 class Lowering:
     """Parts of the form, by `id`; they are those of the functions that it was made of."""
 
-    unread: set[int] = field(default_factory=set)
-    """Atomic operations whose results nothing needs."""
     pipelined: set[int] = field(default_factory=set)
     """Loops whose loads may start early."""
     early: set[int] = field(default_factory=set)
     """Those loads, and calls of helpers that have some."""
-    heeding: set[str] = field(default_factory=set)
-    """Functions that go by the result of an atomic operation, their helpers included."""
+    atomic: set[str] = field(default_factory=set)
+    """Functions that make atomic operations, by themselves or by their helpers."""
+    meets: set[str] = field(default_factory=set)
+    """Functions in which a load may follow a store or an atomic operation."""
 
 
 def lowered(functions: Mapping[str, Function]) -> Lowering:
@@ -66,15 +65,12 @@ def lowered(functions: Mapping[str, Function]) -> Lowering:
     has: dict[str, frozenset[str]] = {}
     for key, function in functions.items():
         has[key] = _features(function.body, has)
+        if "atomic" in has[key]:
+            found.atomic.add(key)
+        if "load" in has[key] and has[key] & _WRITES and _meets(function.body, has):
+            found.meets.add(key)
         if has[key] & {"staged", "dot loop"}:
             _find_early(function.body, has, found, within=False)
-    ignored: set[str] = set()
-    for key in reversed(list(functions)):
-        if has[key] & {"atomic", "invoke"}:
-            _find_unread(functions[key], ignored, found)
-    for key, function in functions.items():
-        if found.heeding.intersection(function.calls):
-            found.heeding.add(key)
     return found
 
 
@@ -98,8 +94,7 @@ def names_of(found: Target) -> Iterator[str]:
             yield from names_of(item)
 
 
-def is_atomic(each: Expression) -> bool:
-    """Whether it is the call of an atomic operation."""
+def _is_atomic(each: Expression) -> bool:
     if isinstance(each, Call):
         return each.function.startswith("tl.atomic_")
     return isinstance(each, Method) and each.name.startswith("atomic_")
@@ -152,12 +147,10 @@ def _own(each: Statement) -> Sequence[Expression | None]:
 
 
 def _features(body: Sequence[Statement], has: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    """What is in a body: `atomic`, `dot`, `load`, `invoke`, `staged` (a loop with stages of its own), `dot loop`."""
+    """What is in a body: `atomic`, `store`, `dot`, `load`, `staged` (a loop with stages of its own), `dot loop`."""
     found: set[str] = set()
     for each in body:
-        for value in _own(each):
-            for one in expressions(value):
-                found |= _features_of(one, has)
+        found |= _features_of_all(_own(each), has)
         inside: Sequence[Statement] = ()
         if isinstance(each, For | While):
             inside = each.body
@@ -171,14 +164,44 @@ def _features(body: Sequence[Statement], has: Mapping[str, frozenset[str]]) -> f
     return frozenset(found)
 
 
+def _features_of_all(values: Sequence[Expression | None], has: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    return frozenset(found for value in values for one in expressions(value) for found in _features_of(one, has))
+
+
 def _features_of(one: Expression, has: Mapping[str, frozenset[str]]) -> frozenset[str]:
     if isinstance(one, Invoke):
-        return (has.get(one.key, frozenset()) - {"staged", "dot loop"}) | {"invoke"}
-    if is_atomic(one):
+        return has.get(one.key, frozenset()) - {"staged", "dot loop"}
+    if _is_atomic(one):
         return frozenset({"atomic"})
     if isinstance(one, Call) and one.function == "tl.dot":
         return frozenset({"dot"})
-    return frozenset({"load"}) if _is_load(one) else frozenset()
+    if _is_load(one):
+        return frozenset({"load"})
+    stores = one.function in _STORES if isinstance(one, Call) else isinstance(one, Method) and one.name == "store"
+    return frozenset({"store"}) if stores else frozenset()
+
+
+def _meets(body: Sequence[Statement], has: Mapping[str, frozenset[str]], written: bool = False) -> bool:
+    """Whether a load may follow a store or an atomic operation. A loop comes to its beginning again, and in a helper
+    that does both either may be the first. `written`: whether one stands before the body."""
+    for each in body:
+        here, mixed = _features_of_all(_own(each), has), _mixed(each, has)
+        if (written and "load" in here | mixed) or ("load" in mixed and mixed & _WRITES):
+            return True
+        if isinstance(each, If):
+            if _meets(each.yes, has, written) or _meets(each.no, has, written):
+                return True
+            mixed = _features((*each.yes, *each.no), has)
+        written = written or bool((here | mixed) & _WRITES)
+    return False
+
+
+def _mixed(each: Statement, has: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """What a statement does in no order that matters here: a loop, or helpers that it calls."""
+    if isinstance(each, For | While):
+        return _features(each.body, has)
+    calls = (one.key for value in _own(each) for one in expressions(value) if isinstance(one, Invoke))
+    return frozenset(found for key in calls for found in has.get(key, ()))
 
 
 def _is_load(one: Expression) -> bool:
@@ -204,29 +227,6 @@ class _Slice:
                 self.taken.add(id(one))
                 if isinstance(one, Local):
                     waiting += self._values.pop(one.name, ())
-
-
-def _find_unread(function: Function, ignored: set[str], found: Lowering) -> None:
-    """Calls that are statements of their own, or feed only variables that no effect depends on. `ignored`: helpers
-    whose results nothing needs; those that the function calls so are added."""
-    everything = list(statements(function.body))
-    read = _Slice(everything)
-    for each in everything:
-        if isinstance(each, Do):
-            for part in _parts(each.value):
-                read.take(part)
-        elif not isinstance(each, Assign | Fix | Return) or (isinstance(each, Return) and function.key not in ignored):
-            for value in _own(each):
-                read.take(value)
-    for each in everything:
-        for value in _own(each):
-            for one in expressions(value):
-                if is_atomic(one) and id(one) in read.taken:
-                    found.heeding.add(function.key)
-                elif is_atomic(one):
-                    found.unread.add(id(one))
-                elif isinstance(one, Invoke) and id(one) not in read.taken:
-                    ignored.add(one.key)
 
 
 def _is_staged(loop: For) -> bool:

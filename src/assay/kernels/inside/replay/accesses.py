@@ -11,17 +11,21 @@ program do to each other's elements without a barrier (`lanes`) is refused at on
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import numpy as np
 
-from assay.kernels.inside.replay.lanes import Lanes
+from assay.kernels.inside.replay.lanes import Lanes, Spread
 from assay.kernels.inside.replay.memory import Memory
-from assay.kernels.inside.replay.ordering import Ordering, program_of
+from assay.kernels.inside.replay.ordering import Ordering
 from assay.kernels.inside.replay.state import State, Step
 from assay.kernels.inside.triton.ledger import Access, WrongValueError, refuse
+from assay.kernels.inside.triton.rebuilt import FILE
 from assay.types import Json
 
 WARP = 32
@@ -40,6 +44,27 @@ _IN_DOUBT = (
     "a race: {0}() stores a block after a load of {1} elements that it had stored before. Where they are fewer than "
     "its threads, one thread stores what several load, in no order. Call tl.debug_barrier() between the two"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Leaning:
+    """An access of a program that is in order with an earlier one by nothing but results of atomic operations."""
+
+    program: int
+    number: int
+    """Of the access, among those of the program."""
+    first: int
+    """Of the results that may have put it in order, among those of the program."""
+    last: int
+    access: Access
+
+    def is_alike(self, other: Access) -> bool:
+        """Whether another one is at the same addresses."""
+        one = self.access
+        if one.what != other.what or not np.array_equal(one.pointers, other.pointers):
+            return False
+        mask, others = (True if access.mask is None else access.mask for access in (one, other))
+        return bool(np.all(np.equal(mask, others)))
 
 
 class Accesses:
@@ -64,9 +89,14 @@ class Accesses:
         """Accesses that a program of the launch made."""
         self.ran: list[int] = []
         """The programs of the launch, in the order in which they began."""
+        self._results = 0
         self.ordered: dict[int, int] = {}
-        """Of a program of the launch that others were told of by atomic operations: the stamp of an access at which
-        they met it, and that would be lost without."""
+        """Lines in which a program of the launch touches what another one was told of by atomic operations, and that
+        would be lost without: the stamp of the other's access."""
+        self.leaning: dict[int, Leaning] = {}
+        """Lines of accesses that are in order with earlier ones of their program by results of atomic operations."""
+        self._doubtful: dict[int, Leaning] = {}
+        """The same of loads that are in doubt."""
 
     def launch(self, name: str, line: int, programs: int, stages: int, warps: int) -> None:
         """A launch begins: what the last one touched races with nothing any more. `stages`, `warps`: its `num_stages`
@@ -74,14 +104,20 @@ class Accesses:
         self._launch, self._stages, self._lanes.threads = (name, line), stages, WARP * warps
         self._seen = {}
         self._ordering = Ordering(programs)
-        self.ran, self.ordered, self.most = [], {}, 0
+        self.ran, self.ordered, self.leaning, self.most = [], {}, {}, 0
         if self._state is not None:
             self._step = self._state.step(line)
+
+    @property
+    def name(self) -> str:
+        """Of the kernel."""
+        return self._launch[0]
 
     def begin(self, program: int) -> None:
         """A program begins."""
         self.ran.append(program)
-        self._made_so_far = 0
+        self._made_so_far = self._results = 0
+        self._doubtful = {}
         self._ordering.begin(program)
         self._lanes.begin()
 
@@ -99,8 +135,6 @@ class Accesses:
 
     def touched(self, access: Access) -> None:
         """Take one access into the account, before it is made."""
-        self._made_so_far += 1
-        self.most = max(self.most, self._made_so_far)
         pointers, mask, values = access.pointers, access.mask, access.values
         if mask is not None:
             mask = np.broadcast_to(mask, pointers.shape)
@@ -120,11 +154,18 @@ class Accesses:
                     here = places == place
                     some = values[here] if values is not None else None
                     self._within(int(place), at[here], access, some, mask, here)
+        self._made_so_far += 1
+        self.most = max(self.most, self._made_so_far)
         if access.sync is not None:
             one = pointers.size == 1
             self._ordering.atomic(at, one, access.sync)
-            if one and access.sync.read:
-                self._lanes.barrier()
+            self._results += 1
+            if one:
+                self._lanes.result(self._results)
+
+    def result(self, found: Any) -> Any:
+        """What an atomic operation found."""
+        return found
 
     def _within(self, index: int, at: Any, access: Access, values: Any, mask: Any, here: Any) -> None:
         """One access to one storage. `here`: which of those that the mask chooses; None for all."""
@@ -159,25 +200,33 @@ class Accesses:
             self._seen[storage] = _Seen(len(self._made[storage]))
         meets, races, told = self._seen[storage].take(slots, what, self._ordering, one)
         if told:
-            self.ordered[program_of(told)] = told
+            self.ordered[_line()] = told
         shape = None if access.apart else () if one else (access.pointers.shape, access.size)
         lanes = partial(_lanes, access.pointers.size, mask, here, parts, inside)
-        beside = self._lanes.take(storage, slots, what, shape, lanes, access.early)
-        if what == "store" and (races is not None or beside is not None):
+        doubtful = self._lanes.doubtful_by_result
+        beside, handed = self._lanes.take(storage, slots, what, Spread(shape, lanes, access.early))
+        if what == "store" and not (races is None and beside is None and handed is None):
             changed = np.repeat(self._changed(storage, offsets, access.size, values), parts)
             changed = changed if inside is None else changed[inside]
             races = races & changed if races is not None else None
             beside = beside & changed if beside is not None else None
+            handed = handed * changed if handed is not None else None
         if beside is not None and beside.any():
             self._refuse_lanes(access, int(np.count_nonzero(beside)))
-        if what != "load" and access.pointers.size > self._lanes.doubtful:
-            refuse(WrongValueError(_IN_DOUBT.format(self._launch[0], self._lanes.doubtful)))
+        if handed is not None and (stamp := int(handed.max())):
+            self._lean(access, stamp, self.leaning)
+        if self._lanes.doubtful_by_result < doubtful:
+            self._lean(access, self._lanes.doubted, self._doubtful)
+        if what != "load" and access.pointers.size > min(self._lanes.doubtful, self._lanes.doubtful_by_result):
+            if access.pointers.size > self._lanes.doubtful:
+                refuse(WrongValueError(_IN_DOUBT.format(self.name, self._lanes.doubtful)))
+            self.leaning |= self._doubtful
         self._note(storage, meets, races)
 
     def _follow(self, state: State, storage: int, slots: Any, access: Access) -> None:
         """Note what the launch reads and writes of memory that lasts."""
         state.touched(storage, slots, reads=access.what != "store", writes=access.what != "load")
-        if access.what == "load" or (access.sync is not None and access.sync.read):
+        if access.what != "store":
             self._step.reads.add(storage)
         if access.what != "load":
             self._step.writes.add(storage)
@@ -186,7 +235,12 @@ class Accesses:
         """Refuse what lanes of one program do to each other, with what helps."""
         said = _EARLY if self._lanes.only_early else _OTHER_LANES
         what = "an atomic operation" if access.sync is not None else f"a {access.what}"
-        refuse(WrongValueError(said.format(self._launch[0], what, elements)))
+        refuse(WrongValueError(said.format(self.name, what, elements)))
+
+    def _lean(self, access: Access, stamp: int, found: dict[int, Leaning]) -> None:
+        """Note an access that is in order with one of a stamp by results alone."""
+        first, last = self._lanes.results_after(stamp)
+        found[_line()] = Leaning(self.ran[-1], self._made_so_far, first, last, access)
 
     def _changed(self, storage: int, offsets: Any, size: int, values: Any) -> Any:
         """Which of some elements get other bytes than they hold."""
@@ -223,6 +277,14 @@ class Accesses:
             {"kernel": name, "line": line, "storage": storage, "elements": elements, "lost": lost}
             for (name, line, storage, _), (elements, lost) in found
         ]
+
+
+def _line() -> int:
+    """The line of the submission that is under way; 0 where there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != FILE:
+        frame = frame.f_back
+    return frame.f_lineno if frame is not None else 0
 
 
 def _lanes(count: int, mask: Any, here: Any, parts: int, inside: Any) -> Any:

@@ -14,11 +14,11 @@ from triton.backends.nvidia.compiler import CUDAOptions
 from assay.kernels.inside.replay.accesses import Accesses
 from assay.kernels.inside.replay.kernels import kernels_of
 from assay.kernels.inside.replay.memory import Memory
-from assay.kernels.inside.replay.pauses import Pausing, pause
-from assay.kernels.inside.replay.player import Manner
+from assay.kernels.inside.replay.player import NO_KERNEL, Manner
+from assay.kernels.inside.replay.reruns import Rerun, rerun
 from assay.kernels.inside.triton import ledger as ledgers
 from assay.kernels.inside.triton.rebuilt import Rebuilt, rebuild
-from assay.kernels.program.form import Launch, Program, Variant
+from assay.kernels.program.form import Launch, Program, Variant, storages_of
 from assay.types import Json
 
 
@@ -52,7 +52,9 @@ class Interpreted:
     @contextlib.contextmanager
     def running(self, memory: Memory, manner: Manner) -> Iterator[_InterpretedRun]:
         """Account for the launches of some steps. Raises a refusal of the interpreter that was met on the way."""
-        accesses = Accesses(memory) if manner.follow and self.follows else None
+        # What programs and lanes do to each other may depend on values, so that one call does not show it.
+        follow = manner.follow or (manner.skip == NO_KERNEL and any(kernel.meets for kernel in self.kernels))
+        accesses = Accesses(memory) if follow and self.follows else None
         order = None if manner.in_order else random.Random(manner.seed)
         ledger = ledgers.Ledger(self._max_programs, order=order, observer=accesses, rounding=_rounding(manner))
         with ledgers.recording(ledger):
@@ -86,21 +88,19 @@ class _InterpretedRun:
         if accesses is None:
             run()
             return
-        before = self._memory.copy() if kernel.heeds else None
+        before = self._memory.copy(storages_of(launch)) if kernel.atomic else None
         _begin(accesses, kernel, launch, variant)
         run()
         if before is not None:
             chance = random.Random(self._manner.seed)
-            pause(self._memory, before, accesses, partial(self._again, kernel, launch, variant, run), chance)
+            rerun(self._memory, before, accesses, partial(self._again, kernel, launch, variant, run), chance)
 
-    def _again(
-        self, kernel: Rebuilt, launch: Launch, variant: Variant, run: Callable[[], None], pausing: Pausing
-    ) -> None:
-        """The same launch, its programs in the same order and some of them paused; it is on no account but theirs."""
+    def _again(self, kernel: Rebuilt, launch: Launch, variant: Variant, run: Callable[[], None], other: Rerun) -> None:
+        """The same launch, its programs in the same order; it is on no account but the other observer's."""
         assert self._accesses is not None
-        _begin(pausing, kernel, launch, variant)
+        _begin(other, kernel, launch, variant)
         chance, order = random.Random(self._manner.seed), self._accesses.ran
-        with ledgers.recording(ledgers.Ledger(len(order), chance, pausing, self._ledger.rounding, order)):
+        with ledgers.recording(ledgers.Ledger(len(order), chance, other, self._ledger.rounding, order)):
             run()
 
     def told(self) -> dict[str, Json]:

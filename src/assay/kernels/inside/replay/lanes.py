@@ -8,6 +8,9 @@ Where an access has fewer elements than there are threads, several load an eleme
 load of it, with no barrier after the store, may be anything. That is of no account as long as the program goes on with
 as few elements (a sum that one thread keeps in memory), and shows in the first larger block that it writes.
 
+An atomic operation on a single element is made by one thread, which hands the result to all others: a barrier, if the
+result is needed. Whether it is, shows in another run (`reruns`).
+
 Loads of a pipelined loop (`language.lowering`) start before what earlier iterations and lines have stored.
 """
 
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,6 +42,23 @@ _BEFORE: dict[str, tuple[str, ...]] = {
 """What an access must not meet without a barrier, another lane having done it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How an access is spread over the threads of its program."""
+
+    shape: Any
+    """Of the whole access, and the size of its elements; `()` for a single one, None for an access of no thread."""
+    lanes: Callable[[], Any]
+    """The lane of each of its elements in one storage."""
+    early: bool = False
+    """Whether it is a load that starts early where its loop is pipelined."""
+
+    @property
+    def elements(self) -> int:
+        """Of the whole access."""
+        return math.prod(self.shape[0]) if self.shape else 1
+
+
 class Lanes:
     """What the program under way touched since its last barrier."""
 
@@ -57,16 +78,30 @@ class Lanes:
     def begin(self) -> None:
         """A program begins: it has touched nothing."""
         self._loop = _NONE
-        self.doubtful = _NONE
-        """Elements of the smallest access that loaded what one thread of several had stored, without a barrier."""
+        self.doubtful = self.doubtful_by_result = _NONE
+        """Elements of the smallest access that loaded what one thread of several had stored, without a barrier; and
+        with nothing between but results of atomic operations."""
+        self.doubted = 0
+        """The stamp of what the last of the latter loaded."""
         self.barrier()
 
     def barrier(self) -> None:
         """All of its threads meet: what was before is in order with what follows."""
         self._next_stretch()
-        self._since = self._stretch << _LANE
-        self._waiting: dict[int, list[tuple[str, int, Any, Any]]] = {}
+        self._since = self._handed = self._stretch << _LANE
+        self._results: list[tuple[int, int]] = []
+        self._waiting: dict[int, list[tuple[str, int, Any, Spread]]] = {}
         self._kinds: dict[int, set[str]] = {}
+
+    def result(self, number: int) -> None:
+        """One thread hands the result of an atomic operation to all others; `number`: how many the program made."""
+        self._next_stretch()
+        self._handed = self._stretch << _LANE
+        self._results.append((self._stretch, number))
+
+    def results_after(self, stamp: int) -> tuple[int, int]:
+        """The first and the last result that were handed over after an access, by number."""
+        return next(number for stretch, number in self._results if stretch > stamp >> _LANE), self._results[-1][1]
 
     def loop(self) -> int:
         """A pipelined loop begins; gives back what `leave` takes."""
@@ -79,55 +114,72 @@ class Lanes:
         """It is over."""
         self._loop = before
 
-    def take(self, storage: int, slots: Any, what: str, shape: Any, lanes: Callable[[], Any], early: bool) -> Any:
-        """Which elements of an access meet others of the same program in no order; None for none. Then it is noted.
+    def take(self, storage: int, slots: Any, what: str, spread: Spread) -> tuple[Any, Any]:
+        """Which elements of an access meet others of the same program in no order, None for none; and for each the
+        stamp of the last one that only results of atomic operations put in order with it, if there is one.
+        Then it is noted.
 
         Args:
             storage: What it touches.
             slots: Numbers of the elements.
             what: `load`, `store` or `atomic operation`.
-            shape: Of the whole access, and the size of its elements; `()` for a single one, None for no lanes.
-            lanes: The lane of each element in it.
-            early: Whether it is a load that starts early where its loop is pipelined.
+            spread: Over the threads.
         """
         kinds = self._kinds.setdefault(storage, set())
         others = kinds.intersection(_BEFORE[what]) if kinds else ()
         waiting = self._waiting.setdefault(storage, [])
-        meets: Any = None
         if others or len(waiting) >= _MOST_WAITING:
             for each in waiting:
                 self._note(storage, *each)
             waiting.clear()
-        mine = self._stamped(shape, lanes) if others else 0
+        meets: Any = None
+        handed: Any = None
+        mine = self._stamped(spread) if others else 0
         self.only_early = True
         for kind in others:
             there = self._stamps[storage, kind][slots]
             recent = there >= self._since
-            found = recent if shape is None else recent & (((there ^ mine) & _LANES) != 0)
-            self.only_early &= not found.any()
+            found = recent if spread.shape is None else recent & (((there ^ mine) & _LANES) != 0)
             if what == "load":
-                few = math.prod(shape[0]) if shape else 1
-                if few < min(self.threads, self.doubtful) and (recent & ~found).any():
-                    self.doubtful = few
-                found = found | (there >= max(self._loop, self._since)) if early else found
+                self._doubt(there, recent & ~found, spread)
+            if self._handed > self._since:
+                by_result = np.where(found & (there < self._handed), there, 0)
+                handed = by_result if handed is None else np.maximum(handed, by_result)
+                found = found & (there >= self._handed)
+            self.only_early &= not found.any()
+            if spread.early:
+                found = found | (there >= max(self._loop, self._since))
             if found.any():
                 meets = found if meets is None else meets | found
         kinds.add(what)
-        waiting.append((what, self._stretch, slots, (shape, lanes)))
-        return meets
+        waiting.append((what, self._stretch, slots, spread))
+        return meets, handed if handed is not None and handed.any() else None
 
-    def _stamped(self, shape: Any, lanes: Callable[[], Any]) -> Any:
+    def _doubt(self, there: Any, own: Any, spread: Spread) -> None:
+        """Note a load of elements that one thread of several stored (`own`)."""
+        few = spread.elements
+        if few >= min(self.threads, self.doubtful) or not own.any():
+            return
+        if (there[own] >= self._handed).any():
+            self.doubtful = few
+        else:
+            self.doubtful_by_result = min(self.doubtful_by_result, few)
+            self.doubted = int(there[own].max())
+
+    def _stamped(self, spread: Spread) -> Any:
         """Shape and lane of each element of an access."""
-        if shape is None:
+        if spread.shape is None:
             return _SEVERAL
-        number = self._shapes.setdefault(shape, len(self._shapes) + 1) if shape != () else 0
-        return number % _SHAPES << _SHAPE | (lanes() if shape != () else 0)
+        if spread.shape == ():
+            return 0
+        number = self._shapes.setdefault(spread.shape, len(self._shapes) + 1)
+        return number % _SHAPES << _SHAPE | spread.lanes()
 
-    def _note(self, storage: int, what: str, stretch: int, slots: Any, place: tuple[Any, Callable[[], Any]]) -> None:
+    def _note(self, storage: int, what: str, stretch: int, slots: Any, spread: Spread) -> None:
         key = (storage, what)
         if key not in self._stamps:
             self._stamps[key] = np.zeros(self._slots(storage), dtype=np.int64)
-        stamps, mine = self._stamps[key], stretch << _LANE | self._stamped(*place)
+        stamps, mine = self._stamps[key], stretch << _LANE | self._stamped(spread)
         there = stamps[slots]
         several = (there >= self._since) & (((there ^ mine) & _LANES) != 0) if what == "load" else False
         stamps[slots] = mine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -11,7 +11,7 @@ from assay.kernels.inside.replay.state import State
 from assay.kernels.program.form import DTYPES, Program, Window, operations_in, windows_in
 
 BYTES = 256
-Copy = tuple[list[torch.Tensor], ...]
+Copy = dict[int, tuple[torch.Tensor, ...]]
 
 
 class Memory:
@@ -83,15 +83,15 @@ class Memory:
             for part in self.marks(window, kind):
                 part.copy_(flags) if isinstance(flags, torch.Tensor) else part.fill_(flags)
 
-    def copy(self) -> Copy:
-        """All that it holds and knows."""
-        return tuple([part.clone() for part in kind] for kind in (self.raw, self.made, self.known))
+    def copy(self, storages: Iterable[int]) -> Copy:
+        """All that some storages hold and what is known of them."""
+        return {place: tuple(kind[place].clone() for kind in (self.raw, self.made, self.known)) for place in storages}
 
     def take_back(self, copy: Copy) -> None:
         """Hold and know what it did then."""
-        for kind, then in zip((self.raw, self.made, self.known), copy, strict=True):
-            for part, held in zip(kind, then, strict=True):
-                part.copy_(held)
+        for place, then in copy.items():
+            for kind, held in zip((self.raw, self.made, self.known), then, strict=True):
+                kind[place].copy_(held)
 
     def restore(self, storage: int, content: torch.Tensor) -> None:
         """Give a storage back what it held; no kernel of this call wrote it."""

@@ -5,9 +5,10 @@ knows, so far; one that acquires hears it. An access of one program is ordered b
 told of it. Plain accesses tell and hear nothing, nor do relaxed operations or those in the scope of one program.
 
 One thread of a program makes an atomic operation on a single element. It tells what the other threads did only once
-they have met at a barrier, and what it hears reaches them with its result: who does not look at that knows nothing.
+they have met at a barrier; what it hears reaches them with its result.
 
-Programs are replayed one after another, so each is told of all that the ones before it have told.
+Programs are replayed one after another, so each is told of all that the ones before it have told. Whether it would
+wait for them is another question (`reruns`).
 """
 
 from __future__ import annotations
@@ -74,6 +75,9 @@ class Ordering:
     def barrier(self) -> None:
         """All threads of the program meet."""
         self._clock = self._met = min(self._clock + 1, _MOST_CLOCK)
+        self._share()
+
+    def _share(self) -> None:
         if self._heard is not None:
             self._known = self._heard if self._known is None else np.maximum(self._known, self._heard)
             self._heard = None
@@ -83,12 +87,12 @@ class Ordering:
         if addresses.size <= MAX_AT_ONCE:
             for address in addresses.tolist():
                 there = self._told.get(address)
-                if there is not None and sync.hears and sync.read:
+                if there is not None and sync.hears:
                     self._heard = there if self._heard is None else np.maximum(self._heard, there)
                 if sync.tells:
                     self._tell(address, there, one)
-        if one and sync.read:
-            self.barrier()
+        if one:
+            self._share()
 
     def _tell(self, address: int, there: Any, one: bool) -> None:
         if there is None and (len(self._told) + 1) * self._programs > MAX_ENTRIES:

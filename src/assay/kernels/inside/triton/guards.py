@@ -108,7 +108,7 @@ def _guard_atomics(builder: Any) -> None:
         _check(ptr.data, mask.data, val.data.dtype.itemsize, "atomic operation", sync=_sync(*rest))
         order = current().order
         if order is None or ptr.data.size < 2:
-            return rmw(self, op, ptr, val, mask, *rest, **named)
+            return _result(rmw(self, op, ptr, val, mask, *rest, **named))
         # The lanes of an atomic operation come in no order.
         shape, places = ptr.data.shape, np.random.default_rng(order.getrandbits(32)).permutation(ptr.data.size)
         lanes = (
@@ -118,7 +118,7 @@ def _guard_atomics(builder: Any) -> None:
         found = rmw(self, op, *lanes, *rest, **named)
         back = np.empty_like(found.data)
         back[places] = found.data
-        return engine.TensorHandle(back.reshape(shape), found.dtype)
+        return _result(engine.TensorHandle(back.reshape(shape), found.dtype))
 
     def create_atomic_cas(self: Any, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
         for side in (cmp, val):
@@ -127,12 +127,17 @@ def _guard_atomics(builder: Any) -> None:
         cmp, val = (_as_wide(side, ptr.data.shape) for side in (cmp, val))
         bits = _BITS.get(val.data.dtype)
         if bits is None:
-            return cas(self, ptr, cmp, val, *rest)
+            return _result(cas(self, ptr, cmp, val, *rest))
         # A GPU compares bits: to it 0.0 and -0.0 differ.
         found = cas(self, ptr, *(engine.TensorHandle(side.data.view(bits.name), bits) for side in (cmp, val)), *rest)
-        return engine.TensorHandle(found.data.view(val.data.dtype), val.dtype)
+        return _result(engine.TensorHandle(found.data.view(val.data.dtype), val.dtype))
 
     builder.create_atomic_rmw, builder.create_atomic_cas = create_atomic_rmw, create_atomic_cas
+
+
+def _result(found: Any) -> Any:
+    observer = current().observer
+    return found if observer is None else observer.result(found)
 
 
 def _sync(sem: Any, scope: Any) -> Sync:
@@ -140,7 +145,7 @@ def _sync(sem: Any, scope: Any) -> Sync:
     wide, kinds = scope != engine._ir.MEM_SYNC_SCOPE.CTA, engine._ir.MEM_SEMANTIC
     hears = wide and sem in (kinds.ACQUIRE, kinds.ACQUIRE_RELEASE)
     tells = wide and sem in (kinds.RELEASE, kinds.ACQUIRE_RELEASE)
-    return Sync(hears, tells, read=not current().unread)
+    return Sync(hears, tells)
 
 
 def _barrier(_self: Any) -> None:

@@ -40,8 +40,6 @@ class Sync:
     """It acquires: what other programs told at its element is over."""
     tells: bool = True
     """It releases: it tells what is over."""
-    read: bool = True
-    """Something depends on its result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +81,10 @@ class Observer(Protocol):
         """It is about to touch memory."""
         ...
 
+    def result(self, found: Any) -> Any:
+        """What an atomic operation gives to the program, from what it found there (a `TensorHandle`)."""
+        ...
+
 
 class Ledger:
     """What kernels did in one call of forward. `order`: programs of a launch run in random order, and so do the lanes
@@ -102,8 +104,8 @@ class Ledger:
         self.programs = 0
         self.max_programs = max_programs
         self.order, self.observer, self.rounding, self.schedule = order, observer, rounding, schedule
-        self.early = self.unread = self.apart = False
-        """Of the access under way; `Access` and `Sync` say what they mean."""
+        self.early = self.apart = False
+        """Of the access under way; `Access` says what they mean."""
         self.refusal: Exception | None = None
         """The first refusal, kept because a candidate may catch it and go on."""
 

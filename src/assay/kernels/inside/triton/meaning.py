@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import triton.language as tl
 from triton.runtime import interpreter as engine
@@ -207,23 +207,14 @@ _WARPS_APART = 2
 
 def early(function: Callable[..., Any]) -> Callable[..., Any]:
     """A load, or a helper that loads, which the compiler may start early."""
-    return _marked(function, "early")
 
-
-def unread(function: Callable[..., Any]) -> Callable[..., Any]:
-    """An atomic operation whose result nothing needs."""
-    return _marked(function, "unread")
-
-
-def _marked(function: Callable[..., Any], mark: Literal["early", "unread"]) -> Callable[..., Any]:
     def call(*args: Any, **named: Any) -> Any:
         ledger = current()
-        before = getattr(ledger, mark)
-        setattr(ledger, mark, True)
+        before, ledger.early = ledger.early, True
         try:
             return function(*args, **named)
         finally:
-            setattr(ledger, mark, before)
+            ledger.early = before
 
     return call
 
@@ -312,7 +303,6 @@ MEANING: dict[str, Any] = {
     "o_returned": returned,
     "o_static": static,
     "o_early": early,
-    "o_unread": unread,
     "o_index": index,
     "o_all": slice(None),
     "o_attribute": attribute,

@@ -36,7 +36,8 @@ class Rebuilt:
     """One kernel or helper.
 
     program: runs one program of a launch; takes the arguments by the submission's names, as `_launch` binds them.
-    heeds: whether it goes by the result of an atomic operation.
+    atomic: whether it makes atomic operations.
+    meets: whether it may load what it wrote, or what others tell it.
     """
 
     key: str
@@ -44,7 +45,8 @@ class Rebuilt:
     parameters: tuple[str, ...]
     constexprs: frozenset[str]
     program: Callable[..., None]
-    heeds: bool = False
+    atomic: bool = False
+    meets: bool = False
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         """A launch on a grid."""
@@ -61,7 +63,7 @@ def rebuild(kernels: Kernels) -> dict[str, Rebuilt]:
     text = interpreted(kernels)
     space = execute(text)
     return {
-        key: _rebuilt(function, space[text.names[key]], key in text.heeding)
+        key: _rebuilt(function, space[text.names[key]], key in text.lowering.atomic, key in text.lowering.meets)
         for key, function in kernels.functions.items()
     }
 
@@ -91,7 +93,7 @@ def _of_triton(name: str) -> Any:
     return found
 
 
-def _rebuilt(function: Function, body: Callable[..., Any], heeds: bool) -> Rebuilt:
+def _rebuilt(function: Function, body: Callable[..., Any], atomic: bool, meets: bool) -> Rebuilt:
     names = tuple(parameter.name for parameter in function.parameters)
     constexprs = frozenset(parameter.name for parameter in function.parameters if parameter.constexpr)
 
@@ -109,7 +111,7 @@ def _rebuilt(function: Function, body: Callable[..., Any], heeds: bool) -> Rebui
     program.__name__ = function.name
     program.__defaults__ = body.__defaults__
     program.__annotations__ = dict.fromkeys(constexprs, "constexpr")
-    return Rebuilt(function.key, function.name, names, constexprs, program, heeds)
+    return Rebuilt(function.key, function.name, names, constexprs, program, atomic, meets)
 
 
 def argument(value: Any, parameter: Parameter) -> Any:
