@@ -199,7 +199,7 @@ def _meets(body: Sequence[Statement], has: Mapping[str, frozenset[str]], written
 def _mixed(each: Statement, has: Mapping[str, frozenset[str]]) -> frozenset[str]:
     """What a statement does in no order that matters here: a loop, or helpers that it calls."""
     if isinstance(each, For | While):
-        return _features(each.body, has)
+        return _features((each,), has)
     calls = (one.key for value in _own(each) for one in expressions(value) if isinstance(one, Invoke))
     return frozenset(found for key in calls for found in has.get(key, ()))
 
