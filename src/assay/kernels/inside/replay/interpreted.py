@@ -88,7 +88,7 @@ class _InterpretedRun:
         if accesses is None:
             run()
             return
-        before = self._memory.copy(storages_of(launch)) if kernel.atomic else None
+        before = self._memory.copy(storages_of(launch)) if kernel.atomic and self._manner.follow else None
         _begin(accesses, kernel, launch, variant)
         run()
         if before is not None:

@@ -181,7 +181,7 @@ class Player:
         params = [_bytes_of(self.memory.tensor(window)) for _, window in self.program.params]
         follow = manner.follow and self._machine.follows
         earlier = self._of_earlier_calls if follow and not manner.restored else ()
-        self.memory.state = state = State(self.memory, earlier) if earlier else None
+        state = self.memory.state = State(self.memory.raw, self.memory.granularity, earlier) if earlier else None
         told = self.forward(manner)
         self.memory.state = None
         left = state.left({window.storage for window in self.program.outputs}) if state is not None else ()

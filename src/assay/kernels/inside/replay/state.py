@@ -7,16 +7,13 @@ sums are cleared, tables are written once; statistics that no output depends on 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from assay.types import Json
-
-if TYPE_CHECKING:
-    from assay.kernels.inside.replay.memory import Memory
 
 
 @dataclass(slots=True)
@@ -31,15 +28,19 @@ class Step:
 class State:
     """What one call does to it."""
 
-    def __init__(self, memory: Memory, storages: Iterable[int]) -> None:
-        """`storages`: those whose content is an earlier call's."""
-        self._memory = memory
-        self._before = {place: memory.raw[place].clone() for place in storages}
-        self.written = {place: torch.zeros_like(memory.made[place]) for place in self._before}
+    def __init__(self, raw: Sequence[torch.Tensor], granularity: Sequence[int], storages: Iterable[int]) -> None:
+        """`raw`: the bytes of all storages; `granularity`: bytes of an element of each; `storages`: those whose content
+        is an earlier call's."""
+        self._raw, self._granularity = raw, granularity
+        self._before = {place: raw[place].clone() for place in storages}
+        self.written = {place: self._flags(place) for place in self._before}
         """Whether this call wrote each element of a storage."""
-        self.read = {place: torch.zeros_like(memory.made[place]) for place in self._before}
+        self.read = {place: self._flags(place) for place in self._before}
         """Whether it read it before."""
         self._steps: list[Step] = []
+
+    def _flags(self, place: int) -> torch.Tensor:
+        return torch.zeros(-(-len(self._raw[place]) // self._granularity[place]), dtype=torch.bool)
 
     def step(self, line: int) -> Step:
         """The next launch or operation."""
@@ -69,9 +70,9 @@ class State:
 
     def _changed(self, place: int, before: torch.Tensor) -> torch.Tensor:
         """Which elements hold other bytes than before."""
-        grain, flags = self._memory.granularity[place], self.read[place]
-        differ = torch.zeros(len(flags) * grain, dtype=torch.bool)
-        differ[: len(before)] = self._memory.raw[place] != before
+        grain = self._granularity[place]
+        differ = torch.zeros(len(self.read[place]) * grain, dtype=torch.bool)
+        differ[: len(before)] = self._raw[place] != before
         return differ.view(-1, grain).any(dim=1)
 
     def _reach(self, place: int) -> set[int]:
