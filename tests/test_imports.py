@@ -97,6 +97,7 @@ BOUNDARIES = {
     "assay.kernels.inside.reference_worker",
     "assay.kernels.inside.replay.calls",
     "assay.kernels.inside.replay.device_harness",
+    "assay.kernels.inside.replay.reruns",
     "assay.kernels.inside.rounds",
     "assay.kernels.inside.timing.harness",
 }

@@ -1,6 +1,6 @@
-"""Run as a program: how many stores Triton's compiler leaves in kernels that store in Python's reading.
+"""Run as a program: how often instructions stand in what Triton's compiler makes of kernels.
 
-Reads a JSON object of name -> [lines, n] from standard input; prints the stores in the machine code by name.
+Reads a JSON object of name -> [lines, n, instruction] from standard input; prints the counts by name.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def kernel(x, out, n, BLOCK: tl.constexpr):
 """
 
 
-def stores(name: str, lines: str, n: int) -> int:
-    """Instructions that store to global memory, once compiled for sm_90."""
+def count(name: str, lines: str, n: int, instruction: str) -> int:
+    """How often an instruction stands in the text for sm_90."""
     source = HEAD + "".join(f"    {line}\n" for line in lines.splitlines())
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     module = ModuleType(name)
     exec(compile(source, name, "exec"), module.__dict__)
     given, made = (tensor(Window(place, "float32", (16,), (1,), 0)) for place in range(2))
     kernel = ahead_of_time.compiled(module.kernel, {"x": given, "out": made, "n": n, "BLOCK": 16}, {})
-    return str(kernel.asm["ptx"]).count("st.global")
+    return str(kernel.asm["ptx"]).count(instruction)
 
 
 if __name__ == "__main__":
@@ -48,4 +48,4 @@ if __name__ == "__main__":
     ahead_of_time.install(90, 232448)
     knobs.compilation.store_binary_only = False
     given = json.load(sys.stdin)
-    print(json.dumps({name: stores(name, lines, n) for name, (lines, n) in given.items()}))
+    print(json.dumps({name: count(name, *case) for name, case in given.items()}))

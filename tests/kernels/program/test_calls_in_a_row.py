@@ -7,10 +7,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from test_replay_planning import DRAW, tuned
 
 from assay.kernels.inside.record.comparing import compare
+from assay.kernels.program import rules
 from assay.kernels.program.planning import plan
 from support.kernel_graders import Bench
 from support.programs import launch, made, operation, window
@@ -19,6 +21,7 @@ from support.trials import Trials
 EXPLOITS = Path(__file__).parents[3] / "exploits"
 STATE = sorted((EXPLOITS / "attacks" / "state").glob("*.py"))
 HONEST = ("parameters_named_as_fields", "workspace_cleared_in_turn", "workspace_left_clean", "kept_output")
+HONEST += ("tickets_set_back", "table_made_once", "counts_its_batches")
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +45,54 @@ def test_memory_may_be_kept_by_honest_kernels(trials: Trials, name: str) -> None
     code = (EXPLOITS / "unusual" / f"{name}.py").read_text(encoding="utf-8")
     outcome = trials.run(problem_of(code), code)
     assert outcome.end == "ok", outcome
+
+
+LEAVES = """
+import torch, triton, triton.language as tl
+@triton.jit
+def leaves(x_ptr, y_ptr, s_ptr, n):
+    i = tl.arange(0, 8)
+    x = tl.load(x_ptr + i)
+    p = s_ptr + i
+    {}
+    tl.store(y_ptr + i, x + {})
+class ModelNew(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("s", torch.zeros(9))
+    def forward(self, x):
+        y = torch.empty_like(x)
+        leaves[(1,)](x, y, self.s, 8)
+        {}
+        return y
+"""
+LEFT = {
+    "counted": ("s = tl.load(p)\n    tl.store(p, s + 1)", "0 * s", "", 8),
+    "counted in places": ("s = tl.load(p)\n    tl.store(p, s + 1, mask=i > 2)", "0 * s", "", 5),
+    "added to": ("s = tl.atomic_add(p, 1.0)", "0 * s", "", 8),
+    "written first": ("tl.store(p, x)\n    s = tl.load(p)", "0 * s", "", 0),
+    "given back": ("s = tl.load(p)\n    tl.store(p, s + 1)\n    tl.store(p, s)", "s", "", 0),
+    "read alone": ("s = tl.load(p)", "s", "", 0),
+    "never read": ("tl.store(p, x)", "0.0", "", 0),
+    "cleared by PyTorch": ("s = tl.load(p)\n    tl.store(p, s + 1)", "s", "self.s.zero_()", 0),
+    "counted by PyTorch": ("s = tl.load(p)", "0 * s", "self.s.add_(1.0)", 9),
+    "counted for itself": ("s = 0.0", "s", "self.s.add_(1.0)", 0),
+    "counted by way of another": ("s = 0.0", "s", "self.s.add_(1.0)\n        y.add_(self.s[:8], alpha=0.0)", 9),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_a_call_reads_of_earlier_ones_it_leaves_as_it_found_it(bench: Bench, name: str) -> None:
+    *parts, elements = LEFT[name]
+    code, x = LEAVES.format(*parts), np.arange(8, dtype=np.float32)
+    later = {"restored": False, "follow": True}
+    ran = bench.run(code, x, outputs=(("float32", (8,)),), controls=({}, {}, later, later | {"follow": False}))
+    assert ran.result.end == "ok" and not ran.fault, ran.result
+    first, second, found, last = (call["left"] for call in ran.result.report["rounds"])
+    assert first == second == last == [] and sum(one["elements"] for one in found) == elements
+    written = parts[2].splitlines()[0] if parts[2] else "leaves[(1,)](x, y, self.s, 8)"
+    assert all(code.splitlines()[one["line"] - 1].strip() == written for one in found)
+    assert [one.rule for one in rules.left_as_found(found)] == ["state"] * len(found)
 
 
 @pytest.mark.parametrize("trials_", [1, 2, 5])

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.kernels.inside.replay.ordering import Ordering
+from assay.kernels.inside.triton.ledger import Sync
 from support.kernel_graders import Bench
 from support.trials import SNAKE, Trials, snaking
 
@@ -22,13 +23,14 @@ def trials(bench: Bench) -> Trials:
 
 ADDING = snaking(
     """
-    y, locks = torch.zeros_like(x), torch.zeros(1, dtype=torch.int32, device=x.device)
-    adding[(2,)](x, self.frequency, y, locks, x.numel(), x.shape[-1], BLOCK=triton.next_power_of_2(x.numel()))
+    y, locks = torch.zeros_like(x), torch.zeros((2, 2), dtype=torch.int32, device=x.device)
+    block = triton.next_power_of_2(x.numel())
+    adding[(2,)](x, self.frequency, y, locks, locks[1], x.numel(), x.shape[-1], BLOCK=block)
     return y
     """,
     head="""
     @triton.jit
-    def adding(x_ptr, f_ptr, y_ptr, lock, n, F, BLOCK: tl.constexpr):
+    def adding(x_ptr, f_ptr, y_ptr, lock, w_ptr, n, F, BLOCK: tl.constexpr):
         i = tl.arange(0, BLOCK)
         x = tl.load(x_ptr + i, mask=i < n)
         a = tl.load(f_ptr + i % F, mask=i < n, other=1.0)
@@ -46,10 +48,23 @@ SPIN = f"while {TAKE} == 1: pass"
 WAYS = {
     "no lock": ("pass", PLAIN, "pass", "wrong"),
     "a lock": (SPIN, PLAIN, GIVE, "ok"),
-    "given back by a store": (SPIN, PLAIN, "tl.store(lock, 0)", "ok"),
+    "a lock that acquires and is released": (
+        SPIN.replace("0, 1)", '0, 1, sem="acquire")'),
+        PLAIN,
+        GIVE.replace("0)", '0, sem="release")'),
+        "ok",
+    ),
+    "a relaxed lock": (SPIN.replace("0, 1)", '0, 1, sem="relaxed")'), PLAIN, GIVE, "wrong"),
+    "relaxed when it is given back": (SPIN, PLAIN, GIVE.replace("0)", '0, sem="relaxed")'), "wrong"),
+    "a lock for one program": (SPIN.replace("0, 1)", '0, 1, scope="cta")'), PLAIN, GIVE, "wrong"),
+    "given back by a store": (SPIN, PLAIN, "tl.store(lock, 0)", "wrong"),
+    "given back before the threads have met": (SPIN, PLAIN, "pass", "wrong"),
     "nothing taken": ("pass", PLAIN, GIVE, "wrong"),
     "nothing given back": (TAKE, PLAIN, "pass", "wrong"),
-    "locks of their own": ("tl.atomic_add(x_ptr + tl.program_id(0), 0.0)", PLAIN, GIVE, "wrong"),
+    "taken without a look": (TAKE, PLAIN, GIVE, "wrong"),
+    "nobody waits": (SPIN.replace("== 1", "== 2"), PLAIN, GIVE, "wrong"),
+    "waits three times": (f"for _ in range(3):\n        t = {TAKE}", PLAIN, GIVE, "wrong"),
+    "locks of their own": ("tl.atomic_add(w_ptr + tl.program_id(0), 0)", PLAIN, GIVE, "wrong"),
     "atomic sums": ("pass", "tl.atomic_add(y_ptr + i, part, mask=i < n)", "pass", "ok"),
 }
 
@@ -57,6 +72,8 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_what_programs_add_without_a_lock_is_lost(trials: Trials, way: str) -> None:
     before, place, after, end = WAYS[way]
+    if way == "given back before the threads have met":
+        place = f"{PLAIN}\n    {GIVE}"
     code = ADDING.replace("BEFORE", before).replace("PLACE", place).replace("AFTER", after)
     outcome = trials.run(SNAKE, code)
     assert outcome.end == end, outcome
@@ -85,7 +102,7 @@ BESIDE = snaking(
 MORE = {
     "its own place": ("tl.store(work + tl.program_id(0), tl.load(x_ptr))", "ok"),
     "the same bytes": ("tl.store(work, 1.0)", "ok"),
-    "the same bytes, read again": ("tl.store(work, 1.0)\n    s *= tl.load(work)", "ok"),
+    "the same bytes, read again": ("tl.store(work, 1.0)\n    tl.debug_barrier()\n    s *= tl.load(work)", "ok"),
     "other bytes": ("tl.store(work, tl.program_id(0) * 1.0)", "wrong"),
     "what the next one writes": (
         "tl.store(work + tl.program_id(0), 0.0)\n    s += 0 * tl.load(work + (tl.program_id(0) + 1) % 8)",
@@ -101,29 +118,56 @@ def test_places_that_programs_share(trials: Trials, more: str) -> None:
     assert outcome.end == end, outcome
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=12))
-@settings(max_examples=60, deadline=None)
-def test_the_order_is_that_of_the_atomic_operations(script: list[tuple[int, int]]) -> None:
-    """Against reachability in the graph of what each program did: 0 is a plain access, others are atomic operations on
-    the element of that number. Programs run one after another."""
+KINDS = ("block", "single", "barrier", "acq_rel", "acquire", "release", "relaxed")
+SYNC = {kind: Sync(hears=kind in ("acq_rel", "acquire"), tells=kind in ("acq_rel", "release")) for kind in KINDS[3:]}
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(KINDS), st.integers(1, 2)), max_size=14))
+@settings(max_examples=300, deadline=None)
+def test_the_order_is_that_of_what_programs_tell_and_hear(script: list[tuple[int, str, int]]) -> None:
+    """Against reachability in the graph of what each program did, one program after another. Its first thread makes
+    single accesses and atomic operations; those of a block come after the last barrier or result, and are over at the
+    next barrier."""
     script = sorted(script, key=lambda event: event[0])
     before: list[set[int]] = []  # for each event, the events that are ordered before it
-    ordering, stamps, current = Ordering(4), {}, None
-    for number, (program, element) in enumerate(script):
+    ordering, stamps, current = Ordering(3), {}, None
+    for number, (program, kind, element) in enumerate(script):
         if program != current:
             ordering.begin(program)
             current = program
-        edges = [
-            other
-            for other, (whose, where) in enumerate(script[:number])
-            if whose == program or (element and where == element)
-        ]
+        own = [other for other in range(number) if script[other][0] == program]
+        edges = [other for other in own if script[other][1] != "block"][-1:]
+        if kind == "block":
+            edges = [other for other in own if script[other][1] not in ("block", "single")][-1:]
+        elif kind == "barrier":
+            edges += [other for other in own if script[other][1] == "block"]
+        elif kind in SYNC and SYNC[kind].hears:
+            edges += [
+                other
+                for other in range(number)
+                if script[other][2] == element and script[other][1] in SYNC and SYNC[script[other][1]].tells
+            ]
         before.append({part for other in edges for part in before[other] | {other}})
-        if element:
-            ordering.touched(np.array([element * 8], dtype=np.uint64), "atomic operation")
-            continue
-        for other, stamp in stamps.items():
-            others = ordering.of_others(np.array([stamp]))
-            unordered = bool(ordering.unordered(np.array([stamp]), others)[0])
-            assert unordered == (script[other][0] != program and other not in before[number])
-        stamps[number] = ordering.stamp
+        if kind == "barrier":
+            ordering.barrier()
+        elif kind in SYNC:
+            ordering.atomic(np.array([element * 8], dtype=np.uint64), True, SYNC[kind])
+        else:
+            for other, stamp in stamps.items():
+                others = ordering.of_others(np.array([stamp]))
+                unordered = bool(ordering.unordered(np.array([stamp]), others)[0])
+                assert unordered == (script[other][0] != program and other not in before[number]), (number, other)
+            stamps[number] = ordering.stamp(kind == "single")
+
+
+@given(st.integers(0, 3), st.booleans())
+def test_what_an_operation_on_many_elements_hears_reaches_its_program_at_a_barrier(count: int, one: bool) -> None:
+    ordering = Ordering(2)
+    ordering.begin(0)
+    stamp = np.array([ordering.stamp(True)])
+    ordering.atomic(np.array([8], dtype=np.uint64), True, Sync())
+    ordering.begin(1)
+    ordering.atomic(np.array([8, *range(16, 16 + 8 * count, 8)], dtype=np.uint64), one, Sync())
+    assert bool(ordering.unordered(stamp, ordering.of_others(stamp))[0]) is not one
+    ordering.barrier()
+    assert not ordering.unordered(stamp, ordering.of_others(stamp))[0]

@@ -20,7 +20,7 @@ from assay.kernels.program.jobs import NO_KERNEL
 from assay.kernels.program.planning import MAX_TOGETHER, configurations, plan
 from assay.kernels.program.reading import Refusal, read
 from support.kernel_graders import Bench
-from support.programs import N, launch, made, written
+from support.programs import N, launch, made, operation, written
 from support.trials import SNAKE, Trials, snaking
 
 
@@ -32,10 +32,13 @@ def case(family: str, seed: int) -> Case:
 DRAW = InputSet(1, 2, (), tuple(case(name, 5) for name in ("given", "large", "flat")), (("float32", (N,)),), (), {})
 
 
-def tuned(counts: Sequence[int]) -> Program:
-    """A program with a launch of each number of configurations."""
-    steps = [launch() | {"variants": launch()["variants"] * count} for count in counts]
-    program = read(json.dumps(written(forward=steps)).encode())
+def tuned(counts: Sequence[int], kernels: int = 0) -> Program:
+    """A program with a launch of each number of configurations, of so many kernels; 0 is one for each."""
+    steps = [
+        launch(place % (kernels or len(counts))) | {"variants": launch()["variants"] * count}
+        for place, count in enumerate(counts)
+    ]
+    program = read(json.dumps(written(forward=steps, kernels=written()["kernels"][:1] * max(len(counts), 2))).encode())
     assert not isinstance(program, Refusal), program
     return program
 
@@ -49,10 +52,36 @@ def test_every_configuration_is_chosen_and_all_together_where_they_are_few(count
     if len(every) <= MAX_TOGETHER:
         assert set(found) == every
     else:
-        assert len(found) == max(counts)
+        assert max(counts) <= len(found) <= MAX_TOGETHER
         assert all(
             set(column) == set(range(count)) for column, count in zip(zip(*found, strict=True), counts, strict=True)
         )
+
+
+def pairs(found: Sequence[tuple[int, ...]], one: int, other: int) -> set[tuple[int, int]]:
+    """The configurations of two launches that meet."""
+    return {(choice[one], choice[other]) for choice in found}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("counts", [(5, 5, 5), (8, 2, 6), (7, 1, 7, 2), (3,) * 6])
+def test_every_pair_of_two_kernels_meets_where_so_many_choices_hold_them(counts: tuple[int, ...], seed: int) -> None:
+    found = configurations(tuned(counts), random.Random(seed))
+    assert len(found) <= MAX_TOGETHER
+    for one, other in itertools.combinations(range(len(counts)), 2):
+        assert pairs(found, one, other) == set(itertools.product(range(counts[one]), range(counts[other])))
+
+
+def test_as_many_pairs_meet_as_so_many_choices_hold() -> None:
+    found = configurations(tuned((30, 30)), random.Random(1))
+    assert len(found) == len(pairs(found, 0, 1)) == MAX_TOGETHER
+    assert len(configurations(tuned((64, 2)), random.Random(1))) == MAX_TOGETHER
+
+
+def test_launches_of_one_kernel_have_each_configuration_at_once() -> None:
+    """As a tuner chooses it for all launches of a key; and once each among others."""
+    found = configurations(tuned((8, 8, 8), kernels=1), random.Random(1))
+    assert {(number,) * 3 for number in range(8)} <= set(found) and 8 < len(found) <= 16
 
 
 @pytest.mark.parametrize(("counts", "trials"), [((30,), 5), ((64,), 2), ((3,), 5), ((2, 5), 1), ((4, 30), 3)])
@@ -65,6 +94,17 @@ def test_every_configuration_has_a_followed_call_on_inputs_that_tell(counts: tup
         assert {call.configurations[place] for call in telling} == set(range(count))
     (whole,) = (call for call in calls if call.in_order and call.skip == NO_KERNEL)
     assert all(call.configurations == whole.configurations for call in calls if call.skip != NO_KERNEL)
+
+
+def test_a_call_in_a_row_is_followed_where_an_earlier_one_may_have_left_something() -> None:
+    window = [3, "int32", [2], [1], 0]
+    left = {"storages": [4 * N, 4 * N, 4 * N, 8], "init": [operation("zeros.default", [2], outs=(window,))]}
+    for steps, follows in (([launch()], False), ([launch(), operation("zero_.default", window, outs=(window,))], True)):
+        program = made(**left, forward=steps)
+        for trials, seed in itertools.product((1, 2, 5), range(5)):
+            calls = plan(program, DRAW, trials, random.Random(seed))
+            assert any(call.follow and not call.restored for call in calls) or not follows
+            assert follows or sum(call.follow for call in calls) == 1
 
 
 def test_no_call_is_added_where_nothing_is_tuned() -> None:

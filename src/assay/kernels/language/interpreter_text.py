@@ -10,10 +10,12 @@ No attribute is read, no builtin is named.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from assay.kernels.language import vocabulary
+from assay.kernels.language.flow.hints import HINTS, Hints, hints_of
+from assay.kernels.language.flow.lowering import Lowering, lowered, names_of, statements
 from assay.kernels.language.form import (
     Arguments,
     Assign,
@@ -46,7 +48,6 @@ from assay.kernels.language.form import (
     While,
     Whole,
 )
-from assay.kernels.language.hints import HINTS, Hints, hints_of, names_of
 from assay.kernels.language.writing import Lines, function_names, number, target, variable
 
 OPERATORS = {
@@ -92,7 +93,7 @@ OWN = {
 MEANINGS = frozenset(
     {*OPERATORS.values(), *SIGNS.values(), *LOOPS.values(), *OWN.values()}
     | {"o_assigned", "o_again", "o_fixed", "o_dynamic", "o_truth", "o_pick", "o_returned", "o_index", "o_all"}
-    | {"o_static", "o_attribute", "o_method", "o_combine", "o_nan", "o_inf", "o_unconditional"}
+    | {"o_static", "o_attribute", "o_method", "o_combine", "o_nan", "o_inf", "o_unconditional", "o_early"}
     | {f"{OWN[name]}_late" for name in HINTS}
 )
 """Every operator that generated text may name."""
@@ -106,12 +107,14 @@ class InterpreterText:
     names: the name of each function in it, by key.
     triton: name in the text -> full name of the function or constant of Triton.
     origins: for each line of `source`, the line of the submission.
+    lowering: what the compiler makes of them.
     """
 
     source: str
     names: Mapping[str, str]
     triton: Mapping[str, str]
     origins: tuple[int, ...]
+    lowering: Lowering
 
 
 def interpreted(kernels: Kernels) -> InterpreterText:
@@ -120,19 +123,10 @@ def interpreted(kernels: Kernels) -> InterpreterText:
     names = function_names(functions)
     lines = Lines()
     used: dict[str, str] = {}
+    found = lowered(functions)
     for function in functions.values():
-        _Writer(function, names, lines, used, hints_of(function)).function()
-    return InterpreterText(lines.text(), names, used, tuple(lines.origins))
-
-
-def _all(body: Sequence[Statement]) -> Iterator[Statement]:
-    for each in body:
-        yield each
-        if isinstance(each, If):
-            yield from _all(each.yes)
-            yield from _all(each.no)
-        elif isinstance(each, For | While):
-            yield from _all(each.body)
+        _Writer(function, names, lines, used, hints_of(function), found).function()
+    return InterpreterText(lines.text(), names, used, tuple(lines.origins), found)
 
 
 @dataclass(slots=True)
@@ -148,6 +142,7 @@ class _Writer:
     lines: Lines
     used: dict[str, str]
     hints: Hints
+    lowering: Lowering
     regions: list[str] = field(default_factory=list)
     again: frozenset[str] = frozenset()
     several_returns: bool = False
@@ -155,7 +150,7 @@ class _Writer:
 
     def function(self) -> None:
         """Write all of it."""
-        everything = list(_all(self.one.body))
+        everything = list(statements(self.one.body))
         bound = Counter(name for each in everything if isinstance(each, Assign) for name in names_of(each.target))
         bound.update(parameter.name for parameter in self.one.parameters)
         self.again = frozenset(name for name, times in bound.items() if times > 1)
@@ -203,6 +198,7 @@ class _Writer:
                     self.block(each.no, region)
             case For():
                 loop = self.checked(each.function, (vocabulary.LOOPS[each.function],), each.arguments)
+                loop += ", ahead=True" * (id(each) in self.lowering.pipelined)
                 loop = f"{LOOPS[each.function]}({loop})"
                 self.unconditional(each, origin, str(each.function != "tl.static_range"))
                 add(origin, f"for {variable(each.name)} in {loop}:")
@@ -269,14 +265,19 @@ class _Writer:
                 return f"o_attribute({inner(value)}, {name!r})"
             case Call(function, arguments):
                 name = OWN.get(function) or self.triton(function)
-                name += "_late" if id(each) in self.hints.late else ""
+                name = self.lowered(each, name + ("_late" if id(each) in self.hints.late else ""))
                 return f"{name}({self.checked(function, (vocabulary.FUNCTIONS[function],), arguments)})"
             case Method(value, name, arguments):
                 arguments_of = self.checked(f"tl.{name}", vocabulary.METHODS[name], arguments)
-                return f"o_method({inner(value)}, {name!r})({arguments_of})"
+                return f"{self.lowered(each, f'o_method({inner(value)}, {name!r})')}({arguments_of})"
             case Invoke(key, arguments):
                 named = [f"{variable(name)}={inner(value)}" for name, value in arguments.named]
-                return f"{self.names[key]}({', '.join([*map(inner, arguments.positional), *named])})"
+                name = self.lowered(each, self.names[key])
+                return f"{name}({', '.join([*map(inner, arguments.positional), *named])})"
+
+    def lowered(self, each: Expression, function: str) -> str:
+        """A function as it is called here, where the compiler may start the call early."""
+        return f"o_early({function})" if id(each) in self.lowering.early else function
 
     def triton(self, name: str) -> str:
         """The name under which a function of Triton stands in the text."""

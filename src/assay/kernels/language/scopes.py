@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from assay.kernels.language.bindings import is_identifier
-from assay.kernels.language.hints import HINTS
+from assay.kernels.language.flow.hints import HINTS
 from assay.kernels.language.refusals import Refused, shown
 
 

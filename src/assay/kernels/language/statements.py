@@ -8,6 +8,7 @@ from typing import Any
 
 from assay.kernels.language import bindings, vocabulary
 from assay.kernels.language.expressions import BINARY, Reader
+from assay.kernels.language.flow.hints import HINTS
 from assay.kernels.language.form import (
     Arguments,
     Assign,
@@ -32,7 +33,6 @@ from assay.kernels.language.form import (
     Text,
     While,
 )
-from assay.kernels.language.hints import HINTS
 from assay.kernels.language.limits import MAX_LOOPS, MAX_PARAMETERS
 from assay.kernels.language.refusals import MAX_REFUSALS, Refused, shown
 from assay.kernels.language.scopes import promises_of_itself

@@ -194,6 +194,37 @@ def operations_in(steps: tuple[Step, ...]) -> Iterator[Operation]:
                 yield from variant.before
 
 
+def lasting(program: Program) -> set[int]:
+    """Storages that hold something before forward is called."""
+    found = {storage for storage, _ in program.constants}
+    found |= {window.storage for window in (*program.init_inputs, *(window for _, window in program.params))}
+    for step in (*program.module, *program.init):
+        found |= storages_of(step) if isinstance(step, Launch) else {out.storage for out in step.outs}
+    return found
+
+
+def storages_of(step: Step) -> set[int]:
+    """Storages that a step is given or makes, in any of its variants."""
+    if isinstance(step, Operation):
+        given = [window.storage for value in step.values for window in windows_in(value)]
+        return {*given, *(out.storage for out in step.outs)}
+    values = [value for variant in step.variants for _, value in variant.args]
+    found = {window.storage for value in values for window in windows_in(value)}
+    return found | {out.storage for variant in step.variants for operation in variant.before for out in operation.outs}
+
+
+def of_earlier_calls(program: Program) -> set[int]:
+    """Storages that forward may find as an earlier call of it left them. Not those that a parameter fills, which it
+    must not change at all."""
+    filled = {
+        window.storage
+        for _, window in program.params
+        if window.nbytes >= program.storages[window.storage] and window.stride == dense_strides(window.size)
+    }
+    used = {storage for step in program.forward for storage in storages_of(step)}
+    return (lasting(program) | set(program.kept)) & used - filled
+
+
 def table_of(program: Program) -> dict[str, Json]:
     """The kernels of a program for `assay.kernels.language.parse`; keys are their numbers as text."""
     return {

@@ -92,6 +92,8 @@ class Measured:
     """Operations that the kernels did; None where nobody counted them, on a GPU."""
     notes: tuple[str, ...] = ()
     """What may explain wrong results."""
+    left: tuple[Mapping[str, int], ...] = ()
+    """Memory of earlier calls that it read and left otherwise: `elements`, and the `line` that writes them."""
 
 
 def record_job(code: str, draw: InputSet | Shapes, limits: Limits, precision: str, text_checks: bool = True) -> Job:
@@ -213,7 +215,13 @@ def _measured(entry: Mapping[str, Json]) -> Measured:
         tuple(plain_text(name)[:128] for name in _list(entry.get("params_changed"))[:_LISTED]),
         None if arithmetic is None else _count(arithmetic),
         tuple(plain_text(note)[:200] for note in _list(entry.get("notes"))[:2]),
+        tuple(_left(found) for found in _list(entry.get("left"))[:_LISTED]),
     )
+
+
+def _left(found: Json) -> dict[str, int]:
+    said = found if isinstance(found, Mapping) else {}
+    return {"elements": _count(said.get("elements")), "line": line_of(said)}
 
 
 def _race(race: Json) -> dict[str, object]:

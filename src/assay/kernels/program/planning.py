@@ -7,15 +7,16 @@ A launch of an autotuned kernel has a configuration in each call, and every conf
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.program import rules
-from assay.kernels.program.form import Launch, Program
+from assay.kernels.program.form import Launch, Program, of_earlier_calls
 from assay.kernels.program.jobs import Replay
 
 LARGE = "large"
@@ -27,7 +28,10 @@ MAX_LEFT_OUT = 8
 FURTHER = 2
 """Calls in a row that are added where none of the others may be one."""
 MAX_TOGETHER = 64
-"""Choices of configurations for all launches together that are all tried. Of more, each configuration is tried once."""
+"""Choices of configurations for all launches together that are all tried. Of more, so many are tried at most, or as
+many as one launch has, with each configuration among them."""
+MAX_PAIRED = 6
+"""Tuned kernels whose pairs of configurations are looked after where there are more choices."""
 
 
 def plan(
@@ -78,7 +82,8 @@ def plan(
         for case, choice in pairs
     ]
     again = Replay(whole.case, _poison(rng), seed=rng.getrandbits(32), follow=True, configurations=first)
-    calls = [*_in_a_row([again, *others], [cases[place] for place in telling], rng), whole, *left_out]
+    row = _in_a_row([again, *others], [cases[place] for place in telling], rng, bool(of_earlier_calls(program)))
+    calls = [*row, whole, *left_out]
     plain = Replay(whole.case, NAN, follow=False)
     if draw.moved is not None:
         moved = replace(plain, case=draw.moved, weights=draw.moved_weights, seed=rng.getrandbits(32))
@@ -102,10 +107,10 @@ def _cases(draw: InputSet, trials: int, constant_families: Sequence[str], rng: r
     return [first, *others[: trials - 1]]
 
 
-def _in_a_row(calls: Sequence[Replay], telling: Sequence[Case], rng: random.Random) -> list[Replay]:
+def _in_a_row(calls: Sequence[Replay], telling: Sequence[Case], rng: random.Random, follow: bool) -> list[Replay]:
     """The calls, some of them after the one before with nothing restored between the two: at least one, on inputs that
     tell and that are other ones than those before. Where kernels are autotuned these are further ones, since the
-    constructor's run again, in another configuration, for a call that is restored.
+    constructor's run again, in another configuration, for a call that is restored. `follow`: one of them is followed.
     """
     if len({call.configurations for call in calls}) == 1:
         sure = [place for place in range(1, len(calls)) if _tells(calls[place], calls[place - 1], telling)]
@@ -113,14 +118,14 @@ def _in_a_row(calls: Sequence[Replay], telling: Sequence[Case], rng: random.Rand
             chosen = rng.choice(sure)
             restored = [place != chosen and rng.random() < 0.5 for place in range(len(calls))]
             return [
-                replace(call, restored=place == 0 or kept)
+                replace(call, restored=place == 0 or kept, follow=call.follow or (follow and place == chosen))
                 for place, (call, kept) in enumerate(zip(calls, restored, strict=True))
             ]
     found = list(calls)
-    for _ in range(FURTHER):
+    for number in range(FURTHER):
         cases = [case for case in telling if case is not found[-1].case] or telling
         again = replace(found[-1], case=rng.choice(cases), poison=_poison(rng), seed=rng.getrandbits(32))
-        found.append(replace(again, follow=False, restored=False))
+        found.append(replace(again, follow=follow and number == 0, restored=False))
     return found
 
 
@@ -137,19 +142,66 @@ def configurations(program: Program, rng: random.Random) -> list[tuple[int, ...]
     """Choices of a configuration for each launch of a program, in random order; together they have every
     configuration of every launch, and all choices where these are few. One choice where nothing is autotuned.
 
-    Which configurations of two launches meet is left to chance where there are many.
+    Where all choices are too many, they have each configuration in all launches of its kernel at once, as a tuner
+    chooses it, and as many pairs of configurations of two kernels as they hold: what one kernel leaves for another may
+    depend on both.
     """
-    counts = [len(step.variants) for step in program.steps if isinstance(step, Launch)]
-    all_of_them = math.prod(counts)
-    together = all_of_them <= MAX_TOGETHER
-    orders, strides = [rng.sample(range(count), count) for count in counts], []
-    stride = 1
-    for count in counts:
-        strides.append(stride)
-        stride *= count if together else 1
-    found = [
-        tuple(order[number // step % len(order)] for order, step in zip(orders, strides, strict=True))
-        for number in range(all_of_them if together else max(counts))
-    ]
+    launches = [step for step in program.steps if isinstance(step, Launch)]
+    counts = [len(launch.variants) for launch in launches]
+    if math.prod(counts) <= MAX_TOGETHER:
+        found = list(itertools.product(*map(range, counts)))
+    else:
+        found = _in_step(counts, rng)
+        tuners = [(launch.kernel, len(launch.variants)) for launch in launches]
+        several = sorted(set(tuners))
+        together = [dict(zip(several, choice, strict=True)) for choice in _in_step([each[1] for each in several], rng)]
+        found = found if len(several) < len(tuners) else []
+        together += _pairs(several, together, MAX_TOGETHER - len(found) - len(together), rng)
+        found += [tuple(chosen[tuner] for tuner in tuners) for chosen in together]
+        found = list(dict.fromkeys(found))
     rng.shuffle(found)
     return found
+
+
+Tuner = tuple[int, int]
+"""A kernel and how many configurations it has."""
+
+
+def _in_step(counts: Sequence[int], rng: random.Random) -> list[tuple[int, ...]]:
+    """As many choices as it takes to have each configuration once, whichever it meets."""
+    orders = [rng.sample(range(count), count) for count in counts]
+    return [tuple(order[number % len(order)] for order in orders) for number in range(max(counts))]
+
+
+def _pairs(
+    tuners: Sequence[Tuner], made: Sequence[Mapping[Tuner, int]], most: int, rng: random.Random
+) -> list[dict[Tuner, int]]:
+    """Choices of a configuration for each tuner, in which as many pairs of configurations meet as `most` choices hold,
+    besides those that meet already; no more choices than that takes."""
+    tuned = [tuner for tuner in tuners if tuner[1] > 1]
+    tuned = rng.sample(tuned, min(len(tuned), MAX_PAIRED))
+    left = {
+        (one, other): set(itertools.product(range(one[1]), range(other[1]))) - {(m[one], m[other]) for m in made}
+        for one, other in itertools.combinations(tuned, 2)
+    }
+    found: list[dict[Tuner, int]] = []
+    while len(found) < most and any(left.values()):
+        pair = rng.choice([pair for pair, missing in left.items() if missing])
+        chosen = dict(zip(pair, rng.choice(sorted(left[pair])), strict=True))
+        for tuner in rng.sample(tuned, len(tuned)):
+            if tuner not in chosen:
+                gains = [_gain(left, tuner, each, chosen) for each in range(tuner[1])]
+                chosen[tuner] = rng.choice([each for each, gain in enumerate(gains) if gain == max(gains)])
+        for one, other in left:
+            left[one, other].discard((chosen[one], chosen[other]))
+        found.append({tuner: chosen.get(tuner, rng.randrange(tuner[1])) for tuner in tuners})
+    return found
+
+
+def _gain(
+    left: Mapping[tuple[Tuner, Tuner], set[tuple[int, int]]], tuner: Tuner, its: int, chosen: Mapping[Tuner, int]
+) -> int:
+    """With how many tuners that have chosen one has yet to meet in a configuration."""
+    met = [left.get((tuner, one), ()) for one in chosen], [left.get((one, tuner), ()) for one in chosen]
+    ahead = sum((its, other) in missing for other, missing in zip(chosen.values(), met[0], strict=True))
+    return ahead + sum((other, its) in missing for other, missing in zip(chosen.values(), met[1], strict=True))

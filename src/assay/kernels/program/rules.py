@@ -325,6 +325,26 @@ def tensors_left_alone(inputs: Collection[int], params: Collection[str]) -> list
     return [Finding("state", f"{said}: write into a tensor of your own") for said in found]
 
 
+def left_as_found(left: Sequence[Mapping[str, int]]) -> list[Finding]:
+    """A call must leave what it reads of earlier calls as it found it, unless no output depends on it: nobody can tell
+    what a kernel does that counts its calls.
+
+    Args:
+        left: Of each call, what it left otherwise: `elements`, and the `line` that writes them.
+    """
+    worst = {found["line"]: found["elements"] for found in sorted(left, key=lambda found: found["elements"])}
+    return [
+        Finding(
+            "state",
+            f"forward leaves other values in {elements} elements that the next call reads before it writes them, so "
+            "that a later call may do something else. Set counters and locks back at the end of a call, or clear such "
+            "memory before its use",
+            line,
+        )
+        for line, elements in worst.items()
+    ]
+
+
 def kernels_matter(program: Program, changed: Mapping[int, bool]) -> list[Finding]:
     """Each kernel of forward, left out once, must have changed the output.
 
@@ -360,7 +380,9 @@ def _race(race: Mapping[str, object]) -> Finding:
         return Finding("races", f"programs of {race['kernel']} meet at {race['elements']} elements", line, False)
     said = (
         f"a race: programs of one launch of {race['kernel']} read or write {race['lost']} elements that other programs "
-        "of it write, and a GPU runs them in no order. Let one program write an element, or use atomic operations."
+        "of it write, and a GPU runs them in no order. Let one program write an element, use atomic operations, or a "
+        "lock: wait for the result of an atomic operation that acquires, and call tl.debug_barrier() before the one "
+        "that releases."
     )
     return Finding("races", said, line)
 

@@ -349,6 +349,7 @@ def _findings(
         *rules.kept_by_first_call(program),
         *rules.tensors_left_alone(inputs, params),
         *(rules.beside_kernels(program, done, policy) if done is not None else ()),
+        *rules.left_as_found([found for account in seen for found in account.left]),
         *(rules.outputs_written(program, unwritten) if policy == "strict" else ()),
         *rules.kernels_matter(program, changed),
         *rules.constructor(program, reference, draw.init_work, replaced, refused=folded),

@@ -3,8 +3,8 @@
     parent --order, descriptors--> worker --fork into new namespaces--> child
 
 It imports the harness once, then waits. Per job it forks a child, relays its requests, keeps its clock, kills it at its
-limit and says how it ended. It never reads a candidate or an input, because whatever it holds, later children inherit.
-It ends when its parent's socket closes; the kernel then ends everything in its process namespace.
+limit and says how it ended. It never reads a candidate or an input: whatever it holds, later children inherit. It ends
+when its parent's socket closes; the kernel then ends everything in its process namespace.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from assay.sandbox.inside.syscalls import machine
 MIB = 1 << 20
 TEXT_BYTES = 4096
 JOBS_OF_A_BUSY_WORKER = 2
-"""After so many jobs a worker spends a third of a second on cheaper forks, which a single job would not pay back."""
+"""After so many a worker spends a third of a second on cheaper forks, which a single job would not pay back."""
 WALLS_S = 20.0
 """A child whose walls are not up by then is given up."""
 _FDS_OF_AN_ORDER = 4
@@ -106,8 +106,7 @@ class _Running:
         if self.since is None:
             return 0.0
         turn_s = time.monotonic() - self.since
-        self.spent_s += turn_s
-        self.since = None
+        self.spent_s, self.since = self.spent_s + turn_s, None
         return turn_s
 
 

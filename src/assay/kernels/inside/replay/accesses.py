@@ -1,26 +1,71 @@
-"""Follows every access of the kernels: who wrote an element, and where programs of one launch meet.
+"""Follows every access of the kernels: who wrote an element, and where programs of one launch, or lanes of one program,
+meet.
 
 Two programs of a launch race at an element if one of them writes it plainly and the other touches it in any way: a GPU
 runs them in no order. Atomic operations race with plain accesses of others only.
 
 A race is `lost` if one program writes other bytes than are there, the other reads or writes plainly, and no atomic
-operation orders them (`ordering`). That is what a lock, or a ticket for the last program, does.
+operation orders them (`ordering`). That is what a lock, or a ticket for the last program, does. What lanes of one
+program do to each other's elements without a barrier (`lanes`) is refused at once.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import numpy as np
 
+from assay.kernels.inside.replay.lanes import Lanes, Spread
 from assay.kernels.inside.replay.memory import Memory
 from assay.kernels.inside.replay.ordering import Ordering
+from assay.kernels.inside.replay.state import State, Step
 from assay.kernels.inside.triton.bounds import spread
-from assay.kernels.inside.triton.ledger import WrongValueError, refuse
+from assay.kernels.inside.triton.ledger import Access, WrongValueError, refuse
+from assay.kernels.inside.triton.rebuilt import FILE
 from assay.types import Json
 
+WARP = 32
+"""Threads."""
 MAX_RACES = 8
 """Races that are told, and as many that are lost."""
+_OTHER_LANES = (
+    "a race: {0}() makes {1} at {2} elements that other lanes of the same program touched before, one of the two "
+    "writing, and the threads of a program run in no order. Call tl.debug_barrier() between the two"
+)
+_EARLY = (
+    "{0}() loads {2} elements that the same loop has stored: a compiler that pipelines the loop starts the load before "
+    "the store. Call tl.debug_barrier() in the loop, after the store, which keeps it from that, or give it num_stages=1"
+)
+_IN_DOUBT = (
+    "a race: {0}() stores a block after a load of {1} elements that it had stored before. Where they are fewer than "
+    "its threads, one thread stores what several load, in no order. Call tl.debug_barrier() between the two"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaning:
+    """An access of a program that is in order with an earlier one by nothing but results of atomic operations."""
+
+    program: int
+    number: int
+    """Of the access, among those of the program."""
+    first: int
+    """Of the results that may have put it in order, among those of the program."""
+    last: int
+    access: Access
+
+    def is_alike(self, other: Access) -> bool:
+        """Whether another one is at the same addresses."""
+        one = self.access
+        if one.what != other.what or not np.array_equal(one.pointers, other.pointers):
+            return False
+        mask, others = (True if access.mask is None else access.mask for access in (one, other))
+        return bool(np.all(np.equal(mask, others)))
 
 
 class Accesses:
@@ -36,51 +81,106 @@ class Accesses:
         self._known = {place: memory.known[place].numpy() for place in order}
         self._seen: dict[int, _Seen] = {}
         self._launch = ("", 0)
+        self._stages = 1
         self._ordering = Ordering(0)
+        self._lanes = Lanes(lambda storage: len(self._made[storage]))
+        self._state, self._step = memory.state, Step(0)
         self._races: dict[tuple[str, int, int, bool], list[int]] = {}
+        self.most = self._made_so_far = 0
+        """Accesses that a program of the launch made."""
+        self.ran: list[int] = []
+        """The programs of the launch, in the order in which they began."""
+        self._results = 0
+        self.ordered: dict[int, int] = {}
+        """Lines in which a program of the launch touches what another one was told of by atomic operations, and that
+        would be lost without: the stamp of the other's access."""
+        self.leaning: dict[int, Leaning] = {}
+        """Lines of accesses that are in order with earlier ones of their program by results of atomic operations."""
+        self._doubtful: dict[int, Leaning] = {}
+        """The same of loads that are in doubt."""
 
-    def launch(self, name: str, line: int, programs: int) -> None:
-        """A launch begins: what the last one touched races with nothing any more."""
-        self._launch = name, line
+    def launch(self, name: str, line: int, programs: int, stages: int, warps: int) -> None:
+        """A launch begins: what the last one touched races with nothing any more. `stages`, `warps`: its `num_stages`
+        and `num_warps`."""
+        self._launch, self._stages, self._lanes.threads = (name, line), stages, WARP * warps
         self._seen = {}
         self._ordering = Ordering(programs)
+        self.ran, self.ordered, self.leaning, self.most = [], {}, {}, 0
+        if self._state is not None:
+            self._step = self._state.step(line)
+
+    @property
+    def name(self) -> str:
+        """Of the kernel."""
+        return self._launch[0]
 
     def begin(self, program: int) -> None:
         """A program begins."""
+        self.ran.append(program)
+        self._made_so_far = self._results = 0
+        self._doubtful = {}
         self._ordering.begin(program)
+        self._lanes.begin()
 
-    def touched(self, pointers: Any, mask: Any, size: int, what: str, values: Any) -> None:
+    def barrier(self) -> None:
+        """The threads of the program wait for each other."""
+        self._ordering.barrier()
+        self._lanes.barrier()
+
+    def loop(self, stages: int | None) -> Callable[[], None]:
+        """A loop begins of which the compiler starts loads early where it has more than one stage, its own or the
+        launch's; gives back what ends it."""
+        if (self._stages if stages is None else stages) <= 1:
+            return _nothing
+        return partial(self._lanes.leave, self._lanes.loop())
+
+    def touched(self, access: Access) -> None:
         """Take one access into the account, before it is made."""
+        pointers, mask, values = access.pointers, access.mask, access.values
         if mask is not None:
             mask = spread(mask, pointers.shape)
             at = pointers[mask]
         else:
             at = pointers.ravel()
-        if not at.size:
-            return
-        if values is not None:
-            values = spread(values, pointers.shape)
-            values = values[mask] if mask is not None else values.ravel()
-        places = np.searchsorted(self._starts, at, side="right") - 1
-        first = int(places[0])
-        if bool((places == first).all()):
-            self._within(first, at, size, what, values)
-        else:
-            for place in np.unique(places):
-                here = places == place
-                self._within(int(place), at[here], size, what, values[here] if values is not None else None)
-        self._ordering.touched(at, what)
+        if at.size:
+            if values is not None:
+                values = spread(values, pointers.shape)
+                values = values[mask] if mask is not None else values.ravel()
+            places = np.searchsorted(self._starts, at, side="right") - 1
+            first = int(places[0])
+            if bool((places == first).all()):
+                self._within(first, at, access, values, mask, None)
+            else:
+                for place in np.unique(places):
+                    here = places == place
+                    some = values[here] if values is not None else None
+                    self._within(int(place), at[here], access, some, mask, here)
+        self._made_so_far += 1
+        self.most = max(self.most, self._made_so_far)
+        if access.sync is not None:
+            one = pointers.size == 1
+            self._ordering.atomic(at, one, access.sync)
+            self._results += 1
+            if one:
+                self._lanes.result(self._results)
 
-    def _within(self, index: int, at: Any, size: int, what: str, values: Any) -> None:
-        storage = self._order[index]
+    def result(self, found: Any) -> Any:
+        """What an atomic operation found."""
+        return found
+
+    def _within(self, index: int, at: Any, access: Access, values: Any, mask: Any, here: Any) -> None:
+        """One access to one storage. `here`: which of those that the mask chooses; None for all."""
+        storage, what = self._order[index], access.what
         grain = self._memory.granularity[storage]
         offsets = (at - self._starts[index]).astype(np.int64)
         slots = offsets // grain
-        parts = max(1, size // grain)
+        parts = max(1, access.size // grain)
         if parts > 1:
             slots = (slots[:, None] + np.arange(parts)).ravel()
-        inside = slots < len(self._made[storage])
-        if not inside.all():
+        inside: Any = slots < len(self._made[storage])
+        if inside.all():
+            inside = None
+        else:
             slots = slots[inside]
         known = self._known[storage]
         if what != "store" and not (written := known[slots]).all():
@@ -94,13 +194,54 @@ class Accesses:
         if what != "load":
             self._made[storage][slots] = True
             known[slots] = True
+        if self._state is not None:
+            self._follow(self._state, storage, slots, access)
+        one = access.pointers.size == 1
         if storage not in self._seen:
             self._seen[storage] = _Seen(len(self._made[storage]))
-        meets, races = self._seen[storage].take(slots, what, self._ordering)
-        if races is not None and what == "store":
-            changed = np.repeat(self._changed(storage, offsets, size, values), parts)
-            races = races & (changed if inside.all() else changed[inside])
+        meets, races, told = self._seen[storage].take(slots, what, self._ordering, one)
+        if told:
+            self.ordered[_line()] = told
+        shape = None if access.apart else () if one else (access.pointers.shape, access.size)
+        lanes = partial(_lanes, access.pointers.size, mask, here, parts, inside)
+        doubtful = self._lanes.doubtful_by_result
+        beside, handed = self._lanes.take(storage, slots, what, Spread(shape, lanes, access.early))
+        if what == "store" and not (races is None and beside is None and handed is None):
+            changed = np.repeat(self._changed(storage, offsets, access.size, values), parts)
+            changed = changed if inside is None else changed[inside]
+            races = races & changed if races is not None else None
+            beside = beside & changed if beside is not None else None
+            handed = handed * changed if handed is not None else None
+        if beside is not None and beside.any():
+            self._refuse_lanes(access, int(np.count_nonzero(beside)))
+        if handed is not None and (stamp := int(handed.max())):
+            self._lean(access, stamp, self.leaning)
+        if self._lanes.doubtful_by_result < doubtful:
+            self._lean(access, self._lanes.doubted, self._doubtful)
+        if what != "load" and access.pointers.size > min(self._lanes.doubtful, self._lanes.doubtful_by_result):
+            if access.pointers.size > self._lanes.doubtful:
+                refuse(WrongValueError(_IN_DOUBT.format(self.name, self._lanes.doubtful)))
+            self.leaning |= self._doubtful
         self._note(storage, meets, races)
+
+    def _follow(self, state: State, storage: int, slots: Any, access: Access) -> None:
+        """Note what the launch reads and writes of memory that lasts."""
+        state.touched(storage, slots, reads=access.what != "store", writes=access.what != "load")
+        if access.what != "store":
+            self._step.reads.add(storage)
+        if access.what != "load":
+            self._step.writes.add(storage)
+
+    def _refuse_lanes(self, access: Access, elements: int) -> None:
+        """Refuse what lanes of one program do to each other, with what helps."""
+        said = _EARLY if self._lanes.only_early else _OTHER_LANES
+        what = "an atomic operation" if access.sync is not None else f"a {access.what}"
+        refuse(WrongValueError(said.format(self.name, what, elements)))
+
+    def _lean(self, access: Access, stamp: int, found: dict[int, Leaning]) -> None:
+        """Note an access that is in order with one of a stamp by results alone."""
+        first, last = self._lanes.results_after(stamp)
+        found[_line()] = Leaning(self.ran[-1], self._made_so_far, first, last, access)
 
     def _changed(self, storage: int, offsets: Any, size: int, values: Any) -> Any:
         """Which of some elements get other bytes than they hold."""
@@ -122,6 +263,14 @@ class Accesses:
         self._races[key][0] += elements
         self._races[key][1] += lost
 
+    def lost(self) -> bool:
+        """Whether a race was lost."""
+        return any(lost for *_, lost in self._races)
+
+    def take_over(self, other: Accesses) -> None:
+        """Add the lost races of another account of the same call."""
+        self._races |= {key: counts for key, counts in other._races.items() if key[-1]}
+
     def told(self) -> list[Json]:
         """Of each launch and storage at which programs raced: how often, and how often that is `lost`; those first."""
         found = sorted(self._races.items(), key=lambda race: not race[0][-1])
@@ -129,6 +278,28 @@ class Accesses:
             {"kernel": name, "line": line, "storage": storage, "elements": elements, "lost": lost}
             for (name, line, storage, _), (elements, lost) in found
         ]
+
+
+def _line() -> int:
+    """The line of the submission that is under way; 0 where there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != FILE:
+        frame = frame.f_back
+    return frame.f_lineno if frame is not None else 0
+
+
+def _lanes(count: int, mask: Any, here: Any, parts: int, inside: Any) -> Any:
+    """The lane of each element of an access to one storage."""
+    lanes = np.arange(count) if mask is None else np.flatnonzero(mask)
+    if here is not None:
+        lanes = lanes[here]
+    if parts > 1:
+        lanes = np.repeat(lanes, parts)
+    return lanes if inside is None else lanes[inside]
+
+
+def _nothing() -> None:
+    """End a loop that is as it is written."""
 
 
 _MEETING = {"load": ("store",), "store": ("store", "load", "load before", "atomic operation")}
@@ -143,10 +314,11 @@ class _Seen:
         self._last: dict[str, Any] = {}
         """`load before`: the last load by another program than the one of `load`."""
 
-    def take(self, slots: Any, what: str, ordering: Ordering) -> tuple[Any, Any]:
+    def take(self, slots: Any, what: str, ordering: Ordering, one: bool) -> tuple[Any, Any, int]:
         """Where an access meets those of others, one of the two being plain and writing; and where both are plain and
-        not ordered. None for nowhere."""
+        not ordered. None for nowhere. Last, the stamp of one of those that are ordered; 0 for none."""
         meets = races = None
+        told = 0
         for kind in _MEETING.get(what, _MEETING_AN_ATOMIC_ONE):
             if kind not in self._last:
                 continue
@@ -158,13 +330,15 @@ class _Seen:
             if what in _MEETING and kind != "atomic operation":
                 unordered = ordering.unordered(stamps, others)
                 races = unordered if races is None else races | unordered
+                if (ordered := others & ~unordered).any():
+                    told = int(stamps[ordered][0])
         if what == "load" and "load" in self._last:
             stamps = self._last["load"][slots]
             others = ordering.of_others(stamps)
             if others.any():
                 self._stamps("load before")[slots[others]] = stamps[others]
-        self._stamps(what)[slots] = ordering.stamp
-        return meets, races
+        self._stamps(what)[slots] = ordering.stamp(one)
+        return meets, races, told
 
     def _stamps(self, kind: str) -> Any:
         if kind not in self._last:

@@ -158,7 +158,7 @@ def _weights(
 
 def _told(account: Account) -> dict[str, Json]:
     changed: dict[str, Json] = {"inputs_changed": list(account.inputs_changed)}
-    changed["params_changed"] = list(account.params_changed)
+    changed |= {"params_changed": list(account.params_changed), "left": list(account.left)}
     return {**account.told, **changed, "unwritten": list(account.unwritten)}
 
 

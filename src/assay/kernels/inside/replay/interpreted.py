@@ -5,17 +5,27 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
+
+from triton.backends.nvidia.compiler import CUDAOptions
 
 from assay.kernels.inside.replay.accesses import Accesses
 from assay.kernels.inside.replay.kernels import kernels_of
 from assay.kernels.inside.replay.memory import Memory
-from assay.kernels.inside.replay.player import Manner
+from assay.kernels.inside.replay.player import NO_KERNEL, Manner
+from assay.kernels.inside.replay.reruns import Rerun, rerun
 from assay.kernels.inside.triton import ledger as ledgers
 from assay.kernels.inside.triton.rebuilt import Rebuilt, rebuild
-from assay.kernels.program.form import Launch, Program, Variant
+from assay.kernels.program.form import Launch, Program, Variant, storages_of
 from assay.types import Json
+
+
+def _option(variant: Variant, name: str) -> int:
+    """What a launch says to the compiler, or what the compiler takes where it says nothing."""
+    said = dict(variant.options).get(name)
+    return CUDAOptions.__dataclass_fields__[name].default if said is None else int(said)
 
 
 class Interpreted:
@@ -27,8 +37,7 @@ class Interpreted:
         """`max_programs`: instances of kernels in one call."""
         self.follows = follows
         self._max_programs = max_programs
-        self._kernels: list[Rebuilt] = []
-        self._names: list[str] = []
+        self.kernels: list[Rebuilt] = []
 
     def build(self, program: Program) -> Sequence[Rebuilt]:
         """The kernels as callables of the interpreter.
@@ -37,14 +46,15 @@ class Interpreted:
             NotInLanguageError: one of them is not in the kernel language.
         """
         built = rebuild(kernels_of(program))
-        self._kernels = [built[str(number)] for number in range(len(program.kernels))]
-        self._names = [kernel.name for kernel in program.kernels]
-        return self._kernels
+        self.kernels = [built[str(number)] for number in range(len(program.kernels))]
+        return self.kernels
 
     @contextlib.contextmanager
     def running(self, memory: Memory, manner: Manner) -> Iterator[_InterpretedRun]:
         """Account for the launches of some steps. Raises a refusal of the interpreter that was met on the way."""
-        accesses = Accesses(memory) if manner.follow and self.follows else None
+        # What programs and lanes do to each other may depend on values, so that one call does not show it.
+        follow = manner.follow or (manner.skip == NO_KERNEL and any(kernel.meets for kernel in self.kernels))
+        accesses = Accesses(memory) if follow and self.follows else None
         order = None if manner.in_order else random.Random(manner.seed)
         ledger = ledgers.Ledger(
             self._max_programs,
@@ -54,7 +64,7 @@ class Interpreted:
             products=manner.products,
         )
         with ledgers.recording(ledger):
-            yield _InterpretedRun(self._kernels, self._names, ledger, accesses)
+            yield _InterpretedRun(self, memory, manner, ledger, accesses)
         if ledger.refusal is not None:
             raise ledger.refusal
 
@@ -73,16 +83,47 @@ def _rounding(manner: Manner) -> int:
 
 class _InterpretedRun:
     def __init__(
-        self, kernels: Sequence[Rebuilt], names: Sequence[str], ledger: ledgers.Ledger, accesses: Accesses | None
+        self, machine: Interpreted, memory: Memory, manner: Manner, ledger: ledgers.Ledger, accesses: Accesses | None
     ) -> None:
-        self._kernels, self._names = kernels, names
+        self._machine, self._memory, self._manner = machine, memory, manner
         self._ledger, self._accesses = ledger, accesses
 
     def launch(self, launch: Launch, variant: Variant, arguments: dict[str, Any]) -> None:
-        if self._accesses is not None:
-            self._accesses.launch(self._names[launch.kernel], launch.line, math.prod(variant.grid))
-        self._kernels[launch.kernel][variant.grid](**arguments, **dict(variant.options))
+        kernel, accesses = self._machine.kernels[launch.kernel], self._accesses
+        run = partial(kernel[variant.grid], **arguments, **dict(variant.options))
+        if accesses is None:
+            run()
+            return
+        before = self._memory.copy(storages_of(launch)) if kernel.atomic and self._manner.follow else None
+        _begin(accesses, kernel, launch, variant)
+        run()
+        if before is not None:
+            chance = random.Random(self._manner.seed)
+            rerun(self._memory, before, accesses, partial(self._again, kernel, launch, variant, run), chance)
+
+    def _again(self, kernel: Rebuilt, launch: Launch, variant: Variant, run: Callable[[], None], other: Rerun) -> None:
+        """The same launch, its programs in the same order; it is on no account but the other observer's."""
+        assert self._accesses is not None
+        _begin(other, kernel, launch, variant)
+        chance, order = random.Random(self._manner.seed), self._accesses.ran
+        with ledgers.recording(self._like(chance, other, order)):
+            run()
+
+    def _like(self, chance: random.Random, other: Rerun, order: Sequence[int]) -> ledgers.Ledger:
+        """A ledger under which programs compute the same, in a given order."""
+        rounding, products = self._ledger.rounding, self._ledger.products
+        return ledgers.Ledger(len(order), chance, other, rounding, products, schedule=order)
 
     def told(self) -> dict[str, Json]:
         races = self._accesses.told() if self._accesses is not None else []
         return {**self._ledger.to_json(), "races": races}
+
+
+def _begin(accesses: Accesses, kernel: Rebuilt, launch: Launch, variant: Variant) -> None:
+    accesses.launch(
+        kernel.name,
+        launch.line,
+        math.prod(variant.grid),
+        _option(variant, "num_stages"),
+        _option(variant, "num_warps"),
+    )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
 
+from assay.kernels.inside.replay.state import State
 from assay.kernels.program.form import DTYPES, Program, Window, operations_in, windows_in
 
 BYTES = 256
+Copy = dict[int, tuple[torch.Tensor, ...]]
 
 
 class Memory:
@@ -33,6 +35,8 @@ class Memory:
         """Whether a kernel, or a move of what kernels made, wrote each element last."""
         self.known = [torch.zeros_like(made) for made in self.made]
         """Whether anything wrote each element in this call, or gave it its value before."""
+        self.state: State | None = None
+        """Where the call under way is to leave what lasts as it found it."""
         self._given = {window.storage for window in program.inputs}
         for storage, content in program.constants:
             self.raw[storage].copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
@@ -48,9 +52,11 @@ class Memory:
 
     def marks(self, window: Window, kind: Literal["made", "known"] = "made") -> list[torch.Tensor]:
         """Views of `made` or `known`, in the shape of a window: one for each part of an element."""
-        grain = self.granularity[window.storage]
-        parts = DTYPES[window.dtype] // grain
-        flags = (self.made if kind == "made" else self.known)[window.storage]
+        return self.flags(window, (self.made if kind == "made" else self.known)[window.storage])
+
+    def flags(self, window: Window, flags: torch.Tensor) -> list[torch.Tensor]:
+        """The same of any flags of the elements of its storage."""
+        parts = DTYPES[window.dtype] // self.granularity[window.storage]
         strides = tuple(stride * parts for stride in window.stride)
         return [
             torch.empty(0, dtype=torch.bool).set_(
@@ -80,6 +86,16 @@ class Memory:
         for kind, flags in kinds:
             for part in self.marks(window, kind):
                 part.copy_(flags) if isinstance(flags, torch.Tensor) else part.fill_(flags)
+
+    def copy(self, storages: Iterable[int]) -> Copy:
+        """All that some storages hold and what is known of them."""
+        return {place: tuple(kind[place].clone() for kind in (self.raw, self.made, self.known)) for place in storages}
+
+    def take_back(self, copy: Copy) -> None:
+        """Hold and know what it did then."""
+        for place, then in copy.items():
+            for kind, held in zip((self.raw, self.made, self.known), then, strict=True):
+                kind[place].copy_(held)
 
     def restore(self, storage: int, content: torch.Tensor) -> None:
         """Give a storage back what it held; no kernel of this call wrote it."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from assay.kernels.inside.replay.memory import Memory
+from assay.kernels.inside.replay.state import State
 from assay.kernels.program.form import Name, Operation, Value, Window, windows_in
 from assay.kernels.program.operations import base_name, role_of
 
@@ -31,10 +32,33 @@ def run(memory: Memory, operation: Operation) -> None:
     tensors = [memory.tensor(window) for window in operation.outs]
     if memory.marked or not _done_in_place(memory, operation, tensors):
         _copy_results(memory, operation, operator, tensors)
+    if memory.state is not None:
+        _follow(memory, memory.state, operation)
     if memory.marked:
         known = _known(memory, operation, operator)
         for window, flag in zip(operation.outs, _made(memory, operation, operator), strict=True):
             memory.mark(window, flag, known)
+
+
+def _follow(memory: Memory, state: State, operation: Operation) -> None:
+    """Note what an operation read and wrote of memory that lasts."""
+    step = state.step(operation.line)
+    given = (*operation.args, *(value for name, value in operation.kwargs if name != "out"))
+    read = [window for value in given for window in windows_in(value)]
+    if role_of(operation) in ("fill", "random"):
+        read = []
+    elif base_name(operation) in ("copy", "fill"):
+        read = read[1:]
+    for window in read:
+        step.reads.add(window.storage)
+        if window.storage in state.read:
+            flags = (memory.flags(window, kind[window.storage]) for kind in (state.read, state.written))
+            for known, written in zip(*flags, strict=True):
+                known |= ~written
+    for window in operation.outs:
+        step.writes.add(window.storage)
+        for part in memory.flags(window, state.written[window.storage]) if window.storage in state.written else ():
+            part.fill_(True)
 
 
 def _done_in_place(memory: Memory, operation: Operation, tensors: list[torch.Tensor]) -> bool:

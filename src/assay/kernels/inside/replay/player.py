@@ -19,6 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from assay.kernels.inside.replay import operators
 from assay.kernels.inside.replay.memory import Memory
+from assay.kernels.inside.replay.state import State
 from assay.kernels.program.form import (
     DTYPES,
     Descriptor,
@@ -32,7 +33,8 @@ from assay.kernels.program.form import (
     Variant,
     Window,
     dense_strides,
-    windows_in,
+    lasting,
+    of_earlier_calls,
 )
 from assay.types import Json
 
@@ -73,6 +75,8 @@ class Account:
     """Inputs that hold other bytes than they were given."""
     params_changed: tuple[str, ...] = ()
     """Parameters that hold other bytes than before."""
+    left: tuple[Json, ...] = ()
+    """What it read of an earlier call and left otherwise (`state`); of calls that follow another one alone."""
 
 
 class CompilerError(Exception):
@@ -141,6 +145,7 @@ class Player:
         self._kernels = machine.build(program)
         self._launches = {id(step): place for place, step in enumerate(_launches(program.steps))}
         self._tuned = any(len(step.variants) > 1 for step in _launches(program.steps))
+        self._of_earlier_calls = of_earlier_calls(program)
         self._tuned_start = any(len(step.variants) > 1 for step in _launches((*program.module, *program.init)))
         self._set_up(Manner(in_order=True, follow=False))
 
@@ -153,7 +158,7 @@ class Player:
         self._run(program.module, manner)
         torch.default_generator.manual_seed(self._weight_seed)
         self._run(program.init, manner)
-        self._start = {place: self.memory.raw[place].clone() for place in sorted(_lasting(program))}
+        self._start = {place: self.memory.raw[place].clone() for place in sorted(lasting(program))}
         self._given = {window.storage for window in program.inputs if _is_whole(window, program)} - self._start.keys()
         known = self._start.keys() | self._given
         self._fresh = [place for place in range(len(program.storages)) if place not in known]
@@ -181,10 +186,14 @@ class Player:
         else:
             self._go_on(inputs, manner.poison)
         params = [_bytes_of(self.memory.tensor(window)).clone() for _, window in self.program.params]
-        told = self.forward(manner)
         follow = manner.follow and self._machine.follows
+        earlier = self._of_earlier_calls if follow and not manner.restored else ()
+        state = self.memory.state = State(self.memory.raw, self.memory.granularity, earlier) if earlier else None
+        told = self.forward(manner)
+        self.memory.state = None
+        left = state.left({window.storage for window in self.program.outputs}) if state is not None else ()
         unwritten = tuple(int((~self.memory.is_made(window)).sum()) if follow else 0 for window in self.program.outputs)
-        return Account(told, unwritten, self._changed_inputs(inputs), self._changed_params(params))
+        return Account(told, unwritten, self._changed_inputs(inputs), self._changed_params(params), tuple(left))
 
     def _go_on(self, inputs: Sequence[torch.Tensor], poison: int) -> None:
         """Make memory what a later call finds: all that lasts is as the last call left it, the rest is fresh."""
@@ -350,18 +359,3 @@ def _is_whole(window: Window, program: Program) -> bool:
 
 def _launches(steps: Sequence[Step]) -> list[Launch]:
     return [step for step in steps if isinstance(step, Launch)]
-
-
-def _lasting(program: Program) -> set[int]:
-    """Storages that hold something before forward is called."""
-    found = {storage for storage, _ in program.constants}
-    found |= {window.storage for window in (*program.init_inputs, *(window for _, window in program.params))}
-    for step in (*program.module, *program.init):
-        if isinstance(step, Launch):
-            values = [value for variant in step.variants for _, value in variant.args]
-            found |= {window.storage for value in values for window in windows_in(value)}
-            made = [out for variant in step.variants for operation in variant.before for out in operation.outs]
-            found |= {out.storage for out in made}
-        else:
-            found |= {out.storage for out in step.outs}
-    return found

@@ -151,7 +151,7 @@ def usage(kernel: Any) -> Usage:
 
 def fault(kernel: Any) -> str:
     """Why a compiled kernel would do nothing of what it is written to do; empty where nothing shows that."""
-    return str(driver.active.faults[kernel.kernel])
+    return str(driver.active.faults.get(kernel.kernel, ""))
 
 
 def _make_cubin(self: Any, source: str, metadata: dict[str, Any], options: Any, capability: int) -> bytes:

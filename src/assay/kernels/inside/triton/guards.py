@@ -6,7 +6,7 @@ could tell the interpreter from a GPU.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import triton.language as tl
@@ -14,7 +14,15 @@ from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.arithmetic import MeaningError
 from assay.kernels.inside.triton.bounds import Ranges, spread
-from assay.kernels.inside.triton.ledger import OutOfBoundsError, UnsupportedError, WrongValueError, current, refuse
+from assay.kernels.inside.triton.ledger import (
+    Access,
+    OutOfBoundsError,
+    Sync,
+    UnsupportedError,
+    WrongValueError,
+    current,
+    refuse,
+)
 from assay.kernels.inside.triton.values.handles import numpy_dtype
 
 ranges = Ranges()
@@ -25,11 +33,20 @@ def install(builder: Any) -> None:
     """Put them into the interpreter's builder (`InterpreterBuilder`)."""
     _guard_loads_and_stores(builder)
     _guard_atomics(builder)
+    _mark_descriptors(builder)
+    builder.create_barrier = _barrier
     builder.create_int_to_ptr = _int_to_ptr
     builder.create_ptr_to_int = _ptr_to_int
 
 
-def _check(pointers: Any, mask: Any, size: int, what: str, values: Any = None) -> Any:
+def _check(
+    pointers: Any,
+    mask: Any,
+    size: int,
+    what: Literal["load", "store", "atomic operation"],
+    values: Any = None,
+    sync: Sync | None = None,
+) -> Any:
     """Whether an access may be made; raises a refusal if not. Gives back its mask, as an array."""
     if mask is not None:
         mask = np.asarray(mask)
@@ -38,9 +55,9 @@ def _check(pointers: Any, mask: Any, size: int, what: str, values: Any = None) -
     fault = ranges.fault(pointers, mask, size, what)
     if fault:
         refuse(OutOfBoundsError(fault))
-    observer = current().observer
-    if observer is not None:
-        observer.touched(pointers, mask, size, what, values)
+    ledger = current()
+    if ledger.observer is not None:
+        ledger.observer.touched(Access(what, pointers, mask, size, values, sync, ledger.early, ledger.apart))
     return mask
 
 
@@ -88,10 +105,10 @@ def _guard_atomics(builder: Any) -> None:
         if val.dtype.scalar == tl.bfloat16:
             refuse(UnsupportedError("atomic operations on bfloat16: the interpreter would compute wrong sums."))
         _check_type(ptr, val, "atomic operation")
-        _check(ptr.data, mask.data, val.data.dtype.itemsize, "atomic operation")
+        _check(ptr.data, mask.data, val.data.dtype.itemsize, "atomic operation", sync=_sync(*rest))
         order = current().order
         if order is None or ptr.data.size < 2:
-            return rmw(self, op, ptr, val, mask, *rest, **named)
+            return _result(rmw(self, op, ptr, val, mask, *rest, **named))
         # The lanes of an atomic operation come in no order.
         shape, places = ptr.data.shape, np.random.default_rng(order.getrandbits(32)).permutation(ptr.data.size)
         lanes = (
@@ -101,21 +118,59 @@ def _guard_atomics(builder: Any) -> None:
         found = rmw(self, op, *lanes, *rest, **named)
         back = np.empty_like(found.data)
         back[places] = found.data
-        return engine.TensorHandle(back.reshape(shape), found.dtype)
+        return _result(engine.TensorHandle(back.reshape(shape), found.dtype))
 
     def create_atomic_cas(self: Any, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
         for side in (cmp, val):
             _check_type(ptr, side, "atomic operation")
-        _check(ptr.data, None, val.data.dtype.itemsize, "atomic operation")
+        _check(ptr.data, None, val.data.dtype.itemsize, "atomic operation", sync=_sync(*rest))
         cmp, val = (_as_wide(side, ptr.data.shape) for side in (cmp, val))
         bits = _BITS.get(val.data.dtype)
         if bits is None:
-            return cas(self, ptr, cmp, val, *rest)
+            return _result(cas(self, ptr, cmp, val, *rest))
         # A GPU compares bits: to it 0.0 and -0.0 differ.
         found = cas(self, ptr, *(engine.TensorHandle(side.data.view(bits.name), bits) for side in (cmp, val)), *rest)
-        return engine.TensorHandle(found.data.view(val.data.dtype), val.dtype)
+        return _result(engine.TensorHandle(found.data.view(val.data.dtype), val.dtype))
 
     builder.create_atomic_rmw, builder.create_atomic_cas = create_atomic_rmw, create_atomic_cas
+
+
+def _result(found: Any) -> Any:
+    observer = current().observer
+    return found if observer is None else observer.result(found)
+
+
+def _sync(sem: Any, scope: Any) -> Sync:
+    """What an atomic operation orders: nothing between programs if it is relaxed, or for its own program alone."""
+    wide, kinds = scope != engine._ir.MEM_SYNC_SCOPE.CTA, engine._ir.MEM_SEMANTIC
+    hears = wide and sem in (kinds.ACQUIRE, kinds.ACQUIRE_RELEASE)
+    tells = wide and sem in (kinds.RELEASE, kinds.ACQUIRE_RELEASE)
+    return Sync(hears, tells)
+
+
+def _barrier(_self: Any) -> None:
+    """`tl.debug_barrier()`."""
+    observer = current().observer
+    if observer is not None:
+        observer.barrier()
+
+
+def _mark_descriptors(builder: Any) -> None:
+    """Note which accesses a descriptor makes."""
+    for name in ("create_descriptor_load", "create_descriptor_store"):
+        setattr(builder, name, _apart(getattr(builder, name)))
+
+
+def _apart(function: Any) -> Any:
+    def access(*args: Any, **named: Any) -> Any:
+        ledger = current()
+        ledger.apart = True
+        try:
+            return function(*args, **named)
+        finally:
+            ledger.apart = False
+
+    return access
 
 
 _BITS = {np.dtype(np.float16): tl.int16, np.dtype(np.float32): tl.int32, np.dtype(np.float64): tl.int64}

@@ -6,6 +6,7 @@ has (libdevice, a driver to ask while tuning) is supplied.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import linecache
 import operator
@@ -24,7 +25,7 @@ from triton.runtime import interpreter as engine
 from triton.runtime.driver import driver
 
 from assay.kernels.inside.triton import guards
-from assay.kernels.inside.triton.ledger import UnsupportedError, current, refuse
+from assay.kernels.inside.triton.ledger import PausedError, UnsupportedError, current, refuse
 from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, LIBRARY, LOGARITHMS
 from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
 from assay.kernels.inside.triton.values import (
@@ -132,13 +133,16 @@ def _run_programs(function: Any, values: dict[str, Any], grid: tuple[int, ...]) 
     builder.set_grid_dim(*grid)
     places = list(enumerate(itertools.product(*map(range, grid))))
     ledger = current()
-    if ledger.order is not None:
+    if ledger.schedule:
+        places = [places[number] for number in ledger.schedule]
+    elif ledger.order is not None:
         ledger.order.shuffle(places)
     for number, place in places:
-        if ledger.observer is not None:
-            ledger.observer.begin(number)
-        builder.set_grid_idx(*place)
-        function(**values)
+        with contextlib.suppress(PausedError):
+            if ledger.observer is not None:
+                ledger.observer.begin(number)
+            builder.set_grid_idx(*place)
+            function(**values)
 
 
 def _missing_feature(cause: BaseException | None) -> str:

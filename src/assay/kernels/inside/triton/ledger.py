@@ -6,8 +6,9 @@ import contextlib
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, Protocol
 
 from assay.types import Json
 
@@ -28,23 +29,69 @@ class WrongValueError(Exception):
     """A kernel computes with what has no one value: memory that nothing wrote, or results that depend on an order."""
 
 
+class PausedError(Exception):
+    """A program of a launch stops where it is, and the next one runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """What an atomic operation does for the order of other accesses."""
+
+    hears: bool = True
+    """It acquires: what other programs told at its element is over."""
+    tells: bool = True
+    """It releases: it tells what is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a program is about to do at the addresses where a mask is true. `mask`: None for all."""
+
+    what: Literal["load", "store", "atomic operation"]
+    pointers: Any
+    mask: Any
+    size: int
+    """Bytes of an element."""
+    values: Any = None
+    """What is stored; None for other accesses."""
+    sync: Sync | None = None
+    """Of an atomic operation."""
+    early: bool = False
+    """Whether the compiler starts it early where its loop is pipelined."""
+    apart: bool = False
+    """Whether a unit beside the threads of the program makes it, as it does for descriptors."""
+
+
 class Observer(Protocol):
     """Told what each program of a launch touches."""
 
     def begin(self, program: int) -> None:
-        """Number `program` of the launch under way starts."""
+        """Number `program` of the launch under way starts. May raise `PausedError`, as `touched` may."""
         ...
 
-    def touched(self, pointers: Any, mask: Any, size: int, what: str, values: Any) -> None:
-        """It is about to make a `load`, a `store` or an `atomic operation` of `size` bytes at addresses where the mask
-        is true. `values`: what it stores; None for the others."""
+    def barrier(self) -> None:
+        """All threads of it wait for each other."""
+        ...
+
+    def loop(self, stages: int | None) -> Callable[[], None]:
+        """A loop starts that the compiler pipelines where it has more than one stage; None: as many as its launch.
+        Gives back what is to be called at its end."""
+        ...
+
+    def touched(self, access: Access) -> None:
+        """It is about to touch memory."""
+        ...
+
+    def result(self, found: Any) -> Any:
+        """What an atomic operation gives to the program, from what it found there (a `TensorHandle`)."""
         ...
 
 
 class Ledger:
     """What kernels did in one call of forward. `order`: programs of a launch run in random order, and so do the lanes
-    of an atomic operation; `observer` is told of each access; `rounding`: a secret that decides how inexact results are
-    rounded, 0 for rounding to nearest; `products`: those of `tl.dot`, too."""
+    of an atomic operation; `schedule`: the programs in the order in which they are to run instead; `observer` is told
+    of each access, and may pause a program; `rounding`: a secret that decides how inexact results are rounded, 0 for
+    rounding to nearest; `products`: those of `tl.dot`, too."""
 
     def __init__(
         self,
@@ -53,13 +100,17 @@ class Ledger:
         observer: Observer | None = None,
         rounding: int = 0,
         products: bool = False,
+        schedule: Sequence[int] = (),
     ) -> None:
         self.launches: Counter[str] = Counter()
         self.programs = 0
         self.arithmetic = 0
         """Operations that kernels did (`values.counting`)."""
         self.max_programs = max_programs
-        self.order, self.observer, self.rounding, self.products = order, observer, rounding, products
+        self.order, self.observer, self.schedule = order, observer, schedule
+        self.rounding, self.products = rounding, products
+        self.early = self.apart = False
+        """Of the access under way; `Access` says what they mean."""
         self.refusal: Exception | None = None
         """The first refusal, kept because a candidate may catch it and go on."""
         self.notes: list[str] = []

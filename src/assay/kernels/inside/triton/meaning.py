@@ -24,6 +24,7 @@ from assay.kernels.inside.triton.arithmetic import (
     raw,
     shown,
 )
+from assay.kernels.inside.triton.ledger import current
 from assay.kernels.inside.triton.values.promises import PROMISES
 from assay.kernels.language import vocabulary
 
@@ -178,8 +179,11 @@ def returned(value: Any) -> Any:
     return value
 
 
-def loop(arg1: Any, arg2: Any = None, step: Any = 1, **_: Any) -> Iterator[Any]:
-    """`range`, `tl.range`: counts in tensors of the type that Triton gives the loop variable."""
+def loop(
+    arg1: Any, arg2: Any = None, step: Any = 1, num_stages: Any = None, *_: Any, ahead: bool = False, **more: Any
+) -> Iterator[Any]:
+    """`range`, `tl.range`: counts in tensors of the type that Triton gives the loop variable. `ahead`: the compiler
+    may start loads of it early."""
     semantic = engine.interpreter_semantic
     step = 1 if raw(step) is None else step
     bounds = [semantic.to_tensor(raw(part)) for part in ((0, arg1, step) if raw(arg2) is None else (arg1, arg2, step))]
@@ -195,8 +199,36 @@ def loop(arg1: Any, arg2: Any = None, step: Any = 1, **_: Any) -> Iterator[Any]:
     if stride == 0 or (stride < 0 and is_tensor(raw(step))):
         raise MeaningError(f"a loop with the step {stride}: it must be positive, or known when compiled and not zero")
     _check_counter(first, last, stride, kind)
-    for value in range(first, last, stride):
-        yield semantic.scalar_constant(value, kind)
+    observer = current().observer if ahead else None
+    if observer is None:
+        for value in range(first, last, stride):
+            yield semantic.scalar_constant(value, kind)
+        return
+    stages = raw(num_stages)
+    leave = observer.loop(_WARPS_APART if stages is None and "warp_specialize" in more else stages)
+    try:
+        for value in range(first, last, stride):
+            yield semantic.scalar_constant(value, kind)
+    finally:
+        leave()
+
+
+_WARPS_APART = 2
+"""Stages of a loop whose loads other warps make."""
+
+
+def early(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A load, or a helper that loads, which the compiler may start early."""
+
+    def call(*args: Any, **named: Any) -> Any:
+        ledger = current()
+        before, ledger.early = ledger.early, True
+        try:
+            return function(*args, **named)
+        finally:
+            ledger.early = before
+
+    return call
 
 
 def _check_counter(first: int, last: int, stride: int, kind: Any) -> None:
@@ -291,6 +323,7 @@ MEANING: dict[str, Any] = {
     "o_returned": returned,
     "o_static": static,
     "o_unconditional": unconditional,
+    "o_early": early,
     "o_index": index,
     "o_all": slice(None),
     "o_attribute": attribute,

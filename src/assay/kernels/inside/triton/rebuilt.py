@@ -36,6 +36,8 @@ class Rebuilt:
     """One kernel or helper.
 
     program: runs one program of a launch; takes the arguments by the submission's names, as `_launch` binds them.
+    atomic: whether it makes atomic operations.
+    meets: whether it may load what it wrote, or what others tell it.
     """
 
     key: str
@@ -43,6 +45,8 @@ class Rebuilt:
     parameters: tuple[str, ...]
     constexprs: frozenset[str]
     program: Callable[..., None]
+    atomic: bool = False
+    meets: bool = False
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         """A launch on a grid."""
@@ -58,7 +62,10 @@ def rebuild(kernels: Kernels) -> dict[str, Rebuilt]:
     """Every function of a submission, by key."""
     text = interpreted(kernels)
     space = execute(text)
-    return {key: _rebuilt(function, space[text.names[key]]) for key, function in kernels.functions.items()}
+    return {
+        key: _rebuilt(function, space[text.names[key]], key in text.lowering.atomic, key in text.lowering.meets)
+        for key, function in kernels.functions.items()
+    }
 
 
 def execute(text: InterpreterText) -> dict[str, Any]:
@@ -86,7 +93,7 @@ def _of_triton(name: str) -> Any:
     return found
 
 
-def _rebuilt(function: Function, body: Callable[..., Any]) -> Rebuilt:
+def _rebuilt(function: Function, body: Callable[..., Any], atomic: bool, meets: bool) -> Rebuilt:
     names = tuple(parameter.name for parameter in function.parameters)
     constexprs = frozenset(parameter.name for parameter in function.parameters if parameter.constexpr)
 
@@ -104,7 +111,7 @@ def _rebuilt(function: Function, body: Callable[..., Any]) -> Rebuilt:
     program.__name__ = function.name
     program.__defaults__ = body.__defaults__
     program.__annotations__ = dict.fromkeys(constexprs, "constexpr")
-    return Rebuilt(function.key, function.name, names, constexprs, program)
+    return Rebuilt(function.key, function.name, names, constexprs, program, atomic, meets)
 
 
 def argument(value: Any, parameter: Parameter) -> Any:

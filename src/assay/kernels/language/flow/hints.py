@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 
+from assay.kernels.language.flow.lowering import names_of
 from assay.kernels.language.form import (
     Arguments,
     Assign,
@@ -28,7 +29,6 @@ from assay.kernels.language.form import (
     Method,
     Return,
     Statement,
-    Target,
     While,
 )
 
@@ -51,15 +51,6 @@ def hints_of(function: Function) -> Hints:
     reader = _Reader()
     reader.block(function.body)
     return Hints(frozenset(reader.late), frozenset(reader.outside))
-
-
-def names_of(found: Target) -> Iterator[str]:
-    """The names in the target of an assignment."""
-    if isinstance(found, str):
-        yield found
-    else:
-        for item in found.items:
-            yield from names_of(item)
 
 
 @dataclass(slots=True)

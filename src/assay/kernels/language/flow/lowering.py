@@ -1,0 +1,295 @@
+"""What Triton's compiler makes of loops beyond what their text says, and which functions make atomic operations.
+
+Loads of a pipelined loop start up to `num_stages` iterations early, whatever the loop stores: all that stand in a
+`tl.range` with `num_stages`, and those that feed a `tl.dot` in any other loop. A `tl.debug_barrier()` in the loop keeps
+Triton from pipelining it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from assay.kernels.language import vocabulary
+from assay.kernels.language.form import (
+    Assign,
+    Attribute,
+    Binary,
+    Call,
+    Choice,
+    Compare,
+    Do,
+    Expression,
+    Fix,
+    For,
+    Function,
+    If,
+    Index,
+    Invoke,
+    Items,
+    Literal,
+    Local,
+    Logic,
+    Method,
+    Return,
+    Statement,
+    Target,
+    Text,
+    Unary,
+    While,
+    Whole,
+)
+
+_LOADS = frozenset({"tl.load", "tl.load_tensor_descriptor"})
+_STORES = frozenset({"tl.store", "tl.store_tensor_descriptor"})
+_WRITES = frozenset({"store", "atomic"})
+
+
+@dataclass(slots=True)
+class Lowering:
+    """Parts of the form, by `id`; they are those of the functions that it was made of."""
+
+    pipelined: set[int] = field(default_factory=set)
+    """Loops whose loads may start early."""
+    early: set[int] = field(default_factory=set)
+    """Those loads, and calls of helpers that have some."""
+    atomic: set[str] = field(default_factory=set)
+    """Functions that make atomic operations, by themselves or by their helpers."""
+    meets: set[str] = field(default_factory=set)
+    """Functions in which a load may follow a store or an atomic operation."""
+
+
+def lowered(functions: Mapping[str, Function]) -> Lowering:
+    """What holds for the functions of a submission; each stands after those that it calls."""
+    found = Lowering()
+    has: dict[str, frozenset[str]] = {}
+    for key, function in functions.items():
+        has[key] = _features(function.body, has)
+        if "atomic" in has[key]:
+            found.atomic.add(key)
+        if "load" in has[key] and has[key] & _WRITES and _meets(function.body, has):
+            found.meets.add(key)
+        if has[key] & {"staged", "dot loop"}:
+            _find_early(function.body, has, found, within=False)
+    return found
+
+
+def statements(body: Sequence[Statement]) -> Iterator[Statement]:
+    """All statements of a body, those in branches and loops included."""
+    for each in body:
+        yield each
+        if isinstance(each, If):
+            yield from statements(each.yes)
+            yield from statements(each.no)
+        elif isinstance(each, For | While):
+            yield from statements(each.body)
+
+
+def names_of(found: Target) -> Iterator[str]:
+    """The variables that an assignment gives a value."""
+    if isinstance(found, str):
+        yield found
+    else:
+        for item in found.items:
+            yield from names_of(item)
+
+
+def _is_atomic(each: Expression) -> bool:
+    if isinstance(each, Call):
+        return each.function.startswith("tl.atomic_")
+    return isinstance(each, Method) and each.name.startswith("atomic_")
+
+
+def _parts(each: Expression) -> Sequence[Expression | Whole]:
+    """What an expression is made of, one level down."""
+    match each:
+        case Items(parts) | Logic(_, parts):
+            return parts
+        case Unary(_, part) | Attribute(part, _):
+            return (part,)
+        case Binary(_, left, right) | Compare(_, left, right):
+            return (left, right)
+        case Choice(condition, yes, no):
+            return (condition, yes, no)
+        case Index(value, places):
+            return (value, *places)
+        case Call(_, arguments) | Invoke(_, arguments):
+            return tuple(arguments.values())
+        case Method(value, _, arguments):
+            return (value, *arguments.values())
+        case _:
+            return ()
+
+
+def expressions(each: Expression | Whole | None) -> Iterator[Expression]:
+    """An expression and all that it is made of."""
+    waiting: list[Expression | Whole | None] = [each]
+    while waiting:
+        one = waiting.pop()
+        if one is None or isinstance(one, Whole):
+            continue
+        yield one
+        if not isinstance(one, Local | Literal | Text):
+            waiting += _parts(one)
+
+
+def _own(each: Statement) -> Sequence[Expression | None]:
+    """The expressions of a statement itself, without those of the statements in it."""
+    match each:
+        case Assign() | Fix() | Do() | Return():
+            return (each.value,)
+        case If() | While():
+            return (each.condition,)
+        case For():
+            return tuple(each.arguments.values())
+        case _:
+            return ()
+
+
+def _features(body: Sequence[Statement], has: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """What is in a body: `atomic`, `store`, `dot`, `load`, `staged` (a loop with stages of its own), `dot loop`."""
+    found: set[str] = set()
+    for each in body:
+        found |= _features_of_all(_own(each), has)
+        inside: Sequence[Statement] = ()
+        if isinstance(each, For | While):
+            inside = each.body
+        elif isinstance(each, If):
+            inside = (*each.yes, *each.no)
+        below = _features(inside, has) if inside else frozenset()
+        found |= below
+        if isinstance(each, For) and each.function != "tl.static_range":
+            found |= {"dot loop"} if "dot" in below else set()
+            found |= {"staged"} if _is_staged(each) else set()
+    return frozenset(found)
+
+
+def _features_of_all(values: Sequence[Expression | None], has: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    return frozenset(found for value in values for one in expressions(value) for found in _features_of(one, has))
+
+
+def _features_of(one: Expression, has: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    if isinstance(one, Invoke):
+        return has.get(one.key, frozenset()) - {"staged", "dot loop"}
+    if _is_atomic(one):
+        return frozenset({"atomic"})
+    if isinstance(one, Call) and one.function == "tl.dot":
+        return frozenset({"dot"})
+    if _is_load(one):
+        return frozenset({"load"})
+    stores = one.function in _STORES if isinstance(one, Call) else isinstance(one, Method) and one.name == "store"
+    return frozenset({"store"}) if stores else frozenset()
+
+
+def _meets(body: Sequence[Statement], has: Mapping[str, frozenset[str]], written: bool = False) -> bool:
+    """Whether a load may follow a store or an atomic operation. A loop comes to its beginning again, and in a helper
+    that does both either may be the first. `written`: whether one stands before the body."""
+    for each in body:
+        here, mixed = _features_of_all(_own(each), has), _mixed(each, has)
+        if (written and "load" in here | mixed) or ("load" in mixed and mixed & _WRITES):
+            return True
+        if isinstance(each, If):
+            if _meets(each.yes, has, written) or _meets(each.no, has, written):
+                return True
+            mixed = _features((*each.yes, *each.no), has)
+        written = written or bool((here | mixed) & _WRITES)
+    return False
+
+
+def _mixed(each: Statement, has: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """What a statement does in no order that matters here: a loop, or helpers that it calls."""
+    if isinstance(each, For | While):
+        return _features((each,), has)
+    calls = (one.key for value in _own(each) for one in expressions(value) if isinstance(one, Invoke))
+    return frozenset(found for key in calls for found in has.get(key, ()))
+
+
+def _is_load(one: Expression) -> bool:
+    return (isinstance(one, Call) and one.function in _LOADS) or (isinstance(one, Method) and one.name == "load")
+
+
+class _Slice:
+    """Expressions, and those that the variables in them were assigned, anywhere in a body."""
+
+    def __init__(self, body: Sequence[Statement]) -> None:
+        self.taken: set[int] = set()
+        self._values: dict[str, list[Expression]] = {}
+        for each in body:
+            if isinstance(each, Assign | Fix):
+                for name in names_of(each.target if isinstance(each, Assign) else each.name):
+                    self._values.setdefault(name, []).append(each.value)
+
+    def take(self, value: Expression | Whole | None) -> None:
+        """Add an expression and what it is computed from."""
+        waiting = [value]
+        while waiting:
+            for one in expressions(waiting.pop()):
+                self.taken.add(id(one))
+                if isinstance(one, Local):
+                    waiting += self._values.pop(one.name, ())
+
+
+def _is_staged(loop: For) -> bool:
+    """Whether a loop asks for stages, or for being run by several groups of warps."""
+    return bool({"num_stages", "warp_specialize"} & _given(loop))
+
+
+def _given(loop: For) -> set[str]:
+    slots = vocabulary.LOOPS[loop.function].split()[: len(loop.arguments.positional)]
+    return {*slots, *(name for name, _ in loop.arguments.named)}
+
+
+def _find_early(body: Sequence[Statement], has: Mapping[str, frozenset[str]], found: Lowering, within: bool) -> None:
+    """`within`: in a loop that is flattened into one with those in it."""
+    for each in body:
+        if isinstance(each, If):
+            _find_early((*each.yes, *each.no), has, found, within)
+        elif isinstance(each, While) or (isinstance(each, For) and each.function == "tl.static_range"):
+            _find_early(each.body, has, found, within)
+        elif isinstance(each, For):
+            loads = [] if any(_is_barrier(one) for one in each.body) else list(_early_loads(each, has))
+            if loads:
+                found.early |= {id(one) for one in loads}
+                found.pipelined |= set() if within else {id(each)}
+            _find_early(each.body, has, found, within or bool(loads and "flatten" in _given(each)))
+
+
+def _is_barrier(each: Statement) -> bool:
+    return isinstance(each, Do) and isinstance(each.value, Call) and each.value.function == "tl.debug_barrier"
+
+
+def _early_loads(loop: For, has: Mapping[str, frozenset[str]]) -> Iterator[Expression]:
+    """The loads of a loop that may start early, those of loops in it left out; and calls of helpers that load."""
+    direct = list(_direct(loop.body, "flatten" in _given(loop)))
+    here = [one for each in direct for value in _own(each) for one in expressions(value)]
+    loading = [one for one in here if _is_load(one) or _helper_has(one, has, "load")]
+    if _is_staged(loop):
+        yield from loading
+        return
+    fed = _Slice(list(statements(loop.body)))
+    for one in here:
+        if isinstance(one, Call) and one.function == "tl.dot":
+            given = dict(zip(("input", "other"), one.arguments.positional, strict=False)) | dict(one.arguments.named)
+            fed.take(given.get("input"))
+            fed.take(given.get("other"))
+        elif _helper_has(one, has, "dot"):
+            fed.take(one)
+    yield from (one for one in loading if id(one) in fed.taken)
+
+
+def _helper_has(one: Expression, has: Mapping[str, frozenset[str]], feature: str) -> bool:
+    return isinstance(one, Invoke) and feature in has.get(one.key, frozenset())
+
+
+def _direct(body: Sequence[Statement], flat: bool) -> Iterator[Statement]:
+    """Statements of a body without those of the loops in it, which are not unrolled; `flat`: with them."""
+    for each in body:
+        if isinstance(each, If):
+            yield each
+            yield from _direct((*each.yes, *each.no), flat)
+        elif isinstance(each, For | While):
+            yield each
+            if flat or (isinstance(each, For) and each.function == "tl.static_range"):
+                yield from _direct(each.body, flat)
+        else:
+            yield each

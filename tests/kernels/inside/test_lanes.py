@@ -1,0 +1,113 @@
+"""Accesses of one program against a plain account of who touched what since the last barrier."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from assay.kernels.inside.replay.lanes import Lanes, Spread
+
+SLOTS = 6
+SHAPES = (((4,), 4), ((2, 2), 4), (), None)
+CONFLICTS = {"load": {"store", "atomic operation"}, "atomic operation": {"load", "store"}}
+CONFLICTS["store"] = {"load", "store", "atomic operation"}
+
+events = st.tuples(
+    st.sampled_from(["load", "store", "atomic operation", "barrier", "begin", "loop", "leave"]),
+    st.sampled_from(SHAPES),
+    st.integers(0, SLOTS - 1),
+    st.booleans(),
+)
+
+
+@given(st.lists(events, max_size=12))
+@settings(max_examples=400, deadline=None)
+def test_accesses_meet_where_lanes_differ_and_no_barrier_is_between(script: list) -> None:
+    lanes, account, loops = Lanes(lambda storage: SLOTS), [], []
+    loop_from = None
+    for what, shape, place, early in script:
+        if what in ("barrier", "begin"):
+            if what == "begin":
+                loops, loop_from = [], None
+                lanes.begin()
+            else:
+                lanes.barrier()
+            account, loop_from = [], None if loop_from is None else 0
+        elif what == "loop":
+            if not loops:
+                loops, loop_from = [lanes.loop()], len(account)
+        elif what == "leave":
+            if loops:
+                lanes.leave(loops.pop())
+                loop_from = None
+        else:
+            count = 1 if shape == () else 4
+            slots = (np.arange(count) + place) % SLOTS
+            early = early and what == "load"
+            found, handed = lanes.take(0, slots, what, Spread(shape, partial(np.arange, count), early))
+            expected = []
+            for lane, slot in enumerate(slots.tolist()):
+                met = False
+                for number, (other, its_shape, its_lanes) in enumerate(account):
+                    if other not in CONFLICTS[what] or slot not in its_lanes:
+                        continue
+                    same = shape is not None and its_shape == shape and its_lanes[slot] == lane
+                    in_loop = early and loop_from is not None and number >= loop_from
+                    met = met or not same or in_loop
+                expected.append(met)
+            assert handed is None
+            assert (found.tolist() if found is not None else [False] * count) == expected, (what, shape, place)
+            if any(expected):
+                return  # a program ends there, and only its last store is remembered
+            account.append((what, shape, {slot: lane for lane, slot in enumerate(slots.tolist())}))
+
+
+def access(lanes: Lanes, what: str, shape: object, slots: list[int]) -> tuple[object, object]:
+    found, handed = lanes.take(0, np.array(slots), what, Spread(shape, partial(np.arange, len(slots))))
+    return found is not None, None if handed is None else lanes.results_after(int(handed.max()))
+
+
+def test_results_of_atomic_operations_are_told_from_barriers() -> None:
+    lanes, wide = Lanes(lambda storage: SLOTS), ((4,), 4)
+    access(lanes, "store", wide, [0, 1, 2, 3])
+    lanes.result(1)
+    lanes.result(2)
+    assert access(lanes, "load", wide, [1, 2, 3, 4]) == (False, (1, 2))
+    assert access(lanes, "load", wide, [0, 1, 2, 3]) == (False, None)
+    access(lanes, "store", wide, [2, 3, 4, 5])
+    assert access(lanes, "load", wide, [3, 4, 5, 0])[0]
+    lanes.barrier()
+    assert access(lanes, "load", wide, [1, 2, 3, 4]) == (False, None)
+
+
+@pytest.mark.parametrize(("threads", "doubtful"), [(4, False), (32, True)])
+def test_fewer_elements_than_threads_are_in_doubt_once_they_are_loaded_again(threads: int, doubtful: bool) -> None:
+    lanes, few = Lanes(lambda storage: SLOTS), ((4,), 4)
+    lanes.threads = threads
+    for between in ("nothing", "result", "barrier"):
+        lanes.begin()
+        access(lanes, "store", few, [0, 1, 2, 3])
+        if between == "result":
+            lanes.result(1)
+        elif between == "barrier":
+            lanes.barrier()
+        assert not access(lanes, "load", few, [0, 1, 2, 3])[0]
+        assert (lanes.doubtful == 4) == (doubtful and between == "nothing")
+        assert (lanes.doubtful_by_result == 4) == (doubtful and between == "result")
+
+
+def test_many_accesses_are_not_kept_one_by_one() -> None:
+    lanes, wide = Lanes(lambda storage: 4096), ((4,), 4)
+    for number in range(1000):
+        access(lanes, "load", wide, [4 * number + lane for lane in range(4)])
+    assert sum(len(waiting) for waiting in lanes._waiting.values()) <= 64
+    assert access(lanes, "store", wide, [1, 2, 3, 4])[0]
+    lanes.begin()
+    assert not access(lanes, "store", wide, [1, 2, 3, 4])[0]

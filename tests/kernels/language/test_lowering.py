@@ -1,0 +1,170 @@
+"""What the compiler makes of loops: which loads it starts early, and that Triton's does so."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import textwrap
+from typing import Any
+
+import pytest
+from test_rebuilt_kernels import program
+
+from assay.kernels.language.flow.lowering import Lowering, expressions, lowered, statements
+from assay.kernels.language.form import Call, For, Kernels, Local
+from assay.kernels.language.parsing import parse
+from support.kernel_sources import TL, body
+
+HELPERS = {
+    "loads": {"source": "def loads(p):\n    return tl.load(p)\n", "names": TL},
+    "multiplies": {"source": "def multiplies(a, b):\n    return tl.dot(a, b)\n", "names": TL},
+    "copies": {"source": "def copies(p, q):\n    tl.store(q, tl.load(p))\n", "names": TL},
+    "adds": {"source": "def adds(p):\n    return tl.atomic_add(p, 1)\n", "names": TL},
+}
+
+
+def parsed(lines: str) -> Kernels:
+    table: dict[str, Any] = body(lines)
+    table["kernel"]["names"] |= {name: {"function": name} for name in HELPERS if f"{name}(" in lines}
+    found = parse(table | {name: HELPERS[name] for name in HELPERS if f"{name}(" in lines})
+    assert isinstance(found, Kernels), found
+    return found
+
+
+def early(lines: str) -> tuple[list[str], int]:
+    """The pointers of loads that may start early, and how many loops are pipelined."""
+    kernels = parsed(lines)
+    found, kernel = lowered(dict(kernels.functions)), kernels.functions["kernel"]
+    names, loops = [], 0
+    for each in statements(kernel.body):
+        loops += isinstance(each, For) and id(each) in found.pipelined
+        values = [getattr(each, "value", None), getattr(each, "condition", None)]
+        for one in (one for value in values for one in expressions(value)):
+            if id(one) in found.early:
+                names += [part.name for part in expressions(one) if isinstance(part, Local) and part.name in "x out"]
+    return sorted(names), loops
+
+
+STAGED = "for k in tl.range(0, n, num_stages=3):\n    "
+LOOP = "for k in range(n):\n    "
+EARLY = {
+    "stages": (STAGED + "v = tl.load(x + k)\n    tl.store(out + k, v)", ["x"], 1),
+    "stages by place": ("for k in tl.range(0, n, 1, 3):\n    tl.store(out + k, tl.load(x + k))", ["x"], 1),
+    "warps apart": ("for k in tl.range(0, n, warp_specialize=True):\n    tl.store(out + k, tl.load(x + k))", ["x"], 1),
+    "no stages": (LOOP + "v = tl.load(x + k)\n    tl.store(out + k, v)", [], 0),
+    "a barrier": (STAGED + "v = tl.load(x + k)\n    tl.store(out + k, v)\n    tl.debug_barrier()", [], 0),
+    "a barrier under a condition": (
+        STAGED + "v = tl.load(x + k)\n    tl.store(out + k, v)\n    if BLOCK == 1:\n        tl.debug_barrier()",
+        ["x"],
+        1,
+    ),
+    "a load under a condition": (STAGED + "if k > 3:\n        tl.store(out + k, tl.load(x + k))", ["x"], 1),
+    "an unrolled loop": (STAGED + "for j in tl.static_range(2):\n        tl.store(out + j, tl.load(x + j))", ["x"], 1),
+    "a loop in the loop": (STAGED + "v = tl.load(x)\n    for j in range(k):\n        v += tl.load(out + j)", ["x"], 1),
+    "a flattened loop": (
+        "for k in tl.range(0, n, num_stages=2, flatten=True):\n    for j in range(k):\n        v = tl.load(out + j)",
+        ["out"],
+        1,
+    ),
+    "a helper that loads": (STAGED + "tl.store(out + k, loads(x + k))", ["x"], 1),
+    "what feeds a product": (
+        LOOP + "a = tl.load(x)\n    b = tl.load(out)\n    c = a.to(tl.float16) * 2\n    d = tl.dot(c, c) + b", ["x"], 1,
+    ),
+    "both sides of a product": (LOOP + "d = tl.dot(tl.load(x), other=tl.trans(tl.load(out)))", ["out", "x"], 1),
+    "what a product is added to": (LOOP + "d = tl.dot(tl.load(x), tl.load(x), tl.load(out))", ["x", "x"], 1),
+    "a product in a helper": (LOOP + "a = tl.load(x)\n    b = tl.load(out)\n    d = multiplies(a, a)", ["x"], 1),
+    "a product elsewhere": ("d = tl.dot(tl.load(x), tl.load(x))\n" + LOOP + "v = tl.load(out)", [], 0),
+    "a while loop": ("k = 0\nwhile k < n:\n    d = tl.dot(tl.load(x), tl.load(x))\n    k += 1", [], 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_loads_that_may_start_early(name: str) -> None:
+    lines, pointers, loops = EARLY[name]
+    assert early(lines) == (pointers, loops)
+
+
+def found(lines: str) -> Lowering:
+    return lowered(dict(parsed(lines).functions))
+
+
+LOAD, STORE = "v = tl.load(x)", "tl.store(out, 1.0)"
+MEETS = {
+    "load, then store": (f"{LOAD}\n{STORE}", False),
+    "in one statement": ("tl.store(out, tl.load(x))", False),
+    "store, then load": (f"{STORE}\n{LOAD}", True),
+    "addition, then load": (f"tl.atomic_add(out, 1.0)\n{LOAD}", True),
+    "in a loop": (f"for k in range(n):\n    {LOAD}\n    {STORE}", True),
+    "in a while loop": (f"while tl.atomic_add(out, 0) == 0:\n    {LOAD}", True),
+    "after a loop": (f"for k in range(n):\n    {STORE}\n{LOAD}", True),
+    "in either branch": (f"if n > 1:\n    {STORE}\nelse:\n    {LOAD}", False),
+    "after a branch": (f"if n > 1:\n    {STORE}\n{LOAD}", True),
+    "in a branch": (f"if n > 1:\n    {STORE}\n    {LOAD}", True),
+    "in a helper": ("copies(x, out)", True),
+    "by a helper": (f"{STORE}\nv = loads(x)", True),
+    "nothing stored": (LOAD, False),
+}
+
+
+@pytest.mark.parametrize("name", MEETS)
+def test_whether_a_load_may_follow_a_store(name: str) -> None:
+    lines, meets = MEETS[name]
+    assert ("kernel" in found(lines).meets) is meets
+
+
+def test_atomic_operations_of_helpers_count() -> None:
+    assert found("v = adds(x)").atomic == {"adds", "kernel"}
+    assert found("v = (x + 0).atomic_add(1.0)").atomic == {"kernel"}
+    assert found("v = loads(x)").atomic == set()
+
+
+def test_expressions_are_walked_whole() -> None:
+    kernels = parsed("v = tl.where(n > 1, tl.load(x)[None, :] + (-n), tl.max(tl.load(out).to(tl.float32), axis=0))")
+    (statement,) = kernels.functions["kernel"].body
+    calls = {one.function for one in expressions(statement.value) if isinstance(one, Call)}  # type: ignore[union-attr]
+    assert calls == {"tl.where", "tl.load", "tl.max"}
+
+
+def test_long_chains_of_names_take_linear_time() -> None:
+    chain = [f"    a{place + 1} = a{place}\n" for place in range(1000)]
+    assert early(f"{LOOP}a0 = tl.load(x)\n{''.join(reversed(chain))}    d = tl.dot(a1000, a1000)") == (["x"], 1)
+
+
+COPY = "    u = tl.load(x + k * 32 + i)\n    tl.store(x + k * 32 + 32 + i, u)"
+SUMS = "tl.store(out + i, v)\n{}\nw = tl.load(out + (i ^ 1){})\ntl.store(x + i, w)"
+CLAIMS = {
+    "stages": ("for k in tl.range(0, n, num_stages=3):\n" + COPY, "cp.async", True),
+    "stages and a barrier": (
+        f"for k in tl.range(0, n, num_stages=3):\n{COPY}\n    tl.debug_barrier()",
+        "cp.async",
+        False,
+    ),
+    "stages and a dead barrier": (
+        f"for k in tl.range(0, n, num_stages=3):\n{COPY}\n    if BLOCK == 1:\n        tl.debug_barrier()",
+        "cp.async",
+        True,
+    ),
+    "a loop": ("for k in range(n):\n" + COPY, "cp.async", False),
+    "products": (
+        "j = tl.arange(0, 32)\np = x + j[:, None] * 32 + j[None, :]\nb = tl.load(p)\nfor k in range(n):\n"
+        "    b = tl.dot(tl.load(p + k * 1024), b)\n    tl.store(p + (k + 1) * 1024, b)",
+        "cp.async",
+        True,
+    ),
+    "no barrier": (SUMS.format("", ""), "bar.sync", False),
+    "a barrier": (SUMS.format("tl.debug_barrier()", ""), "bar.sync", True),
+    "a result": (SUMS.format("t = tl.atomic_add(x + 99, 1.0).to(tl.int32)", " + t"), "bar.sync", True),
+    "a result times zero": (SUMS.format("t = tl.atomic_add(x + 99, 1.0).to(tl.int32) * 0", " + t"), "bar.sync", False),
+    "no result": (SUMS.format("tl.atomic_add(x + 99, 1.0)", ""), "bar.sync", False),
+}  # fmt: skip
+"""Kernels, an instruction, and whether it stands in what Triton makes of them."""
+
+
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("torch", "triton")), reason="no torch or no triton here"
+)
+def test_triton_starts_loads_early_and_needs_results_for_barriers() -> None:
+    head = "i = tl.arange(0, BLOCK)\nv = tl.load(x + i)\n"
+    given = {name: [textwrap.dedent(head + lines), 5, word] for name, (lines, word, _) in CLAIMS.items()}
+    counts = program("compiler_claims", given=json.dumps(given))
+    assert {name: count > 0 for name, count in counts.items()} == {name: claim for name, (*_, claim) in CLAIMS.items()}
