@@ -112,6 +112,33 @@ def test_whether_a_load_may_follow_a_store(name: str) -> None:
     assert ("kernel" in found(lines).meets) is meets
 
 
+TOUCHED = {
+    "each its own": ("x", "out", LOOP + "v = tl.load(x + k)\n    tl.store(out + k, v)"),
+    "by way of names": (
+        "BLOCK x",
+        "BLOCK out",
+        "p = x\nq = out + BLOCK\n" + LOOP + "v = tl.load(p + BLOCK)\n    tl.store(q, v)",
+    ),
+    "by name": ("x", "out", LOOP + "v = tl.load(mask=n > 1, pointer=x)\n    tl.store(value=v, pointer=out)"),
+    "in place": ("out", "out", LOOP + "tl.store(out, tl.load(out) + 1)"),
+    "added to": ("out x", "out", LOOP + "tl.atomic_add(out, tl.load(x))"),
+    "by a place that is loaded": ("x", "out x", LOOP + "tl.store(out + tl.load(x).to(tl.int32), 1.0)"),
+    "by a helper": ("out x", "out x", "copies(x, out)"),
+    "by a block pointer": (
+        "n x",
+        "out",
+        LOOP + "p = tl.make_block_ptr(x, (n,), (1,), (0,), (8,), (0,))\n    tl.store(out, tl.max(tl.load(p), 0))",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOUCHED)
+def test_by_which_parameters_a_kernel_comes_to_memory(name: str) -> None:
+    read, written, lines = TOUCHED[name]
+    touched = found(lines).meets["kernel"]
+    assert (touched.read, touched.written) == (set(read.split()), set(written.split()))
+
+
 def test_atomic_operations_of_helpers_count() -> None:
     assert found("v = adds(x)").atomic == {"adds", "kernel"}
     assert found("v = (x + 0).atomic_add(1.0)").atomic == {"kernel"}

@@ -18,7 +18,7 @@ from assay.kernels.inside.replay.player import NO_KERNEL, Manner
 from assay.kernels.inside.replay.reruns import Rerun, rerun
 from assay.kernels.inside.triton import ledger as ledgers
 from assay.kernels.inside.triton.rebuilt import Rebuilt, rebuild
-from assay.kernels.program.form import Launch, Program, Variant, storages_of
+from assay.kernels.program.form import Launch, Program, Variant, storages_of, windows_in
 from assay.types import Json
 
 
@@ -38,6 +38,7 @@ class Interpreted:
         self.follows = follows
         self._max_programs = max_programs
         self.kernels: list[Rebuilt] = []
+        self._meets = False
 
     def build(self, program: Program) -> Sequence[Rebuilt]:
         """The kernels as callables of the interpreter.
@@ -47,13 +48,15 @@ class Interpreted:
         """
         built = rebuild(kernels_of(program))
         self.kernels = [built[str(number)] for number in range(len(program.kernels))]
+        launches = (step for step in program.forward if isinstance(step, Launch))
+        self._meets = any(_meets(self.kernels[step.kernel], variant) for step in launches for variant in step.variants)
         return self.kernels
 
     @contextlib.contextmanager
     def running(self, memory: Memory, manner: Manner) -> Iterator[_InterpretedRun]:
         """Account for the launches of some steps. Raises a refusal of the interpreter that was met on the way."""
-        # What programs and lanes do to each other may depend on values, so that one call does not show it.
-        follow = manner.follow or (manner.skip == NO_KERNEL and any(kernel.meets for kernel in self.kernels))
+        # What lanes and programs do to each other may depend on values, so that one call does not show it.
+        follow = manner.follow or (manner.skip == NO_KERNEL and self._meets)
         accesses = Accesses(memory) if follow and self.follows else None
         order = None if manner.in_order else random.Random(manner.seed)
         ledger = ledgers.Ledger(
@@ -73,6 +76,17 @@ class Interpreted:
         if isinstance(error, ledgers.WrongValueError):
             return "wrong_output"
         return "unsupported" if isinstance(error, ledgers.UnsupportedError) else "error"
+
+
+def _meets(kernel: Rebuilt, variant: Variant) -> bool:
+    """Whether a launch may load what it wrote, or another program of it."""
+    if kernel.touched is None:
+        return False
+    read, written = (
+        {window.storage for name, value in variant.args if name in names for window in windows_in(value)}
+        for names in (kernel.touched.read, kernel.touched.written)
+    )
+    return bool(read & written)
 
 
 def _rounding(manner: Manner) -> int:

@@ -25,6 +25,7 @@ from assay.kernels.inside.triton.meaning import MEANING
 from assay.kernels.language.form import Function, Kernels, Parameter
 from assay.kernels.language.interpreter_text import InterpreterText, interpreted
 from assay.kernels.language.limits import is_plain
+from assay.kernels.language.lowering import Touched
 from assay.kernels.language.vocabulary import TYPES
 
 FILE = "submission.py"
@@ -37,7 +38,7 @@ class Rebuilt:
 
     program: runs one program of a launch; takes the arguments by the submission's names, as `_launch` binds them.
     atomic: whether it makes atomic operations.
-    meets: whether it may load what it wrote, or what others tell it.
+    touched: where it may load what was written in the same launch: what it comes to by its parameters.
     """
 
     key: str
@@ -46,7 +47,7 @@ class Rebuilt:
     constexprs: frozenset[str]
     program: Callable[..., None]
     atomic: bool = False
-    meets: bool = False
+    touched: Touched | None = None
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         """A launch on a grid."""
@@ -63,7 +64,7 @@ def rebuild(kernels: Kernels) -> dict[str, Rebuilt]:
     text = interpreted(kernels)
     space = execute(text)
     return {
-        key: _rebuilt(function, space[text.names[key]], key in text.lowering.atomic, key in text.lowering.meets)
+        key: _rebuilt(function, space[text.names[key]], key in text.lowering.atomic, text.lowering.meets.get(key))
         for key, function in kernels.functions.items()
     }
 
@@ -93,7 +94,7 @@ def _of_triton(name: str) -> Any:
     return found
 
 
-def _rebuilt(function: Function, body: Callable[..., Any], atomic: bool, meets: bool) -> Rebuilt:
+def _rebuilt(function: Function, body: Callable[..., Any], atomic: bool, touched: Touched | None) -> Rebuilt:
     names = tuple(parameter.name for parameter in function.parameters)
     constexprs = frozenset(parameter.name for parameter in function.parameters if parameter.constexpr)
 
@@ -111,7 +112,7 @@ def _rebuilt(function: Function, body: Callable[..., Any], atomic: bool, meets: 
     program.__name__ = function.name
     program.__defaults__ = body.__defaults__
     program.__annotations__ = dict.fromkeys(constexprs, "constexpr")
-    return Rebuilt(function.key, function.name, names, constexprs, program, atomic, meets)
+    return Rebuilt(function.key, function.name, names, constexprs, program, atomic, touched)
 
 
 def argument(value: Any, parameter: Parameter) -> Any:

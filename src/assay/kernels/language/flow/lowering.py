@@ -45,6 +45,14 @@ _STORES = frozenset({"tl.store", "tl.store_tensor_descriptor"})
 _WRITES = frozenset({"store", "atomic"})
 
 
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """Parameters of a function by which it may come to what it reads and what it writes."""
+
+    read: frozenset[str]
+    written: frozenset[str]
+
+
 @dataclass(slots=True)
 class Lowering:
     """Parts of the form, by `id`; they are those of the functions that it was made of."""
@@ -55,8 +63,8 @@ class Lowering:
     """Those loads, and calls of helpers that have some."""
     atomic: set[str] = field(default_factory=set)
     """Functions that make atomic operations, by themselves or by their helpers."""
-    meets: set[str] = field(default_factory=set)
-    """Functions in which a load may follow a store or an atomic operation."""
+    meets: dict[str, Touched] = field(default_factory=dict)
+    """What functions touch in which a load may follow a store or an atomic operation."""
 
 
 def lowered(functions: Mapping[str, Function]) -> Lowering:
@@ -68,7 +76,7 @@ def lowered(functions: Mapping[str, Function]) -> Lowering:
         if "atomic" in has[key]:
             found.atomic.add(key)
         if "load" in has[key] and has[key] & _WRITES and _meets(function.body, has):
-            found.meets.add(key)
+            found.meets[key] = _touched(function, has)
         if has[key] & {"staged", "dot loop"}:
             _find_early(function.body, has, found, within=False)
     return found
@@ -196,6 +204,28 @@ def _meets(body: Sequence[Statement], has: Mapping[str, frozenset[str]], written
     return False
 
 
+def _touched(function: Function, has: Mapping[str, frozenset[str]]) -> Touched:
+    everything = list(statements(function.body))
+    read, written = _Slice(everything), _Slice(everything)
+    for one in (one for each in everything for value in _own(each) for one in expressions(value)):
+        features = _features_of(one, has)
+        for pointer in _pointers(one) if features & {"load", *_WRITES} else ():
+            if features & {"load", "atomic"}:
+                read.take(pointer)
+            if features & _WRITES:
+                written.take(pointer)
+    names = {parameter.name for parameter in function.parameters}
+    return Touched(frozenset(read.names & names), frozenset(written.names & names))
+
+
+def _pointers(one: Expression) -> Sequence[Expression | Whole]:
+    """By what an expression comes to memory; of the arguments of a helper, each may be it."""
+    if isinstance(one, Call):
+        named = dict(one.arguments.named)
+        return [value for name, value in named.items() if name in ("pointer", "desc")] or one.arguments.positional[:1]
+    return _parts(one)[:1] if isinstance(one, Method) else _parts(one)
+
+
 def _mixed(each: Statement, has: Mapping[str, frozenset[str]]) -> frozenset[str]:
     """What a statement does in no order that matters here: a loop, or helpers that it calls."""
     if isinstance(each, For | While):
@@ -213,6 +243,7 @@ class _Slice:
 
     def __init__(self, body: Sequence[Statement]) -> None:
         self.taken: set[int] = set()
+        self.names: set[str] = set()
         self._values: dict[str, list[Expression]] = {}
         for each in body:
             if isinstance(each, Assign | Fix):
@@ -226,6 +257,7 @@ class _Slice:
             for one in expressions(waiting.pop()):
                 self.taken.add(id(one))
                 if isinstance(one, Local):
+                    self.names.add(one.name)
                     waiting += self._values.pop(one.name, ())
 
 
