@@ -22,10 +22,10 @@ from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.arithmetic import MeaningError
 from assay.kernels.inside.triton.meaning import MEANING
+from assay.kernels.language.flow.lowering import Touched
 from assay.kernels.language.form import Function, Kernels, Parameter
 from assay.kernels.language.interpreter_text import InterpreterText, interpreted
 from assay.kernels.language.limits import is_plain
-from assay.kernels.language.lowering import Touched
 from assay.kernels.language.vocabulary import TYPES
 
 FILE = "submission.py"
