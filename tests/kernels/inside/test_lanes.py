@@ -28,7 +28,7 @@ events = st.tuples(
 
 
 @given(st.lists(events, max_size=12))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=600, deadline=None)
 def test_accesses_meet_where_lanes_differ_and_no_barrier_is_between(script: list) -> None:
     lanes, account, loops = Lanes(lambda storage: SLOTS), [], []
     loop_from = None
@@ -104,10 +104,11 @@ def test_fewer_elements_than_threads_are_in_doubt_once_they_are_loaded_again(thr
 
 
 def test_many_accesses_are_not_kept_one_by_one() -> None:
-    lanes, wide = Lanes(lambda storage: 4096), ((4,), 4)
-    for number in range(1000):
-        access(lanes, "load", wide, [4 * number + lane for lane in range(4)])
-    assert sum(len(waiting) for waiting in lanes._waiting.values()) <= 64
-    assert access(lanes, "store", wide, [1, 2, 3, 4])[0]
+    slots = 1 << 16
+    lanes, wide = Lanes(lambda storage: slots), ((slots,), 4)
+    for number in range(20):
+        access(lanes, "load", wide, [(place + number) % slots for place in range(slots)])
+        assert sum(len(each[2]) for waiting in lanes._waiting.values() for each in waiting) <= 1 << 18
+    assert access(lanes, "store", wide, list(range(slots)))[0]
     lanes.begin()
-    assert not access(lanes, "store", wide, [1, 2, 3, 4])[0]
+    assert not access(lanes, "store", wide, list(range(slots)))[0]

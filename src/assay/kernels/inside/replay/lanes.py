@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +31,8 @@ _SEVERAL = _LANES
 """No lane: several of them, or a unit beside them."""
 _MOST_STRETCHES = 1 << (62 - _LANE)
 _NONE = 1 << 62
-_MOST_WAITING = 64
+_MOST_WAITING = 1 << 18
+"""Elements of one storage whose accesses are kept one by one, until others meet them."""
 
 _BEFORE: dict[str, tuple[str, ...]] = {
     "load": ("store", "atomic operation"),
@@ -42,8 +42,7 @@ _BEFORE: dict[str, tuple[str, ...]] = {
 """What an access must not meet without a barrier, another lane having done it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(NamedTuple):
     """How an access is spread over the threads of its program."""
 
     shape: Any
@@ -92,6 +91,7 @@ class Lanes:
         self._results: list[tuple[int, int]] = []
         self._waiting: dict[int, list[tuple[str, int, Any, Spread]]] = {}
         self._kinds: dict[int, set[str]] = {}
+        self._elements: dict[int, int] = {}
 
     def result(self, number: int) -> None:
         """One thread hands the result of an atomic operation to all others; `number`: how many the program made."""
@@ -128,10 +128,13 @@ class Lanes:
         kinds = self._kinds.setdefault(storage, set())
         others = kinds.intersection(_BEFORE[what]) if kinds else ()
         waiting = self._waiting.setdefault(storage, [])
-        if others or len(waiting) >= _MOST_WAITING:
+        elements = self._elements.get(storage, 0) + len(slots)
+        if others or elements > _MOST_WAITING:
             for each in waiting:
                 self._note(storage, *each)
             waiting.clear()
+            elements = len(slots)
+        self._elements[storage] = elements
         meets: Any = None
         handed: Any = None
         mine = self._stamped(spread) if others else 0
@@ -181,7 +184,7 @@ class Lanes:
             self._stamps[key] = np.zeros(self._slots(storage), dtype=np.int64)
         stamps, mine = self._stamps[key], stretch << _LANE | self._stamped(spread)
         there = stamps[slots]
-        several = (there >= self._since) & (((there ^ mine) & _LANES) != 0) if what == "load" else False
+        several = (there >= self._since) & (((there ^ mine) & _LANES) != 0) if what != "store" else False
         stamps[slots] = mine
         several |= stamps[slots] != mine
         if several.any():

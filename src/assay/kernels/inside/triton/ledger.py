@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
 from assay.types import Json
 
@@ -43,8 +43,7 @@ class Sync:
     """It releases: it tells what is over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(NamedTuple):
     """What a program is about to do at the addresses where a mask is true. `mask`: None for all."""
 
     what: Literal["load", "store", "atomic operation"]
