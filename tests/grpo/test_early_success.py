@@ -53,7 +53,7 @@ def test_the_first_turn_of_an_accepted_config_never_earns_more_by_failing_first(
     assume(not pays_lateness(config, gamma))
     solved = worth(Verdict("ok", "numerics"), config, size)
     for count in range(1, len(failed) + 1):
-        late = [*(worth(one, config) for one in failed[:count]), solved]
+        late = [*(worth(one, config, size) for one in failed[:count]), solved]
         assert turn_returns(rollout(late), gamma)[0] <= turn_returns(rollout([solved]), gamma)[0] + 1e-9
 
 

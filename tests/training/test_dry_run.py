@@ -19,6 +19,7 @@ from assay.backends.local.models import train_tokenizer
 from assay.backends.probe import Speed, check_agreement, measure_speed
 from assay.cli import main as cli
 from assay.envs.base import build_data
+from assay.envs.chess.dataset import ChessDatasetBuilder
 from assay.errors import AssayError, ConfigError, ModelError
 from assay.training.config import EvalConfig, SFTConfig, TrainingConfig
 from assay.training.dry_run import dry_run
@@ -174,7 +175,9 @@ def test_memory_follows_the_settings_that_bound_it() -> None:
 
 
 def test_time_is_that_of_the_parts() -> None:
-    config = TrainingConfig(model_name="scratch", lora_rank=0, max_tokens=50, sft=SFTConfig(num_steps=10, batch_size=4))
+    sft = SFTConfig(num_steps=10, batch_size=4)
+    chess = ChessDatasetBuilder(num_heldout=10)
+    config = TrainingConfig(model_name="scratch", lora_rank=0, max_tokens=50, sft=sft, dataset_builder=chess)
     work = Work(batches=20, prompt=100, supervised=50, heldout=10)
     speed = Speed(rollouts=64, tokens=8, whole=True, sampled_per_s=1000, trained_per_s=10_000)
     text = time_words(config, work, speed)

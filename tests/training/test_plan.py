@@ -11,6 +11,7 @@ def test_plan_counts_problems_rollouts_steps_and_samples() -> None:
         "model_name=scratch",
         "lora_rank=0",
         "learning_rate=5e-4",
+        "dataset_builder=chess",
         "num_substeps=2",
         "sft.num_steps=1500",
         "eval_every=50",

@@ -88,7 +88,7 @@ def test_what_a_call_reads_of_earlier_ones_it_leaves_as_it_found_it(bench: Bench
     later = {"restored": False, "follow": True}
     ran = bench.run(code, x, outputs=(("float32", (8,)),), controls=({}, {}, later, later | {"follow": False}))
     assert ran.result.end == "ok" and not ran.fault, ran.result
-    first, second, found, last = (call["left"] for call in ran.result.report["rounds"])
+    first, second, found, last = (call["left"] for call in ran.result.report["calls"])
     assert first == second == last == [] and sum(one["elements"] for one in found) == elements
     written = parts[2].splitlines()[0] if parts[2] else "leaves[(1,)](x, y, self.s, 8)"
     assert all(code.splitlines()[one["line"] - 1].strip() == written for one in found)

@@ -100,10 +100,12 @@ class KernelGrading(KernelRewardConfig):
         Raises:
             ConfigError: they cannot go together, or there is no such device.
         """
+        runs = self.backend == "triton" or self.on_gpu
+        own = ("backend", "measure_performance", *(("num_correct_trials",) if runs else ()))
         of_modal: dict[str, Any] = {name: getattr(self.grader.modal, name) for name in settings(ModalSettings)}
         asked: dict[str, Any] = {
             **{name: getattr(self.grader, name) for name in settings(GraderSettings) if name != "modal"},
-            **{name: getattr(self, name) for name in ("backend", "measure_performance", "num_correct_trials")},
+            **{name: getattr(self, name) for name in own},
         }
         if self.use_modal:
             modal = ModalConfig(**of_modal, modal_gpu_type=self.modal_gpu_type, modal_timeout=self.modal_timeout)
