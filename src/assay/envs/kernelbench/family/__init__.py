@@ -1,0 +1,1 @@
+"""A generated family of problems: small modules over the rows of a matrix, and Triton kernels that solve them."""
