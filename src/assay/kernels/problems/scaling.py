@@ -206,9 +206,9 @@ def other_sizes(scaled: ScaledProblem, rng: random.Random | None = None) -> Iter
     """Sizes beside those that a problem is graded at, to tell a kernel that is right at one size only.
 
     Where it was made smaller: all integers twice as large, then each alone. Where it was not, and last in any case: all
-    smaller, those that are no powers of two by a random part (`rng`), then all half as large. A size is a multiple of
-    no block of which the published one is none (`uneven`); where such sizes do not fit together, plainly doubled ones
-    follow. Sizes may not fit together or be too large; whoever asks tries one after the other.
+    smaller, those that are no powers of two to a random odd size (`rng`), then all half as large. A larger size is a
+    multiple of no block of which the published one is none (`uneven`); where such sizes do not fit together, plainly
+    doubled ones follow. Sizes may not fit together or be too large; whoever asks tries one after the other.
     """
     problem = scaled.problem
     now = {change.start_of: change.new for change in scaled.scaling.changes}
@@ -224,7 +224,7 @@ def other_sizes(scaled: ScaledProblem, rng: random.Random | None = None) -> Iter
     }
     smaller = {each: current // 2 for each, current in shrinkable.items()}
     odd = {
-        each: uneven(rng.randrange(current // 2, current), current)
+        each: rng.randrange(current // 2, current - 1) | 1
         if rng is not None and current & (current - 1)
         else current // 2
         for each, current in shrinkable.items()
