@@ -106,9 +106,9 @@ def test_a_cheat_seen_in_the_text_and_no_cache(assay: Run, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\x00\xff" * 50, b"\x80abc", b"def f(:\n", "y = '\ud800'".encode("utf-8", "surrogatepass")]
+    ("data", "json_too"),
+    [(b"\x00\xff" * 50, ()), (b"\x80abc", ("--json",)), ("y = '\ud800'".encode("utf-8", "surrogatepass"), ())],
 )
-@pytest.mark.parametrize("json_too", [(), ("--json",)])
 def test_a_file_that_is_no_kernel(assay: Run, tmp_path: Path, data: bytes, json_too: tuple[str, ...]) -> None:
     kernel = tmp_path / "kernel.py"
     kernel.write_bytes(data)

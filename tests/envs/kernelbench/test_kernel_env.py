@@ -40,6 +40,12 @@ def builder(**changes: Any) -> KernelBenchDatasetBuilder:
     return build(KernelBenchDatasetBuilder, [Layer("test", {**SMALL, **changes})])
 
 
+@pytest.fixture(scope="module")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Verdicts of earlier tests: each kernel is graded once."""
+    return tmp_path_factory.mktemp("cache")
+
+
 def data(tmp_path: Path, max_turns: int = 1, **changes: Any) -> EnvData:
     return builder(**changes).build(BuildContext(seed=0, max_turns=max_turns, cache_dir=tmp_path))
 
@@ -60,11 +66,11 @@ def play(data: EnvData, script: Script, max_turns: int, n: int = 1) -> tuple[Seq
 
 
 @needs_walls
-def test_what_replies_to_a_problem_earn(tmp_path: Path) -> None:
+def test_what_replies_to_a_problem_earn(cache_dir: Path) -> None:
     replies = [RIGHT, WRONG, BROKEN, CHEAT, CRASH]
     texts = [*(reply(kernel) for kernel in replies), "I cannot.", f"<think>{reply(RIGHT)[:200]}"]
     order = iter(texts)
-    found, policy = play(data(tmp_path), lambda prompt, seed: next(order), 1, len(texts))
+    found, policy = play(data(cache_dir), lambda prompt, seed: next(order), 1, len(texts))
     assert len(set(policy.prompts)) == 1 and "Snake activation with" in policy.prompts[0]
     by_text = {r.transitions[0].text: r.transitions[0] for r in found}
     kinds, values = [], []
@@ -95,8 +101,8 @@ def improving(prompt: str, seed: int) -> str:
 
 
 @needs_walls
-def test_a_policy_that_reads_what_it_is_told_solves_the_problem_in_three_turns(tmp_path: Path) -> None:
-    found, policy = play(data(tmp_path, 4), improving, 4, n=2)
+def test_a_policy_that_reads_what_it_is_told_solves_the_problem_in_three_turns(cache_dir: Path) -> None:
+    found, policy = play(data(cache_dir, 4), improving, 4, n=2)
     for rollout in found:
         turns = rollout.transitions
         categories = [turn.score.evidence["category"] for turn in turns]
@@ -116,12 +122,12 @@ def test_a_policy_that_reads_what_it_is_told_solves_the_problem_in_three_turns(t
 @needs_walls
 @pytest.mark.parametrize(
     ("changes", "turns", "end"),
-    [({}, 1, "done"), ({"early_stop_on_correct": False}, 3, "done"), ({"prompt_option": "zero_shot"}, 1, "done")],
+    [({}, 1, "done"), ({"early_stop_on_correct": False}, 3, "done")],
 )
 def test_a_right_kernel_ends_a_rollout_where_that_is_asked_for(
-    tmp_path: Path, changes: dict[str, Any], turns: int, end: str
+    cache_dir: Path, changes: dict[str, Any], turns: int, end: str
 ) -> None:
-    (found,), _ = play(data(tmp_path, 3, **changes), lambda prompt, seed: reply(RIGHT), 3)
+    (found,), _ = play(data(cache_dir, 3, **changes), lambda prompt, seed: reply(RIGHT), 3)
     assert (len(found.transitions), found.stop_reason) == (turns, end)
 
 

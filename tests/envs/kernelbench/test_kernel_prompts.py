@@ -68,28 +68,22 @@ def test_values_are_not_read_for_placeholders() -> None:
     assert filled("example", number=1, reference="$kernel", kernel="k", thought="").count("$kernel") == 1
 
 
-def graded(reference: str, kernel: str, config: GraderConfig) -> Verdict:
-    async def grade() -> Verdict:
+@needs_walls
+@pytest.mark.parametrize(("language", "wanted"), [("triton", "ok"), ("cuda", "compiled_not_run")])
+def test_the_grader_takes_the_examples(language: Language, wanted: str) -> None:
+    async def grade() -> list[Verdict]:
+        check: dict[str, Any] = {"compile_check": "all"} if language == "triton" else {}
+        config = GraderConfig(backend=language, cache=False, workers=1, **check)
         async with Grader(config) as grader:
-            return await grader.grade(make_problem(9, 1, "example", reference, "test"), kernel)
+            return [
+                await grader.grade(make_problem(9, 1, "example", example.reference, "test"), example.kernel)
+                for example in own_examples(language)
+            ]
 
-    return asyncio.run(grade())
-
-
-@needs_walls
-@pytest.mark.parametrize("number", [0, 1, 2])
-def test_the_grader_calls_the_triton_examples_right(number: int) -> None:
-    example = own_examples("triton")[number]
-    verdict = graded(example.reference, example.kernel, GraderConfig(compile_check="all", cache=False, workers=1))
-    assert verdict.ok, verdict.message
-
-
-@needs_walls
-@pytest.mark.parametrize("number", [0, 1, 2])
-def test_the_cuda_examples_compile(number: int) -> None:
-    example = own_examples("cuda")[number]
-    verdict = graded(example.reference, example.kernel, GraderConfig(backend="cuda", cache=False, workers=1))
-    assert verdict.kind == "compiled_not_run", verdict.message
+    verdicts = asyncio.run(grade())
+    assert len(verdicts) == 3
+    for verdict in verdicts:
+        assert verdict.kind == wanted, verdict.message
 
 
 def test_no_example_is_a_problem_that_is_shipped() -> None:

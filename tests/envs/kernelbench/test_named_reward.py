@@ -24,16 +24,23 @@ from assay.types import Task
 from support.kernel_policies import BROKEN, RIGHT, WRONG, reply
 from support.sandboxes import needs_walls
 
-GRADER = {"compile_check": "off", "cache": False, "draws": 1, "workers": 1}
-OPTIONS = {"grader": GRADER, "num_correct_trials": 1, "reward_format_weight": 0.25}
+OPTIONS = {"num_correct_trials": 1, "reward_format_weight": 0.25}
 TEXTS = [reply(RIGHT), reply(WRONG), reply(BROKEN), "I cannot."]
 
 
-async def in_training() -> list[float | None]:
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Options with a cache of their own: each text is graded by the first that asks."""
+    cache = tmp_path_factory.mktemp("cache") / "kernels.sqlite"
+    grader = {"compile_check": "off", "cache_path": str(cache), "draws": 1, "workers": 1}
+    return {**OPTIONS, "grader": grader}
+
+
+async def in_training(options: dict[str, Any]) -> list[float | None]:
     """What the environment gives for the texts."""
     problem = find_problem(load_problems("shipped", (1,)), 1, 1)
     rules = KernelRewardOptions(reward_format_weight=0.25).rules
-    config = KernelReward(**OPTIONS).options.grading()
+    config = KernelReward(**options).options.grading()
     async with GradingPool(config) as pool:
         shop = KernelShop(pool, rules, Course())
         task = Task("kernelbench", "1/1", ())
@@ -42,19 +49,19 @@ async def in_training() -> list[float | None]:
 
 
 @needs_walls
-def test_one_reward_everywhere(tmp_path: Path) -> None:
-    wanted = asyncio.run(in_training())
+def test_one_reward_everywhere(tmp_path: Path, options: dict[str, Any]) -> None:
+    wanted = asyncio.run(in_training(options))
     assert wanted[0] is not None and wanted[0] > 1 > wanted[1] > wanted[2] > wanted[3] == 0  # type: ignore[operator]
 
     file, output = tmp_path / "samples.jsonl", tmp_path / "scores.jsonl"
     file.write_text("".join(json.dumps({"response": text, "problem": "1/1"}) + "\n" for text in TEXTS))
-    flat = [f"options.{k}={v}" for k, v in OPTIONS.items() if k != "grader"]
-    flat += [f"options.grader.{k}={str(v).lower()}" for k, v in GRADER.items()]
+    flat = [f"options.{k}={v}" for k, v in OPTIONS.items()]
+    flat += [f"options.grader.{k}={v}" for k, v in options["grader"].items()]
     assert assay(["score", "--input", str(file), "--output", str(output), "--reward", "kernelbench", *flat]) == 0
     scored = [json.loads(line) for line in output.read_text().splitlines()]
     assert [row["score"] for row in scored] == pytest.approx(wanted)
 
-    by_trl: Any = reward_func("kernelbench", ground_truth=None, options=OPTIONS)
+    by_trl: Any = reward_func("kernelbench", ground_truth=None, options=options)
     found = asyncio.run(by_trl([""] * 4, TEXTS, problem=["1/1"] * 4))
     assert found == pytest.approx(wanted)
 
@@ -65,7 +72,7 @@ def test_one_reward_everywhere(tmp_path: Path) -> None:
             ground_truth="",
             extra_info={"problem": "1/1"},
             reward="kernelbench",
-            options=OPTIONS,
+            options=options,
         )
         for text in TEXTS
     ]
@@ -73,8 +80,8 @@ def test_one_reward_everywhere(tmp_path: Path) -> None:
 
 
 @needs_walls
-def test_parts_and_evidence_come_with_a_score() -> None:
-    reward = find_reward("kernelbench", OPTIONS, JudgeConfig())
+def test_parts_and_evidence_come_with_a_score(options: dict[str, Any]) -> None:
+    reward = find_reward("kernelbench", options, JudgeConfig())
     with RewardEngine(reward, config=EngineConfig(max_failure_rate=1.0)) as engine:
         right, none = engine.score_many_sync([Sample(t, extra={"problem": "1/1"}) for t in (TEXTS[0], TEXTS[3])])
     assert right.status == "scored" and set(right.parts) == set(PARTS) == set(reward.parts)
