@@ -15,7 +15,7 @@ import pytest
 SRC = Path(__file__).parents[1] / "src"
 
 LAYERS = [
-    ["assay.errors", "assay.types", "assay.presets", "assay.exports", "assay.terminal"],
+    ["assay.errors", "assay.types", "assay.presets", "assay.exports", "assay.terminal", "assay.estimates"],
     ["assay.plugins"],
     ["assay.config"],
     ["assay.storage", "assay.backends.base"],

@@ -98,11 +98,7 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
         train, heldout = split_problems(problems, self.test_fraction)
         style = PromptStyle(self.prompt_option, self.backend, self.pays_thinking, context.chat)
         retrieval = self._retrieval(problems)
-        config = self.grading()
-        require_packages(config)
-        if config.cache and config.cache_path is None:
-            config = chz.replace(config, cache_path=str(context.cache_dir / "kernels.sqlite"))
-        shop = KernelShop(GradingPool(config), self.rules, self.course(context.max_turns))
+        shop = KernelShop(self.pool(context.cache_dir), self.rules, self.course(context.max_turns))
         by_key = {problem.key: problem for problem in problems}
 
         def task(problem: Problem) -> Task:
@@ -137,6 +133,25 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
         """
         levels = self.levels or (self.level,)
         return chosen(self.load(levels), levels, self.start_problem, self.end_problem)
+
+    def pool(self, cache_dir: Path) -> GradingPool:
+        """The grader of a run or an evaluation, whose verdicts are kept in `cache_dir`.
+
+        Raises:
+            ConfigError: no Modal token.
+            SandboxError, MissingDependencyError: kernels cannot be graded on this machine.
+        """
+        self.check_tokens()
+        config = self.grading()
+        require_packages(config)
+        if config.cache and config.cache_path is None:
+            config = chz.replace(config, cache_path=str(cache_dir / "kernels.sqlite"))
+        return GradingPool(config)
+
+    @property
+    def timed_against(self) -> tuple[str, ...]:
+        """What right kernels are timed against; nothing where speed is not measured."""
+        return self.grader.baselines if self.measure_performance else ()
 
     def course(self, max_turns: int) -> Course:
         """How rollouts of at most so many turns go on."""
