@@ -196,14 +196,27 @@ def _times(path: Path, level: int) -> dict[int, float]:
 
 
 def _object(path: Path, what: str) -> dict[str, Json]:
+    data = read_json(path, what)
+    if not isinstance(data, dict):
+        raise DataError(f"{path} holds a {type(data).__name__}, not an object: give a file of {what}.")
+    return data
+
+
+def read_json(path: Path, what: str) -> Json:
+    """What a JSON file of a sensible size holds.
+
+    Args:
+        path: of the file.
+        what: it should be a file of, for messages.
+
+    Raises:
+        DataError: it cannot be read, or is no JSON.
+    """
     try:
         if path.stat().st_size > MOST_BYTES:
             raise DataError(f"{path} has more than {MOST_BYTES:,} bytes, and is not read.")
-        data = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}): give a file of {what}.") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not valid JSON ({error}).") from error
-    if not isinstance(data, dict):
-        raise DataError(f"{path} holds a {type(data).__name__}, not an object: give a file of {what}.")
-    return data
