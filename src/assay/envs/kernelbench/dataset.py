@@ -15,6 +15,7 @@ from assay.envs.environment import PIECES
 from assay.envs.kernelbench.env import Course, KernelGroupBuilder, KernelShop, payload_of
 from assay.envs.kernelbench.feedback import FeedbackConfig
 from assay.envs.kernelbench.grading import KernelGrading, missing_tokens
+from assay.envs.kernelbench.imitation import KernelExamples, read_examples
 from assay.envs.kernelbench.prompts import (
     PromptOption,
     PromptStyle,
@@ -74,6 +75,10 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
     speedup_threshold: Annotated[float | None, Above(0), UsedWhen("plays_turns")] = None
     """Speedup that a right kernel must have to end a rollout early (1.0 insists on being faster); null asks for
     none."""
+    sft_path: Annotated[str | None, UsedWhen("sft.num_steps", Above(0))] = None
+    """Kernels to imitate in the SFT stage: a file of `assay export --samples`, or a data set as `assay index build
+    --corpus` takes it (`kernelbook`, `drkernel-coldstart:FILE`, `FILE`). Solutions of held-out problems are left
+    out."""
     feedback: FeedbackConfig = chz.field(default_factory=FeedbackConfig)
     """What later turns are told of the earlier ones."""
 
@@ -98,6 +103,7 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
         train, heldout = split_problems(problems, self.test_fraction)
         style = PromptStyle(self.prompt_option, self.backend, self.pays_thinking, context.chat)
         retrieval = self._retrieval(problems)
+        examples = read_examples(self.sft_path, style, heldout) if self.sft_path is not None else []
         shop = KernelShop(self.pool(context.cache_dir), self.rules, self.course(context.max_turns))
         by_key = {problem.key: problem for problem in problems}
 
@@ -113,7 +119,10 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
         return EnvData(
             train=TaskBatches(tasks, group, self.batch_size, self.num_epochs, self.shuffle, context.seed),
             heldout=TaskBatches(heldout_tasks, group, self.batch_size),
-            tokenizer_corpus=TokenizerCorpus(ExampleTexts(lambda: _corpus(tasks, self.backend)), PIECES, ALPHABET),
+            sft=KernelExamples(examples, context.seed) if examples else None,
+            tokenizer_corpus=TokenizerCorpus(
+                ExampleTexts(lambda: [*_corpus(tasks, self.backend), *examples]), PIECES, ALPHABET
+            ),
             figure=show_kernels,
             counters=shop.counters,
             records=kernel_records(sorted({p.level for p in problems}), context.max_turns),

@@ -107,6 +107,8 @@ class Rollout:
     end: EpisodeEnd
     reward: float | None
     turns: tuple[Turn, ...]
+    run: str = ""
+    """Id of the run."""
 
     @property
     def errored(self) -> bool:
@@ -341,6 +343,7 @@ def _rollout(records: Sequence[Mapping[str, Json]]) -> Rollout:
         end=first["end"],
         reward=first["reward"],
         turns=tuple(_turn(record) for record in records),
+        run=first.get("run") or "",
     )
 
 
