@@ -19,15 +19,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "target",
         type=Path,
-        nargs="?",
-        metavar="DIR",
-        help="folder to write; a new one, or an earlier export (not with --samples)",
+        metavar="TARGET",
+        help="folder to write (a new one, or an earlier export); a file, with --samples",
     )
     parser.add_argument(
         "--samples",
-        type=Path,
-        metavar="FILE",
-        help="write the right kernels of the run's training as JSON lines to imitate (sft_path) or to retrieve",
+        action="store_true",
+        help="write the right kernels of the run's training, as JSON lines to imitate (sft_path) or to retrieve",
     )
     parser.add_argument(
         "--per-problem", type=int, metavar="N", help=f"with --samples: most kernels of a problem (default: {MOST})"
@@ -51,11 +49,11 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Export, and say what was written."""
     _refuse_strays(args)
     config = config_of(args.run, overrides)
-    if args.samples is not None:
+    if args.samples:
         from assay.cli.runs.export_samples import export_samples
 
         most = MOST if args.per_problem is None else args.per_problem
-        print(export_samples(args.run, config, args.samples.expanduser(), most))
+        print(export_samples(args.run, config, args.target.expanduser(), most))
         return 0
     from assay.training.export.folder import Wanted, describe, export
 
@@ -73,18 +71,16 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def _refuse_strays(args: argparse.Namespace) -> None:
-    """Refuse options that would do nothing, and a call without a target.
+    """Refuse options that would do nothing.
 
     Raises:
         ConfigError: as said.
     """
-    if args.samples is None:
-        if args.target is None:
-            raise ConfigError("Where to? Give a folder for the model (DIR), or --samples FILE for right kernels.")
+    if not args.samples:
         if args.per_problem is not None:
             raise ConfigError("--per-problem would have no effect without --samples. Remove it.")
         return
-    given = {"DIR": args.target, "--merge": args.merge, "--batch": args.batch, "--best": args.best}
+    given = {"--merge": args.merge, "--batch": args.batch, "--best": args.best}
     given |= {"--dtype": args.dtype, "--push": args.push, "--public": args.public}
     if idle := [name for name, value in given.items() if value not in (None, False)]:
         raise ConfigError(f"{idle[0]} would have no effect: --samples writes kernels and no model. Remove it.")

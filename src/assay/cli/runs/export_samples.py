@@ -99,7 +99,7 @@ def export_samples(run: Path, config: TrainingConfig, target: Path, most: int) -
     builder = config.active_builder
     if not isinstance(builder, KernelBenchDatasetBuilder):
         raise ConfigError(
-            f"{run} wrote no kernels, so there is nothing to grade and keep. --samples is for kernelbench."
+            f"{run} wrote no kernels, so there are none to keep. --samples is for the environment kernelbench."
         )
     if target.resolve() in {path.resolve() for path in run.iterdir()}:
         raise ConfigError(f"The samples would overwrite {target}, which belongs to the run. Choose another file.")

@@ -102,11 +102,10 @@ def _entry(pair: Pair) -> Entry:
 
 
 def _example(pair: Pair, style: PromptStyle) -> Example:
-    """A pair as an example: its own conversation, where the reply reads as its kernel; or one made for it."""
-    if len(pair.messages) > 1 and pair.messages[-1].role == "assistant":
-        reply = pair.messages[-1].content
-        if read_reply(reply).kernel.strip() == (pair.solution or "").strip():
-            return Example(pair.messages[:-1], reply)
+    """A pair as an example: its own conversation, where the reply gives its kernel in our form; or one made for it."""
+    reply = pair.messages[-1].content if len(pair.messages) > 1 else ""
+    if "<KERNEL>" in reply and read_reply(reply).kernel.strip() == (pair.solution or "").strip():
+        return Example(pair.messages[:-1], reply)
     problem = Problem(0, 0, pair.name, pair.problem, pair.source)
     solution = (pair.solution or "").strip("\n")
     return Example(prompt_of(problem, style), f"<KERNEL>\n```python\n{solution}\n```\n</KERNEL>")

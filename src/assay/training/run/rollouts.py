@@ -89,7 +89,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One rollout: a task played to its end."""
+    """One rollout: a task played to its end, in the run with the id `run`."""
 
     step: int
     phase: str
@@ -108,7 +108,6 @@ class Rollout:
     reward: float | None
     turns: tuple[Turn, ...]
     run: str = ""
-    """Id of the run."""
 
     @property
     def errored(self) -> bool:
