@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from assay.cli.runs.eval import measure
 from assay.envs.kernelbench.dataset import MultiTurnKernelBenchDatasetBuilder
 from support.kernel_run import builder, kernels
 from support.sandboxes import needs_walls
@@ -43,6 +44,8 @@ def test_a_run_of_several_turns_records_them_under_their_names_and_is_the_same_a
     config = kernels(tmp_path / "whole", **TURNS, max_batches=2)
     run(config)
     assert_same_run(tmp_path / "cut", tmp_path / "whole")
+    again = measure(config.log_path, config, None)["figures"]["level1"]
+    assert again["problems"] == 1 and {one["turns"] for one in again["best_at"]} <= {1, 2, 3}
     steps = [line for line in read_lines(tmp_path / "whole/metrics.jsonl") if line["phase"] == "rl"]
     first = steps[0]
     assert first["batch/num_trajectories"] == 4 and first["mode"] == 1 and first["progress/done_frac"] == 0.5

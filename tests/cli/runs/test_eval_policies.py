@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from assay.cli.main import main
+from assay.cli.runs.measured import pass_at
 from assay.envs.kernelbench.evaluation.outcomes import KernelEvaluation
 from assay.envs.kernelbench.evaluation.published import kernel_name
 from support.kernel_policies import BROKEN, RIGHT, WRONG, reply
+from support.recorded_run import group
 from support.sandboxes import needs_walls
 from support.scripted_judge import Asked, Said, scripted_judge
 from support.tensorboard import scalars
@@ -149,3 +151,9 @@ def test_what_cannot_be_measured_is_one_line(
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     said = refused(capsys, *arguments)
     assert message in said and "pw" not in said
+
+
+def test_pass_at_k_is_given_of_any_metric_that_is_0_or_1() -> None:
+    found = pass_at([group("a", 1, 0, None), group("b", 0.0, 0.0), group("c", 1, 1)])
+    assert found["reward"]["1"]["mean"] == pytest.approx(0.5) and found["reward"]["2"]["mean"] == pytest.approx(2 / 3)
+    assert "reward" not in pass_at([group("a", 0.5, 1)]) and "legal" in pass_at([group("a", 0.5, 1)])
