@@ -34,7 +34,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def evaluated(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
     assert main(["eval", *map(str, arguments)]) == 0, capsys.readouterr().err
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    found: dict[str, Any] = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     return found
 
 
@@ -71,7 +71,9 @@ def test_an_endpoint_is_measured_and_asked_once(tmp_path: Path, cache: str, caps
     figures = found["figures"]["all"]
     assert found["policy"] == f"endpoint:{judge.base_url}#some/model" and found["tasks"] == 2
     assert (figures["problems"], figures["samples"], list(figures["pass_at"])) == (2, 8, ["1", "4"])
-    kept = KernelEvaluation.from_json(json.loads(out.read_text()), "e.json")
+    file = json.loads(out.read_text())
+    assert file["config"]["max_tokens"] == 77 and file["figures"] == found["figures"]
+    kept = KernelEvaluation.from_json(file, "e.json")
     kinds = sorted(sample[0].kind for problem in kept.problems for sample in problem.samples)
     assert kinds.count("ok") >= 1 and "wrong" in kinds and "format_error" in kinds
     assert figures["pass_at"]["1"]["mean"] == pytest.approx(kinds.count("ok") / 8)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from assay.cli.options import add_config, add_settings_help, config_of
-from assay.cli.runs.eval_settings import CHANGED_MOST, NOT_READ, refuse_idle
+from assay.cli.runs.eval_settings import CHANGED_MOST, NOT_READ, OF_ENDPOINT, refuse_idle
 from assay.cli.runs.measured import HELDOUT, Measured, Which, check_folders, measured_of, play, write
 from assay.envs.base import build_data
 from assay.errors import ConfigError
+from assay.storage.files import encode_json
 from assay.training.config import TrainingConfig
 from assay.training.metrics.progress import RunProgress
 from assay.training.run.checkpoints import checkpoint_folder, open_checkpoint
@@ -63,9 +63,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_settings_help(
         parser,
         "assay.training.endpoint.config:EvaluationConfig",
-        CHANGED_MOST,
-        "Any other setting of the run that an evaluation reads can be given too: `assay settings` shows all. "
-        f"docs/evaluation.md has those of endpoint.*.\n\n{EXAMPLES}",
+        (*CHANGED_MOST, *OF_ENDPOINT),
+        "Any other setting of the run that an evaluation reads can be given too: `assay settings` shows all,\n"
+        f"and docs/evaluation.md those of endpoint.*.\n\n{EXAMPLES}",
     )
 
 
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
 
         measured = measure_policy(args, overrides)
     write(measured, args.output, args.tensorboard, args.step, args.kernels)
-    print(json.dumps(measured.report, indent=2))
+    print(encode_json(measured.report, indent=2).decode())
     return 0
 
 

@@ -69,7 +69,7 @@ def measure_policy(args: argparse.Namespace, overrides: Sequence[str]) -> Measur
     if kind == "results":
         times = {"eager": args.eager_times, "compile": args.compile_times}
         found = read_results(folder, problems, {name: path for name, path in times.items() if path is not None})
-        return kernels_measured(head, {}, found, args.k)
+        return kernels_measured(head, config, found, args.k)
     return asyncio.run(_folder(head, folder, config, builder, problems, args.k))
 
 
@@ -137,7 +137,7 @@ async def _folder(
     missing = sum((one.level, one.id) not in kernels for one in problems)
     others = len(set(kernels) - {(one.level, one.id) for one in problems})
     report = {**head, "without_kernel": missing, "not_chosen": others}
-    return kernels_measured(report, {}, KernelEvaluation(outcomes, builder.timed_against), ks)
+    return kernels_measured(report, config, KernelEvaluation(outcomes, builder.timed_against), ks)
 
 
 def _check_judged(verdicts: Sequence[Verdict], most: float) -> None:

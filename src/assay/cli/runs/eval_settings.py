@@ -19,6 +19,8 @@ CHANGED_MOST = (
     "cache_dir",
 )
 """Settings that `--help` shows."""
+OF_ENDPOINT = ("endpoint.api_key_env", "endpoint.budget_usd", "endpoint.budget_tokens", "endpoint.max_in_flight")
+"""Those that it shows for endpoints besides."""
 
 
 NOT_READ: tuple[str, ...] = (

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
 from assay.backends.base import Backend
+from assay.config import resolved
 from assay.envs.base import EnvData, EnvGroupBuilder, iter_builders
 from assay.envs.kernelbench.evaluation.figures import notes, summary
 from assay.envs.kernelbench.evaluation.figures import scalars as tagged
@@ -132,7 +134,12 @@ def measured_of(
     if found := pass_at(evaluation.groups, ks):
         report["pass_at"] = found
         scalars |= {f"eval/pass@{k}/{n}": e["mean"] for n, each in found.items() for k, e in each.items()}
-    return Measured(report, {}, scalars)
+    return Measured(report, _settings(config), scalars)
+
+
+def _settings(config: TrainingConfig) -> dict[str, Json]:
+    """What a file says of how it was measured."""
+    return {"assay": version("assay-rl"), "config": resolved(config)}
 
 
 def _intervals(per_task: PerTask) -> dict[str, Json]:
@@ -173,28 +180,31 @@ def _of_kernels(
     ks: Sequence[int],
 ) -> Measured:
     timed = getattr(config.active_builder, "timed_against", ())
-    return kernels_measured(report, scalars, of_rollouts(groups, timed), ks, kernels_of(groups))
+    return kernels_measured(report, config, of_rollouts(groups, timed), ks, scalars, kernels_of(groups))
 
 
 def kernels_measured(
     head: Mapping[str, Json],
-    scalars: Mapping[str, float],
+    config: TrainingConfig,
     evaluation: KernelEvaluation,
     ks: Sequence[int],
+    scalars: Mapping[str, float] | None = None,
     kernels: Mapping[str, str] | None = None,
 ) -> Measured:
     """The figures of a kernel evaluation.
 
     Args:
         head: what is reported besides.
-        scalars: further figures for TensorBoard.
+        config: its settings.
         evaluation: what came of the samples.
         ks: the k of pass@k.
+        scalars: further figures for TensorBoard.
         kernels: file name -> kernel.
     """
     figures = summary(evaluation, ks)
     report = {**head, "figures": figures, "notes": notes(evaluation)}
-    return Measured(report, evaluation.to_json(), {**scalars, **tagged(figures)}, kernels or {})
+    kept = {**_settings(config), **evaluation.to_json()}
+    return Measured(report, kept, {**(scalars or {}), **tagged(figures)}, kernels or {})
 
 
 def check_folders(*folders: Path | None) -> None:
