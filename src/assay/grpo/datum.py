@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from assay.errors import DataError
 from assay.types import Completion, Datum, Trajectory, Transition
 
 
@@ -76,21 +75,6 @@ def example_datum(prompt: Sequence[int], completion: Sequence[int]) -> Datum:
     part.see(prompt)
     part.say(Completion(tuple(completion), (0.0,) * len(completion), "stop", 0), 1.0, 1.0)
     return part.datum()
-
-
-def within_context(data: Sequence[Datum], context_length: int) -> list[Datum]:
-    """The supervised sequences that fit into the model's context.
-
-    Raises:
-        DataError: none does.
-    """
-    fitting = [datum for datum in data if len(datum) < context_length]
-    if not fitting:
-        raise DataError(
-            f"None of {len(data)} supervised examples fits into the model's context of {context_length} tokens; the "
-            f"shortest has {min(map(len, data)) + 1}. Give shorter examples, or a model with a longer context."
-        )
-    return fitting
 
 
 @dataclass

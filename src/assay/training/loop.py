@@ -21,7 +21,7 @@ from assay.backends.base import LossSpec
 from assay.envs.base import EnvGroupBuilder
 from assay.errors import ConfigError
 from assay.grpo.advantages import has_constant_rewards
-from assay.grpo.datum import example_datum, within_context
+from assay.grpo.datum import example_datum
 from assay.grpo.normalise import normalise
 from assay.grpo.trainer import StepReport
 from assay.training.config import TrainingConfig
@@ -211,14 +211,11 @@ async def _sft(session: Session) -> None:
             examples = session.data.sft.batch(index, config.sft.batch_size)
             renderer = session.renderer
             data = [example_datum(renderer.start(e.prompt), renderer.completion(e.completion)) for e in examples]
-            fitting = within_context(data, session.backend.context_length)
-            output = await session.backend.forward_backward(normalise(fitting), LossSpec("cross_entropy"))
+            output = await session.backend.forward_backward(normalise(data), LossSpec("cross_entropy"))
             rate = sft_learning_rate(config, index)
             norms = await session.backend.optim_step(adam(config, rate))
             loss = output.metrics["loss:sum"]
             step.metrics |= {"sft/loss": loss, "sft/learning_rate": rate, "sft/grad_norm": norms["grad_norm"]}
-            if len(fitting) < len(data):
-                step.metrics["sft/left_out"] = float(len(data) - len(fitting))
             last = index + 1 == config.sft.num_steps
             if last:
                 await _before_rl(session, step)

@@ -22,6 +22,7 @@ from support.sandboxes import needs_walls
 from support.tiny_run import read_lines
 from support.tiny_run import run as train
 
+MOST = 20_000
 STYLE = PromptStyle("one_shot", "triton", thinks=True)
 PROBLEMS = load_problems("shipped", (1,))
 SNAKE, SOFTMAX = PROBLEMS[0], PROBLEMS[1]
@@ -67,7 +68,7 @@ def write(path: Path, *rows: dict[str, Any]) -> Path:
 def test_published_kernels_become_answers_in_our_form(tmp_path: Path, form: str, row: dict[str, Any]) -> None:
     file = write(tmp_path / "d.jsonl", row)
     for path in (str(file), f"{form}:{file}"):
-        (example,) = read_examples(path, STYLE, [])
+        (example,) = read_examples(path, STYLE, [], MOST)
         assert read_reply(example.completion).kernel.strip() == RIGHT.strip()
         assert SNAKE.code.strip() in example.prompt[-1].content
         assert "<think>" not in example.completion + example.prompt[-1].content, "no thought is known, none is asked"
@@ -77,11 +78,11 @@ def test_solutions_of_held_out_problems_are_left_out(tmp_path: Path, caplog: pyt
     kept = {**KERNELBOOK, "python_code": SOFTMAX.code, "entry_point": "Softmax", "module_name": "Softmax"}
     file = write(tmp_path / "d.jsonl", KERNELBOOK, kept)
     with caplog.at_level(logging.INFO):
-        (example,) = read_examples(str(file), STYLE, [SNAKE])
+        (example,) = read_examples(str(file), STYLE, [SNAKE], MOST)
     assert SOFTMAX.code.strip() in example.prompt[-1].content
     assert "left out: 1 solves a held-out problem (hash)" in caplog.text
     with pytest.raises(DataError, match="Nothing in it can be imitated: 2 in triton"):
-        read_examples(str(file), PromptStyle("one_shot", "cuda", True), [])
+        read_examples(str(file), PromptStyle("one_shot", "cuda", True), [], MOST)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_files_without_kernels_or_with_other_columns_are_refused(
     tmp_path: Path, rows: list[dict[str, Any]], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        read_examples(str(write(tmp_path / "d.jsonl", *rows)), STYLE, [])
+        read_examples(str(write(tmp_path / "d.jsonl", *rows)), STYLE, [], MOST)
 
 
 @pytest.mark.parametrize(("form", "row", "column"), [("drkernel-rl", RL, None), ("cuda-agent-ops", OPS, "code")])
@@ -118,12 +119,13 @@ def test_published_problems_can_be_trained_on(
 
 
 @needs_walls
-def test_a_run_imitates_a_file_of_kernels(tmp_path: Path) -> None:
+def test_a_run_imitates_a_file_of_kernels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     long = {**KERNELBOOK, "triton_code": RIGHT + "# " + "x y z " * 4000}
     file = write(tmp_path / "d.jsonl", KERNELBOOK, long)
     both = builder(sft_path=str(file), end_problem=3)
     sft = SFTConfig(num_steps=3, batch_size=2, lr_warmup_steps=1)
-    train(kernels(tmp_path / "run", dataset_builder=both, sft=sft, max_batches=0, eval_every=0))
+    with caplog.at_level(logging.INFO):
+        train(kernels(tmp_path / "run", dataset_builder=both, sft=sft, max_batches=0, eval_every=0))
+    assert "Kernels to imitate: 1." in caplog.text and "left out: 1 over 20,000 characters" in caplog.text
     steps = [line for line in read_lines(tmp_path / "run/metrics.jsonl") if line["phase"] == "sft"]
     assert len(steps) == 3 and steps[2]["sft/loss"] < steps[0]["sft/loss"]
-    assert [step["sft/left_out"] for step in steps] == [1, 1, 1], "one is longer than the model's context"

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import chz
 
-from assay.config import Above, AtLeast, Below, UsedWhen, refuse
+from assay.config import NOT_NULL, Above, AtLeast, Below, UsedWhen, refuse
 from assay.envs.base import BuildContext, DatasetBuilder, EnvData, Example, TokenizerCorpus
 from assay.envs.environment import PIECES
 from assay.envs.kernelbench.env import Course, KernelGroupBuilder, KernelShop, payload_of
@@ -79,6 +79,9 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
     """Kernels to imitate in the SFT stage: a file of `assay export --samples`, or a data set as `assay index build
     --corpus` takes it (`kernelbook`, `drkernel-coldstart:FILE`, `FILE`). Solutions of held-out problems are left
     out."""
+    sft_max_characters: Annotated[int, AtLeast(1), UsedWhen("sft_path", NOT_NULL)] = 20_000
+    """Characters of prompt and answer together; longer examples of `sft_path` are left out, since what does not fit into
+    the model's context is an error."""
     feedback: FeedbackConfig = chz.field(default_factory=FeedbackConfig)
     """What later turns are told of the earlier ones."""
 
@@ -103,7 +106,9 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
         train, heldout = split_problems(problems, self.test_fraction)
         style = PromptStyle(self.prompt_option, self.backend, self.pays_thinking, context.chat)
         retrieval = self._retrieval(problems)
-        examples = read_examples(self.sft_path, style, heldout) if self.sft_path is not None else []
+        examples = (
+            [] if self.sft_path is None else read_examples(self.sft_path, style, heldout, self.sft_max_characters)
+        )
         shop = KernelShop(self.pool(context.cache_dir), self.rules, self.course(context.max_turns))
         by_key = {problem.key: problem for problem in problems}
 

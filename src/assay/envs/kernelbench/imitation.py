@@ -52,13 +52,14 @@ class KernelExamples:
         return order
 
 
-def read_examples(path: str, style: PromptStyle, heldout: Sequence[Problem]) -> list[Example]:
+def read_examples(path: str, style: PromptStyle, heldout: Sequence[Problem], most: int) -> list[Example]:
     """The examples of a file or data set.
 
     Args:
         path: as `assay index build --corpus` takes it.
         style: how problems are posed.
         heldout: problems whose solutions are not to be imitated.
+        most: characters of prompt and answer together; longer examples are left out.
 
     Raises:
         ConfigError, DataError: there is no such thing, it cannot be read, or nothing in it can be imitated.
@@ -78,8 +79,10 @@ def read_examples(path: str, style: PromptStyle, heldout: Sequence[Problem]) -> 
             passed_over[f"in {pair.language}"] += 1
         elif reason := screen.reason(_entry(pair)):
             passed_over[f"solves a held-out problem ({reason.replace('_', ' ')})"] += 1
+        elif _length(example := _example(pair, bare)) > most:
+            passed_over[f"over {most:,} characters"] += 1
         else:
-            found.append(_example(pair, bare))
+            found.append(example)
     said = "; ".join(f"{count:,} {reason}" for reason, count in passed_over.most_common())
     if not found:
         raise DataError(f"{reading.summary()}. Nothing in it can be imitated{f': {said}' if said else ''}.")
@@ -99,6 +102,10 @@ def _entry(pair: Pair) -> Entry:
         pair.correct,
         pair.speedup,
     )
+
+
+def _length(example: Example) -> int:
+    return sum(len(message.content) for message in example.prompt) + len(example.completion)
 
 
 def _example(pair: Pair, style: PromptStyle) -> Example:

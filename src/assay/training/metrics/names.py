@@ -195,8 +195,6 @@ SECTIONS: Sequence[Section] = (
             "sft/loss": "Cross-entropy, in nats per token.",
             "sft/learning_rate": "Learning rate.",
             "sft/grad_norm": "Norm of the gradient before clipping.",
-            "sft/left_out": "Examples of the step left out, since they are longer than the model's context; absent "
-            "where there were none.",
         },
     ),
     Section(
