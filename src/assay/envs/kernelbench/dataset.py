@@ -80,7 +80,7 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
     --corpus` takes it (`kernelbook`, `drkernel-coldstart:FILE`, `FILE`). Solutions of held-out problems are left
     out."""
     sft_max_characters: Annotated[int, AtLeast(1), UsedWhen("sft_path", NOT_NULL)] = 20_000
-    """Characters of prompt and answer together; longer examples of `sft_path` are left out, since what does not fit into
+    """Characters of prompt and answer together; longer examples of `sft_path` are left out. What then does not fit into
     the model's context is an error."""
     feedback: FeedbackConfig = chz.field(default_factory=FeedbackConfig)
     """What later turns are told of the earlier ones."""
