@@ -185,3 +185,16 @@ def test_files_that_cannot_be_compared_are_said(tmp_path, capsys, arguments, mes
     assert main(["compare", *(str(tmp_path / a) if "json" in a or a == "run" else a for a in arguments)]) != 0
     out, err = capsys.readouterr()
     assert message in err and out == ""
+
+
+def test_evaluations_that_were_graded_otherwise_are_said_to_be(tmp_path, capsys):
+    paths = []
+    for name, trials, tokens in (("a", 5, 512), ("b", 1, 512)):
+        path = kernels_of(tmp_path / f"{name}.json", [0.25, 0.5] * 4)
+        builder = {"num_correct_trials": trials, "batch_size": trials, "grader": {"policy": "strict"}}
+        config = {"max_tokens": tokens, "log_path": name, "dataset_builder": builder}
+        path.write_text(json.dumps({**json.loads(path.read_text()), "config": config}))
+        paths.append(path)
+    assert figures(capsys, *paths)["measured_otherwise"] == ["dataset_builder.num_correct_trials: 5 -> 1"]
+    assert "Measured otherwise: dataset_builder.num_correct_trials: 5 -> 1" in compare(capsys, *paths)
+    assert figures(capsys, paths[0], paths[0])["measured_otherwise"] == []

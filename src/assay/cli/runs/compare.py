@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.cli.options import no_settings
-from assay.cli.runs.compare_sides import Method, Side, sides
+from assay.cli.runs.compare_sides import Method, Side, measured_otherwise, sides
 from assay.errors import DataError
 from assay.estimates import estimate, sign_flip_p
 from assay.terminal import clipped, inert
@@ -104,6 +104,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         changed = largest_changes(a, b, shared)
         metrics = {row.metric: row.to_json() for row in rows}
         answer = {"a": a.to_json(), "b": b.to_json(), "common_tasks": len(shared), "metrics": metrics}
+        answer["measured_otherwise"] = measured_otherwise(a, b)
         print(json.dumps({**answer, "verdict": answer_to(rows[0]), "largest_changes": changed}, indent=2))
         return 0
     width = shutil.get_terminal_size().columns
@@ -218,6 +219,7 @@ def report_lines(a: Side, b: Side, shared: Sequence[str], rows: Sequence[Differe
         yield f"{side.label}: evaluated {side.when} on {len(side.names)} tasks"
     if len(shared) < max(len(a.names), len(b.names)):
         yield f"Only the {len(shared)} tasks that both have are compared."
+    yield from (f"Measured otherwise: {one}" for one in measured_otherwise(a, b))
     yield answer_to(rows[0])
     yield ""
     wide = max(len(inert(row.metric, lines=False)) for row in rows)

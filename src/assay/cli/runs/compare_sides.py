@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from assay.config.sources import flatten
 from assay.envs.kernelbench.evaluation.figures import per_problem
 from assay.envs.kernelbench.evaluation.outcomes import KernelEvaluation
 from assay.envs.kernelbench.evaluation.published import read_json
@@ -21,6 +22,28 @@ from assay.types import Json
 
 Method = Literal["t", "bootstrap"]
 """How intervals are made: Student's t for means of rewards; problems drawn again for shares and speedups of kernels."""
+
+
+MEASURING = ("max_tokens", "temperature", "mode", "max_turns")
+"""Settings that decide how a policy is measured, beside those of the environment."""
+NOT_MEASURING = (
+    *(
+        "batch_size",
+        "group_size",
+        "num_epochs",
+        "shuffle",
+        "renderer_name",
+        "workers",
+        "cache",
+        "cache_path",
+        "cache_mb",
+    ),
+    *("max_prepared", "uses_per_draw", "sft_path", "sft_max_characters", "test_fraction", "levels", "level"),
+    *("start_problem", "end_problem", "problems_path", "dataset_src", "revision"),
+)
+"""Settings of an environment that do not; the problems are compared by themselves."""
+MOST_SHOWN = 200
+"""Characters of a setting that differs."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +62,37 @@ class Side:
     main: str = "reward"
     """The metric that decides."""
     method: Method = "t"
+    settings: Mapping[str, Json] = field(default_factory=dict)
+    """Dotted key -> value of what decides how a policy was measured, where it is known."""
 
     def to_json(self) -> dict[str, Json]:
         """What it is."""
         return {"label": self.label, **self.about, "tasks": len(self.names)}
+
+
+def measured_otherwise(a: Side, b: Side) -> list[str]:
+    """The settings under which the two were measured differently, in words: `max_tokens: 512 -> 1024`."""
+    if not a.settings or not b.settings:
+        return []
+    keys = sorted({*a.settings, *b.settings})
+    return [
+        inert(f"{key}: {a.settings.get(key)} -> {b.settings.get(key)}"[:MOST_SHOWN], lines=False)
+        for key in keys
+        if a.settings.get(key) != b.settings.get(key)
+    ]
+
+
+def _measuring(config: Json) -> dict[str, Json]:
+    """What of the settings that a file keeps decides how a policy is measured."""
+    if not isinstance(config, dict):
+        return {}
+    builder = "multiturn_dataset_builder" if config.get("multiturn_dataset_builder") else "dataset_builder"
+    flat = flatten(config, "the file") if all(isinstance(key, str) for key in config) else {}
+    return {
+        key.removeprefix("multiturn_"): value
+        for key, value in flat.items()
+        if key in MEASURING or (key.startswith(f"{builder}.") and key.rpartition(".")[2] not in NOT_MEASURING)
+    }
 
 
 def sides(a: Path, b: Path | None, step: int | None) -> tuple[Side, Side]:
@@ -107,7 +157,8 @@ def _of_files(a: Path, b: Path | None, step: int | None) -> tuple[Side, Side]:
     if step is not None:
         raise DataError("--step chooses an evaluation of a run, and these are files. Remove it.")
     what = "`assay eval ... --output FILE`"
-    one, other = (KernelEvaluation.from_json(read_json(path, what), str(path)) for path in (a, b))
+    held = [read_json(path, what) for path in (a, b)]
+    one, other = (KernelEvaluation.from_json(data, str(path)) for data, path in zip(held, (a, b), strict=True))
     hashes = {problem.key: problem.hash for problem in one.problems if problem.hash}
     for problem in other.problems:
         if problem.hash and hashes.get(problem.key, problem.hash) != problem.hash:
@@ -118,12 +169,15 @@ def _of_files(a: Path, b: Path | None, step: int | None) -> tuple[Side, Side]:
     most = min(one.max_samples, other.max_samples)
     ks = usual_ks(most)
     labels = _labels(a, b)
-    return _of_kernels(labels[0], a, one, ks), _of_kernels(labels[1], b, other, ks)
+    settings = [_measuring(data.get("config")) for data in held]
+    return _of_kernels(labels[0], a, one, ks, settings[0]), _of_kernels(labels[1], b, other, ks, settings[1])
 
 
-def _of_kernels(label: str, path: Path, found: KernelEvaluation, ks: Sequence[int]) -> Side:
+def _of_kernels(
+    label: str, path: Path, found: KernelEvaluation, ks: Sequence[int], settings: Mapping[str, Json]
+) -> Side:
     samples = f"{found.max_samples} sample{'s' if found.max_samples != 1 else ''}"
     turns = f" of up to {found.max_turns} turns" if found.max_turns > 1 else ""
     about: dict[str, Json] = {"file": str(path), "samples": found.max_samples, "timed": list(found.timed)}
     names = {problem.key: f"{problem.key} {problem.name}" for problem in found.problems}
-    return Side(label, about, f"with {samples}{turns}", names, per_problem(found, ks), "correct", "bootstrap")
+    return Side(label, about, f"with {samples}{turns}", names, per_problem(found, ks), "correct", "bootstrap", settings)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import chz
 
-from assay.config import NOT_NULL, Above, AtLeast, Below, UsedWhen, refuse
+from assay.config import DATA, NOT_NULL, Above, AtLeast, Below, UsedWhen, refuse
 from assay.envs.base import BuildContext, DatasetBuilder, EnvData, Example, TokenizerCorpus
 from assay.envs.environment import PIECES
 from assay.envs.kernelbench.env import Course, KernelGroupBuilder, KernelShop, payload_of
@@ -75,7 +75,7 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
     speedup_threshold: Annotated[float | None, Above(0), UsedWhen("plays_turns")] = None
     """Speedup that a right kernel must have to end a rollout early (1.0 insists on being faster); null asks for
     none."""
-    sft_path: Annotated[str | None, UsedWhen("sft.num_steps", Above(0))] = None
+    sft_path: Annotated[str | None, DATA, UsedWhen("sft.num_steps", Above(0))] = None
     """Kernels to imitate in the SFT stage: a file of `assay export --samples`, or a data set as `assay index build
     --corpus` takes it (`kernelbook`, `drkernel-coldstart:FILE`, `FILE`). Solutions of held-out problems are left
     out."""
