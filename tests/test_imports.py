@@ -16,7 +16,7 @@ SRC = Path(__file__).parents[1] / "src"
 
 LAYERS = [
     ["assay.errors", "assay.types", "assay.presets", "assay.exports", "assay.terminal"],
-    ["assay.plugins"],
+    ["assay.plugins", "assay.estimates"],
     ["assay.config"],
     ["assay.storage", "assay.backends.base"],
     ["assay.sandbox", "assay.retrieval"],

@@ -23,10 +23,11 @@ from assay.kernels.timing.config import TimingConfig
 from assay.plugins import find
 from assay.sandbox.modal.config import ModalConfig
 from assay.training.config import TrainingConfig
+from assay.training.endpoint.config import EndpointConfig
 
 SRC = Path(__file__).parents[2] / "src" / "assay"
 
-STANDALONE = (GradeConfig, TimingConfig, ModalConfig, HostConfig)
+STANDALONE = (GradeConfig, TimingConfig, ModalConfig, HostConfig, EndpointConfig)
 """Settings of commands and parts that are used without a run, and so are no node of its config."""
 IN_A_RUN = [node.cls for node in nodes(TrainingConfig) if node.cls is not None]
 CLASSES = sorted({*IN_A_RUN, *STANDALONE}, key=lambda cls: cls.__name__)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+from assay.cli.runs.eval import measure
 from assay.envs.kernelbench.dataset import MultiTurnKernelBenchDatasetBuilder
 from support.kernel_run import builder, kernels
 from support.sandboxes import needs_walls
@@ -22,9 +24,28 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def test_a_run_of_several_turns_records_them_under_their_names_and_is_the_same_after_a_kill(tmp_path: Path) -> None:
+KILLS: Sequence[tuple[str, str, int]] = (
+    ("support.kernel_run", "Scripted.sample_stream", 5),
+    ("assay.kernels.pool", "GradingPool._grade", 2),
+    ("assay.backends.local.backend", "TorchBackend.optim_step", 1),
+    ("assay.grpo.trainer", "GRPOTrainer.update", 2),
+    ("assay.training.run.directory", "RunDirectory.commit", 1),
+)
+"""While answers are sampled, while kernels are graded, in the first optimizer step, between the steps, and after the
+second, before it is committed."""
+
+
+def test_a_run_of_several_turns_records_them_under_their_names_and_is_the_same_after_kills(tmp_path: Path) -> None:
+    # First the run that is killed, so that its kernels are really graded; the other one finds their verdicts.
+    cut = kernels(tmp_path / "cut", **TURNS, max_batches=2)
+    for bomb in KILLS:
+        kill(cut, *bomb)
+    run(cut)
     config = kernels(tmp_path / "whole", **TURNS, max_batches=2)
     run(config)
+    assert_same_run(tmp_path / "cut", tmp_path / "whole")
+    again = measure(config.log_path, config, None)["figures"]["level1"]
+    assert again["problems"] == 1 and {one["turns"] for one in again["best_at"]} <= {1, 2, 3}
     steps = [line for line in read_lines(tmp_path / "whole/metrics.jsonl") if line["phase"] == "rl"]
     first = steps[0]
     assert first["batch/num_trajectories"] == 4 and first["mode"] == 1 and first["progress/done_frac"] == 0.5
@@ -47,11 +68,6 @@ def test_a_run_of_several_turns_records_them_under_their_names_and_is_the_same_a
     assert {"Kernel/CorrectRate", "Reward/Mean", "PerLevel/Level1/CorrectRate", "Timing/Total"} <= shown
     drawn = {value.tag for event in read_events(board) for value in event.summary.value if value.HasField("histo")}
     assert {"Distributions/Rewards", "Distributions/Advantages"} <= drawn
-
-    cut = kernels(tmp_path / "cut", **TURNS, max_batches=2)
-    kill(cut, "assay.grpo.trainer", "GRPOTrainer.update", 2)
-    run(cut)
-    assert_same_run(tmp_path / "cut", tmp_path / "whole")
 
 
 def test_a_builder_of_its_own_decides_on_turns(tmp_path: Path) -> None:

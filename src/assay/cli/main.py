@@ -40,12 +40,14 @@ class Command:
 
 COMMANDS: Mapping[str, Command] = {
     "train": Command("assay.cli.runs.train", "train a model; the same command resumes an interrupted run"),
-    "eval": Command("assay.cli.runs.eval", "measure a checkpoint of a run on held-out tasks"),
+    "eval": Command("assay.cli.runs.eval", "measure a checkpoint of a run, an endpoint, or a folder of kernels"),
     "show": Command("assay.cli.runs.show", "print the prompts, answers and rewards of a run"),
     "report": Command("assay.cli.runs.report", "write a run's report.html again, also while the run is in progress"),
     "view": Command("assay.cli.runs.view", "read a run's rollouts in a browser; two runs side by side"),
     "compare": Command("assay.cli.runs.compare", "compare two evaluations task by task: is the gain noise?"),
-    "export": Command("assay.cli.runs.export", "write a checkpoint of a run as a Hugging Face folder"),
+    "export": Command(
+        "assay.cli.runs.export", "write a checkpoint of a run as a Hugging Face folder, or the right kernels of a run"
+    ),
     "score": Command("assay.cli.tasks.score", "judge completions: those of a run again, or any file of them"),
     "grade": Command(
         "assay.cli.tasks.grade", "grade a kernel against a KernelBench problem; exit status 0 for ok, 3 for not"

@@ -44,7 +44,8 @@ class Pair:
     speedup: float | None = None
     """Over eager PyTorch, as the data set says."""
     messages: tuple[Message, ...] = ()
-    """The prompt or conversation as published, where there is one."""
+    """The prompt or conversation as published, where there is one. In the form `assay` it ends with the reply that the
+    kernel is from."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,11 @@ def _assay(row: Record, source: str) -> Pair | str:
         return "unknown language"
     if correct not in (0, 1):
         return "correctness unknown"
-    return Pair(_name(row["name"]), language, problem, kernel, source, bool(correct), _speedup(row.get("speedup")))
+    said = _messages(row.get("prompt")) + _messages(row.get("completion"))
+    messages = said if said and said[-1].role == "assistant" else ()
+    return Pair(
+        _name(row["name"]), language, problem, kernel, source, bool(correct), _speedup(row.get("speedup")), messages
+    )
 
 
 FORMS: Mapping[str, Form] = {

@@ -141,9 +141,10 @@ def check_data(config: TrainingConfig, data: EnvData) -> Keep:
         ConfigError: they lack supervised examples, or as `retention`.
     """
     if config.sft.num_steps and data.sft is None:
+        path = "sft_path" in settings(type(config.active_builder))
         raise ConfigError(
             f"sft.num_steps={config.sft.num_steps}, but this environment has no supervised examples. "
-            "Set sft.num_steps=0."
+            f"Set sft.num_steps=0{', or sft_path of the dataset builder' if path else ''}."
         )
     idle = [key for key, default, value in _of_evaluation(config) if value != default]
     if idle and not len(data.heldout):

@@ -4,6 +4,8 @@ from pathlib import Path
 import pytest
 
 from assay.cli.main import main
+from assay.envs.kernelbench.evaluation.outcomes import KernelEvaluation, Outcome, ProblemOutcomes
+from assay.estimates import estimate, sign_flip_p
 from assay.training.metrics.intervals import paired_difference_ci95
 from support.recorded_run import group, record
 
@@ -128,3 +130,71 @@ def test_what_cannot_be_compared_is_said(tmp_path, capsys, evaluations, options,
 def test_a_missing_run_is_one_line(tmp_path, capsys):
     assert main(["compare", str(tmp_path / "none"), str(tmp_path / "none")]) != 0
     assert "is not a run" in capsys.readouterr().err
+
+
+def kernels_of(path: Path, rates: list[float], timed: bool = True, first: int = 1) -> Path:
+    """An evaluation of 4 samples of each problem, of which so many are right; right ones are 1.5 times as fast."""
+    speeds = {"eager": 1.5} if timed else {}
+    right, wrong = Outcome("ok", True, speeds, speeds), Outcome("wrong", True)
+    problems = [
+        ProblemOutcomes(1, number, f"{number}_P", tuple((right if s < 4 * rate else wrong,) for s in range(4)))
+        for number, rate in enumerate(rates, first)
+    ]
+    path.write_text(json.dumps(KernelEvaluation(tuple(problems), ("eager",) if timed else ()).to_json()))
+    return path
+
+
+def test_two_evaluations_of_kernels_are_compared_problem_by_problem(tmp_path, capsys):
+    before = [0.0, 0.25, 0.25, 0.5, 0.5, 0.0, 0.75, 0.25, 0.0, 0.5]
+    after = [0.5, 0.75, 0.5, 0.75, 0.5, 0.25, 1.0, 0.5, 0.25, 1.0]
+    a, b = kernels_of(tmp_path / "a.json", before), kernels_of(tmp_path / "b.json", after)
+    found = figures(capsys, a, b)
+    row, gains = found["metrics"]["correct"], [y - x for x, y in zip(before, after, strict=True)]
+    wanted = estimate(gains)
+    assert (row["difference"], row["low"], row["high"]) == pytest.approx((wanted.mean, wanted.low, wanted.high))
+    assert row["p"] == sign_flip_p(gains) < 0.01 and (row["better"], row["worse"], row["equal"]) == (9, 0, 1)
+    assert found["verdict"].startswith("Not noise: correct rose by +0.300 [+0.")
+    assert found["metrics"]["fast_1.2 (eager)"]["difference"] == pytest.approx(wanted.mean)
+    assert found["metrics"]["fast_2 (eager)"]["p"] == 1.0 and "pass@4" in found["metrics"]
+    text = compare(capsys, a, b)
+    assert "a.json: evaluated with 4 samples on 10 tasks" in text and "Largest changes of correct:" in text
+
+
+def test_what_was_not_timed_is_in_no_pair(tmp_path, capsys):
+    a, b = kernels_of(tmp_path / "a.json", [0.5] * 8), kernels_of(tmp_path / "b.json", [0.5] * 8, timed=False)
+    found = figures(capsys, a, b)
+    assert not any("eager" in name for name in found["metrics"]) and found["verdict"].startswith("No difference")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a.json"], "is compared with another such file"),
+        (["a.json", "run"], "is compared with another such file"),
+        (["a.json", "a.json", "--step", "1"], "--step chooses an evaluation of a run"),
+        (["a.json", "no.json"], "is compared with another such file"),
+        (["a.json", "bad.json"], "not valid JSON"),
+        (["a.json", "other.json"], "different tasks: 0 of 8 and 8"),
+    ],
+)
+def test_files_that_cannot_be_compared_are_said(tmp_path, capsys, arguments, message):
+    kernels_of(tmp_path / "a.json", [0.5] * 8)
+    kernels_of(tmp_path / "other.json", [0.5] * 8, first=50)
+    (tmp_path / "bad.json").write_text("{")
+    run_of(tmp_path / "run", LOW)
+    assert main(["compare", *(str(tmp_path / a) if "json" in a or a == "run" else a for a in arguments)]) != 0
+    out, err = capsys.readouterr()
+    assert message in err and out == ""
+
+
+def test_evaluations_that_were_graded_otherwise_are_said_to_be(tmp_path, capsys):
+    paths = []
+    for name, trials, tokens in (("a", 5, 512), ("b", 1, 512)):
+        path = kernels_of(tmp_path / f"{name}.json", [0.25, 0.5] * 4)
+        builder = {"num_correct_trials": trials, "batch_size": trials, "grader": {"policy": "strict"}}
+        config = {"max_tokens": tokens, "log_path": name, "dataset_builder": builder}
+        path.write_text(json.dumps({**json.loads(path.read_text()), "config": config}))
+        paths.append(path)
+    assert figures(capsys, *paths)["measured_otherwise"] == ["dataset_builder.num_correct_trials: 5 -> 1"]
+    assert "Measured otherwise: dataset_builder.num_correct_trials: 5 -> 1" in compare(capsys, *paths)
+    assert figures(capsys, paths[0], paths[0])["measured_otherwise"] == []

@@ -175,7 +175,8 @@ def test_shapes_that_cannot_be_are_refused(settings: dict[str, Any], message: st
 
 
 def test_the_record_of_an_evaluation() -> None:
-    right = evaluation(timed(candidate_ms=0.5, baseline_ms=1.5), "code")
+    others = {"compile": {"speedup": 9.0, "rewardable": None, "quarantine": "too fast"}}
+    right = evaluation(timed(candidate_ms=0.5, baseline_ms=1.5, speedup=2.5, baseline="eager", others=others), "code")
     assert right == {
         "format_ok": True,
         "compiled": True,
@@ -188,7 +189,12 @@ def test_the_record_of_an_evaluation() -> None:
         "cheated": False,
         "error_message": None,
         "code_length": 4,
-        "metadata": {"kind": "ok", "stage": "timing", "cheat": ""},
+        "metadata": {
+            "kind": "ok",
+            "stage": "timing",
+            "cheat": "",
+            "speedups": {"eager": {"speedup": 2.5, "lower": 2.0}, "compile": {"withheld": "too fast"}},
+        },
     }
     none = evaluation(None, "", "no code")
     assert (none["format_ok"], none["compiled"], none["error_message"]) == (False, False, "no code")

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.cli.options import no_settings
+from assay.cli.runs.compare_sides import Method, Side, measured_otherwise, sides
 from assay.errors import DataError
+from assay.estimates import estimate, sign_flip_p
 from assay.terminal import clipped, inert
 from assay.training.metrics.intervals import Interval, paired_difference_ci95, t_quantile_975
-from assay.training.report.comparison import by_key, direction, measured_policy
-from assay.training.run.ledger import place_in_words
-from assay.training.run.reader import Measurement, evaluated_steps, measurement
-from assay.training.run.rollouts import open_rollouts
+from assay.training.report.comparison import direction
 from assay.types import Json
 
 LARGEST = 5
@@ -34,19 +33,6 @@ _EQUAL = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """One evaluation of one run."""
-
-    label: str
-    measured: Measurement
-
-    def to_json(self) -> dict[str, Json]:
-        """What it is."""
-        m = self.measured
-        return {"label": self.label, "step": m.step, "phase": m.phase, "index": m.index, "tasks": len(m.tasks)}
-
-
-@dataclass(frozen=True, slots=True)
 class Difference:
     """A metric on the tasks that both evaluations have a value for: `after - before`, task by task."""
 
@@ -58,29 +44,51 @@ class Difference:
     better: int
     worse: int
     equal: int
+    p: float
+    """Two-sided p-value of the paired permutation test: random signs of the differences."""
+    method: Method = "t"
 
     @property
     def tasks(self) -> int:
         """Tasks compared."""
         return self.better + self.worse + self.equal
 
+    @property
+    def amount(self) -> str:
+        """The difference with its interval; empty bounds are left out."""
+        i = self.interval
+        if i is None:
+            return f"{self.after - self.before:+.3f}"
+        if self.method == "bootstrap":
+            return f"{i.mean:+.3f} [{i.low:+.3f}, {i.high:+.3f}]"
+        return f"{i.mean:+.3f} \u00b1 {i.half_width:.3f}"
+
     def to_json(self) -> dict[str, Json]:
         """As JSON data."""
         i = self.interval
         bounds = {"low": None, "high": None} if i is None else {"low": i.low, "high": i.high}
         counts = {name: getattr(self, name) for name in ("tasks", "better", "worse", "equal")}
-        return {"before": self.before, "after": self.after, "difference": self.after - self.before, **bounds, **counts}
+        return {
+            "before": self.before,
+            "after": self.after,
+            "difference": self.after - self.before,
+            **bounds,
+            "p": self.p,
+            **counts,
+        }
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Its options."""
-    parser.add_argument("a", type=Path, metavar="A", help="run directory (`log_path` of the run)")
+    parser.add_argument(
+        "a", type=Path, metavar="A", help="run directory (`log_path` of the run), or a file of `assay eval --output`"
+    )
     parser.add_argument(
         "b",
         type=Path,
         nargs="?",
         metavar="B",
-        help="the run to compare with A; without it, the first evaluation of A is compared with its last",
+        help="the run, or the file, to compare with A; without it, the first evaluation of A is compared with its last",
     )
     parser.add_argument("--step", type=int, metavar="N", help="the evaluation after step N (default: the last one)")
     parser.add_argument("--json", action="store_true", help="print all figures as one JSON object")
@@ -96,6 +104,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         changed = largest_changes(a, b, shared)
         metrics = {row.metric: row.to_json() for row in rows}
         answer = {"a": a.to_json(), "b": b.to_json(), "common_tasks": len(shared), "metrics": metrics}
+        answer["measured_otherwise"] = measured_otherwise(a, b)
         print(json.dumps({**answer, "verdict": answer_to(rows[0]), "largest_changes": changed}, indent=2))
         return 0
     width = shutil.get_terminal_size().columns
@@ -104,48 +113,13 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     return 0
 
 
-def sides(a: Path, b: Path | None, step: int | None) -> tuple[Side, Side]:
-    """The two evaluations: A's first and last (or that of `step`) without B, else one of each run.
-
-    Raises:
-        RunDirectoryError: there is no such run.
-        DataError: it has no such evaluation.
-    """
-    if b is not None:
-        names = (a.resolve().name, b.resolve().name)
-        labels = names if names[0] != names[1] else (str(a), str(b))
-        return tuple(  # type: ignore[return-value]
-            Side(inert(label, lines=False), _evaluation(path, step)) for label, path in zip(labels, (a, b), strict=True)
-        )
-    before, after = _evaluation(a, None, first=True), _evaluation(a, step)
-    if before.step == after.step:
-        raise DataError(
-            f"{a} has been evaluated only once so far (after step {before.step}), so there is nothing to compare it "
-            "with. Give a second run, or wait for the next evaluation (eval_every)."
-        )
-    return Side("before", before), Side("after", after)
-
-
-def _evaluation(run: Path, step: int | None, *, first: bool = False) -> Measurement:
-    rollouts = open_rollouts(run, committed=True)
-    steps = evaluated_steps(rollouts)
-    listed = ", ".join(map(str, steps))
-    if not steps:
-        raise DataError(
-            f"{run} holds no evaluation, so it cannot be compared. Set eval_every, or wait for the first one."
-        )
-    if step is not None and step not in steps:
-        raise DataError(f"{run} has no evaluation after step {step}; it has those after steps {listed}.")
-    return measurement(rollouts, step if step is not None else steps[0 if first else -1])
-
-
 def common_tasks(a: Side, b: Side) -> list[str]:
     """Keys of the tasks that both evaluations pose, in A's order.
 
     Raises:
         DataError: too few for a comparison.
     """
-    ours, theirs = by_key(a.measured), by_key(b.measured)
+    ours, theirs = a.names, b.names
     common = [key for key in ours if key in theirs]
     if len(common) < max(1, math.ceil(ENOUGH * min(len(ours), len(theirs)))):
         raise DataError(
@@ -157,28 +131,42 @@ def common_tasks(a: Side, b: Side) -> list[str]:
 
 
 def differences(a: Side, b: Side, shared: Sequence[str]) -> list[Difference]:
-    """Each metric that both have on any of the shared tasks, the reward first.
+    """Each metric that both have on any of the shared tasks, the one that decides first.
 
     Raises:
-        DataError: no task has a reward in both.
+        DataError: no task has that one in both.
     """
-    before, after = (measured_policy(side.label, side.measured).values for side in (a, b))
+    before, after = a.values, b.values
     found = []
     for name in [name for name in before if name in after]:
         tasks = [task for task in shared if task in before[name] and task in after[name]]
         if tasks:
-            found.append(_difference(name, [before[name][t] for t in tasks], [after[name][t] for t in tasks]))
-    if not found or found[0].metric != "reward":
-        raise DataError(f"No task has a reward in both {a.label} and {b.label}: their answers could not be scored.")
+            pairs = [before[name][t] for t in tasks], [after[name][t] for t in tasks]
+            found.append(_difference(name, *pairs, a.method))
+    if not found or found[0].metric != a.main:
+        raise DataError(f"No task has a {a.main} in both {a.label} and {b.label}: their answers could not be scored.")
     return found
 
 
-def _difference(metric: str, before: Sequence[float], after: Sequence[float]) -> Difference:
+def _difference(metric: str, before: Sequence[float], after: Sequence[float], method: Method) -> Difference:
     gains = [b - a for a, b in zip(before, after, strict=True)]
     better, worse = sum(gain > _EQUAL for gain in gains), sum(gain < -_EQUAL for gain in gains)
-    interval = paired_difference_ci95(before, after) if len(gains) > 1 else None
     n = len(gains)
-    return Difference(metric, sum(before) / n, sum(after) / n, interval, better, worse, n - better - worse)
+    p = sign_flip_p([gain if abs(gain) > _EQUAL else 0.0 for gain in gains])
+    means = sum(before) / n, sum(after) / n
+    return Difference(metric, *means, _interval(before, after, method), better, worse, n - better - worse, p, method)
+
+
+def _interval(before: Sequence[float], after: Sequence[float], method: Method) -> Interval | None:
+    if len(before) < 2:
+        return None
+    if method == "t":
+        return paired_difference_ci95(before, after)
+    found = estimate([b - a for a, b in zip(before, after, strict=True)])
+    assert found is not None, "there are two values"
+    # Where all differences are equal, drawing them again says nothing; how few there are is looked at elsewhere.
+    low, high = (found.mean if bound is None else bound for bound in (found.low, found.high))
+    return Interval(found.mean, low, high, found.n)
 
 
 def answer_to(row: Difference) -> str:
@@ -191,7 +179,7 @@ def answer_to(row: Difference) -> str:
             f"{row.interval.mean:+.3f}, but by chance alone all of so few would change in the same direction more than "
             f"once in 20 times. Evaluate on {FEWEST} tasks or more."
         )
-    amount = f"{row.interval.mean:+.3f} \u00b1 {row.interval.half_width:.3f}"
+    amount = row.amount
     over = f"95 % interval over {row.tasks} tasks"
     if direction(row.interval) > 0:
         return f"Not noise: {row.metric} rose by {amount} ({over}, without 0)."
@@ -214,12 +202,12 @@ def _tasks_needed(interval: Interval) -> int | None:
 
 
 def largest_changes(a: Side, b: Side, shared: Sequence[str]) -> list[dict[str, Json]]:
-    """The tasks whose reward changed most, largest first."""
-    ours, theirs = by_key(a.measured), by_key(b.measured)
+    """The tasks whose deciding metric changed most, largest first."""
+    ours, theirs = a.values[a.main], b.values[b.main]
     rows: list[dict[str, Json]] = [
-        {"task": theirs[key].name, "key": theirs[key].key, "before": before, "after": after}
+        {"task": b.names[key], "key": key, "before": before, "after": after}
         for key in shared
-        for before, after in [(ours[key].values.get("reward"), theirs[key].values.get("reward"))]
+        for before, after in [(ours.get(key), theirs.get(key))]
         if before is not None and after is not None and abs(after - before) > _EQUAL
     ]
     return heapq.nlargest(LARGEST, rows, key=lambda row: abs(row["after"] - row["before"]))
@@ -228,30 +216,27 @@ def largest_changes(a: Side, b: Side, shared: Sequence[str]) -> list[dict[str, J
 def report_lines(a: Side, b: Side, shared: Sequence[str], rows: Sequence[Difference]) -> Iterator[str]:
     """The comparison for a terminal; lines that may be cut to its width are indented."""
     for side in (a, b):
-        m = side.measured
-        place = place_in_words(m.step, m.phase, m.index)
-        when = place if m.phase == "start" else f"after {place}"
-        yield f"{side.label}: evaluated {when} on {len(m.tasks)} tasks"
-    if len(shared) < max(len(a.measured.tasks), len(b.measured.tasks)):
+        yield f"{side.label}: evaluated {side.when} on {len(side.names)} tasks"
+    if len(shared) < max(len(a.names), len(b.names)):
         yield f"Only the {len(shared)} tasks that both have are compared."
+    yield from (f"Measured otherwise: {one}" for one in measured_otherwise(a, b))
     yield answer_to(rows[0])
     yield ""
     wide = max(len(inert(row.metric, lines=False)) for row in rows)
-    yield f"  {'':{wide}}  {'before':>9}  {'after':>9}  {'difference':>17}  better  worse  equal"
+    room = max(17, *(len(row.amount) for row in rows))
+    yield f"  {'':{wide}}  {'before':>9}  {'after':>9}  {'difference':>{room}}  better  worse  equal  {'p':>6}"
     for row in rows:
-        i = row.interval
-        change = f"{row.after - row.before:+.3f}" if i is None else f"{i.mean:+.3f} \u00b1 {i.half_width:.3f}"
         name = inert(row.metric, lines=False)
-        counts = f"{row.better:>6}  {row.worse:>5}  {row.equal:>5}"
-        yield f"  {name:{wide}}  {row.before:>9.3f}  {row.after:>9.3f}  {change:>17}  {counts}"
+        counts = f"{row.better:>6}  {row.worse:>5}  {row.equal:>5}  {row.p:>6.3f}"
+        yield f"  {name:{wide}}  {row.before:>9.3f}  {row.after:>9.3f}  {row.amount:>{room}}  {counts}"
     changed = largest_changes(a, b, shared)
     if changed:
         yield ""
-        yield "Largest changes of reward:"
+        yield f"Largest changes of {a.main}:"
         yield from (f"  {_change(row)}" for row in changed)
     if len(rows) > 1:
         yield ""
-        yield "Each interval stands alone: none is corrected for the number of metrics."
+        yield "Each interval and p stands alone: none is corrected for the number of metrics."
 
 
 def _change(row: Mapping[str, Json]) -> str:

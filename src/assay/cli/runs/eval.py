@@ -1,89 +1,121 @@
-"""`assay eval`: measure a checkpoint of a run on held-out tasks, without touching the run."""
+"""`assay eval`: measure a checkpoint of a run, an endpoint, or a folder of kernels; nothing measured is touched."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from assay.cli.options import add_settings_help, config_of
-from assay.config.sources import read_overrides
-from assay.envs.base import build_data, iter_builders
+from assay.cli.options import add_config, add_settings_help, config_of
+from assay.cli.runs.eval_settings import CHANGED_MOST, NOT_READ, OF_ENDPOINT, refuse_idle
+from assay.cli.runs.measured import HELDOUT, Measured, Which, check_folders, measured_of, play, write
+from assay.envs.base import build_data
 from assay.errors import ConfigError
+from assay.storage.files import encode_json
 from assay.training.config import TrainingConfig
-from assay.training.evaluate import check_errored, evaluate
-from assay.training.metrics.intervals import mean_ci95
 from assay.training.metrics.progress import RunProgress
 from assay.training.run.checkpoints import checkpoint_folder, open_checkpoint
 from assay.training.run.reader import find_checkpoint
 from assay.training.session import make_backend
 from assay.training.settle import renderer_of
-from assay.types import Json, SamplingParams
+from assay.types import Json
 
-CHANGED_MOST = (
-    "eval.samples_per_task",
-    "eval.max_tasks",
-    "temperature",
-    "max_tokens",
-    "max_errored_fraction",
-    "local.device",
-    "local.dtype",
-    "local.sample_batch_tokens",
-    "cache_dir",
-)
-"""Settings that `--help` shows."""
+EXAMPLES = """\
+policies (--policy):
+  endpoint:URL#MODEL   an OpenAI-compatible endpoint: endpoint:http://localhost:8000/v1#Qwen/Qwen3-8B
+  folder:DIR           kernels in KernelBench's own run layout, graded by Assay
+  results:DIR          the eval_results.json of such a run, at its word
 
-
-NOT_READ = (
-    *("learning_rate", "lora_rank", "gamma", "num_substeps", "rollout_epochs", "loss_fn", "loss_fn_config"),
-    *("kl_penalty_coef", "kl_discount_factor", "normalize_advantages_by_std", "remove_constant_reward_groups"),
-    *("dynamic_sampling_rounds", "max_steps_off_policy", "max_batches", "log_path", "save_every", "keep_last"),
-    *("keep_best", "best_metric", "eval_every", "wandb_project", "wandb_name", "trace_token_groups"),
-    *("tensorboard_enabled", "completion_table_every", "tensorboard_log_histograms_every"),
-    *("tensorboard_log_per_level", "load_checkpoint_path", "resume_from_batch", "optimizer", "grpo", "sft"),
-    *("local.micro_batch_tokens", "local.use_gradient_checkpointing", "local.adamw", "dataset_builder.batch_size"),
-    "dataset_builder.group_size",
-)
-"""Settings of training, below which an evaluation reads nothing."""
+examples:
+  assay eval --run runs/kernels --output after.json
+  assay eval --policy endpoint:https://api.openai.com/v1#gpt-4o-mini --config rl_kernelbench endpoint.budget_usd=5 ...
+  assay eval --policy results:runs/mine --eager-times baseline_time_torch.json dataset_builder.level=1"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Its options."""
-    parser.add_argument("--run", required=True, type=Path, metavar="DIR", help="run directory (`log_path` of the run)")
+    whose = parser.add_mutually_exclusive_group(required=True)
+    whose.add_argument("--run", type=Path, metavar="DIR", help="run directory (`log_path` of the run)")
+    whose.add_argument("--policy", metavar="KIND:WHAT", help="a policy that no run trained: see below")
     parser.add_argument("--batch", type=int, metavar="N", help="checkpoint after N RL batches (default: the last one)")
+    add_config(parser)
+    parser.add_argument(
+        "--tasks",
+        choices=("heldout", "all"),
+        help="tasks to measure on: held-out ones (default), or all (default of folder: and results:)",
+    )
+    parser.add_argument(
+        "--k", type=_ks, default=(), metavar="K,...", help="k of pass@k (default: powers of 2 up to the samples)"
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write everything, sample by sample, as JSON")
+    parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="also write the figures as a TensorBoard file")
+    parser.add_argument(
+        "--step", type=int, default=0, metavar="N", help="with --tensorboard: at this step (default: 0)"
+    )
+    parser.add_argument(
+        "--kernels", type=Path, metavar="DIR", help="also write each sample's kernel, in KernelBench's run layout"
+    )
+    for name, words in (("eager", "eager PyTorch"), ("compile", "torch.compile")):
+        parser.add_argument(
+            f"--{name}-times", type=Path, metavar="FILE", help=f"with results: KernelBench's times of {words}"
+        )
     add_settings_help(
         parser,
-        "assay.training.config:TrainingConfig",
-        CHANGED_MOST,
-        "Any other setting of the run that an evaluation reads can be given too: `assay settings` shows all.",
+        "assay.training.endpoint.config:EvaluationConfig",
+        (*CHANGED_MOST, *OF_ENDPOINT),
+        "Any other setting of the run that an evaluation reads can be given too: `assay settings` shows all,\n"
+        f"and docs/evaluation.md those of endpoint.*.\n\n{EXAMPLES}",
     )
+
+
+def _ks(text: str) -> tuple[int, ...]:
+    """`1,5,10`."""
+    try:
+        found = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        found = ()
+    if not found or found[0] < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers from 1, such as 1,5,10")
+    return found
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Measure, and print the figures as JSON."""
-    _refuse_idle(overrides)
-    print(json.dumps(measure(args.run, config_of(args.run, overrides), args.batch), indent=2))
+    _refuse_strays(args)
+    check_folders(args.output and args.output.parent, args.tensorboard, args.kernels)
+    if args.policy is None:
+        refuse_idle(overrides, NOT_READ)
+        which = Which(args.tasks or "heldout", args.k)
+        measured = asyncio.run(measure_run(args.run, config_of(args.run, overrides), args.batch, which))
+    else:
+        from assay.cli.runs.eval_policies import measure_policy
+
+        measured = measure_policy(args, overrides)
+    write(measured, args.output, args.tensorboard, args.step, args.kernels)
+    print(encode_json(measured.report, indent=2).decode())
     return 0
 
 
-def _refuse_idle(overrides: Sequence[str]) -> None:
-    """Refuse settings of training, which would do nothing.
-
-    Raises:
-        ConfigError: there are some.
-    """
-    given = read_overrides(overrides).values
-    if idle := [key for key in given if any(f"{key}.".startswith(f"{name}.") for name in NOT_READ)]:
-        raise ConfigError(
-            f"{' and '.join(idle)} would have no effect: an evaluation trains nothing. Remove it. What it reads is "
-            f"{', '.join(CHANGED_MOST)} and the settings of the environment, of sampling and of the device."
-        )
+def _refuse_strays(args: argparse.Namespace) -> None:
+    kind = (args.policy or "run").partition(":")[0]
+    beside: Mapping[str, tuple[str, ...]] = {
+        "batch": ("run",),
+        "config": ("endpoint", "folder", "results"),
+        "eager_times": ("results",),
+        "compile_times": ("results",),
+        "kernels": ("run", "endpoint"),
+    }
+    for name, kinds in beside.items():
+        if getattr(args, name) not in (None, []) and kind not in kinds:
+            shown = " or ".join("--run" if one == "run" else f"--policy {one}:" for one in kinds)
+            raise ConfigError(f"--{name.replace('_', '-')} would have no effect here: it is for {shown}. Remove it.")
+    if args.step and args.tensorboard is None:
+        raise ConfigError("--step would have no effect without --tensorboard. Remove it, or give --tensorboard DIR.")
 
 
 def measure(run: Path, config: TrainingConfig, batch: int | None) -> Mapping[str, Json]:
-    """Evaluate the checkpoint of RL batch `batch` (the last checkpoint by default).
+    """Evaluate the checkpoint of RL batch `batch` (the last checkpoint by default) on the held-out tasks.
 
     Args:
         run: run directory.
@@ -97,46 +129,23 @@ def measure(run: Path, config: TrainingConfig, batch: int | None) -> Mapping[str
         RunDirectoryError: no such run or checkpoint.
         TrainingError: too many rollouts could not be scored, or the sampler is not the policy that is trained.
     """
-    return asyncio.run(_measure(run, config, batch))
+    return asyncio.run(measure_run(run, config, batch)).report
 
 
-async def _measure(run: Path, config: TrainingConfig, batch: int | None) -> Mapping[str, Json]:
+async def measure_run(run: Path, config: TrainingConfig, batch: int | None, which: Which = HELDOUT) -> Measured:
+    """`measure`, with the rollouts behind it."""
     checkpoint = open_checkpoint(checkpoint_folder(run, find_checkpoint(run, batch)))
     with RunProgress() as progress, progress.building() as show:
         data = build_data(config.active_builder, config.build_context(show))
     try:
         backend = await make_backend(config, data, checkpoint.policy)
-        tasks = list(iter_builders(data.heldout))[: config.eval.max_tasks]
-        with RunProgress() as progress, progress.phase("eval", len(tasks)) as phase:
-            evaluation = await evaluate(
-                backend,
-                renderer_of(config, backend, checkpoint),
-                tasks,
-                SamplingParams(config.max_tokens, config.temperature),
-                samples=config.eval.samples_per_task,
-                max_turns=config.build_context().max_turns,
-                seed=config.seed,
-                parity=config.grpo.parity,
-                advance=phase.advance,
-            )
-        check_errored(evaluation.groups, config.max_errored_fraction, "the evaluation")
+        renderer = renderer_of(config, backend, checkpoint)
+        tasks = which.of(data, config.eval.max_tasks)
+        evaluation = await play(config, backend, renderer, tasks, config.grpo.parity)
         policies = {"policy": evaluation.per_task}
-        if data.baseline_policies is not None and config.eval.max_tasks is None:
+        if data.baseline_policies is not None and config.eval.max_tasks is None and which == HELDOUT:
             policies |= await data.baseline_policies()
     finally:
         await data.close()
-    return {
-        "run": str(run),
-        "checkpoint": checkpoint.name,
-        "tasks": len(tasks),
-        "samples_per_task": config.eval.samples_per_task,
-        "metrics": {name: _intervals(per_task) for name, per_task in policies.items()},
-    }
-
-
-def _intervals(per_task: Mapping[str, object]) -> dict[str, Json]:
-    found = {}
-    for name, values in per_task.items():
-        interval = mean_ci95(values)  # type: ignore[arg-type]
-        found[name] = {"mean": interval.mean, "low": interval.low, "high": interval.high}
-    return found
+    head: dict[str, Json] = {"run": str(run), "checkpoint": checkpoint.name}
+    return measured_of(head, config, evaluation, policies, which.ks)

@@ -36,9 +36,10 @@ class GradeConfig(GraderConfig):
     """How a candidate is graded, and where `level/id` is looked up."""
 
     dataset_src: DatasetSource = "shipped"
-    """`shipped`, `huggingface`, `local` (a checkout of KernelBench) or `jsonl`."""
-    problems_path: Annotated[str | None, UsedWhen("dataset_src", "local", "jsonl")] = None
-    """The checkout (`local`; KERNELBENCH_ROOT or the usual places when null) or the file (`jsonl`)."""
+    """`shipped`, `huggingface`, `local` (a checkout of KernelBench), `jsonl` or `corpus` (another data set)."""
+    problems_path: Annotated[str | None, UsedWhen("dataset_src", "local", "jsonl", "corpus")] = None
+    """The checkout (`local`; KERNELBENCH_ROOT or the usual places when null), the file (`jsonl`), or the data set
+    (`corpus`)."""
     revision: Annotated[str | None, UsedWhen("dataset_src", "huggingface")] = None
     """Commit or tag of the data set (`huggingface`)."""
 
@@ -54,7 +55,7 @@ problems:
   assay grade --starter 1/1 --output kernel.py    a kernel to begin with
 
 settings (key=value; --settings lists all of them):
-  dataset_src=shipped     where level/id is looked up: shipped, huggingface, local, jsonl (problems_path=FILE)
+  dataset_src=shipped     where level/id is looked up: shipped, huggingface, local, jsonl, corpus (problems_path=FILE)
   num_correct_trials=6    calls that must be right
   policy=strict           partial lets PyTorch's heavy operators stand beside kernels
   compile_check=right     which kernels are compiled for a GPU as well: right, all, off

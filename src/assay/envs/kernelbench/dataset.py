@@ -9,12 +9,13 @@ from typing import Annotated
 
 import chz
 
-from assay.config import Above, AtLeast, Below, UsedWhen, refuse
+from assay.config import DATA, NOT_NULL, Above, AtLeast, Below, UsedWhen, refuse
 from assay.envs.base import BuildContext, DatasetBuilder, EnvData, Example, TokenizerCorpus
 from assay.envs.environment import PIECES
 from assay.envs.kernelbench.env import Course, KernelGroupBuilder, KernelShop, payload_of
 from assay.envs.kernelbench.feedback import FeedbackConfig
 from assay.envs.kernelbench.grading import KernelGrading, missing_tokens
+from assay.envs.kernelbench.imitation import KernelExamples, read_examples
 from assay.envs.kernelbench.prompts import (
     PromptOption,
     PromptStyle,
@@ -74,6 +75,13 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
     speedup_threshold: Annotated[float | None, Above(0), UsedWhen("plays_turns")] = None
     """Speedup that a right kernel must have to end a rollout early (1.0 insists on being faster); null asks for
     none."""
+    sft_path: Annotated[str | None, DATA, UsedWhen("sft.num_steps", Above(0))] = None
+    """Kernels to imitate in the SFT stage: a file of `assay export --samples`, or a data set as `assay index build
+    --corpus` takes it (`kernelbook`, `drkernel-coldstart:FILE`, `FILE`). Solutions of held-out problems are left
+    out."""
+    sft_max_characters: Annotated[int, AtLeast(1), UsedWhen("sft_path", NOT_NULL)] = 20_000
+    """Characters of prompt and answer together; longer examples of `sft_path` are left out. What then does not fit into
+    the model's context is an error."""
     feedback: FeedbackConfig = chz.field(default_factory=FeedbackConfig)
     """What later turns are told of the earlier ones."""
 
@@ -98,11 +106,10 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
         train, heldout = split_problems(problems, self.test_fraction)
         style = PromptStyle(self.prompt_option, self.backend, self.pays_thinking, context.chat)
         retrieval = self._retrieval(problems)
-        config = self.grading()
-        require_packages(config)
-        if config.cache and config.cache_path is None:
-            config = chz.replace(config, cache_path=str(context.cache_dir / "kernels.sqlite"))
-        shop = KernelShop(GradingPool(config), self.rules, self.course(context.max_turns))
+        examples = (
+            [] if self.sft_path is None else read_examples(self.sft_path, style, heldout, self.sft_max_characters)
+        )
+        shop = KernelShop(self.pool(context.cache_dir), self.rules, self.course(context.max_turns))
         by_key = {problem.key: problem for problem in problems}
 
         def task(problem: Problem) -> Task:
@@ -117,7 +124,10 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
         return EnvData(
             train=TaskBatches(tasks, group, self.batch_size, self.num_epochs, self.shuffle, context.seed),
             heldout=TaskBatches(heldout_tasks, group, self.batch_size),
-            tokenizer_corpus=TokenizerCorpus(ExampleTexts(lambda: _corpus(tasks, self.backend)), PIECES, ALPHABET),
+            sft=KernelExamples(examples, context.seed) if examples else None,
+            tokenizer_corpus=TokenizerCorpus(
+                ExampleTexts(lambda: [*_corpus(tasks, self.backend), *examples]), PIECES, ALPHABET
+            ),
             figure=show_kernels,
             counters=shop.counters,
             records=kernel_records(sorted({p.level for p in problems}), context.max_turns),
@@ -137,6 +147,25 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
         """
         levels = self.levels or (self.level,)
         return chosen(self.load(levels), levels, self.start_problem, self.end_problem)
+
+    def pool(self, cache_dir: Path) -> GradingPool:
+        """The grader of a run or an evaluation, whose verdicts are kept in `cache_dir`.
+
+        Raises:
+            ConfigError: no Modal token.
+            SandboxError, MissingDependencyError: kernels cannot be graded on this machine.
+        """
+        self.check_tokens()
+        config = self.grading()
+        require_packages(config)
+        if config.cache and config.cache_path is None:
+            config = chz.replace(config, cache_path=str(cache_dir / "kernels.sqlite"))
+        return GradingPool(config)
+
+    @property
+    def timed_against(self) -> tuple[str, ...]:
+        """What right kernels are timed against; nothing where speed is not measured."""
+        return self.grader.baselines if self.measure_performance else ()
 
     def course(self, max_turns: int) -> Course:
         """How rollouts of at most so many turns go on."""

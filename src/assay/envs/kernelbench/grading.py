@@ -32,9 +32,11 @@ class KernelGrading(KernelRewardConfig):
     """Language of the kernels: `triton` or `cuda`."""
     dataset_src: DatasetSource = "huggingface"
     """Where problems come from: `huggingface` (the published data set), `local` (a checkout, which KERNELBENCH_ROOT
-    names), `jsonl` (a file with the published columns), or `shipped` (small ones that come with Assay)."""
-    problems_path: Annotated[Path | None, UsedWhen("dataset_src", "local", "jsonl")] = None
-    """The checkout of `local`, in place of KERNELBENCH_ROOT, or the file of `jsonl`."""
+    names), `jsonl` (a file with the published columns), `corpus` (another published data set: docs/retrieval.md), or
+    `shipped` (small ones that come with Assay)."""
+    problems_path: Annotated[Path | None, UsedWhen("dataset_src", "local", "jsonl", "corpus")] = None
+    """The checkout of `local`, in place of KERNELBENCH_ROOT; the file of `jsonl`; the data set of `corpus`:
+    `drkernel-rl:data.parquet`, or `cuda-agent-ops` from the hub. Those of a corpus are level 1."""
     revision: Annotated[str | None, UsedWhen("dataset_src", "huggingface")] = None
     """Commit or tag of the published data set; name one for results that others can repeat."""
     num_correct_trials: Annotated[int, AtLeast(1), AtMost(MAX_TRIALS), UsedWhen("runs_kernels")] = 5
@@ -150,8 +152,8 @@ def _in_own_words(problem: object) -> str:
 
 
 def _impossible(config: KernelGrading) -> Iterator[str]:
-    if config.dataset_src == "jsonl" and config.problems_path is None:
-        yield "problems_path is not set, and dataset_src=jsonl reads a file. Set problems_path to it."
+    if config.dataset_src in ("jsonl", "corpus") and config.problems_path is None:
+        yield f"problems_path is not set, and dataset_src={config.dataset_src} reads it. Set problems_path."
     if (
         config.backend == "cuda"
         and not config.on_gpu

@@ -34,7 +34,7 @@ class KernelRewardOptions(KernelGrading):
     """Options of the reward `kernelbench`."""
 
     dataset_src: DatasetSource = "shipped"
-    """Where problems are looked up: `shipped`, `huggingface`, `local` or `jsonl`."""
+    """Where problems are looked up: `shipped`, `huggingface`, `local`, `jsonl` or `corpus`."""
     use_modal: bool = False
     """Grade kernels on GPUs at Modal, which needs its tokens; otherwise on this machine, as `grader.device` says."""
 

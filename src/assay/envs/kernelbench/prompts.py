@@ -21,6 +21,8 @@ from typing import Any, Literal, Protocol
 from assay.errors import MissingDependencyError
 from assay.kernels.base import Language
 from assay.kernels.problems.sources import Problem
+from assay.retrieval.code_text import code_hash
+from assay.retrieval.exclusion import Exclusion
 from assay.types import Message
 
 PromptOption = Literal["zero_shot", "one_shot", "few_shot", "raicl"]
@@ -169,12 +171,17 @@ def open_retrieval(path: Path, k: int, language: Language, problems: Sequence[Pr
             f"prompt_option=raicl reads an index with the package {error.name}, which is not installed: "
             "pip install 'assay-rl[retrieval]', or set prompt_option to zero_shot, one_shot or few_shot."
         ) from error
-    exclude = index.Exclusion(
-        hashes=frozenset(index.code_hash(problem.code) for problem in problems),
+    exclude = exclusion_of(problems)
+    return Retrieval(index.open_index(path), exclude, k, language)
+
+
+def exclusion_of(problems: Sequence[Problem]) -> Exclusion:
+    """What may not be shown, or imitated, where these problems are to be solved."""
+    return Exclusion(
+        hashes=frozenset(code_hash(problem.code) for problem in problems),
         names=frozenset(name for problem in problems for name in _names(problem.name)),
         texts=tuple(problem.code for problem in problems),
     )
-    return Retrieval(index.open_index(path), exclude, k, language)
 
 
 def _names(name: str) -> tuple[str, ...]:

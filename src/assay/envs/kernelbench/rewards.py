@@ -336,5 +336,21 @@ def evaluation(verdict: Verdict | None, code: str, said: str = "") -> dict[str, 
         "cheated": verdict.kind == "cheat",
         "error_message": verdict.message or None,
         "code_length": len(code),
-        "metadata": {"kind": verdict.kind if ok else "format_error", "stage": verdict.stage, "cheat": verdict.cheat},
+        "metadata": {
+            "kind": verdict.kind if ok else "format_error",
+            "stage": verdict.stage,
+            "cheat": verdict.cheat,
+            **({"speedups": speedups(timing)} if timing else {}),
+        },
     }
+
+
+def speedups(timing: Mapping[str, Json]) -> dict[str, Json]:
+    """Baseline -> the measured `speedup` over it and its `lower` bound; or why it is `withheld`."""
+    others = timing.get("others")
+    timings = {timing.get("baseline", "eager"): timing, **(others if isinstance(others, Mapping) else {})}
+    found: dict[str, Json] = {}
+    for name, one in timings.items():
+        measured, lower = number(one, "speedup"), number(one, "rewardable")
+        found[name] = {"speedup": measured, "lower": lower} if lower else {"withheld": str(one.get("quarantine") or "")}
+    return found

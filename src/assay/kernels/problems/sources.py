@@ -21,15 +21,19 @@ from pathlib import Path
 from typing import Literal
 
 from assay.errors import ConfigError, DataError, MissingDependencyError
+from assay.kernels.problems.imported import read_modules
 from assay.types import Json
 
-DatasetSource = Literal["shipped", "huggingface", "local", "jsonl"]
-"""Where problems come from: inside Assay, the published data set, a checkout of KernelBench, a file of JSON lines."""
+DatasetSource = Literal["shipped", "huggingface", "local", "jsonl", "corpus"]
+"""Where problems come from: inside Assay, the published data set, a checkout of KernelBench, a file of JSON lines, or
+another published data set (`imported`)."""
 
 SHIPPED = "shipped"
 """`Problem.source` of the problems that come with Assay, which are small as they are."""
 HUGGINGFACE_NAME = "ScalingIntelligence/KernelBench"
 HUGGINGFACE_LEVELS = (1, 2, 3, 4)
+CORPUS_LEVEL = 1
+"""Of all problems of data sets without levels."""
 ROOT_VARIABLE = "KERNELBENCH_ROOT"
 MAX_CODE_CHARACTERS = 200_000
 """A longer module is refused: the longest published problem has 23,170."""
@@ -124,7 +128,7 @@ def load_problems(
     Args:
         dataset_src: Where they come from.
         levels: Levels wanted, each of which must have problems; None for all that are there.
-        path: The checkout (`local`; found by itself when None) or the file (`jsonl`).
+        path: The checkout (`local`; found by itself when None), the file (`jsonl`), or the data set (`corpus`).
         revision: Commit or tag of the data set (`huggingface`). Name one for results that others can repeat.
 
     Raises:
@@ -158,8 +162,18 @@ def load_problems(
             rows = read_jsonl(Path(path))
             there = {p.level for p in rows}
             problems = [p for p in rows if p.level in (levels or there)]
+        case "corpus":
+            if path is None:
+                raise ConfigError("dataset_src=corpus needs the name or the file of a data set as its path.")
+            there = (CORPUS_LEVEL,)
+            modules = read_modules(Path(path), find_fault)
+            problems = [
+                Problem(CORPUS_LEVEL, i, m.name, m.code, f"corpus:{m.source}") for i, m in enumerate(modules, start=1)
+            ]
         case _:
-            raise ConfigError(f"dataset_src={dataset_src!r} is unknown. Use shipped, huggingface, local or jsonl.")
+            raise ConfigError(
+                f"dataset_src={dataset_src!r} is unknown. Use shipped, huggingface, local, jsonl or corpus."
+            )
     if missing := sorted(set(levels or ()) - {p.level for p in problems}):
         raise DataError(
             f"dataset_src={dataset_src} has no problem of level {', '.join(map(str, missing))}. "

@@ -89,7 +89,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One rollout: a task played to its end."""
+    """One rollout: a task played to its end, in the run with the id `run`."""
 
     step: int
     phase: str
@@ -107,6 +107,7 @@ class Rollout:
     end: EpisodeEnd
     reward: float | None
     turns: tuple[Turn, ...]
+    run: str = ""
 
     @property
     def errored(self) -> bool:
@@ -341,6 +342,7 @@ def _rollout(records: Sequence[Mapping[str, Json]]) -> Rollout:
         end=first["end"],
         reward=first["reward"],
         turns=tuple(_turn(record) for record in records),
+        run=first.get("run") or "",
     )
 
 
