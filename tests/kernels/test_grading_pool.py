@@ -44,8 +44,8 @@ class StubGrader:
     as_configured = True
 
     def __init__(self, width: int = 2) -> None:
-        self.sandbox = SimpleNamespace(width=width)
         self.config = GraderConfig(cache=False)
+        self.width = width
         self.gate = asyncio.Event()
         self.gate.set()
         self.started: list[str] = []
@@ -204,7 +204,18 @@ def test_the_key_has_everything_that_decides_a_verdict(monkeypatch: pytest.Monke
 
 
 def test_every_setting_is_in_the_key_or_known_to_decide_nothing() -> None:
-    nothing = {"workers", "draws", "uses_per_draw", "max_prepared", "cache", "cache_path", "cache_mb"}
+    nothing = {
+        "url",
+        "url_timeout_s",
+        "url_in_flight",
+        "workers",
+        "draws",
+        "uses_per_draw",
+        "max_prepared",
+        "cache",
+        "cache_path",
+        "cache_mb",
+    }
     apart = {"baselines", "timing", "modal"}
     assert set(settings(GraderConfig)) == {*VERDICT_FIELDS, *DEVICE_FIELDS} | nothing | apart
 
