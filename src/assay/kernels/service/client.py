@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from assay.config.urls import without_secrets
-from assay.errors import ConfigError, GradingServiceError
+from assay.errors import AssayError, ConfigError, GradingServiceError
 from assay.kernels.config import GraderConfig
 from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.problems.sources import Problem

@@ -17,8 +17,8 @@ from typing import Any
 
 import chz
 
-from assay.config import SettingsError
 from assay.config.schema import settings
+from assay.errors import ConfigError
 from assay.kernels.config import GraderConfig
 from assay.kernels.grader import Grader, turns_for
 from assay.kernels.numerics.reference import ReferenceProcess
@@ -84,7 +84,7 @@ class Desk:
             chosen["timing"] = TimingConfig()  # nothing reads the service's own, and what nothing reads is refused
         try:
             return chz.replace(own, **chosen)
-        except SettingsError as error:
+        except ConfigError as error:
             raise RequestError(422, "settings", str(error)) from error
 
     async def grade(self, config: GraderConfig, problem: Problem, code: str) -> Verdict:

@@ -146,7 +146,7 @@ class _Connection(asyncio.Protocol):
             if not self._closing:  # else a callback has refused it
                 self._refuse(self._fault(400, "malformed", f"this is not HTTP: {error}"[:200]))
         if self._head is None and self._head_size > MAX_HEAD_BYTES and not self._closing:
-            self._refuse(self._fault(431, "malformed", f"the headers have more than {MAX_HEAD_BYTES} bytes"))
+            self._refuse(self._long_head())
 
     def on_url(self, url: bytes) -> None:
         """httptools: a part of the address."""
@@ -164,11 +164,16 @@ class _Connection(asyncio.Protocol):
         head = self._head = Head(
             self._parser.get_method().decode("latin-1"), self._url.decode("latin-1").partition("?")[0], self._headers
         )
-        refused = self._server.handler.refusal(head) or self._too_large(head)
+        size = len(self._url) + sum(len(name) + len(value) for name, value in self._headers.items())
+        refused = self._long_head() if size > MAX_HEAD_BYTES else None
+        refused = refused or self._server.handler.refusal(head) or self._too_large(head)
         if refused is not None:
             self._refuse(refused)
         elif head.headers.get("expect", "").lower() == "100-continue" and self._transport is not None:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _long_head(self) -> Answer:
+        return self._fault(431, "malformed", f"the headers have more than {MAX_HEAD_BYTES} bytes")
 
     def _too_large(self, head: Head) -> Answer | None:
         if "transfer-encoding" in head.headers:
@@ -192,15 +197,14 @@ class _Connection(asyncio.Protocol):
         if self._closing or self._head is None:
             return
         self._stop_timer()
-        body = bytes(self._body)
+        body, keep = bytes(self._body), bool(self._parser.should_keep_alive())  # known here, and not later
         self._let_go()
         if self.task is not None:
             self.close()
             return
-        self.task = asyncio.get_running_loop().create_task(self._handle(self._head, body))
+        self.task = asyncio.get_running_loop().create_task(self._handle(self._head, body, keep))
 
-    async def _handle(self, head: Head, body: bytes) -> None:
-        keep = bool(self._parser.should_keep_alive())
+    async def _handle(self, head: Head, body: bytes, keep: bool) -> None:
         try:
             answer = await self._server.handler.handle(head, body)
         except asyncio.CancelledError:
@@ -231,6 +235,7 @@ class _Connection(asyncio.Protocol):
         self._closing = True
         self._let_go()
         self._transport.write(_bytes_of(answer, keep=False))
+        self._transport.write_eof()
         self._after(LINGER_S)
 
     def _fault(self, status: int, code: str, message: str) -> Answer:
