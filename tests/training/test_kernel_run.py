@@ -46,7 +46,14 @@ def test_a_run_of_several_turns_records_them_under_their_names_and_is_the_same_a
     assert last["turn"] == 2 and "Attempt 2 of 3" in last["messages"][-1]["content"]
     (board,) = (tmp_path / "whole/tensorboard").iterdir()
     shown = {tag for _, tag, _ in scalars(board)}
-    assert {"Kernel/CorrectRate", "Reward/Mean", "PerLevel/Level1/CorrectRate", "Timing/Total", "Timing/Save_Checkpoint", "Timing/Eval_Mean"} <= shown
+    assert {
+        "Kernel/CorrectRate",
+        "Reward/Mean",
+        "PerLevel/Level1/CorrectRate",
+        "Timing/Total",
+        "Timing/Save_Checkpoint",
+        "Timing/Eval_Mean",
+    } <= shown
     drawn = {value.tag for event in read_events(board) for value in event.summary.value if value.HasField("histo")}
     assert {"Distributions/Rewards", "Distributions/Advantages"} <= drawn
 
