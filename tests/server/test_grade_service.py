@@ -212,7 +212,9 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_equal_candidates_are_graded_once_and_for_as_long_as_somebody_waits() -> None:
+def test_equal_candidates_are_graded_once_and_for_as_long_as_somebody_waits(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
         async with served() as service:
             service.stub.gate.clear()
@@ -229,9 +231,10 @@ def test_equal_candidates_are_graded_once_and_for_as_long_as_somebody_waits() ->
                 service.stub.gate.set()
                 assert (await second).message == "ok same"
                 one.prepare([PROBLEM])
-                await until(lambda: service.stub.prepared == [PROBLEM.hash])
+                await until(lambda: service.stub.prepared == [PROBLEM.hash] and not one._ahead)
 
     asyncio.run(main())
+    assert "could not be made ready" not in caplog.text
 
 
 def test_a_full_service_says_when_to_come_again_and_the_client_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ class GradingService(Handler):
             raise RequestError(400, "malformed", "the request needs a problem, and a grade also code")
         if path == wire.PREPARE:
             await self._desk.prepare(config, request.problem)
-            return Answer(202, reply_body(request.id), _named(request.id)), "202 prepare"
+            return Answer(200, reply_body(request.id), _named(request.id)), "200 prepare"
         assert request.code is not None
         grade = asyncio.create_task(self._desk.grade(config, request.problem, request.code))
         try:
