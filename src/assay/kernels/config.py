@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 
 import chz
 
-from assay.config import NOT_NULL, Above, AtLeast, AtMost, Settings, UsedWhen, fact, refuse
+from assay.config import MAY_CHANGE, NOT_NULL, Above, AtLeast, AtMost, Settings, UsedWhen, fact, refuse
 from assay.config.urls import has_user, is_url, kept_secrets, without_secrets
 from assay.kernels.base import Language, Policy, Precision, TimedAgainst, shared_limit
 from assay.kernels.devices import nvidia_devices
@@ -103,13 +103,13 @@ class GraderSettings(Settings):
     """The file of verdicts; null for `kernels.sqlite` in the user's cache folder."""
     cache_mb: Annotated[int, AtLeast(1), UsedWhen("cache", True), OWN] = 256
     """Bound of that file, in MB; the oldest verdicts are dropped first."""
-    url: str | None = None
+    url: Annotated[str | None, MAY_CHANGE] = None
     """Address of a grading service (`assay grade-server`), such as http://grader:8177, that grades in place of this
     machine. Its key is read from ASSAY_GRADER_KEY."""
-    url_timeout_s: Annotated[float, Above(0), BY_SERVICE] = 900.0
+    url_timeout_s: Annotated[float, Above(0), BY_SERVICE, MAY_CHANGE] = 900.0
     """Seconds that one verdict of the service may take, its queue and further attempts included; then the grade has
     failed (`infra_error`)."""
-    url_in_flight: Annotated[int, AtLeast(1), BY_SERVICE] = 64
+    url_in_flight: Annotated[int, AtLeast(1), BY_SERVICE, MAY_CHANGE] = 64
     """Grades that the service is asked for at a time; further ones wait here."""
 
     @chz.validate
