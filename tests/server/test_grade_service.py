@@ -280,7 +280,8 @@ def test_a_service_that_is_stopped_answers_what_is_under_way(stop_s: float) -> N
         async with served(stop_s=stop_s) as service:
             service.stub.gate.clear()
             waiting = asyncio.create_task(exchange(service.port, told()))
-            await until(lambda: service.stub.running == 1)
+            ahead = asyncio.create_task(exchange(service.port, told(code=None), wire.PREPARE))
+            await until(lambda: service.stub.running == 1 and service.stub.prepared)
             service.stop.set()
             if stop_s:
                 await until(lambda: not service.task.done())
@@ -292,6 +293,7 @@ def test_a_service_that_is_stopped_answers_what_is_under_way(stop_s: float) -> N
             else:
                 assert (status, verdict.kind, "retry-after" in headers) == (503, "infra_error", True)
                 assert "stopped before" in verdict.message
+            assert (await ahead)[0] == status
             await service.task
             assert service.stub.closed and service.stub.running == 0
             with pytest.raises(OSError):

@@ -51,6 +51,7 @@ class StubGrader:
 
     async def prepare(self, problem: Problem | ScaledProblem) -> None:
         self.prepared.append(problem.hash)
+        await self.gate.wait()
 
     async def close(self) -> None:
         self.closed += 1

@@ -14,10 +14,12 @@ import ipaddress
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any, TypeVar
 
 from assay.errors import AssayError, ConfigError
+from assay.kernels.problems.sources import Problem
 from assay.kernels.service import wire
 from assay.kernels.service.wire import GradeRequest, RequestError, reply_body
 from assay.kernels.verdicts import Verdict
@@ -35,6 +37,8 @@ SPARE_CONNECTIONS = 64
 """Beyond `max_requests`, for health checks and for those who are told to come again later."""
 METHODS = {wire.GRADE: "POST", wire.PREPARE: "POST", wire.CHECK: "POST", wire.HEALTH: "GET"}
 STOPPED = "the grading service was stopped before the candidate was graded"
+
+T = TypeVar("T")
 
 
 class GradingService(Handler):
@@ -111,7 +115,7 @@ class GradingService(Handler):
             answer, said = refused(error, request_id), f"{error.status} {error.code}"
         except AssayError as error:  # no candidate at all can be graded here
             logger.error("%s", error)
-            answer, said = refused(RequestError(500, "fault", str(error)[: wire.MAX_MESSAGE]), request_id), "500 fault"
+            answer, said = refused(RequestError(500, "fault", str(error)), request_id), "500 fault"
         finally:
             self._requests -= 1
         logger.info("%s %s %s in %.2f s", head.path, request_id or "-", said, time.monotonic() - began)
@@ -124,22 +128,32 @@ class GradingService(Handler):
             return Answer(200, reply_body(request.id, service=self._about()), _named(request.id)), "200 check"
         if request.problem is None or (path == wire.GRADE and request.code is None):
             raise RequestError(400, "malformed", "the request needs a problem, and a grade also code")
-        if path == wire.PREPARE:
-            await self._desk.prepare(config, request.problem)
-            return Answer(200, reply_body(request.id), _named(request.id)), "200 prepare"
-        assert request.code is not None
-        grade = asyncio.create_task(self._desk.grade(config, request.problem, request.code))
         try:
-            await asyncio.wait((grade, self._cut_off), return_when=asyncio.FIRST_COMPLETED)
-            if not grade.done():
-                return _stopped(request), "503 stopping"
-            verdict = grade.result()
-        finally:
-            if not grade.done():
-                grade.cancel()
-                await asyncio.gather(grade, return_exceptions=True)
+            if request.code is None or path == wire.PREPARE:
+                await self._unless_cut_off(self._desk.prepare(config, request.problem))
+                return Answer(200, reply_body(request.id), _named(request.id)), "200 prepare"
+            verdict = await self._unless_cut_off(self._desk.grade(config, request.problem, request.code))
+        except _CutOff:
+            return _stopped(request.id, request.problem), "503 stopping"
         body = reply_body(request.id, verdict=verdict.to_json())
         return Answer(200, body, _named(request.id)), f"200 {verdict.kind}{' (cached)' if verdict.cached else ''}"
+
+    async def _unless_cut_off(self, work: Coroutine[Any, Any, T]) -> T:
+        """What some work gives; it is cancelled where the service has to stop, or the client has gone.
+
+        Raises:
+            _CutOff: the service has to stop.
+        """
+        task = asyncio.create_task(work)
+        try:
+            await asyncio.wait((task, self._cut_off), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise _CutOff
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
 
     def _about(self) -> dict[str, Json]:
         own = self._config
@@ -153,16 +167,20 @@ class GradingService(Handler):
         }
 
 
-def _stopped(request: GradeRequest) -> Answer:
+class _CutOff(Exception):
+    """The service stops, and did not come to a request."""
+
+
+def _stopped(request_id: str, problem: Problem) -> Answer:
     """For a grade that the service does not come to: a client may ask again, or take the verdict that says so."""
-    verdict = Verdict("infra_error", "problem", STOPPED, problem=request.problem.hash if request.problem else "")
+    verdict = Verdict("infra_error", "problem", STOPPED, problem=problem.hash)
     error: Json = {"code": "stopping", "message": STOPPED}
-    return Answer(503, reply_body(request.id, verdict=verdict.to_json(), error=error), _later(request.id))
+    return Answer(503, reply_body(request_id, verdict=verdict.to_json(), error=error), _later(request_id))
 
 
 def refused(error: RequestError, request_id: str = "") -> Answer:
     """The answer to a request that is refused."""
-    body = reply_body(request_id, error={"code": error.code, "message": str(error)})
+    body = reply_body(request_id, error={"code": error.code, "message": str(error)[: wire.MAX_MESSAGE]})
     headers = _later(request_id) if error.status == 503 else _named(request_id)
     return Answer(error.status, body, {**headers, "WWW-Authenticate": "Bearer"} if error.status == 401 else headers)
 
