@@ -1,6 +1,9 @@
 """How much of a step's sampling and scoring overlaps, beside a runner that scores after everything is sampled.
 
     python benchmarks/overlap.py [--seeds 5] [--only scripted,local_light,local_heavy] [--quick]
+    python benchmarks/overlap.py --env kernels [--seeds 3] [--quick]
+
+`--env kernels` grades real kernels: `common/kernel_overlap.py` says how. The rest of this text is about the other one.
 
 A task of four turns whose every verdict takes 0.2 to 2 s at random (a sleep drawn from the sample and the turn;
 verdicts do not compete with each other), 64 rollouts, played on
@@ -47,7 +50,7 @@ from assay.rollouts.renderers.base import PlainRenderer, Renderer
 from assay.rollouts.runner import PreparedGroup, prepare, run_groups
 from assay.rollouts.seeds import derive
 from assay.types import Completion, Message, SamplingParams, Score, Task, TrajectoryGroup
-from common import Summary, machine, summary
+from common import Summary, kernel_overlap, machine, summary
 
 GROUPS, GROUP = 8, 8
 TURNS = 4
@@ -335,16 +338,36 @@ def over_seeds(rows: Sequence[dict[str, Any]], name: str) -> Summary:
     return {k: round(v, 3) for k, v in summary([found[name] for found in rows]).items()}
 
 
+def kernels(seeds: int) -> dict[str, Any]:
+    """What `--env kernels` prints: the worst of its regimes first."""
+    found = asyncio.run(kernel_overlap.measure(seeds))
+    ratios = {name: over_seeds(rows, "ratio") for name, rows in found.items()}
+    return {
+        "env": "kernels",
+        "kernels_step_wall_over_longest_stage": max(ratio["median"] for ratio in ratios.values()),
+        "ratio": ratios,
+        "one_after_the_other_ratio": {n: over_seeds(rows, "one_after_the_other_ratio") for n, rows in found.items()},
+        "rows": found,
+        "rollouts": kernel_overlap.GROUPS * kernel_overlap.GROUP,
+        "shared_cores": "grading uses all cores, sampling none: completions are waited for, as a hosted model's are",
+        "machine": machine("triton"),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--env", choices=("waits", "kernels"), default="waits", help="verdicts that wait, or grades")
+    parser.add_argument("--seeds", type=int, help="5, or 3 with --env kernels")
     parser.add_argument("--only", default=",".join(["scripted", *LOCAL]), help="backends, separated by commas")
     parser.add_argument("--quick", action="store_true", help="2 seeds, to see that it works")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.env == "kernels":
+        print(json.dumps(kernels(1 if args.quick else args.seeds or 3)))
+        return
     found: dict[str, list[dict[str, Any]]] = {}
     for name in args.only.split(","):
-        found[name] = asyncio.run(measure(name, 2 if args.quick else args.seeds))
+        found[name] = asyncio.run(measure(name, 2 if args.quick else args.seeds or 5))
         show(name, found[name])
     ratios, barriers = (
         {name: over_seeds(rows, key) for name, rows in found.items()} for key in ("ratio", "barrier_ratio")

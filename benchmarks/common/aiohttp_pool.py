@@ -1,4 +1,4 @@
-"""aiohttp behind the interface of `assay.rewards.client.http.HttpPool`: the engine without its own client.
+"""aiohttp behind the interface of `assay.transport.http.HttpPool`: the engine without its own client.
 
 aiohttp is given all that the engine's own client has: any number of connections, kept for as long, few attempts to
 connect at once, no cookies, no decompression, no retries, and uvloop. Its session is made in the first request, in the
@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from assay.rewards.client.http import (
+from assay.transport.http import (
     ADDRESS_TTL_S,
     CONNECT_TIMEOUT_S,
     CONNECTS_AT_ONCE,

@@ -18,8 +18,9 @@ from typing import Any
 
 from assay.errors import RewardError
 from assay.rewards import Client, EngineConfig, JudgeConfig, RewardEngine, Sample
-from assay.rewards.client.chat import PATH, headers_of
+from assay.rewards.client.chat import PATH
 from assay.rewards.loop_thread import new_event_loop
+from assay.transport.keys import json_headers
 
 from . import peak_rss_mb
 from .judge_samples import MODEL, VerdictReward, expected, indices, messages, samples, verdict
@@ -58,7 +59,7 @@ def engine_aiohttp(job: Job, work: list[Sample]) -> tuple[Values, dict[str, floa
 
     judge, config, cache_dir = _engine_settings(job)
     caller = Client(judge, config, cache_dir)
-    caller._pool = AiohttpPool(job.base_url + PATH, headers_of(""))  # type: ignore[assignment]
+    caller._pool = AiohttpPool(job.base_url + PATH, json_headers(""))  # type: ignore[assignment]
     return _scores(RewardEngine(VerdictReward(), judge, config, caller=caller), work)
 
 
@@ -120,7 +121,7 @@ async def _over_openai(job: Job, work: list[Sample], transport: dict[str, Any]) 
 async def _over_aiohttp(job: Job, work: list[Sample]) -> Values:
     from .aiohttp_pool import post_with_retries, session
 
-    async with session(headers_of("")) as client:
+    async with session(json_headers("")) as client:
 
         async def ask(sample: Sample) -> str:
             reply = json.loads(await post_with_retries(client, job.base_url + PATH, json.dumps(_body(sample)).encode()))

@@ -50,6 +50,10 @@ class SandboxError(AssayError, RuntimeError):
     """Untrusted code cannot be run safely here: the machine lacks a feature, or a harness cannot be loaded."""
 
 
+class GradingServiceError(AssayError, RuntimeError):
+    """A grading service cannot be used: it does not answer, is of another version, or refuses every grade."""
+
+
 class RewardError(AssayError, RuntimeError):
     """Rewards cannot be computed honestly: too many samples failed, or the host asked that any failure raise."""
 

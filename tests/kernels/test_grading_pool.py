@@ -29,6 +29,7 @@ from assay.kernels.problems.sources import SHIPPED, Problem, make_problem
 from assay.kernels.program.jobs import RECORD, REPLAY
 from assay.kernels.verdict_cache import NOT_KEPT, VerdictCache, cache_key
 from assay.kernels.verdicts import KINDS, Verdict
+from support.grading_services import StubGrader
 from support.kernel_graders import QUICK, Bench
 from support.kernelbench_data import TINY, shipped
 
@@ -36,38 +37,6 @@ VERDICT_FIELDS = [name for name, setting in settings(GraderConfig).items() if VE
 DEVICE_FIELDS = [name for name, setting in settings(GraderConfig).items() if GPU_VERDICT in setting.marks]
 PROBLEM = make_problem(1, 1, "tiny", TINY, "test")
 OTHER = make_problem(1, 2, "other", TINY + "\n# another\n", "test")
-
-
-class StubGrader:
-    """A grader whose verdicts a test decides: the kind is the candidate's text. `gate` holds all grades back."""
-
-    as_configured = True
-
-    def __init__(self, width: int = 2) -> None:
-        self.sandbox = SimpleNamespace(width=width)
-        self.config = GraderConfig(cache=False)
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.started: list[str] = []
-        self.running = self.peak = 0
-        self.closed = 0
-
-    async def grade(self, problem: Problem, code: str) -> Verdict:
-        self.started.append(code)
-        self.running += 1
-        self.peak = max(self.peak, self.running)
-        try:
-            await asyncio.sleep(0)
-            await self.gate.wait()
-        finally:
-            self.running -= 1
-        kind = code.partition(" ")[0]
-        if kind == "raise":
-            raise SandboxError("this machine cannot isolate untrusted code")
-        return Verdict(cast(Any, kind), "numerics", code, problem=problem.hash)
-
-    async def close(self) -> None:
-        self.closed += 1
 
 
 def with_pool(
@@ -122,6 +91,21 @@ def test_a_waiter_that_is_cancelled_disturbs_no_other() -> None:
         assert first.cancelled() and not second.done()
         stub.gate.set()
         assert (await second).ok and stub.started == ["ok a"]
+
+    with_pool(body)
+
+
+def test_a_grade_that_nobody_waits_for_is_cancelled() -> None:
+    async def body(pool: GradingPool, stub: StubGrader) -> None:
+        stub.gate.clear()
+        waiting = [asyncio.create_task(pool.grade(PROBLEM, "ok a")) for _ in range(2)]
+        await settle()
+        for waiter in waiting:
+            waiter.cancel()
+        await settle()
+        assert stub.running == 0 and not pool._flights
+        stub.gate.set()
+        assert (await pool.grade(PROBLEM, "ok a")).ok and stub.started == ["ok a"] * 2, "it can be asked for again"
 
     with_pool(body)
 
@@ -204,7 +188,18 @@ def test_the_key_has_everything_that_decides_a_verdict(monkeypatch: pytest.Monke
 
 
 def test_every_setting_is_in_the_key_or_known_to_decide_nothing() -> None:
-    nothing = {"workers", "draws", "uses_per_draw", "max_prepared", "cache", "cache_path", "cache_mb"}
+    nothing = {
+        "url",
+        "url_timeout_s",
+        "url_in_flight",
+        "workers",
+        "draws",
+        "uses_per_draw",
+        "max_prepared",
+        "cache",
+        "cache_path",
+        "cache_mb",
+    }
     apart = {"baselines", "timing", "modal"}
     assert set(settings(GraderConfig)) == {*VERDICT_FIELDS, *DEVICE_FIELDS} | nothing | apart
 

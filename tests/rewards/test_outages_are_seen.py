@@ -14,7 +14,7 @@ from assay.rewards import EngineConfig, JudgeConfig, Reply, Request, RewardEngin
 from assay.rewards.base import CallFailure, Outcome
 from assay.rewards.client import client, limits
 from assay.rewards.client.chat import Refusal, read
-from assay.rewards.client.http import Response
+from assay.transport.http import Response
 from assay.types import Message
 from support.host_rewards import EchoedScore
 from support.scripted_judge import Asked, scripted_judge

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.rewards import Client, EngineConfig, JudgeConfig
-from assay.rewards.client.http import Response, ResponseError, TransportError
+from assay.transport.http import Response, ResponseError, TransportError
 from support.scripted_judge import Said, completion, settings
 
 Script = Callable[[str, int], "Said | str | int | Exception"]

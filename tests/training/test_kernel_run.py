@@ -52,6 +52,8 @@ def test_a_run_of_several_turns_records_them_under_their_names_and_is_the_same_a
     assert first["multiturn/turn_0/correct_rate"] < first["multiturn/success_rate"] == 1, "later turns are better"
     assert first["multiturn/avg_turns"] == first["rollout/turns"] > 1
     assert first["time/rollout"] == first["perf/rollout_s"] and first["optim/lr"] == first["train/learning_rate"]
+    assert 0 < first["time/eval_mean"] <= first["time/eval_max"] <= first["time/step_max"] < first["time/total"]
+    assert first["time/save_checkpoint"] > 0, "of the checkpoint before the first step"
     assert first["advantage/min"] < 0 < first["advantage/max"]
     assert steps[-1]["eval/kernel/correct_rate"] >= 0, "the held-out problem was evaluated"
     traces = [line for line in read_lines(tmp_path / "whole/traces.jsonl") if line["split"] == "train"]
@@ -65,7 +67,14 @@ def test_a_run_of_several_turns_records_them_under_their_names_and_is_the_same_a
     assert last["turn"] == 2 and "Attempt 2 of 3" in last["messages"][-1]["content"]
     (board,) = (tmp_path / "whole/tensorboard").iterdir()
     shown = {tag for _, tag, _ in scalars(board)}
-    assert {"Kernel/CorrectRate", "Reward/Mean", "PerLevel/Level1/CorrectRate", "Timing/Total"} <= shown
+    assert {
+        "Kernel/CorrectRate",
+        "Reward/Mean",
+        "PerLevel/Level1/CorrectRate",
+        "Timing/Total",
+        "Timing/Save_Checkpoint",
+        "Timing/Eval_Mean",
+    } <= shown
     drawn = {value.tag for event in read_events(board) for value in event.summary.value if value.HasField("histo")}
     assert {"Distributions/Rewards", "Distributions/Advantages"} <= drawn
 

@@ -52,6 +52,9 @@ COMMANDS: Mapping[str, Command] = {
     "grade": Command(
         "assay.cli.tasks.grade", "grade a kernel against a KernelBench problem; exit status 0 for ok, 3 for not"
     ),
+    "grade-server": Command(
+        "assay.cli.tasks.grade_server", "grade kernels for other machines, as an HTTP service with a key"
+    ),
     "index": Command("assay.cli.tasks.index", "build an index of solved problems to show in prompts, or search one"),
     "init": Command("assay.cli.tasks.init", "write a file to start an environment or a reward from"),
     "check": Command("assay.cli.tasks.check", "play known answers through an environment; say what is wrong"),

@@ -8,7 +8,8 @@ from typing import Annotated, Literal, get_args
 
 import chz
 
-from assay.config import Above, AtLeast, AtMost, Settings, UsedWhen, fact, refuse
+from assay.config import MAY_CHANGE, NOT_NULL, Above, AtLeast, AtMost, Settings, UsedWhen, fact, refuse
+from assay.config.urls import has_user, is_url, kept_secrets, without_secrets
 from assay.kernels.base import Language, Policy, Precision, TimedAgainst, shared_limit
 from assay.kernels.devices import nvidia_devices
 from assay.kernels.timing.config import TimingConfig
@@ -28,7 +29,17 @@ class Decides:
     on: Literal["any device", "a GPU"]
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A field says what a verdict means, so that a client of a grading service asks for it. All others, limits above
+    all, are the service's to decide."""
+
+
 VERDICT, GPU_VERDICT = Decides("any device"), Decides("a GPU")
+ASKED = Asked()
+OWN = UsedWhen("url", None)
+"""A field of grades on this machine or at Modal; a grading service has its own."""
+BY_SERVICE = UsedWhen("url", NOT_NULL)
 
 MAX_TRIALS = 64
 """The report of a candidate has room for so many calls."""
@@ -38,75 +49,89 @@ MAX_TRIALS = 64
 class GraderSettings(Settings):
     """How candidates are graded, beside what is asked for: the language, the calls, the speed, and where it is done."""
 
-    precision: Annotated[Precision, VERDICT, UsedWhen("runs_kernels")] = "float32"
+    precision: Annotated[Precision, ASKED, VERDICT, UsedWhen("runs_kernels")] = "float32"
     """Working precision of inputs, weights and outputs: float32, float16 or bfloat16."""
-    scale: Annotated[Scale, VERDICT, UsedWhen("runs_kernels")] = "fit"
+    scale: Annotated[Scale, ASKED, VERDICT, UsedWhen("runs_kernels")] = "fit"
     """Sizes of a problem: `fit` takes the smallest at which it is worth solving, `none` those it was published with."""
-    policy: Annotated[Policy, VERDICT, UsedWhen("runs_kernels")] = "strict"
+    policy: Annotated[Policy, ASKED, VERDICT, UsedWhen("runs_kernels")] = "strict"
     """`strict` wants all of the work done by kernels; `partial` lets PyTorch do up to half of it beside them, and the
     verdict says what share the kernels did."""
-    compile_check: Annotated[CompileCheck, VERDICT, UsedWhen("interprets")] = "right"
+    compile_check: Annotated[CompileCheck, ASKED, VERDICT, UsedWhen("interprets")] = "right"
     """Which candidates are also compiled for a GPU: the numerically `right`, `all` (first), or none (`off`)."""
-    arch: Annotated[str, VERDICT, UsedWhen("compiles_ahead")] = "sm_90"
+    arch: Annotated[str, ASKED, VERDICT, UsedWhen("compiles_ahead")] = "sm_90"
     """The GPU architecture to compile for."""
-    max_programs: Annotated[int, AtLeast(1), VERDICT, UsedWhen("interprets")] = 4096
+    max_programs: Annotated[int, AtLeast(1), VERDICT, UsedWhen("interprets"), OWN] = 4096
     """Program instances that the interpreter runs in one call of forward; a millisecond or two each."""
-    wall_s: Annotated[float, Above(0), VERDICT, UsedWhen("runs_kernels")] = 60.0
+    wall_s: Annotated[float, Above(0), VERDICT, UsedWhen("runs_kernels"), OWN] = 60.0
     """Wall-clock limit of one candidate, over all calls."""
-    cpu_s: Annotated[float, Above(0), VERDICT, UsedWhen("runs_kernels")] = 30.0
+    cpu_s: Annotated[float, Above(0), VERDICT, UsedWhen("runs_kernels"), OWN] = 30.0
     """CPU limit of one candidate."""
-    memory_mb: Annotated[int, AtLeast(1), VERDICT, UsedWhen("interprets")] = 2048
+    memory_mb: Annotated[int, AtLeast(1), VERDICT, UsedWhen("interprets"), OWN] = 2048
     """Memory limit of one candidate, in MiB."""
-    device: Annotated[Device, VERDICT] = "cpu"
+    device: Annotated[Device, ASKED, VERDICT] = "cpu"
     """Where kernels run: `cpu`, in Triton's interpreter, or `cuda`, on a GPU."""
-    setup_s: Annotated[float, Above(0), GPU_VERDICT, UsedWhen("on_gpu")] = 300.0
+    setup_s: Annotated[float, Above(0), GPU_VERDICT, UsedWhen("on_gpu"), OWN] = 300.0
     """Seconds, of wall clock and of CPU, that a candidate on a GPU may take besides, to start CUDA and to compile."""
-    device_memory_mb: Annotated[int, AtLeast(1), GPU_VERDICT, UsedWhen("on_gpu")] = 16384
+    device_memory_mb: Annotated[int, AtLeast(1), GPU_VERDICT, UsedWhen("on_gpu"), OWN] = 16384
     """Memory on the host that a candidate on a GPU may use, in MiB, in place of `memory_mb`."""
-    baselines: Annotated[tuple[TimedAgainst, ...], UsedWhen("measure_performance", True)] = ("eager",)
+    baselines: Annotated[tuple[TimedAgainst, ...], ASKED, UsedWhen("measure_performance", True)] = ("eager",)
     """What they are timed against: the reference as it is (`eager`), under `torch.compile` (`compile`), or its launches
     replayed as a CUDA graph (`graph`), as those of a candidate are. The speedup over the first is the verdict's."""
-    timing: Annotated[TimingConfig, UsedWhen("measure_performance", True)] = chz.field(default_factory=TimingConfig)
+    timing: Annotated[TimingConfig, UsedWhen("measure_performance", True), OWN] = chz.field(
+        default_factory=TimingConfig
+    )
     """How they are timed."""
     modal: Annotated[ModalSettings, UsedWhen("at_modal")] = chz.field(default_factory=ModalSettings)
     """App and containers of grades at Modal."""
-    reference_device: Annotated[Device, GPU_VERDICT, UsedWhen("runs_kernels")] = "cpu"
+    reference_device: Annotated[Device, GPU_VERDICT, UsedWhen("runs_kernels"), OWN] = "cpu"
     """Where this machine runs references, in float64: `cuda` for sizes that a processor is too slow for."""
-    sandbox: Annotated[Walls, VERDICT] = "strict"
+    sandbox: Annotated[Walls, VERDICT, OWN] = "strict"
     """`unsafe` runs candidates, and the problems' own references, without walls where this machine cannot give any;
     never for rewards that train a model. At Modal only references run here."""
-    workers: Annotated[int, AtLeast(0), UsedWhen("graded_here")] = 0
+    workers: Annotated[int, AtLeast(0), UsedWhen("graded_here"), OWN] = 0
     """Candidates that run at a time; 0 for one per core."""
-    draws: Annotated[int, AtLeast(1), UsedWhen("runs_kernels")] = 4
+    draws: Annotated[int, AtLeast(1), UsedWhen("runs_kernels"), OWN] = 4
     """Sets of secret inputs kept for each problem."""
-    uses_per_draw: Annotated[int, AtLeast(1), UsedWhen("runs_kernels")] = 32
+    uses_per_draw: Annotated[int, AtLeast(1), UsedWhen("runs_kernels"), OWN] = 32
     """Candidates that meet a set before a new one takes its place."""
-    max_prepared: Annotated[int, AtLeast(1), UsedWhen("runs_kernels")] = 192
+    max_prepared: Annotated[int, AtLeast(1), UsedWhen("runs_kernels"), OWN] = 192
     """Problems at one size that are kept ready, least recently graded ones dropped first; each holds megabytes of
     arrays, and a problem that was made smaller has three. A training run needs those of two batches."""
-    cache: bool = True
+    cache: Annotated[bool, OWN] = True
     """Keep verdicts, by problem, code and every setting above `sandbox`; failures of the grader are never kept."""
-    cache_path: Annotated[str | None, UsedWhen("cache", True)] = None
+    cache_path: Annotated[str | None, UsedWhen("cache", True), OWN] = None
     """The file of verdicts; null for `kernels.sqlite` in the user's cache folder."""
-    cache_mb: Annotated[int, AtLeast(1), UsedWhen("cache", True)] = 256
+    cache_mb: Annotated[int, AtLeast(1), UsedWhen("cache", True), OWN] = 256
     """Bound of that file, in MB; the oldest verdicts are dropped first."""
+    url: Annotated[str | None, MAY_CHANGE] = None
+    """Address of a grading service (`assay grade-server`), such as http://grader:8177, that grades in place of this
+    machine. Its key is read from ASSAY_GRADER_KEY."""
+    url_timeout_s: Annotated[float, Above(0), BY_SERVICE, MAY_CHANGE] = 900.0
+    """Seconds that one verdict of the service may take, its queue and further attempts included; then the grade has
+    failed (`infra_error`)."""
+    url_in_flight: Annotated[int, AtLeast(1), BY_SERVICE, MAY_CHANGE] = 64
+    """Grades that the service is asked for at a time; further ones wait here."""
 
     @chz.validate
     def _known_architecture(self) -> None:
         shared_limit(self.arch)
+
+    @chz.validate
+    def _reachable(self) -> None:
+        refuse(_no_address(self.url))
 
 
 @chz.chz
 class GraderConfig(GraderSettings):
     """How candidates are graded."""
 
-    backend: Annotated[Language, VERDICT] = "triton"
+    backend: Annotated[Language, ASKED, VERDICT] = "triton"
     """Language of the kernels: `triton`, or `cuda` for sources given to `load_inline`."""
-    num_correct_trials: Annotated[int, AtLeast(1), AtMost(MAX_TRIALS), VERDICT, UsedWhen("runs_kernels")] = 6
+    num_correct_trials: Annotated[int, AtLeast(1), AtMost(MAX_TRIALS), ASKED, VERDICT, UsedWhen("runs_kernels")] = 6
     """Calls of forward that must be right, over inputs of all families, besides the calls that look for cheats."""
     run_on: Annotated[RunOn, GPU_VERDICT] = "local"
     """Whose device that is: this machine's (`local`), or that of a container at Modal (`modal`; see the node modal)."""
-    measure_performance: Annotated[bool, VERDICT] = False
+    measure_performance: Annotated[bool, ASKED, VERDICT] = False
     """Time right candidates against the reference; needs device=cuda."""
     modal: Annotated[ModalConfig, UsedWhen("run_on", "modal")] = chz.field(default_factory=ModalConfig)
     """GPU, time limit and app of run_on=modal. Only the GPU and the time limit may change a verdict."""
@@ -153,7 +178,19 @@ class GraderConfig(GraderSettings):
         refuse(_not_timed(self))
 
 
+def _no_address(url: str | None) -> Iterator[str]:
+    if url is None:
+        return
+    yield from kept_secrets("url", url)
+    if not (is_url(url) and url.startswith(("http://", "https://"))) and not has_user(url):
+        yield f"url={without_secrets(url)!r} is not an http:// or https:// address. Give one, such as http://127.0.0.1:8177."
+
+
 def _not_at_hand(config: GraderConfig) -> Iterator[str]:
+    if config.url is not None:
+        if config.run_on == "modal":
+            yield "run_on=modal and url are two places to grade kernels at. Set run_on=local, or url=null."
+        return
     wanted = [name for name in ("device", "reference_device") if getattr(config, name) == "cuda"]
     if config.run_on == "modal":
         wanted = [name for name in wanted if name != "device"]

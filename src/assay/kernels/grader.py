@@ -62,6 +62,7 @@ class Grader:
         *,
         sandbox: Sandbox | None = None,
         reference: ReferenceProcess | None = None,
+        turns: Turns | None = None,
         seed: int | None = None,
         text_checks: bool = True,
     ) -> None:
@@ -71,6 +72,7 @@ class Grader:
             config: Settings.
             sandbox: Where candidates run; by default what `config.run_on` says. The caller closes one that it passes.
             reference: The process that runs references; likewise.
+            turns: Who may use the device, where several graders share one.
             seed: Makes inputs and the order of calls repeatable, for examining a verdict. Never for training.
             text_checks: False leaves out what the text alone decides, so that everything is run. For testing it.
         """
@@ -80,7 +82,7 @@ class Grader:
         self.sandbox: Sandbox = sandbox or sandbox_for(self.config)
         self._reference = reference or ReferenceProcess(device=self.config.reference_device, walls=self.config.sandbox)
         self._stopwatch = stopwatch_for(self.config, self.sandbox) if self.config.measure_performance else None
-        self._turns = Turns(one_device=not isinstance(self.sandbox, RunsGroups))
+        self._turns = turns or turns_for(self.sandbox)
         self._seed = seed
         self._random: random.Random = random.Random(seed) if seed is not None else secrets.SystemRandom()
         self._text_checks = text_checks
@@ -93,6 +95,11 @@ class Grader:
     def as_configured(self) -> bool:
         """Whether its verdicts are those that its settings promise: all checks, and inputs that cannot be known."""
         return self._text_checks and self._seed is None
+
+    @property
+    def width(self) -> int:
+        """Candidates that can be at work at a time."""
+        return int(getattr(self.sandbox, "width", 8))
 
     async def __aenter__(self) -> Grader:
         return self
@@ -233,6 +240,11 @@ class Grader:
         await self._warmed(CUDA)
         evidence = {"scaling": size.scaled.scaling.to_json()}
         return await run_cuda(self.sandbox, code, size.draw, self.config, self._random, evidence)
+
+
+def turns_for(sandbox: Sandbox) -> Turns:
+    """Who may use the device of a sandbox; at Modal each job has one of its own."""
+    return Turns(one_device=not isinstance(sandbox, RunsGroups))
 
 
 def _closed(problem: Problem | ScaledProblem) -> Verdict:

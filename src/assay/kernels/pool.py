@@ -17,12 +17,17 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from assay.errors import AssayError
 from assay.kernels.config import GraderConfig
 from assay.kernels.grader import VERSION, Grader
 from assay.kernels.problems.scaling import ScaledProblem, task_key
 from assay.kernels.problems.sources import Problem
+from assay.kernels.sandboxes import require_packages
+from assay.kernels.service.client import RemoteGrader, check_service
 from assay.kernels.verdict_cache import cache_key, open_cache
 from assay.kernels.verdicts import Verdict
 
@@ -35,6 +40,31 @@ Progress = Callable[["GradingProgress"], None]
 AHEAD = 4
 """Candidates under way for each worker: enough that none waits for the parent."""
 LOG_INTERVAL_S = 10.0
+
+
+class Grades(Protocol):
+    """What gives verdicts: a `Grader` of this process, or a `RemoteGrader` that asks a grading service."""
+
+    @property
+    def width(self) -> int:
+        """Candidates that it can have at work at a time."""
+
+    async def grade(self, problem: Problem | ScaledProblem, code: str) -> Verdict:
+        """See `Grader.grade`."""
+
+    async def prepare(self, problem: Problem | ScaledProblem) -> None:
+        """See `Grader.prepare`."""
+
+    async def close(self) -> None:
+        """See `Grader.close`."""
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A grade under way, and how many wait for it."""
+
+    task: asyncio.Task[Verdict]
+    waiters: int = 0
 
 
 class GradingProgress:
@@ -67,15 +97,19 @@ class GradingPool:
 
     Raises:
         SandboxError: this machine cannot isolate untrusted code.  CacheError: the cache cannot be opened.
+        ConfigError: the key of the grading service at `config.url` cannot be one.
     """
 
     def __init__(self, config: GraderConfig | None = None, grader: Grader | None = None) -> None:
         """`grader` replaces the one that `config` would make; the pool closes it all the same."""
         self.config = config or (grader.config if grader is not None else GraderConfig())
         # A grader that leaves checks out, or whose inputs can be known, must not speak for one that does not.
-        self._cache = open_cache(self.config) if grader is None or grader.as_configured else None
-        self._grader = grader or Grader(self.config)
-        self._flights: dict[str, asyncio.Task[Verdict]] = {}
+        # A grading service has a cache of its own, and knows which packages its verdicts rest on.
+        own = self.config.url is None and (grader is None or grader.as_configured)
+        self._cache = open_cache(self.config) if own else None
+        self._grader: Grades = grader or (Grader(self.config) if self.config.url is None else RemoteGrader(self.config))
+        self._flights: dict[str, _Flight] = {}
+        self._abandoned: set[asyncio.Task[Verdict]] = set()
         self._ahead: set[asyncio.Task[None]] = set()
         self._counts: Counter[str] = Counter()
 
@@ -87,7 +121,7 @@ class GradingPool:
 
     async def close(self) -> None:
         """End everything; grades in flight are cancelled. Safe to call twice."""
-        flights = [*self._flights.values(), *self._ahead]
+        flights = [*(flight.task for flight in self._flights.values()), *self._abandoned, *self._ahead]
         for flight in flights:
             flight.cancel()
         await asyncio.gather(*flights, return_exceptions=True)
@@ -120,18 +154,27 @@ class GradingPool:
             return self._counted(kept)
         flight = self._flights.get(key)
         if flight is None:
-            flight = self._flights[key] = asyncio.create_task(self._grade(key, problem, code))
-            flight.add_done_callback(lambda _: self._flights.pop(key, None))
+            flight = self._flights[key] = _Flight(asyncio.create_task(self._grade(key, problem, code)))
+            flight.task.add_done_callback(partial(self._landed, key, flight))
         else:
             self._counts["shared"] += 1
-        # One waiter that is cancelled must not take the verdict from the others.
-        return self._counted(await asyncio.shield(flight))
+        flight.waiters += 1
+        try:
+            # One waiter that is cancelled must not take the verdict from the others.
+            return self._counted(await asyncio.shield(flight.task))
+        finally:
+            flight.waiters -= 1
+            if not flight.waiters and not flight.task.done():  # nobody is left who wants to know
+                self._landed(key, flight, flight.task)
+                self._abandoned.add(flight.task)
+                flight.task.add_done_callback(self._abandoned.discard)
+                flight.task.cancel()
 
     async def stream(
         self, candidates: Iterable[Candidate], ahead: int | None = None
     ) -> AsyncGenerator[tuple[int, Verdict], None]:
         """Verdicts as they come, each with the place of its candidate; at most `ahead` are under way."""
-        limit = ahead or AHEAD * max(getattr(self._grader.sandbox, "width", 8), 1)
+        limit = ahead or AHEAD * max(self._grader.width, 1)
         waiting: set[asyncio.Task[tuple[int, Verdict]]] = set()
         source = enumerate(candidates)
         more = True
@@ -178,9 +221,28 @@ class GradingPool:
             self._cache.put(key, verdict)
         return verdict
 
+    def _landed(self, key: str, flight: _Flight, _: asyncio.Task[Verdict]) -> None:
+        """Forget a flight, so that the next to ask for its candidate begins another."""
+        if self._flights.get(key) is flight:
+            del self._flights[key]
+
     def _counted(self, verdict: Verdict) -> Verdict:
         self._counts[verdict.kind] += 1
         return verdict
+
+
+def require_grader(config: GraderConfig) -> None:
+    """Make sure that candidates can be graded: that the packages are there, or that the grading service answers and
+    takes the settings. Costs nothing, and is asked before anything is spent.
+
+    Raises:
+        MissingDependencyError: a package is not installed.  ConfigError: the service refuses the key.
+        GradingServiceError: it cannot be reached, is of another version, or refuses the settings.
+    """
+    if config.url is None:
+        require_packages(config)
+    else:
+        check_service(config)
 
 
 def grade_many(

@@ -30,6 +30,7 @@ MOST_COUNTED = 1e9
 """No verdict counts more calls, or CPU seconds."""
 
 KINDS: tuple[VerdictKind, ...] = get_args(VerdictKind)
+STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,8 @@ class Verdict:
         """
         if data.get("kind") not in KINDS:
             raise ValueError(f"no verdict: kind {data.get('kind')!r}")
+        if data.get("stage") not in STAGES:
+            raise ValueError(f"no verdict: stage {data.get('stage')!r}")
         verdict = cls(**data)
         for name, types in _TYPES.items():
             value = getattr(verdict, name)

@@ -22,7 +22,6 @@ from typing import Any, Self, TypeVar
 from assay.errors import DataError, JudgeError, RewardError
 from assay.rewards.base import LEVELS, Caller, CallFailure, Sample, Usage
 from assay.rewards.client.client import Client
-from assay.rewards.client.http import require_parser
 from assay.rewards.client.offline import NobodyToAsk, OfflineCaller
 from assay.rewards.client.resources import api_key, check_prices
 from assay.rewards.combined import AnyReward, CombinedReward, asks_judge, is_direct
@@ -32,6 +31,7 @@ from assay.rewards.handoff import Flow
 from assay.rewards.loop_thread import LoopThread
 from assay.rewards.progress import Progress
 from assay.rewards.scoring import Scoring
+from assay.transport.http import require_parser
 from assay.types import Score
 
 logger = logging.getLogger(__name__)

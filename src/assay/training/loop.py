@@ -145,6 +145,8 @@ async def _finish_step(
     step.metrics |= session.counters.take()
     step.metrics["perf/wall_s"] = time.monotonic() - step.wall_s
     step.metrics["perf/cpu_s"] = time.process_time() - step.cpu_s
+    if session.run.checkpoint_s is not None:
+        step.metrics["perf/checkpoint_s"] = session.run.checkpoint_s
     names = session.data.records.names
     step.metrics |= {names[name]: value for name, value in step.metrics.items() if name in names}
     session.log.log(session.run.next_step, step.phase, step.index, step.metrics, step.histograms)

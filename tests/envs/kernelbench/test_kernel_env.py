@@ -149,6 +149,9 @@ class Failing:
     async def grade(self, problem: Problem, code: str) -> Verdict:
         return self.verdict
 
+    def counters(self) -> dict[str, float]:
+        return {}
+
 
 @pytest.mark.parametrize("kind", ["infra_error", "unsupported", "compiled_not_run"])
 def test_a_grade_that_fails_makes_a_rollout_errored_and_ends_it(kind: Any) -> None:
@@ -163,6 +166,9 @@ def test_a_grade_that_fails_makes_a_rollout_errored_and_ends_it(kind: Any) -> No
         assert "no inputs could be drawn" in result.score.evidence["message"]
 
     asyncio.run(main())
+    took = shop.counters().levels
+    assert 0 <= took["grader/grade_mean_s"] == took["grader/grade_max_s"] <= took["grader/turn_max_s"]
+    assert shop.counters().levels == {}, "each step has its own"
 
 
 @pytest.mark.parametrize(

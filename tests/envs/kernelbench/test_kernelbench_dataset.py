@@ -16,7 +16,7 @@ from assay.envs.kernelbench.dataset import KernelBenchDatasetBuilder, MultiTurnK
 from assay.envs.kernelbench.grading import missing_tokens
 from assay.envs.kernelbench.rewards import PARTS, score_of, signals_of
 from assay.envs.kernelbench.selection import split_problems
-from assay.errors import ConfigError, DataError
+from assay.errors import ConfigError, DataError, GradingServiceError
 from assay.kernels.problems.sources import load_problems
 from assay.kernels.verdicts import Verdict
 from assay.rollouts.renderers.chat import ChatRenderer
@@ -299,6 +299,10 @@ def test_kernelbench_root_is_where_local_problems_are(tmp_path: Path, monkeypatc
         (["measure_performance=true"], "grader.scale=none"),
         (["use_modal=false", "backend=cuda"], "CUDA sources are only compiled here"),
         (["use_modal=false", "modal_timeout=5"], "use_modal is true"),
+        (["grader.url=http://a:1"], r"use_modal=true and \S*grader\.url are two places"),
+        (["use_modal=false", "grader.url=http://a:1", "grader.wall_s=5"], r"only when \S*grader\.url is null"),
+        (["use_modal=false", "grader.url=http://a:1?key=secret"], "has a user, a password"),
+        (["use_modal=false", "grader.url=a:1"], "is not an http:// or https:// address"),
         (["dataset_src=jsonl"], "problems_path is not set"),
         (["reward_correctness_weight=-1"], "must be at least 0"),
         (["group_size=1"], "nothing to be compared with"),
@@ -359,6 +363,15 @@ def test_modal_without_its_tokens_is_refused_before_anything_starts(
     assert missing_tokens({"MODAL_TOKEN_ID": "a"}) == "MODAL_TOKEN_SECRET is not set"
     (tmp_path / "kept.toml").write_text("[default]")
     assert missing_tokens({"MODAL_CONFIG_PATH": str(tmp_path / "kept.toml")}) == ""
+
+
+def test_a_grading_service_that_is_not_there_is_said_before_anything_starts(tmp_path: Path) -> None:
+    builder = load(*HERE, "grader.url=http://127.0.0.1:1")
+    assert "by the service at http://127.0.0.1:1" in builder.describe()
+    with pytest.raises(GradingServiceError, match="cannot be used"):
+        builder.build(BuildContext(0, 1, tmp_path))
+    (check,) = asyncio.run(builder.checks(BuildContext(0, 1, tmp_path)))
+    assert not check.ok and "cannot be used" in check.found
 
 
 def test_every_key_is_in_the_record_of_a_run() -> None:

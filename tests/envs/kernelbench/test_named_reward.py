@@ -13,7 +13,7 @@ from assay.cli.main import main as assay
 from assay.envs.kernelbench.env import Course, KernelEnv, KernelShop
 from assay.envs.kernelbench.named_reward import KernelReward, KernelRewardOptions
 from assay.envs.kernelbench.rewards import PARTS
-from assay.errors import ConfigError, DataError
+from assay.errors import ConfigError, DataError, GradingServiceError
 from assay.integrations.trl import reward_func
 from assay.integrations.verl.score import compute_score
 from assay.kernels.pool import GradingPool
@@ -113,6 +113,7 @@ def test_a_sample_names_a_problem_that_there_is(columns: dict[str, str], message
         ({"correct": 1.0}, "correct"),
         ({"reward_speed_weight": 1.0}, "pays for speed, which is not measured"),
         ({"use_modal": True}, "MODAL_TOKEN_ID and MODAL_TOKEN_SECRET are not set"),
+        ({"grader": {"url": "http://127.0.0.1:1"}}, "cannot be used"),
     ],
 )
 def test_options_are_checked_at_once(
@@ -121,5 +122,5 @@ def test_options_are_checked_at_once(
     monkeypatch.delenv("MODAL_TOKEN_ID", raising=False)
     monkeypatch.delenv("MODAL_TOKEN_SECRET", raising=False)
     monkeypatch.setenv("MODAL_CONFIG_PATH", str(tmp_path / "none.toml"))
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises((ConfigError, GradingServiceError), match=message):
         KernelReward(**options)

@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.rewards.client.chat import (
-    MAX_WAIT_HINT_S,
     MESSAGE_CHARS,
     Answer,
     RateHint,
     Refusal,
     duration_s,
-    headers_of,
     rate_hint,
     read,
     wait_hint,
 )
-from assay.rewards.client.http import Response
+from assay.transport.http import Response
+from assay.transport.keys import json_headers
+from assay.transport.waits import MAX_WAIT_HINT_S
 
 
 def response(body: Any, status: int = 200, **headers: str) -> Response:
@@ -265,5 +265,5 @@ def test_durations(text: str, seconds: float | None) -> None:
 
 
 def test_no_key_sends_no_header() -> None:
-    assert headers_of("k")["Authorization"] == "Bearer k"
-    assert "Authorization" not in headers_of("")
+    assert json_headers("k")["Authorization"] == "Bearer k"
+    assert "Authorization" not in json_headers("")

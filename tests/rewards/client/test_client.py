@@ -17,7 +17,7 @@ import pytest
 from assay.errors import ConfigError
 from assay.rewards import CallFailure, Client, EngineConfig, JudgeConfig, Reply, Usage
 from assay.rewards.base import Outcome
-from assay.rewards.client.redaction import SHORTEST_SECRET
+from assay.transport.redaction import SHORTEST_SECRET
 from support.scripted_judge import Asked, Said, ask, scripted_judge, settings
 from support.scripted_pool import ScriptedPool, not_http, scripted_client, stale
 from support.virtual_time import play

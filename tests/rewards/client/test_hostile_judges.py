@@ -15,12 +15,12 @@ from assay.config.urls import without_secrets
 from assay.errors import ConfigError
 from assay.rewards import CallFailure, Client, EngineConfig, JudgeConfig, Reply, RewardEngine, Sample, Usage
 from assay.rewards.base import MOST_TOKENS
-from assay.rewards.client import http
 from assay.rewards.client.chat import NAME_CHARS, read
-from assay.rewards.client.http import Response, TransportError
-from assay.rewards.client.redaction import MARK, Redaction
 from assay.rewards.client.reply_cache import ReplyCache, StoredReply
 from assay.storage.keyed_store import KeyedStore
+from assay.transport import http
+from assay.transport.http import Response, TransportError
+from assay.transport.redaction import MARK, Redaction
 from support.cpu_limit import at_most_cpu
 from support.scripted_judge import Marks, Said, ask, completion, scripted_judge, settings
 from support.scripted_pool import scripted_client

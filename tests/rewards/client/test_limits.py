@@ -17,17 +17,16 @@ from hypothesis import strategies as st
 from assay.rewards.client.limits import (
     DEEPEST_CUT,
     ENOUGH_LATENCIES,
-    MAX_BACKOFF_S,
     REFRESH,
     SHORTEST_HEDGE_S,
     Bucket,
     Budget,
     HedgePolicy,
     InFlightLimit,
-    backoff_s,
     per_minute,
     quantile,
 )
+from assay.transport.waits import MAX_BACKOFF_S, backoff_s
 
 Limit = Callable[[float], int]
 """Time -> calls that the judge holds."""

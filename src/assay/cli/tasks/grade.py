@@ -17,9 +17,8 @@ from assay.config import Layer, UsedWhen, build
 from assay.config.sources import COMMAND_LINE, read_overrides
 from assay.errors import ConfigError, DataError
 from assay.kernels.config import GraderConfig
-from assay.kernels.pool import grade_many
+from assay.kernels.pool import grade_many, require_grader
 from assay.kernels.problems.sources import DatasetSource, Problem, find_problem, load_problems, read_problem_file
-from assay.kernels.sandboxes import require_packages
 from assay.kernels.source_text import read_kernel_file
 from assay.kernels.verdicts import Verdict
 from assay.terminal import inert
@@ -61,6 +60,7 @@ settings (key=value; --settings lists all of them):
   compile_check=right     which kernels are compiled for a GPU as well: right, all, off
   device=cpu              Triton's interpreter; cuda runs kernels on a GPU
   sandbox=strict          unsafe runs untrusted code without walls
+  url=http://HOST:8177    grade at a grading service (`assay grade-server`)
 
 exit status:
   0  the verdict is `ok`
@@ -176,6 +176,7 @@ def grade_file(problem: str, kernel: str, config: GradeConfig) -> tuple[Problem,
     Raises:
         MissingDependencyError: a package that grading needs is not installed.
         SandboxError: this machine cannot isolate untrusted code.
+        GradingServiceError: the grading service at `config.url` cannot be used.
         DataError: a file that cannot be read, or no problem.
     """
     chosen: list[Problem] = []
@@ -185,7 +186,7 @@ def grade_file(problem: str, kernel: str, config: GradeConfig) -> tuple[Problem,
         chosen.append(read_problem(problem, config))
         yield chosen[0], read_kernel(kernel)
 
-    require_packages(config)
+    require_grader(config)
     [verdict] = grade_many(candidate(), config)
     return chosen[0], verdict
 

@@ -29,9 +29,9 @@ from assay.envs.kernelbench.rewards import pays_lateness
 from assay.envs.kernelbench.selection import chosen, split_problems
 from assay.envs.tasks import ExampleTexts, TaskBatches
 from assay.kernels.base import Language
-from assay.kernels.pool import GradingPool
+from assay.kernels.pool import GradingPool, require_grader
 from assay.kernels.problems.sources import Problem
-from assay.kernels.sandboxes import require_packages
+from assay.kernels.service.client import service_check
 from assay.types import Check, Json, Message, Task
 
 ENV_NAME = "kernelbench"
@@ -99,6 +99,7 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
 
         Raises:
             ConfigError, DataError: no such problems, no index, or no Modal token.
+            GradingServiceError: the grading service does not answer, or is of another version.
             SandboxError, MissingDependencyError: kernels cannot be graded on this machine.
         """
         self.check_tokens()
@@ -154,11 +155,12 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
         Raises:
             ConfigError: no Modal token.
             SandboxError, MissingDependencyError: kernels cannot be graded on this machine.
+            GradingServiceError: the service at `url` cannot be used.
         """
         self.check_tokens()
         config = self.grading()
-        require_packages(config)
-        if config.cache and config.cache_path is None:
+        require_grader(config)
+        if config.url is None and config.cache and config.cache_path is None:
             config = chz.replace(config, cache_path=str(cache_dir / "kernels.sqlite"))
         return GradingPool(config)
 
@@ -172,7 +174,9 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
         return Course(max_turns, self.early_stop_on_correct, self.speedup_threshold, self.feedback, self.pays_thinking)
 
     async def checks(self, context: BuildContext) -> list[Check]:
-        """See `DatasetBuilder.checks`: Modal's tokens, where kernels are graded there."""
+        """See `DatasetBuilder.checks`: Modal's tokens, or the grading service, where kernels are graded there."""
+        if self.grader.url is not None:
+            return [await service_check(self.grading())]
         if not self.use_modal:
             return []
         missing = missing_tokens(os.environ)
@@ -183,7 +187,8 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
         levels = ", ".join(map(str, self.levels or (self.level,)))
         first, last = self.start_problem, self.end_problem
         which = f", problems {first or 1} to {last or 'the last'}" if first or last else ""
-        where = f"at Modal on {self.modal_gpu_type}" if self.use_modal else f"on this machine ({self.grader.device})"
+        place = f"by the service at {self.grader.url}" if self.grader.url is not None else "on this machine"
+        where = f"at Modal on {self.modal_gpu_type}" if self.use_modal else f"{place} ({self.grader.device})"
         paid = ", ".join(f"{part} {weight:g}" for part, weight in self.rules.weights.items() if weight)
         return (
             f"KernelBench level {levels}{which}, from {self.dataset_src}: {self.backend} kernels, graded {where} in "

@@ -6,6 +6,7 @@ own training sequence. Grades that fail make a rollout errored; they never make 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -50,17 +51,49 @@ class Course:
         return turns >= self.max_turns or (self.early_stop_on_correct and self.success(verdict))
 
 
+@dataclass
+class Waits:
+    """How long something took each time, since it was last asked. Seconds."""
+
+    count: int = 0
+    sum_s: float = 0.0
+    max_s: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Take in one time."""
+        self.count += 1
+        self.sum_s += seconds
+        self.max_s = max(self.max_s, seconds)
+
+    def take(self, name: str) -> dict[str, float]:
+        """Mean and longest under names that begin so, none where there was nothing; then start anew."""
+        found = {f"{name}_mean_s": self.sum_s / self.count, f"{name}_max_s": self.max_s} if self.count else {}
+        self.count, self.sum_s, self.max_s = 0, 0.0, 0.0
+        return found
+
+
 @dataclass(frozen=True)
 class KernelShop:
-    """What the envs of a run share: the grader, the rewards, and how rollouts go on."""
+    """What the envs of a run share: the grader, the rewards, how rollouts go on, and how long that takes."""
 
     pool: GradingPool
     rules: RewardRules
     course: Course
+    grades: Waits = field(default_factory=Waits)
+    turns: Waits = field(default_factory=Waits)
+
+    async def grade(self, problem: Problem, code: str) -> Verdict:
+        """The verdict on a kernel."""
+        began = time.monotonic()
+        verdict = await self.pool.grade(problem, code)
+        self.grades.add(time.monotonic() - began)
+        return verdict
 
     def counters(self) -> Counters:
-        """What the grader has done."""
-        return Counters({f"grader/{name}": value for name, value in self.pool.counters().items()})
+        """What the grader has done, and how long verdicts and turns took since the last call."""
+        took = {**self.grades.take("grade"), **self.turns.take("turn")}
+        totals = {f"grader/{name}": value for name, value in self.pool.counters().items()}
+        return Counters(totals, {f"grader/{name}": value for name, value in took.items()})
 
 
 @dataclass
@@ -81,8 +114,14 @@ class KernelEnv:
 
     async def step(self, text: str) -> StepResult:
         """Grade the kernel of a reply, and say what the next prompt is while turns are left."""
+        began = time.monotonic()
+        result = await self._step(text)
+        self.shop.turns.add(time.monotonic() - began)
+        return result
+
+    async def _step(self, text: str) -> StepResult:
         reply = read_reply(text)
-        verdict = await self.shop.pool.grade(self.problem, reply.kernel) if reply.format_ok else None
+        verdict = await self.shop.grade(self.problem, reply.kernel) if reply.format_ok else None
         self.attempts.append(Attempt(reply.kernel, reply.thought, verdict, reply.message))
         course, turns = self.shop.course, len(self.attempts)
         done = course.ends(verdict, turns)

@@ -147,7 +147,7 @@ def missing_tokens(environ: Mapping[str, str]) -> str:
 def _in_own_words(problem: object) -> str:
     """What is said of the whole grader, under the builder's keys."""
     own = {"backend", "measure_performance", "num_correct_trials"}
-    said = str(problem).replace("run_on=modal", "use_modal=true")
+    said = str(problem).replace("run_on=modal", "use_modal=true").replace("run_on=local", "use_modal=false")
     return qualified(said, "grader", set(settings(GraderConfig)) - own)
 
 

@@ -22,9 +22,8 @@ from assay.envs.kernelbench.reply import read_reply
 from assay.envs.kernelbench.rewards import UNJUDGED, evaluation, score_of, signals_of, unjudged
 from assay.errors import DataError
 from assay.kernels.grader import VERSION
-from assay.kernels.pool import GradingPool
+from assay.kernels.pool import GradingPool, require_grader
 from assay.kernels.problems.sources import DatasetSource, Problem, find_problem
-from assay.kernels.sandboxes import require_packages
 from assay.rewards.base import Sample
 from assay.types import Json, Score
 
@@ -48,6 +47,7 @@ class KernelReward:
     Raises:
         ConfigError: unknown settings, or impossible ones.
         MissingDependencyError: a package that grading needs is not installed.
+        GradingServiceError: the grading service at `grader.url` does not answer, or is of another version.
     """
 
     name = "kernelbench"
@@ -58,7 +58,7 @@ class KernelReward:
         self.options = build(KernelRewardOptions, [Layer("options", flatten(options, "options"))])
         self.options.check_tokens()
         self._config = self.options.grading()
-        require_packages(self._config)
+        require_grader(self._config)
         self._levels: dict[int, tuple[Problem, ...]] = {}
         self._pool: GradingPool | None = None
         what = [resolved(self.options), VERSION]

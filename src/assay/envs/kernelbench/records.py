@@ -20,6 +20,11 @@ NAMES: Mapping[str, str] = {
     "perf/wall_s": "time/total",
     "perf/rollout_s": "time/rollout",
     "perf/update_s": "time/train",
+    "perf/checkpoint_s": "time/save_checkpoint",
+    "reward_engine/grader/grade_mean_s": "time/eval_mean",
+    "reward_engine/grader/grade_max_s": "time/eval_max",
+    "reward_engine/grader/turn_mean_s": "time/step_mean",
+    "reward_engine/grader/turn_max_s": "time/step_max",
 }
 """Metric of every run -> the name under which runs on kernels record it too."""
 _TAGS: Mapping[str, str] = {
@@ -42,6 +47,11 @@ _TAGS: Mapping[str, str] = {
     "time/total": "Timing/Total",
     "time/rollout": "Timing/Rollout",
     "time/train": "Timing/Train",
+    "time/save_checkpoint": "Timing/Save_Checkpoint",
+    "time/eval_mean": "Timing/Eval_Mean",
+    "time/eval_max": "Timing/Eval_Max",
+    "time/step_mean": "Timing/Step_Mean",
+    "time/step_max": "Timing/Step_Max",
     "reward": "Distributions/Rewards",
     "speedup": "Distributions/Speedups",
     "advantage": "Distributions/Advantages",

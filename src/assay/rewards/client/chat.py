@@ -13,22 +13,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.rewards.base import FailureKind, token_count
-from assay.rewards.client.http import Response
+from assay.transport.http import Response
+from assay.transport.waits import HINT_CHARS, number_text, retry_after_s
 
 PATH = "/chat/completions"
 MESSAGE_CHARS = 300
 """How much of a provider's error message is kept."""
 SHOWN_BYTES = 65_536
 """Bodies that are longer are not quoted in messages."""
-MAX_WAIT_HINT_S = 120.0
-"""Longest wait that is accepted; the call is retried after it at the latest."""
 
 _QUOTA_CODES = {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"}
 _MODEL_CODES = {"model_not_found", "deployment_not_found", "DeploymentNotFound"}
 MOST_QUOTA = 10**12
 """A quota per minute above it is no quota; what says so is not believed."""
-HINT_CHARS = 40
-"""Longer headers are no numbers: they are not read, whatever they say."""
 NAME_CHARS = 200
 """How much is kept of what a provider calls a model, or the end of a reply."""
 
@@ -73,12 +70,6 @@ class RateHint:
 
     limit: int
     remaining: int
-
-
-def headers_of(api_key: str) -> dict[str, str]:
-    """Headers of every request."""
-    headers = {"Content-Type": "application/json", "Accept": "application/json"}
-    return {**headers, "Authorization": f"Bearer {api_key}"} if api_key else headers
 
 
 def read(response: Response, clean: Callable[[str], str] = str) -> Answer | Refusal:
@@ -158,30 +149,19 @@ def _is_rate(response: Response) -> bool:
 def rate_hint(headers: Mapping[str, str], what: str) -> RateHint | None:
     """The quota of `requests` or `tokens`, if the headers give a plausible one."""
     try:
-        limit = int(_hint(headers, f"x-ratelimit-limit-{what}"))
-        remaining = int(_hint(headers, f"x-ratelimit-remaining-{what}"))
+        limit = int(number_text(headers, f"x-ratelimit-limit-{what}"))
+        remaining = int(number_text(headers, f"x-ratelimit-remaining-{what}"))
     except ValueError:
         return None
     return RateHint(limit, remaining) if 0 < limit <= MOST_QUOTA and 0 <= remaining <= limit else None
 
 
-def _hint(headers: Mapping[str, str], name: str) -> str:
-    """A header that should hold a number; empty where it is not there or too long to be one."""
-    value = headers.get(name, "")
-    return value if len(value) <= HINT_CHARS else ""
-
-
 def wait_hint(headers: Mapping[str, str]) -> float | None:
     """Seconds to wait, from `retry-after-ms`, `retry-after` or the reset of a quota with nothing left."""
-    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        try:
-            wait_s = float(_hint(headers, name)) * unit
-        except ValueError:
-            continue  # retry-after may also be a date, which needs the server's clock: not believed
-        if wait_s >= 0:
-            return min(wait_s, MAX_WAIT_HINT_S)
+    if (wait_s := retry_after_s(headers)) is not None:
+        return wait_s
     resets = [
-        duration_s(_hint(headers, f"x-ratelimit-reset-{what}"))
+        duration_s(number_text(headers, f"x-ratelimit-reset-{what}"))
         for what in ("requests", "tokens")
         if (hint := rate_hint(headers, what)) is not None and hint.remaining == 0
     ]

@@ -18,17 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from assay.rewards.base import MOST_TOKENS, CallFailure, FailureKind, Outcome, Reply, Request, Usage, token_count
-from assay.rewards.client.chat import PATH, Answer, Refusal, headers_of, read
+from assay.rewards.client.chat import PATH, Answer, Refusal, read
 from assay.rewards.client.gate import Gate
 from assay.rewards.client.hedging import HedgeWatch
-from assay.rewards.client.http import HttpPool, ResponseError, TransportError
-from assay.rewards.client.limits import Budget, HedgePolicy, InFlightLimit, backoff_s, is_out_of_reach
-from assay.rewards.client.redaction import Redaction
+from assay.rewards.client.limits import Budget, HedgePolicy, InFlightLimit, is_out_of_reach
 from assay.rewards.client.reply_cache import StoredReply
 from assay.rewards.client.resources import api_key, check_prices, connection_limit, endpoint_of, open_cache
-from assay.rewards.client.route import route_to
 from assay.rewards.client.single_flight import Call
 from assay.rewards.config import EngineConfig, JudgeConfig
+from assay.transport.http import HttpPool, ResponseError, TransportError
+from assay.transport.keys import json_headers
+from assay.transport.redaction import Redaction
+from assay.transport.route import route_to
+from assay.transport.waits import backoff_s
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +69,7 @@ class Client:
         check_prices(judge, config)
         self._redaction = Redaction(key)
         self._endpoint = endpoint_of(judge)
-        self._pool = HttpPool(route_to(self._endpoint + PATH, headers_of(key)))
+        self._pool = HttpPool(route_to(self._endpoint + PATH, json_headers(key)))
         self._cache = open_cache(config, cache_dir)
         limit = InFlightLimit(config.start_in_flight, connection_limit(config), config.adaptive)
         self._gate = Gate(limit, config.requests_per_minute, config.tokens_per_minute)

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Mapping
 
 from assay.rewards.client.chat import Refusal, rate_hint
-from assay.rewards.client.limits import Bucket, InFlightLimit, backoff_s, per_minute
+from assay.rewards.client.limits import Bucket, InFlightLimit, per_minute
+from assay.transport.waits import backoff_s
 
 _Waiter = tuple["asyncio.Future[None]", int]
 

@@ -276,10 +276,6 @@ def quantile(values: deque[float], q: float) -> float:
     return ordered[min(len(ordered) - 1, max(0, math.ceil(q * len(ordered)) - 1))]
 
 
-BACKOFF_S = 0.1
-MAX_BACKOFF_S = 8.0
-
-
 def is_out_of_reach(reached: bool, tried_s: float) -> bool:
     """Whether to give up on an endpoint that cannot be connected to.
 
@@ -291,14 +287,3 @@ def is_out_of_reach(reached: bool, tried_s: float) -> bool:
         tried_s: seconds since the first attempt.
     """
     return not reached and tried_s >= OUT_OF_REACH_S
-
-
-def backoff_s(attempt: int, draw: float, hint_s: float | None = None) -> float:
-    """Wait before attempt `attempt + 1` (1-based): doubling with jitter, and never less than the provider asks.
-
-    Args:
-        draw: uniform in [0, 1); a hint is stretched by up to 10 %, a backoff shrunk by up to a half, so that calls
-            refused together do not come back together.
-    """
-    own = min(MAX_BACKOFF_S, BACKOFF_S * 2.0 ** min(attempt - 1, 30)) * (1 - draw / 2)
-    return own if hint_s is None else max(own if attempt > 3 else 0.0, hint_s * (1 + draw / 10))

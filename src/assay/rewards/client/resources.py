@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
 from assay.errors import ConfigError
 from assay.rewards.client.reply_cache import ReplyCache, default_cache_path
 from assay.rewards.config import EngineConfig, JudgeConfig
+from assay.transport.keys import read_key
 from assay.types import Check
 
 logger = logging.getLogger(__name__)
@@ -22,17 +22,13 @@ def api_key(judge: JudgeConfig) -> str:
     """
     if not judge.api_key_env:
         return ""
-    key = os.environ.get(judge.api_key_env, "").strip()
+    key = read_key(judge.api_key_env)
     if not key:
         raise ConfigError(
             f"{judge.api_key_env} is not set, so the judge at {judge.base_url} would refuse every call. export "
             f"{judge.api_key_env}=..., or set judge.api_key_env to the variable that holds the key, or leave it empty "
             "(judge.api_key_env=) for an endpoint that needs no key. A reward that asks no judge sets asks_judge = "
             "False and needs no key; a reward function never needs one."
-        )
-    if not key.isascii() or not key.isprintable():
-        raise ConfigError(
-            f"{judge.api_key_env} holds characters that cannot be in an API key. Was it copied completely?"
         )
     return key
 

@@ -19,12 +19,12 @@ from assay.envs.base import Env, EnvGroupBuilder, GroupScorer, StepResult
 from assay.errors import JudgeError, ModelError, RewardError
 from assay.rewards.base import FATAL, Caller, CallFailure, Reply, Request
 from assay.rewards.client.client import Client
-from assay.rewards.client.http import require_parser
 from assay.rewards.client.offline import OfflineCaller
 from assay.rollouts.renderers.base import Renderer
 from assay.rollouts.renderers.thinking import KNOWN_TAGS, Thinking
 from assay.rollouts.renderers.thinking import Reply as Read
 from assay.training.endpoint.config import EndpointConfig
+from assay.transport.http import require_parser
 from assay.types import Completion, Json, Message, SamplingParams, Score, Task, Trajectory
 
 _UNBOUNDED = 1_000_000_000

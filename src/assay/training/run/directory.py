@@ -12,6 +12,7 @@ after its last line that has a checkpoint, and then everything beyond that line 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -81,6 +82,8 @@ class RunDirectory:
         self._sinks: list[Sink] = []
         self._checkpoint_bytes = plan.checkpoint.size if plan.checkpoint is not None else None
         self._saved = self._describe_saved()
+        self.checkpoint_s: float | None = None
+        """Seconds that the checkpoint of the last commit took; None where it has none."""
 
     @classmethod
     def open(cls, plan: ResumePlan, keep: Keep | None = None) -> RunDirectory:
@@ -175,15 +178,17 @@ class RunDirectory:
         if (save is None) != (state is None) or (phase == "start" and save is None):
             raise ValueError("a checkpoint needs both save and state, and the start needs a checkpoint")
         sizes = self._flush(durable or save is not None)
-        name = None
+        name, self.checkpoint_s = None, None
         if save is not None and state is not None:
             name = checkpoint_name(phase, index)
             target = self.path / "checkpoints" / name
             if any(commit.checkpoint == name for commit in self.commits):
                 raise ValueError(f"checkpoint {name} exists already: {phase} step {index} was committed before")
+            began = time.monotonic()
             self._checkpoint_bytes = await write_checkpoint(
                 target, step, phase, index, save, state, needed=self._checkpoint_bytes
             )
+            self.checkpoint_s = time.monotonic() - began
         digest = metrics_digest(step, phase, index, metrics or {})
         commit = Commit(step, phase, index, name, sizes, digest)
         if name is not None:

@@ -34,7 +34,7 @@ def route_to(url: str, headers: Mapping[str, str], proxies: Mapping[str, str] | 
     parts = urlsplit(url)
     given_port = _port(parts)
     if parts.scheme not in ("http", "https") or not parts.hostname or given_port == 0 or not _plain(url):
-        raise ConfigError(f"{url!r} is not an http:// or https:// URL, so the judge cannot be reached.")
+        raise ConfigError(f"{url!r} is not an http:// or https:// URL, so it cannot be reached.")
     tls = parts.scheme == "https"
     port = given_port or (443 if tls else 80)
     name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
@@ -54,7 +54,7 @@ def route_to(url: str, headers: Mapping[str, str], proxies: Mapping[str, str] | 
         where = f"{at.scheme}://{at.hostname}"
         raise ConfigError(
             f"The proxy for {parts.scheme} URLs ({where}) is not an http:// proxy, and other kinds are not supported. "
-            "Set another one, or name the judge's host in NO_PROXY."
+            "Set another one, or name the host in NO_PROXY."
         )
     tunnel = None
     if tls:

@@ -20,11 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.errors import ConfigError
-from assay.rewards.client import http
-from assay.rewards.client.chat import headers_of
-from assay.rewards.client.http import HttpPool, ResponseError, TransportError
-from assay.rewards.client.route import Route, route_to
 from assay.rewards.loop_thread import new_event_loop
+from assay.transport import http
+from assay.transport.http import HttpPool, ResponseError, TransportError
+from assay.transport.keys import json_headers
+from assay.transport.route import Route, route_to
 
 T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, T]], T]
@@ -157,7 +157,7 @@ def test_what_is_sent_is_what_was_given(run: Run[None]) -> None:
 
         async with serving(handler) as server:
             url = f"http://127.0.0.1:{server.port}/v1/chat?x=1"
-            pool = HttpPool(route_to(url, headers_of(KEY), proxies={}))
+            pool = HttpPool(route_to(url, json_headers(KEY), proxies={}))
             response = await pool.post(b"x" * 300_000)
             pool.close()
             await asyncio.sleep(0.01)
@@ -468,7 +468,7 @@ class Counting:
 @pytest.mark.parametrize("key", ["a\r\nX-Injected: 1", "a\nb", "a\rb"])
 def test_a_line_break_in_the_key_is_refused_without_saying_the_key(key: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        route_to("http://127.0.0.1/v1", headers_of(key), proxies={})
+        route_to("http://127.0.0.1/v1", json_headers(key), proxies={})
     assert "Authorization" in str(caught.value)
     assert key not in str(caught.value)
     assert "Injected" not in str(caught.value)
@@ -487,7 +487,7 @@ def test_a_line_break_in_the_key_is_refused_without_saying_the_key(key: str) -> 
     ],
 )
 def test_what_is_no_url_is_a_config_error(url: str) -> None:
-    with pytest.raises(ConfigError, match="the judge cannot be reached"):
+    with pytest.raises(ConfigError, match="it cannot be reached"):
         route_to(url, {}, proxies={})
 
 
@@ -495,7 +495,7 @@ def test_the_route_shows_no_secret() -> None:
     proxied = {"https": "http://user:pass-word@proxy:3128", "http": "http://user:pass-word@proxy:3128"}
     for url in ("http://host/v1", "https://host/v1"):
         for proxies in ({}, proxied):
-            shown = repr(route_to(url, headers_of(KEY), proxies=proxies))
+            shown = repr(route_to(url, json_headers(KEY), proxies=proxies))
             assert KEY not in shown
             assert "pass-word" not in shown
             assert "Authorization" not in shown
@@ -569,12 +569,12 @@ def test_tls_connections_are_checked_and_kept(run: Run[None], certificate: Path)
     async def main() -> None:
         async with serving(saying(OK), tls_server(certificate)) as server:
             url = f"https://127.0.0.1:{server.port}/v1"
-            trusting = tls_pool(route_to(url, headers_of(KEY), proxies={}), certificate)
+            trusting = tls_pool(route_to(url, json_headers(KEY), proxies={}), certificate)
             for _ in range(3):
                 assert (await trusting.post(b"{}")).body == b"ok"
             assert server.connections == 1
             trusting.close()
-            doubting = tls_pool(route_to(url, headers_of(KEY), proxies={}), None)
+            doubting = tls_pool(route_to(url, json_headers(KEY), proxies={}), None)
             with pytest.raises(TransportError, match=r"certificate of 127\.0\.0\.1:\d+ is not trusted"):
                 await doubting.post(b"{}")
             assert not doubting._open
@@ -615,7 +615,7 @@ def test_https_goes_through_a_tunnel_that_is_kept(run: Run[None], certificate: P
         async with serving(saying(OK), tls_server(certificate)) as judge:
             async with serving(tunnelling(established, lambda: judge.port)) as proxy:
                 proxies = {"https": f"http://me:secret@127.0.0.1:{proxy.port}"}
-                route = route_to(f"https://judge.test:{judge.port}/v1", headers_of(KEY), proxies)
+                route = route_to(f"https://judge.test:{judge.port}/v1", json_headers(KEY), proxies)
                 pool = tls_pool(route, certificate)
                 for _ in range(3):
                     assert (await pool.post(b"{}")).body == b"ok"

@@ -1,8 +1,9 @@
 """A lean HTTP/1.1 client for one endpoint: persistent connections, one request at a time on each, no pipelining.
 
 General HTTP clients spend 0.3 to 3 ms of CPU on a call; at a thousand calls in flight that limits throughput.
-This one does what a judge's API needs and no more: POST with a JSON body, TLS, proxies from the environment, bounded
-bodies. Parsing is httptools' (the parser of Node.js); nothing here retries, follows redirects or keeps cookies.
+This one does what the API of a judge or a grader needs and no more: POST with a JSON body, TLS, proxies from the
+environment, bounded bodies. Parsing is httptools' (the parser of Node.js); nothing here retries, follows redirects or
+keeps cookies.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from assay.errors import MissingDependencyError
-from assay.rewards.client.route import Route
+from assay.transport.route import Route
 
 try:
     httptools: Any = importlib.import_module("httptools")
@@ -76,7 +77,7 @@ def require_parser() -> None:
     """
     if httptools is None:
         raise MissingDependencyError(
-            "httptools is not installed, and judges cannot be asked without it. pip install 'assay-rl[rewards]'"
+            "httptools is not installed, and no service can be asked without it. pip install 'assay-rl[rewards]'"
         )
 
 
@@ -281,7 +282,7 @@ class _Connection(asyncio.Protocol):
             self._fail(ResponseError(f"the response is larger than {MAX_RESPONSE_BYTES >> 20} MB"))
             return
         if self._held.size > MAX_HELD_BYTES:
-            said = f"the judge's unfinished responses have more than {MAX_HELD_BYTES >> 20} MB together"
+            said = f"unfinished responses have more than {MAX_HELD_BYTES >> 20} MB together"
             self._fail(ResponseError(f"{said}, and this one was given up"))
             return
         try:

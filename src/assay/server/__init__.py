@@ -1,0 +1,1 @@
+"""Servers: what Assay offers to other machines."""
