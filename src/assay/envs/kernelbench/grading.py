@@ -1,4 +1,4 @@
-"""How kernels are graded and what they earn: what the data set of a run and the reward `kernelbench` have in common."""
+"""How kernels are graded and what they earn: what the data sets of a run and the reward `kernelbench` have in common."""
 
 from __future__ import annotations
 
@@ -25,18 +25,11 @@ MODAL_FILE = "~/.modal.toml"
 
 
 @chz.chz
-class KernelGrading(KernelRewardConfig):
-    """Where problems are, how kernels for them are graded, and what they earn."""
+class KernelScoring(KernelRewardConfig):
+    """How kernels are graded, and what they earn."""
 
     backend: Language = "triton"
     """Language of the kernels: `triton` or `cuda`."""
-    dataset_src: DatasetSource = "huggingface"
-    """Where problems come from: `huggingface` (the published data set), `local` (a checkout, which KERNELBENCH_ROOT
-    names), `jsonl` (a file with the published columns), or `shipped` (small ones that come with Assay)."""
-    problems_path: Annotated[Path | None, UsedWhen("dataset_src", "local", "jsonl")] = None
-    """The checkout of `local`, in place of KERNELBENCH_ROOT, or the file of `jsonl`."""
-    revision: Annotated[str | None, UsedWhen("dataset_src", "huggingface")] = None
-    """Commit or tag of the published data set; name one for results that others can repeat."""
     num_correct_trials: Annotated[int, AtLeast(1), AtMost(MAX_TRIALS), UsedWhen("runs_kernels")] = 5
     """Calls of forward that must be right, besides those that look for cheats."""
     measure_performance: bool = False
@@ -112,15 +105,6 @@ class KernelGrading(KernelRewardConfig):
             asked |= {"run_on": "modal", "modal": modal, "device": "cuda"}
         return GraderConfig(**asked)
 
-    def load(self, levels: Sequence[int]) -> tuple[Problem, ...]:
-        """The problems of some levels.
-
-        Raises:
-            ConfigError, DataError, MissingDependencyError: see `load_problems`.
-        """
-        path = self.problems_path.expanduser() if self.problems_path is not None else None
-        return load_problems(self.dataset_src, levels, path, self.revision)
-
     def check_tokens(self) -> None:
         """Refuse grades at Modal without its tokens, now and not after sampling.
 
@@ -132,6 +116,33 @@ class KernelGrading(KernelRewardConfig):
                 f"use_modal=true grades kernels at Modal, and {missing}. Run `modal token new`, export both, or set "
                 "use_modal=false to grade on this machine."
             )
+
+
+@chz.chz
+class KernelGrading(KernelScoring):
+    """Where problems are, how kernels for them are graded, and what they earn."""
+
+    dataset_src: DatasetSource = "huggingface"
+    """Where problems come from: `huggingface` (the published data set), `local` (a checkout, which KERNELBENCH_ROOT
+    names), `jsonl` (a file with the published columns), or `shipped` (small ones that come with Assay)."""
+    problems_path: Annotated[Path | None, UsedWhen("dataset_src", "local", "jsonl")] = None
+    """The checkout of `local`, in place of KERNELBENCH_ROOT, or the file of `jsonl`."""
+    revision: Annotated[str | None, UsedWhen("dataset_src", "huggingface")] = None
+    """Commit or tag of the published data set; name one for results that others can repeat."""
+
+    @chz.validate
+    def _found(self) -> None:
+        if self.dataset_src == "jsonl" and self.problems_path is None:
+            refuse(["problems_path is not set, and dataset_src=jsonl reads a file. Set problems_path to it."])
+
+    def load(self, levels: Sequence[int]) -> tuple[Problem, ...]:
+        """The problems of some levels.
+
+        Raises:
+            ConfigError, DataError, MissingDependencyError: see `load_problems`.
+        """
+        path = self.problems_path.expanduser() if self.problems_path is not None else None
+        return load_problems(self.dataset_src, levels, path, self.revision)
 
 
 def missing_tokens(environ: Mapping[str, str]) -> str:
@@ -149,9 +160,7 @@ def _in_own_words(problem: object) -> str:
     return qualified(said, "grader", set(settings(GraderConfig)) - own)
 
 
-def _impossible(config: KernelGrading) -> Iterator[str]:
-    if config.dataset_src == "jsonl" and config.problems_path is None:
-        yield "problems_path is not set, and dataset_src=jsonl reads a file. Set problems_path to it."
+def _impossible(config: KernelScoring) -> Iterator[str]:
     if (
         config.backend == "cuda"
         and not config.on_gpu
