@@ -15,8 +15,9 @@ import chz
 from assay.config import Above, AtLeast, AtMost, UsedWhen, refuse
 from assay.envs.base import BuildContext, DatasetBuilder, EnvData, TokenizerCorpus
 from assay.envs.kernelbench.env import Course, KernelGroupBuilder, KernelShop, payload_of
+from assay.envs.kernelbench.family.compositions import VARIANTS
 from assay.envs.kernelbench.family.examples import Skill
-from assay.envs.kernelbench.family.posed import VARIANTS, Posed, posed
+from assay.envs.kernelbench.family.posed import Posed, posed
 from assay.envs.kernelbench.family.supervised import FamilySupervisedDataset
 from assay.envs.kernelbench.family.tokens import ALPHABET, PIECES
 from assay.envs.kernelbench.feedback import CompactFeedbackConfig, compact
@@ -33,8 +34,6 @@ ENV_NAME = "kernelbench_generated"
 LEVEL = 1
 HELDOUT_SEEDS = {"validation": 20_261_123, "final": 20_261_124}
 """Held-out problems are drawn with these and not with the run's seed, so that runs can be compared."""
-SFT_POOL = 2000
-"""Problems that supervised examples are drawn from, those of RL among them."""
 CORPUS_EXAMPLES = 2000
 """Supervised examples that a from-scratch tokenizer is trained on."""
 Heldout = Literal["validation", "final", "shipped"]
@@ -42,7 +41,7 @@ Heldout = Literal["validation", "final", "shipped"]
 
 @chz.chz
 class GeneratedKernelsBuilder(KernelScoring, DatasetBuilder):
-    """Triton kernels for small modules over the rows of a matrix, made up by Assay, graded without key, GPU or network."""
+    """Triton kernels for small modules that Assay makes up, learned from nothing and graded as they are."""
 
     batch_size: int = 12
     """Problems per batch."""
@@ -100,10 +99,10 @@ class GeneratedKernelsBuilder(KernelScoring, DatasetBuilder):
             config = chz.replace(config, cache_path=str(context.cache_dir / "kernels.sqlite"))
         course = Course(context.max_turns, self.early_stop_on_correct, None, self.feedback, self.pays_thinking)
         shop = KernelShop(GradingPool(config), self.rules, course)
-        pool = posed(context.seed, "train", max(SFT_POOL, self.num_train), self.hidden)
-        train, heldout = self._tasks(pool[: self.num_train], "train"), self._heldout()
+        train = self._tasks(posed(context.seed, "train", self.num_train, self.hidden), "train")
+        heldout = self.heldout_problems()
         problems = {problem.hash: problem for problem, _ in (*train, *heldout)}
-        sft = FamilySupervisedDataset(pool, Skill.of(self.sft_skill), context.seed, compact)
+        sft = FamilySupervisedDataset(context.seed, self.hidden, Skill.of(self.sft_skill), compact)
 
         def group(task: Task) -> KernelGroupBuilder:
             return KernelGroupBuilder(task, problems[task.payload["hash"]], shop)
@@ -126,6 +125,13 @@ class GeneratedKernelsBuilder(KernelScoring, DatasetBuilder):
         if max_turns > 1 and self.early_stop_on_correct:
             yield from filter(None, [pays_lateness(self, gamma)])
 
+    def heldout_problems(self) -> list[tuple[Problem, Task]]:
+        """What is held out, in the order of evaluations, with the tasks that pose it."""
+        if self.heldout == "shipped":
+            shipped = load_problems("shipped", None)
+            return [(one, self._task(one, one.code, f"level{one.level}")) for one in shipped]
+        return self._tasks(heldout_posed(self.heldout, self.num_heldout, self.hidden), self.heldout)
+
     def describe(self) -> str:
         """See `DatasetBuilder.describe`."""
         where = f"at Modal on {self.modal_gpu_type}" if self.use_modal else f"on this machine ({self.grader.device})"
@@ -137,12 +143,6 @@ class GeneratedKernelsBuilder(KernelScoring, DatasetBuilder):
             f"held out: {held}. Rewards ({self.reward.mode}): {paid}."
         )
 
-    def _heldout(self) -> list[tuple[Problem, Task]]:
-        if self.heldout == "shipped":
-            shipped = load_problems("shipped", None)
-            return [(one, self._task(one, one.code, f"level{one.level}")) for one in shipped]
-        return self._tasks(posed(HELDOUT_SEEDS[self.heldout], "heldout", self.num_heldout, self.hidden), self.heldout)
-
     def _tasks(self, problems: Sequence[Posed], name: str) -> list[tuple[Problem, Task]]:
         made = [make_problem(LEVEL, n, f"{name}_{n}", one.module, "generated") for n, one in enumerate(problems, 1)]
         return [(one, self._task(one, p.prompt, p.tag)) for one, p in zip(made, problems, strict=True)]
@@ -150,6 +150,20 @@ class GeneratedKernelsBuilder(KernelScoring, DatasetBuilder):
     def _task(self, problem: Problem, prompt: str, tag: str) -> Task:
         payload = payload_of(problem, {"backend": self.backend, "dataset_src": problem.source})
         return Task(ENV_NAME, f"{problem.key}:{problem.name}", (Message("user", prompt),), payload, (tag,))
+
+
+def heldout_posed(name: Literal["validation", "final"], count: int, hidden: bool) -> list[Posed]:
+    """`count` held-out problems; those of `final` share no signature with those of `validation`.
+
+    Raises:
+        ConfigError: there are not so many.
+    """
+    validation = posed(HELDOUT_SEEDS["validation"], "heldout", count, hidden)
+    if name == "validation":
+        return validation
+    tuned = {one.composition.signature for one in validation}
+    drawn = posed(HELDOUT_SEEDS["final"], "heldout", 2 * count, hidden)
+    return [one for one in drawn if one.composition.signature not in tuned][:count]
 
 
 def _impossible(config: GeneratedKernelsBuilder) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""How kernels are graded and what they earn: what the data sets of a run and the reward `kernelbench` have in common."""
+"""How kernels are graded and what they earn: what data sets and the reward `kernelbench` have in common."""
 
 from __future__ import annotations
 

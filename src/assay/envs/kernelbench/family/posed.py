@@ -7,18 +7,31 @@ most, and only the verdict on it says more.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from assay.envs.kernelbench.family.compositions import Composition, Split, compositions, is_worth_posing
-from assay.envs.kernelbench.family.modules import problem_text
-from assay.envs.kernelbench.family.operators import OPERATORS
+import numpy as np
 
-VARIANTS = ("softmax", "centre", "rms")
-"""What a hidden operation may be."""
+from assay.envs.kernelbench.family.compositions import (
+    OPERAND_SHAPES,
+    VARIANTS,
+    Composition,
+    Split,
+    Statement,
+    compositions,
+    draw_size,
+    is_worth_posing,
+)
+from assay.envs.kernelbench.family.modules import problem_text
+from assay.envs.kernelbench.family.operators import of_kind
+from assay.errors import ConfigError
+
 HINT = "row_op(t)"
 """What a prompt shows in its place."""
+MOST_WITH_HIDDEN = 3
+"""Statements of a problem with a hidden one: there the verdict is to be about the hidden one most of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +65,42 @@ class Posed:
 
 
 def posed(seed: int, split: Split, count: int, hidden: bool = False) -> list[Posed]:
-    """`count` problems of one side of the split; hidden ones follow each other variant by variant."""
-    found = _hidden(seed, split) if hidden else map(Posed, compositions(seed, split))
-    return list(islice(found, count))
+    """`count` problems of one side of the split; hidden ones follow each other variant by variant.
+
+    Raises:
+        ConfigError: there are not so many.
+    """
+    found = list(islice(_hidden(seed, split) if hidden else map(Posed, compositions(seed, split)), count))
+    if len(found) < count:
+        raise ConfigError(
+            f"{count} {split} problems with a hidden operation were asked for, and there are {len(found)}. Lower "
+            "num_train or num_heldout."
+        )
+    return found
 
 
 def _hidden(seed: int, split: Split) -> Iterator[Posed]:
-    """Problems whose one row operation is hidden, where each variant lies on that side and is worth posing."""
-    seen: set[str] = set()
-    for composition in compositions(seed, split):
-        rows = [place for place, name in enumerate(composition.names) if OPERATORS[name].kind == "row"]
-        if len(rows) != 1 or composition.names[rows[0]] not in VARIANTS:
-            continue
-        one = Posed(composition, rows[0])
+    """All problems of a side with one row operation, which is hidden, whose variants are all worth posing."""
+    rng = np.random.default_rng([seed, split == "heldout", len(VARIANTS)])
+    every = _with_one_row()
+    for place in rng.permutation(len(every)):
+        statements, hidden, end = every[place]
+        one = Posed(Composition(statements, end, *draw_size(rng)), hidden)
         variants = [one.with_variant(name) for name in VARIANTS]
-        whole = all(v.composition.split == split and is_worth_posing(v.composition) for v in variants)
-        if whole and not seen & {_key(v) for v in variants}:
-            seen |= {_key(v) for v in variants}
+        if one.composition.split == split and all(is_worth_posing(v.composition) for v in variants):
             yield from variants
 
 
-def _key(one: Posed) -> str:
-    return f"{one.composition.statements} {one.composition.end}"
+def _with_one_row() -> list[tuple[tuple[Statement, ...], int, str | None]]:
+    """Statements with one row operation among them, its place, and what they end with."""
+    plain = [Statement(one.name) for one in of_kind("unary")]
+    plain += [Statement(one.name, operand) for one in of_kind("binary") for operand in OPERAND_SHAPES]
+    ends = (None, *(one.name for one in of_kind("end")))
+    row = Statement(VARIANTS[0])
+    return [
+        ((*others[:place], row, *others[place:]), place, end)
+        for length in range(1, MOST_WITH_HIDDEN)
+        for others in itertools.product(plain, repeat=length)
+        for place in range(length + 1)
+        for end in ends
+    ]

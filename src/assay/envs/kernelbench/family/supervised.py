@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
 from assay.envs.base import Example
+from assay.envs.kernelbench.family.compositions import VARIANTS
 from assay.envs.kernelbench.family.examples import Skill, attempt
 from assay.envs.kernelbench.family.modules import Kernel, right_lines
-from assay.envs.kernelbench.family.posed import VARIANTS, Posed
+from assay.envs.kernelbench.family.posed import Posed, posed
 from assay.envs.tasks import SFT_STREAM
 from assay.types import Message
 
@@ -32,14 +34,23 @@ ShowFailure = Callable[[str, Failure], str]
 """(first kernel, its failure) -> what the prompt of the second turn adds to the first one."""
 
 
+POOL, HIDDEN_POOL = 8000, 4800
+"""Problems that examples are drawn from: as many as there are easily, so that few are learned by heart."""
+
+
 @dataclass(frozen=True)
 class FamilySupervisedDataset:
-    """Attempts at the problems of a pool, by somebody with a skill. See `assay.envs.base.SupervisedDataset`."""
+    """Attempts at training problems, by somebody with a skill. See `assay.envs.base.SupervisedDataset`."""
 
-    pool: Sequence[Posed]
-    skill: Skill
     seed: int
+    hidden: bool
+    skill: Skill
     show: ShowFailure
+
+    @cached_property
+    def pool(self) -> Sequence[Posed]:
+        """The problems, drawn when the first example is wanted: that takes seconds."""
+        return posed(self.seed, "train", HIDDEN_POOL if self.hidden else POOL, self.hidden)
 
     def batch(self, index: int, size: int) -> list[Example]:
         """See `assay.envs.base.SupervisedDataset`."""
