@@ -64,7 +64,7 @@ def test_second_examples_show_the_first_kernel_with_its_failure_and_hold_copies_
         *("correctness error", "runtime error", "compilation error")
     }
     copies = sum(one.prompt[0].content.endswith(one.completion) for one in later)
-    assert 0.2 < copies / len(later) < 0.6
+    assert 0.05 < copies / len(later) < 0.4
     assert data.batch(0, 400) == data.batch(0, 400) != data.batch(1, 400)
 
 
@@ -85,13 +85,13 @@ def test_a_verdict_tells_the_variants_apart_and_examples_fail_as_they_say() -> N
     assert agree >= 0.7 * len(drafts) > 0, (said, drafts)
 
 
-def test_a_second_kernel_keeps_or_changes_the_hidden_operation_equally_often() -> None:
+def test_a_second_kernel_changes_the_hidden_operation_more_often_than_not() -> None:
     rng = np.random.default_rng(0)
     one = posed(1, "train", 1, hidden=True)[0]
     first = attempt(one.composition, PERFECT, rng)
     assert one.hidden is not None
     drawn = Counter(second(first, one.hidden, rng).composition.names[one.hidden] for _ in range(400))
-    assert set(drawn) == set(VARIANTS) and 150 < drawn[one.tag] < 250
+    assert set(drawn) == set(VARIANTS) and 60 < drawn[one.tag] < 140
 
 
 @needs_walls

@@ -24,7 +24,7 @@ from assay.types import Message
 
 LATER = 0.5
 """Share of second turns among the examples of hidden problems."""
-CHANGE, MEND = 0.5, 0.5
+CHANGE, MEND = 0.75, 0.5
 """How often a second kernel has another row operation than the first, and how often a mistake of it is mended."""
 UNKNOWN = ("tl.relu(", "tl.tanh(", "tl.silu(")
 """What the kernel language does not have."""
