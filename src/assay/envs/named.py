@@ -12,6 +12,7 @@ ENVIRONMENT = Kind(
     {
         "chess": "assay.envs.chess.dataset:ChessDatasetBuilder",
         "kernelbench": "assay.envs.kernelbench.dataset:KernelBenchDatasetBuilder",
+        "kernelbench_generated": "assay.envs.kernelbench.generated:GeneratedKernelsBuilder",
         "kernelbench_turns": "assay.envs.kernelbench.dataset:MultiTurnKernelBenchDatasetBuilder",
         "monitor": "assay.envs.monitor.dataset:MonitorDatasetBuilder",
         "rows": "assay.envs.rows:RowsDatasetBuilder",

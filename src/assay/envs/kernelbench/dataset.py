@@ -29,7 +29,6 @@ from assay.envs.kernelbench.rewards import pays_lateness
 from assay.envs.kernelbench.selection import chosen, split_problems
 from assay.envs.tasks import ExampleTexts, TaskBatches
 from assay.kernels.base import Language
-from assay.kernels.pool import GradingPool, require_grader
 from assay.kernels.problems.sources import Problem
 from assay.kernels.service.client import service_check
 from assay.types import Check, Json, Message, Task
@@ -148,21 +147,6 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
         """
         levels = self.levels or (self.level,)
         return chosen(self.load(levels), levels, self.start_problem, self.end_problem)
-
-    def pool(self, cache_dir: Path) -> GradingPool:
-        """The grader of a run or an evaluation, whose verdicts are kept in `cache_dir`.
-
-        Raises:
-            ConfigError: no Modal token.
-            SandboxError, MissingDependencyError: kernels cannot be graded on this machine.
-            GradingServiceError: the service at `url` cannot be used.
-        """
-        self.check_tokens()
-        config = self.grading()
-        require_grader(config)
-        if config.url is None and config.cache and config.cache_path is None:
-            config = chz.replace(config, cache_path=str(cache_dir / "kernels.sqlite"))
-        return GradingPool(config)
 
     @property
     def timed_against(self) -> tuple[str, ...]:

@@ -14,10 +14,10 @@ from assay.envs.base import Counters, Env, StepResult
 from assay.envs.kernelbench.feedback import Attempt, FeedbackConfig, category_of, later_prompt
 from assay.envs.kernelbench.reply import KernelReply, read_reply
 from assay.envs.kernelbench.rewards import (
-    UNJUDGED,
     RewardRules,
     evaluation,
     is_compiled,
+    is_unjudged,
     rewardable_speedup,
     score_of,
     signals_of,
@@ -125,7 +125,7 @@ class KernelEnv:
         self.attempts.append(Attempt(reply.kernel, reply.thought, verdict, reply.message))
         course, turns = self.shop.course, len(self.attempts)
         done = course.ends(verdict, turns)
-        if verdict is not None and verdict.kind in UNJUDGED:
+        if verdict is not None and is_unjudged(verdict, self.shop.rules.shapes):
             return StepResult(unjudged(verdict, self.problem.key, self._evidence(reply, verdict, True)), done=True)
         signals = signals_of(verdict, code=reply.kernel, thought=reply.thought)
         score = score_of(signals, self.shop.rules, cached=verdict is not None and verdict.cached)

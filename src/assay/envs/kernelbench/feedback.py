@@ -47,13 +47,25 @@ _TELLING = re.compile(
 class FeedbackConfig(Settings):
     """What a later turn is told of the earlier ones."""
 
+    form: Annotated[Literal["full", "compact"], UsedWhen("plays_turns")] = "full"
+    """`full` tells what the grader says and what to do about it; `compact` has each attempt's kernel under the category
+    of its verdict and nothing else, for models with a small context that read no English."""
     history_tokens: Annotated[int, AtLeast(0), UsedWhen("plays_turns")] = 8192
     """Tokens, at three characters each, that earlier attempts may take in a prompt. The last one is always shown whole;
     of those before it as many as fit, newer ones first."""
-    thoughts: Annotated[Literal["drop", "short"], UsedWhen("plays_turns")] = "drop"
+    thoughts: Annotated[Literal["drop", "short"], UsedWhen("plays_turns"), UsedWhen("form", "full")] = "drop"
     """What is shown of the thoughts of earlier turns: nothing, or their beginnings."""
-    max_message_characters: Annotated[int, AtLeast(80), UsedWhen("plays_turns")] = 800
+    max_message_characters: Annotated[int, AtLeast(80), UsedWhen("plays_turns"), UsedWhen("form", "full")] = 800
     """Of what the grader says of an attempt, characters that are shown; the lines that matter first."""
+
+
+@chz.chz
+class CompactFeedbackConfig(FeedbackConfig):
+    """The same, compact unless another form is asked for."""
+
+    form: Annotated[Literal["full", "compact"], UsedWhen("plays_turns")] = "compact"
+    """`compact` has each attempt's kernel under the category of its verdict and nothing else; `full` tells what the
+    grader says and what to do about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +161,11 @@ def later_prompt(
         thinks: whether a thought is asked for.
         wanted_speedup: see `category_of`.
     """
+    *before, task = first
+    if config.form == "compact":
+        briefly = [compact(one.kernel, category_of(one, wanted_speedup)) for one in attempts]
+        shown = "".join(_within(briefly, attempts, config, wanted_speedup))
+        return *before, Message(task.role, f"{task.content}{shown}")
     written = [_written(number, one, most, config, wanted_speedup) for number, one in enumerate(attempts, start=1)]
     refinement = filled(
         "refinement",
@@ -156,8 +173,12 @@ def later_prompt(
         guidance=guidance()[category_of(attempts[-1], wanted_speedup)],
         format=answer_form(thinks),
     )
-    *before, task = first
     return *before, Message(task.role, f"{task.content}\n\n{refinement}")
+
+
+def compact(kernel: str, category: Category) -> str:
+    """An attempt in `feedback.form=compact`: a comment with what was wrong, and the kernel."""
+    return f"# {category.replace('_', ' ')}\n{kernel}"
 
 
 def _written(number: int, attempt: Attempt, most: int, config: FeedbackConfig, wanted: float | None) -> str:

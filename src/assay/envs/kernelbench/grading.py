@@ -1,4 +1,4 @@
-"""How kernels are graded and what they earn: what the data set of a run and the reward `kernelbench` have in common."""
+"""How kernels are graded and what they earn: what data sets and the reward `kernelbench` have in common."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from assay.envs.kernelbench.rewards import KernelRewardConfig, impossible
 from assay.errors import ConfigError
 from assay.kernels.base import Language
 from assay.kernels.config import MAX_TRIALS, GraderConfig, GraderSettings
+from assay.kernels.pool import GradingPool, require_grader
 from assay.kernels.problems.sources import DatasetSource, Problem, load_problems
 from assay.sandbox.modal.config import ModalConfig, ModalSettings
 
@@ -25,20 +26,11 @@ MODAL_FILE = "~/.modal.toml"
 
 
 @chz.chz
-class KernelGrading(KernelRewardConfig):
-    """Where problems are, how kernels for them are graded, and what they earn."""
+class KernelScoring(KernelRewardConfig):
+    """How kernels are graded, and what they earn."""
 
     backend: Language = "triton"
     """Language of the kernels: `triton` or `cuda`."""
-    dataset_src: DatasetSource = "huggingface"
-    """Where problems come from: `huggingface` (the published data set), `local` (a checkout, which KERNELBENCH_ROOT
-    names), `jsonl` (a file with the published columns), `corpus` (another published data set: docs/retrieval.md), or
-    `shipped` (small ones that come with Assay)."""
-    problems_path: Annotated[Path | None, UsedWhen("dataset_src", "local", "jsonl", "corpus")] = None
-    """The checkout of `local`, in place of KERNELBENCH_ROOT; the file of `jsonl`; the data set of `corpus`:
-    `drkernel-rl:data.parquet`, or `cuda-agent-ops` from the hub. Those of a corpus are level 1."""
-    revision: Annotated[str | None, UsedWhen("dataset_src", "huggingface")] = None
-    """Commit or tag of the published data set; name one for results that others can repeat."""
     num_correct_trials: Annotated[int, AtLeast(1), AtMost(MAX_TRIALS), UsedWhen("runs_kernels")] = 5
     """Calls of forward that must be right, besides those that look for cheats."""
     measure_performance: bool = False
@@ -114,15 +106,6 @@ class KernelGrading(KernelRewardConfig):
             asked |= {"run_on": "modal", "modal": modal, "device": "cuda"}
         return GraderConfig(**asked)
 
-    def load(self, levels: Sequence[int]) -> tuple[Problem, ...]:
-        """The problems of some levels.
-
-        Raises:
-            ConfigError, DataError, MissingDependencyError: see `load_problems`.
-        """
-        path = self.problems_path.expanduser() if self.problems_path is not None else None
-        return load_problems(self.dataset_src, levels, path, self.revision)
-
     def check_tokens(self) -> None:
         """Refuse grades at Modal without its tokens, now and not after sampling.
 
@@ -134,6 +117,50 @@ class KernelGrading(KernelRewardConfig):
                 f"use_modal=true grades kernels at Modal, and {missing}. Run `modal token new`, export both, or set "
                 "use_modal=false to grade on this machine."
             )
+
+    def pool(self, cache_dir: Path) -> GradingPool:
+        """The grader of a run or an evaluation, whose verdicts are kept in `cache_dir`.
+
+        Raises:
+            ConfigError: no Modal token.
+            SandboxError, MissingDependencyError: kernels cannot be graded on this machine.
+            GradingServiceError: the service at `grader.url` does not answer, or is of another version.
+        """
+        self.check_tokens()
+        config = self.grading()
+        require_grader(config)
+        if config.url is None and config.cache and config.cache_path is None:
+            config = chz.replace(config, cache_path=str(cache_dir / "kernels.sqlite"))
+        return GradingPool(config)
+
+
+@chz.chz
+class KernelGrading(KernelScoring):
+    """Where problems are, how kernels for them are graded, and what they earn."""
+
+    dataset_src: DatasetSource = "huggingface"
+    """Where problems come from: `huggingface` (the published data set), `local` (a checkout, which KERNELBENCH_ROOT
+    names), `jsonl` (a file with the published columns), `corpus` (another published data set: docs/retrieval.md), or
+    `shipped` (small ones that come with Assay)."""
+    problems_path: Annotated[Path | None, UsedWhen("dataset_src", "local", "jsonl", "corpus")] = None
+    """The checkout of `local`, in place of KERNELBENCH_ROOT; the file of `jsonl`; the data set of `corpus`:
+    `drkernel-rl:data.parquet`, or `cuda-agent-ops` from the hub. Those of a corpus are level 1."""
+    revision: Annotated[str | None, UsedWhen("dataset_src", "huggingface")] = None
+    """Commit or tag of the published data set; name one for results that others can repeat."""
+
+    @chz.validate
+    def _found(self) -> None:
+        if self.dataset_src in ("jsonl", "corpus") and self.problems_path is None:
+            refuse([f"problems_path is not set, and dataset_src={self.dataset_src} reads it. Set problems_path."])
+
+    def load(self, levels: Sequence[int]) -> tuple[Problem, ...]:
+        """The problems of some levels.
+
+        Raises:
+            ConfigError, DataError, MissingDependencyError: see `load_problems`.
+        """
+        path = self.problems_path.expanduser() if self.problems_path is not None else None
+        return load_problems(self.dataset_src, levels, path, self.revision)
 
 
 def missing_tokens(environ: Mapping[str, str]) -> str:
@@ -151,9 +178,7 @@ def _in_own_words(problem: object) -> str:
     return qualified(said, "grader", set(settings(GraderConfig)) - own)
 
 
-def _impossible(config: KernelGrading) -> Iterator[str]:
-    if config.dataset_src in ("jsonl", "corpus") and config.problems_path is None:
-        yield f"problems_path is not set, and dataset_src={config.dataset_src} reads it. Set problems_path."
+def _impossible(config: KernelScoring) -> Iterator[str]:
     if (
         config.backend == "cuda"
         and not config.on_gpu

@@ -19,7 +19,7 @@ from assay.config import Layer, build, resolved
 from assay.config.sources import flatten
 from assay.envs.kernelbench.grading import KernelGrading
 from assay.envs.kernelbench.reply import read_reply
-from assay.envs.kernelbench.rewards import UNJUDGED, evaluation, score_of, signals_of, unjudged
+from assay.envs.kernelbench.rewards import evaluation, is_unjudged, score_of, signals_of, unjudged
 from assay.errors import DataError
 from assay.kernels.grader import VERSION
 from assay.kernels.pool import GradingPool, require_grader
@@ -81,7 +81,7 @@ class KernelReward:
             "problem": problem.key,
             "eval_result": evaluation(verdict, reply.kernel, reply.message),
         }
-        if verdict is not None and verdict.kind in UNJUDGED:
+        if verdict is not None and is_unjudged(verdict, self.options.reward):
             return unjudged(verdict, problem.key, evidence)
         signals = signals_of(verdict, code=reply.kernel, thought=reply.thought)
         return score_of(signals, self.options.rules, evidence, cached=verdict is not None and verdict.cached)

@@ -25,7 +25,7 @@ RewardMode = Literal["additive", "gated"]
 SpeedShape = Literal["minus_one", "ratio", "log"]
 
 UNJUDGED: frozenset[VerdictKind] = frozenset({"infra_error", "unsupported", "compiled_not_run"})
-"""Verdicts that say nothing of whether a kernel is right."""
+"""Verdicts that say nothing of whether a kernel is right. See `is_unjudged`."""
 PARTS = ("format", "compile", "correctness", "speed", "length", "thinking")
 MOST_SPEEDUP = 1e6
 """A larger one is no measurement."""
@@ -39,6 +39,10 @@ class RewardShapes(Settings):
     """`additive` pays each stage by itself; `gated` pays nothing before a kernel is right, and then all parts."""
     partial_correctness: Annotated[bool, UsedWhen("mode", "additive")] = False
     """Pay for a kernel that is right on some calls their share, always less than for one that is right."""
+    unsupported: Literal["errored", "invalid"] = "errored"
+    """What becomes of a kernel that says what the grader cannot run, such as a function that the kernel language lacks:
+    `errored` leaves it out of its group; `invalid` makes it worth no more than one that does not compile, for a policy
+    that would drift to such kernels where nothing counts against them."""
     speed_shape: Annotated[SpeedShape, UsedWhen("pays_speed")] = "minus_one"
     """What a speedup s earns: `minus_one` s - 1, `ratio` s, `log` the binary logarithm of s; never below 0."""
     speed_cap: Annotated[float, Above(0), UsedWhen("pays_speed")] = 10.0
@@ -206,6 +210,13 @@ def signals_of(verdict: Verdict | None, *, code: str = "", thought: str = "") ->
         code_characters=len(code),
         thought_characters=len(thought),
     )
+
+
+def is_unjudged(verdict: Verdict, shapes: RewardShapes) -> bool:
+    """Whether a verdict leaves its answer without a score. One on a problem that cannot be graded always does."""
+    if verdict.kind == "unsupported" and verdict.stage != "problem":
+        return shapes.unsupported == "errored"
+    return verdict.kind in UNJUDGED
 
 
 def is_compiled(verdict: Verdict) -> bool:

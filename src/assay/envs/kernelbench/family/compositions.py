@@ -1,7 +1,8 @@
 """Compositions of operators: what a module of the family computes, and which of them make a problem.
 
 A composition is two to four statements over a row, then perhaps a reduction. Its *signature*, the names of its
-operators, decides the side of the split it lies on: a held-out problem is a composition that training never saw.
+operators, decides the side of the split it lies on: a held-out problem is a composition that training never saw, nor
+one that has another row operation in its place.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ OPERAND_SHAPES: dict[Operand, str] = {"y": "R, C", "w": "C", "s": "R, 1"}
 HELDOUT_PERCENT = 30
 """Signatures, of a hundred, that are held out."""
 MOST_STATEMENTS = 4
+VARIANTS = ("softmax", "centre", "rms")
+"""Row operations that a prompt may hide; compositions that differ in these alone lie on one side of the split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,9 @@ class Composition:
 
     @property
     def split(self) -> Split:
-        """The side on which its signature lies, whatever the seed of a run."""
-        number = int.from_bytes(hashlib.sha256(self.signature.encode()).digest()[:4])
+        """The side on which its signature lies, whatever the seed of a run and whichever variants it has."""
+        alike = " ".join("variant" if name in VARIANTS else name for name in self.names)
+        number = int.from_bytes(hashlib.sha256(alike.encode()).digest()[:4])
         return "heldout" if number % 100 < HELDOUT_PERCENT else "train"
 
     def with_operator(self, place: int, name: str) -> Composition:
@@ -106,7 +110,12 @@ def draw(rng: np.random.Generator) -> Composition:
     statements = [_statement(rng) for _ in range(int(rng.integers(2, MOST_STATEMENTS + 1)))]
     ends = [None, None, *(operator.name for operator in of_kind("end"))]
     end = ends[int(rng.integers(len(ends)))]
-    return Composition(tuple(statements), end, int(rng.integers(3, 10)), int(rng.integers(20, 101)))
+    return Composition(tuple(statements), end, *draw_size(rng))
+
+
+def draw_size(rng: np.random.Generator) -> tuple[int, int]:
+    """Rows and columns."""
+    return int(rng.integers(3, 10)), int(rng.integers(20, 101))
 
 
 def _statement(rng: np.random.Generator) -> Statement:

@@ -25,6 +25,12 @@ class Skill:
     access: float = 0.85
     """Probability that a load or the store is right."""
 
+    @classmethod
+    def of(cls, level: float) -> Skill:
+        """A skill by one number: how often a choice of two is right. More ways to err make more errors."""
+        error = 1.0 - level
+        return cls((1 - error, 1 - 1.25 * error, 1 - 1.5 * error), 1 - 0.375 * error)
+
 
 PERFECT = Skill((1.0, 1.0, 1.0), 1.0)
 

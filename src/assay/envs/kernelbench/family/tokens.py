@@ -18,6 +18,7 @@ _BOILERPLATE = (IMPORTS, INDICES, CLASS, SHAPES, GRID, CALL, _HEAD, _START, _RET
 PIECES = "|".join(
     (
         *(re.escape(text) for text in sorted(_BOILERPLATE, key=len, reverse=True)),
+        r"# [a-z ]+(?=\n)",  # what was wrong with the kernel that follows
         r"\n    t = x(?=\n)|\n *\w+ = |\n    (?=tl\.)",  # the start of a statement
         r"tl\.where\(m, t, |(?:nn\.functional|torch|tl)\.\w+\(",
         r"\.\w+\(dim=-1(?:, keepdim=True)?\)",
