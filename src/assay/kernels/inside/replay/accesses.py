@@ -83,7 +83,10 @@ class Accesses:
         self._launch = ("", 0)
         self._stages = 1
         self._ordering = Ordering(0)
-        self._lanes = Lanes(lambda storage: len(self._made[storage]))
+        self._threads = 1
+        self._lanes = self._new_lanes()
+        self._spare: list[Lanes] = []
+        """Of programs that are over, where programs take turns."""
         self._state, self._step = memory.state, Step(0)
         self._races: dict[tuple[str, int, int, bool], list[int]] = {}
         self.most = self._made_so_far = 0
@@ -102,7 +105,7 @@ class Accesses:
     def launch(self, name: str, line: int, programs: int, stages: int, warps: int) -> None:
         """A launch begins: what the last one touched races with nothing any more. `stages`, `warps`: its `num_stages`
         and `num_warps`."""
-        self._launch, self._stages, self._lanes.threads = (name, line), stages, WARP * warps
+        self._launch, self._stages, self._threads = (name, line), stages, WARP * warps
         self._seen = {}
         self._ordering = Ordering(programs)
         self.ran, self.ordered, self.leaning, self.most = [], {}, {}, 0
@@ -121,6 +124,22 @@ class Accesses:
         self._doubtful = {}
         self._ordering.begin(program)
         self._lanes.begin()
+        self._lanes.threads = self._threads
+
+    def _new_lanes(self) -> Lanes:
+        return Lanes(lambda storage: len(self._made[storage]))
+
+    def suspend(self) -> Any:
+        """Another program is to run; gives back what `resume` takes."""
+        state = (self._ordering.suspend(), self._lanes, self._made_so_far, self._results, self._doubtful)
+        self._lanes = self._spare.pop() if self._spare else self._new_lanes()
+        return state
+
+    def resume(self, state: Any) -> None:
+        """A program goes on."""
+        self._spare.append(self._lanes)
+        ordering, self._lanes, self._made_so_far, self._results, self._doubtful = state
+        self._ordering.resume(ordering)
 
     def barrier(self) -> None:
         """The threads of the program wait for each other."""

@@ -52,6 +52,14 @@ class Ordering:
         self._heard: Any = None
         """What single threads of it were told, and will share at the next barrier."""
 
+    def suspend(self) -> tuple[Any, ...]:
+        """Another program is to run; gives back what `resume` takes."""
+        return self._me, self._clock, self._met, self._known, self._heard
+
+    def resume(self, state: tuple[Any, ...]) -> None:
+        """A program goes on."""
+        self._me, self._clock, self._met, self._known, self._heard = state
+
     def stamp(self, one: bool) -> int:
         """That of an access made now, to a single element or to more."""
         return self._me << _PROGRAM | one << _CLOCK | self._clock

@@ -56,6 +56,8 @@ def _check(
     if fault:
         refuse(OutOfBoundsError(fault))
     ledger = current()
+    if ledger.turns is not None:
+        ledger.turns.goes_on() if sync is None else ledger.turns.give_way()
     if ledger.observer is not None:
         ledger.observer.touched(Access(what, pointers, mask, size, values, sync, ledger.early, ledger.apart))
     return mask
@@ -108,7 +110,7 @@ def _guard_atomics(builder: Any) -> None:
         _check(ptr.data, mask.data, val.data.dtype.itemsize, "atomic operation", sync=_sync(*rest))
         order = current().order
         if order is None or ptr.data.size < 2:
-            return _result(rmw(self, op, ptr, val, mask, *rest, **named))
+            return _result(ptr, rmw(self, op, ptr, val, mask, *rest, **named))
         # The lanes of an atomic operation come in no order.
         shape, places = ptr.data.shape, np.random.default_rng(order.getrandbits(32)).permutation(ptr.data.size)
         lanes = (
@@ -118,7 +120,7 @@ def _guard_atomics(builder: Any) -> None:
         found = rmw(self, op, *lanes, *rest, **named)
         back = np.empty_like(found.data)
         back[places] = found.data
-        return _result(engine.TensorHandle(back.reshape(shape), found.dtype))
+        return _result(ptr, engine.TensorHandle(back.reshape(shape), found.dtype))
 
     def create_atomic_cas(self: Any, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
         for side in (cmp, val):
@@ -127,17 +129,20 @@ def _guard_atomics(builder: Any) -> None:
         cmp, val = (_as_wide(side, ptr.data.shape) for side in (cmp, val))
         bits = _BITS.get(val.data.dtype)
         if bits is None:
-            return _result(cas(self, ptr, cmp, val, *rest))
+            return _result(ptr, cas(self, ptr, cmp, val, *rest))
         # A GPU compares bits: to it 0.0 and -0.0 differ.
         found = cas(self, ptr, *(engine.TensorHandle(side.data.view(bits.name), bits) for side in (cmp, val)), *rest)
-        return _result(engine.TensorHandle(found.data.view(val.data.dtype), val.dtype))
+        return _result(ptr, engine.TensorHandle(found.data.view(val.data.dtype), val.dtype))
 
     builder.create_atomic_rmw, builder.create_atomic_cas = create_atomic_rmw, create_atomic_cas
 
 
-def _result(found: Any) -> Any:
-    observer = current().observer
-    return found if observer is None else observer.result(found)
+def _result(ptr: Any, found: Any) -> Any:
+    ledger = current()
+    given = found if ledger.observer is None else ledger.observer.result(found)
+    if ledger.turns is not None:
+        ledger.turns.found(ptr.data, found.data)
+    return given
 
 
 def _sync(sem: Any, scope: Any) -> Sync:

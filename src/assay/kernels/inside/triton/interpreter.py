@@ -137,12 +137,20 @@ def _run_programs(function: Any, values: dict[str, Any], grid: tuple[int, ...]) 
         places = [places[number] for number in ledger.schedule]
     elif ledger.order is not None:
         ledger.order.shuffle(places)
-    for number, place in places:
+
+    def run(numbered: tuple[int, tuple[int, ...]]) -> None:
+        number, place = numbered
+        if ledger.observer is not None:
+            ledger.observer.begin(number)
+        builder.set_grid_idx(*place)
+        function(**values)
+
+    if ledger.turns is not None:
+        ledger.turns.run(function.__name__, places, run)
+        return
+    for numbered in places:
         with contextlib.suppress(PausedError):
-            if ledger.observer is not None:
-                ledger.observer.begin(number)
-            builder.set_grid_idx(*place)
-            function(**values)
+            run(numbered)
 
 
 def _missing_feature(cause: BaseException | None) -> str:

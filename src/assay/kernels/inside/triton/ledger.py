@@ -85,6 +85,34 @@ class Observer(Protocol):
         """What an atomic operation gives to the program, from what it found there (a `TensorHandle`)."""
         ...
 
+    def suspend(self) -> Any:
+        """Another program is to run; gives back what `resume` takes once this one goes on."""
+        ...
+
+    def resume(self, state: Any) -> None:
+        """A program goes on."""
+        ...
+
+
+class Turning(Protocol):
+    """Lets programs of a launch take turns (`running.turns`)."""
+
+    def run(self, name: str, places: Sequence[tuple[int, Any]], function: Callable[[tuple[int, Any]], None]) -> None:
+        """Run all programs of a launch."""
+        ...
+
+    def give_way(self) -> None:
+        """An atomic operation is about to be made."""
+        ...
+
+    def found(self, pointers: Any, data: Any) -> None:
+        """It was made."""
+        ...
+
+    def goes_on(self) -> None:
+        """Another access is made."""
+        ...
+
 
 class Ledger:
     """What kernels did in one call of forward. `order`: programs of a launch run in random order, and so do the lanes
@@ -108,6 +136,8 @@ class Ledger:
         self.max_programs = max_programs
         self.order, self.observer, self.schedule = order, observer, schedule
         self.rounding, self.products = rounding, products
+        self.turns: Turning | None = None
+        """How programs of the launch under way take turns; None: one after another."""
         self.early = self.apart = False
         """Of the access under way; `Access` says what they mean."""
         self.refusal: Exception | None = None

@@ -63,6 +63,8 @@ class Lowering:
     """Those loads, and calls of helpers that have some."""
     atomic: set[str] = field(default_factory=set)
     """Functions that make atomic operations, by themselves or by their helpers."""
+    asks: set[str] = field(default_factory=set)
+    """Those of them that use the result of one."""
     meets: dict[str, Touched] = field(default_factory=dict)
     """What functions touch in which a load may follow a store or an atomic operation."""
 
@@ -75,6 +77,8 @@ def lowered(functions: Mapping[str, Function]) -> Lowering:
         has[key] = _features(function.body, has)
         if "atomic" in has[key]:
             found.atomic.add(key)
+        if "asks" in has[key]:
+            found.asks.add(key)
         if "load" in has[key] and has[key] & _WRITES and _meets(function.body, has):
             found.meets[key] = _touched(function, has)
         if has[key] & {"staged", "dot loop"}:
@@ -155,10 +159,14 @@ def _own(each: Statement) -> Sequence[Expression | None]:
 
 
 def _features(body: Sequence[Statement], has: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    """What is in a body: `atomic`, `store`, `dot`, `load`, `staged` (a loop with stages of its own), `dot loop`."""
+    """What is in a body: `atomic`, `asks` (the result of one is used), `store`, `dot`, `load`, `staged` (a loop with
+    stages of its own), `dot loop`."""
     found: set[str] = set()
     for each in body:
-        found |= _features_of_all(_own(each), has)
+        own = _own(each)
+        if isinstance(each, Do) and _is_atomic(each.value):  # nobody uses its result
+            own, found = _expressions_below(each.value), found | {"atomic"}
+        found |= _features_of_all(own, has)
         inside: Sequence[Statement] = ()
         if isinstance(each, For | While):
             inside = each.body
@@ -172,6 +180,10 @@ def _features(body: Sequence[Statement], has: Mapping[str, frozenset[str]]) -> f
     return frozenset(found)
 
 
+def _expressions_below(one: Expression) -> Sequence[Expression]:
+    return [part for part in _parts(one) if not isinstance(part, Whole)]
+
+
 def _features_of_all(values: Sequence[Expression | None], has: Mapping[str, frozenset[str]]) -> frozenset[str]:
     return frozenset(found for value in values for one in expressions(value) for found in _features_of(one, has))
 
@@ -180,7 +192,7 @@ def _features_of(one: Expression, has: Mapping[str, frozenset[str]]) -> frozense
     if isinstance(one, Invoke):
         return has.get(one.key, frozenset()) - {"staged", "dot loop"}
     if _is_atomic(one):
-        return frozenset({"atomic"})
+        return frozenset({"atomic", "asks"})
     if isinstance(one, Call) and one.function == "tl.dot":
         return frozenset({"dot"})
     if _is_load(one):
