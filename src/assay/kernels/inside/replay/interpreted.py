@@ -19,7 +19,7 @@ from assay.kernels.inside.replay.reruns import Rerun, rerun
 from assay.kernels.inside.triton import ledger as ledgers
 from assay.kernels.inside.triton.rebuilt import Rebuilt, rebuild
 from assay.kernels.inside.triton.running.turns import Turns
-from assay.kernels.program.form import Launch, Program, Variant, storages_of, windows_in
+from assay.kernels.program.form import Descriptor, Launch, Program, Variant, storages_of, windows_in
 from assay.types import Json
 
 MOST_LINES = 1 << 20
@@ -41,7 +41,7 @@ class Interpreted:
         self.follows = follows
         self.max_programs = max_programs
         self.kernels: list[Rebuilt] = []
-        self._meets = False
+        self._meets = self._two_ways = False
 
     def build(self, program: Program) -> Sequence[Rebuilt]:
         """The kernels as callables of the interpreter.
@@ -53,6 +53,7 @@ class Interpreted:
         self.kernels = [built[str(number)] for number in range(len(program.kernels))]
         launches = (step for step in program.forward if isinstance(step, Launch))
         self._meets = any(_meets(self.kernels[step.kernel], variant) for step in launches for variant in step.variants)
+        self._two_ways = _has_descriptors(program)
         return self.kernels
 
     @contextlib.contextmanager
@@ -60,7 +61,7 @@ class Interpreted:
         """Account for the launches of some steps. Raises a refusal of the interpreter that was met on the way."""
         # What lanes and programs do to each other may depend on values, so that one call does not show it.
         follow = manner.follow or (manner.skip == NO_KERNEL and self._meets)
-        accesses = Accesses(memory) if follow and self.follows else None
+        accesses = Accesses(memory, self._two_ways) if follow and self.follows else None
         order = None if manner.in_order else random.Random(manner.seed)
         ledger = ledgers.Ledger(
             self.max_programs,
@@ -79,6 +80,17 @@ class Interpreted:
         if isinstance(error, ledgers.WrongValueError):
             return "wrong_output"
         return "unsupported" if isinstance(error, ledgers.UnsupportedError) else "error"
+
+
+def _has_descriptors(program: Program) -> bool:
+    """Whether kernels may make descriptors, or are given some."""
+    return any("descriptor" in f"{kernel.source}{kernel.names}" for kernel in program.kernels) or any(
+        isinstance(value, Descriptor)
+        for step in program.steps
+        if isinstance(step, Launch)
+        for variant in step.variants
+        for _, value in variant.args
+    )
 
 
 def _meets(kernel: Rebuilt, variant: Variant) -> bool:

@@ -35,11 +35,16 @@ _MOST_WAITING = 1 << 18
 """Elements of one storage whose accesses are kept one by one, until others meet them."""
 
 _BEFORE: dict[str, tuple[str, ...]] = {
-    "load": ("store", "atomic operation"),
-    "store": ("store", "load", "atomic operation"),
-    "atomic operation": ("store", "load"),
+    "load": ("store", "atomic operation", "ticket", "question"),
+    "store": ("store", "load", "atomic operation", "ticket", "question"),
+    "atomic operation": ("store", "load", "ticket", "question"),
+    "ticket": ("store", "load", "atomic operation", "question"),
+    "question": ("store", "load", "atomic operation", "ticket", "question"),
 }
-"""What an access must not meet without a barrier, another lane having done it."""
+"""What an access must not meet without a barrier, another lane having done it. A `question` is an atomic operation
+whose result is used; a `ticket` is one of which only that no two are the same."""
+KINDS = {"nothing": "atomic operation", "ticket": "ticket", "value": "question"}
+"""What an atomic operation is here, by what its program uses of its result."""
 
 
 class Spread(NamedTuple):
@@ -122,7 +127,7 @@ class Lanes:
         Args:
             storage: What it touches.
             slots: Numbers of the elements.
-            what: `load`, `store` or `atomic operation`.
+            what: `load`, `store`, `atomic operation` (nobody uses its result), `ticket` or `question`.
             spread: Over the threads.
         """
         kinds = self._kinds.setdefault(storage, set())

@@ -46,6 +46,7 @@ def _check(
     what: Literal["load", "store", "atomic operation"],
     values: Any = None,
     sync: Sync | None = None,
+    ticket: bool = False,
 ) -> Any:
     """Whether an access may be made; raises a refusal if not. Gives back its mask, as an array."""
     if mask is not None:
@@ -59,7 +60,8 @@ def _check(
     if ledger.turns is not None:
         ledger.turns.goes_on() if sync is None else ledger.turns.give_way()
     if ledger.observer is not None:
-        ledger.observer.touched(Access(what, pointers, mask, size, values, sync, ledger.early, ledger.apart))
+        asks: Any = "nothing" if sync is None or ledger.unused else "ticket" if ticket else "value"
+        ledger.observer.touched(Access(what, pointers, mask, size, values, sync, ledger.early, asks, ledger.apart))
     return mask
 
 
@@ -107,7 +109,8 @@ def _guard_atomics(builder: Any) -> None:
         if val.dtype.scalar == tl.bfloat16:
             refuse(UnsupportedError("atomic operations on bfloat16: the interpreter would compute wrong sums."))
         _check_type(ptr, val, "atomic operation")
-        _check(ptr.data, mask.data, val.data.dtype.itemsize, "atomic operation", sync=_sync(*rest))
+        ticket = op == engine._ir.ATOMIC_OP.ADD and val.data.dtype.kind in "iu" and bool(val.data.all())
+        _check(ptr.data, mask.data, val.data.dtype.itemsize, "atomic operation", sync=_sync(*rest), ticket=ticket)
         order = current().order
         if order is None or ptr.data.size < 2:
             return _result(ptr, rmw(self, op, ptr, val, mask, *rest, **named))

@@ -57,6 +57,9 @@ class Access(NamedTuple):
     """Of an atomic operation."""
     early: bool = False
     """Whether the compiler starts it early where its loop is pipelined."""
+    asks: Literal["nothing", "ticket", "value"] = "nothing"
+    """What the program uses of the result of an atomic operation: where it adds whole numbers, none of them zero, only
+    that no other lane gets the same."""
     apart: bool = False
     """Whether a unit beside the threads of the program makes it, as it does for descriptors."""
 
@@ -138,8 +141,8 @@ class Ledger:
         self.rounding, self.products = rounding, products
         self.turns: Turning | None = None
         """How programs of the launch under way take turns; None: one after another."""
-        self.early = self.apart = False
-        """Of the access under way; `Access` says what they mean."""
+        self.early = self.apart = self.unused = False
+        """Of the access under way; `Access` says what the first two mean. `unused`: its result, if it is atomic."""
         self.refusal: Exception | None = None
         """The first refusal, kept because a candidate may catch it and go on."""
         self.notes: list[str] = []

@@ -231,6 +231,20 @@ def early(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def unused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An atomic operation whose result nobody uses."""
+
+    def call(*args: Any, **named: Any) -> Any:
+        ledger = current()
+        ledger.unused = True
+        try:
+            return function(*args, **named)
+        finally:
+            ledger.unused = False
+
+    return call
+
+
 def _check_counter(first: int, last: int, stride: int, kind: Any) -> None:
     """A counter goes one step beyond the last value, and begins anew where its type ends: the loop would go on."""
     end = first + -(-(last - first) // stride) * stride
@@ -324,6 +338,7 @@ MEANING: dict[str, Any] = {
     "o_static": static,
     "o_unconditional": unconditional,
     "o_early": early,
+    "o_unused": unused,
     "o_index": index,
     "o_all": slice(None),
     "o_attribute": attribute,

@@ -169,7 +169,7 @@ class Turns:
         self._me, me.turn = me, 0
         engine.interpreter_builder.set_grid_idx(*me.place[1])
         ledger = current()
-        state, ledger.early, ledger.apart = me.kept
+        state, ledger.early, ledger.apart, ledger.unused = me.kept
         if ledger.observer is not None:
             ledger.observer.resume(state)
 
@@ -197,7 +197,7 @@ class Turns:
     def _begin(self, program: _Program) -> None:
         self._me, self._idle = program, 0
         ledger = current()
-        ledger.early = ledger.apart = False
+        ledger.early = ledger.apart = ledger.unused = False
         self._function(program.place)
 
     def _after(self) -> _Program | None:
@@ -218,9 +218,10 @@ class Turns:
         return None
 
 
-def _kept() -> tuple[Any, bool, bool]:
+def _kept() -> tuple[Any, bool, bool, bool]:
     ledger = current()
-    return ledger.observer.suspend() if ledger.observer is not None else None, ledger.early, ledger.apart
+    state = ledger.observer.suspend() if ledger.observer is not None else None
+    return state, ledger.early, ledger.apart, ledger.unused
 
 
 def _allow_threads() -> None:
