@@ -26,7 +26,7 @@ from assay.kernels.inside.replay.order.units import Units
 from assay.kernels.inside.replay.ordering import Ordering
 from assay.kernels.inside.replay.state import State, Step
 from assay.kernels.inside.triton.bounds import spread
-from assay.kernels.inside.triton.ledger import Access, WrongValueError, refuse
+from assay.kernels.inside.triton.ledger import Access, WrongValueError, current, refuse
 from assay.kernels.inside.triton.rebuilt import FILE
 from assay.types import Json
 
@@ -50,6 +50,10 @@ _TWO_WAYS = (
 _IN_DOUBT = (
     "a race: {0}() stores a block after a load of {1} elements that it had stored before. Where they are fewer than "
     "its threads, one thread stores what several load, in no order. Call tl.debug_barrier() between the two"
+)
+_SPREADS = (
+    "a race: {0}() computes a block from {1} elements that it stored and then loaded, or decides by them. Where they "
+    "are fewer than its threads, one stores what all load, in no order. Call tl.debug_barrier() between the two"
 )
 
 
@@ -251,11 +255,21 @@ class Accesses:
             self._lean(access, stamp, self.leaning)
         if self._lanes.doubtful_by_result < doubtful:
             self._lean(access, self._lanes.doubted, self._doubtful)
+        if self._lanes.in_doubt:
+            current().in_doubt = self._spreads(access)
         if what != "load" and access.pointers.size > min(self._lanes.doubtful, self._lanes.doubtful_by_result):
             if access.pointers.size > self._lanes.doubtful:
                 refuse(WrongValueError(_IN_DOUBT.format(self.name, self._lanes.doubtful)))
             self.leaning |= self._doubtful
         self._note(storage, meets, races)
+
+    def _spreads(self, access: Access) -> Callable[[], None]:
+        """What is to be done once others use what one thread of several has stored and loaded."""
+        if self._lanes.in_doubt == "lanes":
+            return partial(refuse, WrongValueError(_SPREADS.format(self.name, access.pointers.size)))
+        found: dict[int, Leaning] = {}
+        self._lean(access, self._lanes.doubted, found)
+        return partial(self.leaning.update, found)
 
     def _look_at_units(self, units: Units, storage: int, slots: Any, access: Access) -> None:
         """Refuse what reaches memory in two ways that do not wait for each other."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -85,6 +85,8 @@ class Lanes:
         self.doubtful = self.doubtful_by_result = _NONE
         """Elements of the smallest access that loaded what one thread of several had stored, without a barrier; and
         with nothing between but results of atomic operations."""
+        self.in_doubt: Literal["", "lanes", "result"] = ""
+        """Of the last access: whether it loaded such elements, and what was between."""
         self.doubted = 0
         """The stamp of what the last of the latter loaded."""
         self.barrier()
@@ -130,6 +132,7 @@ class Lanes:
             what: `load`, `store`, `atomic operation` (nobody uses its result), `ticket` or `question`.
             spread: Over the threads.
         """
+        self.in_doubt = ""
         kinds = self._kinds.setdefault(storage, set())
         others = kinds.intersection(_BEFORE[what]) if kinds else ()
         waiting = self._waiting.setdefault(storage, [])
@@ -166,12 +169,12 @@ class Lanes:
     def _doubt(self, there: Any, own: Any, spread: Spread) -> None:
         """Note a load of elements that one thread of several stored (`own`)."""
         few = spread.elements
-        if few >= min(self.threads, self.doubtful) or not own.any():
+        if few >= self.threads or not own.any():
             return
         if (there[own] >= self._handed).any():
-            self.doubtful = few
+            self.doubtful, self.in_doubt = min(self.doubtful, few), "lanes"
         else:
-            self.doubtful_by_result = min(self.doubtful_by_result, few)
+            self.doubtful_by_result, self.in_doubt = min(self.doubtful_by_result, few), "result"
             self.doubted = int(there[own].max())
 
     def _stamped(self, spread: Spread) -> Any:

@@ -23,6 +23,7 @@ from assay.kernels.inside.triton.ledger import (
     current,
     refuse,
 )
+from assay.kernels.inside.triton.values import doubts
 from assay.kernels.inside.triton.values.handles import numpy_dtype
 
 ranges = Ranges()
@@ -78,7 +79,10 @@ def _guard_loads_and_stores(builder: Any) -> None:
     # Triton itself calls these with keywords where a tensor descriptor is read, and with a bare array as the mask.
     def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         _check(ptrs.data, mask.data, numpy_dtype(ptrs.get_element_ty()).itemsize, "load")
-        return load(self, ptrs, mask, *rest, **named)
+        ledger, found = current(), load(self, ptrs, mask, *rest, **named)
+        if ledger.in_doubt is not None:
+            found, ledger.in_doubt = doubts.mark(found, ledger.in_doubt), None
+        return found
 
     def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         mask = mask if mask is not None else engine.TensorHandle(np.ones_like(ptrs.data, dtype=bool), tl.int1)

@@ -35,6 +35,7 @@ from assay.kernels.inside.triton.values import (
     combining,
     constants,
     counting,
+    doubts,
     handles,
     products,
     promises,
@@ -74,7 +75,10 @@ def _launch(executor: Any, *args: Any, **kwargs: Any) -> None:
             name: value if name in executor.constexprs else block_types.argument(value) for name, value in bound.items()
         }
     try:
-        _run_programs(function, values, (*extents, 1, 1)[:3])
+        try:
+            _run_programs(function, values, (*extents, 1, 1)[:3])
+        finally:
+            doubts.forget()
     except Exception as error:
         refusal = current().refusal
         if refusal is not None:
@@ -190,6 +194,7 @@ def install() -> None:
     promises.install(builder)
     builder.create_extern_elementwise = _extern_elementwise
     counting.install(builder)
+    doubts.install()
     _serve_libdevice()
 
 

@@ -143,6 +143,8 @@ class Ledger:
         """How programs of the launch under way take turns; None: one after another."""
         self.early = self.apart = self.unused = False
         """Of the access under way; `Access` says what the first two mean. `unused`: its result, if it is atomic."""
+        self.in_doubt: Callable[[], None] | None = None
+        """Of a load under way whose value only one thread has for certain (`values.doubts`)."""
         self.refusal: Exception | None = None
         """The first refusal, kept because a candidate may catch it and go on."""
         self.notes: list[str] = []
