@@ -99,6 +99,7 @@ BOUNDARIES = {
     "assay.kernels.inside.replay.device_harness",
     "assay.kernels.inside.replay.reruns",
     "assay.kernels.inside.rounds",
+    "assay.kernels.inside.triton.running.turns",
     "assay.kernels.inside.timing.harness",
 }
 """Modules where any failure becomes data: a user's file, an environment that a report could do

@@ -30,16 +30,6 @@ MODULES = {
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class Follower:
-    """Follows accesses without looking at them."""
-
-    def begin(self, program: int) -> None:
-        """Nothing."""
-
-    def touched(self, *_: Any) -> None:
-        """Nothing."""
-
-
 def tensor(dtype: str, numbers: list[Any]) -> torch.Tensor:
     kind = getattr(torch, dtype)
     if kind.itemsize == 1 and kind.is_floating_point:
@@ -67,8 +57,7 @@ def outcome(case: dict[str, Any]) -> Any:
         return f"Refused: {kernels}"
     out = torch.zeros(size, dtype=getattr(torch, case["out"]))
     secret = case.get("secret", 0)
-    observer = Follower() if case.get("follow") else None
-    account = ledger.Ledger(rounding=secret, products=bool(secret), observer=observer)
+    account = ledger.Ledger(rounding=secret, products=bool(secret))
     try:
         with ledger.recording(account):
             rebuild(kernels)["kernel"][(1,)](*inputs, out, size)

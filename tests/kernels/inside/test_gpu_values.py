@@ -331,7 +331,6 @@ REFUSED = {
             "int32",
             whole(1, 2, 3, 4),
             names={"first": "def first(x, y):\n    return x"},
-            follow=True,
         ),
         "not associative and commutative",
     ),
@@ -341,7 +340,6 @@ REFUSED = {
             "int32",
             whole(1, 2, 3, 4),
             names={"less": "def less(x, y):\n    return x - y"},
-            follow=True,
         ),
         "not associative",
     ),
@@ -363,19 +361,16 @@ BEST = (
 )
 FEW = single(1.0, 5.0, 5.0, 2.0)
 BRANCHING = {
-    "a branch": case("tl.reduce(a, 0, larger)", "float32", FEW, names={"larger": LARGER}, follow=True),
-    "a choice": case("tl.reduce(a, 0, picked)", "float32", FEW, names={"picked": PICKED}, follow=True),
-    "a scan with a branch": case(
-        "tl.associative_scan(a, 0, larger)", "float32", FEW, names={"larger": LARGER}, follow=True
-    ),
-    "pairs": case("v, found = tl.reduce((a, i), 0, best)", "int32", FEW, names={"best": BEST}, follow=True),
+    "a branch": case("tl.reduce(a, 0, larger)", "float32", FEW, names={"larger": LARGER}),
+    "a choice": case("tl.reduce(a, 0, picked)", "float32", FEW, names={"picked": PICKED}),
+    "a scan with a branch": case("tl.associative_scan(a, 0, larger)", "float32", FEW, names={"larger": LARGER}),
+    "pairs": case("v, found = tl.reduce((a, i), 0, best)", "int32", FEW, names={"best": BEST}),
     "rows": case(
         "rows = tl.reduce(tl.reshape(a, (2, 2)), 1, larger, keep_dims=True)\n"
         "found = tl.reshape(tl.broadcast_to(rows, (2, 2)), (4,))",
         "float32",
         FEW,
         names={"larger": LARGER},
-        follow=True,
     ),
 }
 

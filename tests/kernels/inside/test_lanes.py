@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from assay.kernels.inside.replay.lanes import Lanes, Spread
+from assay.kernels.inside.replay.order.units import Units
 
 SLOTS = 6
 SHAPES = (((4,), 4), ((2, 2), 4), (), None)
@@ -112,3 +113,32 @@ def test_many_accesses_are_not_kept_one_by_one() -> None:
     assert access(lanes, "store", wide, list(range(slots)))[0]
     lanes.begin()
     assert not access(lanes, "store", wide, list(range(slots)))[0]
+
+
+def test_a_result_that_is_used_meets_what_other_lanes_did() -> None:
+    def asked_after(before: str, what: str, shape: object = ()) -> bool:
+        lanes = Lanes(lambda storage: SLOTS)
+        access(lanes, before, ((4,), 4), [1, 1, 1, 1])
+        return access(lanes, what, shape, [1])[0]
+
+    assert asked_after("atomic operation", "question")
+    assert not asked_after("atomic operation", "atomic operation")
+    assert not asked_after("ticket", "ticket")
+    assert asked_after("atomic operation", "ticket") and asked_after("question", "atomic operation")
+
+
+def test_descriptors_and_pointers_meet_whatever_barrier_is_between() -> None:
+    def met(*script: tuple[int, bool, str]) -> list[int]:
+        units = Units(lambda storage: SLOTS)
+        return [
+            units.take(0, np.array([2, 3]), program, apart=apart, reads=what != "store", writes=what != "load")
+            for program, apart, what in script
+        ]
+
+    assert met((0, False, "store"), (0, True, "load")) == [0, 2]
+    assert met((0, True, "store"), (0, False, "load")) == [0, 2]
+    assert met((0, False, "load"), (0, True, "store")) == [0, 2]
+    assert met((0, False, "atomic operation"), (0, True, "store")) == [0, 2]
+    assert met((0, True, "store"), (0, True, "load"), (0, True, "store")) == [0, 0, 0]
+    assert met((0, False, "load"), (0, True, "load")) == [0, 0]
+    assert met((0, False, "store"), (1, True, "load")) == [0, 0]

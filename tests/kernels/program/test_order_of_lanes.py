@@ -86,6 +86,19 @@ WAYS = {
         STORED + "t = tl.atomic_add(p + 600, 1) * 0\nseen = tl.load(p + (k + 64) % BLOCK + t)",
         "need not wait",
     ),
+    "a sum that others add to": (
+        "p = w + tl.program_id(0) * 4096\ntl.atomic_add(p + k * 0, 1)\nseen = tl.atomic_add(p, 0) + k",
+        "a race",
+    ),
+    "a sum after a barrier": (
+        "p = w + tl.program_id(0) * 4096\ntl.atomic_add(p + k * 0, 1)\n"
+        "tl.debug_barrier()\nseen = tl.atomic_add(p, 0) + k",
+        "ok",
+    ),
+    "tickets for each lane": (
+        "p = w + tl.program_id(0) * 4096\nseen = tl.atomic_add(p + k % 3, 1) + tl.atomic_add(p + k % 2, 1)",
+        "ok",
+    ),
     "a loop of one stage": (LOOPED.format("tl.range(0, 6, num_stages=1)", ""), "ok"),
     "a loop": (LOOPED.format("range(6)", ""), "ok"),
     "a loop of three stages": (LOOPED.format("tl.range(0, 6, num_stages=3)", ""), "starts the load"),
@@ -118,6 +131,22 @@ def test_lanes_are_followed_in_every_call(trials: Trials) -> None:
     lines = STORED + "large = tl.max(tl.abs(tl.load(x_ptr + k)), 0) > 50.0\nseen = k\nif large:\n    " + SHIFTED
     outcome = trials.run(SNAKE, asking(lines, "tl.min(seen, 0) >= 0", "w, ", "work, ", WORK))
     assert outcome.end == "wrong" and "a race" in outcome.message, outcome
+
+
+def test_what_one_thread_has_is_not_what_all_have(trials: Trials) -> None:
+    code = (UNUSUAL.parent / "attacks/order/one_thread_stores_what_a_sum_takes.py").read_text(encoding="utf-8")
+    outcome = trials.run("1/9", code)
+    assert outcome.end == "wrong" and "computes a block from 1 elements" in outcome.message, outcome
+    load = "    work = tl.load("
+    assert trials.run("1/9", code.replace(load, f"    tl.debug_barrier()\n{load}")).end == "ok"
+    alone = "tl.sum(loss, 0) / n)\n    tl.store(out_ptr + row, tl.load(out_ptr + row) * work * work)"
+    assert trials.run("1/9", code.replace("tl.sum(loss * work, 0) / n)", alone)).end == "ok"
+
+
+def test_a_barrier_does_not_hold_back_descriptors(trials: Trials) -> None:
+    code = (UNUSUAL.parent / "attacks/order/loads_what_a_descriptor_stored.py").read_text(encoding="utf-8")
+    outcome = trials.run(SNAKE, code)
+    assert outcome.end == "wrong" and "through a descriptor and through pointers" in outcome.message, outcome
 
 
 ONE = ("scan_by_one_thread", "exponentials_loaded_again", "sums_of_a_product_in_memory", "scan_by_way_of_memory")

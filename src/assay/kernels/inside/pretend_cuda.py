@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from assay.kernels.inside.record import streams
+
 DEVICE = torch.device("cuda", 0)
 MULTIPROCESSORS = 132
 REGISTERS = 65536
@@ -57,65 +59,6 @@ def _cpu(value: Any) -> Any:
     if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
         return "cpu"
     return value
-
-
-class Stream:
-    """A stream in which nothing waits."""
-
-    cuda_stream = 0
-    stream_id = 0
-    device = DEVICE
-    device_index = 0
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def query(self) -> bool:
-        """Whether its work is done."""
-        return True
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
-
-    def wait_stream(self, stream: Any) -> None:
-        """Nothing to wait for."""
-
-    def wait_event(self, event: Any) -> None:
-        """Nothing to wait for."""
-
-    def record_event(self, event: Any = None) -> Event:
-        """An event that has happened."""
-        return event or Event()
-
-
-class Event:
-    """An event that has happened."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def record(self, *_: Any) -> None:
-        """It has happened already."""
-
-    def wait(self, *_: Any) -> None:
-        """Nothing to wait for."""
-
-    def query(self) -> bool:
-        """Whether it has happened."""
-        return True
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
-
-    def elapsed_time(self, other: Any) -> float:
-        """A constant: nothing is timed here."""
-        return 1.0
 
 
 @contextlib.contextmanager
@@ -167,7 +110,6 @@ def device_properties(shared_limit: int, capability: int) -> SimpleNamespace:
 def install(shared_limit: int, capability: int) -> None:
     """Replace what `torch.cuda` says and does, for the rest of this process."""
     properties = device_properties(shared_limit, capability)
-    stream = Stream()
     names: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -176,16 +118,16 @@ def install(shared_limit: int, capability: int) -> None:
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "set_device": lambda *_: None,
-        "synchronize": lambda *_, **__: None,
+        "synchronize": lambda *_, **__: streams.order.host_waits_for_all(),
         "empty_cache": lambda: None,
-        "current_stream": lambda *_: stream,
-        "default_stream": lambda *_: stream,
-        "set_stream": lambda *_: None,
-        "stream": _nothing,
+        "current_stream": lambda *_: streams.order.current,
+        "default_stream": lambda *_: streams.order.default,
+        "set_stream": streams.use,
+        "stream": streams.using,
         "device": _nothing,
         "device_of": _nothing,
-        "Stream": Stream,
-        "Event": Event,
+        "Stream": streams.Stream,
+        "Event": streams.Event,
         "get_device_properties": lambda *_: properties,
         "get_device_name": lambda *_: properties.name,
         "get_device_capability": lambda *_: (properties.major, properties.minor),

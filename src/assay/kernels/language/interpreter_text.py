@@ -93,7 +93,7 @@ OWN = {
 MEANINGS = frozenset(
     {*OPERATORS.values(), *SIGNS.values(), *LOOPS.values(), *OWN.values()}
     | {"o_assigned", "o_again", "o_fixed", "o_dynamic", "o_truth", "o_pick", "o_returned", "o_index", "o_all"}
-    | {"o_static", "o_attribute", "o_method", "o_combine", "o_nan", "o_inf", "o_unconditional", "o_early"}
+    | {"o_static", "o_attribute", "o_method", "o_combine", "o_nan", "o_inf", "o_unconditional", "o_early", "o_unused"}
     | {f"{OWN[name]}_late" for name in HINTS}
 )
 """Every operator that generated text may name."""
@@ -276,7 +276,9 @@ class _Writer:
                 return f"{name}({', '.join([*map(inner, arguments.positional), *named])})"
 
     def lowered(self, each: Expression, function: str) -> str:
-        """A function as it is called here, where the compiler may start the call early."""
+        """A function as it is called here, where the compiler may start the call early, or nobody uses its result."""
+        if id(each) in self.lowering.unused:
+            return f"o_unused({function})"
         return f"o_early({function})" if id(each) in self.lowering.early else function
 
     def triton(self, name: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -27,6 +28,9 @@ MAX_LEFT_OUT = 8
 """Kernels of a program that are left out once each; further ones are not tried."""
 FURTHER = 2
 """Calls in a row that are added where none of the others may be one."""
+AT_ONCE = 4
+"""Calls that are added where kernels use results of atomic operations: which program comes between which is chance."""
+_ASKS = re.compile(r"(?m)^(?![ \t]*\w+\.atomic_).*atomic_")
 MAX_TOGETHER = 64
 """Choices of configurations for all launches together that are all tried. Of more, so many are tried at most, or as
 many as one launch has, with each configuration among them."""
@@ -76,6 +80,7 @@ def plan(
     pairs = [(cases[place], waiting.pop() if waiting else rng.choice(every)) for place in told]
     pairs += [(cases[telling[place % len(telling)]], choice) for place, choice in enumerate(waiting)]
     pairs += [(case, rng.choice(every)) for place, case in enumerate(cases) if place not in telling]
+    pairs += [(cases[rng.choice(telling)], rng.choice(every)) for _ in range(AT_ONCE if _asks(program) else 0)]
     rng.shuffle(pairs)
     others = [
         Replay(case, _poison(rng), seed=rng.getrandbits(32), follow=tuned, configurations=choice)
@@ -94,6 +99,14 @@ def plan(
             updated = replace(plain, case=case, weights=weights, needed=False)
             calls.append(replace(updated, seed=rng.getrandbits(32), configurations=rng.choice(every)))
     return calls
+
+
+def _asks(program: Program) -> bool:
+    """Whether a kernel may use the result of an atomic operation: it does more with one than call it in a line."""
+    return any(
+        _ASKS.search(kernel.source) or any("atomic_" in str(value) for _, _, value in kernel.names)
+        for kernel in program.kernels
+    )
 
 
 def _cases(draw: InputSet, trials: int, constant_families: Sequence[str], rng: random.Random) -> list[Case]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from assay.kernels.inside import pretend_cuda, submission
-from assay.kernels.inside.record import launches, light
+from assay.kernels.inside.record import launches, light, streams
 from assay.kernels.inside.record.comparing import compare
 from assay.kernels.inside.record.devices import META, Pretended
 from assay.kernels.inside.record.operators import Operators
@@ -138,10 +138,11 @@ def record(source: str, header: Json, tape: Tape) -> Json:
         held = [[name, tape.window(buffer)] for name, buffer in buffers if buffer.is_floating_point()]
         before = len(tape.sizes())
         calls: list[tuple[list[Json], list[Json], list[Json]]] = []
+        parameters = [parameter for _, parameter in params]
         for arguments in (first, again, again):
-            _count_change([parameter for _, parameter in params] if calls else [])
-            calls.append(_call(model, arguments, tape))
-        repeated = _call(model, again, tape)
+            _count_change(parameters if calls else [])
+            calls.append(_call(model, arguments, parameters, tape))
+        repeated = _call(model, again, parameters, tape)
     inputs, forward, outputs = calls[0]
     names = [entry["name"] for entry in capture.kernels.entries]
     compared = compare(calls, repeated, before, dict(tape.constants), names)
@@ -160,12 +161,19 @@ def _count_change(parameters: Sequence[torch.Tensor]) -> None:
             torch.autograd.graph.increment_version(parameter)
 
 
-def _call(model: Any, arguments: Sequence[Any], tape: Tape) -> tuple[list[Json], list[Json], list[Json]]:
+def _call(
+    model: Any, arguments: Sequence[Any], parameters: Sequence[torch.Tensor], tape: Tape
+) -> tuple[list[Json], list[Json], list[Json]]:
     """One call of forward: windows of its inputs, steps, windows of its outputs."""
     inputs = [tape.window(tensor) for tensor in _tensors(arguments)]
+    # What changes inputs or parameters is refused in any case, so that streams may share them.
+    streams.order.begin({window[0] for window in inputs} | {tape.storage(parameter) for parameter in parameters})
+    tape.follows_streams = True
     with tape.phase("forward") as steps, torch.no_grad():
         value = model(*arguments)
         outputs = [tape.window(tensor) for tensor in _tensors(value, returned=True)]
+    tape.follows_streams = False
+    streams.order.end(outputs)
     return inputs, steps, outputs
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from assay.kernels.inside import submission
+from assay.kernels.inside.record import streams
 from assay.kernels.inside.record.reads import Address, HostReadError, NotRecordableError
 from assay.kernels.program.form import DTYPES
 from assay.kernels.program.limits import Limits
@@ -28,6 +29,8 @@ class Tape:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
+        self.follows_streams = False
+        """Whether steps on two streams must be in order: in calls of forward."""
         self.steps: list[Json] = []
         """Of the phase under way."""
         self.doing = "importing the module"
@@ -148,6 +151,8 @@ class Tape:
     def _add(self, step: Json) -> None:
         if len(self.steps) >= self.limits.steps:
             raise NotRecordableError(f"one call makes more than {self.limits.steps} operations and launches")
+        if self.follows_streams:
+            streams.order.add(step)
         self.steps.append(step)
 
 

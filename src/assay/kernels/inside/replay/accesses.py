@@ -20,12 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from assay.kernels.inside.replay.lanes import Lanes, Spread
+from assay.kernels.inside.replay.lanes import KINDS, Lanes, Spread
 from assay.kernels.inside.replay.memory import Memory
+from assay.kernels.inside.replay.order.units import Units
 from assay.kernels.inside.replay.ordering import Ordering
 from assay.kernels.inside.replay.state import State, Step
 from assay.kernels.inside.triton.bounds import spread
-from assay.kernels.inside.triton.ledger import Access, WrongValueError, refuse
+from assay.kernels.inside.triton.ledger import Access, WrongValueError, current, refuse
 from assay.kernels.inside.triton.rebuilt import FILE
 from assay.types import Json
 
@@ -41,9 +42,18 @@ _EARLY = (
     "{0}() loads {2} elements that the same loop has stored: a compiler that pipelines the loop starts the load before "
     "the store. Call tl.debug_barrier() in the loop, after the store, which keeps it from that, or give it num_stages=1"
 )
+_TWO_WAYS = (
+    "a race: {0}() touches {1} elements through a descriptor and through pointers, one of the two writing. A unit "
+    "beside the threads makes the accesses of descriptors, and tl.debug_barrier() does not hold it back. Use one of "
+    "the two for all that a program does to a tensor, or make two launches of it"
+)
 _IN_DOUBT = (
     "a race: {0}() stores a block after a load of {1} elements that it had stored before. Where they are fewer than "
     "its threads, one thread stores what several load, in no order. Call tl.debug_barrier() between the two"
+)
+_SPREADS = (
+    "a race: {0}() computes a block from {1} elements that it stored and then loaded, or decides by them. Where they "
+    "are fewer than its threads, one stores what all load, in no order. Call tl.debug_barrier() between the two"
 )
 
 
@@ -71,7 +81,10 @@ class Leaning:
 class Accesses:
     """An observer of the interpreter. One for each call of forward."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, two_ways: bool = False) -> None:
+        """`two_ways`: whether kernels may come to memory through descriptors."""
+        self._two_ways, self._program = two_ways, 0
+        self._units: Units | None = None
         order = sorted(range(len(memory.raw)), key=lambda place: memory.raw[place].data_ptr())
         order = [place for place in order if memory.raw[place].numel()]
         self._order = order
@@ -83,7 +96,10 @@ class Accesses:
         self._launch = ("", 0)
         self._stages = 1
         self._ordering = Ordering(0)
-        self._lanes = Lanes(lambda storage: len(self._made[storage]))
+        self._threads = 1
+        self._lanes = self._new_lanes()
+        self._spare: list[Lanes] = []
+        """Of programs that are over, where programs take turns."""
         self._state, self._step = memory.state, Step(0)
         self._races: dict[tuple[str, int, int, bool], list[int]] = {}
         self.most = self._made_so_far = 0
@@ -102,9 +118,10 @@ class Accesses:
     def launch(self, name: str, line: int, programs: int, stages: int, warps: int) -> None:
         """A launch begins: what the last one touched races with nothing any more. `stages`, `warps`: its `num_stages`
         and `num_warps`."""
-        self._launch, self._stages, self._lanes.threads = (name, line), stages, WARP * warps
+        self._launch, self._stages, self._threads = (name, line), stages, WARP * warps
         self._seen = {}
         self._ordering = Ordering(programs)
+        self._units = Units(lambda storage: len(self._made[storage])) if self._two_ways else None
         self.ran, self.ordered, self.leaning, self.most = [], {}, {}, 0
         if self._state is not None:
             self._step = self._state.step(line)
@@ -117,10 +134,27 @@ class Accesses:
     def begin(self, program: int) -> None:
         """A program begins."""
         self.ran.append(program)
+        self._program = program
         self._made_so_far = self._results = 0
         self._doubtful = {}
         self._ordering.begin(program)
         self._lanes.begin()
+        self._lanes.threads = self._threads
+
+    def _new_lanes(self) -> Lanes:
+        return Lanes(lambda storage: len(self._made[storage]))
+
+    def suspend(self) -> Any:
+        """Another program is to run; gives back what `resume` takes."""
+        own = (self._program, self._lanes, self._made_so_far, self._results, self._doubtful)
+        self._lanes = self._spare.pop() if self._spare else self._new_lanes()
+        return own, self._ordering.suspend()
+
+    def resume(self, state: Any) -> None:
+        """A program goes on."""
+        self._spare.append(self._lanes)
+        (self._program, self._lanes, self._made_so_far, self._results, self._doubtful), ordering = state
+        self._ordering.resume(ordering)
 
     def barrier(self) -> None:
         """The threads of the program wait for each other."""
@@ -196,6 +230,8 @@ class Accesses:
             known[slots] = True
         if self._state is not None:
             self._follow(self._state, storage, slots, access)
+        if self._units is not None:
+            self._look_at_units(self._units, storage, slots, access)
         one = access.pointers.size == 1
         if storage not in self._seen:
             self._seen[storage] = _Seen(len(self._made[storage]))
@@ -205,7 +241,8 @@ class Accesses:
         shape = None if access.apart else () if one else (access.pointers.shape, access.size)
         lanes = partial(_lanes, access.pointers.size, mask, here, parts, inside)
         doubtful = self._lanes.doubtful_by_result
-        beside, handed = self._lanes.take(storage, slots, what, Spread(shape, lanes, access.early))
+        kind = what if access.sync is None else KINDS[access.asks]
+        beside, handed = self._lanes.take(storage, slots, kind, Spread(shape, lanes, access.early))
         if what == "store" and not (races is None and beside is None and handed is None):
             changed = np.repeat(self._changed(storage, offsets, access.size, values), parts)
             changed = changed if inside is None else changed[inside]
@@ -218,11 +255,28 @@ class Accesses:
             self._lean(access, stamp, self.leaning)
         if self._lanes.doubtful_by_result < doubtful:
             self._lean(access, self._lanes.doubted, self._doubtful)
+        if self._lanes.in_doubt:
+            current().in_doubt = self._spreads(access)
         if what != "load" and access.pointers.size > min(self._lanes.doubtful, self._lanes.doubtful_by_result):
             if access.pointers.size > self._lanes.doubtful:
                 refuse(WrongValueError(_IN_DOUBT.format(self.name, self._lanes.doubtful)))
             self.leaning |= self._doubtful
         self._note(storage, meets, races)
+
+    def _spreads(self, access: Access) -> Callable[[], None]:
+        """What is to be done once others use what one thread of several has stored and loaded."""
+        if self._lanes.in_doubt == "lanes":
+            return partial(refuse, WrongValueError(_SPREADS.format(self.name, access.pointers.size)))
+        found: dict[int, Leaning] = {}
+        self._lean(access, self._lanes.doubted, found)
+        return partial(self.leaning.update, found)
+
+    def _look_at_units(self, units: Units, storage: int, slots: Any, access: Access) -> None:
+        """Refuse what reaches memory in two ways that do not wait for each other."""
+        reads, writes = access.what != "store", access.what != "load"
+        elements = units.take(storage, slots, self._program, apart=access.apart, reads=reads, writes=writes)
+        if elements:
+            refuse(WrongValueError(_TWO_WAYS.format(self.name, elements)))
 
     def _follow(self, state: State, storage: int, slots: Any, access: Access) -> None:
         """Note what the launch reads and writes of memory that lasts."""

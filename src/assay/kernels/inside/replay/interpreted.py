@@ -18,8 +18,11 @@ from assay.kernels.inside.replay.player import NO_KERNEL, Manner
 from assay.kernels.inside.replay.reruns import Rerun, rerun
 from assay.kernels.inside.triton import ledger as ledgers
 from assay.kernels.inside.triton.rebuilt import Rebuilt, rebuild
-from assay.kernels.program.form import Launch, Program, Variant, storages_of, windows_in
+from assay.kernels.inside.triton.running.turns import Turns
+from assay.kernels.program.form import Descriptor, Launch, Program, Variant, storages_of, windows_in
 from assay.types import Json
+
+MOST_LINES = 1 << 20
 
 
 def _option(variant: Variant, name: str) -> int:
@@ -36,9 +39,9 @@ class Interpreted:
     def __init__(self, max_programs: int, *, follows: bool = True) -> None:
         """`max_programs`: instances of kernels in one call."""
         self.follows = follows
-        self._max_programs = max_programs
+        self.max_programs = max_programs
         self.kernels: list[Rebuilt] = []
-        self._meets = False
+        self._meets = self._two_ways = False
 
     def build(self, program: Program) -> Sequence[Rebuilt]:
         """The kernels as callables of the interpreter.
@@ -50,6 +53,7 @@ class Interpreted:
         self.kernels = [built[str(number)] for number in range(len(program.kernels))]
         launches = (step for step in program.forward if isinstance(step, Launch))
         self._meets = any(_meets(self.kernels[step.kernel], variant) for step in launches for variant in step.variants)
+        self._two_ways = _has_descriptors(program)
         return self.kernels
 
     @contextlib.contextmanager
@@ -57,10 +61,10 @@ class Interpreted:
         """Account for the launches of some steps. Raises a refusal of the interpreter that was met on the way."""
         # What lanes and programs do to each other may depend on values, so that one call does not show it.
         follow = manner.follow or (manner.skip == NO_KERNEL and self._meets)
-        accesses = Accesses(memory) if follow and self.follows else None
+        accesses = Accesses(memory, self._two_ways) if follow and self.follows else None
         order = None if manner.in_order else random.Random(manner.seed)
         ledger = ledgers.Ledger(
-            self._max_programs,
+            self.max_programs,
             order=order,
             observer=accesses,
             rounding=_rounding(manner),
@@ -76,6 +80,17 @@ class Interpreted:
         if isinstance(error, ledgers.WrongValueError):
             return "wrong_output"
         return "unsupported" if isinstance(error, ledgers.UnsupportedError) else "error"
+
+
+def _has_descriptors(program: Program) -> bool:
+    """Whether kernels may make descriptors, or are given some."""
+    return any("descriptor" in f"{kernel.source}{kernel.names}" for kernel in program.kernels) or any(
+        isinstance(value, Descriptor)
+        for step in program.steps
+        if isinstance(step, Launch)
+        for variant in step.variants
+        for _, value in variant.args
+    )
 
 
 def _meets(kernel: Rebuilt, variant: Variant) -> bool:
@@ -105,15 +120,33 @@ class _InterpretedRun:
     def launch(self, launch: Launch, variant: Variant, arguments: dict[str, Any]) -> None:
         kernel, accesses = self._machine.kernels[launch.kernel], self._accesses
         run = partial(kernel[variant.grid], **arguments, **dict(variant.options))
+        manner, alone = self._manner, self._manner.in_order or self._manner.follow
+        self._ledger.turns = self._turns(launch, alone) if kernel.asks else None
         if accesses is None:
             run()
             return
-        before = self._memory.copy(storages_of(launch)) if kernel.atomic and self._manner.follow else None
+        before = self._memory.copy(storages_of(launch)) if kernel.atomic and manner.follow else None
         _begin(accesses, kernel, launch, variant)
         run()
-        if before is not None:
-            chance = random.Random(self._manner.seed)
-            rerun(self._memory, before, accesses, partial(self._again, kernel, launch, variant, run), chance)
+        if before is None:
+            return
+        chance = random.Random(manner.seed)
+        rerun(self._memory, before, accesses, partial(self._again, kernel, launch, variant, run), chance)
+        if kernel.asks and not manner.in_order:
+            self._memory.take_back(before)
+            self._at_once(kernel, launch, variant, run)
+
+    def _turns(self, launch: Launch, alone: bool) -> Turns:
+        return Turns(random.Random(self._manner.seed * MOST_LINES + launch.line), alone)
+
+    def _at_once(self, kernel: Rebuilt, launch: Launch, variant: Variant, run: Callable[[], None]) -> None:
+        """The same launch, on the same account, its programs at once."""
+        assert self._accesses is not None
+        _begin(self._accesses, kernel, launch, variant)
+        ledger = self._like(random.Random(self._manner.seed), self._accesses, ())
+        ledger.turns = self._turns(launch, alone=False)
+        with ledgers.recording(ledger):
+            run()
 
     def _again(self, kernel: Rebuilt, launch: Launch, variant: Variant, run: Callable[[], None], other: Rerun) -> None:
         """The same launch, its programs in the same order; it is on no account but the other observer's."""
@@ -123,10 +156,10 @@ class _InterpretedRun:
         with ledgers.recording(self._like(chance, other, order)):
             run()
 
-    def _like(self, chance: random.Random, other: Rerun, order: Sequence[int]) -> ledgers.Ledger:
-        """A ledger under which programs compute the same, in a given order."""
+    def _like(self, chance: random.Random, other: Accesses, order: Sequence[int]) -> ledgers.Ledger:
+        """A ledger under which programs compute the same, in a given order or in a random one."""
         rounding, products = self._ledger.rounding, self._ledger.products
-        return ledgers.Ledger(len(order), chance, other, rounding, products, schedule=order)
+        return ledgers.Ledger(self._machine.max_programs, chance, other, rounding, products, schedule=order)
 
     def told(self) -> dict[str, Json]:
         races = self._accesses.told() if self._accesses is not None else []

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -35,11 +35,16 @@ _MOST_WAITING = 1 << 18
 """Elements of one storage whose accesses are kept one by one, until others meet them."""
 
 _BEFORE: dict[str, tuple[str, ...]] = {
-    "load": ("store", "atomic operation"),
-    "store": ("store", "load", "atomic operation"),
-    "atomic operation": ("store", "load"),
+    "load": ("store", "atomic operation", "ticket", "question"),
+    "store": ("store", "load", "atomic operation", "ticket", "question"),
+    "atomic operation": ("store", "load", "ticket", "question"),
+    "ticket": ("store", "load", "atomic operation", "question"),
+    "question": ("store", "load", "atomic operation", "ticket", "question"),
 }
-"""What an access must not meet without a barrier, another lane having done it."""
+"""What an access must not meet without a barrier, another lane having done it. A `question` is an atomic operation
+whose result is used; a `ticket` is one of which only that no two are the same."""
+KINDS = {"nothing": "atomic operation", "ticket": "ticket", "value": "question"}
+"""What an atomic operation is here, by what its program uses of its result."""
 
 
 class Spread(NamedTuple):
@@ -80,6 +85,8 @@ class Lanes:
         self.doubtful = self.doubtful_by_result = _NONE
         """Elements of the smallest access that loaded what one thread of several had stored, without a barrier; and
         with nothing between but results of atomic operations."""
+        self.in_doubt: Literal["", "lanes", "result"] = ""
+        """Of the last access: whether it loaded such elements, and what was between."""
         self.doubted = 0
         """The stamp of what the last of the latter loaded."""
         self.barrier()
@@ -122,9 +129,10 @@ class Lanes:
         Args:
             storage: What it touches.
             slots: Numbers of the elements.
-            what: `load`, `store` or `atomic operation`.
+            what: `load`, `store`, `atomic operation` (nobody uses its result), `ticket` or `question`.
             spread: Over the threads.
         """
+        self.in_doubt = ""
         kinds = self._kinds.setdefault(storage, set())
         others = kinds.intersection(_BEFORE[what]) if kinds else ()
         waiting = self._waiting.setdefault(storage, [])
@@ -161,12 +169,12 @@ class Lanes:
     def _doubt(self, there: Any, own: Any, spread: Spread) -> None:
         """Note a load of elements that one thread of several stored (`own`)."""
         few = spread.elements
-        if few >= min(self.threads, self.doubtful) or not own.any():
+        if few >= self.threads or not own.any():
             return
         if (there[own] >= self._handed).any():
-            self.doubtful = few
+            self.doubtful, self.in_doubt = min(self.doubtful, few), "lanes"
         else:
-            self.doubtful_by_result = min(self.doubtful_by_result, few)
+            self.doubtful_by_result, self.in_doubt = min(self.doubtful_by_result, few), "result"
             self.doubted = int(there[own].max())
 
     def _stamped(self, spread: Spread) -> Any:

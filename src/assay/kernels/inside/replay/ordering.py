@@ -7,8 +7,8 @@ told of it. Plain accesses tell and hear nothing, nor do relaxed operations or t
 One thread of a program makes an atomic operation on a single element. It tells what the other threads did only once
 they have met at a barrier; what it hears reaches them with its result.
 
-Programs are replayed one after another, so each is told of all that the ones before it have told. Whether it would
-wait for them is another question (`reruns`).
+Where programs are replayed one after another, each is told of all that the ones before it have told. Whether it would
+wait for them is another question (`reruns`, `triton.running.turns`).
 """
 
 from __future__ import annotations
@@ -51,6 +51,14 @@ class Ordering:
         self._known: Any = None
         self._heard: Any = None
         """What single threads of it were told, and will share at the next barrier."""
+
+    def suspend(self) -> tuple[Any, ...]:
+        """Another program is to run; gives back what `resume` takes."""
+        return self._me, self._clock, self._met, self._known, self._heard
+
+    def resume(self, state: tuple[Any, ...]) -> None:
+        """A program goes on."""
+        self._me, self._clock, self._met, self._known, self._heard = state
 
     def stamp(self, one: bool) -> int:
         """That of an access made now, to a single element or to more."""

@@ -52,7 +52,7 @@ class Manner:
     seed: int = 0
     """Of the order of programs, and of all else that is left to chance."""
     in_order: bool = False
-    """Run the programs of a launch one after another instead."""
+    """Run the programs of a launch one after another instead, as far as none waits for a later one."""
     follow: bool = True
     """Follow accesses: who wrote an output, and where programs race."""
     restored: bool = True

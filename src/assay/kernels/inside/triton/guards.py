@@ -23,6 +23,7 @@ from assay.kernels.inside.triton.ledger import (
     current,
     refuse,
 )
+from assay.kernels.inside.triton.values import doubts
 from assay.kernels.inside.triton.values.handles import numpy_dtype
 
 ranges = Ranges()
@@ -46,6 +47,7 @@ def _check(
     what: Literal["load", "store", "atomic operation"],
     values: Any = None,
     sync: Sync | None = None,
+    ticket: bool = False,
 ) -> Any:
     """Whether an access may be made; raises a refusal if not. Gives back its mask, as an array."""
     if mask is not None:
@@ -56,8 +58,11 @@ def _check(
     if fault:
         refuse(OutOfBoundsError(fault))
     ledger = current()
+    if ledger.turns is not None:
+        ledger.turns.goes_on() if sync is None else ledger.turns.give_way()
     if ledger.observer is not None:
-        ledger.observer.touched(Access(what, pointers, mask, size, values, sync, ledger.early, ledger.apart))
+        asks: Any = "nothing" if sync is None or ledger.unused else "ticket" if ticket else "value"
+        ledger.observer.touched(Access(what, pointers, mask, size, values, sync, ledger.early, asks, ledger.apart))
     return mask
 
 
@@ -74,7 +79,10 @@ def _guard_loads_and_stores(builder: Any) -> None:
     # Triton itself calls these with keywords where a tensor descriptor is read, and with a bare array as the mask.
     def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         _check(ptrs.data, mask.data, numpy_dtype(ptrs.get_element_ty()).itemsize, "load")
-        return load(self, ptrs, mask, *rest, **named)
+        ledger, found = current(), load(self, ptrs, mask, *rest, **named)
+        if ledger.in_doubt is not None:
+            found, ledger.in_doubt = doubts.mark(found, ledger.in_doubt), None
+        return found
 
     def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         mask = mask if mask is not None else engine.TensorHandle(np.ones_like(ptrs.data, dtype=bool), tl.int1)
@@ -105,10 +113,11 @@ def _guard_atomics(builder: Any) -> None:
         if val.dtype.scalar == tl.bfloat16:
             refuse(UnsupportedError("atomic operations on bfloat16: the interpreter would compute wrong sums."))
         _check_type(ptr, val, "atomic operation")
-        _check(ptr.data, mask.data, val.data.dtype.itemsize, "atomic operation", sync=_sync(*rest))
+        ticket = op == engine._ir.ATOMIC_OP.ADD and val.data.dtype.kind in "iu" and bool(val.data.all())
+        _check(ptr.data, mask.data, val.data.dtype.itemsize, "atomic operation", sync=_sync(*rest), ticket=ticket)
         order = current().order
         if order is None or ptr.data.size < 2:
-            return _result(rmw(self, op, ptr, val, mask, *rest, **named))
+            return _result(ptr, rmw(self, op, ptr, val, mask, *rest, **named))
         # The lanes of an atomic operation come in no order.
         shape, places = ptr.data.shape, np.random.default_rng(order.getrandbits(32)).permutation(ptr.data.size)
         lanes = (
@@ -118,7 +127,7 @@ def _guard_atomics(builder: Any) -> None:
         found = rmw(self, op, *lanes, *rest, **named)
         back = np.empty_like(found.data)
         back[places] = found.data
-        return _result(engine.TensorHandle(back.reshape(shape), found.dtype))
+        return _result(ptr, engine.TensorHandle(back.reshape(shape), found.dtype))
 
     def create_atomic_cas(self: Any, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
         for side in (cmp, val):
@@ -127,17 +136,20 @@ def _guard_atomics(builder: Any) -> None:
         cmp, val = (_as_wide(side, ptr.data.shape) for side in (cmp, val))
         bits = _BITS.get(val.data.dtype)
         if bits is None:
-            return _result(cas(self, ptr, cmp, val, *rest))
+            return _result(ptr, cas(self, ptr, cmp, val, *rest))
         # A GPU compares bits: to it 0.0 and -0.0 differ.
         found = cas(self, ptr, *(engine.TensorHandle(side.data.view(bits.name), bits) for side in (cmp, val)), *rest)
-        return _result(engine.TensorHandle(found.data.view(val.data.dtype), val.dtype))
+        return _result(ptr, engine.TensorHandle(found.data.view(val.data.dtype), val.dtype))
 
     builder.create_atomic_rmw, builder.create_atomic_cas = create_atomic_rmw, create_atomic_cas
 
 
-def _result(found: Any) -> Any:
-    observer = current().observer
-    return found if observer is None else observer.result(found)
+def _result(ptr: Any, found: Any) -> Any:
+    ledger = current()
+    given = found if ledger.observer is None else ledger.observer.result(found)
+    if ledger.turns is not None:
+        ledger.turns.found(ptr.data, found.data)
+    return given
 
 
 def _sync(sem: Any, scope: Any) -> Sync:

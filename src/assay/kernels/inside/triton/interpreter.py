@@ -35,6 +35,7 @@ from assay.kernels.inside.triton.values import (
     combining,
     constants,
     counting,
+    doubts,
     handles,
     products,
     promises,
@@ -74,7 +75,10 @@ def _launch(executor: Any, *args: Any, **kwargs: Any) -> None:
             name: value if name in executor.constexprs else block_types.argument(value) for name, value in bound.items()
         }
     try:
-        _run_programs(function, values, (*extents, 1, 1)[:3])
+        try:
+            _run_programs(function, values, (*extents, 1, 1)[:3])
+        finally:
+            doubts.forget()
     except Exception as error:
         refusal = current().refusal
         if refusal is not None:
@@ -137,12 +141,20 @@ def _run_programs(function: Any, values: dict[str, Any], grid: tuple[int, ...]) 
         places = [places[number] for number in ledger.schedule]
     elif ledger.order is not None:
         ledger.order.shuffle(places)
-    for number, place in places:
+
+    def run(numbered: tuple[int, tuple[int, ...]]) -> None:
+        number, place = numbered
+        if ledger.observer is not None:
+            ledger.observer.begin(number)
+        builder.set_grid_idx(*place)
+        function(**values)
+
+    if ledger.turns is not None:
+        ledger.turns.run(function.__name__, places, run)
+        return
+    for numbered in places:
         with contextlib.suppress(PausedError):
-            if ledger.observer is not None:
-                ledger.observer.begin(number)
-            builder.set_grid_idx(*place)
-            function(**values)
+            run(numbered)
 
 
 def _missing_feature(cause: BaseException | None) -> str:
@@ -182,6 +194,7 @@ def install() -> None:
     promises.install(builder)
     builder.create_extern_elementwise = _extern_elementwise
     counting.install(builder)
+    doubts.install()
     _serve_libdevice()
 
 

@@ -57,6 +57,9 @@ class Access(NamedTuple):
     """Of an atomic operation."""
     early: bool = False
     """Whether the compiler starts it early where its loop is pipelined."""
+    asks: Literal["nothing", "ticket", "value"] = "nothing"
+    """What the program uses of the result of an atomic operation: where it adds whole numbers, none of them zero, only
+    that no other lane gets the same."""
     apart: bool = False
     """Whether a unit beside the threads of the program makes it, as it does for descriptors."""
 
@@ -85,6 +88,34 @@ class Observer(Protocol):
         """What an atomic operation gives to the program, from what it found there (a `TensorHandle`)."""
         ...
 
+    def suspend(self) -> Any:
+        """Another program is to run; gives back what `resume` takes once this one goes on."""
+        ...
+
+    def resume(self, state: Any) -> None:
+        """A program goes on."""
+        ...
+
+
+class Turning(Protocol):
+    """Lets programs of a launch take turns (`running.turns`)."""
+
+    def run(self, name: str, places: Sequence[tuple[int, Any]], function: Callable[[tuple[int, Any]], None]) -> None:
+        """Run all programs of a launch."""
+        ...
+
+    def give_way(self) -> None:
+        """An atomic operation is about to be made."""
+        ...
+
+    def found(self, pointers: Any, data: Any) -> None:
+        """It was made."""
+        ...
+
+    def goes_on(self) -> None:
+        """Another access is made."""
+        ...
+
 
 class Ledger:
     """What kernels did in one call of forward. `order`: programs of a launch run in random order, and so do the lanes
@@ -108,8 +139,12 @@ class Ledger:
         self.max_programs = max_programs
         self.order, self.observer, self.schedule = order, observer, schedule
         self.rounding, self.products = rounding, products
-        self.early = self.apart = False
-        """Of the access under way; `Access` says what they mean."""
+        self.turns: Turning | None = None
+        """How programs of the launch under way take turns; None: one after another."""
+        self.early = self.apart = self.unused = False
+        """Of the access under way; `Access` says what the first two mean. `unused`: its result, if it is atomic."""
+        self.in_doubt: Callable[[], None] | None = None
+        """Of a load under way whose value only one thread has for certain (`values.doubts`)."""
         self.refusal: Exception | None = None
         """The first refusal, kept because a candidate may catch it and go on."""
         self.notes: list[str] = []

@@ -25,6 +25,7 @@ from assay.kernels.inside.triton.arithmetic import (
     shown,
 )
 from assay.kernels.inside.triton.ledger import current
+from assay.kernels.inside.triton.values.doubts import decide
 from assay.kernels.inside.triton.values.promises import PROMISES
 from assay.kernels.language import vocabulary
 
@@ -85,6 +86,7 @@ def truth(condition: Any) -> bool:
     if is_tensor(condition):
         if condition.handle.data.size != 1:
             raise MeaningError("a condition that is a block: reduce it with tl.max, or select with tl.where")
+        decide(condition.handle)
         return bool(condition.handle.data.reshape(-1)[0])
     if condition is None or type(condition) in (bool, int):
         return bool(condition)
@@ -192,6 +194,7 @@ def loop(
             raise MeaningError("a loop whose bounds are not whole numbers")
         if bound.dtype.is_int_unsigned():
             raise MeaningError("a loop with an unsigned bound, which the compiler takes for a signed one: cast it")
+        decide(bound.handle)
     kind = semantic.integer_promote_impl(
         semantic.integer_promote_impl(bounds[0].dtype, bounds[1].dtype), bounds[2].dtype
     )
@@ -227,6 +230,20 @@ def early(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **named)
         finally:
             ledger.early = before
+
+    return call
+
+
+def unused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An atomic operation whose result nobody uses."""
+
+    def call(*args: Any, **named: Any) -> Any:
+        ledger = current()
+        ledger.unused = True
+        try:
+            return function(*args, **named)
+        finally:
+            ledger.unused = False
 
     return call
 
@@ -324,6 +341,7 @@ MEANING: dict[str, Any] = {
     "o_static": static,
     "o_unconditional": unconditional,
     "o_early": early,
+    "o_unused": unused,
     "o_index": index,
     "o_all": slice(None),
     "o_attribute": attribute,

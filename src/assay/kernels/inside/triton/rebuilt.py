@@ -22,7 +22,7 @@ from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.arithmetic import MeaningError
 from assay.kernels.inside.triton.meaning import MEANING
-from assay.kernels.language.flow.lowering import Touched
+from assay.kernels.language.flow.lowering import Lowering, Touched
 from assay.kernels.language.form import Function, Kernels, Parameter
 from assay.kernels.language.interpreter_text import InterpreterText, interpreted
 from assay.kernels.language.limits import is_plain
@@ -38,6 +38,7 @@ class Rebuilt:
 
     program: runs one program of a launch; takes the arguments by the submission's names, as `_launch` binds them.
     atomic: whether it makes atomic operations.
+    asks: whether it uses results of some.
     touched: where it may load what was written in the same launch: what it comes to by its parameters.
     """
 
@@ -47,6 +48,7 @@ class Rebuilt:
     constexprs: frozenset[str]
     program: Callable[..., None]
     atomic: bool = False
+    asks: bool = False
     touched: Touched | None = None
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
@@ -64,8 +66,7 @@ def rebuild(kernels: Kernels) -> dict[str, Rebuilt]:
     text = interpreted(kernels)
     space = execute(text)
     return {
-        key: _rebuilt(function, space[text.names[key]], key in text.lowering.atomic, text.lowering.meets.get(key))
-        for key, function in kernels.functions.items()
+        key: _rebuilt(function, space[text.names[key]], text.lowering) for key, function in kernels.functions.items()
     }
 
 
@@ -94,7 +95,7 @@ def _of_triton(name: str) -> Any:
     return found
 
 
-def _rebuilt(function: Function, body: Callable[..., Any], atomic: bool, touched: Touched | None) -> Rebuilt:
+def _rebuilt(function: Function, body: Callable[..., Any], lowering: Lowering) -> Rebuilt:
     names = tuple(parameter.name for parameter in function.parameters)
     constexprs = frozenset(parameter.name for parameter in function.parameters if parameter.constexpr)
 
@@ -112,7 +113,9 @@ def _rebuilt(function: Function, body: Callable[..., Any], atomic: bool, touched
     program.__name__ = function.name
     program.__defaults__ = body.__defaults__
     program.__annotations__ = dict.fromkeys(constexprs, "constexpr")
-    return Rebuilt(function.key, function.name, names, constexprs, program, atomic, touched)
+    key = function.key
+    atomic, asks = key in lowering.atomic, key in lowering.asks
+    return Rebuilt(key, function.name, names, constexprs, program, atomic, asks, lowering.meets.get(key))
 
 
 def argument(value: Any, parameter: Parameter) -> Any:

@@ -7,7 +7,7 @@ Triton from pipelining it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from assay.kernels.language import vocabulary
@@ -63,6 +63,10 @@ class Lowering:
     """Those loads, and calls of helpers that have some."""
     atomic: set[str] = field(default_factory=set)
     """Functions that make atomic operations, by themselves or by their helpers."""
+    unused: set[int] = field(default_factory=set)
+    """Atomic operations whose result nobody uses."""
+    asks: set[str] = field(default_factory=set)
+    """Those of them that use the result of one."""
     meets: dict[str, Touched] = field(default_factory=dict)
     """What functions touch in which a load may follow a store or an atomic operation."""
 
@@ -75,6 +79,10 @@ def lowered(functions: Mapping[str, Function]) -> Lowering:
         has[key] = _features(function.body, has)
         if "atomic" in has[key]:
             found.atomic.add(key)
+            found.unused |= {id(one) for one in _unused(function.body)}
+            if _asks(function, has, found.unused):
+                found.asks.add(key)
+                has[key] |= {"asks"}
         if "load" in has[key] and has[key] & _WRITES and _meets(function.body, has):
             found.meets[key] = _touched(function, has)
         if has[key] & {"staged", "dot loop"}:
@@ -155,7 +163,8 @@ def _own(each: Statement) -> Sequence[Expression | None]:
 
 
 def _features(body: Sequence[Statement], has: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    """What is in a body: `atomic`, `store`, `dot`, `load`, `staged` (a loop with stages of its own), `dot loop`."""
+    """What is in a body: `atomic`, `store`, `dot`, `load`, `staged` (a loop with stages of its own), `dot loop`; of
+    helpers also `asks` (the result of an atomic operation is used)."""
     found: set[str] = set()
     for each in body:
         found |= _features_of_all(_own(each), has)
@@ -170,6 +179,28 @@ def _features(body: Sequence[Statement], has: Mapping[str, frozenset[str]]) -> f
             found |= {"dot loop"} if "dot" in below else set()
             found |= {"staged"} if _is_staged(each) else set()
     return frozenset(found)
+
+
+def _unused(body: Sequence[Statement]) -> Iterator[Expression]:
+    """Atomic operations that are statements, or whose result is given to a variable that nobody reads."""
+    everything = list(statements(body))
+    read = {
+        one.name for each in everything for value in _own(each) for one in expressions(value) if isinstance(one, Local)
+    }
+    for each in everything:
+        dropped = isinstance(each, Do) or (isinstance(each, Assign) and not read & set(names_of(each.target)))
+        if dropped and isinstance(each, Do | Assign) and _is_atomic(each.value):
+            yield each.value
+
+
+def _asks(function: Function, has: Mapping[str, frozenset[str]], unused: Collection[int]) -> bool:
+    """Whether a function uses the result of an atomic operation, or one of its helpers does."""
+    return any(
+        (_is_atomic(one) and id(one) not in unused) or (isinstance(one, Invoke) and "asks" in has.get(one.key, ()))
+        for each in statements(function.body)
+        for value in _own(each)
+        for one in expressions(value)
+    )
 
 
 def _features_of_all(values: Sequence[Expression | None], has: Mapping[str, frozenset[str]]) -> frozenset[str]:

@@ -1,0 +1,213 @@
+"""Streams of a GPU as a recording sees them: which steps wait for which.
+
+A program has one order, in which its steps are replayed. Steps on two streams have none, unless a stream waits for the
+other or for an event of it. Where such steps come to the same bytes, the recording ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+
+from assay.kernels.inside.record.reads import NotRecordableError
+from assay.kernels.program.form import DTYPES
+from assay.types import Json
+
+_Clock = dict[int, int]
+"""Number of a stream -> how many of its steps are over."""
+
+
+class Stream:
+    """A stream that knows for which steps of others it waited."""
+
+    cuda_stream = 0
+    stream_id = 0
+    device = torch.device("cuda", 0)
+    device_index = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.clock: _Clock = {}
+        self._before: list[Stream] = []
+
+    def __enter__(self) -> Stream:
+        self._before.append(order.current)
+        order.current = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        order.current = self._before.pop()
+
+    def query(self) -> bool:
+        """Whether its work is done, as far as a host is to know."""
+        return True
+
+    def synchronize(self) -> None:
+        """The host waits for it."""
+        order.host_waits(order.clock_of(self))
+
+    def wait_stream(self, stream: Any) -> None:
+        """What follows here comes after what is on another stream."""
+        if isinstance(stream, Stream):
+            _merge(self.clock, order.clock_of(stream))
+
+    def wait_event(self, event: Any) -> None:
+        """What follows here comes after an event."""
+        if isinstance(event, Event):
+            _merge(self.clock, event.clock)
+
+    def record_event(self, event: Any = None) -> Event:
+        """An event that comes after what is here so far."""
+        made = event if isinstance(event, Event) else Event()
+        made.record(self)
+        return made
+
+
+class Event:
+    """A point of a stream."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.clock: _Clock = {}
+
+    def record(self, stream: Any = None) -> None:
+        """It comes after what is on a stream so far."""
+        self.clock = order.clock_of(stream if isinstance(stream, Stream) else order.current)
+
+    def wait(self, stream: Any = None) -> None:
+        """What follows on a stream comes after it."""
+        _merge((stream if isinstance(stream, Stream) else order.current).clock, self.clock)
+
+    def query(self) -> bool:
+        """Whether it has happened, as far as a host is to know."""
+        return True
+
+    def synchronize(self) -> None:
+        """The host waits for it."""
+        order.host_waits(self.clock)
+
+    def elapsed_time(self, other: Any) -> float:
+        """A constant: nothing is timed here."""
+        return 1.0
+
+
+class _Order:
+    """The steps of one call of forward, each on its stream."""
+
+    def __init__(self) -> None:
+        self.default = self.current = Stream()
+        self.begin(())
+
+    def begin(self, unchanged: Collection[int]) -> None:
+        """A call begins; all that was before is over. `unchanged`: storages that a call only reads."""
+        self.current, self._unchanged = self.default, frozenset(unchanged)
+        self._host: _Clock = {}
+        self._counts: _Clock = {}
+        self._streams: dict[int, Stream] = {}
+        """Held, so that none comes back as another one."""
+        self._steps: list[tuple[int, int, Json]] = []
+        self._fault: NotRecordableError | None = None
+
+    def clock_of(self, stream: Stream) -> _Clock:
+        """What is over once all on a stream is."""
+        number = id(stream)
+        return {**stream.clock, number: self._counts.get(number, 0)}
+
+    def host_waits(self, clock: _Clock) -> None:
+        """What follows, on whatever stream, comes later."""
+        _merge(self._host, clock)
+
+    def host_waits_for_all(self) -> None:
+        """`torch.cuda.synchronize`."""
+        self.host_waits(self._counts)
+
+    def add(self, step: Json) -> None:
+        """Take the next step into the account.
+
+        Raises:
+            NotRecordableError: a step on another stream touches the same bytes in no order with it.
+        """
+        stream, me = self.current, id(self.current)
+        self._streams[me] = stream
+        _merge(stream.clock, self._host)
+        if len(self._streams) > 1:
+            self._look(me, stream.clock, step)
+        self._counts[me] = self._counts.get(me, 0) + 1
+        self._steps.append((me, self._counts[me], step))
+
+    def end(self, outputs: list[Json]) -> None:
+        """A call is over, and its caller reads its outputs. Raises what `add` does, also what a candidate caught."""
+        if self._fault is not None:
+            raise self._fault
+        self.current = self.default
+        self.add({"args": [{"window": window} for window in outputs], "outs": [], "line": 0})
+
+    def _look(self, me: int, clock: _Clock, step: Json) -> None:
+        for stream, number, other in self._steps:
+            if stream != me and number > clock.get(stream, 0) and self._meet(step, other):
+                what = f"line {step['line']} comes" if step["line"] else "the caller of forward comes"
+                self._fault = self._fault or NotRecordableError(
+                    f"{what} to memory that line {other['line']} comes to on another stream, and neither of the two "
+                    "streams waits for the other: call wait_stream() or wait_event() between them, or use one stream"
+                )
+                raise self._fault
+
+    def _meet(self, one: Json, other: Json) -> bool:
+        found = [list(_windows(step)) for step in (one, other)]
+        return any(
+            (writes or wrote) and self._overlap(window, its) for window, writes in found[0] for its, wrote in found[1]
+        )
+
+    def _overlap(self, one: Json, other: Json) -> bool:
+        if one[0] != other[0] or one[0] in self._unchanged:
+            return False
+        (start, end), (first, last) = _bytes(one), _bytes(other)
+        return bool(start < last and first < end)
+
+
+def _merge(clock: _Clock, other: _Clock) -> None:
+    for stream, count in other.items():
+        clock[stream] = max(count, clock.get(stream, 0))
+
+
+def _windows(step: Json, writes: bool = True) -> Iterator[tuple[Json, bool]]:
+    """The windows of a step, and whether it may write there: an operator writes its results alone."""
+    if isinstance(step, list | tuple):
+        for part in step:
+            yield from _windows(part, writes)
+    elif isinstance(step, dict):
+        if "window" in step:
+            yield step["window"], writes
+        elif "descriptor" in step:
+            yield step["descriptor"][0], writes
+        elif "outs" in step:
+            yield from ((window, True) for window in step["outs"])
+            yield from _windows([step["args"], step.get("kwargs", {})], False)
+        else:
+            yield from _windows(list(step.values()), writes)
+
+
+def _bytes(window: Json) -> tuple[int, int]:
+    """From where to where a window reaches in its storage; to where it begins, if it is empty."""
+    _, dtype, size, stride, offset = window
+    last = sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+    return offset * DTYPES[dtype], (offset + last + 1) * DTYPES[dtype] if math.prod(size) else 0
+
+
+@contextlib.contextmanager
+def using(stream: Any = None) -> Iterator[None]:
+    """`torch.cuda.stream`."""
+    with stream if isinstance(stream, Stream) else contextlib.nullcontext():
+        yield
+
+
+def use(stream: Any) -> None:
+    """`torch.cuda.set_stream`."""
+    if isinstance(stream, Stream):
+        order.current = stream
+
+
+order = _Order()
+"""Of the process."""

@@ -1,0 +1,1 @@
+"""More of what a GPU puts in order, and what not."""

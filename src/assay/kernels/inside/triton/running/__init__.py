@@ -1,0 +1,1 @@
+"""How the programs of a launch share the interpreter."""

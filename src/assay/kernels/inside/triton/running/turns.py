@@ -1,0 +1,230 @@
+"""The programs of a launch in turns, as a GPU may run them: some at once, the others when there is room.
+
+A program that asks the memory what others did, by the result of an atomic operation, finds another answer where they
+run at once. So programs give way to each other at their atomic operations, by chance; and where one waits for another
+(a spin loop), that one runs.
+
+Each program under way has a thread of its own, of which one holds the baton: never do two of them run.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import ctypes
+import random
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from triton.runtime import interpreter as engine
+
+from assay.kernels.inside.triton.ledger import PausedError, WrongValueError, current, refuse
+
+MOST_AT_ONCE = 16
+"""Programs that have begun and are not over; further ones wait until one of them is."""
+SHUFFLED = 0.3
+"""The chance that programs begin in random order."""
+MOST_IDLE = 256
+"""Once all programs under way have asked the same so many times, on average, they wait for ever."""
+MOST_ASKED = 32
+"""An operation on more elements is a sum, not a question."""
+MANNERS = ((0.0, 0.1), (0.0, 0.5), (0.5, 0.2), (0.8, 1.0))
+"""The chance that a program goes on at an atomic operation, and the chance that one that does not sleeps for long, so
+that others come between its operations in number."""
+LONG_TURN = 1024
+"""After so many atomic operations a program gives way in any case."""
+_STACK = 4 << 20
+_ARENA_MAX = -8
+"""Of mallopt(3)."""
+_FOR_EVER = (
+    "{0}() waits for ever: its programs that have begun ask by the same atomic operations again and again, and none "
+    "changes what they find. {1} of {2} have not begun: a GPU starts a program once there is room for it, and here "
+    "{3} run at once"
+)
+
+Place = tuple[int, Any]
+"""The number of a program, and its place in the grid."""
+
+
+class _OverError(BaseException):
+    """The launch is over: another program of it raised."""
+
+
+class _Program:
+    """One that is under way."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.baton = threading.Semaphore(0)
+        self.kept: Any = None
+        """What the observer knows of it, and what the ledger notes of the access under way."""
+        self.asked: Any = None
+        self.asleep = False
+        """Whether it goes on only once one waits for it, or none is awake."""
+        self.turn = 0
+        """Atomic operations since it last got the baton."""
+
+
+class Turns:
+    """How the programs of a launch take turns, and those that are under way."""
+
+    def __init__(self, chance: random.Random, alone: bool) -> None:
+        """`alone`: another program runs only where one waits for it."""
+        self._chance, self._alone = chance, alone
+        self._stays, self._naps = (1.0, 0.0) if alone else chance.choice(MANNERS)
+        self.under_way = False
+
+    def run(self, name: str, places: Sequence[Place], function: Callable[[Place], None]) -> None:
+        """Run all programs of a launch. `function`: runs one.
+
+        Raises:
+            Exception: the first that a program raises.
+        """
+        self._name, self._function = name, function
+        self._waiting, self._count = list(reversed(places if self._alone else self._ordered(places))), len(places)
+        self._live: list[_Program] = []
+        self._error: BaseException | None = None
+        self._idle = 0
+        self._done = threading.Semaphore(0)
+        _allow_threads()
+        self.under_way = True
+        try:
+            if places:
+                self._start()
+                self._done.acquire()
+        finally:
+            self.under_way = False
+        if self._error is not None:
+            raise self._error
+
+    def _ordered(self, places: Sequence[Place]) -> Sequence[Place]:
+        """The order in which programs begin: often neighbours along an axis of the grid, which share more."""
+        if self._chance.random() < SHUFFLED:
+            return places
+        axes, sign = self._chance.sample(range(3), 3), self._chance.choice((1, -1))
+        return sorted(places, key=lambda place: [sign * place[1][axis] for axis in axes])
+
+    def give_way(self) -> None:
+        """Before and after an atomic operation: perhaps another program runs now."""
+        if not self.under_way:
+            return
+        self._me.turn += 1
+        if self._chance.random() >= self._stays or self._me.turn >= LONG_TURN:
+            self._to_another(others_only=False)
+
+    def found(self, pointers: Any, data: Any) -> None:
+        """After an atomic operation: what it found. Where that is what the program found there just before, it waits
+        for another one."""
+        if not self.under_way:
+            return
+        asked = (pointers.tobytes(), data.tobytes()) if pointers.size <= MOST_ASKED else None
+        waits = asked is not None and asked == self._me.asked
+        self._me.asked = asked
+        if not waits:
+            self._idle = 0
+            self.give_way()
+            return
+        self._idle += 1
+        if self._idle > MOST_IDLE * len(self._live):
+            text = _FOR_EVER.format(self._name, len(self._waiting), self._count, MOST_AT_ONCE)
+            refuse(WrongValueError(text))
+        self._to_another(others_only=True)
+
+    def goes_on(self) -> None:
+        """A program does something else than to ask."""
+        self._idle = 0
+
+    def _to_another(self, others_only: bool) -> None:
+        """Hand the baton to a program of chance, perhaps to one that has yet to begin, and wait to get it back."""
+        me = self._me
+        others = [each for each in self._live if each is not me] if others_only else self._awake()
+        begins = bool(self._waiting) and len(self._live) < MOST_AT_ONCE
+        number = self._chance.randrange(len(others) + begins) if others or begins else -1
+        if number < 0 or (number < len(others) and others[number] is me):
+            return
+        me.kept, me.asleep = _kept(), self._chance.random() < self._naps
+        if number < len(others):
+            self._hand(others[number])
+        else:
+            self._start()
+        me.baton.acquire()
+        if self._error is not None:
+            raise _OverError
+        self._take(me)
+
+    def _awake(self) -> list[_Program]:
+        """The programs under way that may go on; once all sleep, they wake."""
+        found = [each for each in self._live if not each.asleep]
+        if not found:
+            found = self._live
+            for each in found:
+                each.asleep = False
+        return found
+
+    def _hand(self, other: _Program) -> None:
+        other.asleep = False
+        other.baton.release()
+
+    def _take(self, me: _Program) -> None:
+        self._me, me.turn = me, 0
+        engine.interpreter_builder.set_grid_idx(*me.place[1])
+        ledger = current()
+        state, ledger.early, ledger.apart, ledger.unused = me.kept
+        if ledger.observer is not None:
+            ledger.observer.resume(state)
+
+    def _start(self) -> None:
+        program = _Program(self._waiting.pop())
+        self._live.append(program)
+        context = contextvars.copy_context()  # how NumPy treats overflows is in it
+        threading.Thread(target=context.run, args=(self._work, program), daemon=True).start()
+
+    def _work(self, program: _Program) -> None:
+        """One thread: a program, then others, as long as these are to begin."""
+        following: _Program | None = program
+        while following is not None:
+            try:
+                self._begin(following)
+            except PausedError:
+                pass
+            except _OverError:
+                pass
+            except BaseException as error:  # noqa: BLE001 - handed to the thread of the launch, which raises it
+                self._error = self._error or error
+            self._live.remove(following)
+            following = self._after()
+
+    def _begin(self, program: _Program) -> None:
+        self._me, self._idle = program, 0
+        ledger = current()
+        ledger.early = ledger.apart = ledger.unused = False
+        self._function(program.place)
+
+    def _after(self) -> _Program | None:
+        """What runs once a program is over: another one under way, the launch's own thread, or one that begins, which
+        it gives back."""
+        self._idle = 0
+        begins = bool(self._waiting) and self._error is None
+        awake = self._awake()
+        number = self._chance.randrange(len(awake) + begins) if awake or begins else -1
+        if number < 0:
+            self._done.release()
+        elif number < len(awake):
+            self._hand(awake[number])
+        else:
+            program = _Program(self._waiting.pop())
+            self._live.append(program)
+            return program
+        return None
+
+
+def _kept() -> tuple[Any, bool, bool, bool]:
+    ledger = current()
+    state = ledger.observer.suspend() if ledger.observer is not None else None
+    return state, ledger.early, ledger.apart, ledger.unused
+
+
+def _allow_threads() -> None:
+    """Threads share the heap: one of its own for each would reserve more addresses than a sandbox has."""
+    threading.stack_size(_STACK)
+    ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
