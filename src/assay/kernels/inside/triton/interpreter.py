@@ -34,6 +34,7 @@ from assay.kernels.inside.triton.values import (
     casts,
     combining,
     constants,
+    contractions,
     counting,
     handles,
     products,
@@ -178,6 +179,7 @@ def install() -> None:
     rounding.install(builder)
     reductions.install()
     combining.install()
+    contractions.install(builder)
     constants.install(builder)
     promises.install(builder)
     builder.create_extern_elementwise = _extern_elementwise
