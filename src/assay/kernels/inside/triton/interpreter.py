@@ -40,6 +40,7 @@ from assay.kernels.inside.triton.values import (
     products,
     promises,
     ptx,
+    quotients,
     reductions,
     rounding,
 )
@@ -182,6 +183,7 @@ def install() -> None:
     contractions.install(builder)
     constants.install(builder)
     promises.install(builder)
+    quotients.install(builder)
     builder.create_extern_elementwise = _extern_elementwise
     counting.install(builder)
     _serve_libdevice()
