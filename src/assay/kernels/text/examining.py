@@ -165,7 +165,9 @@ def _is_product(summed: ast.expr, tree: Tree) -> bool:
     """Whether it is `a[:, :, None] * b`, of which Triton's compiler makes a product of matrices."""
     terms = tree.assigned.get(summed.id, []) if isinstance(summed, ast.Name) else [summed]
     lefts = [term.left for term in terms if isinstance(term, ast.BinOp) and isinstance(term.op, ast.Mult)]
-    places = [left.slice.elts for left in lefts if isinstance(left, ast.Subscript) and isinstance(left.slice, ast.Tuple)]
+    places = [
+        left.slice.elts for left in lefts if isinstance(left, ast.Subscript) and isinstance(left.slice, ast.Tuple)
+    ]
     return any(isinstance(each[-1], ast.Constant) and each[-1].value is None for each in places if len(each) > 2)
 
 
