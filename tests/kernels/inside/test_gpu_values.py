@@ -168,7 +168,8 @@ EXACT: Exact = {
     ),
     "sums in memory take denormal numbers for zero": (
         case(
-            "tl.atomic_add(a_ptr + i, 1.5e-38)\ntl.atomic_add(a_ptr + i, -1.4e-38)\nfound = tl.atomic_add(a_ptr + i, 0.0)",
+            "tl.atomic_add(a_ptr + i, 1.5e-38)\ntl.atomic_add(a_ptr + i, -1.4e-38)\n"
+            "found = tl.atomic_add(a_ptr + i, 0.0)",
             "float32",
             single(0.0, 1e-39),
         ),
@@ -187,6 +188,7 @@ EXACT: Exact = {
         [16.0] * 16,
     ),
     "but not the other way round": (case(SUMMED.format("m[None, :, :] * m[:, :, None]"), *ALMOST), [16.0078125] * 16),
+    "a long sort": (case("tl.sort(a, 0)", "float32", single(*range(2048, 0, -1))), list(range(1, 2049))),
     "the larger of two zeros": (
         case("1.0 / tl.maximum(a, b)", "float32", single(-0.0, 0.0, -0.0), single(0.0, -0.0, -0.0)),
         [INF, INF, -INF],

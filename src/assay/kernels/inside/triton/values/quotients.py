@@ -1,8 +1,8 @@
 """Quotients and remainders of negative numbers, of which Triton's compiler takes too much for granted.
 
-Of a block x that counts up, and of a divisor d, it takes it that x // d has one value in groups as long as the powers of
-two that divide both, and that x % d counts up in them. That is so from 0 on. Below 0 a quotient is cut towards zero,
-so that the first of a group is alone. Such lanes are broken as by a false promise (`promises`).
+Of a block x that counts up, and of a divisor d, it takes it that x // d has one value in groups as long as the largest
+power of two that divides both, and that x % d counts up in them. That is so from 0 on. Below 0 a quotient is cut
+towards zero, so that the first of a group is alone. Such lanes are broken as by a false promise (`promises`).
 """
 
 from __future__ import annotations

@@ -19,6 +19,9 @@ _ANY_OF_EQUALS = {
 }
 """What finds an extreme with its place where any of several may be it."""
 
+_OF_BITS: dict[Any, Any] = {tl.standard._xor_combine: np.bitwise_xor, tl.standard._or_combine: np.bitwise_or}
+"""What combines bits, of which `tl.sort` makes many: they need no loop over elements."""
+
 
 def install() -> None:
     """Put it into the interpreter."""
@@ -26,6 +29,9 @@ def install() -> None:
     apply = engine.ReduceOps.apply_impl
 
     def apply_impl(self: Any, values: Any) -> Any:
+        if (whole := _OF_BITS.get(self.combine_fn)) is not None:
+            found = whole.reduce(values[0].handle.data, axis=self.axis, keepdims=True)
+            return self.to_tensor(_shaped(self, found), values[0].dtype)
         extreme = _ANY_OF_EQUALS.get(self.combine_fn)
         return apply(self, values) if extreme is None else _any_place(self, values, extreme)
 
