@@ -69,6 +69,10 @@ CASTS = {
     for source, kind in itertools.product(("float16", "bfloat16", "float32", "float64"), WHOLE)
 }
 
+SUMMED = "m = tl.broadcast_to(a[None, :], (16, 16))\np = {}\nfound = tl.max(tl.sum(p, 1), 0)"
+ALMOST = ("float32", single(*[1.0 + 2.0**-12] * 16))
+"""A number that is 1 in TF32."""
+
 Exact = dict[str, tuple[dict[str, Any], list[Any]]]
 EXACT: Exact = {
     "int8 wraps": (case("a + a", "int8", whole(100, -100, dtype="int8")), [-56, 56]),
@@ -111,6 +115,80 @@ EXACT: Exact = {
         case("a % b", "float32", single(1.0), single(0.1)),
         [float(np.float32(1.0 - 10 * float(np.float32(0.1))))],
     ),
+    "a constant of float16 is a float32 first": (
+        case("tl.full((N,), 1.0004882961511612, tl.float16) * 1.0004882961511612", "float16", single(1.0)),
+        [1.0],
+    ),
+    "a constant of bfloat16 is a float32 first": (
+        case("tl.full((N,), 1.00390625 + 2.0 ** -30, tl.bfloat16).to(tl.float32)", "float32", single(1.0)),
+        [1.0],
+    ),
+    "sines of half turns": (
+        case("libdevice.sinpi(a)", "float32", single(1000.0, 1e9, 0.5, -1.5, 8388609.0, INF)),
+        [0.0, 0.0, 1.0, 1.0, 0.0, NAN],
+    ),
+    "cosines of half turns": (
+        case("libdevice.cospi(a)", "float32", single(1000.0, 8388609.0, 0.5, -1.0, INF)),
+        [1.0, -1.0, 0.0, -1.0, NAN],
+    ),
+    "how much one is larger": (
+        case("libdevice.fdim(a, b)", "float32", single(INF, -INF, 3.0, NAN), single(INF, 1.0, 1.0, 1.0)),
+        [0.0, 0.0, 2.0, NAN],
+    ),
+    "NaN of a sum": (case("tl.sum(a, 0).to(tl.int32, bitcast=True)", "int32", single(INF, -INF)), [0x7FFFFFFF] * 2),
+    "NaN of a scan": (
+        case("tl.cumsum(a, 0).to(tl.int32, bitcast=True)", "int32", single(INF, -INF)),
+        [0x7F800000, 0x7FFFFFFF],
+    ),
+    "NaN of libdevice": (case("libdevice.log(a).to(tl.int32, bitcast=True)", "int32", single(-1.0)), [0x7FFFFFFF]),
+    "NaN of a product of matrices": (
+        case(
+            "m = tl.broadcast_to(a[None, :], (16, 16))\n"
+            "found = tl.max(tl.dot(m, m, input_precision='ieee').to(tl.int32, bitcast=True), 0)",
+            "int32",
+            single(*[INF, -INF] * 8),
+        ),
+        [0x7FFFFFFF] * 16,
+    ),
+    "NaN of a cast": (
+        case(
+            "a.to(tl.float16, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True)",
+            "int32",
+            whole(-512, dtype="int16"),
+        ),
+        [0x7FFFFFFF],
+    ),
+    "a sum is not rounded twice by fma": (
+        case("tl.fma(a, b, 1.0 + 0 * a)", "float32", single(137283 * 2.0**-30), single(62571 * 2.0**-27)),
+        [1.0 + 2.0**-23],
+    ),
+    "libdevice's fma, too": (
+        case("libdevice.fma(a, b, 1.0 + 0 * a)", "float32", single(137283 * 2.0**-30), single(62571 * 2.0**-27)),
+        [1.0 + 2.0**-23],
+    ),
+    "sums in memory take denormal numbers for zero": (
+        case(
+            "tl.atomic_add(a_ptr + i, 1.5e-38)\ntl.atomic_add(a_ptr + i, -1.4e-38)\n"
+            "found = tl.atomic_add(a_ptr + i, 0.0)",
+            "float32",
+            single(0.0, 1e-39),
+        ),
+        [0.0, 0.0],
+    ),
+    "an exponential of a large number": (
+        case("tl.exp(a)", "float32", single(83.4)),
+        [float(np.exp2(np.float32(83.4) * np.float32(1.4426950408889634)))],
+    ),
+    "a sum of products is one of matrices in TF32": (
+        case(SUMMED.format("m[:, :, None] * m[None, :, :]"), *ALMOST),
+        [16.0] * 16,
+    ),
+    "and so along another axis": (
+        case(SUMMED.replace("1)", "2)").format("m[:, :, None] * m[None, :, :]"), *ALMOST),
+        [16.0] * 16,
+    ),
+    "but not the other way round": (case(SUMMED.format("m[None, :, :] * m[:, :, None]"), *ALMOST), [16.0078125] * 16),
+    "a long sort": (case("tl.sort(a, 0)", "float32", single(*range(2048, 0, -1))), list(range(1, 2049))),
     "the larger of two zeros": (
         case("1.0 / tl.maximum(a, b)", "float32", single(-0.0, 0.0, -0.0), single(0.0, -0.0, -0.0)),
         [INF, INF, -INF],
@@ -258,7 +336,7 @@ def answers() -> dict[str, Any]:
         cases[f"to {name}"] = case(f"a.to(tl.{name}).to(tl.uint8, bitcast=True)", "uint8", ("float32", TINY))
         cases[f"halves to {name}"] = case(f"a.to(tl.{name}).to(tl.uint8, bitcast=True)", "uint8", ("float16", TINY))
         cases[f"of {name}"] = case("a.to(tl.float32)", "float32", (stored, list(range(256))))
-    for name, found in (UNKNOWN | KNOWN).items():
+    for name, found in (UNKNOWN | KNOWN | SOME).items():
         for secret in (0, *SECRETS):
             cases[f"{name} {secret}"] = {**found, "secret": secret}
     return dict(zip(cases, program("value_cases", given=json.dumps(list(cases.values()))), strict=True))
@@ -387,15 +465,25 @@ def test_combine_functions_may_branch() -> None:
 LARGE = single(1.3, 16777216.0, -16777216.0, 0.7)
 UNKNOWN = {
     "a shift beyond the width": case("a << b", "int32", whole(1, 1), whole(40, 3)),
-    "a product": case("a * a", "float32", single(1.3, 0.7)),
     "a fused product of halves": case("a * a - b", "float16", ("float16", [1.3]), ("float16", [1.689453125])),
     "a fused product of bfloat16": case(
         "(a * a - b).to(tl.float32)", "float32", ("bfloat16", [1.3]), ("bfloat16", [1.6875])
     ),
     "a product less itself": case("found = a * a\nfound = found - found", "float32", single(1.3)),
-    "a product in float64": case("a * a", "float64", ("float64", [1.3])),
     "an exponential in float64": case("tl.exp(a)", "float64", ("float64", [1.3])),
-    "fma": case("tl.fma(a, a, a)", "float32", single(1.3, 0.7)),
+    "a fused product that was joined": case(
+        "p, q = tl.split(tl.join(a * a, a))\nfound = p - b", "float32", single(1.3), single(1.69)
+    ),
+    "a fused product in a sum": case(
+        "found = tl.sum(tl.join(a, b) * tl.join(a, 0 * a - 1), 1)", "float32", single(1.3), single(1.69)
+    ),
+    "small products beside a large sum": case(
+        "m = tl.full((16, 16), 0.5, tl.float16)\nfound = tl.max(tl.dot(m, m, m.to(tl.float32) * 33554432), 0)",
+        "float32",
+        single(*range(16)),
+    ),
+    "a long sum": case("found = tl.sum(tl.full((4096, 2), 0.1, tl.float32), 0)", "float32", single(1.0, 2.0)),
+    "a long scan": case("found = tl.max(tl.cumsum(tl.full((4096,), 0.1, tl.float32), 0), 0)", "float32", single(1.0)),
     "libdevice": case("libdevice.tanh(a)", "float32", single(1.3, 0.7)),
     "a sum": case("tl.sum(a, 0)", "float32", LARGE),
     "a sum that cancels": case("tl.sum(a, 0)", "float32", single(1.0, 67108864.0, -67108864.0, 1.0)),
@@ -427,6 +515,10 @@ def test_what_a_gpu_may_compute_otherwise_changes_with_the_secret(name: str) -> 
 
 
 KNOWN = {
+    "a product alone": case("a * a", "float32", single(1.3, 0.7)),
+    "a product alone in float64": case("a * a", "float64", ("float64", [1.3])),
+    "a quotient that is asked for": case("tl.div_rn(a, 3.1)", "float32", single(1.3, 0.7)),
+    "tl.fma": case("tl.fma(a, a, a)", "float32", single(1.3, 0.7)),
     "a product of whole numbers": case("a * a", "float32", single(3.0, -7.0)),
     "a sum of whole numbers": case("tl.sum(a, 0)", "float32", single(3.0, -7.0)),
     "a sum with one number": case("tl.sum(tl.where(a == 0.7, a, 0.0), 0)", "float32", single(0.7, 1.3)),
@@ -449,3 +541,26 @@ KNOWN = {f"known: {name}": found for name, found in KNOWN.items()}
 def test_what_every_gpu_computes_does_not_change(name: str) -> None:
     first, *others = [answers()[f"{name} {secret}"] for secret in (0, *SECRETS)]
     assert isinstance(first, list) and all(answer == first for answer in others), (first, others)
+
+
+MANY = single(*(1.0 + 0.0731 * k for k in range(64)))
+SOME = {
+    "some quotients": case("a / 3.1", "float32", MANY, products=False),
+    "ulps of erfc": case("libdevice.erfc(a)", "float32", MANY),
+}
+
+
+def moved_by(name: str) -> list[Any]:
+    """By how many last bits each secret moves results."""
+    plain, *others = [np.array(answers()[f"{name} {secret}"], dtype=np.int64) for secret in (0, *SECRETS)]
+    return [np.abs(other - plain) for other in others]
+
+
+def test_a_share_of_the_results_is_moved_where_products_are_not() -> None:
+    for steps in moved_by("some quotients"):
+        assert 4 <= np.count_nonzero(steps) <= 60 and steps.max() <= 2, steps
+
+
+def test_functions_of_libdevice_are_moved_by_as_much_as_is_documented() -> None:
+    for steps in moved_by("ulps of erfc"):
+        assert steps.max() == 4 and steps.min() >= 1, steps

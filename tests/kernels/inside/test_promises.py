@@ -49,6 +49,11 @@ KEPT = {
         "    found = tl.load(a_ptr + i + j * 0)",
         lambda i: i,
     ),
+    "remainders of what was negative": ("found = tl.load(a_ptr + (i - 16 + 64) % 64)", lambda i: (i + 48) % 64),
+    "negatives under a mask": (
+        "at = i - 4\nfound = tl.load(a_ptr + at // 2, mask=(at >= 0) & (at % 2 == 0), other=7.0)",
+        lambda i: np.where((i >= 4) & (i % 2 == 0), (i - 4) // 2, -1),
+    ),
     "a mask that is used before": (
         "m = i < 64\nat = tl.multiple_of(i, 64)\nfound = tl.load(a_ptr + at, mask=m)",
         lambda i: i,
@@ -63,6 +68,8 @@ GONE = {
     "through a choice": "found = tl.load(a_ptr + tl.where(i < 64, tl.max_contiguous(i % 50, 64), i))",
     "through a cast": "found = tl.load(a_ptr + tl.max_contiguous(i % 50, 64).to(tl.int64))",
     "through a quotient": "found = tl.load(a_ptr + tl.multiple_of(i // 2 * 2, 64) // 2)",
+    "remainders of negatives": "found = tl.load(a_ptr + 16 + (i - 16) % 16)",
+    "quotients of negatives as a mask": "found = tl.load(a_ptr + i, mask=(i - 16) // 16 == 0, other=7.0)",
     "through shapes": (
         "at = tl.max_contiguous(i % 50, 64)\nat = tl.reshape(at, (8, 8)).T.T\n"
         "found = tl.reshape(tl.load(a_ptr + at), (64,))"

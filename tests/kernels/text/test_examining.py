@@ -138,6 +138,8 @@ def test_a_class_under_a_condition_is_one() -> None:
         ("tl.dot(a, b, allow_tf32=False)", False),
         ("dot(a, b)", True),
         ("a.dot(b)", False),
+        ("tl.sum(a[:, :, None] * b[None, :, :], 1)", True),
+        ("tl.sum(b[None, :, :] * a[:, :, None], 1)", False),
     ],
 )
 def test_products_in_tf32_are_seen(call: str, possible: bool) -> None:

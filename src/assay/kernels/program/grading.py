@@ -34,7 +34,10 @@ from assay.kernels.verdicts import Verdict
 from assay.sandbox.base import Limits, Sandbox
 from assay.types import Json
 
-TF32_HINT = '. Note: tl.dot rounds float32 operands to TF32, here as on a GPU, unless given input_precision="ieee"'
+TF32_HINT = (
+    '. Note: tl.dot rounds float32 operands to TF32, here as on a GPU, unless given input_precision="ieee"; and Triton '
+    "makes a tl.dot of tl.sum(a[:, :, None] * b[None, :, :], 1), but not with b[None, :, :] first"
+)
 OTHER_TRIALS = 2
 """Ordinary calls at the other size."""
 OTHER_SLACK = 2.0

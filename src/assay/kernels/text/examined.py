@@ -80,7 +80,8 @@ class Examined:
     """Why it is no submission at all: a syntax error, no class ModelNew."""
     findings: tuple[Finding, ...] = ()
     tf32_dot_possible: bool = False
-    """A `tl.dot` does not ask for `input_precision="ieee"`, so that a GPU rounds float32 operands to TF32."""
+    """A `tl.dot` does not ask for `input_precision="ieee"`, so that a GPU rounds float32 operands to TF32; or Triton
+    may make such a one of a sum of products."""
     extensions: tuple[Extension, ...] = ()
     """For CUDA, what is given to `load_inline`, in the order in which it stands."""
 

@@ -152,9 +152,23 @@ def _tf32_dot(tree: Tree) -> bool:
     """Whether a product of matrices leaves its precision to the GPU."""
     for call in tree.calls:
         dotted = tree.dotted(call.func)
-        if dotted.startswith("triton.") and dotted.endswith(".dot") and not any(map(_is_exact, call.keywords)):
+        if not dotted.startswith("triton."):
+            continue
+        if dotted.endswith(".dot") and not any(map(_is_exact, call.keywords)):
+            return True
+        if dotted.endswith(".sum") and call.args and _is_product(call.args[0], tree):
             return True
     return False
+
+
+def _is_product(summed: ast.expr, tree: Tree) -> bool:
+    """Whether it is `a[:, :, None] * b`, of which Triton's compiler makes a product of matrices."""
+    terms = tree.assigned.get(summed.id, []) if isinstance(summed, ast.Name) else [summed]
+    lefts = [term.left for term in terms if isinstance(term, ast.BinOp) and isinstance(term.op, ast.Mult)]
+    places = [
+        left.slice.elts for left in lefts if isinstance(left, ast.Subscript) and isinstance(left.slice, ast.Tuple)
+    ]
+    return any(isinstance(each[-1], ast.Constant) and each[-1].value is None for each in places if len(each) > 2)
 
 
 def _is_exact(keyword: ast.keyword) -> bool:

@@ -1,8 +1,8 @@
 """Launches with atomic operations run again, to see whether those put in order what they seem to.
 
 A replay whose accesses are followed runs programs one after another, so that even a lock that nobody waits for is
-always free. A GPU may stop a program anywhere for a while. So one program is stopped before it tells that it is done, and the others run: what they
-then read or write plainly of what it wrote so far is lost (`Pausing`).
+always free. A GPU may stop a program anywhere for a while. So one program is stopped before it tells that it is done,
+and the others run: what they then read or write plainly of what it wrote so far is lost (`Pausing`).
 
 The result of an atomic operation is handed to all threads of a program, which is a barrier, unless the compiler finds
 that nothing needs it. So a program runs with other results: an access that it then makes all the same did not wait for

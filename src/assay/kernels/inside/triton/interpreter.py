@@ -26,7 +26,7 @@ from triton.runtime.driver import driver
 
 from assay.kernels.inside.triton import guards
 from assay.kernels.inside.triton.ledger import PausedError, UnsupportedError, current, refuse
-from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, LIBRARY, LOGARITHMS
+from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, KEEPS_NAN, LIBRARY, LOGARITHMS, ULPS
 from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
 from assay.kernels.inside.triton.values import (
     bfloat16,
@@ -34,12 +34,14 @@ from assay.kernels.inside.triton.values import (
     casts,
     combining,
     constants,
+    contractions,
     counting,
     doubts,
     handles,
     products,
     promises,
     ptx,
+    quotients,
     reductions,
     rounding,
 )
@@ -190,8 +192,10 @@ def install() -> None:
     rounding.install(builder)
     reductions.install()
     combining.install()
+    contractions.install(builder)
     constants.install(builder)
     promises.install(builder)
+    quotients.install(builder)
     builder.create_extern_elementwise = _extern_elementwise
     counting.install(builder)
     doubts.install()
@@ -239,7 +243,9 @@ def _extern_elementwise(_self: Any, _name: str, _path: str, symbol: str, args: A
         return engine.TensorHandle(casts.saturated(data, kind), dtype)
     data = data.astype(kind)
     data = rounding.flushed(data) if flushes and kind == np.float32 else data
-    return engine.TensorHandle(data if symbol in EXACT else rounding.moved(data, None), dtype)
+    data = data if symbol in KEEPS_NAN else rounding.canonical(data)
+    moved = data if symbol in EXACT else rounding.moved(data, None, ULPS.get(symbol, 1))
+    return engine.TensorHandle(moved, dtype)
 
 
 def _serve_libdevice() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
+
+from assay.kernels.inside.triton.values.rounding import fused
 
 Function = Callable[..., Any]
 
@@ -40,9 +43,25 @@ def _half_away(x: Any) -> Any:
     return whole + np.copysign(np.abs(x - whole) >= 0.5, x)
 
 
-def _fma(x: Any, y: Any, z: Any) -> Any:
-    wide = np.float64 if x.dtype == np.float32 else np.longdouble
-    return x.astype(wide) * y.astype(wide) + z.astype(wide)
+def _turned(x: Any) -> tuple[Any, Any]:
+    """How often x half turns have a quarter turn, to the nearest, and what is left of them in radians."""
+    wide = x.astype(np.float64)
+    left = wide - 2.0 * np.rint(wide / 2.0)
+    quarters = np.rint(2.0 * left)
+    return np.nan_to_num(quarters).astype(np.int64), (left - quarters / 2.0) * np.pi
+
+
+def _sine_of_half_turns(x: Any, ahead: int = 0) -> Any:
+    """sin(pi x), exact for halves of whole numbers however large; `ahead` by so many quarter turns."""
+    quarters, left = _turned(x)
+    place = (quarters + ahead) % 4
+    found = np.choose(place, [np.sin(left), np.cos(left), -np.sin(left), -np.cos(left)])
+    return np.where((found == 0) & (ahead == 0), np.copysign(0.0, x), found + 0.0)
+
+
+def _excess(x: Any, y: Any) -> Any:
+    """`fdim`: 0 also for two infinities."""
+    return np.where(x <= y, x.dtype.type(0), x - y)
 
 
 _FLOAT: dict[str, Function] = {
@@ -61,16 +80,16 @@ _FLOAT: dict[str, Function] = {
     "atan2": np.arctan2,
     "pow": np.power,
     "powi": np.power,
-    "fma": _fma,
-    "fdim": lambda x, y: np.maximum(x - y, 0),
+    "fma": fused,
+    "fdim": _excess,
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "rcbrt": lambda x: 1 / np.cbrt(x),
     "exp10": lambda x: np.power(10.0, x),
     "round": _half_away,
     "nearbyint": np.rint,
     "remainder": _each(math.remainder),
-    "sinpi": lambda x: np.sin(np.pi * x),
-    "cospi": lambda x: np.cos(np.pi * x),
+    "sinpi": _sine_of_half_turns,
+    "cospi": partial(_sine_of_half_turns, ahead=1),
     "erf": _each(math.erf),
     "erfc": _each(math.erfc),
     "lgamma": _each(_lgamma),
@@ -103,8 +122,20 @@ _EXACT = (
     *("floor", "ceil", "trunc", "rint", "nearbyint", "round", "fabs"),
     *("fmod", "remainder", "copysign", "nextafter", "ldexp"),
 )
-EXACT = frozenset(f"__nv_{name}{suffix}" for name in _EXACT for suffix in ("", "f")) | {"__nv_saturatef"}
+EXACT = frozenset(f"__nv_{name}{suffix}" for name in _EXACT for suffix in ("", "f")) | {
+    *("__nv_saturatef", "__nv_fmaf", "__nv_fdimf", "__nv_fdim")
+}
 """Those whose results a GPU has to the last bit."""
+_ULPS = {
+    **dict.fromkeys(("exp2", "exp10", "cospi", "sin", "cos", "erf", "tanh", "asin", "acos", "atan", "rsqrt"), (2, 2)),
+    **{"tan": (4, 2), "sinpi": (2, 2), "sinh": (3, 2), "cosh": (2, 1), "hypot": (3, 2), "atan2": (3, 2)},
+    **{"asinh": (3, 3), "acosh": (4, 3), "atanh": (3, 2), "pow": (4, 2), "powi": (4, 2), "log10": (2, 1)},
+    **{"erfc": (4, 5), "lgamma": (6, 4), "tgamma": (5, 10), "normcdf": (5, 5)},
+}
+ULPS = {f"__nv_{name}{'f' * (not place)}": bits[place] for name, bits in _ULPS.items() for place in (0, 1)}
+"""By how many last bits a result may differ, as CUDA's documents say; 1 of those that are not here."""
+KEEPS_NAN = frozenset(f"__nv_{name}{suffix}" for name in ("fabs", "copysign") for suffix in ("", "f"))
+"""Those that change the sign alone, and so keep the bits of NaN."""
 DENORMAL = frozenset(f"__nv_{name}f" for name in ("trunc", "rint", "nearbyint", "copysign", "nextafter", "signbit"))
 """Those of float32 that do not take denormal numbers for zero."""
 LOGARITHMS = frozenset(f"__nv_{name}f" for name in ("log", "log2", "log10", "log1p"))

@@ -13,6 +13,7 @@ from assay.kernels.inside.triton.ledger import UnsupportedError, WrongValueError
 from assay.kernels.inside.triton.values import bfloat16
 from assay.kernels.inside.triton.values.constants import is_constant
 from assay.kernels.inside.triton.values.handles import numpy_dtype
+from assay.kernels.inside.triton.values.rounding import canonical
 
 _EIGHT_BITS = {"fp8e4nv": (torch.float8_e4m3fn, 448.0), "fp8e5": (torch.float8_e5m2, 57344.0)}
 """Name -> PyTorch's type, and the largest number."""
@@ -25,6 +26,15 @@ def install(builder: Any) -> None:
     """Put them into the interpreter's builder (`InterpreterBuilder`)."""
     builder.create_fp_to_si = builder.create_fp_to_ui = _to_integer
     builder.create_fp_to_fp = _to_float
+    cast = builder.cast_impl
+
+    def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
+        found = cast(self, src, dst_type)
+        if src.data.dtype.kind == "f" and src.data.dtype != found.data.dtype:
+            found.data = canonical(found.data)
+        return found
+
+    builder.cast_impl = cast_impl
 
 
 def _to_integer(_self: Any, src: Any, dst_type: Any) -> Any:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import triton.language as tl
 from triton.runtime import interpreter as engine
 
 _MARK = "constant"
@@ -25,6 +27,7 @@ _KEPT = (
 
 def install(builder: Any) -> None:
     """Put it into the interpreter's builder (`InterpreterBuilder`), over all that computes."""
+    builder.get_fp16 = _half
     for name in _MADE:
         _made(builder, name)
     for name in _KEPT:
@@ -49,6 +52,11 @@ def install(builder: Any) -> None:
 def is_constant(*handles: Any) -> bool:
     """Whether the compiler knows some values: they are written in the kernel, or computed from what is."""
     return all(_MARK in handle.attr for handle in handles)
+
+
+def _half(_self: Any, value: Any) -> Any:
+    """A constant is a float32 before it is a float16, and rounded twice."""
+    return engine.TensorHandle(np.array([value], dtype=np.float32).astype(np.float16), tl.float16)
 
 
 def _made(builder: Any, name: str) -> None:

@@ -10,7 +10,7 @@ from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.ledger import UnsupportedError, current, refuse
 from assay.kernels.inside.triton.values import casts
-from assay.kernels.inside.triton.values.rounding import all_orders_agree, reordered
+from assay.kernels.inside.triton.values.rounding import all_orders_agree, canonical, reordered
 
 _TF32 = engine._ir.INPUT_PRECISION.TF32
 _AT_ONCE = (16, 8)
@@ -34,9 +34,51 @@ def install(builder: Any) -> None:
         found = dot(self, a, b, d, input_precision, *rest)
         if current().products:
             found.data = _in_another_order(found.data, (a.data, b.data, d.data))
+            if d.data.dtype == np.float32:
+                found.data = _cut_off(found.data, (a.data, b.data, d.data), input_precision)
+        found.data = canonical(found.data)
         return found
 
     builder.create_dot = create_dot
+
+
+def _cut_off(found: Any, operands: tuple[Any, Any, Any], input_precision: Any) -> Any:
+    """Products of float32, or sums in float32, as tensor cores make them."""
+    left, right, total = operands
+    if left.dtype == np.float16:
+        made = _aligned(left, right, total, _AT_ONCE[0])
+    elif input_precision == _TF32:
+        made = _aligned(left, right, total, _AT_ONCE[1])
+    elif input_precision == engine._ir.INPUT_PRECISION.TF32x3:
+        (one, rest), (other, more) = (_split(side) for side in (left, right))
+        made = _aligned(one, more, _aligned(rest, other, np.zeros_like(total), _AT_ONCE[1]), _AT_ONCE[1])
+        made = _aligned(one, other, made, _AT_ONCE[1]) + total
+    else:
+        return found
+    return np.where(np.isfinite(made), made, found)
+
+
+def _split(values: Any) -> tuple[Any, Any]:
+    large = _tf32(values)
+    return large, _tf32(values - large)
+
+
+def _aligned(left: Any, right: Any, total: Any, step: int) -> Any:
+    """Some products at once are cut off where the last bit of the largest of them and of the sum ends, and added."""
+    left, right, total = (side.astype(np.float64) for side in (left, right, total))
+    for start in range(0, left.shape[-1], step):
+        places = range(start, min(start + step, left.shape[-1]))
+        parts = [total, *(left[..., :, k, None] * right[..., None, k, :] for k in places)]
+        last = _last_bit(np.maximum.reduce([np.abs(part) for part in parts]))
+        total = sum((np.trunc(part / last) * last for part in parts), np.zeros_like(total))
+        last = _last_bit(np.abs(total))
+        total = np.trunc(total / last) * last
+    return total.astype(np.float32)
+
+
+def _last_bit(size: Any) -> Any:
+    """Of float32 as large as these; 1 for zeros."""
+    return np.ldexp(1.0, np.where(size > 0, np.frexp(size)[1] - 24, 0))
 
 
 def _in_another_order(found: Any, operands: tuple[Any, Any, Any]) -> Any:

@@ -33,8 +33,9 @@ WIDEST = 16
 """Bytes that a thread moves at once."""
 _ALIGNED = 256
 """Bytes that the address of every storage divides by, on a GPU."""
-_GIVEN, _BROKEN, _LOADED = "given", "broken", "loaded"
-"""Attributes of values: what was promised of them, broken lanes, and whether they come from memory."""
+_GIVEN, _BROKEN, _LOADED, _COUNTS = "given", "broken", "loaded", "counts"
+"""Attributes of values: what was promised of them, broken lanes, whether they come from memory, and whether what is
+broken of them is that they count up, which tells the compiler nothing of where they equal something."""
 _FILE = "submission.py"
 
 
@@ -109,14 +110,26 @@ def _broken(handle: Any, multiple: Any, contiguous: Any, constant: Any) -> Any:
         run, equal = (min(_power_of_two(each), length) for each in of_axis[1:])
         if contiguous is None:
             run = 1 if _LOADED in handle.attr else _run(line, unit)
-        one = _broken_in_line(line, unit, divisor, run, equal)
+        one = broken_in_line(line, unit, divisor, run, equal)
         if one is not None:
             one = np.moveaxis(one, -1, axis)
             found = one if found is None else np.minimum(found, one)
     return found
 
 
-def _broken_in_line(line: Any, unit: int, divisor: int, run: int, equal: int) -> Any:
+def break_lanes(handle: Any, broken: Any, said: str, *, counts: bool) -> None:
+    """Take it that the compiler believes what is false of some lanes, though nobody promised it.
+
+    broken: for each lane the shortest access that breaks it; NEVER for none. counts: the compiler believes that they
+    count up, and no more.
+    """
+    handle.attr |= {_BROKEN: broken, _COUNTS: counts}
+    current().note(said)
+    _follow()
+
+
+def broken_in_line(line: Any, unit: int, divisor: int, run: int, equal: int) -> Any:
+    """The shortest access that breaks each lane of some lines of numbers; None where all that is promised is true."""
     places = np.arange(line.shape[-1])
     firsts = line[..., places // run * run]
     kept = (line == firsts + places % run * unit).all() and not np.any(firsts % divisor)
@@ -203,7 +216,9 @@ def _keep(builder: Any, name: str, combine: Callable[..., Any]) -> None:
 
     def computed(self: Any, *args: Any) -> Any:
         found = compute(self, *args)
-        sides = [arg.attr[_BROKEN] for arg in args if isinstance(arg, engine.TensorHandle) and _BROKEN in arg.attr]
+        handles = [arg for arg in args if isinstance(arg, engine.TensorHandle) and _BROKEN in arg.attr]
+        equality = name == "binary_op" and args[2] in (np.equal, np.not_equal)
+        sides = [arg.attr[_BROKEN] for arg in handles if not (equality and arg.attr.get(_COUNTS))]
         if sides:
             found.attr[_BROKEN] = np.broadcast_to(combine(*sides), found.data.shape)
         return found
@@ -232,7 +247,12 @@ def _guard_accesses(builder: Any) -> None:
         wrong = _wrong(ptrs, mask)
         if wrong is not None:
             _check_alignment(ptrs, wrong)
-            found.data = unspecified(found.data, np.broadcast_to(wrong, found.data.shape))
+            wrong = np.broadcast_to(wrong, found.data.shape)
+            other = rest[0] if rest else named.get("other")
+            found.data = unspecified(found.data, wrong)
+            if current().rounding:  # under the mask of another lane, which says not to load
+                masked = wrong & (np.random.default_rng(current().rounding).random(wrong.shape) < 0.5)
+                found.data = np.where(masked, 0 if other is None else other.data, found.data).astype(found.data.dtype)
         return found
 
     def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
@@ -256,12 +276,27 @@ def _wrong(ptrs: Any, mask: Any) -> Any:
     width = WIDEST // numpy_dtype(ptrs.get_element_ty()).itemsize
     shape, found = ptrs.data.shape, None
     active = np.broadcast_to(mask.data if isinstance(mask, engine.TensorHandle) else mask, shape)
-    for side, lanes in ((ptrs, active), (mask, True)):
+    for side, of_mask in ((ptrs, False), (mask, True)):
         broken = side.attr.get(_BROKEN) if isinstance(side, engine.TensorHandle) else None
         if broken is not None:
-            here = np.broadcast_to(broken <= width, shape) & lanes
+            broken = np.broadcast_to(broken, shape)
+            here = _taken_for_others(active, broken, width) if of_mask else (broken <= width) & active
             found = here if found is None else found | here
     return found if found is not None and found.any() else None
+
+
+def _taken_for_others(active: Any, broken: Any, most: int) -> Any:
+    """Broken lanes of a mask that has two values in a group: the compiler takes the first one for all."""
+    found, width = np.zeros(active.shape, np.bool_), 2
+    while width <= most:
+        for axis in range(active.ndim):
+            lanes = np.moveaxis(active, axis, -1)
+            firsts = np.arange(lanes.shape[-1]) // width * width
+            groups = lanes != lanes[..., firsts]
+            uneven = np.logical_or.reduceat(groups, np.unique(firsts), axis=-1)[..., firsts // width]
+            found |= np.moveaxis(uneven, -1, axis) & (broken == width)
+        width *= 2
+    return found
 
 
 def _refuse_wrong(what: str, ptrs: Any, mask: Any) -> None:

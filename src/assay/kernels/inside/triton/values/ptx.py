@@ -202,13 +202,29 @@ def _install_structure(builder: Any) -> None:
 _REORDERS = "{} the compiler change the order of elements, and nobody knows it without a GPU: leave it out"
 
 
+def _flush(places: Any, mask: Any) -> None:
+    """Take denormal numbers in memory for zero, as a sum of float32 by an atomic operation does before and after."""
+    single = np.dtype(np.float32)
+    there = engine._interpreter.load(places, mask, np.zeros(places.shape, single), single)
+    denormal = (np.abs(there) < _LEAST_NORMAL) & (there != 0) & mask
+    if denormal.any():
+        engine._interpreter.store(places, flushed(there), denormal)
+
+
+_LEAST_NORMAL = np.float32(2.0**-126)
+
+
 def _install_atomics(builder: Any) -> None:
     rmw = builder.create_atomic_rmw
 
     def create_atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
-        if op == engine._ir.ATOMIC_OP.FADD and val.data.dtype == np.float32:
+        flushes = op == engine._ir.ATOMIC_OP.FADD and val.data.dtype == np.float32
+        if flushes:
             val = engine.TensorHandle(flushed(val.data), val.dtype)
+            _flush(ptr.data, mask.data)
         found = rmw(self, op, ptr, val, mask, *rest)
+        if flushes:
+            _flush(ptr.data, mask.data)
         off = ~np.broadcast_to(mask.data, found.data.shape)
         # The interpreter leaves there what was in memory.
         found.data = unspecified(np.where(off, found.data.dtype.type(0), found.data), off)

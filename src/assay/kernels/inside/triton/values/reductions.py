@@ -11,13 +11,16 @@ from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
 from assay.kernels.inside.triton.values import bfloat16
-from assay.kernels.inside.triton.values.rounding import all_orders_agree, canonical, moved, reordered
+from assay.kernels.inside.triton.values.rounding import all_orders_agree, canonical, moved, reordered, unrounded
 
 _ANY_OF_EQUALS = {
     tl.standard._argmax_combine_tie_break_fast: np.max,
     tl.standard._argmin_combine_tie_break_fast: np.min,
 }
 """What finds an extreme with its place where any of several may be it."""
+
+_OF_BITS: dict[Any, Any] = {tl.standard._xor_combine: np.bitwise_xor, tl.standard._or_combine: np.bitwise_or}
+"""What combines bits, of which `tl.sort` makes many: they need no loop over elements."""
 
 
 def install() -> None:
@@ -26,6 +29,9 @@ def install() -> None:
     apply = engine.ReduceOps.apply_impl
 
     def apply_impl(self: Any, values: Any) -> Any:
+        if (whole := _OF_BITS.get(self.combine_fn)) is not None:
+            found = whole.reduce(values[0].handle.data, axis=self.axis, keepdims=True)
+            return self.to_tensor(_shaped(self, found), values[0].dtype)
         extreme = _ANY_OF_EQUALS.get(self.combine_fn)
         return apply(self, values) if extreme is None else _any_place(self, values, extreme)
 
@@ -40,17 +46,37 @@ def _sum(self: Any, values: Any) -> Any:
         found = _sum_of_halves(bfloat16.wide(data) if kind == tl.bfloat16 else data, self.axis, kind == tl.bfloat16)
     else:
         add = np.logical_xor if data.dtype == np.bool_ else np.add
-        found = add.reduce(data, axis=self.axis, keepdims=True, dtype=data.dtype)
+        found = _summed(values.handle, self.axis, add)
         if current().rounding and data.dtype.kind == "f":
             found = reordered(found, *_orders(data, lambda sizes: np.sum(sizes, axis=self.axis, keepdims=True)))
-    return self.to_tensor(_shaped(self, found), values.dtype)
+    return self.to_tensor(_shaped(self, canonical(found)), values.dtype)
+
+
+def _summed(handle: Any, axis: Any, add: Any) -> Any:
+    """Sums one after the other, or of halves of a block, as `_in_tree` says; of products that are not rounded yet."""
+    data, product = handle.data, unrounded(handle)
+    if product is not None and product.shape == data.shape and product.dtype == np.float64:
+        return np.add.reduce(product, axis=axis, keepdims=True).astype(data.dtype)
+    if data.dtype.kind != "f" or not _in_tree():
+        return add.reduce(data, axis=axis, keepdims=True, dtype=data.dtype)
+    found = data.reshape((-1,) + (1,) * (data.ndim - 1)) if axis is None else np.moveaxis(data, axis, 0)
+    while len(found) > 1:
+        middle = len(found) // 2
+        found = found[:middle] + found[middle:]
+    return found if axis is None else np.moveaxis(found, 0, axis)
+
+
+def _in_tree() -> bool:
+    """Whether sums of this call are made in a tree: a thread adds one after the other, threads make a tree."""
+    ledger = current()
+    return bool(ledger.rounding and (ledger.products or ledger.rounding & 16))
 
 
 def _orders(data: Any, add: Callable[[Any], Any]) -> tuple[Any, Any]:
     """The magnitude of some sums, and which of them no order changes."""
     magnitude = add(np.abs(data).astype(np.float64))
     whole = add((np.rint(data) != data).astype(np.float64)) == 0
-    return magnitude, all_orders_agree(magnitude, whole) | (add((data != 0).astype(np.float64)) <= 1)
+    return magnitude, all_orders_agree(magnitude, whole) | (add((data != 0).astype(np.float64)) <= 2)
 
 
 def _sum_of_halves(data: Any, axis: Any, is_bfloat16: bool) -> Any:
@@ -119,8 +145,12 @@ def _scanned(name: str, function: Any) -> Any:
     def scanned(self: Any, values: Any) -> Any:
         data = values.handle.data
         if data.dtype == np.float16 and not current().rounding & 1:
-            return [self.to_tensor(_scan_of_halves(data, self.axis, function), values.dtype)]
-        (found,) = scan(self, values)
+            return [self.to_tensor(canonical(_scan_in_tree(data, self.axis, function)), values.dtype)]
+        if data.dtype.kind == "f" and data.dtype != np.float16 and _in_tree():
+            found = self.to_tensor(_scan_in_tree(data, self.axis, function), values.dtype)
+        else:
+            (found,) = scan(self, values)
+        found.handle.data = canonical(found.handle.data)
         if function is np.add and current().rounding and data.dtype.kind == "f":
             orders = _orders(data, lambda sizes: np.cumsum(sizes, axis=self.axis))
             found.handle.data = reordered(found.handle.data, *orders)
@@ -131,7 +161,7 @@ def _scanned(name: str, function: Any) -> Any:
     return scanned
 
 
-def _scan_of_halves(data: Any, axis: int, function: Any) -> Any:
+def _scan_in_tree(data: Any, axis: int, function: Any) -> Any:
     """As the lanes of a warp make it: with the neighbour, then with the pair before, and so on. A thread adds one
     after the other, which is done in some of the calls with a secret."""
     found, step = np.moveaxis(data, axis, 0).copy(), 1
