@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,13 +14,31 @@ from assay.errors import ReferenceModelError
 from assay.kernels.numerics import reference as reference_module
 from assay.kernels.numerics.conversation import Line
 from assay.kernels.numerics.reference import MAX_TIMEOUTS, ReferenceProcess, fit_problem
+from assay.kernels.numerics.reference_launch import launch, read
 from assay.kernels.problems.sources import make_problem
+from assay.sandbox.host.bubblewrap import kill
 from support.kernelbench_data import TINY
 from support.sandboxes import needs_walls
 
 SLEEPS = TINY.replace("    return [torch.rand", "    import time; time.sleep(1000)\n    return [torch.rand")
 LEAVES = TINY.replace("    return [torch.rand", "    import os; os._exit(4)\n    return [torch.rand")
 SEEDS = {"input_seed": 1, "weight_seed": 0}
+
+
+@needs_walls
+def test_a_process_that_is_ended_while_it_starts_leaves_nothing_that_holds_its_pipes() -> None:
+    for attempt in range(60):
+        ended = threading.Event()
+        process = launch(sys.executable, "cpu", "strict", ended)
+        time.sleep(0.001 + 0.00005 * attempt)  # in which bubblewrap makes its child
+        kill(process)
+        with pytest.raises(EOFError):
+            read(process, 6, time.monotonic() + 20.0)
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            assert pipe is not None
+            pipe.close()
+        process.wait()
+        ended.set()
 
 
 def test_a_line_is_served_in_its_order() -> None:

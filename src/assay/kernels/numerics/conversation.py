@@ -8,9 +8,6 @@ Requests are answered in the order in which they were made, so nobody waits for 
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import subprocess
 import threading
 import time
@@ -20,6 +17,7 @@ from types import TracebackType
 from assay.errors import MissingDependencyError, ReferenceModelError
 from assay.kernels.frames import Frame, read_frame
 from assay.kernels.numerics.reference_launch import Walls, await_end, drain, launch, read, write
+from assay.sandbox.host.bubblewrap import kill
 
 START_TIMEOUT_S = 180.0
 GRACE_S = 10.0
@@ -99,7 +97,7 @@ class Conversation:
         self._closed = True  # before the process is looked for, so that none is started unseen: see `_start`
         process = self._process
         if process is not None:
-            process.terminate()
+            kill(process)
         with self._line:
             self._kill()
 
@@ -134,7 +132,7 @@ class Conversation:
         self._ended = ended
         self._process = process
         if self._closed:  # meanwhile, by a thread that saw no process to end
-            process.terminate()
+            kill(process)
         errors: list[bytes] = []
         drainer = threading.Thread(target=drain, args=(process, errors), daemon=True)
         drainer.start()
@@ -160,7 +158,6 @@ class Conversation:
                 pipe.close()
         # Left alone, it ends all that a reference started, also what has left its process group.
         await_end(process, _LEAVE_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        kill(process)
         process.wait()
         self._ended.set()

@@ -6,7 +6,10 @@ a handful of device files. No home, no working directory, no /etc, no environmen
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -131,3 +134,19 @@ def command(
         words += ["--perms", "1777", "--tmpfs", seen.scratch, "--remount-ro", "/tmp"]
     words += ["--remount-ro", "/", "--chdir", "/"]
     return [*words, "--info-fd", str(info_fd), "--", *program]
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """End what `command` started, in a session of its own, at any moment.
+
+    Until its child has asked to die with it, that must be ended too: it would wait for its parent for ever, or go on
+    alone. At first it is in its parent's group, and then in one of its own.
+    """
+    if process.returncode is not None:  # reaped: its number may be another process's by now
+        return
+    with contextlib.suppress(OSError):
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="ascii").split()
+        for child in children:
+            os.kill(int(child), signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

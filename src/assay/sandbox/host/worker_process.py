@@ -322,7 +322,7 @@ class WorkerProcess:
             if self._leader >= 0:
                 signal.pidfd_send_signal(self._leader, signal.SIGKILL)
             else:
-                self._process.kill()
+                bubblewrap.kill(self._process)
 
     async def close(self) -> None:
         """End it and wait until it and all its children are gone. Safe to call twice."""
@@ -336,7 +336,7 @@ class WorkerProcess:
         deadline = time.monotonic() + ENDING_S
         while self._process.poll() is None:
             if time.monotonic() > deadline:
-                self._process.kill()
+                bubblewrap.kill(self._process)
             await asyncio.sleep(0.002)
         if self._leader >= 0:
             os.close(self._leader)
@@ -358,7 +358,7 @@ def may_spread(profile: str) -> bool:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Kill a process that never became a worker; what bubblewrap started dies with it."""
-    process.kill()
+    bubblewrap.kill(process)
     process.wait()
 
 
