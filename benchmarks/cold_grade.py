@@ -77,6 +77,7 @@ def watch(words: list[str]) -> None:
     """Grade in this process, and print when each stage began and ended."""
     began = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC) + _started()
     from assay.cli.main import main
+    from assay.kernels.numerics.conversation import Conversation
     from assay.kernels.numerics.reference import ReferenceProcess
     from assay.sandbox.host.worker_process import WorkerProcess
     from assay.sandbox.local import LocalSandbox
@@ -112,7 +113,7 @@ def watch(words: list[str]) -> None:
     around(LocalSandbox, "__init__", lambda *_: "probe the sandbox")
     around(WorkerProcess, "boot", lambda worker: f"start the worker {last(worker._blueprint.harness)}")
     around(WorkerProcess, "run", lambda _, job, *__: f"run the job {last(job.harness)}")
-    around(ReferenceProcess, "_start", lambda *_: "start the reference process")
+    around(Conversation, "_start", lambda *_: "start the reference process")
     around(ReferenceProcess, "evaluate", lambda *_: "evaluate the reference")
     around(LocalSandbox, "close", lambda *_: "close the sandbox")
     status = main(["grade", "--no-cache", *words])

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from assay.kernels.problems.sources import SHIPPED, Problem
+from assay.kernels.problems.sources import SHIPPED, Problem, parsed
 from assay.types import Json
 
 Rule = Literal["none", "capped", "proportional", "uniform", "other"]
@@ -163,7 +163,7 @@ def scale(problem: Problem, cap: int, batch_cap: int = BATCH_CAP, rule: Rule = "
         return unscaled(problem)
     batch_cap = cap if rule == "uniform" else min(batch_cap, cap)
     changes, edits = [], []
-    integers = list(_integers(ast.parse(problem.code)))
+    integers = list(_integers(parsed(problem.code)))
     largest = max((i.value for i in integers if not i.of_batch), default=1)
     divisor = -(-largest // cap)
     for integer in integers:
@@ -212,7 +212,7 @@ def other_sizes(scaled: ScaledProblem, rng: random.Random | None = None) -> Iter
     """
     problem = scaled.problem
     now = {change.start_of: change.new for change in scaled.scaling.changes}
-    integers = [each for each in _integers(ast.parse(problem.code)) if each.value > 1]
+    integers = [each for each in _integers(parsed(problem.code)) if each.value > 1]
     doubled = {
         each: halved(each.value, 2 * now[each.start_of] + 1, each.of_batch) for each in integers if each.start_of in now
     }

@@ -8,11 +8,13 @@ hashed. The hash names what was solved, since published problems have changed un
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import itertools
 import json
 import os
 import re
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -42,6 +44,8 @@ MAX_LEVELS = 100
 MAX_INTEGERS = 1000
 """Of a module; published problems have 21 at most that are sizes."""
 
+_PARSING = threading.Lock()
+_ATTEMPTS = 3
 _FILE_NAME = re.compile(r"(\d+)_(.+)\.py")
 _CHECKOUTS = (".", "KernelBench", "kernelbench", "src/kernelbench", "data")
 _GUESSES = ("KernelBench", "../KernelBench", "~/KernelBench", "/workspace/KernelBench")
@@ -86,12 +90,28 @@ def make_problem(level: int, number: int, name: str, code: str, source: str) -> 
     return Problem(level, number, name, code, source)
 
 
+def parsed(code: str) -> ast.Module:
+    """The syntax tree of a problem's module, from any thread: `ast.parse`, one at a time.
+
+    CPython 3.11 counts the depth of a tree for all threads together: where two are made at once, one may end in
+    SystemError. Other code of this process may make one too.
+
+    Raises:
+        SyntaxError, ValueError, RecursionError, MemoryError: as `ast.parse`.
+    """
+    with _PARSING:
+        for _ in range(_ATTEMPTS - 1):
+            with contextlib.suppress(SystemError):
+                return ast.parse(code)
+        return ast.parse(code)
+
+
 def find_fault(code: str) -> str | None:
     """What keeps `code` from being a problem's module, as the end of a sentence; None when nothing does."""
     if len(code) > MAX_CODE_CHARACTERS:
         return f"has {len(code)} characters; at most {MAX_CODE_CHARACTERS} are read"
     try:
-        tree = ast.parse(code)
+        tree = parsed(code)
     except SyntaxError as error:
         return f"is not valid Python (line {error.lineno}: {error.msg})"
     except (ValueError, RecursionError, MemoryError) as error:
