@@ -70,14 +70,12 @@ def _share(test: Test) -> Value:
     return lambda problem: share(problem, test)
 
 
-def _mean(baseline: str) -> Value:
-    return lambda problem: mean_speedup(problem, baseline)
+def _speedup(baseline: str, scale: Callable[[float], float] = float) -> Value:
+    """A problem's mean speedup on some scale, over its right samples; None where none has one."""
 
-
-def _log2(baseline: str) -> Value:
     def value(problem: ProblemOutcomes) -> float | None:
-        found = log_speedup(problem, baseline)
-        return None if found is None else found / math.log(2)
+        found = [scale(s) for sample in problem.samples if (s := best_speedup(sample, baseline)) is not None]
+        return sum(found) / len(found) if found else None
 
     return value
 
@@ -85,18 +83,6 @@ def _log2(baseline: str) -> Value:
 def best_speedup(sample: Sample, baseline: str) -> float | None:
     """The best speedup of a sample's right kernels; None where none has one."""
     return max((o.speedups[baseline] for o in sample if o.correct and baseline in o.speedups), default=None)
-
-
-def log_speedup(problem: ProblemOutcomes, baseline: str) -> float | None:
-    """Mean logarithm of the speedups of a problem's right samples; None where there is none."""
-    found = [math.log(s) for sample in problem.samples if (s := best_speedup(sample, baseline)) is not None]
-    return sum(found) / len(found) if found else None
-
-
-def mean_speedup(problem: ProblemOutcomes, baseline: str) -> float | None:
-    """Mean speedup of a problem's right samples; None where there is none."""
-    found = [s for sample in problem.samples if (s := best_speedup(sample, baseline)) is not None]
-    return sum(found) / len(found) if found else None
 
 
 def summary(evaluation: KernelEvaluation, ks: Sequence[int] = ()) -> dict[str, Json]:
@@ -203,13 +189,12 @@ def _speedups(problems: Sequence[ProblemOutcomes], evaluation: KernelEvaluation,
     """Mean and geometric mean of the speedups of right kernels, over the problems with one."""
     if baseline not in evaluation.timed:
         return None
-    logs = estimate([v for problem in problems if (v := log_speedup(problem, baseline)) is not None])
-    geometric = None
-    if logs is not None:
-        bounds = {name: None if value is None else math.exp(value) for name, value in logs.to_json().items()}
-        geometric = {**bounds, "n": logs.n}
+    geometric = _over(problems, _speedup(baseline, math.log))
+    if geometric is not None:
+        bounds = {name: None if value is None else math.exp(value) for name, value in geometric.items()}
+        geometric = {**bounds, "n": geometric["n"]}
     return {
-        "mean": _over(problems, _mean(baseline)),
+        "mean": _over(problems, _speedup(baseline)),
         "geometric_mean": geometric,
         "withheld": _withheld(problems, baseline),
     }
@@ -235,7 +220,7 @@ def per_problem(evaluation: KernelEvaluation, ks: Sequence[int]) -> dict[str, di
     }
     for name in evaluation.timed:
         metrics |= {f"fast_{p:g} ({name})": _passing(is_fast(p, name), 1, turns) for p in THRESHOLDS[1:]}
-        metrics[f"log2 speedup ({name})"] = _log2(name)
+        metrics[f"log2 speedup ({name})"] = _speedup(name, math.log2)
     return {
         name: {p.key: v for p in evaluation.problems if (v := value(p)) is not None} for name, value in metrics.items()
     }
