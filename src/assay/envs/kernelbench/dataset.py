@@ -128,7 +128,7 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
             ),
             figure=show_kernels,
             counters=shop.counters,
-            records=kernel_records(sorted({p.level for p in problems}), context.max_turns),
+            records=kernel_records(sorted({p.level for p in problems}), context.max_turns, self.timed_against),
             close=shop.pool.close,
         )
 
@@ -145,11 +145,6 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
         """
         levels = self.levels or (self.level,)
         return chosen(self.load(levels), levels, self.start_problem, self.end_problem)
-
-    @property
-    def timed_against(self) -> tuple[str, ...]:
-        """What right kernels are timed against; nothing where speed is not measured."""
-        return self.grader.baselines if self.measure_performance else ()
 
     def course(self, max_turns: int) -> Course:
         """How rollouts of at most so many turns go on."""

@@ -108,7 +108,9 @@ class GeneratedKernelsBuilder(KernelScoring, DatasetBuilder):
             tokenizer_corpus=TokenizerCorpus(ExampleTexts(lambda: sft.batch(0, CORPUS_EXAMPLES)), PIECES, ALPHABET),
             figure=show_kernels,
             counters=shop.counters,
-            records=kernel_records(sorted({problem.level for problem in problems.values()}), context.max_turns),
+            records=kernel_records(
+                sorted({problem.level for problem in problems.values()}), context.max_turns, self.timed_against
+            ),
             close=shop.pool.close,
         )
 

@@ -121,6 +121,11 @@ class KernelScoring(KernelRewardConfig):
                 "use_modal=false to grade on this machine."
             )
 
+    @property
+    def timed_against(self) -> tuple[str, ...]:
+        """What right kernels are timed against; nothing where speed is not measured."""
+        return self.grader.baselines if self.measure_performance else ()
+
     def where(self) -> str:
         """Where kernels are graded, in words."""
         if self.use_modal:
