@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from math import comb
 from statistics import fmean
 
-import numpy as np
+from assay.estimates import estimate, pass_at_k
 
-RESAMPLES = 4000
-"""Bootstrap samples of problems."""
 Solved = Sequence[Sequence[int | None]]
 """Problem -> rollout -> the turn (from 1) of its first right kernel, or None."""
 
@@ -22,11 +19,7 @@ def rates(solved: Solved, turns: int) -> list[float]:
 
 def pass_at(solved: Solved, k: int) -> list[float]:
     """Of each problem the chance that one of `k` first turns, drawn without replacement, is right."""
-    found = []
-    for rollouts in solved:
-        n, right = len(rollouts), sum(turn == 1 for turn in rollouts)
-        found.append(1.0 - comb(n - right, k) / comb(n, k))
-    return found
+    return [pass_at_k(len(rollouts), sum(turn == 1 for turn in rollouts), k) for rollouts in solved]
 
 
 def lift(before: Sequence[float], after: Sequence[float], group: int = 1) -> dict[str, float]:
@@ -34,12 +27,18 @@ def lift(before: Sequence[float], after: Sequence[float], group: int = 1) -> dic
 
     Args:
         group: problems that follow each other and are drawn together, such as the variants of one prompt.
+
+    Raises:
+        ValueError: not as many before as after, none at all, or not a multiple of `group`.
     """
-    gaps = np.asarray(after) - np.asarray(before)
-    blocks = gaps.reshape(-1, group).mean(axis=1)
-    drawn = np.random.default_rng(0).integers(len(blocks), size=(RESAMPLES, len(blocks)))
-    low, high = np.quantile(blocks[drawn].mean(axis=1), (0.025, 0.975))
-    return {"mean": float(gaps.mean()), "low": float(low), "high": float(high)}
+    gaps = [later - earlier for earlier, later in zip(before, after, strict=True)]
+    blocks = [fmean(block) for block in zip(*[iter(gaps)] * group, strict=True)]
+    found = estimate(blocks)
+    if found is None:
+        raise ValueError("no problem was measured, so there is no lift")
+    spread = found.low is not None and found.high is not None
+    low, high = (found.low, found.high) if spread else (found.mean, found.mean)
+    return {"mean": found.mean, "low": low, "high": high}
 
 
 def turn_shares(solved: Solved, turns: int) -> dict[str, float]:

@@ -19,7 +19,7 @@ from assay.backends.local.backend import TorchBackend
 from assay.errors import CheckpointError, ConfigError
 from assay.grpo.buffer import BufferedGroup, RolloutBuffer
 from assay.grpo.config import GRPOConfig
-from assay.grpo.group_data import flat, group_data, with_data
+from assay.grpo.group_data import advantages_of, flat, group_data, with_data
 from assay.grpo.normalise import normalise
 from assay.grpo.trainer import GRPOTrainer
 from assay.types import Datum, TrajectoryGroup
@@ -97,7 +97,8 @@ def uses(recorder: Recorder) -> Counter[bytes]:
 
 def items_of(backend: TorchBackend, groups: Sequence[TrajectoryGroup], config: GRPOConfig) -> list[BufferedGroup]:
     """The groups' data with reference log-probabilities, made by hand."""
-    items = [item for group in groups if (item := group_data(group, config)) is not None]
+    found = [group_data(group, advantages_of(group, config), config) for group in groups]
+    items = [item for item in found if item is not None]
     data = flat(items)
     reference = asyncio.run(backend.logprobs(data, temperature=config.temperature, reference=True))
     return with_data(items, [replace(d, ref_logprobs=r) for d, r in zip(data, reference, strict=True)])

@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from assay.grpo.config import GRPOConfig
-from assay.grpo.group_data import group_data
+from assay.grpo.group_data import advantages_of, group_data
 from assay.types import Completion, Datum, Score, Trajectory, TrajectoryGroup, Transition
 from support.off_policy import a_backend, update
 from support.scripted import task
@@ -57,7 +57,8 @@ def group_of(*rollouts: list[Turn]) -> TrajectoryGroup:
 
 
 def data_of(group: TrajectoryGroup, **more: Any) -> tuple[Datum, ...]:
-    item = group_data(group, GRPOConfig(**{**BY_TURN, **more}))
+    config = GRPOConfig(**{**BY_TURN, **more})
+    item = group_data(group, advantages_of(group, config), config)
     assert item is not None
     return item.data
 

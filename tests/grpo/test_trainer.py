@@ -16,7 +16,7 @@ from assay.backends.base import AdamParams, LossSpec
 from assay.backends.local.backend import TorchBackend
 from assay.envs.base import StepResult
 from assay.grpo.config import GRPOConfig
-from assay.grpo.group_data import flat, group_data
+from assay.grpo.group_data import advantages_of, flat, group_data
 from assay.grpo.normalise import normalise
 from assay.grpo.trainer import GRPOTrainer
 from assay.types import Datum, Score, TrajectoryGroup
@@ -43,7 +43,8 @@ def level(of: TrajectoryGroup) -> TrajectoryGroup:
 
 def data_of(groups: Sequence[TrajectoryGroup], config: GRPOConfig = SETTINGS) -> list[Datum]:
     """The data of the groups that have something to teach."""
-    return flat([item for g in groups if (item := group_data(g, config)) is not None])
+    found = [group_data(g, advantages_of(g, config), config) for g in groups]
+    return flat([item for item in found if item is not None])
 
 
 def gradient(backend: TorchBackend, data: Sequence[Datum], loss: LossSpec = SETTINGS.loss) -> torch.Tensor:
@@ -170,7 +171,8 @@ def test_errored_rollouts_train_nothing() -> None:
     with_failure, without = (data_of([g]) for g in (whole, left))
     assert len(with_failure) == 3
     assert all(np.array_equal(a.advantages, b.advantages) for a, b in zip(with_failure, without, strict=True))
-    assert group_data(group(None, None), chz.replace(SETTINGS, remove_constant_reward_groups=False)) is None
+    kept = chz.replace(SETTINGS, remove_constant_reward_groups=False)
+    assert group_data(group(None, None), advantages_of(group(None, None), kept), kept) is None
 
 
 def test_the_order_of_groups_and_samples_does_not_change_the_gradient() -> None:

@@ -14,10 +14,12 @@ from assay.errors import ConfigError
 
 ROOTS: Mapping[str, str] = {
     "train": "assay.training.config:TrainingConfig",
+    "eval": "assay.training.endpoint.config:EvaluationConfig",
     "score": "assay.integrations.common.settings:HostConfig",
     "grade": "assay.cli.tasks.grade:GradeConfig",
+    "grade-server": "assay.server.grading.config:GradeServerConfig",
 }
-"""Command -> the class that its settings are below."""
+"""Command -> the class that its settings are below; the first one's are looked at first."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,12 +34,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--of",
         choices=tuple(ROOTS),
-        default="train",
-        help="whose settings: of a run (train, eval, score --run), of score --input, or of grade (default: train)",
+        help="whose settings: of a run (train, score --run), of eval, of score --input, of grade or grade-server "
+        "(default: a run's, and those of the others where a run has none such)",
     )
     parser.epilog = """\
   assay settings                                  the groups of settings
   assay settings optimizer                        all below a key
+  assay settings endpoint                         those of `assay eval` for endpoints
   assay settings kl                               all whose key or meaning has a word
   assay settings dataset_builder --config chess   of the environment that a preset names
   assay settings dataset_builder dataset_builder=mine.py:Mine   of one of your own
@@ -48,18 +51,28 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Print them."""
     from assay.config.help import below, listing, matches
 
-    module, _, name = ROOTS[args.of].partition(":")
-    root = getattr(import_module(module), name)
+    first, *others = [args.of] if args.of else ROOTS
+    root = _root(first)
     chosen = _chosen(root, args.config, overrides)
     if not args.asked:
         print(_groups(root, chosen))
         return 0
-    text = listing(root, columns(), below(args.asked[0]), chosen) if len(args.asked) == 1 else ""
-    text = text or listing(root, columns(), matches(args.asked), chosen)
-    if not text:
-        raise ConfigError(_nothing(root, args.asked, chosen))
-    print(text)
-    return 0
+    asked = [word.rstrip(".*") or word for word in args.asked]
+    for wanted in [*([below(asked[0])] if len(asked) == 1 else []), matches(asked)]:
+        if text := listing(root, columns(), wanted, chosen):
+            print(text)
+            return 0
+        for other in () if args.config or overrides else others:
+            if text := listing(_root(other), columns(), wanted):
+                print(f"Of `assay {other}`, not of a run:\n\n{text}")
+                return 0
+    raise ConfigError(_nothing(root, asked, chosen))
+
+
+def _root(command: str) -> type:
+    module, _, name = ROOTS[command].partition(":")
+    found: type = getattr(import_module(module), name)
+    return found
 
 
 def _chosen(root: type, configs: Sequence[str], overrides: Sequence[str]) -> Mapping[str, type | None]:

@@ -172,6 +172,8 @@ class Records:
 
     metrics: Callable[[Sequence[TrajectoryGroup]], Mapping[str, float]] = _no_metrics
     """Further metrics of a batch; of an evaluation too, where their names are put behind `eval/`."""
+    evaluation: Callable[[Sequence[TrajectoryGroup]], Mapping[str, float]] = _no_metrics
+    """Metrics of an evaluation alone, whose names are put behind `eval/` too."""
     histograms: Callable[[Sequence[TrajectoryGroup]], Mapping[str, Sequence[float]]] = _no_histograms
     """Further distributions of a batch, for TensorBoard."""
     trace: Callable[[Trajectory, int], Mapping[str, Json]] = _no_fields
@@ -181,6 +183,8 @@ class Records:
     """Metric -> a further name under which it is recorded."""
     tags: Mapping[str, str] = field(default_factory=dict)
     """Metric or distribution -> a further tag under which TensorBoard shows it."""
+    charts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Name of a chart -> tags of scalars that TensorBoard draws in it together (its Custom Scalars)."""
 
 
 @dataclass(frozen=True)

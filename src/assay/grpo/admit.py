@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from assay.backends.base import Backend
 from assay.grpo.buffer import BufferedGroup
 from assay.grpo.config import GRPOConfig
 from assay.grpo.correction import importance_weights
-from assay.grpo.group_data import flat, group_data, with_data
+from assay.grpo.group_data import advantages_of, flat, group_data, with_data
 from assay.grpo.parity import Gate
 from assay.grpo.step_metrics import mismatch, trained_logprobs
 from assay.types import FloatArray, TrajectoryGroup
@@ -17,22 +18,27 @@ from assay.types import FloatArray, TrajectoryGroup
 
 async def admit(
     backend: Backend, config: GRPOConfig, groups: Sequence[TrajectoryGroup], gate: Gate, *, behaviour_known: bool = True
-) -> tuple[list[BufferedGroup], dict[str, float]]:
-    """The data of each group that counts, with everything that is computed once per rollout.
+) -> tuple[list[BufferedGroup], dict[str, float], dict[str, float]]:
+    """The data of each group that counts, with everything that is computed once per rollout; its metrics; and the
+    seconds that returns and data took (`perf/...`).
 
     Each item's `id` is its group's place among `groups`.
 
     Raises:
         TrainingError: with `tis_cap`, which recomputes all log-probabilities: `gate` refuses them.
     """
-    found = [(place, group_data(group, config)) for place, group in enumerate(groups)]
+    began = time.monotonic()
+    advantages = [advantages_of(group, config) for group in groups]
+    known = time.monotonic()
+    found = [(place, group_data(group, advantages[place], config)) for place, group in enumerate(groups)]
+    seconds = {"perf/returns_s": known - began, "perf/assemble_s": time.monotonic() - known}
     items = [replace(item, id=place) for place, item in found if item is not None]
     metrics: dict[str, float] = {}
     if not behaviour_known:
         items = await behaviour_from_policy(backend, config, items)
     elif config.tis_cap:
         items, metrics = await _corrected(backend, config, items, gate)
-    return await with_reference(backend, config, items), metrics
+    return await with_reference(backend, config, items), metrics, seconds
 
 
 async def behaviour_from_policy(

@@ -37,17 +37,23 @@ class TurnTraining:
     """The trained policy's log-probability minus the behaviour policy's, before the optimizer step."""
 
 
-def group_data(group: TrajectoryGroup, config: GRPOConfig) -> BufferedGroup | None:
-    """The data of a group; None if it says nothing to the optimizer step.
+def advantages_of(group: TrajectoryGroup, config: GRPOConfig) -> list[list[float]] | None:
+    """The advantages of a group's turns, from their discounted returns; None where its rewards are all equal."""
+    recipe = config.recipe
+    return group_advantages(group, gamma=config.gamma, normalize_by_std=recipe.by_std, baseline=recipe.baseline)
+
+
+def group_data(
+    group: TrajectoryGroup, advantages: Sequence[Sequence[float]] | None, config: GRPOConfig
+) -> BufferedGroup | None:
+    """The data of a group with these advantages; None if it says nothing to the optimizer step.
 
     Constant groups have advantages of exactly 0. With `remove_constant_reward_groups` off they keep their tokens, and
     bear a KL penalty and entropy bonus; with it on, only the sizes of their sequences are kept, where the recipe counts
     them.
     """
-    recipe = config.recipe
-    advantages = group_advantages(group, gamma=config.gamma, normalize_by_std=recipe.by_std, baseline=recipe.baseline)
     removed = advantages is None and config.remove_constant_reward_groups
-    if removed and not recipe.count_constant_groups:
+    if removed and not config.recipe.count_constant_groups:
         return None
     if advantages is None:
         advantages = [[] if t.errored else [0.0] * len(t.transitions) for t in group.trajectories]

@@ -60,6 +60,8 @@ class StepReport:
     """What each turn of the step's groups trained with, or why it trained nothing."""
     parity: dict[str, float] = field(default_factory=dict)
     """How far sampler and trainer were apart before the step (`parity/...`)."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """What parts of the step took (`perf/...`)."""
 
 
 class GRPOTrainer:
@@ -170,9 +172,7 @@ class GRPOTrainer:
         blocking(self.load_state(Path(path)))
 
     def roll_back(self, path: Path | str) -> None:
-        """Go back to the policy that `save` wrote, after an alarm; see `roll_back_state`.
-
-        Later training steps have a lower learning rate (`health.rollback_lr_factor`).
+        """Go back to the policy that `save` wrote, after an alarm, at a lower learning rate; see `roll_back_state`.
 
         Raises:
             CheckpointError: as `load`.
@@ -243,7 +243,7 @@ class GRPOTrainer:
         rollouts = rollout_metrics(groups)
         of: Of = "run" if self._precision is None else "step data"
         gate = Gate(self.backend, self.config.parity, self.config.temperature, self._precision, self.buffer.drop, of)
-        items, found = await admit(self.backend, self.config, groups, gate, behaviour_known=behaviour_known)
+        items, found, seconds = await admit(self.backend, self.config, groups, gate, behaviour_known=behaviour_known)
         found |= await sampled_metrics(self.backend, self.config, groups, items, behaviour_known=behaviour_known)
         in_parts = self.config.num_substeps > 1 or (reuse and len(self.buffer) > 0)
         await gate.before_passes(items if in_parts and not self.config.tis_cap else (), ahead)
@@ -272,7 +272,7 @@ class GRPOTrainer:
         if self.health.report_due:
             report, self._rewards = self.health.report(self._rewards), {}
         turns = turn_training(groups, numbers, passes, mask_truncated=self.config.mask_truncated)
-        return StepReport(rollouts, metrics, findings, report, rewards, turns, gate.metrics())
+        return StepReport(rollouts, metrics, findings, report, rewards, turns, gate.metrics(), seconds)
 
     def _adam(self, learning_rate: float) -> AdamParams:
         c = self.config

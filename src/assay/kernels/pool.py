@@ -129,12 +129,18 @@ class GradingPool:
         if self._cache is not None:
             self._cache.close()
 
-    def prepare(self, problems: Iterable[Problem | ScaledProblem]) -> None:
-        """Begin to make problems ready whose candidates will come; returns at once. See `Grader.prepare`."""
+    def prepare(self, problems: Iterable[Problem | ScaledProblem], took: Callable[[float], None] | None = None) -> None:
+        """Begin to make problems ready whose candidates will come; returns at once. See `Grader.prepare`.
+
+        Args:
+            took: called with the seconds that it took, once for each problem.
+        """
         for problem in problems:
             task = asyncio.create_task(self._grader.prepare(problem))
             self._ahead.add(task)
             task.add_done_callback(self._prepared)
+            if took is not None:
+                task.add_done_callback(partial(_tell_time, took, time.monotonic()))
 
     def _prepared(self, task: asyncio.Task[None]) -> None:
         self._ahead.discard(task)
@@ -229,6 +235,10 @@ class GradingPool:
     def _counted(self, verdict: Verdict) -> Verdict:
         self._counts[verdict.kind] += 1
         return verdict
+
+
+def _tell_time(took: Callable[[float], None], began: float, _: asyncio.Task[None]) -> None:
+    took(time.monotonic() - began)
 
 
 def require_grader(config: GraderConfig) -> None:

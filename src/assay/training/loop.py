@@ -276,7 +276,7 @@ async def _update(
     step.metrics |= session.data.records.metrics(groups)
     step.metrics |= {"progress/batch": float(step.index), "progress/done_frac": (step.index + 1) / session.num_batches}
     step.metrics |= {f"train/{name}": value for name, value in report.metrics.items()}
-    step.metrics |= {"perf/update_s": time.monotonic() - started} | cached_scores(groups)
+    step.metrics |= {"perf/update_s": time.monotonic() - started, **report.seconds} | cached_scores(groups)
     every = config.tensorboard_log_histograms_every
     if every and (step.index + 1) % every == 0:
         step.histograms |= _histograms(groups, report.rewards, turn_advantages(report.turns))
@@ -388,7 +388,8 @@ async def _evaluate(session: Session, step: _Step) -> Evaluation | None:
             advance=progress.advance,
         )
         step.metrics |= evaluation.metrics()
-        step.metrics |= {f"eval/{k}": v for k, v in session.data.records.metrics(evaluation.groups).items()}
+        records, groups = session.data.records, evaluation.groups
+        step.metrics |= {f"eval/{k}": v for k, v in {**records.evaluation(groups), **records.metrics(groups)}.items()}
         step.metrics |= {"perf/eval_s": time.monotonic() - started, "perf/eval_cpu_s": time.process_time() - cpu}
     _record(session, step, evaluation.groups, "eval")
     check_errored(evaluation.groups, session.config.max_errored_fraction, "the evaluation")

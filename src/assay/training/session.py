@@ -301,8 +301,8 @@ def make_sinks(config: TrainingConfig, run: RunDirectory, batches: int, records:
     """The sinks that the config asks for, beside the run's own JSON lines."""
     sinks: list[MetricSink] = [ConsoleSink(SHOWN, {"sft": config.sft.num_steps, "rl": batches})]
     if writes_tensorboard(config.tensorboard_enabled):
-        per_level, tags = config.tensorboard_log_per_level, records.tags
-        sinks.append(TensorBoardSink(run.path / "tensorboard", per_tag=per_level, tags=tags))
+        folder, per_level = run.path / "tensorboard", config.tensorboard_log_per_level
+        sinks.append(TensorBoardSink(folder, per_tag=per_level, tags=records.tags, charts=records.charts))
     if config.wandb_project is not None:
         sinks.append(WandbSink(run.path, project=config.wandb_project, name=config.wandb_name, config=run.config))
     return sinks

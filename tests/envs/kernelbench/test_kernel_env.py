@@ -16,6 +16,7 @@ from assay.envs.kernelbench.dataset import KernelBenchDatasetBuilder
 from assay.envs.kernelbench.env import Course, KernelEnv, KernelShop
 from assay.grpo.advantages import turn_returns
 from assay.grpo.datum import turn_spans
+from assay.kernels.config import GraderConfig
 from assay.kernels.problems.sources import Problem
 from assay.kernels.verdicts import Verdict
 from assay.rollouts.runner import prepare, run_groups
@@ -141,10 +142,11 @@ def test_equal_kernels_are_graded_once_and_counted(tmp_path: Path) -> None:
 
 
 class Failing:
-    """A pool whose every grade fails."""
+    """A pool at Modal whose every grade fails."""
 
     def __init__(self, verdict: Verdict) -> None:
         self.verdict = verdict
+        self.config = GraderConfig(run_on="modal", device="cuda")
 
     async def grade(self, problem: Problem, code: str) -> Verdict:
         return self.verdict
@@ -168,6 +170,7 @@ def test_a_grade_that_fails_makes_a_rollout_errored_and_ends_it(kind: Any) -> No
     asyncio.run(main())
     took = shop.counters().levels
     assert 0 <= took["grader/grade_mean_s"] == took["grader/grade_max_s"] <= took["grader/turn_max_s"]
+    assert took["grader/modal_max_s"] == took["grader/grade_max_s"]
     assert shop.counters().levels == {}, "each step has its own"
 
 

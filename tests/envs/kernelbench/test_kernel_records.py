@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from assay.envs.kernelbench.records import NAMES, batch_metrics, kernel_records, show_kernels, tags, trace_fields
+from assay.envs.kernelbench.records import (
+    NAMES,
+    batch_metrics,
+    charts,
+    kernel_records,
+    show_kernels,
+    tags,
+    trace_fields,
+)
+from assay.envs.kernelbench.rewards import evaluation
 from assay.kernels.verdicts import Verdict
 from assay.training.metrics.names import is_possible
 from assay.types import Trajectory, TrajectoryGroup
@@ -73,10 +84,29 @@ def test_every_tag_is_that_of_a_metric_or_a_distribution_and_none_is_given_twice
     found = tags((1, 2))
     assert len(set(found.values())) == len(found)
     assert found["tag/level2/correct"] == "PerLevel/Level2/CorrectRate"
-    assert found["eval/tag/level1/compiled"] == "Eval/Level1/CompileRate"
+    assert found["eval/tag/level1/compile_rate"] == "Eval/Level1/CompileRate"
+    assert found["eval/kernel/pass@5"] == "Eval/All/Pass@5" and found["eval/tag/level2/fast_2"] == "Eval/Level2/Fast2x"
     distributions = {"reward", "speedup", "advantage"}
     assert all(is_possible(name) for name in found if name not in distributions)
     assert all(is_possible(name) and is_possible(also) for name, also in NAMES.items())
+
+
+def test_an_evaluation_has_pass_at_k_and_fast_p_of_all_and_of_each_level() -> None:
+    record = evaluation(fast(1.5), "") | {"metadata": {"kind": "ok", "speedups": {"eager": {"speedup": 1.5}}}}
+    timed = turn(fast(1.5))
+    timed = replace(timed, score=replace(timed.score, evidence={"eval_result": record}))
+    groups = [TrajectoryGroup(TASK, (Trajectory(TASK, (timed,), "done", 0), rollout(WRONG)))]
+    found = kernel_records([1], 1, ("eager",)).evaluation(groups)
+    for below in ("kernel", "tag/level1"):
+        expected = {"pass@1": 0.5, "pass@2": 1, "fast_0": 0.5, "fast_1": 0.5, "fast_1.2": 0.5, "fast_2": 0}
+        expected |= {"speedup_mean": 1.5, "speedup_geometric_mean": 1.5, "compile_rate": 1, "correct_rate": 0.5}
+        assert {name: found[f"{below}/{name}"] for name in expected} == pytest.approx(expected)
+    assert all(is_possible(f"eval/{name}") and f"eval/{name}" in tags([1]) for name in found)
+    assert "kernel/fast_1" not in kernel_records([1], 1).evaluation(groups), "speed that was not measured has no figure"
+
+
+def test_charts_are_of_tags_that_there_are() -> None:
+    assert {tag for chart in charts([1, 2]).values() for tag in chart} <= set(tags([1, 2]).values())
 
 
 def test_distributions_of_speedups() -> None:

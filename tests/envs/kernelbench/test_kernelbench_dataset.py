@@ -365,8 +365,12 @@ def test_modal_without_its_tokens_is_refused_before_anything_starts(
     assert missing_tokens({"MODAL_CONFIG_PATH": str(tmp_path / "kept.toml")}) == ""
 
 
-def test_a_grading_service_that_is_not_there_is_said_before_anything_starts(tmp_path: Path) -> None:
-    builder = load(*HERE, "grader.url=http://127.0.0.1:1")
+@pytest.mark.parametrize(("preset", "source"), [(None, ["dataset_builder.dataset_src=shipped"]), ("kernels_cpu", [])])
+def test_a_grading_service_that_is_not_there_is_said_before_anything_starts(
+    tmp_path: Path, preset: str | None, source: list[str]
+) -> None:
+    there = ["dataset_builder.use_modal=false", "dataset_builder.grader.url=http://127.0.0.1:1"]
+    builder: Any = load_config(preset, [*source, *there]).active_builder
     assert "by the service at http://127.0.0.1:1" in builder.describe()
     with pytest.raises(GradingServiceError, match="cannot be used"):
         builder.build(BuildContext(0, 1, tmp_path))

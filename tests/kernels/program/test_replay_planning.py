@@ -13,11 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.kernels.arrays import host_tensor
+from assay.kernels.language.flow.lowering import lowered
+from assay.kernels.language.form import Kernels
+from assay.kernels.language.parsing import parse
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.program.form import Program
 from assay.kernels.program.jobs import NO_KERNEL
-from assay.kernels.program.planning import MAX_TOGETHER, configurations, plan
+from assay.kernels.program.planning import AT_ONCE, MAX_TOGETHER, configurations, plan
 from assay.kernels.program.reading import Refusal, read
 from support.kernel_graders import Bench
 from support.programs import N, launch, made, operation, written
@@ -110,6 +113,32 @@ def test_a_call_in_a_row_is_followed_where_an_earlier_one_may_have_left_somethin
 def test_no_call_is_added_where_nothing_is_tuned() -> None:
     calls = plan(made(), DRAW, 5, random.Random(8))
     assert [call.skip for call in calls].count(NO_KERNEL) == 6 and sum(call.follow for call in calls) == 1
+
+
+ATOMIC = {
+    "tl.atomic_add(x, 1)": False,
+    "tl.atomic_add(\n        x,  # atomic_add in words\n        1,\n    )": False,
+    "tl.atomic_add(x, tl.atomic_add(y, 1))": True,
+    "tl.atomic_add(x + 1, 1); old = tl.atomic_add(y, 1); tl.store(y, old)": True,
+    "old = \\\n        tl.atomic_add(x, 1)\n    tl.store(y, old)": True,
+    "old = (\n        tl.atomic_add(x, 1)\n    )\n    tl.store(y, old)": True,
+    "# a comment\r    tl.store(y, tl.atomic_add(x, 1))": True,
+    "tl.store(y, tl.\uff41tomic_add(x, 1))": True,
+}
+"""Statements with atomic operations, and whether a result is used."""
+
+
+@pytest.mark.parametrize(("statement", "asks"), ATOMIC.items())
+def test_calls_are_added_wherever_the_language_sees_the_result_of_an_atomic_operation_used(
+    statement: str, asks: bool
+) -> None:
+    source = f"@triton.jit\ndef double(x, y, n, BLOCK: tl.constexpr):\n    {statement}\n"
+    names = {"tl": {"module": "triton.language"}}
+    found = parse({"double": {"source": source, "names": names}})
+    assert isinstance(found, Kernels) and bool(lowered(found.functions).asks) is asks
+    program = made(kernels=[{"name": "double", "source": source, "names": names, "line": 1}])
+    calls = plan(program, DRAW, 5, random.Random(8))
+    assert [call.skip for call in calls].count(NO_KERNEL) == 6 + AT_ONCE * asks
 
 
 @pytest.fixture(scope="module")

@@ -72,9 +72,11 @@ def by_itself() -> set[str]:
 
 
 def timed_kernels() -> set[str]:
-    """Names of what is measured on a GPU alone."""
+    """Names of what is measured on a GPU alone, here or at Modal."""
     groups = [TrajectoryGroup(TASK, (rollout(fast(1.5)),))]
-    return set(batch_metrics(groups, several_turns=True)) | {"env/speedup", "eval/kernel/mean_speedup"}
+    measured = {"env/speedup", "eval/kernel/mean_speedup", "eval/kernel/speedup_mean"}
+    waits = {"reward_engine/grader/modal_mean_s", "time/modal_eval_mean"}
+    return set(batch_metrics(groups, several_turns=True)) | measured | waits
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from assay.training.metrics.sinks import (
 from assay.training.metrics.tables import Table, markdown
 from assay.training.plan import describe
 from assay.training.session import SHOWN
-from support.tensorboard import read_events, scalars
+from support.tensorboard import laid_out, read_events, scalars
 from support.toy_run import open_run
 
 TABLE = Table(("task", "answer", "reward"), [("a", "<b>|x|</b>", 0.5), ("b", "", None)])
@@ -60,6 +60,15 @@ def test_tensorboard_can_leave_out_the_metrics_of_single_tags(tmp_path):
     sink.close()
     assert [tag for _, tag, _ in scalars(sink.files[0])] == ["env/legal", "reward/mean"]
     assert len(read_events(sink.files[0])) == 2
+
+
+def test_charts_of_several_scalars_are_laid_out_once_in_a_tensorboard_file(tmp_path):
+    charts = {"Eval/All/Overview": ["Eval/All/Pass@1", "Eval/All/Fast1.2x"], "Reward/Summary": ["Reward/Mean"]}
+    for _ in range(2):
+        sink = TensorBoardSink(tmp_path / "tensorboard", charts=charts)
+        sink.close()
+    assert laid_out(sink.files[0]) == charts
+    assert len(read_events(sink.files[0])) == 2, "a resumed run has its layout already"
 
 
 def test_the_size_of_a_tensorboard_file_is_the_end_of_a_record_after_every_call(tmp_path):

@@ -65,7 +65,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "assay.training.endpoint.config:EvaluationConfig",
         (*CHANGED_MOST, *OF_ENDPOINT),
         "Any other setting of the run that an evaluation reads can be given too: `assay settings` shows all,\n"
-        f"and docs/evaluation.md those of endpoint.*.\n\n{EXAMPLES}",
+        f"and `assay settings endpoint` those of endpoints.\n\n{EXAMPLES}",
     )
 
 

@@ -92,14 +92,15 @@ def export_samples(run: Path, config: TrainingConfig, target: Path, most: int) -
         What was written, in words.
 
     Raises:
-        ConfigError: the run wrote no kernels, or the target is a file of the run's.
+        ConfigError: the run is of another environment, or the target is a file of the run's.
         DataError: there is no right kernel, or a problem is another one now than when the run was done.
         RunDirectoryError: there is no run, a file of it is damaged, or the target cannot be written.
     """
     builder = config.active_builder
     if not isinstance(builder, KernelBenchDatasetBuilder):
         raise ConfigError(
-            f"{run} wrote no kernels, so there are none to keep. --samples is for the environment kernelbench."
+            f"--samples keeps kernels for problems in the KernelBench format, and {run} had a "
+            f"{type(builder).__name__}. Give a run with dataset_builder=kernelbench."
         )
     if target.resolve() in {path.resolve() for path in run.iterdir()}:
         raise ConfigError(f"The samples would overwrite {target}, which belongs to the run. Choose another file.")

@@ -11,8 +11,7 @@ from typing import Literal
 from assay.backends.base import Backend
 from assay.config import resolved
 from assay.envs.base import EnvData, EnvGroupBuilder, iter_builders
-from assay.envs.kernelbench.evaluation.figures import notes, summary
-from assay.envs.kernelbench.evaluation.figures import scalars as tagged
+from assay.envs.kernelbench.evaluation.figures import means, notes, summary, tag_of
 from assay.envs.kernelbench.evaluation.outcomes import KernelEvaluation, of_rollouts
 from assay.envs.kernelbench.evaluation.published import kernels_of
 from assay.errors import ConfigError, DataError
@@ -27,7 +26,7 @@ from assay.training.metrics.progress import RunProgress
 from assay.training.metrics.sinks import TensorBoardSink
 from assay.types import Json, SamplingParams, TrajectoryGroup
 
-KERNELS = "kernelbench"
+KERNELS = ("kernelbench", "kernelbench_generated")
 """`Task.env` of kernel problems, of which further figures are given."""
 
 
@@ -129,7 +128,7 @@ def measured_of(
         "metrics": {name: _intervals(per_task) for name, per_task in policies.items()},
     }
     scalars = {f"eval/{name}": value["mean"] for name, value in report["metrics"]["policy"].items()}
-    if all(group.task.env == KERNELS for group in evaluation.groups):
+    if all(group.task.env in KERNELS for group in evaluation.groups):
         return _of_kernels(report, scalars, config, evaluation.groups, ks)
     if found := pass_at(evaluation.groups, ks):
         report["pass_at"] = found
@@ -201,10 +200,10 @@ def kernels_measured(
         scalars: further figures for TensorBoard.
         kernels: file name -> kernel.
     """
-    figures = summary(evaluation, ks)
-    report = {**head, "figures": figures, "notes": notes(evaluation)}
+    report = {**head, "figures": summary(evaluation, ks), "notes": notes(evaluation)}
+    tagged = {tag_of(name): value for name, value in means(evaluation, ks).items()}
     kept = {**_settings(config), **evaluation.to_json()}
-    return Measured(report, kept, {**(scalars or {}), **tagged(figures)}, kernels or {})
+    return Measured(report, kept, {**(scalars or {}), **tagged}, kernels or {})
 
 
 def check_folders(*folders: Path | None) -> None:

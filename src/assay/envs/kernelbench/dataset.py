@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +13,7 @@ from assay.envs.base import BuildContext, DatasetBuilder, EnvData, Example, Toke
 from assay.envs.environment import PIECES
 from assay.envs.kernelbench.env import Course, KernelGroupBuilder, KernelShop, payload_of
 from assay.envs.kernelbench.feedback import FeedbackConfig
-from assay.envs.kernelbench.grading import KernelGrading, missing_tokens
+from assay.envs.kernelbench.grading import KernelGrading
 from assay.envs.kernelbench.imitation import KernelExamples, read_examples
 from assay.envs.kernelbench.prompts import (
     PromptOption,
@@ -30,8 +29,7 @@ from assay.envs.kernelbench.selection import chosen, split_problems
 from assay.envs.tasks import ExampleTexts, TaskBatches
 from assay.kernels.base import Language
 from assay.kernels.problems.sources import Problem
-from assay.kernels.service.client import service_check
-from assay.types import Check, Json, Message, Task
+from assay.types import Json, Message, Task
 
 ENV_NAME = "kernelbench"
 ALPHABET = "".join(chr(code) for code in range(32, 127)) + "\n"
@@ -130,7 +128,7 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
             ),
             figure=show_kernels,
             counters=shop.counters,
-            records=kernel_records(sorted({p.level for p in problems}), context.max_turns),
+            records=kernel_records(sorted({p.level for p in problems}), context.max_turns, self.timed_against),
             close=shop.pool.close,
         )
 
@@ -148,35 +146,19 @@ class KernelBenchDatasetBuilder(KernelGrading, DatasetBuilder):
         levels = self.levels or (self.level,)
         return chosen(self.load(levels), levels, self.start_problem, self.end_problem)
 
-    @property
-    def timed_against(self) -> tuple[str, ...]:
-        """What right kernels are timed against; nothing where speed is not measured."""
-        return self.grader.baselines if self.measure_performance else ()
-
     def course(self, max_turns: int) -> Course:
         """How rollouts of at most so many turns go on."""
         return Course(max_turns, self.early_stop_on_correct, self.speedup_threshold, self.feedback, self.pays_thinking)
-
-    async def checks(self, context: BuildContext) -> list[Check]:
-        """See `DatasetBuilder.checks`: Modal's tokens, or the grading service, where kernels are graded there."""
-        if self.grader.url is not None:
-            return [await service_check(self.grading())]
-        if not self.use_modal:
-            return []
-        missing = missing_tokens(os.environ)
-        return [Check("Modal's tokens", not missing, missing or "there", "Run `modal token new`." if missing else "")]
 
     def describe(self) -> str:
         """See `DatasetBuilder.describe`."""
         levels = ", ".join(map(str, self.levels or (self.level,)))
         first, last = self.start_problem, self.end_problem
         which = f", problems {first or 1} to {last or 'the last'}" if first or last else ""
-        place = f"by the service at {self.grader.url}" if self.grader.url is not None else "on this machine"
-        where = f"at Modal on {self.modal_gpu_type}" if self.use_modal else f"{place} ({self.grader.device})"
         paid = ", ".join(f"{part} {weight:g}" for part, weight in self.rules.weights.items() if weight)
         return (
-            f"KernelBench level {levels}{which}, from {self.dataset_src}: {self.backend} kernels, graded {where} in "
-            f"{self.num_correct_trials} calls{' and timed' if self.measure_performance else ''}; "
+            f"KernelBench level {levels}{which}, from {self.dataset_src}: {self.backend} kernels, graded "
+            f"{self.where()} in {self.num_correct_trials} calls{' and timed' if self.measure_performance else ''}; "
             f"{self.test_fraction:.0%} of the problems held out; prompts {self.prompt_option}. "
             f"Rewards ({self.reward.mode}): {paid}."
         )

@@ -80,18 +80,30 @@ class KernelShop:
     rules: RewardRules
     course: Course
     grades: Waits = field(default_factory=Waits)
+    at_modal: Waits = field(default_factory=Waits)
+    """Grades at Modal, those from the cache left out."""
+    references: Waits = field(default_factory=Waits)
+    """Until a problem could be graded."""
     turns: Waits = field(default_factory=Waits)
 
     async def grade(self, problem: Problem, code: str) -> Verdict:
         """The verdict on a kernel."""
         began = time.monotonic()
         verdict = await self.pool.grade(problem, code)
-        self.grades.add(time.monotonic() - began)
+        took = time.monotonic() - began
+        self.grades.add(took)
+        if self.pool.config.run_on == "modal" and not verdict.cached:
+            self.at_modal.add(took)
         return verdict
+
+    def prepare(self, problem: Problem) -> None:
+        """Begin to make a problem ready for its kernels."""
+        self.pool.prepare([problem], self.references.add)
 
     def counters(self) -> Counters:
         """What the grader has done, and how long verdicts and turns took since the last call."""
-        took = {**self.grades.take("grade"), **self.turns.take("turn")}
+        waits = {"grade": self.grades, "modal": self.at_modal, "reference": self.references, "turn": self.turns}
+        took = {name: value for what, each in waits.items() for name, value in each.take(what).items()}
         totals = {f"grader/{name}": value for name, value in self.pool.counters().items()}
         return Counters(totals, {f"grader/{name}": value for name, value in took.items()})
 
@@ -188,7 +200,7 @@ class KernelGroupBuilder:
 
     async def make(self, n: int) -> list[Env]:
         """`n` fresh envs."""
-        self.shop.pool.prepare([self.problem])
+        self.shop.prepare(self.problem)
         return [KernelEnv(self.task, self.problem, self.shop) for _ in range(n)]
 
 

@@ -108,7 +108,9 @@ class GeneratedKernelsBuilder(KernelScoring, DatasetBuilder):
             tokenizer_corpus=TokenizerCorpus(ExampleTexts(lambda: sft.batch(0, CORPUS_EXAMPLES)), PIECES, ALPHABET),
             figure=show_kernels,
             counters=shop.counters,
-            records=kernel_records(sorted({problem.level for problem in problems.values()}), context.max_turns),
+            records=kernel_records(
+                sorted({problem.level for problem in problems.values()}), context.max_turns, self.timed_against
+            ),
             close=shop.pool.close,
         )
 
@@ -126,12 +128,11 @@ class GeneratedKernelsBuilder(KernelScoring, DatasetBuilder):
 
     def describe(self) -> str:
         """See `DatasetBuilder.describe`."""
-        where = f"at Modal on {self.modal_gpu_type}" if self.use_modal else f"on this machine ({self.grader.device})"
         held = "the problems that come with Assay" if self.heldout == "shipped" else f"{self.num_heldout} others"
         hidden = f", with one row operation hidden ({', '.join(VARIANTS)})" if self.hidden else ""
         paid = ", ".join(f"{part} {weight:g}" for part, weight in self.rules.weights.items() if weight)
         return (
-            f"Generated kernel problems: {self.num_train} compositions of operators{hidden}, graded {where}; "
+            f"Generated kernel problems: {self.num_train} compositions of operators{hidden}, graded {self.where()}; "
             f"held out: {held}. Rewards ({self.reward.mode}): {paid}."
         )
 

@@ -12,13 +12,16 @@ import chz
 from assay.config import Above, AtLeast, AtMost, SettingsError, UsedWhen, fact, refuse
 from assay.config.idle import qualified
 from assay.config.schema import settings
+from assay.envs.base import BuildContext
 from assay.envs.kernelbench.rewards import KernelRewardConfig, impossible
 from assay.errors import ConfigError
 from assay.kernels.base import Language
 from assay.kernels.config import MAX_TRIALS, GraderConfig, GraderSettings
 from assay.kernels.pool import GradingPool, require_grader
 from assay.kernels.problems.sources import DatasetSource, Problem, load_problems
+from assay.kernels.service.client import service_check
 from assay.sandbox.modal.config import ModalConfig, ModalSettings
+from assay.types import Check
 
 MODAL_KEYS = ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET")
 MODAL_FILE = "~/.modal.toml"
@@ -117,6 +120,27 @@ class KernelScoring(KernelRewardConfig):
                 f"use_modal=true grades kernels at Modal, and {missing}. Run `modal token new`, export both, or set "
                 "use_modal=false to grade on this machine."
             )
+
+    @property
+    def timed_against(self) -> tuple[str, ...]:
+        """What right kernels are timed against; nothing where speed is not measured."""
+        return self.grader.baselines if self.measure_performance else ()
+
+    def where(self) -> str:
+        """Where kernels are graded, in words."""
+        if self.use_modal:
+            return f"at Modal on {self.modal_gpu_type}"
+        place = f"by the service at {self.grader.url}" if self.grader.url is not None else "on this machine"
+        return f"{place} ({self.grader.device})"
+
+    async def checks(self, context: BuildContext) -> list[Check]:
+        """See `DatasetBuilder.checks`: Modal's tokens, or the grading service, where kernels are graded there."""
+        if self.grader.url is not None:
+            return [await service_check(self.grading())]
+        if not self.use_modal:
+            return []
+        missing = missing_tokens(os.environ)
+        return [Check("Modal's tokens", not missing, missing or "there", "Run `modal token new`." if missing else "")]
 
     def pool(self, cache_dir: Path) -> GradingPool:
         """The grader of a run or an evaluation, whose verdicts are kept in `cache_dir`.

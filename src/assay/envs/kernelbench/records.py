@@ -10,6 +10,8 @@ from html import escape
 import numpy as np
 
 from assay.envs.base import Records
+from assay.envs.kernelbench.evaluation.figures import FIGURES, means, tag_of
+from assay.envs.kernelbench.evaluation.outcomes import of_rollouts
 from assay.envs.kernelbench.reply import read_reply
 from assay.types import Json, Task, Trajectory, TrajectoryGroup, Transition
 
@@ -20,11 +22,17 @@ NAMES: Mapping[str, str] = {
     "perf/wall_s": "time/total",
     "perf/rollout_s": "time/rollout",
     "perf/update_s": "time/train",
+    "perf/returns_s": "time/discount_returns",
+    "perf/assemble_s": "time/assemble_data",
     "perf/checkpoint_s": "time/save_checkpoint",
     "reward_engine/grader/grade_mean_s": "time/eval_mean",
     "reward_engine/grader/grade_max_s": "time/eval_max",
     "reward_engine/grader/turn_mean_s": "time/step_mean",
     "reward_engine/grader/turn_max_s": "time/step_max",
+    "reward_engine/grader/reference_mean_s": "time/ref_load_mean",
+    "reward_engine/grader/reference_max_s": "time/ref_load_max",
+    "reward_engine/grader/modal_mean_s": "time/modal_eval_mean",
+    "reward_engine/grader/modal_max_s": "time/modal_eval_max",
 }
 """Metric of every run -> the name under which runs on kernels record it too."""
 _TAGS: Mapping[str, str] = {
@@ -47,11 +55,17 @@ _TAGS: Mapping[str, str] = {
     "time/total": "Timing/Total",
     "time/rollout": "Timing/Rollout",
     "time/train": "Timing/Train",
+    "time/discount_returns": "Timing/Discount_Returns",
+    "time/assemble_data": "Timing/Assemble_Data",
     "time/save_checkpoint": "Timing/Save_Checkpoint",
     "time/eval_mean": "Timing/Eval_Mean",
     "time/eval_max": "Timing/Eval_Max",
     "time/step_mean": "Timing/Step_Mean",
     "time/step_max": "Timing/Step_Max",
+    "time/ref_load_mean": "Timing/Ref_Load_Mean",
+    "time/ref_load_max": "Timing/Ref_Load_Max",
+    "time/modal_eval_mean": "Timing/Modal_Eval_Mean",
+    "time/modal_eval_max": "Timing/Modal_Eval_Max",
     "reward": "Distributions/Rewards",
     "speedup": "Distributions/Speedups",
     "advantage": "Distributions/Advantages",
@@ -66,38 +80,67 @@ _TAGS: Mapping[str, str] = {
     **{f"part/{part}": f"RewardComponents/{part.capitalize()}" for part in ("speed", "length", "thinking")},
 }
 _OF_LEVEL = {"reward": "RewardMean", "correct": "CorrectRate", "compiled": "CompileRate", "speedup": "MeanSpeedup"}
+_CHARTS: Mapping[str, Sequence[str]] = {
+    "Reward/Summary": ("Reward/Mean", "Reward/Min", "Reward/Max"),
+    "Kernel/QualityRates": ("Kernel/FormatRate", "Kernel/CompileRate", "Kernel/CorrectRate", "Kernel/CheatRate"),
+    "Timing/Breakdown": ("Timing/Rollout", "Timing/Assemble_Data", "Timing/Train", "Timing/Save_Checkpoint"),
+}
+"""Chart -> the tags that it shows together."""
+_OVERVIEW = ("Pass@1", "CompileRate", "CorrectRate", "Fast1x")
 MOST_KERNELS = 3
 """Kernels of a task that the report shows."""
 MOST_CHARACTERS = 6000
 """Of each."""
 
 
-def kernel_records(levels: Sequence[int], max_turns: int) -> Records:
+def kernel_records(levels: Sequence[int], max_turns: int, timed: Sequence[str] = ()) -> Records:
     """What a run of the environment keeps.
 
     Args:
         levels: the levels of its problems.
         max_turns: most turns of a rollout.
+        timed: what right kernels are timed against.
     """
     mode = "multi_turn" if max_turns > 1 else "single_turn"
     return Records(
         metrics=lambda groups: batch_metrics(groups, several_turns=max_turns > 1),
+        evaluation=lambda groups: evaluation_metrics(groups, timed),
         histograms=lambda groups: {"speedup": _values(_turns(groups), "speedup")},
         trace=lambda rollout, turn: trace_fields(rollout, turn, mode),
         tags=tags(levels),
+        charts=charts(levels),
         names=NAMES,
     )
 
 
 def tags(levels: Sequence[int]) -> dict[str, str]:
     """Metric -> a further tag under which TensorBoard shows it."""
-    per_level = {
-        f"{split}tag/level{level}/{metric}": f"{where}/Level{level}/{name}"
-        for level in levels
+    parts = [f"level{level}" for level in levels]
+    trained = {
+        f"tag/{part}/{metric}": f"PerLevel/{part.capitalize()}/{name}"
+        for part in parts
         for metric, name in _OF_LEVEL.items()
-        for split, where in (("", "PerLevel"), ("eval/", "Eval"))
     }
-    return {**_TAGS, **per_level}
+    rewards = {f"eval/tag/{part}/reward": f"Eval/{part.capitalize()}/RewardMean" for part in parts}
+    figures = {f"eval/{_below(part)}/{name}": tag_of(f"{part}/{name}") for part in ("all", *parts) for name in FIGURES}
+    return {**_TAGS, **trained, **rewards, **figures}
+
+
+def charts(levels: Sequence[int]) -> dict[str, Sequence[str]]:
+    """Chart -> the tags that TensorBoard shows in it."""
+    heads = [f"Eval/{part}" for part in ("All", *(f"Level{level}" for level in levels))]
+    return {**_CHARTS, **{f"{head}/QualityOverview": [f"{head}/{name}" for name in _OVERVIEW] for head in heads}}
+
+
+def evaluation_metrics(groups: Sequence[TrajectoryGroup], timed: Sequence[str]) -> dict[str, float]:
+    """The figures of an evaluation (`evaluation.figures.means`): `kernel/pass@1`, `tag/level1/fast_1`, ..."""
+    found = {tuple(name.split("/")): value for name, value in means(of_rollouts(groups, timed)).items()}
+    return {f"{_below(part)}/{name}": value for (part, name), value in found.items()}
+
+
+def _below(part: str) -> str:
+    """Where the metrics of all problems, or of a level, stand."""
+    return "kernel" if part == "all" else f"tag/{part}"
 
 
 def batch_metrics(groups: Sequence[TrajectoryGroup], *, several_turns: bool) -> dict[str, float]:
@@ -191,6 +234,7 @@ def trace_fields(rollout: Trajectory, place: int, mode: str) -> dict[str, Json]:
             **{f"reward_{part}": value for part, value in turn.score.parts.items()},
             "reward_total": turn.score.value,
         },
+        "max_turns": (evidence.get("state") or {}).get("max_turns"),
         "state": evidence.get("state"),
         "stop_condition": rollout.stop_reason if place + 1 == len(rollout.transitions) else None,
     }

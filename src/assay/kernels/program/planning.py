@@ -7,11 +7,13 @@ A launch of an autotuned kernel has a configuration in each call, and every conf
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 import random
-import re
-from collections.abc import Mapping, Sequence
+import tokenize
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from assay.kernels.numerics.screening import Case
@@ -30,7 +32,8 @@ FURTHER = 2
 """Calls in a row that are added where none of the others may be one."""
 AT_ONCE = 4
 """Calls that are added where kernels use results of atomic operations: which program comes between which is chance."""
-_ASKS = re.compile(r"(?m)^(?![ \t]*\w+\.atomic_).*atomic_")
+_ATOMIC = "atomic_"
+_NO_CODE = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT})
 MAX_TOGETHER = 64
 """Choices of configurations for all launches together that are all tried. Of more, so many are tried at most, or as
 many as one launch has, with each configuration among them."""
@@ -102,11 +105,48 @@ def plan(
 
 
 def _asks(program: Program) -> bool:
-    """Whether a kernel may use the result of an atomic operation: it does more with one than call it in a line."""
+    """Whether a kernel may use the result of an atomic operation.
+
+    The language's own answer (`language.flow.lowering`) takes a parsed kernel, and text of submissions is parsed inside
+    the sandbox alone. So this one reads tokens, and says yes wherever there is more than a call in a line of its own.
+    """
     return any(
-        _ASKS.search(kernel.source) or any("atomic_" in str(value) for _, _, value in kernel.names)
+        _asks_in(kernel.source) or any(_ATOMIC in str(value) for _, _, value in kernel.names)
         for kernel in program.kernels
     )
+
+
+def _asks_in(source: str) -> bool:
+    text = unicodedata.normalize("NFKC", source)  # as Python reads names
+    if _ATOMIC not in text:
+        return False
+    try:
+        return any(_uses_result(line) for line in _logical_lines(text))
+    except (tokenize.TokenError, SyntaxError):
+        return True
+
+
+def _logical_lines(text: str) -> Iterator[list[str]]:
+    """The tokens of each statement, or of each line of several; comments are in none."""
+    line: list[str] = []
+    for token in tokenize.generate_tokens(io.StringIO(text, newline=None).readline):
+        if token.type == tokenize.NEWLINE:
+            yield line
+            line = []
+        elif token.type not in _NO_CODE:
+            line.append(token.string)
+    yield line
+
+
+def _uses_result(line: Sequence[str]) -> bool:
+    """Whether a line has an atomic operation and is not one call of it (`tl.atomic_add(...)`) alone."""
+    atomic = [place for place, token in enumerate(line) if _ATOMIC in token]
+    if not atomic:
+        return False
+    opened = [(token in "([{") - (token in ")]}") if len(token) == 1 else 0 for token in line]
+    ends = [place for place, depth in enumerate(itertools.accumulate(opened)) if depth == 0 and place > 3]
+    alone = atomic == [2] and line[1] == "." and line[3:4] == ["("] and ends[:1] == [len(line) - 1]
+    return not alone
 
 
 def _cases(draw: InputSet, trials: int, constant_families: Sequence[str], rng: random.Random) -> list[Case]:

@@ -86,8 +86,14 @@ class GradingService(Handler):
             raise RequestError(415, "malformed", "Content-Type must be application/json")
         if self.stopping:
             raise RequestError(503, "stopping", "the service is being stopped")
-        if head.path != wire.CHECK and self._requests >= self._config.max_requests:
-            raise RequestError(503, "busy", f"{self._requests} requests wait already: come again later")
+        if (full := self._full(head)) is not None:
+            raise full
+
+    def _full(self, head: Head) -> RequestError | None:
+        """The refusal of work beyond `max_requests`; a check is no work."""
+        if head.path == wire.CHECK or self._requests < self._config.max_requests:
+            return None
+        return RequestError(503, "busy", f"{self._requests} requests wait already: come again later")
 
     def _own_names(self) -> frozenset[str]:
         address = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
@@ -103,8 +109,8 @@ class GradingService(Handler):
         if head.path == wire.HEALTH:
             status = "stopping" if self.stopping else "ok"
             return Answer(200, reply_body("", status=status, requests=self._requests))
-        if self._requests >= self._config.max_requests and head.path != wire.CHECK:
-            return refused(RequestError(503, "busy", f"{self._requests} requests wait already: come again later"))
+        if (full := self._full(head)) is not None:  # others were let in while its body came
+            return refused(full)
         self._requests += 1
         began, request_id = time.monotonic(), ""
         try:

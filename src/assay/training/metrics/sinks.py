@@ -10,6 +10,7 @@ import importlib
 import logging
 import math
 import os
+import re
 import secrets
 import struct
 import time
@@ -119,9 +120,16 @@ class TensorBoardSink(_AppendFile):
     one takes its messages and writes the framing (length, CRC, data, CRC) itself, one event per call.
     """
 
-    def __init__(self, folder: Path, *, per_tag: bool = True, tags: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        per_tag: bool = True,
+        tags: Mapping[str, str] | None = None,
+        charts: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         """`per_tag=False` leaves out the metrics of single tags (`tag/...`, `eval/tag/...`). `tags` are further names
-        under which metrics and histograms are shown.
+        under which metrics and histograms are shown. `charts` are names of charts of several scalars each, by tag.
 
         Raises:
             MissingDependencyError: tensorboardX is not installed.
@@ -139,6 +147,8 @@ class TensorBoardSink(_AppendFile):
         self._crc: Any = importlib.import_module("tensorboardX.record_writer").masked_crc32c
         if self.size == 0:
             self._write_event(file_version="brain.Event:2")
+            if charts:
+                self._write_event(summary=self._summary.custom_scalars(_layout(charts)))
 
     def log(self, step: int, phase: Phase, index: int, metrics: Mapping[str, float], histograms: Histograms) -> None:
         """Append one event with all scalars and histograms; empty histograms are left out."""
@@ -167,6 +177,15 @@ class TensorBoardSink(_AppendFile):
         header = struct.pack("<Q", len(data))
         frame = (header, struct.pack("<I", self._crc(header)), data, struct.pack("<I", self._crc(data)))
         self.write(b"".join(frame))
+
+
+def _layout(charts: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
+    """Charts by what their names begin with. TensorBoard takes tags for regular expressions of a tag's beginning."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, tags in charts.items():
+        exact = [f"{re.escape(tag)}$" for tag in tags]
+        found.setdefault(name.partition("/")[0], {})[name] = ["Multiline", exact]
+    return found
 
 
 class WandbSink:

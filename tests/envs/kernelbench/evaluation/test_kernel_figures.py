@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from assay.envs.kernelbench.evaluation.figures import notes, per_problem, scalars, summary
+from assay.envs.kernelbench.evaluation.figures import means, notes, per_problem, summary, tag_of
 from assay.envs.kernelbench.evaluation.outcomes import (
     KernelEvaluation,
     Outcome,
@@ -73,10 +73,11 @@ def test_speed_that_was_not_measured_is_null_and_said() -> None:
     assert any("not measured against eager PyTorch or torch.compile" in note for note in notes(untimed))
     assert any("not measured against torch.compile" in note for note in notes(TIMED))
     assert any("1 of 4 problems have no sample" in note for note in notes(TIMED))
-    assert not any("Fast1x" in tag or "Speedup" in tag for tag in scalars(summary(untimed)))
-    tags = scalars(summary(TIMED))
+    assert not any("fast_1" in name or "speedup" in name for name in means(untimed))
+    tags = {tag_of(name): value for name, value in means(TIMED).items()}
     assert tags["Eval/Level1/Pass@1"] == 0.75 and tags["Eval/All/Fast2x"] == pytest.approx(1 / 6)
     assert tags["Eval/Level1/GeometricMeanSpeedup"] == pytest.approx((2.5 * 0.8**0.5) ** 0.5)
+    assert tags["Eval/All/CheatRate"] == pytest.approx(summary(TIMED)["all"]["cheat_rate"]["mean"])
 
 
 def test_a_measured_baseline_without_a_right_kernel_is_zero_and_not_null() -> None:

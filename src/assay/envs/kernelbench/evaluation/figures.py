@@ -31,6 +31,14 @@ REPORTED: tuple[TimedAgainst, ...] = ("eager", "compile")
 WORDS: Mapping[str, str] = {"eager": "eager PyTorch", "compile": "torch.compile", "graph": "a CUDA graph of PyTorch"}
 
 Test = Callable[[Outcome], bool]
+RATES: Mapping[str, Test] = {
+    "format_rate": lambda o: o.kind != NO_KERNEL,
+    "compile_rate": lambda o: o.compiled,
+    "correct_rate": lambda o: o.correct,
+    "cheat_rate": lambda o: o.kind == "cheat",
+}
+"""Shares of all answers."""
+GEOMETRIC = "speedup_geometric_mean"
 Value = Callable[[ProblemOutcomes], float | None]
 """A problem's value of some metric; None where it has none."""
 
@@ -70,14 +78,12 @@ def _share(test: Test) -> Value:
     return lambda problem: share(problem, test)
 
 
-def _mean(baseline: str) -> Value:
-    return lambda problem: mean_speedup(problem, baseline)
+def _speedup(baseline: str, scale: Callable[[float], float] = float) -> Value:
+    """A problem's mean speedup on some scale, over its right samples; None where none has one."""
 
-
-def _log2(baseline: str) -> Value:
     def value(problem: ProblemOutcomes) -> float | None:
-        found = log_speedup(problem, baseline)
-        return None if found is None else found / math.log(2)
+        found = [scale(s) for sample in problem.samples if (s := best_speedup(sample, baseline)) is not None]
+        return sum(found) / len(found) if found else None
 
     return value
 
@@ -85,18 +91,6 @@ def _log2(baseline: str) -> Value:
 def best_speedup(sample: Sample, baseline: str) -> float | None:
     """The best speedup of a sample's right kernels; None where none has one."""
     return max((o.speedups[baseline] for o in sample if o.correct and baseline in o.speedups), default=None)
-
-
-def log_speedup(problem: ProblemOutcomes, baseline: str) -> float | None:
-    """Mean logarithm of the speedups of a problem's right samples; None where there is none."""
-    found = [math.log(s) for sample in problem.samples if (s := best_speedup(sample, baseline)) is not None]
-    return sum(found) / len(found) if found else None
-
-
-def mean_speedup(problem: ProblemOutcomes, baseline: str) -> float | None:
-    """Mean speedup of a problem's right samples; None where there is none."""
-    found = [s for sample in problem.samples if (s := best_speedup(sample, baseline)) is not None]
-    return sum(found) / len(found) if found else None
 
 
 def summary(evaluation: KernelEvaluation, ks: Sequence[int] = ()) -> dict[str, Json]:
@@ -107,11 +101,14 @@ def summary(evaluation: KernelEvaluation, ks: Sequence[int] = ()) -> dict[str, J
         ks: the k of pass@k and best@k; powers of 2 where none are given.
     """
     ks = tuple(ks) or usual_ks(evaluation.max_samples)
+    return {name: _block(problems, evaluation, ks) for name, problems in _parts(evaluation).items()}
+
+
+def _parts(evaluation: KernelEvaluation) -> dict[str, tuple[ProblemOutcomes, ...]]:
+    """All problems, and those of each level."""
     levels = sorted({problem.level for problem in evaluation.problems})
-    parts = {"all": evaluation.problems} | {
-        f"level{level}": tuple(p for p in evaluation.problems if p.level == level) for level in levels
-    }
-    return {name: _block(problems, evaluation, ks) for name, problems in parts.items()}
+    of_level = {f"level{level}": tuple(p for p in evaluation.problems if p.level == level) for level in levels}
+    return {"all": evaluation.problems, **of_level}
 
 
 def notes(evaluation: KernelEvaluation) -> list[str]:
@@ -141,18 +138,12 @@ def _notes(evaluation: KernelEvaluation) -> Iterator[str]:
 def _block(problems: Sequence[ProblemOutcomes], evaluation: KernelEvaluation, ks: Sequence[int]) -> dict[str, Json]:
     judged = [problem for problem in problems if problem.samples]
     turns = evaluation.max_turns
-    rates: dict[str, Test] = {
-        "format_rate": lambda o: o.kind != NO_KERNEL,
-        "compile_rate": lambda o: o.compiled,
-        "correct_rate": lambda o: o.correct,
-        "cheat_rate": lambda o: o.kind == "cheat",
-    }
     return {
         "problems": len(problems),
         "judged_problems": len(judged),
         "samples": sum(len(problem.samples) for problem in judged),
         "errored_samples": sum(problem.errored for problem in problems),
-        **{name: _over(judged, _share(test)) for name, test in rates.items()},
+        **{name: _over(judged, _share(test)) for name, test in RATES.items()},
         "pass_at": {str(k): _over(judged, _passing(is_fast(0, ""), k, turns)) for k in ks},
         "fast_p": {name: _fast(judged, evaluation, name, 1, turns) for name in _baselines(evaluation)},
         "fast_p_lower": {name: _surely_fast(judged, name, turns) for name in evaluation.timed},
@@ -203,13 +194,12 @@ def _speedups(problems: Sequence[ProblemOutcomes], evaluation: KernelEvaluation,
     """Mean and geometric mean of the speedups of right kernels, over the problems with one."""
     if baseline not in evaluation.timed:
         return None
-    logs = estimate([v for problem in problems if (v := log_speedup(problem, baseline)) is not None])
-    geometric = None
-    if logs is not None:
-        bounds = {name: None if value is None else math.exp(value) for name, value in logs.to_json().items()}
-        geometric = {**bounds, "n": logs.n}
+    geometric = _over(problems, _speedup(baseline, math.log))
+    if geometric is not None:
+        bounds = {name: None if value is None else math.exp(value) for name, value in geometric.items()}
+        geometric = {**bounds, "n": geometric["n"]}
     return {
-        "mean": _over(problems, _mean(baseline)),
+        "mean": _over(problems, _speedup(baseline)),
         "geometric_mean": geometric,
         "withheld": _withheld(problems, baseline),
     }
@@ -231,28 +221,63 @@ def per_problem(evaluation: KernelEvaluation, ks: Sequence[int]) -> dict[str, di
     metrics: dict[str, Value] = {
         "correct": _passing(is_fast(0, ""), 1, turns),
         **{f"pass@{k}": _passing(is_fast(0, ""), k, turns) for k in ks if k > 1},
-        "compile_rate": _share(lambda outcome: outcome.compiled),
+        "compile_rate": _share(RATES["compile_rate"]),
     }
     for name in evaluation.timed:
         metrics |= {f"fast_{p:g} ({name})": _passing(is_fast(p, name), 1, turns) for p in THRESHOLDS[1:]}
-        metrics[f"log2 speedup ({name})"] = _log2(name)
+        metrics[f"log2 speedup ({name})"] = _speedup(name, math.log2)
     return {
         name: {p.key: v for p in evaluation.problems if (v := value(p)) is not None} for name, value in metrics.items()
     }
 
 
-def scalars(figures: Mapping[str, Json]) -> dict[str, float]:
-    """The figures of a summary under the tags of TensorBoard: `Eval/Level1/Pass@1`, `Eval/All/Fast1x`, ..."""
-    found: dict[str, Json] = {}
-    for name, block in figures.items():
-        at = f"Eval/{name.capitalize()}"
-        found |= {f"{at}/Pass@{k}": value for k, value in block["pass_at"].items()}
-        found |= {f"{at}/CompileRate": block["compile_rate"], f"{at}/CorrectRate": block["correct_rate"]}
-        found |= {f"{at}/CheatRate": block["cheat_rate"], f"{at}/FormatRate": block["format_rate"]}
-        for baseline, fast in block["fast_p"].items():
-            end = "" if baseline == "eager" else f"_{baseline}"
-            found |= {f"{at}/Fast{p}x{end}": value for p, value in fast.items() if p != "0" or not end}
-            speed = block["speedup"][baseline] or {}
-            found[f"{at}/MeanSpeedup{end}"] = speed.get("mean")
-            found[f"{at}/GeometricMeanSpeedup{end}"] = speed.get("geometric_mean")
-    return {name: value["mean"] for name, value in found.items() if value is not None}
+def means(evaluation: KernelEvaluation, ks: Sequence[int] = ()) -> dict[str, float]:
+    """The figures of a summary that are followed over a training, without intervals: `all/pass@1`, `level1/fast_1.2`.
+
+    Figures of speed are there for each baseline that was timed; those of eager PyTorch have no ending.
+    """
+    values = _followed(evaluation, tuple(ks) or usual_ks(evaluation.max_samples))
+    found = {}
+    for part, problems in _parts(evaluation).items():
+        judged = [problem for problem in problems if problem.samples]
+        for name, value in values.items():
+            known = [v for problem in judged if (v := value(problem)) is not None]
+            if known:
+                mean = sum(known) / len(known)
+                found[f"{part}/{name}"] = math.exp(mean) if name.startswith(GEOMETRIC) else mean
+    return found
+
+
+def _followed(evaluation: KernelEvaluation, ks: Sequence[int]) -> dict[str, Value]:
+    turns, right = evaluation.max_turns, is_fast(0, "")
+    found = {name: _share(test) for name, test in RATES.items()}
+    found |= {f"pass@{k}": _passing(right, k, turns) for k in ks}
+    found["fast_0"] = _passing(right, 1, turns)
+    for baseline in evaluation.timed:
+        end = "" if baseline == "eager" else f"_{baseline}"
+        found |= {f"fast_{p:g}{end}": _passing(is_fast(p, baseline), 1, turns) for p in THRESHOLDS[1:]}
+        found |= {f"speedup_mean{end}": _speedup(baseline), f"{GEOMETRIC}{end}": _speedup(baseline, math.log)}
+    return found
+
+
+def tag_of(name: str) -> str:
+    """The tag under which TensorBoard shows one of `means`: `Eval/Level1/Pass@1`, `Eval/All/Fast1.2x`, ..."""
+    part, _, metric = name.partition("/")
+    return f"Eval/{part.capitalize()}/{_TAGS.get(metric) or metric.capitalize()}"
+
+
+_ENDS = ("", *(f"_{name}" for name in WORDS if name != "eager"))
+_TAGS: Mapping[str, str] = {
+    "format_rate": "FormatRate",
+    "compile_rate": "CompileRate",
+    "correct_rate": "CorrectRate",
+    "cheat_rate": "CheatRate",
+    **{f"fast_{p:g}{end}": f"Fast{p:g}x{end}" for p in THRESHOLDS for end in _ENDS},
+    **{f"speedup_mean{end}": f"MeanSpeedup{end}" for end in _ENDS},
+    **{f"{GEOMETRIC}{end}": f"GeometricMeanSpeedup{end}" for end in _ENDS},
+}
+"""Name of a figure in `means` -> its tag; `pass@k` is `Pass@k`."""
+MOST_SAMPLES = 128
+"""Samples of a problem up to which `pass@k` has a tag in training."""
+FIGURES = (*_TAGS, *(f"pass@{k}" for k in range(1, MOST_SAMPLES + 1)))
+"""Names that `means` may have."""
