@@ -16,7 +16,7 @@ import textwrap
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Annotated, Any
 
 import chz
@@ -46,12 +46,12 @@ class Setting:
         """The default, made on first use; None if there is none."""
         return self.make_default() if self.make_default is not None else None
 
-    @property
+    @cached_property
     def bounds(self) -> tuple[Bound, ...]:
         """Conditions on its number."""
         return tuple(mark for mark in self.marks if isinstance(mark, Bound))
 
-    @property
+    @cached_property
     def used_when(self) -> tuple[UsedWhen, ...]:
         """Under which other settings it is read: under all of these."""
         return tuple(mark for mark in self.marks if isinstance(mark, UsedWhen))
@@ -105,6 +105,7 @@ def settings(cls: type) -> Mapping[str, Setting]:
     return _SETTINGS[cls]
 
 
+@cache
 def facts(cls: type) -> Mapping[str, Fact]:
     """What a config class says of its settings taken together, for `UsedWhen`, by name."""
     found = {name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()}
