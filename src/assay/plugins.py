@@ -185,8 +185,8 @@ def _imported(path: Path, folder: Path) -> Iterator[Path]:
             base = ".".join([*above, *([node.module] if node.module else [])])
             names += [base, *(f"{base}.{alias.name}" if base else alias.name for alias in node.names)]
     split = [name.split(".") for name in dict.fromkeys(names) if name]
-    for parts in dict.fromkeys(tuple(parts[:end]) for parts in split for end in range(1, len(parts) + 1)):
-        module = folder.joinpath(*parts)
+    for begun in dict.fromkeys(tuple(parts[:end]) for parts in split for end in range(1, len(parts) + 1)):
+        module = folder.joinpath(*begun)
         yield from (file for file in (module.with_suffix(".py"), module / "__init__.py") if file.is_file())
 
 

@@ -115,8 +115,8 @@ def unresolved(cls: type, around: Iterable[frozenset[str]]) -> Iterator[str]:
 def _unread(
     judge: object, node: object, parent: str, nearer: frozenset[str]
 ) -> Iterator[tuple[str, Any, Any, UsedWhen]]:
-    """The key, default and value of what the judge says nothing reads, and the rule that says so; `nearer` are the names
-    that nodes between the judge and what is looked at have."""
+    """The key, default and value of what the judge says nothing reads, and the rule by which it says so; `nearer` are
+    the names that nodes between the judge and what is looked at have."""
     known = names_of(type(judge))
     for name, setting in settings(type(node)).items():
         key, value = f"{parent}{name}", getattr(node, name)

@@ -16,7 +16,7 @@ import textwrap
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Annotated, Any
 
 import chz
@@ -88,6 +88,7 @@ class Setting:
 
 
 _SETTINGS: dict[type, Mapping[str, Setting]] = {}
+_FACTS: dict[type, Mapping[str, Fact]] = {}
 _COMPLETE: set[type] = set()
 
 
@@ -105,11 +106,12 @@ def settings(cls: type) -> Mapping[str, Setting]:
     return _SETTINGS[cls]
 
 
-@cache
 def facts(cls: type) -> Mapping[str, Fact]:
     """What a config class says of its settings taken together, for `UsedWhen`, by name."""
-    found = {name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()}
-    return {name: value for name, value in found.items() if isinstance(value, Fact)}
+    if cls not in _FACTS:
+        found = {name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()}
+        _FACTS[cls] = {name: value for name, value in found.items() if isinstance(value, Fact)}
+    return _FACTS[cls]
 
 
 def complete(cls: type) -> None:
