@@ -15,6 +15,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from support import frozen
+
 ROOT = Path(__file__).parents[2]
 OURS = ("assay", "benchmarks", "support")
 """Packages that the program imports anew, from where its own path has them."""
@@ -92,4 +94,5 @@ def _begin(place: Path, environment: Mapping[str, str], pipes: tuple[int, int, i
         del logging.root.manager.loggerDict[name]
     logging.getLogger().setLevel(logging.WARNING)
     warnings.resetwarnings()
+    gc.get_freeze_count = frozen.count
     gc.unfreeze()
