@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 from pathlib import Path
 
 import pytest
+
+from support import frozen
 
 TESTS = Path(__file__).parent
 LONG = ("", "kernels", "training", "sandbox", "envs", "rewards")
@@ -37,8 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Keep all modules and tests out of garbage collection: there are so many that walking them takes most of a second,
     and hundreds of tests would."""
-    gc.collect()
-    gc.freeze()
+    frozen.freeze()
 
 
 def rank(path: Path) -> int:

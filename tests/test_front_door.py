@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from assay.training.session import make_backend
 from assay.types import SamplingParams
 from support import plain_transformers
 from support.tiny_run import assert_same_run, read_lines
+from support.warm_process import run_warm
 from support.wheel import InstalledAssay, install
 
 STEPS = 8
@@ -43,7 +42,7 @@ def assay(tmp_path_factory: pytest.TempPathFactory) -> InstalledAssay:
     program = InstalledAssay(install(tmp_path_factory.mktemp("installed")), place)
     program("init", "mine.py")
     program.kill("train", *SHORT, "log_path=run", run=place / "run", steps=5)
-    _, err = program("train", *SHORT, "log_path=run")
+    _, err = program("train", *SHORT, "log_path=run", warm=True)
     assert "Resuming after step" in err
     return program
 
@@ -69,13 +68,13 @@ def test_check_finds_a_score_that_likes_everything(assay: InstalledAssay) -> Non
 
 @pytest.mark.timeout(300)
 def test_a_run_that_was_killed_equals_one_that_was_not(assay: InstalledAssay) -> None:
-    assay("train", *SHORT, "log_path=whole")
+    assay("train", *SHORT, "log_path=whole", warm=True)
     assert_same_run(assay.place / "run", assay.place / "whole")
     assert sum("reward/mean" in line for line in read_lines(assay.place / "run" / "metrics.jsonl")) == STEPS
 
 
 def test_eval_measures_the_last_checkpoint(assay: InstalledAssay) -> None:
-    measured = json.loads(assay("eval", "--run", "run")[0])
+    measured = json.loads(assay("eval", "--run", "run", warm=True)[0])
     assert measured["checkpoint"] == f"rl_{STEPS:06d}"
     assert 0 <= measured["metrics"]["policy"]["reward"]["mean"] <= 1
 
@@ -108,18 +107,10 @@ def test_compare_says_whether_a_gain_is_noise(assay: InstalledAssay) -> None:
 def test_the_exported_folder_generates_the_same_tokens_in_transformers(
     assay: InstalledAssay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assay("export", "run", "--merge", "model")
+    assay("export", "run", "--merge", "model", warm=True)
     prompts = ["3,4:", "9,1:", "0,0:"]
     request = {"model": {"prompts": prompts, "max_tokens": 2}}
-    done = subprocess.run(
-        [sys.executable, plain_transformers.__file__],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        cwd=assay.place,
-        env=assay.environment,
-        check=False,
-    )
+    done = run_warm([plain_transformers.__file__], assay.place, assay.environment, json.dumps(request))
     assert done.returncode == 0, done.stderr
     theirs = json.loads(done.stdout.splitlines()[-1])["model"]
     assert not theirs["assay"], "the folder is loaded without Assay"

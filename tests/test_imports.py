@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections import Counter
@@ -118,7 +119,13 @@ def modules() -> list[Path]:
     return [path for path in sorted(SRC.rglob("*.py")) if DATA not in path.parents]
 
 
-SOURCES = {module_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in modules()}
+MODULES = {module_of(path): path for path in modules()}
+
+
+@functools.cache
+def sources() -> dict[str, ast.Module]:
+    """Parsed by the process that runs these tests; all of them collect them."""
+    return {module: ast.parse(path.read_text(encoding="utf-8")) for module, path in MODULES.items()}
 
 
 def room_of(module: str) -> tuple[int, str] | None:
@@ -131,7 +138,7 @@ def is_within(module: str, package: str) -> bool:
     return module == package or module.startswith(f"{package}.")
 
 
-def imports(tree: ast.AST, known: Container[str] = SOURCES) -> Iterator[str]:
+def imports(tree: ast.AST, known: Container[str] = MODULES) -> Iterator[str]:
     """Every module that a source imports, also inside functions; `from assay import x` counts as assay.x."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -166,7 +173,7 @@ def test_the_rules_tell_up_from_down() -> None:
 def test_imports_only_point_down() -> None:
     wrong = [
         f"{module} imports {name}"
-        for module, tree in SOURCES.items()
+        for module, tree in sources().items()
         if module != "assay"
         for name in imports(tree)
         if is_within(name, "assay") and name != "assay" and illegal_import(module, name)
@@ -225,7 +232,7 @@ def test_circles_are_found() -> None:
 
 def test_no_modules_import_each_other() -> None:
     """Cut the circle: put what both need into a module of its own, below them (types and settings, most often)."""
-    assert circles(graph_of(SOURCES)) == []
+    assert circles(graph_of(sources())) == []
 
 
 MOST_MODULES = 15
@@ -259,7 +266,7 @@ def test_tests_stand_where_their_subject_does() -> None:
 def test_optional_packages_are_imported_only_at_home() -> None:
     wrong = [
         f"{module} imports {name}"
-        for module, tree in SOURCES.items()
+        for module, tree in sources().items()
         for name in imports(tree)
         for package, homes in HOMES.items()
         if is_within(name, package) and not any(is_within(module, home) for home in homes)
@@ -267,10 +274,10 @@ def test_optional_packages_are_imported_only_at_home() -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("module", [m for m in WITHOUT_TORCH if m in SOURCES])
+@pytest.mark.parametrize("module", [m for m in WITHOUT_TORCH if m in MODULES])
 def test_imports_without_torch(module: str) -> None:
-    apart = {*(m for m in SOURCES if is_within(m, RUN_APART)), *(WITH_MODAL if find_spec("modal") is None else ())}
-    below = [m for m in SOURCES if is_within(m, module) and m not in apart]
+    apart = {*(m for m in MODULES if is_within(m, RUN_APART)), *(WITH_MODAL if find_spec("modal") is None else ())}
+    below = [m for m in MODULES if is_within(m, module) and m not in apart]
     code = (
         f"import importlib, sys\nfor m in {below!r}: importlib.import_module(m)\n"
         "print(*{m.partition('.')[0] for m in sys.modules} & {'torch', 'transformers', 'tokenizers', 'peft'})"
@@ -296,14 +303,14 @@ def test_broad_handlers_are_found() -> None:
 
 
 def test_nothing_catches_everything_outside_the_named_boundaries() -> None:
-    wrong = [f"{m}:{line}" for m, tree in SOURCES.items() if m not in BOUNDARIES for line in broad_handlers(tree)]
+    wrong = [f"{m}:{line}" for m, tree in sources().items() if m not in BOUNDARIES for line in broad_handlers(tree)]
     assert not wrong
 
 
 def test_only_the_command_line_prints() -> None:
     wrong = [
         f"{module}:{node.lineno}"
-        for module, tree in SOURCES.items()
+        for module, tree in sources().items()
         if not any(is_within(module, home) for home in COMMAND_LINES)
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import hashlib
 import importlib
 import inspect
@@ -172,20 +173,27 @@ def _depth(module: str, path: Path) -> int:
 def _imported(path: Path, folder: Path) -> Iterator[Path]:
     """The files below `folder` that a file imports, anywhere in its text."""
     try:
-        tree = ast.parse(path.read_bytes())
+        statements = _import_statements(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return  # what loads it says what is wrong with it
-    for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom):
+    names: list[str] = []
+    for node in statements:
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        else:
             above = path.parents[node.level - 1].relative_to(folder).parts if _inside(path, node.level, folder) else ()
             base = ".".join([*above, *([node.module] if node.module else [])])
-            names = [base, *(f"{base}.{alias.name}" if base else alias.name for alias in node.names)]
-        for name in names:
-            parts = name.split(".") if name else []
-            for end in range(1, len(parts) + 1):
-                module = folder.joinpath(*parts[:end])
-                yield from (file for file in (module.with_suffix(".py"), module / "__init__.py") if file.is_file())
+            names += [base, *(f"{base}.{alias.name}" if base else alias.name for alias in node.names)]
+    split = [name.split(".") for name in dict.fromkeys(names) if name]
+    for begun in dict.fromkeys(tuple(parts[:end]) for parts in split for end in range(1, len(parts) + 1)):
+        module = folder.joinpath(*begun)
+        yield from (file for file in (module.with_suffix(".py"), module / "__init__.py") if file.is_file())
+
+
+@functools.lru_cache(maxsize=256)
+def _import_statements(source: bytes) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """Parsed once per content: a run asks for the files behind its settings several times."""
+    return tuple(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom))
 
 
 def _inside(path: Path, level: int, folder: Path) -> bool:

@@ -12,6 +12,7 @@ import pytest
 from assay.cli import main as cli
 from assay.presets import presets
 from support.recorded_run import group, record
+from support.warm_process import CHECKOUT, run_warm
 
 CHECKED = ["train", "--config", "chess", "--dry-run"]
 
@@ -81,7 +82,8 @@ def test_settings_and_options_mix_in_any_order(capsys: pytest.CaptureFixture[str
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path) -> None:
-    done = assay(*CHECKED, "dataset_builder.num_train=64", f"cache_dir={tmp_path / 'cache'}", cwd=tmp_path)
+    command = ["-m", "assay", *CHECKED, "dataset_builder.num_train=64", f"cache_dir={tmp_path / 'cache'}"]
+    done = run_warm(command, tmp_path, os.environ | CHECKOUT)
     assert done.returncode == 0, done.stderr
     assert "RL: 4 batches of 16 problems x 16 rollouts = 256 samples" in done.stdout
     assert not (tmp_path / "runs").exists()
@@ -178,8 +180,7 @@ print("status", status)
 )
 def test_what_needs_no_chess_runs_without_it(tmp_path: Path, arguments: list[str], words: str) -> None:
     place = [f"cache_dir={tmp_path}", f"log_path={tmp_path / 'run'}"] if arguments[0] != "settings" else []
-    command = [sys.executable, "-c", WITHOUT_CHESS, *arguments, *place]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = run_warm(["-c", WITHOUT_CHESS, *arguments, *place], tmp_path, os.environ | CHECKOUT)
     assert words in done.stdout and "status 0" in done.stdout, done.stdout[-2000:] + done.stderr
 
 

@@ -14,7 +14,6 @@ from collections.abc import Collection
 import pytest
 import torch
 from torch import Tensor
-from trl import GRPOTrainer
 
 from assay.backends.local import losses
 from support.conformance.comparisons import COMPARISONS, PAGE
@@ -54,6 +53,8 @@ def test_every_convention_is_named_by_a_comparison() -> None:
 
 
 def test_each_loss_of_trl_is_compared_or_said_to_be_absent() -> None:
+    from trl import GRPOTrainer  # takes seconds, and every process collects this file
+
     tree = ast.parse(textwrap.dedent(inspect.getsource(GRPOTrainer._compute_loss)))
     asked = [node for node in ast.walk(tree) if isinstance(node, ast.Compare) and "loss_type" in ast.unparse(node.left)]
     known = {n.value for node in asked for n in ast.walk(node) if isinstance(n, ast.Constant)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,8 @@ from support.embedding_models import write_random_transformer, write_word_model
 from support.retrieval_entries import synthetic
 from support.synthetic_problems import write_module
 
-pytest.importorskip("faiss")
-pytest.importorskip("sentence_transformers")
+if any(find_spec(name) is None for name in ("faiss", "sentence_transformers")):  # importing them takes seconds
+    pytest.skip("faiss or sentence_transformers is not installed", allow_module_level=True)
 
 MADE = synthetic(90)
 ENTRIES = [made for _, made in MADE]

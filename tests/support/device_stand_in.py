@@ -1,12 +1,15 @@
-"""A GPU's harness run on the processor, in a process of its own: `python device_stand_in.py KIND < job > result`.
+"""A GPU's harness run on the processor, each job in a process of its own: `python device_stand_in.py KIND`.
 
 `interpreted` puts Triton's interpreter in the place of the GPU. `compiled` keeps the launcher of a GPU and lets Triton
-compile for one, but launch nothing. The job is a pickle of (source, header, blobs of each round); so is the result, of
-(report, outputs of each round).
+compile for one, but launch nothing. A job is a pickle of (source, header, blobs of each round); so is its result, of
+(report, outputs of each round), or of the exit status of a process that died. The program reads jobs one after another
+and forks for each: it imports PyTorch and Triton once.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import pickle
 import subprocess
@@ -18,16 +21,46 @@ from assay.sandbox.base import Job, JobResult
 
 def run_on_stand_in(job: Job, kind: str) -> JobResult:
     """The result of a job that is meant for a GPU."""
-    given = pickle.dumps((job.source, job.header, [list(each.inputs) for each in job.rounds]))
-    done = subprocess.run([sys.executable, __file__, kind], input=given, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()
-    report, outputs = pickle.loads(done.stdout)
+    program = _program(kind)
+    assert program.stdin is not None and program.stdout is not None
+    pickle.dump((job.source, job.header, [list(each.inputs) for each in job.rounds]), program.stdin)
+    program.stdin.flush()
+    found = pickle.load(program.stdout)
+    assert not isinstance(found, int), f"status {found}; its words are on standard error"
+    report, outputs = found
     end: Any = "ok" if "fault" not in report else "crash"
     return JobResult(end, "ended", tuple(map(tuple, outputs)), report=report)
 
 
+@functools.cache
+def _program(kind: str) -> subprocess.Popen[bytes]:
+    """One for all tests of this process, which it ends with."""
+    program = subprocess.Popen([sys.executable, __file__, kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    atexit.register(_end, program)
+    return program
+
+
+def _end(program: subprocess.Popen[bytes]) -> None:
+    program.kill()
+    program.communicate()
+
+
 def _main(kind: str) -> None:
-    source, header, rounds = pickle.load(sys.stdin.buffer)
+    harness = _harness(kind)
+    while True:
+        try:
+            job = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        if (child := os.fork()) == 0:
+            _run(harness, *job)
+            os._exit(0)
+        if status := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+            sys.stdout.buffer.write(pickle.dumps(status))
+            sys.stdout.buffer.flush()
+
+
+def _run(harness: Any, source: str, header: Any, rounds: list[list[bytes]]) -> None:
     answers: list[list[bytes]] = []
     waiting = iter([[memoryview(bytearray(blob)) for blob in blobs] for blobs in rounds])
 
@@ -37,8 +70,9 @@ def _main(kind: str) -> None:
     def write(outputs: Any) -> None:
         answers.append([bytes(output) for output in outputs])
 
-    report = _harness(kind).execute(source, header, read, write)
+    report = harness.execute(source, header, read, write)
     sys.stdout.buffer.write(pickle.dumps((report, answers)))
+    sys.stdout.buffer.flush()
 
 
 def _harness(kind: str) -> Any:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from assay.config import SettingsError
 from assay.training.config import TrainingConfig, load_config
 from support.tiny_run import tiny
+from support.warm_process import CHECKOUT, run_warm
 
 SCRIPT = """
 import logging, sys
@@ -29,9 +28,7 @@ assert logging.getLogger("assay").handlers == []
 
 
 def test_a_run_says_what_it_does_unless_it_is_told_not_to(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
-    root = str(Path(__file__).parents[1])
-    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": root, "OMP_NUM_THREADS": "1"})
+    done = run_warm(["-c", SCRIPT, str(tmp_path)], tmp_path, CHECKOUT)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     loud, again, quiet = re.split("^one\n|^two\n", done.stderr, flags=re.MULTILINE)

@@ -20,6 +20,8 @@ from assay.envs.chess.engine.stockfish import StockfishConfig
 from assay.errors import ConfigError, ModelError, RunDirectoryError, TrainingError
 from assay.grpo.config import AlgorithmConfig
 from assay.training.config import SFTConfig, TrainingConfig
+from assay.training.loop import _fixed_objects
+from support.frozen import counted_anew
 from support.tensorboard import scalars
 from support.tiny_run import (
     RL_BATCHES,
@@ -416,10 +418,7 @@ def test_weights_and_biases_offline_changes_nothing_else(
 
 
 def test_a_run_keeps_objects_out_of_garbage_collection_unless_its_program_does() -> None:
-    from assay.training.loop import _fixed_objects
-
-    gc.unfreeze()
-    try:
+    with counted_anew():
         with _fixed_objects():
             assert gc.get_freeze_count() > 1000
         assert gc.get_freeze_count() == 0
@@ -428,5 +427,3 @@ def test_a_run_keeps_objects_out_of_garbage_collection_unless_its_program_does()
         with _fixed_objects():
             pass
         assert gc.get_freeze_count() > there / 2, "what the program froze stays frozen"
-    finally:
-        gc.freeze()  # as `conftest.py` left it

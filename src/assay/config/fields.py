@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import operator
 from collections.abc import Callable, Mapping
@@ -121,10 +122,11 @@ class UsedWhen:
     def __init__(self, name: str, *values: object) -> None:
         self.name = name
         self.values = values or (True,)
+        self._tests = [v.holds if isinstance(v, Condition) else functools.partial(same, v) for v in self.values]
 
     def holds(self, value: object) -> bool:
         """Whether the field is read when the other setting is `value`."""
-        return any(v.holds(value) if isinstance(v, Condition) else same(v, value) for v in self.values)
+        return any(test(value) for test in self._tests)
 
 
 def same(choice: object, value: object) -> bool:

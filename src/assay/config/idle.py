@@ -17,6 +17,9 @@ _SAID_BEFORE = re.compile(r"(?:\b(?:[Ss]et|[Rr]emove|[Rr]aise|[Ll]ower|[Gg]ive|[
 """What stands before a key that is a word of English too."""
 
 
+_NAMES: dict[type, frozenset[str]] = {}
+
+
 @dataclass(frozen=True)
 class IdleSetting:
     """A setting that is set although nothing reads it; its text says so, and what to do."""
@@ -72,14 +75,14 @@ def idle(node: object) -> Iterator[IdleSetting]:
     A setting is set where it differs from its default. The nearest enclosing node that has what its `UsedWhen` names
     decides; each node speaks for those that it decides.
     """
-    for _, setting_default, found in _unread(node, node, "", frozenset()):
-        if found.value != setting_default:
-            yield found
+    for key, setting_default, value, rule in _unread(node, node, "", frozenset()):
+        if value != setting_default:
+            yield _would_do_nothing(node, key, value, rule)
 
 
 def unread(node: object, parent: str = "") -> Iterator[str]:
     """The keys of all settings, of a config and below it, that nothing reads as the others are, set or not."""
-    for key, _, _ in _unread(node, node, "", frozenset()):
+    for key, *_ in _unread(node, node, "", frozenset()):
         yield f"{parent}{key}"
     for name in settings(type(node)):
         if chz.is_chz(value := getattr(node, name)):
@@ -88,7 +91,9 @@ def unread(node: object, parent: str = "") -> Iterator[str]:
 
 def names_of(cls: type) -> frozenset[str]:
     """What a `UsedWhen` can find in a config class: its settings and its facts."""
-    return frozenset((*settings(cls), *facts(cls)))
+    if cls not in _NAMES:
+        _NAMES[cls] = frozenset((*settings(cls), *facts(cls)))
+    return _NAMES[cls]
 
 
 def unresolved(cls: type, around: Iterable[frozenset[str]]) -> Iterator[str]:
@@ -107,16 +112,18 @@ def unresolved(cls: type, around: Iterable[frozenset[str]]) -> Iterator[str]:
                 )
 
 
-def _unread(judge: object, node: object, parent: str, nearer: frozenset[str]) -> Iterator[tuple[str, Any, IdleSetting]]:
-    """The key, default and message of what the judge says nothing reads; `nearer` are the names that nodes between the
-    judge and what is looked at have."""
+def _unread(
+    judge: object, node: object, parent: str, nearer: frozenset[str]
+) -> Iterator[tuple[str, Any, Any, UsedWhen]]:
+    """The key, default and value of what the judge says nothing reads, and the rule by which it says so; `nearer` are
+    the names that nodes between the judge and what is looked at have."""
     known = names_of(type(judge))
     for name, setting in settings(type(node)).items():
         key, value = f"{parent}{name}", getattr(node, name)
         rules = [r for r in setting.used_when if (first := r.name.partition(".")[0]) in known and first not in nearer]
-        broken = [rule for rule in rules if not rule.holds(_value_of(judge, rule.name))]
-        if broken:
-            yield key, setting.default, _would_do_nothing(judge, key, value, broken[0])
+        broken = next((rule for rule in rules if not rule.holds(_value_of(judge, rule.name))), None)
+        if broken is not None:
+            yield key, setting.default, value, broken
         elif chz.is_chz(value):
             yield from _unread(judge, value, f"{key}.", nearer | names_of(type(value)))
 

@@ -46,12 +46,12 @@ class Setting:
         """The default, made on first use; None if there is none."""
         return self.make_default() if self.make_default is not None else None
 
-    @property
+    @cached_property
     def bounds(self) -> tuple[Bound, ...]:
         """Conditions on its number."""
         return tuple(mark for mark in self.marks if isinstance(mark, Bound))
 
-    @property
+    @cached_property
     def used_when(self) -> tuple[UsedWhen, ...]:
         """Under which other settings it is read: under all of these."""
         return tuple(mark for mark in self.marks if isinstance(mark, UsedWhen))
@@ -88,6 +88,7 @@ class Setting:
 
 
 _SETTINGS: dict[type, Mapping[str, Setting]] = {}
+_FACTS: dict[type, Mapping[str, Fact]] = {}
 _COMPLETE: set[type] = set()
 
 
@@ -107,8 +108,10 @@ def settings(cls: type) -> Mapping[str, Setting]:
 
 def facts(cls: type) -> Mapping[str, Fact]:
     """What a config class says of its settings taken together, for `UsedWhen`, by name."""
-    found = {name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()}
-    return {name: value for name, value in found.items() if isinstance(value, Fact)}
+    if cls not in _FACTS:
+        found = {name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()}
+        _FACTS[cls] = {name: value for name, value in found.items() if isinstance(value, Fact)}
+    return _FACTS[cls]
 
 
 def complete(cls: type) -> None:

@@ -7,8 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +31,7 @@ from support.hub_server import Hub, hub
 from support.tiny_models import tiny_model
 from support.tiny_run import metric, run, snapshot, tiny
 from support.toy_env import CORPUS
+from support.warm_process import run_warm
 
 TOKEN = "hf_" + "s3cret" * 5
 PROMPTS = ["123", "c b a", "a", "b2"]
@@ -96,9 +95,7 @@ def test_the_exported_folder_answers_as_the_policy_does(runs: dict[str, Path], t
     for name, path in runs.items():
         assert export(path, "--merge", tmp_path / name) == 0
     request = {str(tmp_path / name): {"prompts": PROMPTS, "max_tokens": MAX_TOKENS} for name in runs}
-    command = [sys.executable, plain_transformers.__file__]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, env=environment)
+    done = run_warm([plain_transformers.__file__], tmp_path, os.environ, json.dumps(request))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     for name, path in runs.items():
