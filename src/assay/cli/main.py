@@ -81,6 +81,7 @@ EXTRAS = {
     "faiss": "embeddings",
     "sentence_transformers": "embeddings",
     "modal": "modal",
+    "tinker": "tinker",
 }
 """Optional package -> the extra of this distribution that installs it."""
 

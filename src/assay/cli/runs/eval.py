@@ -18,7 +18,6 @@ from assay.training.metrics.progress import RunProgress
 from assay.training.run.checkpoints import checkpoint_folder, open_checkpoint
 from assay.training.run.reader import find_checkpoint
 from assay.training.session import open_policy
-from assay.training.settle import renderer_of
 from assay.types import Json
 
 EXAMPLES = """\

@@ -7,13 +7,15 @@ from functools import partial
 
 import tinker
 
+from assay.backends.config import TinkerService
 from assay.backends.tinker.probe.bench import Bench, new_bench
 from assay.backends.tinker.probe.finding import Finding, judged, tried, wanting
 from assay.backends.tinker.probe.sampling import look_at_logprobs, look_at_samples
 from assay.backends.tinker.probe.saving import look_at_samplers, look_at_states
 from assay.backends.tinker.probe.training import LOSSES, look_at_custom, look_at_loss, look_at_sums
 from assay.backends.tinker.service import Service
-from assay.errors import ServiceError
+from assay.config.urls import without_secrets
+from assay.errors import ModelError, ServiceError
 
 
 async def probe(service: Service, model: str, rank: int, seed: int = 0) -> list[Finding]:
@@ -31,6 +33,23 @@ async def probe(service: Service, model: str, rank: int, seed: int = 0) -> list[
         *await _training(bench),
     ]
     return [*found, await _closing(service)]
+
+
+async def probe_server(url: str, model: str | None, rank: int, settings: TinkerService) -> list[Finding]:
+    """`probe` in a session of its own; without a model's name, on the first that the server has.
+
+    Raises:
+        ConfigError, ServiceError: as `Service.connect`.
+        ModelError: the server has no models, or not this one.
+    """
+    service = await Service.connect(url, settings)
+    try:
+        models = sorted(await service.models())
+        if model is None and not models:
+            raise ModelError(f"The server at {without_secrets(service.url)} has no model that can be trained.")
+        return await probe(service, models[0] if model is None else model, rank)
+    finally:
+        await service.close()
 
 
 async def _sampling(bench: Bench) -> list[Finding]:
