@@ -8,7 +8,8 @@ from assay.rollouts.renderers.named import make_renderer
 from assay.rollouts.renderers.role_colon import RoleColonRenderer
 from assay.types import Message
 
-TALK = TokenizerCorpus(["be brief System User Assistant no yes"] * 3, "[A-Za-z]+", "abcdefghijklmnopqrstuvwxyzSUA \n.:?")
+LETTERS = "abcdefghijklmnopqrstuvwxyzSUA \n.:?"
+TALK = TokenizerCorpus(["be brief System User Assistant no yes"] * 3, "[A-Za-z]+", LETTERS)
 RULES, ASK, AGAIN = Message("system", "be brief"), Message("user", "yes or no?"), Message("user", "no.")
 
 
