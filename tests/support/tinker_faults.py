@@ -70,9 +70,8 @@ class Proxy:
         fault.answered(call)
         if call.path == "retrieve_future":
             fault.result(call, fault.kinds.get(call.json["request_id"], ""))
-        elif call.status == 200 and call.answer.startswith(b"{"):
-            if (name := json.loads(call.answer).get("request_id")) is not None:
-                fault.kinds[name] = call.path
+        elif b'"request_id"' in call.answer:
+            fault.kinds[json.loads(call.answer)["request_id"]] = call.path
         headers = [(k, v) for k, v in start.get("headers", []) if k.lower() != b"content-length"]
         headers.append((b"content-length", str(len(call.answer)).encode()))
         await send({"type": "http.response.start", "status": call.status, "headers": headers})

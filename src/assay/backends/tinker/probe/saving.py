@@ -24,6 +24,7 @@ TTL_S = 3600
 
 async def look_at_states(bench: Bench) -> list[Finding]:
     """Point h: save_state, and a new model from it, with and without the optimizer."""
+    bench.client = await bench.service.create(*bench.service_model)  # whose optimizer remembers what follows alone
     for _ in range(2):
         await bench.wait(bench.ascent(HISTORY)(bench.client), "forward_backward")
         await bench.step(bench.rate / HISTORY, BETA, BETA)
