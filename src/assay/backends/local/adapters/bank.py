@@ -101,7 +101,9 @@ class AdapterBank:
         if not pairs:
             raise ModelError(f"The model has no layers of the parts {', '.join(sorted(shape.parts))} to adapt.")
         weights = Weights(pairs, shape.rank, self.local.lora_alpha / shape.rank)
-        trained = {f"{name}.lora_{k}.weight": t for name, pair in pairs.items() for k, t in zip("AB", pair, strict=True)}
+        trained = {
+            f"{name}.lora_{k}.weight": t for name, pair in pairs.items() for k, t in zip("AB", pair, strict=True)
+        }
         return Adapter(shape, weights, adamw(trained.values(), self.local.adamw), trained=trained)
 
     def chosen(self, parts: frozenset[Part]) -> list[str]:

@@ -61,6 +61,8 @@ class Sampled:
     top_logprobs: list[FloatArray] = field(default_factory=list)
     stop_reason: StopReason | None = None
     """Why it ended; None while it goes on."""
+    failed: bool = False
+    """Whether it ended because its weights give no finite probabilities."""
 
 
 class Engine:
@@ -205,16 +207,19 @@ class Engine:
         return tokens
 
     def _record(
-        self, samples: Sequence[Sampled], tokens: list[int], logprobs: list[float], logits: Tensor, params: SamplingParams
+        self,
+        samples: Sequence[Sampled],
+        tokens: list[int],
+        logprobs: list[float],
+        logits: Tensor,
+        params: SamplingParams,
     ) -> None:
         for sample, token, logprob in zip(samples, tokens, logprobs, strict=True):
             if sample.stop_reason is not None:
                 continue
             if not np.isfinite(logprob):
-                raise ModelError(
-                    "Sampling gave log-probabilities that are not finite: the weights are far too large or NaN. Go "
-                    "back to an earlier checkpoint, with a lower learning rate."
-                )
+                sample.failed, sample.stop_reason = True, "stop"
+                continue
             sample.tokens.append(token)
             sample.logprobs.append(logprob)
             self.drawn += 1
