@@ -55,13 +55,13 @@ class Proxy:
     """The server behind a fault, which may be changed at any time. `log` has the requests that passed."""
 
     def __init__(self, app: App) -> None:
-        self._app = app
+        self.app = app
         self.fault = Fault()
         self.log: list[str] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         fault, call = self.fault, Call(scope["path"].removeprefix(API), await _read(receive))
         self.log.append(call.path)
@@ -93,7 +93,7 @@ class Proxy:
 
         headers = [(k, v) for k, v in scope["headers"] if k.lower() != b"content-length"]
         headers.append((b"content-length", str(len(call.body)).encode()))
-        await self._app({**scope, "headers": headers}, receive, send)
+        await self.app({**scope, "headers": headers}, receive, send)
         call.status, call.answer = started["status"], b"".join(parts)
         return started
 

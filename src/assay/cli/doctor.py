@@ -28,9 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON list")
     parser.add_argument("--tinker", metavar="URL", help="try out the server of the Tinker API at this address")
-    parser.add_argument(
-        "--model", metavar="NAME", help="with --tinker: the model to try (its first)"
-    )
+    parser.add_argument("--model", metavar="NAME", help="with --tinker: the model to try (its first)")
     parser.add_argument("--rank", type=int, default=8, metavar="N", help="with --tinker: LoRA rank to try (8)")
 
 

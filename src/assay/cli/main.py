@@ -87,7 +87,6 @@ EXTRAS = {
     "faiss": "embeddings",
     "sentence_transformers": "embeddings",
     "modal": "modal",
-    "tinker": "tinker",
 }
 """Optional package -> the extra of this distribution that installs it."""
 

@@ -10,16 +10,23 @@ import tinker
 from assay.backends.config import TinkerService
 from assay.backends.tinker.probe.bench import Bench, new_bench
 from assay.backends.tinker.probe.finding import Finding, judged, tried, wanting
-from assay.backends.tinker.probe.sampling import look_at_logprobs, look_at_samples
+from assay.backends.tinker.probe.sampling import look_at_gap, look_at_logprobs, look_at_samples
 from assay.backends.tinker.probe.saving import look_at_samplers, look_at_states
 from assay.backends.tinker.probe.training import LOSSES, look_at_custom, look_at_loss, look_at_sums
 from assay.backends.tinker.service import Service
 from assay.config.urls import without_secrets
 from assay.errors import ModelError, ServiceError
 
+POINTS = "abcdefghij"
+"""a creation, b samples, c log-probabilities of prompts, d sampler and trainer, e sums, f losses by name, g custom
+losses, h states, i samplers of new weights, j the session's end."""
 
-async def probe(service: Service, model: str, rank: int, seed: int = 0) -> list[Finding]:
+
+async def probe(service: Service, model: str, rank: int, seed: int = 0, points: str = POINTS) -> list[Finding]:
     """Every finding about a server, in the order of the points; ends the session.
+
+    Args:
+        points: those that are looked at; f to i are measured by what e finds, which is then looked at, too.
 
     Raises:
         ServiceError: not even a model can be made, so nothing is known.
@@ -27,11 +34,11 @@ async def probe(service: Service, model: str, rank: int, seed: int = 0) -> list[
     """
     await service.check_model(model)
     bench = await new_bench(service, model, rank, seed)
-    found = [
-        judged("a", "a model with adapters is made, with its tokenizer", True, f"{model}, rank {rank}", ""),
-        *await _sampling(bench),
-        *await _training(bench),
-    ]
+    found = [judged("a", "a model with adapters is made, with its tokenizer", True, f"{model}, rank {rank}", "")]
+    if set(points) & set("bcd"):
+        found += await _sampling(bench, points)
+    if set(points) & set("efghi"):
+        found += await _training(bench, points)
     return [*found, await _closing(service)]
 
 
@@ -52,19 +59,24 @@ async def probe_server(url: str, model: str | None, rank: int, settings: TinkerS
         await service.close()
 
 
-async def _sampling(bench: Bench) -> list[Finding]:
+async def _sampling(bench: Bench, points: str) -> list[Finding]:
     found: list[Finding] = []
 
     async def begin() -> list[Finding]:
         sampler = await _sampler(bench)
-        found.extend(await tried("b", "samples", partial(look_at_samples, bench, sampler)))
-        found.extend(await tried("c", "log-probabilities", partial(look_at_logprobs, bench, sampler)))
+        for point, name, look in (
+            ("b", "samples", look_at_samples),
+            ("c", "log-probabilities of prompts", look_at_logprobs),
+            ("d", "sampler and trainer", look_at_gap),
+        ):
+            if point in points:
+                found.extend(await tried(point, name, partial(look, bench, sampler)))
         return found
 
     return await tried("b", "a sampler is made", begin)
 
 
-async def _training(bench: Bench) -> list[Finding]:
+async def _training(bench: Bench, points: str) -> list[Finding]:
     """Points e to i. After a request that failed, the next point gets a new model."""
     old: list[tinker.SamplingClient] = []
 
@@ -84,6 +96,8 @@ async def _training(bench: Bench) -> list[Finding]:
     ]
     found: list[Finding] = []
     for point, name, look, feature in looks:
+        if point not in points and point != "e":
+            continue
         rows = await tried(point, name, look, feature=feature)
         found += rows
         if any(row.name == name for row in rows):  # the request failed

@@ -82,7 +82,7 @@ async def _stop(bench: Bench, sampler: tinker.SamplingClient) -> Finding:
 
 
 async def look_at_logprobs(bench: Bench, sampler: tinker.SamplingClient) -> list[Finding]:
-    """Points c and d: log-probabilities of prompts and of samples against the trainer's."""
+    """Point c: log-probabilities of a prompt, and whether they are the trainer's."""
     values = await bench.wait(sampler.compute_logprobs(convert.model_input(bench.tokens)), "compute_logprobs")
     length = values is not None and len(values) == len(bench.tokens)
     first = length and values[0] is None
@@ -111,11 +111,11 @@ async def look_at_logprobs(bench: Bench, sampler: tinker.SamplingClient) -> list
                 figure=gap,
             )
         )
-    return [*findings, await _gap(bench, sampler, "samples have the trainer's log-probabilities", "d")]
+    return findings
 
 
-async def _gap(bench: Bench, sampler: tinker.SamplingClient, name: str, point: str) -> Finding:
-    """Whether tokens were sampled with the log-probabilities that the trainer computes for them."""
+async def look_at_gap(bench: Bench, sampler: tinker.SamplingClient) -> list[Finding]:
+    """Point d: whether tokens were sampled with the log-probabilities that the trainer computes for them."""
     prompts = [bench.tokens[: 3 + 2 * (i % 4)] for i in range(ROLLOUTS)]
     asked = [_sample(bench, sampler, seed=10 + i, prompt=p, most=ROLLOUT_TOKENS) for i, p in enumerate(prompts)]
     data = [
@@ -127,14 +127,15 @@ async def _gap(bench: Bench, sampler: tinker.SamplingClient, name: str, point: s
     found = compare(data, convert.target_logprobs(output.loss_fn_outputs, data))
     ok = found is not None and found.agrees(LIMIT)
     kl = found.kl if found is not None else float("nan")
-    return judged(
-        point,
-        name,
+    one = judged(
+        "d",
+        "samples have the trainer's log-probabilities",
         ok,
         f"a KL of {kl:.2g} nats per token (limit {LIMIT.kl:g})",
         "every ratio would be wrong; look for stale weights, another temperature, and truncated distributions",
         figure=kl,
     )
+    return [one]
 
 
 async def sampler_gap(bench: Bench, sampler: tinker.SamplingClient, against: Sequence[float]) -> float:

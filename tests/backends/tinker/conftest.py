@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from support.tinker_faults import Fault
+from support.tinker_server import LocalServer
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    made = LocalServer(tmp_path_factory.mktemp("served"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def no_fault(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "server" in request.fixturenames:
+        request.getfixturevalue("server").proxy.fault = Fault()
