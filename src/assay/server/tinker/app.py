@@ -1,7 +1,7 @@
 """The addresses of the protocol, and who may use them.
 
 An answer that says no has a JSON body `{"error", "category"}`. No answer and no log line holds a key, a prompt or a
-sample. What a handler may raise beyond that is logged with its traceback, and the client is told that the server failed.
+sample. What a handler raises beyond that is logged with its traceback, and the client is told that the server failed.
 """
 
 from __future__ import annotations

@@ -286,14 +286,14 @@ def _record(checkpoint: Checkpoint) -> dict[str, Json]:
 
 def _checkpoint(run: Run, kind: Kind, name: str, record: Mapping[str, Json]) -> Checkpoint:
     try:
-        return Checkpoint(run, kind, name, **record)  # type: ignore[arg-type]
+        return Checkpoint(run, kind, name, **record)
     except TypeError as error:
         raise RequestError(500, f"The record of the checkpoint {kind}/{name} is damaged.", "server") from error
 
 
 def _run(record: Mapping[str, Json]) -> Run | None:
     try:
-        parts = tuple(p for p in PARTS if p in record["parts"])  # type: ignore[operator]
-        return Run(**{**record, "parts": parts})  # type: ignore[arg-type]
+        parts = tuple(p for p in PARTS if p in record["parts"])
+        return Run(**{**record, "parts": parts})
     except (TypeError, KeyError):
         return None

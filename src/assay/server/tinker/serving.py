@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -86,7 +87,8 @@ async def serve(
 
 def _listen(config: ServeConfig) -> socket.socket:
     family = socket.AF_INET6 if ipaddress.ip_address(config.host).version == 6 else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # Named, because asyncio sends small answers at once (TCP_NODELAY) only where a socket says that it is of TCP.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((config.host, config.port))
@@ -120,12 +122,11 @@ def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Itera
         for name in names:
             loop.remove_signal_handler(name)
 
-    names = (signal.SIGTERM, signal.SIGINT)
-    try:
-        for name in names:
-            loop.add_signal_handler(name, first)
-    except (ValueError, RuntimeError):  # not the main thread, which gets no signals
-        names = ()
+    # Other threads get no signals.
+    main = threading.current_thread() is threading.main_thread()
+    names = (signal.SIGTERM, signal.SIGINT) if main else ()
+    for name in names:
+        loop.add_signal_handler(name, first)
     try:
         yield
     finally:

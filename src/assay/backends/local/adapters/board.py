@@ -80,7 +80,7 @@ class Board:
 
     def _no_prefix(self) -> Prefix:
         """What stands for prompts where rows hold theirs: nothing, behind which rows begin at their lengths."""
-        rows, heads, _, width = self._keys[0].shape
+        heads, width = self._keys[0].shape[1], self._keys[0].shape[3]
         count = len(self)
         empty = self._keys[0].new_empty(count, heads, width, 0)
         layers = len(self._keys)
