@@ -69,6 +69,11 @@ class Board:
                 else:
                     old[:count] = moved
 
+    def scrub(self) -> None:
+        """Clear what is not finite: places that are masked are still multiplied, so it would reach other rows."""
+        for store in (*self._keys, *self._values):
+            store.nan_to_num_(0.0, 0.0, 0.0)
+
     def advance(self, tokens: Tensor) -> Tensor:
         """Feed each row its last token [R]; final hidden states [R, E]."""
         self._span += 1
