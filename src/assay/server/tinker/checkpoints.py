@@ -251,8 +251,8 @@ def check_name(name: str) -> str:
     """
     if not _NAME.fullmatch(name):
         raise bad(
-            f"{name[:200]!r} cannot be the name of a checkpoint: letters, digits and . _ = + @ - alone, at most 200, no "
-            "dot at the beginning, and no slash."
+            f"{name[:200]!r} cannot be the name of a checkpoint: letters, digits and . _ = + @ - alone, at most 200, "
+            "no dot at the beginning, and no slash."
         )
     return name
 
