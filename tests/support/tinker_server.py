@@ -1,81 +1,105 @@
-"""A real `assay serve` in a thread of this process, behind a proxy that can plant faults."""
+"""A real training server on loopback, in a thread, over a tiny model; and the local backend that it has to equal."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import uvicorn
+import httpx
+import torch
+from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedTokenizerFast
 
-from assay.backends.config import LocalBackend, ScratchModel
-from assay.backends.local.models import build_scratch
-from assay.server.tinker.app import App
+from assay.backends.config import LocalBackend
+from assay.backends.local.backend import TorchBackend
+from assay.backends.local.models import add_lora
 from assay.server.tinker.config import ServeConfig
-from assay.server.tinker.desk import Desk
 from assay.server.tinker.host import ModelHost
-from support.scripted import CORPUS
-from support.tinker_faults import Call, Fault, Proxy
+from assay.server.tinker.serving import serve
+from support.tiny_models import VOCAB, tiny_model
 
-NAME = "toy"
+NAME = "tiny/model"
+KEY = "tml-one"
+LOCAL = LocalBackend(device="cpu")
 
 
-class LocalServer:
-    """Serves a small model at `url`; `proxy.fault` alters what passes."""
+def save_tiny(path: Path, kind: str = "qwen3") -> Path:
+    """A tiny model with a tokenizer in which every token but the end is a character."""
+    tiny_model(kind).save_pretrained(path)
+    words = ["<eos>", *(chr(33 + i) for i in range(VOCAB - 1))]
+    tokenizer = Tokenizer(WordLevel({w: i for i, w in enumerate(words)}, unk_token="<eos>"))
+    tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
+    tokenizer.decoder = Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>").save_pretrained(path)
+    return path
 
-    def __init__(self, folder: Path) -> None:
-        shape = ScratchModel(architecture="qwen3", hidden_size=32, num_layers=1, context_length=64, vocab_size=40)
-        model, tokenizer = build_scratch(shape, CORPUS, 0)
-        self.model = folder / "model"
-        model.save_pretrained(self.model)
-        tokenizer.save_pretrained(self.model)
-        local = LocalBackend(device="cpu")
-        self._config = ServeConfig(model=str(self.model), name=NAME, state_path=str(folder / "state"), local=local)
-        self._host = ModelHost(self._config)
-        self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # for TCP_NODELAY
-        self._listener.bind(("127.0.0.1", 0))
-        self._listener.listen()
-        self._port = self._listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self._port}"
-        self.proxy = Proxy(self._app())
-        settings = uvicorn.Config(self.proxy, log_config=None, access_log=False, lifespan="off")
-        self._server = uvicorn.Server(settings)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
 
-    def _app(self) -> Any:
-        desk = Desk(self._config, self._host)
-        app = App(desk, frozenset(), self._port).asgi
-        app.state.desk = desk
-        return app
-
-    def _run(self) -> None:
-        asyncio.run(self._server.serve(sockets=[self._listener]))
-
-    def restart(self) -> None:
-        """Forget everything that a server which is killed and started again would forget."""
-        self.proxy.app = self._app()
-
-    def close(self) -> None:
-        self._server.should_exit = True
-        self._thread.join(20)
-        self._listener.close()
+def serve_config(model: Path, state: Path, **changes: Any) -> ServeConfig:
+    settings = {"model": str(model), "name": NAME, "state_path": str(state), "port": 0, "stop_s": 2.0, "local": LOCAL}
+    return ServeConfig(**{**settings, **changes})
 
 
 @dataclass
-class RestartAt(Fault):
-    """The server is killed and started again when the `count`-th request of a kind arrives."""
+class Running:
+    """A server that is running."""
 
-    server: LocalServer | None = None
-    kind: str = ""
-    count: int = 1
+    url: str
+    host: ModelHost
 
-    def asked(self, call: Call) -> None:
-        if call.path == self.kind:
-            self.count -= 1
-            if self.count == 0:
-                assert self.server is not None
-                self.server.restart()
+    def client(self, key: str = KEY) -> httpx.Client:
+        return httpx.Client(base_url=f"{self.url}/api/v1/", headers={"X-API-Key": key}, timeout=20)
+
+
+@contextmanager
+def running(config: ServeConfig, host: ModelHost | None = None) -> Iterator[Running]:
+    """Serve in a thread; a `host` is used again, which saves loading the model."""
+    host = host or ModelHost(config)
+    ready, urls, failed = threading.Event(), list[str](), list[BaseException]()
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+
+    def started(url: str) -> None:
+        urls.append(url)
+        ready.set()
+
+    def work() -> None:
+        try:
+            loop.run_until_complete(serve(config, started, stop, host))
+        except BaseException as error:  # noqa: BLE001 - raised again in the test's thread
+            failed.append(error)
+        finally:
+            ready.set()
+            loop.close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    ready.wait(30)
+    try:
+        if failed:
+            raise failed[0]
+        yield Running(urls[0], host)
+    finally:
+        if not failed:
+            loop.call_soon_threadsafe(stop.set)
+        thread.join(30)
+    assert not thread.is_alive()
+    if failed:
+        raise failed[0]
+
+
+def local_backend(kind: str, rank: int, seed: int) -> TorchBackend:
+    """The local backend with an adapter that begins as the server's of the same rank and seed."""
+    return TorchBackend(add_lora(tiny_model(kind), rank, LOCAL, seed), None, LOCAL)
+
+
+def adapter_of(backend: TorchBackend) -> dict[str, torch.Tensor]:
+    """A local backend's adapter, by the names in files."""
+    return {name.replace(".default", ""): p.detach() for name, p in backend._trained.items()}

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from support.tinker_faults import Fault
-from support.tinker_server import LocalServer
+from support.tinker_behind_faults import LocalServer
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ from support.tinker_faults import (
     ShortLogprobs,
     StaleSampler,
 )
-from support.tinker_server import NAME, LocalServer
+from support.tinker_behind_faults import NAME, LocalServer
 
 PROMPT = TinkerService(connect_timeout_s=20, train_timeout_s=30, sample_timeout_s=30)
 

@@ -1,4 +1,4 @@
-"""Passes over training data, one micro-batch at a time: the summed loss and its gradient, or log-probabilities alone."""
+"""Passes over training data by micro-batches: the summed loss and its gradient, or log-probabilities alone."""
 
 from __future__ import annotations
 

@@ -1,20 +1,21 @@
 """The addresses of the protocol, and who may use them.
 
 An answer that says no has a JSON body `{"error", "category"}`. No answer and no log line holds a key, a prompt or a
-sample. What a handler may raise beyond that is logged with its traceback, and the client is told that the server failed.
+sample. What a handler raises beyond that is logged, and the client is told that the server failed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import inspect
 import ipaddress
-import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -26,9 +27,9 @@ from assay.server.tinker.desk import Desk, owner_of
 from assay.server.tinker.errors import RequestError, bad, failure
 from assay.types import Json
 
-logger = logging.getLogger(__name__)
-
 API = "/api/v1"
+BODY_S = 60
+"""Seconds in which the body of a request has to arrive."""
 Answer = Mapping[str, Json] | Response
 PostHandler = Callable[[Desk, str, bytes], Any]
 
@@ -73,7 +74,7 @@ class App:
         self._keys = [key.encode() for key in keys]
         self._names = own_names(desk.config.host, port)
         self.requests = 0
-        self.asgi = Starlette(routes=self._routes())
+        self.asgi = Starlette(routes=self._routes(), exception_handlers={HTTPException: _unknown})
 
     def _routes(self) -> list[Route]:
         checkpoint = f"{API}/training_runs/{{run}}/checkpoints/{{kind}}/{{name}}"
@@ -123,11 +124,8 @@ class App:
             return Response(status_code=400)
         except RequestError as error:
             return refused(error)
-        except Exception as error:  # of one client's request, who is told
-            answer = failure(error)
-            if answer.status >= 500:
-                logger.exception("%s %s failed", request.method, request.scope["route"].path)
-            return refused(answer)
+        except Exception as error:  # noqa: BLE001 - of one client's request, who is told
+            return refused(failure(error))
 
     def _let_in(self, request: Request) -> str:
         """The owner of what the request makes or uses.
@@ -151,11 +149,15 @@ class App:
         if request.headers.get("content-encoding", "identity") != "identity":
             raise RequestError(415, "Bodies are taken as they are, without Content-Encoding.")
         parts, size = [], 0
-        async for part in request.stream():
-            size += len(part)
-            if size > most:
-                raise RequestError(413, f"The body has more than {self._desk.config.max_body_mb} MB (max_body_mb).")
-            parts.append(part)
+        try:
+            async with asyncio.timeout(BODY_S):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > most:
+                        raise RequestError(413, f"The body has more than {most // 1_000_000} MB (max_body_mb).")
+                    parts.append(part)
+        except TimeoutError:
+            raise RequestError(408, f"The body did not arrive within {BODY_S} s.") from None
         return b"".join(parts)
 
     async def _health(self, request: Request) -> Response:
@@ -230,6 +232,11 @@ def _posted(handler: PostHandler, owner: str, request: Request, body: bytes) -> 
 
 def _not_served(cure: str, owner: str, request: Request, body: bytes) -> Answer:
     raise bad(f"{request.url.path.removeprefix(API)} is not served here. {cure}")
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    return refused(RequestError(status, "There is nothing at this address, or not with this method."))
 
 
 def _path(request: Request) -> str:

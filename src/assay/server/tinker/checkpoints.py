@@ -251,8 +251,8 @@ def check_name(name: str) -> str:
     """
     if not _NAME.fullmatch(name):
         raise bad(
-            f"{name[:200]!r} cannot be the name of a checkpoint: letters, digits and . _ = + @ - alone, at most 200, not "
-            "a dot at the beginning, and no slash."
+            f"{name[:200]!r} cannot be the name of a checkpoint: letters, digits and . _ = + @ - alone, at most 200, "
+            "no dot at the beginning, and no slash."
         )
     return name
 
@@ -266,9 +266,7 @@ def expiry(ttl_seconds: int | None, now: float) -> float | None:
     if ttl_seconds is None:
         return None
     if not SHORTEST_TTL_S <= ttl_seconds <= LONGEST_TTL_S:
-        raise bad(
-            f"ttl_seconds={ttl_seconds}: give {SHORTEST_TTL_S} (an hour) to {LONGEST_TTL_S} (ten years), or none."
-        )
+        raise bad(f"ttl_seconds={ttl_seconds}: give {SHORTEST_TTL_S} to {LONGEST_TTL_S}, or none.")
     return now + ttl_seconds
 
 
@@ -286,14 +284,14 @@ def _record(checkpoint: Checkpoint) -> dict[str, Json]:
 
 def _checkpoint(run: Run, kind: Kind, name: str, record: Mapping[str, Json]) -> Checkpoint:
     try:
-        return Checkpoint(run, kind, name, **record)  # type: ignore[arg-type]
+        return Checkpoint(run, kind, name, **record)
     except TypeError as error:
         raise RequestError(500, f"The record of the checkpoint {kind}/{name} is damaged.", "server") from error
 
 
 def _run(record: Mapping[str, Json]) -> Run | None:
     try:
-        parts = tuple(p for p in PARTS if p in record["parts"])  # type: ignore[operator]
-        return Run(**{**record, "parts": parts})  # type: ignore[arg-type]
+        parts = tuple(p for p in PARTS if p in record["parts"])
+        return Run(**{**record, "parts": parts})
     except (TypeError, KeyError):
         return None

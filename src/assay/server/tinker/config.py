@@ -37,7 +37,7 @@ class ServeConfig(Settings):
     max_lora_rank: Annotated[int, AtLeast(1), AtMost(4096)] = 128
     """Largest rank of an adapter."""
     max_models: Annotated[int, AtLeast(1), AtMost(100_000)] = 64
-    """Adapters in training at a time, those of all clients together; each holds its weights, gradients and optimizer."""
+    """Adapters in training at a time, of all clients together; each holds its weights, gradients and optimizer."""
     max_sessions: Annotated[int, AtLeast(1), AtMost(100_000)] = 256
     """Sessions of clients that are open at a time."""
     max_samplers: Annotated[int, AtLeast(1), AtMost(100_000)] = 16
@@ -91,7 +91,7 @@ def require_keys(config: ServeConfig, keys: frozenset[str]) -> None:
     for key in keys:
         if not key.startswith("tml-"):
             raise ConfigError(
-                f"A key in {KEY_VARIABLE} does not begin with tml-, and the Tinker SDK sends no other. Put tml- before it."
+                f"A key in {KEY_VARIABLE} does not begin with tml-, and the SDK sends no other. Put tml- before it."
             )
         if len(key) < SHORTEST_KEY and not loopback:
             raise ConfigError(

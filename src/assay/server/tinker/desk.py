@@ -7,7 +7,9 @@ import hashlib
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
+from assay.backends.local.adapters.layers import Weights
 from assay.server.tinker.checkpoints import Checkpoint, CheckpointStore, missing
 from assay.server.tinker.config import ServeConfig
 from assay.server.tinker.errors import bad
@@ -37,7 +39,21 @@ class Desk:
         self.store = CheckpointStore(Path(config.state_path))
         self.sessions = Sessions(config)
         self.promises = Promises(config.result_s, config.max_requests)
+        self._weights: WeakValueDictionary[tuple[str, float], Weights] = WeakValueDictionary()
         self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def weights(self, checkpoint: Checkpoint) -> Weights:
+        """What to sample from; those who sample from one checkpoint share it.
+
+        Raises:
+            CheckpointError: its files are damaged.
+        """
+        key = (checkpoint.path, checkpoint.created)
+        held = self._weights.get(key)
+        if held is None:
+            read = await self.host.read_weights(self.store.folder(checkpoint), checkpoint.run.rank)
+            held = self._weights.setdefault(key, read)
+        return held
 
     def work(self, work: Coroutine[Any, Any, None], promise: Promise) -> None:
         """Work on a request side by side with others."""

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Literal
 
-from assay.errors import AssayError, ConfigError, DataError, ModelError, NonFiniteGradientError
+from assay.errors import (
+    AssayError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    ModelError,
+    NonFiniteGradientError,
+    RunDirectoryError,
+)
+
+logger = logging.getLogger(__name__)
 
 Category = Literal["user", "server", "unknown"]
 MAX_MESSAGE = 2000
@@ -36,13 +47,18 @@ def absent(message: str) -> RequestError:
 
 
 def failure(error: BaseException) -> RequestError:
-    """What a client is told of an error of the work itself."""
+    """What a client is told of an error of the work itself; the log has what is the server's own affair."""
     if isinstance(error, RequestError):
         return error
-    if isinstance(error, (ModelError, ConfigError, DataError, NonFiniteGradientError)):
+    if isinstance(error, (ModelError, ConfigError, DataError, NonFiniteGradientError, CheckpointError)):
         return RequestError(400, str(error))
+    if isinstance(error, RunDirectoryError):
+        logger.error("%s", error)
+        said = "The server cannot write its files (a full disk, say), so nothing was saved. Its log says more."
+        return RequestError(500, said, "server")
     if isinstance(error, AssayError):
         return RequestError(500, str(error), "server")
+    logger.error("A request failed, which is a fault of the server's", exc_info=error)
     return RequestError(
         500, f"The server failed at this request ({type(error).__name__}). Its log says more.", "server"
     )

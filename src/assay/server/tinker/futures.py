@@ -147,7 +147,7 @@ class Promises:
         return len(old)
 
     async def stop(self, seconds: float) -> None:
-        """Take nothing more on, and wait for what is under way; what does not end in time is answered without result."""
+        """Take nothing more on, and wait for what is under way; what does not end in time gets no result."""
         self.stopping = True
         deadline = time.monotonic() + seconds
         while self.waiting and time.monotonic() < deadline:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 SLICE = 8
 """Tokens by which the running batch goes on before other work has its turn."""
+
+
+Scoring = tuple[Sequence[int], scoring.Asked, asyncio.Future[scoring.Scores]]
 
 
 class ModelHost:
@@ -55,6 +59,9 @@ class ModelHost:
         self._arrived: list[tuple[Call, asyncio.Future[list[Sampled]]]] = []
         self._waiters: list[tuple[list[Sampled], asyncio.Future[list[Sampled]]]] = []
         self._pump: asyncio.Task[None] | None = None
+        self._score_lock = threading.Lock()
+        self._to_score: dict[int, tuple[Weights | None, list[Scoring]]] = {}
+        """By the identity of the weights, which are held here: prompts that wait to be scored."""
 
     @property
     def load(self) -> dict[str, float]:
@@ -106,7 +113,35 @@ class ModelHost:
 
     async def score(self, weights: Weights | None, prompt: Sequence[int], asked: scoring.Asked) -> scoring.Scores:
         """The log-probabilities of a prompt's tokens."""
-        return await self._worker.run(lambda: scoring.score(self._bank, weights, prompt, asked))
+        future: asyncio.Future[scoring.Scores] = asyncio.get_running_loop().create_future()
+        with self._score_lock:
+            waiting = self._to_score.setdefault(id(weights), (weights, []))[1]
+            waiting.append((prompt, asked, future))
+            first = len(waiting) == 1
+        if first:
+            await self._score_together(id(weights))
+        return await future
+
+    async def _score_together(self, key: int) -> None:
+        """Score the prompts that come in under some weights until the thread has time for them, in one go."""
+        taken: list[Scoring] = []
+
+        def work() -> list[scoring.Scores]:
+            with self._score_lock:
+                weights, waiting = self._to_score.pop(key)
+            taken.extend(waiting)
+            return scoring.score(self._bank, weights, [(prompt, asked) for prompt, asked, _ in taken])
+
+        try:
+            found = await self._worker.run(work)
+        except Exception as error:  # noqa: BLE001 - each of those who wait is told
+            for _, _, future in taken:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, _, future), scores in zip(taken, found, strict=True):
+            if not future.done():
+                future.set_result(scores)
 
     async def sample(self, call: Call) -> list[Sampled]:
         """All samples of a call. They join the batch that is running; a caller that is cancelled takes them out.
@@ -164,7 +199,7 @@ class ModelHost:
 
 
 def _stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """What ends a completion where a client names nothing: the tokenizer's end, and what the model's own settings add."""
+    """What ends a completion where a client names nothing: the tokenizer's end, and those of the model's settings."""
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ids = named if isinstance(named, list) else [named]
     return tuple(sorted({int(i) for i in (*ids, tokenizer.eos_token_id) if i is not None}))

@@ -65,7 +65,7 @@ class Lane:
                 job.promise.resolve(await job.work())
             except asyncio.CancelledError:
                 raise
-            except Exception as error:  # of one client's request, who is told
+            except Exception as error:  # noqa: BLE001 - of one client's request, who is told
                 job.promise.resolve(failure(error))
         self._waits_since = time.monotonic()
 

@@ -65,7 +65,7 @@ async def weights_of(desk: Desk, owner: str, sampler: Sampler) -> Weights | None
         if checkpoint.kind != "sampler_weights":
             raise bad(f"{sampler.path} is to train on; sample from one of save_weights_for_sampler.")
         desk.check_base(checkpoint.run.base_model)
-        sampler.weights = await desk.host.read_weights(desk.store.folder(checkpoint), checkpoint.run.rank)
+        sampler.weights = await desk.weights(checkpoint)
     return sampler.weights
 
 
@@ -95,7 +95,7 @@ async def _sample(desk: Desk, owner: str, sampler: Sampler, request: Any, promis
     except asyncio.CancelledError:
         promise.resolve(RequestError(400, "The request was cancelled."))
         raise
-    except Exception as error:  # of one client's request, who is told
+    except Exception as error:  # noqa: BLE001 - of one client's request, who is told
         promise.resolve(failure(error))
 
 
@@ -159,10 +159,11 @@ def _stops(desk: Desk, stop: Any) -> tuple[tuple[int, ...], EndsText | None]:
     wanted = [stop] if isinstance(stop, str) else list(stop)
     if len(wanted) > MOST_STOPS:
         raise bad(f"stop has {len(wanted)} entries; at most {MOST_STOPS} are taken.")
-    if all(isinstance(s, int) for s in wanted):
-        if any(not 0 <= s < desk.host.vocab_size for s in wanted):
+    numbers = [s for s in wanted if isinstance(s, int)]
+    if len(numbers) == len(wanted):
+        if any(not 0 <= s < desk.host.vocab_size for s in numbers):
             raise bad(f"stop has a token that the model does not know; it knows 0 to {desk.host.vocab_size - 1}.")
-        return tuple(sorted(set(wanted))), None
+        return tuple(sorted(set(numbers))), None
     if any(not isinstance(s, str) or not 0 < len(s) <= LONGEST_STOP for s in wanted):
         raise bad(f"stop takes tokens, or texts of 1 to {LONGEST_STOP} characters.")
     return (), _ends_text(desk.host.tokenizer, wanted)

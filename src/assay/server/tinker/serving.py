@@ -10,8 +10,10 @@ import os
 import re
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import uvicorn
 
@@ -20,11 +22,15 @@ from assay.server.tinker.app import App
 from assay.server.tinker.config import KEY_VARIABLE, ServeConfig, require_keys
 from assay.server.tinker.desk import Desk
 from assay.server.tinker.host import ModelHost
+from assay.storage.files import Writing
+from assay.storage.sqlite_file import locked
 from assay.transport.keys import read_key
 
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 15.0
+SPARE_CONNECTIONS = 256
+"""Beyond `max_requests`, for what is answered at once."""
 
 
 class _Server(uvicorn.Server):
@@ -57,15 +63,21 @@ async def serve(
         raise ConfigError("No model to serve. Name one: assay serve --model DIR_OR_ID.")
     keys = frozenset(filter(None, re.split(r"[\s,]+", read_key(KEY_VARIABLE))))
     require_keys(config, keys)
-    listener = _listen(config)
     stop = stop or asyncio.Event()
-    try:
+    with _alone(Path(config.state_path)), contextlib.closing(_listen(config)) as listener:
         desk = Desk(config, host or ModelHost(config))
         port = listener.getsockname()[1]
         app = App(desk, keys, port)
         app.asgi.state.desk = desk
         server = _Server(
-            uvicorn.Config(app.asgi, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5)
+            uvicorn.Config(
+                app.asgi,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=5,
+                limit_concurrency=config.max_requests + SPARE_CONNECTIONS,
+            )
         )
         running = asyncio.create_task(server.serve(sockets=[listener]))
         sweeping = asyncio.create_task(_sweep(desk))
@@ -80,13 +92,30 @@ async def serve(
             await running
         sweeping.cancel()
         await desk.host.close()
-    finally:
-        listener.close()
+
+
+@contextlib.contextmanager
+def _alone(state: Path) -> Iterator[None]:
+    """Hold the folder of the state for this server alone.
+
+    Raises:
+        ConfigError: another server holds it.
+        RunDirectoryError: it cannot be made or written to.
+    """
+    with Writing(state, "the server's state"):
+        state.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(state / "serve.lock", 0.0))
+        except TimeoutError:
+            raise ConfigError(f"Another server uses state_path={state}. Stop it, or give another folder.") from None
+        yield
 
 
 def _listen(config: ServeConfig) -> socket.socket:
     family = socket.AF_INET6 if ipaddress.ip_address(config.host).version == 6 else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # Named, because asyncio sends small answers at once (TCP_NODELAY) only where a socket says that it is of TCP.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((config.host, config.port))
@@ -120,12 +149,11 @@ def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Itera
         for name in names:
             loop.remove_signal_handler(name)
 
-    names = (signal.SIGTERM, signal.SIGINT)
-    try:
-        for name in names:
-            loop.add_signal_handler(name, first)
-    except (ValueError, RuntimeError):  # not the main thread, which gets no signals
-        names = ()
+    # Other threads get no signals.
+    main = threading.current_thread() is threading.main_thread()
+    names = (signal.SIGTERM, signal.SIGINT) if main else ()
+    for name in names:
+        loop.add_signal_handler(name, first)
     try:
         yield
     finally:

@@ -146,7 +146,7 @@ class Sessions:
         model = session.models.get(int(number)) if number.isdecimal() and len(number) < 10 else None
         if model is None:
             raise absent(
-                f"The model {model_id[:120]} is not in memory: it was never made, or the server was started again since. "
+                f"The model {model_id[:120]} is not in memory: it was never made, or the server was started again. "
                 "Make a new client from its last saved state (create_training_client_from_state_with_optimizer)."
             )
         session.last_sign = time.monotonic()
@@ -161,7 +161,7 @@ class Sessions:
         """
         if len(self.models) >= self._config.max_models:
             raise RequestError(
-                429, f"{len(self.models)} models are in training already (max_models). Close a client first.", "server"
+                429, f"{len(self.models)} models are in training (max_models). Close a client first.", "server"
             )
         model = Model(run, Lane(self._config.missing_s))
         session.models[number] = model
@@ -182,8 +182,8 @@ class Sessions:
         sampler = session.samplers.get(int(number)) if number.isdecimal() and len(number) < 10 else None
         if sampler is None:
             raise absent(
-                f"The weights of the sampling session {sampler_id[:120]} are not in memory: newer ones took their place "
-                "(max_samplers), or the server was started again. Save them for a sampler again."
+                f"The weights of the sampling session {sampler_id[:120]} are not in memory: newer ones took their "
+                "place (max_samplers), or the server was started again. Save them for a sampler again."
             )
         session.last_sign = sampler.last_used = time.monotonic()
         return sampler
@@ -240,7 +240,7 @@ def _session(file: Path) -> Session | None:
         return None
     samplers = record.pop("samplers", None)
     try:
-        session = Session(**record)  # type: ignore[arg-type]
+        session = Session(**record)
     except TypeError:
         return None
     for number, path in (samplers if isinstance(samplers, dict) else {}).items():

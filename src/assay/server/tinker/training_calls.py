@@ -24,8 +24,8 @@ from assay.server.tinker.sessions import Model, Sampler, Session
 from assay.types import Json
 
 LOAD_LATE = (
-    "LoadWeights is not permitted with seq_id {number}: weights are loaded by the first request of a model alone. Make a "
-    "new client with create_training_client_from_state."
+    "LoadWeights is not permitted with seq_id {number}: weights are loaded by the first request of a model alone. Make "
+    "a new client with create_training_client_from_state."
 )
 
 

@@ -69,6 +69,11 @@ class Board:
                 else:
                     old[:count] = moved
 
+    def scrub(self) -> None:
+        """Clear what is not finite: places that are masked are still multiplied, so it would reach other rows."""
+        for store in (*self._keys, *self._values):
+            store.nan_to_num_(0.0, 0.0, 0.0)
+
     def advance(self, tokens: Tensor) -> Tensor:
         """Feed each row its last token [R]; final hidden states [R, E]."""
         self._span += 1
@@ -80,7 +85,7 @@ class Board:
 
     def _no_prefix(self) -> Prefix:
         """What stands for prompts where rows hold theirs: nothing, behind which rows begin at their lengths."""
-        rows, heads, _, width = self._keys[0].shape
+        heads, width = self._keys[0].shape[1], self._keys[0].shape[3]
         count = len(self)
         empty = self._keys[0].new_empty(count, heads, width, 0)
         layers = len(self._keys)

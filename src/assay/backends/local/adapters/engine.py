@@ -145,11 +145,14 @@ class Engine:
         living = [i for i, s in enumerate(self._rows) if s.stop_reason is None and id(s) not in self._dropped]
         if len(living) == len(self._rows):
             return
-        if living and not self._waiting and len(living) > COMPACT_BELOW * len(self._rows):
+        failed = any(s.failed for s in self._rows)
+        if living and not failed and not self._waiting and len(living) > COMPACT_BELOW * len(self._rows):
             return
         self._rows = [self._rows[i] for i in living]
         self._dropped &= {id(s) for s in self._rows}
         self._board.keep(living)
+        if failed:
+            self._board.scrub()
         self._last = self._last[torch.tensor(living, dtype=torch.long, device=self._last.device)]
         self._route = None
 

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from assay.backends.local.adapters.bank import Adapter, AdapterBank
+from assay.backends.local.adapters.bank import Adapter, AdapterBank, sizes
 from assay.backends.local.adapters.layers import Weights
 from assay.errors import CheckpointError, first_line
 from assay.types import Json
@@ -87,7 +87,7 @@ def read_weights(path: Path, bank: AdapterBank, rank: int) -> Weights:
         pairs = {n: tuple(tensors[f"{n}.lora_{k}.weight"].to(bank.device) for k in "AB") for n in names}
         for name, (a, b) in pairs.items():
             base = bank.layers[name][0].base
-            if a.shape[0] != rank or b.shape[1] != rank or {a.shape[1], b.shape[0]} != set(base.weight.shape):
+            if a.shape[0] != rank or b.shape[1] != rank or (a.shape[1], b.shape[0]) != sizes(base):
                 raise ValueError(f"{name} has matrices of another size")
             if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
                 raise ValueError(f"{name} has weights that are not finite")

@@ -50,48 +50,58 @@ class Scores:
 
 
 @torch.no_grad()
-def score(bank: AdapterBank, weights: Weights | None, prompt: Sequence[int], asked: Asked) -> Scores:
-    """The log-probabilities of a prompt under an adapter (None: the base model), at temperature 1.
+def score(bank: AdapterBank, weights: Weights | None, prompts: Sequence[tuple[Sequence[int], Asked]]) -> list[Scores]:
+    """The log-probabilities of prompts under an adapter (None: the base model), at temperature 1.
+
+    Args:
+        prompts: of at least two tokens each, with what is asked of them.
 
     Raises:
-        ModelError: the prompt is longer than the context, or has tokens that the model does not know.
+        ModelError: a prompt is longer than the context, or has tokens that the model does not know.
     """
     network = bank.network
-    ids = np.array(prompt, np.int64)
-    rows = np.arange(len(ids) - 1)
-    from_first = rows >= asked.first - 1 if asked.targets is None and not asked.draws else rows >= 0
-    zeros = np.zeros(len(rows), np.float32)
-    datum = Datum(ids[:-1], ids[1:], zeros, zeros, from_first.astype(np.float32))
-    parts: list[Scores] = []
+    data = [_datum(np.array(prompt, np.int64), asked) for prompt, asked in prompts]
+    found: dict[int, list[Scores]] = {place: [] for place in range(len(data))}
+    size = max(1, forward.LOGIT_CHUNK // network.vocab_size)
     with bank.router.through(weights), network.evaluating():
-        for packed in network.micro_batches([datum]):
+        for packed in network.micro_batches(data):
             with network.autocast():
                 states = forward.states(network.source, packed, network.device)
-                places = packed.targets[0][1]
-                size = max(1, forward.LOGIT_CHUNK // network.vocab_size)
-                for start in range(0, len(places), size):
-                    part = slice(start, start + size)
-                    parts.append(_part(network.head(states[part]).float(), ids, places[part], asked))
-    return _joined(parts, asked)
+                begin = 0
+                for place, positions in packed.targets:
+                    ids = np.array(prompts[place][0], np.int64)
+                    for start in range(0, len(positions), size):
+                        part = positions[start : start + size]
+                        logits = network.head(states[begin : begin + len(part)]).float()
+                        found[place].append(_part(logits, ids, part, prompts[place][1]))
+                        begin += len(part)
+    return [_joined(found[place], asked) for place, (_, asked) in enumerate(prompts)]
+
+
+def _datum(ids: IntArray, asked: Asked) -> Datum:
+    rows = np.arange(len(ids) - 1)
+    scored = rows >= asked.first - 1 if asked.targets is None and not asked.draws else rows >= 0
+    zeros = np.zeros(len(rows), np.float32)
+    return Datum(ids[:-1], ids[1:], zeros, zeros, scored.astype(np.float32))
 
 
 def _part(logits: Tensor, ids: IntArray, places: IntArray, asked: Asked) -> Scores:
     logprobs = torch.log_softmax(logits, dim=-1)
     targets = torch.from_numpy(ids[places + 1]).to(logits.device)
     own = logprobs.gather(-1, targets[:, None])[:, 0].cpu().numpy()
-    top = top_of(logprobs, asked.top) if asked.top else (None, None)
+    top_ids, top_logprobs = top_of(logprobs, asked.top) if asked.top else (None, None)
     wanted = None
     if asked.targets is not None:
         cells = torch.from_numpy(asked.targets[places]).to(logits.device)
         found = logprobs.gather(-1, cells.clamp(min=0)).masked_fill(cells < 0, 0.0)
         wanted = found.cpu().numpy()
     drawn, drawn_logprobs = _draws(logits, places, asked) if asked.draws else (None, None)
-    return Scores(own, *top, wanted, drawn, drawn_logprobs)
+    return Scores(own, top_ids, top_logprobs, wanted, drawn, drawn_logprobs)
 
 
 def _draws(logits: Tensor, places: IntArray, asked: Asked) -> tuple[IntArray, FloatArray]:
-    seeds = np.full((asked.draws,), (asked.seed + ALTERNATIVES) % 2**64, np.uint64)
-    steps = [uniform(seeds + np.arange(asked.draws, dtype=np.uint64), int(p)) for p in places]
+    seeds = np.array([(asked.seed + ALTERNATIVES + draw) % 2**64 for draw in range(asked.draws)], np.uint64)
+    steps = [uniform(seeds, int(p)) for p in places]
     uniforms = torch.from_numpy(np.stack(steps)).to(logits.device)
     params = SamplingParams(1, temperature=asked.temperature or 1.0, top_k=1 if asked.temperature == 0 else -1)
     tokens, logprobs = draw(logits[:, None].expand(-1, asked.draws, -1), uniforms, params)

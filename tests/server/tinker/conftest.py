@@ -1,0 +1,36 @@
+"""One server for the tests of a file, and the official SDK's client of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tinker", reason="the Tinker SDK is not installed: pip install 'assay-rl[serve]'")
+pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'assay-rl[serve]'")
+os.environ["TINKER_TELEMETRY"] = "0"  # read when a client is made; nothing of a test is to leave the machine
+
+from support.tinker_server import KEY, Running, running, save_tiny, serve_config
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def server(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(serve_config(model_folder, tmp_path_factory.mktemp("state"))) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def service(server: Running) -> Iterator[Any]:
+    import tinker
+
+    client = tinker.ServiceClient(base_url=server.url, api_key=KEY)
+    yield client
+    client.close("success").result()
