@@ -278,3 +278,15 @@ class Storm(Fault):
             self.seen[kind] = self.seen.get(kind, 0) + 1
             if self.seen[kind] <= self.each:
                 call.status, call.answer = self.status, b'{"detail":"storm"}'
+
+
+class Echo(Fault):
+    """Samples are refused, in words that repeat what was sent."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__()
+        self._said = said
+
+    def answered(self, call: Call) -> None:
+        if call.path == "asample":
+            call.status, call.answer = 403, json.dumps({"detail": f"{self._said} may not"}).encode()

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.tinker_faults import Fault
 from support.tinker_behind_faults import LocalServer
+from support.tinker_faults import Fault
 
 
 @pytest.fixture(scope="session")

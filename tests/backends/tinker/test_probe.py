@@ -15,6 +15,7 @@ from assay.backends.tinker.probe.vouch import refuse, usable, vouched
 from assay.backends.tinker.service import Service
 from assay.cli.doctor import server_table
 from assay.errors import ModelError
+from support.tinker_behind_faults import NAME, LocalServer
 from support.tinker_faults import (
     Fault,
     ForgottenOptimizer,
@@ -31,7 +32,6 @@ from support.tinker_faults import (
     ShortLogprobs,
     StaleSampler,
 )
-from support.tinker_behind_faults import NAME, LocalServer
 
 PROMPT = TinkerService(connect_timeout_s=20, train_timeout_s=30, sample_timeout_s=30)
 

@@ -22,8 +22,8 @@ from assay.training.loop import train
 from assay.training.session import beyond
 from assay.types import Datum, SamplingParams
 from support.scripted import CORPUS
-from support.tinker_faults import Lost, Storm
 from support.tinker_behind_faults import NAME, LocalServer, RestartAt
+from support.tinker_faults import Echo, Lost, Storm
 from support.tiny_run import tiny
 from support.toy_env import ToyBuilder
 
@@ -248,12 +248,12 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_spent(
     refused(ModelError, f"not a model of .*, which trains {NAME}", model_name="other")
     refused(ServiceError, "rank 4000 is not served", lora_rank=4000)
     assert "forward_backward" not in server.proxy.log[len(before) :]
+    with pytest.raises(CheckpointError, match=r"has no tinker\.json"):
+        using(server, lambda backend: backend.load_state(tmp_path))
     monkeypatch.setenv("TINKER_API_KEY", "sk-" + KEY)
     with pytest.raises(ConfigError, match="does not begin with tml-") as caught:
         asyncio.run(open_backend(policy_of(server), DATA, None))
     assert KEY not in str(caught.value)
-    with pytest.raises(CheckpointError, match=r"has no tinker\.json"):
-        using(server, lambda backend: backend.load_state(tmp_path))
 
 
 def test_settings_beyond_the_api_are_refused_with_their_cures(server: LocalServer, tmp_path: Path) -> None:
@@ -268,3 +268,13 @@ def test_settings_beyond_the_api_are_refused_with_their_cures(server: LocalServe
     said = "\n".join(beyond(named, rl(server, tmp_path, loss_fn="importance_sampling")))
     assert "which backend=tinker does not compute. Set loss_fn to one of ppo" in said
     assert "Set grpo.kl_placement=reward" in said
+
+
+def test_no_message_and_no_log_line_repeats_the_key(
+    server: LocalServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    server.proxy.fault = Echo(KEY)
+    with pytest.raises(ServiceError, match=r"HTTP 403: .*\[API key\]") as caught:
+        using(server, lambda backend: backend.sample([(1, 2)], SamplingParams(2), [0]))
+    assert KEY not in str(caught.value) and KEY not in caplog.text

@@ -100,7 +100,7 @@ class TinkerBackend(Backend):
             TrainingError: it lost weights that cannot be restored.
         """
         rooms = [self._room(prompt) for prompt in prompts]
-        version, left = self.policy_version, set(range(len(prompts)))
+        version, left, tried = self.policy_version, set(range(len(prompts))), -1
         while left:
             session = self._trained.session
             try:
@@ -112,7 +112,10 @@ class TinkerBackend(Backend):
                         left.discard(place)
                         yield place, done
             except ServiceError as error:
-                await self._trained.recover(error, session)
+                self._sampler = None
+                if tried == session or not error.lost:
+                    await self._trained.recover(error, session)
+                tried = session  # the loss of a sample is not yet that of the model: another sampler comes first
         self._trained.went_well()
 
     @property
@@ -251,7 +254,7 @@ class TinkerBackend(Backend):
         return convert.target_logprobs(output.loss_fn_outputs, data)
 
     async def _reference_logprobs(self, data: Sequence[Datum]) -> list[FloatArray]:
-        sequences = [convert.model_input(convert.whole(datum)) for datum in data]
+        sequences, tried = [convert.model_input(convert.whole(datum)) for datum in data], -1
         while True:
             session = self._trained.session
             try:
@@ -260,7 +263,10 @@ class TinkerBackend(Backend):
                 asked = [service.wait(client.compute_logprobs(one), what, self._wait_s) for one in sequences]
                 found = await asyncio.gather(*asked)
             except ServiceError as error:
-                await self._trained.recover(error, session)
+                self._reference_client = None
+                if tried == session or not error.lost:
+                    await self._trained.recover(error, session)
+                tried = session
             else:
                 return [convert.prompt_logprobs(one, datum) for one, datum in zip(found, data, strict=True)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from assay.backends.tinker.calls import answer, cleaned, in_thread
 from assay.config.urls import is_url, kept_secrets, without_secrets
 from assay.errors import ConfigError, ModelError, ServiceError
 from assay.transport.keys import read_key
+from assay.transport.redaction import Redaction
 
 T = TypeVar("T")
 
@@ -119,6 +121,7 @@ class Service:
         url = server_url(base_url)
         key = key_for(url)
         os.environ.setdefault("TINKER_TELEMETRY", "0")  # the SDK would report what it does to the server
+        _keep_from_logs(key)
         await _knock(url, patience_s)
         client = tinker.ServiceClient(base_url=url, api_key=key)
         service = cls(url, key, settings, client)
@@ -237,6 +240,27 @@ def _ranked(client: tinker.TrainingClient, rank: int) -> tinker.TrainingClient:
             "or ask whoever keeps the server."
         )
     return client
+
+
+class _WithoutKey(logging.Filter):
+    """Takes a key out of what the SDK logs: servers may repeat it."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self.key = key
+        self._redaction = Redaction(key)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keep the record, without the key."""
+        record.msg, record.args = self._redaction.message(record.getMessage()), ()
+        return True
+
+
+def _keep_from_logs(key: str) -> None:
+    for name in [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "tinker"]:
+        one = logging.getLogger(name)
+        if not any(isinstance(known, _WithoutKey) and known.key == key for known in one.filters):
+            one.addFilter(_WithoutKey(key))
 
 
 async def _knock(url: str, patience_s: float) -> None:
