@@ -16,8 +16,10 @@ from assay.backends.base import AdamParams, KLTerm, LossSpec
 from assay.backends.config import LocalBackend, PolicySpec, ScratchModel, TinkerService
 from assay.backends.local.backend import TorchBackend
 from assay.backends.tinker.backend import TinkerBackend, open_backend
+from assay.backends.tinker.limits import capabilities
 from assay.envs.base import EnvData
 from assay.errors import CheckpointError, ConfigError, ModelError, ServiceError, TrainingError
+from assay.grpo.config import AlgorithmConfig
 from assay.training.loop import train
 from assay.training.session import beyond
 from assay.types import Datum, SamplingParams
@@ -257,9 +259,6 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_spent(
 
 
 def test_settings_beyond_the_api_are_refused_with_their_cures(server: LocalServer, tmp_path: Path) -> None:
-    from assay.backends.tinker.backend import capabilities
-    from assay.grpo.config import AlgorithmConfig
-
     hot = rl(server, tmp_path, temperature=0.7, grpo=AlgorithmConfig(entropy_coef=0.1), lora_rank=0)
     said = "\n".join(beyond(capabilities(), hot))
     for cure in ("Set temperature=1", "Set grpo.entropy_coef=0", "Set lora_rank to 1 or more"):

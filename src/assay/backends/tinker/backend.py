@@ -19,30 +19,16 @@ import tinker
 from assay.backends.base import AdamParams, Backend, Capabilities, ForwardBackwardOutput, LossSpec, StepOutput
 from assay.backends.config import PolicySpec
 from assay.backends.tinker import convert, record
+from assay.backends.tinker.limits import capabilities, check_loss, check_temperature
 from assay.backends.tinker.sampling import stream
 from assay.backends.tinker.service import Service, context_of, grad_norm
-from assay.backends.tinker.trained import AS_CUSTOM, BY_NAME, Origin, Trained, gradient
+from assay.backends.tinker.trained import Origin, Trained, gradient
 from assay.config.urls import without_secrets
 from assay.envs.base import EnvData
 from assay.errors import CheckpointError, ConfigError, ModelError, NonFiniteGradientError, ServiceError, TrainingError
 from assay.types import Completion, Datum, FloatArray, SamplingParams
 
 AGAIN = "Run the same command again: it resumes from the last checkpoint."
-
-
-def capabilities(*, losses: frozenset[str] = BY_NAME, custom: bool = True) -> Capabilities:
-    """What a server can do that computes these losses by name, and custom ones or not."""
-    return Capabilities(
-        losses=losses | AS_CUSTOM if custom else losses,
-        terms=frozenset({"policy", "kl"}) if custom else frozenset({"policy"}),
-        lora=True,
-        full_weights=False,
-        exact_resume=False,
-        batch_invariant=False,
-        own_losses=custom,
-        tempered=False,
-        precision="other",
-    )
 
 
 class TinkerBackend(Backend):
@@ -157,7 +143,7 @@ class TinkerBackend(Backend):
             ServiceError: the server refuses.
             TrainingError: optimizer steps would be lost; or a loss of the caller's own returned NaN.
         """
-        _check_loss(loss)
+        check_loss(loss)
         await self._drop_refused()
         output = await self._trained.ask(lambda client: gradient(client, data, loss), "forward_backward")
         self._trained.accumulated(data, loss)
@@ -181,7 +167,7 @@ class TinkerBackend(Backend):
         Raises:
             TrainingError: also where the loss was not finite, since the step was taken.
         """
-        _check_loss(loss)
+        check_loss(loss)
         await self._drop_refused()
 
         def submit(client: tinker.TrainingClient) -> Any:
@@ -244,7 +230,7 @@ class TinkerBackend(Backend):
             ConfigError: a temperature other than 1.
             ServiceError, TrainingError: as `forward_backward`; or there is no reference.
         """
-        _check_temperature(temperature)
+        check_temperature(temperature)
         if not data:
             return []
         if reference:
@@ -356,25 +342,6 @@ class TinkerBackend(Backend):
 
 async def _both(first: Any, second: Any) -> tuple[Any, Any]:
     return await first, await second
-
-
-def _check_loss(loss: LossSpec) -> None:
-    _check_temperature(loss.temperature)
-    if loss.entropy_coef:
-        raise ConfigError(
-            "An entropy bonus needs the whole distribution of each token, which the Tinker API does not give. Set "
-            "grpo.entropy_coef=0, or backend=local."
-        )
-    if not callable(loss.surrogate) and loss.surrogate not in BY_NAME | AS_CUSTOM:
-        raise ConfigError(f"loss {loss.surrogate!r} is not one of {', '.join(sorted(BY_NAME | AS_CUSTOM))}.")
-
-
-def _check_temperature(temperature: float) -> None:
-    if temperature != 1:
-        raise ConfigError(
-            f"temperature={temperature:g}: the Tinker API computes log-probabilities at temperature 1 alone. Set "
-            "temperature=1, or backend=local."
-        )
 
 
 async def open_backend(policy: PolicySpec, data: EnvData, resume: Path | None) -> TinkerBackend:

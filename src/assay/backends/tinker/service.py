@@ -278,8 +278,8 @@ async def _knock(url: str, patience_s: float) -> None:
                 await asyncio.sleep(0.5)
                 continue
             raise ServiceError(
-                f"Nothing listens at {url} ({os.strerror(error.errno or 0)}). Start the server (`assay serve --model ...`), "
-                "or correct base_url.",
+                f"Nothing listens at {url} ({os.strerror(error.errno or 0)}). Start the server (`assay serve --model "
+                "...`), or correct base_url.",
                 lost=True,
             ) from error
         writer.close()

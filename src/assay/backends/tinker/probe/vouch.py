@@ -28,7 +28,7 @@ VERSION = 1
 
 
 async def vouched(service: Service, policy: PolicySpec) -> dict[str, Any]:
-    """What a server may be used for, as arguments of `backend.capabilities`.
+    """What a server may be used for, as arguments of `limits.capabilities`.
 
     Raises:
         ModelError: every run would train wrongly there.
