@@ -46,8 +46,9 @@ class Capabilities:
     full_weights: bool
     exact_resume: bool
     batch_invariant: bool
-    """Whether a completion has the same bits whatever is sampled beside it. Rollouts then hand their prompts over as
-    they come; otherwise they are sampled in fixed cohorts, so that the run decides what is computed together."""
+    """Whether a completion has the same bits whatever is asked for beside it, or that cannot be decided by who asks.
+    Rollouts then hand their prompts over as they come; otherwise they are sampled in fixed cohorts, so that the run
+    decides what is computed together."""
     cohort_tokens: int = 0
     """Completion tokens that a cohort may sample in a turn, where the backend is not batch invariant; 0 makes one
     cohort of all rollouts."""

@@ -88,9 +88,10 @@ class TinkerBackend(Backend):
         rooms = [self._room(prompt) for prompt in prompts]
         version, left, tried = self.policy_version, set(range(len(prompts))), -1
         while left:
-            session = self._trained.session
+            session, used = self._trained.session, self._sampler
             try:
                 sampler = await self._the_sampler(version)
+                used = self._sampler
                 asked = convert.Asked(prompts, params, rooms, seeds)
                 async with aclosing(stream(self._trained.service, sampler, asked, left, self._wait_s)) as parts:
                     async for place, sequence in parts:
@@ -98,7 +99,8 @@ class TinkerBackend(Backend):
                         left.discard(place)
                         yield place, done
             except ServiceError as error:
-                self._sampler = None
+                if self._sampler == used:  # and not one that another stream has made since
+                    self._sampler = None
                 if tried == session or not error.lost:
                     await self._trained.recover(error, session)
                 tried = session  # the loss of a sample is not yet that of the model: another sampler comes first

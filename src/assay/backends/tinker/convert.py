@@ -71,8 +71,8 @@ def rollouts(data: Sequence[Datum]) -> list[tinker.Datum]:
 
 
 def _datum(datum: Datum, inputs: dict[str, FloatArray]) -> tinker.Datum:
-    arrays = {"target_tokens": datum.targets.astype(np.int64), **inputs}
-    tensors = {name: tinker.TensorData.from_numpy(array) for name, array in arrays.items()}
+    tensors = {name: tinker.TensorData.from_numpy(array) for name, array in inputs.items()}
+    tensors["target_tokens"] = tinker.TensorData.from_numpy(datum.targets.astype(np.int64))
     return tinker.Datum(model_input=model_input(datum.tokens.tolist()), loss_fn_inputs=tensors)
 
 

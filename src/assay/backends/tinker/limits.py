@@ -15,7 +15,7 @@ def capabilities(*, losses: frozenset[str] = BY_NAME, custom: bool = True) -> Ca
         lora=True,
         full_weights=False,
         exact_resume=False,
-        batch_invariant=False,
+        batch_invariant=True,  # as far as can be told here: the server alone decides what it computes together
         own_losses=custom,
         tempered=False,
         precision="other",

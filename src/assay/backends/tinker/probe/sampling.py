@@ -12,7 +12,7 @@ from assay.backends.parity import LIMITS, compare, sampled_datum
 from assay.backends.tinker import convert
 from assay.backends.tinker.probe.bench import Bench
 from assay.backends.tinker.probe.finding import Finding, judged, wanting
-from assay.types import Completion
+from assay.types import Completion, FloatArray
 
 COUNT = 8
 """Tokens of a sample."""
@@ -138,10 +138,10 @@ async def look_at_gap(bench: Bench, sampler: tinker.SamplingClient) -> list[Find
     return [one]
 
 
-async def sampler_gap(bench: Bench, sampler: tinker.SamplingClient, against: Sequence[float]) -> float:
+async def sampler_gap(bench: Bench, sampler: tinker.SamplingClient, against: FloatArray) -> float:
     """The largest difference, in nats, of a sampler's log-probabilities of the sequence from known ones, [T]."""
     values = await bench.wait(sampler.compute_logprobs(convert.model_input(bench.tokens)), "compute_logprobs")
-    return float(np.abs(convert.prompt_logprobs(values, bench.datum) - np.asarray(against)).max())
+    return float(np.abs(convert.prompt_logprobs(values, bench.datum) - against).max())
 
 
 async def _sample(
@@ -157,4 +157,5 @@ async def _sample(
     params = tinker.SamplingParams(max_tokens=most, seed=seed, stop=list(stop), top_k=1 if greedy else -1)
     tokens = convert.model_input(bench.tokens if prompt is None else prompt)
     pending = sampler.sample(tokens, 1, params)
-    return (await bench.service.wait(pending, "sample", bench.settings.sample_timeout_s)).sequences[0]
+    found: tinker.SampleResponse = await bench.service.wait(pending, "sample", bench.settings.sample_timeout_s)
+    return found.sequences[0]
