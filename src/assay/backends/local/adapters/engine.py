@@ -148,6 +148,7 @@ class Engine:
         failed = any(s.failed for s in self._rows)
         if living and not failed and not self._waiting and len(living) > COMPACT_BELOW * len(self._rows):
             return
+        living = filled(living)
         self._rows = [self._rows[i] for i in living]
         self._dropped &= {id(s) for s in self._rows}
         self._board.keep(living)
@@ -232,6 +233,13 @@ class Engine:
                 sample.stop_reason = "length"
         if any(s.call.top for s in samples):
             _record_top(samples, logits, params)
+
+
+def filled(living: Sequence[int]) -> list[int]:
+    """The rows that live on, in an order in which as many as possible keep their places: the last fill the gaps."""
+    count, there = len(living), set(living)
+    last = (row for row in living if row >= count)
+    return [place if place in there else next(last) for place in range(count)]
 
 
 def routed(weights: Sequence[Weights | None], device: torch.device) -> Rows:
