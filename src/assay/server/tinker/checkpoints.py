@@ -6,6 +6,7 @@ call `tinker://RUN/weights/NAME` is looked up by its parts, each of which has to
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import secrets
@@ -153,14 +154,7 @@ class CheckpointStore:
                 size = sum(f.stat().st_size for f in half.iterdir())
                 checkpoint = replace(checkpoint, size=size)
                 (half / RECORD).write_text(json.dumps(_record(checkpoint)))
-                for file in half.iterdir():
-                    sync_file(file)
-                old = place.with_name(f".writing-{secrets.token_hex(6)}")
-                if place.exists():
-                    place.rename(old)
-                half.rename(place)
-                sync_directory(place.parent)
-                remove(old)
+                await asyncio.to_thread(_put, half, place)
             finally:
                 shutil.rmtree(half, ignore_errors=True)
         return checkpoint
@@ -226,6 +220,18 @@ class CheckpointStore:
 
     def _place(self, run_id: str, kind: Kind, name: str) -> Path:
         return self._root / run_id / kind / name
+
+
+def _put(half: Path, place: Path) -> None:
+    """Make a folder that was written durable, and put it in its place."""
+    for file in half.iterdir():
+        sync_file(file)
+    old = place.with_name(f".writing-{secrets.token_hex(6)}")
+    if place.exists():
+        place.rename(old)
+    half.rename(place)
+    sync_directory(place.parent)
+    remove(old)
 
 
 def parse(path: str) -> tuple[str, Kind, str]:

@@ -11,6 +11,7 @@ import torch
 
 from assay.backends.base import AdamParams, LossSpec
 from assay.backends.config import LocalBackend
+from assay.backends.local.adapters import engine as engines
 from assay.backends.local.adapters import files, layers, scoring
 from assay.backends.local.adapters.bank import PARTS, Adapter, AdapterBank, Shape
 from assay.backends.local.adapters.engine import Call, Engine, Sampled
@@ -91,6 +92,11 @@ def test_samples_of_many_that_join_a_running_batch_are_those_of_each_alone(
             assert (list(one.tokens), one.stop_reason) == (other.tokens, other.stop_reason)
             np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
     assert engine.peak > 4, "nothing ran side by side"
+
+
+def test_rows_that_live_on_stay_where_they_are() -> None:
+    assert engines.filled([0, 2, 3, 6]) == [0, 6, 2, 3]
+    assert engines.filled([4, 5]) == [4, 5] and engines.filled([]) == []
 
 
 def test_a_base_model_row_is_not_touched_by_adapters_beside_it() -> None:

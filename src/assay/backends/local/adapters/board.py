@@ -52,7 +52,7 @@ class Board:
         self.lengths = torch.cat([self.lengths, prefix.lengths.index_select(0, chosen)])
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep these rows alone, in this order."""
+        """Keep these rows alone, in this order; cheapest where most of them stay in their places."""
         chosen = torch.tensor(rows, dtype=torch.long, device=self._device)
         count = len(rows)
         self.lengths = self.lengths.index_select(0, chosen)
@@ -60,14 +60,16 @@ class Board:
             self._keys, self._values, self._span = [], [], 0
             return
         self._span = int(self.lengths.max())
+        moved = [(new, old) for new, old in enumerate(rows) if new != old]
+        to = torch.tensor([new for new, _ in moved], dtype=torch.long, device=self._device)
+        source = torch.tensor([old for _, old in moved], dtype=torch.long, device=self._device)
         shrink = count <= SHRINK_BELOW * self._keys[0].shape[0] and self._keys[0].shape[0] > FIRST_ROWS
         for store in (self._keys, self._values):
             for index, old in enumerate(store):
-                moved = old.index_select(0, chosen)
                 if shrink:
-                    store[index] = _padded(moved, max(FIRST_ROWS, count), old.shape[2])
-                else:
-                    old[:count] = moved
+                    store[index] = _padded(old.index_select(0, chosen), max(FIRST_ROWS, count), old.shape[2])
+                elif moved:
+                    old.index_copy_(0, to, old.index_select(0, source))
 
     def scrub(self) -> None:
         """Clear what is not finite: places that are masked are still multiplied, so it would reach other rows."""
@@ -112,9 +114,11 @@ class _Step:
 
     def __init__(self, keys: list[Tensor], values: list[Tensor], lengths: Tensor, span: int) -> None:
         self._stores = (keys, values)
-        self._lengths = lengths
         self._span = span
-        self._rows = torch.arange(len(lengths), device=lengths.device)
+        rows, (_, heads, capacity, self._width) = len(lengths), keys[0].shape
+        begins = torch.arange(rows * heads, device=lengths.device).view(rows, heads) * capacity
+        # Where each row's next token goes, among all places of all rows and heads.
+        self._places = (begins + lengths[:, None]).flatten()
         hidden = torch.arange(span, device=lengths.device) > lengths[:, None]
         bias = torch.zeros(hidden.shape, device=lengths.device).masked_fill_(hidden, -torch.inf)
         self._bias = bias[:, None, None, None, None]
@@ -133,8 +137,8 @@ class _Step:
         """See `decoder.Cache`."""
         found = []
         for store, new in zip(self._stores, (k, v), strict=True):
-            store[layer][self._rows, :, self._lengths] = new[:, :, 0, :, 0]
-            found.append(store[layer][: len(self._rows), :, None, : self._span].transpose(3, 4))
+            store[layer].view(-1, self._width).index_copy_(0, self._places, new.reshape(-1, self._width))
+            found.append(store[layer][: len(new), :, None, : self._span].transpose(3, 4))
         return found[0], found[1]
 
     def advance(self, new: int) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from assay.backends.local.adapters.bank import AdapterBank
 from assay.backends.local.adapters.board import Board
-from assay.backends.local.adapters.layers import Rows, Weights
+from assay.backends.local.adapters.layers import Rows, Stacks, Weights, rows_through
 from assay.backends.local.adapters.scoring import top_of
 from assay.backends.local.decoder import Decoder, prefill
 from assay.backends.local.sampling.draw_token import draw, truncate, uniform
@@ -87,6 +87,7 @@ class Engine:
         self._rows: list[Sampled] = []
         self._dropped: set[int] = set()
         self._route: Rows | None = None
+        self._stacks: Stacks | None = None
         self._last = torch.zeros(0, dtype=torch.long, device=bank.device)
         self.peak = 0
         """Most rows at a time so far."""
@@ -122,7 +123,7 @@ class Engine:
         self._rows, self._waiting = [], deque()
         self._dropped.clear()
         self._board = Board(self._decoder, self._bank.device)
-        self._route, self._last = None, self._last[:0]
+        self._route, self._stacks, self._last = None, None, self._last[:0]
         return lost
 
     @torch.no_grad()
@@ -148,6 +149,7 @@ class Engine:
         failed = any(s.failed for s in self._rows)
         if living and not failed and not self._waiting and len(living) > COMPACT_BELOW * len(self._rows):
             return
+        living = filled(living)
         self._rows = [self._rows[i] for i in living]
         self._dropped &= {id(s) for s in self._rows}
         self._board.keep(living)
@@ -181,7 +183,7 @@ class Engine:
             tokens[row, : len(call.prompt)] = torch.tensor(call.prompt)
         last = torch.arange(len(calls)) * tokens.shape[1] + lengths - 1
         device = self._bank.device
-        with self._bank.router.through(routed([c.weights for c in calls], device)):
+        with self._bank.router.through(self._through([c.weights for c in calls])):
             hidden, prefix = prefill(self._decoder, tokens.to(device), lengths, last.to(device))
             logits = self._network.head(hidden)
         drawn = self._take(samples, logits.index_select(0, torch.tensor(places, device=device)))
@@ -196,8 +198,14 @@ class Engine:
 
     def _routed(self) -> Rows:
         if self._route is None:
-            self._route = routed([s.call.weights for s in self._rows], self._bank.device)
+            self._route = self._through([s.call.weights for s in self._rows])
         return self._route
+
+    def _through(self, weights: Sequence[Weights | None]) -> Rows:
+        route = rows_through(weights, self._bank.device, self._stacks)
+        if self._stacks is None or len(route.stacks.adapters) > 1:
+            self._stacks = route.stacks
+        return route
 
     def _take(self, samples: Sequence[Sampled], logits: Tensor) -> Tensor:
         """Draw the next token of each sample from logits [N, V], and note which have ended; returns the tokens [N]."""
@@ -234,15 +242,11 @@ class Engine:
             _record_top(samples, logits, params)
 
 
-def routed(weights: Sequence[Weights | None], device: torch.device) -> Rows:
-    """The adapters of rows, each once."""
-    places: dict[int, int] = {}
-    adapters: list[Weights | None] = []
-    for one in weights:
-        if id(one) not in places:
-            places[id(one)] = len(adapters)
-            adapters.append(one)
-    return Rows(adapters, torch.tensor([places[id(one)] for one in weights], device=device))
+def filled(living: Sequence[int]) -> list[int]:
+    """The rows that live on, in an order in which as many as possible keep their places: the last fill the gaps."""
+    count, there = len(living), set(living)
+    last = (row for row in living if row >= count)
+    return [place if place in there else next(last) for place in range(count)]
 
 
 def _distinct(samples: Sequence[Sampled]) -> tuple[list[Call], list[int]]:

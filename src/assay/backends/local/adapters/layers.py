@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -32,39 +32,57 @@ class Weights:
     scale: float
 
 
-@dataclass
+Stack = tuple[Tensor, Tensor, tuple[int, ...]]
+"""All A below each other [sum of r, in], all B beside each other, scaled [out, sum of r], and whose they are."""
+
+
+class Stacks:
+    """Adapters that share a batch, with their matrices side by side, made once for each layer."""
+
+    def __init__(self, adapters: Sequence[Weights | None]) -> None:
+        self.adapters = tuple(adapters)
+        self.places = {id(weights): place for place, weights in enumerate(self.adapters)}
+        self._stacks: dict[str, Stack | None] = {}
+
+    def __getitem__(self, layer: str) -> Stack | None:
+        """That of a layer; None where no adapter changes it."""
+        if layer not in self._stacks:
+            found = [(i, w) for i, w in enumerate(self.adapters) if w is not None and layer in w.pairs]
+            self._stacks[layer] = None
+            if found:
+                down = torch.cat([w.pairs[layer][0] for _, w in found])
+                up = torch.cat([w.pairs[layer][1] * w.scale for _, w in found], dim=1)
+                self._stacks[layer] = down, up, tuple(i for i, w in found for _ in range(w.rank))
+        return self._stacks[layer]
+
+
 class Rows:
     """Which adapter each row of a pass goes through."""
 
-    adapters: Sequence[Weights | None]
-    places: Tensor
-    """[P]: places in `adapters`."""
-    _stacks: dict[str, tuple[Tensor, Tensor] | None] = field(default_factory=dict)
-    _masks: dict[str, Tensor] = field(default_factory=dict)
+    def __init__(self, stacks: Stacks, places: Tensor) -> None:
+        """`places` [P] are those in the stacks' adapters."""
+        self.stacks = stacks
+        self.places = places
+        self._masks: dict[tuple[int, ...], Tensor] = {}
 
-    def stack(self, layer: str) -> tuple[Tensor, Tensor] | None:
-        """All A below each other [sum of r, in] and all B beside each other, scaled [out, sum of r]."""
-        if layer not in self._stacks:
-            found = [(w.pairs[layer], w.scale) for w in self.adapters if w is not None and layer in w.pairs]
-            self._stacks[layer] = (
-                (torch.cat([a for (a, _), _ in found]), torch.cat([b * s for (_, b), s in found], dim=1))
-                if found
-                else None
-            )
-        return self._stacks[layer]
+    def others(self, owners: tuple[int, ...]) -> Tensor:
+        """[P, sum of r]: True where a column is not of the row's adapter; `owners` as in `Stack`."""
+        if owners not in self._masks:  # most layers have the same
+            self._masks[owners] = self.places[:, None] != torch.tensor(owners, device=self.places.device)
+        return self._masks[owners]
 
-    def others(self, layer: str) -> Tensor:
-        """[P, sum of r]: True where a column is not of the row's adapter."""
-        owners = [i for i, w in enumerate(self.adapters) if w is not None and layer in w.pairs]
-        key = ",".join(map(str, owners))  # layers with the same adapters share their mask
-        if key not in self._masks:
-            columns = torch.tensor([i for i in owners for _ in range(self._rank(i))], device=self.places.device)
-            self._masks[key] = self.places[:, None] != columns
-        return self._masks[key]
 
-    def _rank(self, place: int) -> int:
-        weights = self.adapters[place]
-        return 0 if weights is None else weights.rank
+def rows_through(weights: Sequence[Weights | None], device: torch.device, before: Stacks | None) -> Rows:
+    """A route for rows with an adapter each.
+
+    Args:
+        before: stacks of an earlier route, which are used again where they have all adapters and not too many more:
+            rows come and go far more often than adapters do.
+    """
+    wanted = {id(one): one for one in weights}
+    if before is None or not wanted.keys() <= before.places.keys() or len(before.adapters) > 2 * len(wanted):
+        before = Stacks([wanted[key] for key in sorted(wanted)])
+    return Rows(before, torch.tensor([before.places[id(one)] for one in weights], device=device))
 
 
 class Router:
@@ -104,31 +122,31 @@ class AdaptedLinear(nn.Module):
         out: Tensor = self.base(x)
         route = self._router.route
         if isinstance(route, Rows):
-            if len(route.adapters) > 1:
+            if len(route.stacks.adapters) > 1:
                 return self._by_row(route, x, out)
-            route = route.adapters[0]
+            route = route.stacks.adapters[0]
         pair = None if route is None else route.pairs.get(self.name)
         if route is None or pair is None:
             return out
         return (out + adapted(x, *pair) * route.scale).to(out.dtype)
 
     def _by_row(self, route: Rows, x: Tensor, out: Tensor) -> Tensor:
-        stack = route.stack(self.name)
+        stack = route.stacks[self.name]
         if stack is None:
             return out
-        down, up = stack
+        down, up, owners = stack
         flat = x.reshape(len(route.places), -1, x.shape[-1])
         if len(down) > SIDE_BY_SIDE:
             added = self._one_by_one(route, flat, len(up))
         else:
             # Filled, not multiplied: a product with 0 would keep what is not finite of another client's.
-            inner = F.linear(flat.to(down.dtype), down).masked_fill(route.others(self.name)[:, None], 0.0)
+            inner = F.linear(flat.to(down.dtype), down).masked_fill(route.others(owners)[:, None], 0.0)
             added = F.linear(inner, up)
         return (out + added.view_as(out)).to(out.dtype)
 
     def _one_by_one(self, route: Rows, flat: Tensor, width: int) -> Tensor:
         added = flat.new_zeros((*flat.shape[:2], width))
-        for place, weights in enumerate(route.adapters):
+        for place, weights in enumerate(route.stacks.adapters):
             if weights is None or self.name not in weights.pairs:
                 continue
             rows = (route.places == place).nonzero()[:, 0]
