@@ -146,7 +146,7 @@ def test_what_it_cannot_compute_is_refused_before_the_first_step(
             "{file}:nothing",
             "opened a object, which is not a backend: it lacks capabilities, close, context_length,",
         ),
-        ("remote", "looked for a backend of this name among local, tinker. One of your own is written package.module:Name or"),
+        ("remote", "looked for a backend of this name among local, tinker. One of your own is written"),
     ],
 )
 def test_what_is_no_backend_is_refused(
