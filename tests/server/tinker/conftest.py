@@ -14,6 +14,7 @@ pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'as
 os.environ["TINKER_TELEMETRY"] = "0"  # read when a client is made; nothing of a test is to leave the machine
 
 from support.tinker_server import KEY, Running, running, save_tiny, serve_config
+from support.tinker_wire import Wire
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +35,10 @@ def service(server: Running) -> Iterator[Any]:
     client = tinker.ServiceClient(base_url=server.url, api_key=KEY)
     yield client
     client.close("success").result()
+
+
+@pytest.fixture
+def wire(server: Running) -> Iterator[Wire]:
+    client = Wire(server)
+    yield client
+    client.ok(f"sessions/{client.session}/finish", {"reason": {"type": "success"}})
