@@ -9,6 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+
+pytest.importorskip("tinker", reason="the Tinker SDK is not installed: pip install 'assay-rl[serve]'")
+pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'assay-rl[serve]'")
+
 from tinker.proto.response_conv import deserialize_sample_response
 
 from support.tinker_server import NAME, Running

@@ -13,6 +13,10 @@ from typing import Any
 
 import httpx
 import pytest
+
+pytest.importorskip("tinker", reason="the Tinker SDK is not installed: pip install 'assay-rl[serve]'")
+pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'assay-rl[serve]'")
+
 from tinker.proto.response_conv import deserialize_sample_response
 
 from assay.errors import ConfigError
