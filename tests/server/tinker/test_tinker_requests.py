@@ -1,109 +1,23 @@
-"""The protocol on the wire: order, repeated requests, restarts, and input that no honest client sends."""
+"""The protocol on the wire: order, repeated requests, and input that no honest client sends."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import random
 import resource
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
-from tinker.proto import tinker_public_pb2 as pb
-from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
 
-from assay.errors import ConfigError
-from assay.server.tinker.config import KEY_VARIABLE, ServeConfig, require_keys
-from assay.server.tinker.futures import Promise
-from assay.server.tinker.lanes import Job, Lane
-from assay.server.tinker.serving import serve
-from support.tinker_server import LOCAL, NAME, Running, running, serve_config
+pytest.importorskip("tinker", reason="the Tinker SDK is not installed: pip install 'assay-rl[serve]'")
+pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'assay-rl[serve]'")
 
-STEP = {"learning_rate": 1e-2}
+from tinker.proto.response_conv import deserialize_sample_response
 
-
-class Wire:
-    """A client of the wire, with a session of its own."""
-
-    def __init__(self, server: Running, key: str = "tml-one") -> None:
-        self.http = server.client(key)
-        made = {"tags": [], "user_metadata": None, "sdk_version": "0.38.0", "type": "create_session"}
-        self.session = self.ok("create_session", made)["session_id"]
-
-    def send(self, name: str, body: Any) -> httpx.Response:
-        if isinstance(body, bytes):
-            return self.http.post(name, content=body, headers={"Content-Type": "application/x-protobuf"})
-        return self.http.post(name, json=body)
-
-    def ok(self, name: str, body: Any) -> dict[str, Any]:
-        answer = self.send(name, body)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-    def refused(self, name: str, body: Any, status: int = 400) -> str:
-        answer = self.send(name, body)
-        assert answer.status_code == status, answer.text
-        assert answer.json()["category"] == "user"
-        return answer.json()["error"]
-
-    def fetch(self, request_id: str) -> Any:
-        answer = self.send("retrieve_future", {"request_id": request_id, "allow_metadata_only": True})
-        assert answer.status_code == 200, answer.text
-        return answer.content if "protobuf" in answer.headers["content-type"] else answer.json()
-
-    def do(self, name: str, body: Any) -> Any:
-        return self.fetch(self.ok(name, body)["request_id"])
-
-    def create(self, number: int = 0, **lora: Any) -> dict[str, Any]:
-        config = {"rank": 2, "seed": 1, **lora}
-        return {"session_id": self.session, "model_seq_id": number, "base_model": NAME, "lora_config": config}
-
-    def model(self, number: int = 0) -> str:
-        return self.do("create_model", self.create(number))["model_id"]
-
-    def step(self, model: str, number: int | None, **params: Any) -> dict[str, Any]:
-        return {"model_id": model, "seq_id": number, "adam_params": {**STEP, **params}}
-
-
-def batch(model: str, number: int, seed: int = 0, **changes: Any) -> bytes:
-    """A request for the gradient of a made-up datum."""
-    rng = np.random.default_rng(seed)
-    message = pb.ForwardBackwardRequest(model_id=model, seq_id=number, loss_fn=changes.pop("loss_fn", "cross_entropy"))
-    datum = message.data.add()
-    tokens = rng.integers(1, 90, 9)
-    datum.model_input.add().encoded_text.tokens = changes.pop("tokens", tokens[:-1].astype(np.int32).tobytes())
-    inputs = {"target_tokens": tokens[1:], "weights": rng.normal(size=8).astype(np.float32)}
-    for name, values in (inputs | changes.pop("inputs", {})).items():
-        if values is not None:
-            datum.loss_fn_inputs[name].dense = values.tobytes()
-            datum.loss_fn_inputs[name].dtype = {"f": pb.DTYPE_FLOAT32, "i": pb.DTYPE_INT64}[values.dtype.kind]
-            datum.loss_fn_inputs[name].shape.extend(values.shape)
-    for name, value in changes.items():
-        message.loss_fn_config_v2[name].number = value
-    return message.SerializeToString()
-
-
-@pytest.fixture
-def wire(server: Running) -> Iterator[Wire]:
-    client = Wire(server)
-    yield client
-    client.ok(f"sessions/{client.session}/finish", {"reason": {"type": "success"}})
-
-
-def logprobs(wire: Wire, model: str, number: int, seed: int) -> list[float]:
-    message = pb.ForwardBackwardRequest.FromString(batch(model, number, seed))
-    message.forward_only = True
-    found = deserialize_forward_backward_output(wire.do("forward_backward", message.SerializeToString()))
-    return found.loss_fn_outputs[0]["logprobs"].tolist()
+from support.tinker_server import NAME, Running
+from support.tinker_wire import Wire, ask, batch, logprobs
 
 
 def test_requests_are_worked_on_by_number_however_they_arrive_and_once(wire: Wire) -> None:
@@ -270,16 +184,6 @@ def test_weights_are_loaded_first_or_not_at_all(wire: Wire) -> None:
     assert "LoadWeights is not permitted with seq_id 2" in refused["error"]
 
 
-def ask(wire: Wire, sampler: str, number: int, **changes: Any) -> dict[str, Any]:
-    params = {"max_tokens": 5, "seed": 1, **changes.pop("params", {})}
-    body = {
-        "sampling_session_id": sampler,
-        "seq_id": number,
-        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]},
-    }
-    return {**body, "num_samples": 1, "sampling_params": params, **changes}
-
-
 def chunk(tokens: list[int]) -> dict[str, Any]:
     return {"prompt": {"chunks": [{"type": "encoded_text", "tokens": tokens}]}}
 
@@ -345,99 +249,3 @@ def test_a_full_disk_fails_the_save_and_nothing_else(wire: Wire, tmp_path: Path)
     listed = wire.http.get(f"training_runs/{model}/checkpoints").json()["checkpoints"]
     assert [c["tinker_path"] for c in listed] == [first]
     assert wire.do("save_weights", {**save, "seq_id": 3, "overwrite": True})["path"] == first
-
-
-def test_metrics_and_what_needs_no_key(wire: Wire, server: Running) -> None:
-    values = dict(line.split() for line in httpx.get(f"{server.url}/metrics").text.splitlines())
-    assert float(values["assay_serve_sessions"]) >= 1 and 'assay_serve_requests_total{outcome="user"}' in values
-    assert httpx.get(f"{server.url}/api/v1/healthz").json() == {"status": "ok"}
-    rebound = httpx.get(f"{server.url}/api/v1/sessions", headers={"Host": "evil.example"})
-    assert rebound.status_code == 421
-
-
-def test_keys_and_limits_hold_and_a_restart_keeps_what_was_saved(
-    server: Running, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(KEY_VARIABLE, "tml-a, tml-b")
-    config = serve_config(model_folder, tmp_path / "state", max_models=1, missing_s=0.1, result_s=300, max_samplers=1)
-    with running(config, server.host) as first:
-        for key in ("", "tml-c", "tml-a, tml-b", "tml-é".encode()):
-            wrong = httpx.get(f"{first.url}/api/v1/sessions", headers={"X-API-Key": key})
-            assert wrong.status_code == 401 and "tml" not in wrong.text
-        with pytest.raises(ConfigError, match="Another server uses"), running(config, server.host):
-            pass
-        wire = Wire(first, "tml-a")
-        model = wire.model()
-        assert "max_models" in wire.do("create_model", wire.create(1))["error"]
-        wire.do("forward_backward", batch(model, 1))
-        wire.do("optim_step", wire.step(model, 2))
-        saved = {"model_id": model, "path": "kept"}
-        path = wire.do("save_weights", {**saved, "seq_id": 3})["path"]
-        for_sampler = wire.do("save_weights_for_sampler", {**saved, "seq_id": 4})["path"]
-        want = logprobs(wire, model, 5, 50)
-        own = {"model_id": model, "seq_id": 6, "sampling_session_seq_id": 0}
-        lost = wire.do("save_weights_for_sampler", own)["sampling_session_id"]
-        session = {"session_id": wire.session, "sampling_session_seq_id": 1, "model_path": for_sampler}
-        kept = wire.ok("create_sampling_session", session)["sampling_session_id"]
-        wire.refused("asample", ask(wire, lost, 0), 404)  # pushed out by max_samplers
-        sampled = deserialize_sample_response(wire.do("asample", ask(wire, kept, 0))).sequences[0].tokens
-        old = wire.ok("optim_step", wire.step(model, 8))["request_id"]  # 7 never comes
-        half = tmp_path / "state/runs" / model / "weights/.writing-x"
-        half.mkdir()
-    with running(config, server.host) as second:
-        assert not half.exists()
-        again = wire.http = second.client("tml-a")
-        assert again.post("retrieve_future", json={"request_id": old}).status_code == 410
-        assert "create_training_client_from_state" in wire.refused("optim_step", wire.step(model, 8), 404)
-        assert deserialize_sample_response(wire.do("asample", ask(wire, kept, 0))).sequences[0].tokens == sampled
-        wire.refused("asample", ask(wire, lost, 0), 404)
-        load = {"session_id": wire.session, "model_seq_id": 2, "path": path, "optimizer": True}
-        model = wire.do("load_weights", load)["model_id"]
-        assert logprobs(wire, model, 1, 50) == want
-
-
-def test_a_request_that_waits_for_one_that_never_comes_fails() -> None:
-    lane, promise = Lane(5.0), Promise("a", "b", "optim_step")
-
-    async def work() -> Any:
-        raise AssertionError("request 2 was worked on before 1")
-
-    async def wait() -> None:
-        lane.submit(2, Job(promise, work))
-        await asyncio.sleep(0)
-        lane.check_gap(time.monotonic())
-        assert promise.result is None
-        lane.check_gap(time.monotonic() + 6)
-        assert "Request 1 of this adapter never arrived" in str(promise.result)
-
-    asyncio.run(wait())
-
-
-def test_settings_that_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="is not an IP address"):
-        ServeConfig(host="localhost")
-    with pytest.raises(ConfigError, match=r"local\.lora_targets would have no effect"):
-        ServeConfig(local=LOCAL.__class__(lora_targets="q_proj"))
-    with pytest.raises(ConfigError, match="can be reached from other machines"):
-        require_keys(ServeConfig(host="0.0.0.0"), frozenset())
-    with pytest.raises(ConfigError, match="at least 20"):
-        require_keys(ServeConfig(host="0.0.0.0"), frozenset(["tml-short"]))
-    with pytest.raises(ConfigError, match="does not begin with tml-"):
-        require_keys(ServeConfig(), frozenset(["a" * 40]))
-    with pytest.raises(ConfigError, match="No model to serve"):
-        asyncio.run(serve(ServeConfig(), print))
-
-
-def test_the_command_serves_until_it_is_told_to_stop(model_folder: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "assay", "serve", "--model", str(model_folder)]
-    settings = ["port=0", f"state_path={tmp_path}/s", "local.device=cpu"]
-    with subprocess.Popen([*command, *settings], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            line = process.stdout.readline()
-            url = next(word for word in line.split() if word.startswith("http://"))
-            assert httpx.get(f"{url}/api/v1/healthz").status_code == 200
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
-    assert os.listdir(f"{tmp_path}/s/runs") == []

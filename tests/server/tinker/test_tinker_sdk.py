@@ -10,6 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("tinker", reason="the Tinker SDK is not installed: pip install 'assay-rl[serve]'")
+pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'assay-rl[serve]'")
+
 import tinker
 import torch
 from safetensors.torch import load

@@ -132,6 +132,28 @@ def test_weights_that_are_not_finite_fail_alone() -> None:
         good.snapshot()
 
 
+def test_a_row_that_fails_leaves_nothing_to_the_one_that_takes_its_place() -> None:
+    bank = bank_of("qwen3")
+    adapter = stirred(bank, 1)
+    short, long = prompts(1)[0][:3], tuple(range(1, 20))
+    engine = Engine(bank, 65536)
+    want = engine.add(Call(short, (7,), ENDLESS, None))
+    run(engine)
+    beside = engine.add(Call(long, (1,), SamplingParams(30), None))
+    failing = engine.add(Call(long, (1,), SamplingParams(30), adapter.weights))
+    engine.advance(2)
+    assert engine._stacks is not None
+    for name in (n for n in adapter.weights.pairs if "mlp" in n):  # whose products overflow
+        stack = engine._stacks[name]
+        assert stack is not None
+        stack[1].mul_(1e37)
+    engine.advance(3)
+    assert failing[0].failed
+    got = engine.add(Call(short, (7,), ENDLESS, None))
+    run(engine)
+    assert tokens(got) == tokens(want) and not beside[0].failed and len(beside[0].tokens) == 30
+
+
 def test_samples_end_by_text_by_room_and_by_being_dropped() -> None:
     bank = bank_of("gpt2")
     engine, prompt = Engine(bank, 65536), tuple(range(1, CONTEXT - 3))
