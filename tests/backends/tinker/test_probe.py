@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("tinker", reason="the Tinker SDK is not installed: pip install 'assay-rl[serve]'")
+pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'assay-rl[serve]'")
+
 from assay.backends.config import LocalBackend, PolicySpec, ScratchModel, TinkerService
 from assay.backends.tinker.probe.finding import Finding
 from assay.backends.tinker.probe.run import probe

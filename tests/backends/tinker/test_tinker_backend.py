@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("tinker", reason="the Tinker SDK is not installed: pip install 'assay-rl[serve]'")
+pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'assay-rl[serve]'")
+
 from assay.backends.base import AdamParams, KLTerm, LossSpec
 from assay.backends.config import LocalBackend, PolicySpec, ScratchModel, TinkerService
 from assay.backends.local.backend import TorchBackend
