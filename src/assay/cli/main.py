@@ -55,6 +55,9 @@ COMMANDS: Mapping[str, Command] = {
     "grade-server": Command(
         "assay.cli.tasks.grade_server", "grade kernels for other machines, as an HTTP service with a key"
     ),
+    "serve": Command(
+        "assay.cli.tasks.serve", "serve a model to training programs that speak Tinker's protocol, many at a time"
+    ),
     "index": Command("assay.cli.tasks.index", "build an index of solved problems to show in prompts, or search one"),
     "init": Command("assay.cli.tasks.init", "write a file to start an environment or a reward from"),
     "check": Command("assay.cli.tasks.check", "play known answers through an environment; say what is wrong"),
@@ -74,6 +77,9 @@ EXTRAS = {
     "tensorboardX": "tensorboard",
     "wandb": "wandb",
     "httptools": "rewards",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "tinker": "tinker",
     "math_verify": "math",
     "ray": "verl",
     "triton": "kernelbench",
