@@ -40,8 +40,8 @@ async def play(
     Args:
         env: a text, if the env could not be made, says why; the rollout is errored.
         params: sampling parameters; the renderer's stop tokens are added.
-        max_turns: a rollout still going after so many turns ends with `max_turns`; one whose next prompt fills the
-            policy's context ends with `length`.
+        max_turns: a rollout still going after so many turns ends with `max_turns`; one for whose next prompt the
+            policy has no room ends with `length`.
         seed: the names that this rollout's randomness is derived from; each turn derives its own.
 
     Raises:
@@ -68,7 +68,7 @@ async def play(
             conversation = messages if result.replace else (*conversation, renderer.said(text), *result.messages)
             following = _next_prompt(conversation, prompt, completion, result, renderer)
             error, prompt = (following, prompt) if isinstance(following, str) else ("", following)
-            if not error and len(prompt) >= policy.context_length:
+            if not error and policy.room(prompt) < 1:
                 end = "length"
     return Trajectory(task, tuple(transitions), end or "errored", derive(*seed), error)
 

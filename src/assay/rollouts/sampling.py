@@ -26,9 +26,8 @@ Witness = Callable[[Sequence[int], Completion], None]
 class Policy(Protocol):
     """Answers one completion for a prompt and a seed."""
 
-    @property
-    def context_length(self) -> int:
-        """Most tokens of a prompt and its completion together."""
+    def room(self, prompt: Sequence[int]) -> int:
+        """Most tokens that a completion of this prompt may have; below 1 there is no room for it."""
         ...
 
     async def complete(self, prompt: Sequence[int], params: SamplingParams, seed: int, *, last: bool) -> Completion:
@@ -100,10 +99,9 @@ class Sampling:
         self._look_soon()
         return await answer
 
-    @property
-    def context_length(self) -> int:
+    def room(self, prompt: Sequence[int]) -> int:
         """See `Policy`."""
-        return self._backend.context_length
+        return self._backend.context_length - len(prompt)
 
     def _look_soon(self) -> None:
         """Look at the next turn of the event loop, so that simultaneous prompts become one call."""
@@ -182,9 +180,8 @@ class _Seat:
     sampling: Sampling
     place: int
 
-    @property
-    def context_length(self) -> int:
-        return self.sampling.context_length
+    def room(self, prompt: Sequence[int]) -> int:
+        return self.sampling.room(prompt)
 
     async def complete(self, prompt: Sequence[int], params: SamplingParams, seed: int, *, last: bool) -> Completion:
         return await self.sampling.ask(self.place, prompt, params, seed, last)
