@@ -7,7 +7,6 @@ in the one process of this machine that has it (`share="machine"`, the default),
 from __future__ import annotations
 
 import asyncio
-import atexit
 import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
@@ -102,7 +101,8 @@ async def _there(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def close_environments() -> None:
-    """End the environments of this process, and give up those that it has for others."""
+    """End the environments of this process, and give up those that it has for others. What they run ends with the
+    process too, if this is not called."""
     global _THREAD
     with _LOCK:
         desks, thread = list(_DESKS.values()), _THREAD
@@ -151,5 +151,3 @@ def _forget_after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_after_fork)
-
-atexit.register(close_environments)

@@ -293,7 +293,8 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise RewardError(
-            f"the folder {folder}, through which processes share a judge, cannot be made: {error}. Choose another path."
+            f"the folder {folder}, through which processes share a judge or an environment, cannot be made: {error}. "
+            "Choose another path."
         ) from error
 
 
@@ -307,7 +308,7 @@ def try_lock(path: Path) -> int | None:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise RewardError(
-            f"{path}, which decides which process asks the judge, cannot be opened: {error}. Choose a path in a "
+            f"{path}, which decides which process has what they share, cannot be opened: {error}. Choose a path in a "
             "folder of this user's on a local disk."
         ) from error
     if is_foreign(owner := os.fstat(lock).st_uid):
@@ -327,8 +328,8 @@ def try_lock(path: Path) -> int | None:
 
 def _foreign(path: Path, user: int | None) -> str:
     return (
-        f"{path}, through which processes share a judge, belongs to another user (number {user}), who would read every "
-        "prompt and could forge every reply. Choose a path in a folder of this user's own."
+        f"{path}, through which processes share a judge or an environment, belongs to another user (number {user}), "
+        "who would read every prompt and could forge every reply. Choose a path in a folder of this user's own."
     )
 
 
