@@ -7,14 +7,14 @@ rollout that waits for it, as soon as the backend yields it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Protocol
 
-from assay.backends.base import Backend, unanswered
+from assay.backends.base import Capabilities, unanswered
 from assay.errors import ModelError
 from assay.rollouts.cohorts import Cohorts
 from assay.rollouts.together import stop
@@ -35,6 +35,19 @@ class Policy(Protocol):
         ...
 
 
+class Sampler(Protocol):
+    """What is asked for completions: of a `Backend`, the part that samples."""
+
+    capabilities: Capabilities
+    context_length: int
+
+    def sample_stream(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
+    ) -> AsyncGenerator[tuple[int, Completion], None]:
+        """See `Backend`."""
+        ...
+
+
 @dataclass(frozen=True)
 class _Ask:
     prompt: Sequence[int]
@@ -49,7 +62,7 @@ class Sampling:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: Sampler,
         count: int,
         max_tokens: int,
         sampled: Callable[[], None] | None = None,
