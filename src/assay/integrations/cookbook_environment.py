@@ -19,6 +19,7 @@ from assay.envs.base import Env as AssayEnv
 from assay.errors import MissingDependencyError, RewardError
 from assay.integrations.environments import Budget, HostGroup, Prepared, Sampled, TaskReference
 from assay.integrations.environments.access import Share, hosted_task
+from assay.rollouts.play import verdict
 from assay.types import Message, SamplingParams, Trajectory
 
 try:
@@ -56,7 +57,7 @@ class MessageTask(MessageEnv):  # type: ignore[misc]
             RewardError: the reply could not be scored.
         """
         text = format_content_as_string(message["content"], separator="")
-        result = await self._env.step(text)
+        result = await verdict(self._env, text)
         if result.score.value is None:
             said = result.score.evidence.get("error") or result.score.evidence.get("message") or "no reason was given"
             raise RewardError(f"A reply could not be scored: {said}. A made-up reward would be trained on.")

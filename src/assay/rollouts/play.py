@@ -59,7 +59,7 @@ async def play(
         completion = await policy.complete(prompt, params, derive(*seed, turn), last=last)
         text = renderer.text(completion.tokens)
         reply = renderer.read(text)
-        result = await _verdict(env, reply.whole if getattr(env, "whole_replies", False) else reply.answer)
+        result = await verdict(env, reply.whole if getattr(env, "whole_replies", False) else reply.answer)
         judged = (reply.answer, result.score, result.metrics)
         transitions.append(Transition(tuple(prompt), completion, *judged, messages, reply.thought))
         messages = tuple(result.messages) if result.replace else ()
@@ -85,7 +85,8 @@ async def _begin(env: Env, renderer: Renderer) -> tuple[tuple[Message, ...], Seq
         return (), in_words(error)
 
 
-async def _verdict(env: Env, text: str) -> StepResult:
+async def verdict(env: Env, text: str) -> StepResult:
+    """What an env says of a reply; errored where it fails, or says something that cannot be used."""
     try:
         return require_result(await env.step(text), f"{type(env).__name__}.step()")
     except (Exception, asyncio.CancelledError) as error:
