@@ -24,7 +24,7 @@ from assay.types import Message, SamplingParams, Trajectory
 
 try:
     import tinker
-    from tinker_cookbook.renderers import format_content_as_string
+    from tinker_cookbook.renderers import format_content_as_string, get_text_content
     from tinker_cookbook.rl.message_env import MessageEnv, MessageStepResult
     from tinker_cookbook.rl.types import Env, EnvGroupBuilder, InitialObservationOverflow, StepResult
 except ImportError as error:
@@ -56,7 +56,8 @@ class MessageTask(MessageEnv):  # type: ignore[misc]
         Raises:
             RewardError: the reply could not be scored.
         """
-        text = format_content_as_string(message["content"], separator="")
+        whole = getattr(self._env, "whole_replies", False)
+        text = format_content_as_string(message["content"], separator="") if whole else get_text_content(message)
         result = await verdict(self._env, text)
         if result.score.value is None:
             said = result.score.evidence.get("error") or result.score.evidence.get("message") or "no reason was given"

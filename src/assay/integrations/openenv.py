@@ -38,7 +38,7 @@ SPLITS: tuple[Split, ...] = ("train", "heldout")
 
 
 class Reply(Action):  # type: ignore[misc]
-    """What the policy says: its whole reply, without special tokens."""
+    """What the policy says, without special tokens; its thought too where `whole_replies` asks for it."""
 
     text: str = Field(max_length=MOST_CHARACTERS)
 
@@ -52,6 +52,8 @@ class Seen(Observation):  # type: ignore[misc]
     status: str = ""
     """`scored`, `invalid` (the policy's fault) or `errored` (the environment's: there is no reward)."""
     error: str = ""
+    whole_replies: bool = False
+    """Whether replies are judged with the thought before them (`<think>...</think>`); else send the answer alone."""
 
 
 class TaskServer(Environment):  # type: ignore[misc]
@@ -84,7 +86,8 @@ class TaskServer(Environment):  # type: ignore[misc]
         reference, task = listed[index]
         (self._env,) = await (await hosted_task(reference, self._share)).make(1)
         self._state = State(episode_id=episode_id, task=task.id, split=split, index=index)
-        return Seen(messages=_plain(await self._env.reset()))
+        whole = bool(getattr(self._env, "whole_replies", False))
+        return Seen(messages=_plain(await self._env.reset()), whole_replies=whole)
 
     async def step_async(self, action: Any, timeout_s: float | None = None, **_: Any) -> Any:
         """Judge a reply.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from assay.integrations.environments.access import HostedTask, close_environments, hosted_task, tasks_of
+    from assay.integrations.environments.access import HostedTask, ListedTask, close_environments, hosted_task, tasks_of
     from assay.integrations.environments.group import GroupTable, HostGroup, PlayedGroup, play_tasks
     from assay.integrations.environments.policy import Budget, HostPolicy, Sampled
     from assay.integrations.environments.reference import EnvironmentReference, TaskReference
@@ -31,6 +31,7 @@ __all__ = [
     "HostPolicy",
     "HostRow",
     "HostedTask",
+    "ListedTask",
     "PlayedGroup",
     "Playing",
     "Prepared",
