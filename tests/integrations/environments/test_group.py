@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from assay.envs.base import StepResult
 from assay.errors import ModelError
-from assay.integrations.environments import Budget, Credit, GroupTable, HostGroup, PlayedGroup, Playing, Sampled
+from assay.integrations.environments import (
+    Budget,
+    Credit,
+    GroupTable,
+    HostGroup,
+    PlayedGroup,
+    Playing,
+    Sampled,
+    close_environments,
+    hosted_task,
+    tasks_of,
+)
 from assay.integrations.environments.group import play_group
 from assay.integrations.environments.policy import completion_of
 from assay.rollouts.renderers.base import PlainRenderer
 from assay.types import Message, SamplingParams, Score, Trajectory
 from support import virtual_time
+from support.hosts import BUDGET, PLAYS, Script, bytes_tokenizer, prepared_play
 from support.scripted import RankedGroup, ScriptedGroup, scored, share_of_a, task
 from support.scripted_backend import END, Letters
 
@@ -170,3 +185,32 @@ def test_a_policy_that_fails_is_raised_and_releases_its_siblings() -> None:
 def test_what_a_host_samples_is_looked_at(sampled: Sampled, said: str) -> None:
     with pytest.raises(ModelError, match=said):
         completion_of(sampled, SamplingParams(2))
+
+
+def test_a_dead_judge_is_no_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("JUDGES_KEY", "a-key-of-the-judge-that-is-gone")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        gone = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    play = replace(PLAYS["monitor"], tasks=1)
+    one = prepared_play(
+        play,
+        *("dataset_builder.reward.train_with_monitor=true", "dataset_builder.judge.api_key_env=JUDGES_KEY"),
+        *(f"dataset_builder.judge.base_url={gone}", "dataset_builder.engine.call_deadline_s=0.5"),
+        f"cache_dir={tmp_path}",
+    )
+    reference, _ = tasks_of(one.environment, "train")[0]
+
+    async def run() -> PlayedGroup:
+        group = HostGroup(await hosted_task(reference), 4, one.playing, one.renderer(bytes_tokenizer()))
+        return await play_group(group, Script(play), BUDGET)
+
+    try:
+        found = asyncio.run(run())
+    finally:
+        close_environments()
+    rewards = [found.rollout(i).reward for i in range(4)]
+    assert rewards[:2] == [None, None], "answers that the judge would have read"
+    assert rewards[2:] == [-1.0, -1.0], "those that cannot be read need no judge"
+    assert found.rows(0) == [] and "a-key-of" not in found.rollout(0).failure
