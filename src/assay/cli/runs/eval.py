@@ -9,7 +9,7 @@ from pathlib import Path
 
 from assay.cli.options import add_config, add_settings_help, config_of
 from assay.cli.runs.eval_settings import CHANGED_MOST, NOT_READ, OF_ENDPOINT, refuse_idle
-from assay.cli.runs.measured import HELDOUT, Measured, Which, check_folders, measured_of, play, write
+from assay.cli.runs.measured import HELDOUT, Measured, Which, check_places, measured_of, play, write
 from assay.envs.base import build_data
 from assay.errors import ConfigError
 from assay.storage.files import encode_json
@@ -82,7 +82,7 @@ def _ks(text: str) -> tuple[int, ...]:
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Measure, and print the figures as JSON."""
     _refuse_strays(args)
-    check_folders(args.output and args.output.parent, args.tensorboard, args.kernels)
+    check_places(args.output, args.tensorboard, args.kernels)
     if args.policy is None:
         refuse_idle(overrides, NOT_READ)
         which = Which(args.tasks or "heldout", args.k)
