@@ -1,0 +1,167 @@
+"""Products on their way to a sum that a GPU may fuse them with.
+
+A product that has yet to be summed is known without its rounding. It stays so through all that leaves its bits alone,
+lane by lane: a compiler may know as much, and drop the step (`* 1.0`, `tl.maximum(p, p)`, `tl.where` of what is always
+true, a bitcast to whole numbers and back). Casts of floats keep it whatever they do: a compiler may multiply in the
+narrow type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter as engine
+
+from assay.kernels.inside.triton.ledger import current
+from assay.kernels.inside.triton.values import bfloat16
+
+_PRODUCT, _ALONE = "product", "alone"
+"""Attributes: what a value is without rounding; of one that is no product."""
+_DOUBLE = np.dtype(np.float64)
+
+
+def install(builder: Any) -> None:
+    """Put it into the interpreter's builder (`InterpreterBuilder`)."""
+    for name in ("broadcast", "expand_dims", "splat", "reshape", "trans", "unsplat"):
+        _move(builder, f"create_{name}")
+    for name in ("binary_op", "unary_op", "ternary_op", "create_fabs"):
+        _keep(builder, name)
+    for name in ("cast_impl", "create_bitcast", "create_fp_to_fp"):
+        _cast(builder, name)
+    _join(builder)
+
+
+def unrounded(handle: Any) -> Any:
+    """What a value is without rounding, as float64; None where that is not known."""
+    return handle.attr.get(_PRODUCT)
+
+
+def summed(handle: Any) -> Any:
+    """Products as a sum of them takes them; None for all else."""
+    return None if _ALONE in handle.attr else handle.attr.get(_PRODUCT)
+
+
+def mark(handle: Any, values: Any, *, product: bool = True) -> Any:
+    """Say what a value is without rounding. `product`: sums of many take it without, too."""
+    handle.attr[_PRODUCT] = values
+    if not product:
+        handle.attr[_ALONE] = True
+    return handle
+
+
+def widened(handle: Any) -> Any:
+    """Values in a type in which their products are exact, or nearly so."""
+    if handle.dtype.scalar == tl.bfloat16:
+        return bfloat16.wide(handle.data).astype(np.float64)
+    return handle.data.astype(np.longdouble if handle.data.dtype == _DOUBLE else np.float64)
+
+
+def keep(found: Any, operands: Any) -> Any:
+    """Let a result that has the bits of a product, or of one with the other sign, be that product."""
+    if not current().rounding:
+        return found
+    for operand in operands:
+        product = operand.attr.get(_PRODUCT) if operand.attr else None
+        if product is None or operand.data.shape != found.data.shape or operand.data.dtype != found.data.dtype:
+            continue
+        same = operand.data == found.data
+        other = operand.data == -found.data if found.data.dtype.kind == "f" else np.zeros_like(same)
+        if (same | other).all():
+            found.attr[_PRODUCT] = np.where(same, product, -product)
+        elif found.data.dtype.kind == "f" and (same | other).any():
+            rest = found.attr.get(_PRODUCT)
+            rest = widened(found) if rest is None else rest
+            found.attr[_PRODUCT] = np.where(same, product, np.where(other, -product, rest))
+    return found
+
+
+def _keep(builder: Any, name: str) -> None:
+    compute = getattr(builder, name)
+
+    def operation(self: Any, *args: Any) -> Any:
+        found = compute(self, *args)
+        for arg in args:
+            if type(arg) is engine.TensorHandle and _PRODUCT in arg.attr:
+                return keep(found, [each for each in args if type(each) is engine.TensorHandle])
+        return found
+
+    setattr(builder, name, operation)
+
+
+def _cast(builder: Any, name: str) -> None:
+    compute = getattr(builder, name)
+
+    def operation(self: Any, src: Any, dst_type: Any, *rest: Any) -> Any:
+        found = compute(self, src, dst_type, *rest)
+        if _PRODUCT in src.attr and found.data.shape == src.data.shape:
+            alike = src.dtype.scalar.is_floating() == dst_type.scalar.is_floating()
+            if alike or (name == "create_bitcast" and src.data.itemsize == found.data.itemsize):
+                found.attr[_PRODUCT] = src.attr[_PRODUCT]
+        return found
+
+    setattr(builder, name, operation)
+
+
+def _move(builder: Any, name: str) -> None:
+    compute = getattr(builder, name)
+
+    def operation(self: Any, *args: Any) -> Any:
+        found = compute(self, *args)
+        for place, arg in enumerate(args if current().rounding else ()):
+            product = arg.attr.get(_PRODUCT) if isinstance(arg, engine.TensorHandle) else None
+            if product is not None and product.dtype == _DOUBLE:
+                wide = engine.TensorHandle(product, tl.float64)
+                found.attr[_PRODUCT] = compute(self, *args[:place], wide, *args[place + 1 :]).data
+                if _ALONE in arg.attr:
+                    found.attr[_ALONE] = True
+        return found
+
+    setattr(builder, name, operation)
+
+
+def _join(builder: Any) -> None:
+    join, split = builder.create_join, builder.create_split
+
+    def create_join(self: Any, lhs: Any, rhs: Any) -> Any:
+        found = join(self, lhs, rhs)
+        if _PRODUCT in lhs.attr or _PRODUCT in rhs.attr:
+            sides = (side.attr.get(_PRODUCT) if _PRODUCT in side.attr else widened(side) for side in (lhs, rhs))
+            found.attr[_PRODUCT] = np.stack(tuple(sides), axis=-1)
+        return found
+
+    def create_split(self: Any, val: Any) -> Any:
+        parts = split(self, val)
+        if _PRODUCT in val.attr:
+            for place, part in enumerate(parts):
+                part.attr[_PRODUCT] = val.attr[_PRODUCT][..., place]
+        return parts
+
+    builder.create_join, builder.create_split = create_join, create_split
+
+
+def of_one(found: Any, handle: Any, axis: int | None) -> Any:
+    """The result of a reduction: of an axis with one place it is what was there. `found`: a tensor or several."""
+    product = handle.attr.get(_PRODUCT)
+    length = handle.data.size if axis is None else handle.data.shape[axis]
+    if product is None or length != 1 or not isinstance(found, tl.tensor):
+        return found
+    if product.size == found.handle.data.size:
+        keep_as = np.reshape(product, found.handle.data.shape)
+        found.handle.attr[_PRODUCT] = keep_as
+    return found
+
+
+Reduction = Callable[..., Any]
+
+
+def watch(apply: Reduction) -> Reduction:
+    """`ReduceOps.apply_impl` that lets products through axes with one place."""
+
+    def apply_impl(self: Any, values: Any) -> Any:
+        found = apply(self, values)
+        return of_one(found, values[0].handle, self.axis) if len(values) == 1 and current().rounding else found
+
+    return apply_impl
