@@ -61,6 +61,7 @@ class _Program:
         self.kept: Any = None
         """What the observer knows of it, and what the ledger notes of the access under way."""
         self.asked: Any = None
+        self.has_asked = False
         self.asleep = False
         """Whether it goes on only once one waits for it, or none is awake."""
         self.turn = 0
@@ -112,7 +113,7 @@ class Turns:
         if not self.under_way:
             return
         self._me.turn += 1
-        if self._gathers():
+        if self._crowd and not self._me.has_asked:
             return
         if self._chance.random() >= self._stays or self._me.turn >= LONG_TURN:
             self._to_another(others_only=False)
@@ -131,7 +132,7 @@ class Turns:
             return
         asked = (pointers.tobytes(), data.tobytes()) if pointers.size <= MOST_ASKED else None
         waits = asked is not None and asked == self._me.asked
-        self._me.asked = asked
+        self._me.asked, self._me.has_asked = asked, True
         if not waits:
             self._idle = 0
         if self._gathers():

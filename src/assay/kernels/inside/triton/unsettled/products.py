@@ -36,16 +36,24 @@ def install(builder: Any) -> None:
 
 def unrounded(handle: Any) -> Any:
     """What a value is without rounding, as float64; None where that is not known."""
-    return handle.attr.get(_PRODUCT)
+    found = handle.attr.get(_PRODUCT)
+    if callable(found):
+        found = handle.attr[_PRODUCT] = found()
+    return found
 
 
 def summed(handle: Any) -> Any:
     """Products as a sum of them takes them; None for all else."""
-    return None if _ALONE in handle.attr else handle.attr.get(_PRODUCT)
+    return None if _ALONE in handle.attr else unrounded(handle)
+
+
+def may_fuse(handle: Any) -> bool:
+    """Whether a value is one of those that are known without rounding."""
+    return _PRODUCT in handle.attr
 
 
 def mark(handle: Any, values: Any, *, product: bool = True) -> Any:
-    """Say what a value is without rounding. `product`: sums of many take it without, too."""
+    """Say what a value is without rounding, or what tells it once it is asked for. `product`: `summed` gives it, too."""
     handle.attr[_PRODUCT] = values
     if not product:
         handle.attr[_ALONE] = True
@@ -63,18 +71,22 @@ def keep(found: Any, operands: Any) -> Any:
     """Let a result that has the bits of a product, or of one with the other sign, be that product."""
     if not current().rounding:
         return found
+    data = found.data
     for operand in operands:
-        product = operand.attr.get(_PRODUCT) if operand.attr else None
-        if product is None or operand.data.shape != found.data.shape or operand.data.dtype != found.data.dtype:
+        if _PRODUCT not in operand.attr or operand.data.shape != data.shape or operand.data.dtype != data.dtype:
             continue
-        same = operand.data == found.data
-        other = operand.data == -found.data if found.data.dtype.kind == "f" else np.zeros_like(same)
-        if (same | other).all():
-            found.attr[_PRODUCT] = np.where(same, product, -product)
-        elif found.data.dtype.kind == "f" and (same | other).any():
-            rest = found.attr.get(_PRODUCT)
-            rest = widened(found) if rest is None else rest
-            found.attr[_PRODUCT] = np.where(same, product, np.where(other, -product, rest))
+        number = data.dtype.kind == "f"
+        alike = np.abs(operand.data) == np.abs(data) if number else operand.data == data
+        if not alike.any():
+            continue
+        product = unrounded(operand)
+        if number:
+            product = np.where(operand.data == data, product, -product)
+        if alike.all():
+            found.attr[_PRODUCT] = product
+        elif number:
+            rest = unrounded(found)
+            found.attr[_PRODUCT] = np.where(alike, product, widened(found) if rest is None else rest)
     return found
 
 
@@ -99,7 +111,7 @@ def _cast(builder: Any, name: str) -> None:
         if _PRODUCT in src.attr and found.data.shape == src.data.shape:
             alike = src.dtype.scalar.is_floating() == dst_type.scalar.is_floating()
             if alike or (name == "create_bitcast" and src.data.itemsize == found.data.itemsize):
-                found.attr[_PRODUCT] = src.attr[_PRODUCT]
+                found.attr[_PRODUCT] = unrounded(src)
         return found
 
     setattr(builder, name, operation)
@@ -111,7 +123,7 @@ def _move(builder: Any, name: str) -> None:
     def operation(self: Any, *args: Any) -> Any:
         found = compute(self, *args)
         for place, arg in enumerate(args if current().rounding else ()):
-            product = arg.attr.get(_PRODUCT) if isinstance(arg, engine.TensorHandle) else None
+            product = unrounded(arg) if isinstance(arg, engine.TensorHandle) else None
             if product is not None and product.dtype == _DOUBLE:
                 wide = engine.TensorHandle(product, tl.float64)
                 found.attr[_PRODUCT] = compute(self, *args[:place], wide, *args[place + 1 :]).data
@@ -128,7 +140,7 @@ def _join(builder: Any) -> None:
     def create_join(self: Any, lhs: Any, rhs: Any) -> Any:
         found = join(self, lhs, rhs)
         if _PRODUCT in lhs.attr or _PRODUCT in rhs.attr:
-            sides = (side.attr.get(_PRODUCT) if _PRODUCT in side.attr else widened(side) for side in (lhs, rhs))
+            sides = (unrounded(side) if _PRODUCT in side.attr else widened(side) for side in (lhs, rhs))
             found.attr[_PRODUCT] = np.stack(tuple(sides), axis=-1)
         return found
 
@@ -136,28 +148,22 @@ def _join(builder: Any) -> None:
         parts = split(self, val)
         if _PRODUCT in val.attr:
             for place, part in enumerate(parts):
-                part.attr[_PRODUCT] = val.attr[_PRODUCT][..., place]
+                part.attr[_PRODUCT] = unrounded(val)[..., place]
         return parts
 
     builder.create_join, builder.create_split = create_join, create_split
 
 
 def of_one(found: Any, handle: Any, axis: int | None) -> Any:
-    """The result of a reduction: of an axis with one place it is what was there. `found`: a tensor or several."""
-    product = handle.attr.get(_PRODUCT)
-    length = handle.data.size if axis is None else handle.data.shape[axis]
-    if product is None or length != 1 or not isinstance(found, tl.tensor):
+    """What a reduction of one tensor gives: along an axis with one place it is what was there."""
+    if _PRODUCT not in handle.attr or (handle.data.size if axis is None else handle.data.shape[axis]) != 1:
         return found
-    if product.size == found.handle.data.size:
-        keep_as = np.reshape(product, found.handle.data.shape)
-        found.handle.attr[_PRODUCT] = keep_as
+    for part in found if isinstance(found, tuple | list) else (found,):
+        part.handle.attr[_PRODUCT] = np.reshape(unrounded(handle), part.handle.data.shape)
     return found
 
 
-Reduction = Callable[..., Any]
-
-
-def watch(apply: Reduction) -> Reduction:
+def watch(apply: Callable[..., Any]) -> Callable[..., Any]:
     """`ReduceOps.apply_impl` that lets products through axes with one place."""
 
     def apply_impl(self: Any, values: Any) -> Any:

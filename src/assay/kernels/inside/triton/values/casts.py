@@ -59,7 +59,7 @@ def _to_integer(_self: Any, src: Any, dst_type: Any) -> Any:
 
 
 def _held(kind: Any) -> Any:
-    """What a float is cast to on its way: there is no cast to types of 8 bits, but to 16, of which the lower are kept."""
+    """What a float is cast to on its way: for types of 8 bits to 16, of which the lower ones are kept."""
     return np.dtype(f"{kind.kind}2") if kind.itemsize == 1 else kind
 
 

@@ -11,7 +11,7 @@ import triton.language as tl
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
-from assay.kernels.inside.triton.unsettled.products import summed, unrounded
+from assay.kernels.inside.triton.unsettled.products import may_fuse, summed
 from assay.kernels.inside.triton.values import bfloat16
 from assay.kernels.inside.triton.values.rounding import all_orders_agree, canonical, moved, reordered, settled_results
 
@@ -81,7 +81,7 @@ def _orders(handle: Any, add: Callable[[Any], Any]) -> tuple[Any, Any]:
     data = handle.data
     magnitude = add(np.abs(data).astype(np.float64))
     whole = add((np.rint(data) != data).astype(np.float64)) == 0
-    few = add((data != 0).astype(np.float64)) <= (2 if unrounded(handle) is None else 1)
+    few = add((data != 0).astype(np.float64)) <= (1 if may_fuse(handle) else 2)
     return magnitude, all_orders_agree(magnitude, whole) | few
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -95,9 +95,12 @@ def settled_results(name: str, values: Any, args: Sequence[Any]) -> Any:
 
     name: As libdevice has it, without what it puts around it; empty for sums and products of a kernel's own.
     """
+    fits = np.rint(values) == values
+    if not fits.any():
+        return fits
     sizes = np.abs(values)
-    fits = (np.rint(values) == values) & ((sizes < _FRACTIONS) | _is_power_of_two(values))
-    if not fits.any() or not args:
+    fits &= (sizes < _FRACTIONS) | _is_power_of_two(values)
+    if not args:
         return fits
     plain = np.logical_and.reduce([(np.rint(arg) == arg) | _is_power_of_two(arg) for arg in args])
     if name in _OPEN:
@@ -114,14 +117,16 @@ def _is_power_of_two(values: Any) -> Any:
 
 def by_a_part(handle: Any, settled: Any) -> Any:
     """Note of results of float32 that they have lost a part of their last bit, of any size down to none."""
-    values = handle.data
-    if not current().rounding or values.dtype != _SINGLE or not values.size:
+    if not current().rounding or handle.data.dtype != _SINGLE or not handle.data.size:
         return handle
+    return mark(handle, partial(_unrounded_by_a_part, np.ascontiguousarray(handle.data), settled), product=False)
+
+
+def _unrounded_by_a_part(values: Any, settled: Any) -> Any:
     noise = _noise(values, 0x51ED270B)
     part = np.ldexp(np.spacing(np.abs(values)).astype(np.float64), -1 - (noise % np.uint32(_SIZES)).astype(np.int32))
     part = np.where(settled | ~np.isfinite(values) | (values == 0), 0.0, part)
-    lost = np.where(noise >> np.uint32(31) == 1, part, -part)
-    return mark(handle, values + lost, product=False)
+    return values + np.where(noise >> np.uint32(31) == 1, part, -part)
 
 
 def _noise(values: Any, salt: int = 0) -> Any:
@@ -177,9 +182,10 @@ def flushed(values: Any) -> Any:
 def perhaps_flushed(values: Any, name: str) -> Any:
     """The same where a function takes denormal numbers for zero or gives none: in calls with a secret, of a share. Its
     multiplications may keep them, and the compiler does of constants."""
-    small = (np.abs(values) < _LEAST) & (values != 0)
+    small = np.abs(values) < _LEAST
     if not small.any():
         return values
+    small &= values != 0
     ledger = current()
     if ledger.rounding:
         values = np.ascontiguousarray(values)
@@ -227,27 +233,27 @@ def _after_sum(builder: Any, name: str, sign: int) -> None:
     compute = getattr(builder, name)
 
     def operation(self: Any, lhs: Any, rhs: Any) -> Any:
-        found = compute(self, lhs, rhs)
-        found.data = canonical(found.data)
-        if current().rounding:
+        if current().rounding and (lhs.attr or rhs.attr):
             left, right = unrounded(lhs), unrounded(rhs)
             if left is not None or right is not None:
-                exact = _fused_sum(found, lhs, rhs, sign, left, right)
+                exact = _fused_sum(lhs, rhs, sign, left, right)
                 return keep(_narrowed(exact, lhs.dtype.scalar), (lhs, rhs))
+        found = compute(self, lhs, rhs)
+        found.data = canonical(found.data)
         return found
 
     setattr(builder, name, operation)
 
 
-def _fused_sum(found: Any, lhs: Any, rhs: Any, sign: int, left: Any, right: Any) -> Any:
+def _fused_sum(lhs: Any, rhs: Any, sign: int, left: Any, right: Any) -> Any:
     """A sum with the one product or the other unrounded; of two, in calls that move products, the second."""
-    one = _added(left, sign * widened(rhs)) if left is not None else None
-    other = _added(widened(lhs), sign * right) if right is not None else None
-    if one is None or other is None:
-        return other if one is None else one
-    if current().products:
-        return other
-    noise = _noise(np.ascontiguousarray(widened(found), dtype=np.float64), 0x2545F491)
+    if left is None or (right is not None and current().products):
+        return _added(widened(lhs), sign * right)
+    one = _added(left, sign * widened(rhs))
+    if right is None:
+        return one
+    other = _added(widened(lhs), sign * right)
+    noise = _noise(np.ascontiguousarray(left, dtype=np.float64), 0x2545F491)
     return np.where(noise >> np.uint32(31) == 1, other, one)
 
 
