@@ -83,7 +83,8 @@ def test_programs_in_a_crowd_find_all_others_that_fit() -> None:
         cells, seen = Cells(programs, crowd=True), [0]
 
         def program(_: int, cells: Cells = cells, seen: list[int] = seen) -> None:
-            seen[0] = max(seen[0], 1 + cells.change(0, lambda held: held + 1))
+            others = cells.change(0, lambda held: held + 1)
+            seen[0] = max(seen[0], 1 + others)
             cells.change(0, lambda held: held - 1)
 
         cells.run(programs, program)

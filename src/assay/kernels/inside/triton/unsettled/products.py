@@ -18,8 +18,9 @@ from triton.runtime import interpreter as engine
 from assay.kernels.inside.triton.ledger import current
 from assay.kernels.inside.triton.values import bfloat16
 
-_PRODUCT, _ALONE = "product", "alone"
-"""Attributes: what a value is without rounding; of one that is no product."""
+_PRODUCT, _ALONE, _WIDTH = "product", "alone", "width of the product"
+"""Attributes: what a value is without rounding; of one that is no product; the bits of the narrowest type that it went
+through, in which alone it is fused."""
 _DOUBLE = np.dtype(np.float64)
 
 
@@ -35,15 +36,14 @@ def install(builder: Any) -> None:
 
 
 def unrounded(handle: Any) -> Any:
-    """What a value is without rounding, as float64; None where that is not known."""
-    found = handle.attr.get(_PRODUCT)
-    if callable(found):
-        found = handle.attr[_PRODUCT] = found()
-    return found
+    """What a value is to a sum without rounding, as float64; None where that is not known."""
+    if _PRODUCT not in handle.attr or handle.attr[_WIDTH] < _bits(handle):
+        return None
+    return _known(handle)
 
 
 def summed(handle: Any) -> Any:
-    """Products as a sum of them takes them; None for all else."""
+    """Products as a sum of many takes them; None for all else."""
     return None if _ALONE in handle.attr else unrounded(handle)
 
 
@@ -53,11 +53,29 @@ def may_fuse(handle: Any) -> bool:
 
 
 def mark(handle: Any, values: Any, *, product: bool = True) -> Any:
-    """Say what a value is without rounding, or what tells it once it is asked for. `product`: `summed` gives it, too."""
-    handle.attr[_PRODUCT] = values
+    """Say what a value is without rounding, or what tells it once it is asked for. `product`: `summed` gives it."""
+    handle.attr[_PRODUCT], handle.attr[_WIDTH] = values, _bits(handle)
     if not product:
         handle.attr[_ALONE] = True
     return handle
+
+
+def _bits(handle: Any) -> int:
+    return int(handle.dtype.scalar.primitive_bitwidth)
+
+
+def _known(handle: Any) -> Any:
+    found = handle.attr[_PRODUCT]
+    if callable(found):
+        found = handle.attr[_PRODUCT] = found()
+    return found
+
+
+def _hand_on(source: Any, found: Any, values: Any) -> None:
+    """Let a result be what its source is, in another shape or with other signs."""
+    found.attr[_PRODUCT], found.attr[_WIDTH] = values, min(source.attr[_WIDTH], _bits(found))
+    if _ALONE in source.attr:
+        found.attr[_ALONE] = True
 
 
 def widened(handle: Any) -> Any:
@@ -79,14 +97,14 @@ def keep(found: Any, operands: Any) -> Any:
         alike = np.abs(operand.data) == np.abs(data) if number else operand.data == data
         if not alike.any():
             continue
-        product = unrounded(operand)
+        product = _known(operand)
         if number:
             product = np.where(operand.data == data, product, -product)
         if alike.all():
-            found.attr[_PRODUCT] = product
-        elif number:
+            _hand_on(operand, found, product)
+        elif number and unrounded(operand) is not None:
             rest = unrounded(found)
-            found.attr[_PRODUCT] = np.where(alike, product, widened(found) if rest is None else rest)
+            mark(found, np.where(alike, product, widened(found) if rest is None else rest))
     return found
 
 
@@ -111,7 +129,7 @@ def _cast(builder: Any, name: str) -> None:
         if _PRODUCT in src.attr and found.data.shape == src.data.shape:
             alike = src.dtype.scalar.is_floating() == dst_type.scalar.is_floating()
             if alike or (name == "create_bitcast" and src.data.itemsize == found.data.itemsize):
-                found.attr[_PRODUCT] = unrounded(src)
+                _hand_on(src, found, _known(src))
         return found
 
     setattr(builder, name, operation)
@@ -123,12 +141,12 @@ def _move(builder: Any, name: str) -> None:
     def operation(self: Any, *args: Any) -> Any:
         found = compute(self, *args)
         for place, arg in enumerate(args if current().rounding else ()):
-            product = unrounded(arg) if isinstance(arg, engine.TensorHandle) else None
-            if product is not None and product.dtype == _DOUBLE:
+            if not isinstance(arg, engine.TensorHandle) or _PRODUCT not in arg.attr:
+                continue
+            product = _known(arg)
+            if product.dtype == _DOUBLE:
                 wide = engine.TensorHandle(product, tl.float64)
-                found.attr[_PRODUCT] = compute(self, *args[:place], wide, *args[place + 1 :]).data
-                if _ALONE in arg.attr:
-                    found.attr[_ALONE] = True
+                _hand_on(arg, found, compute(self, *args[:place], wide, *args[place + 1 :]).data)
         return found
 
     setattr(builder, name, operation)
@@ -139,16 +157,17 @@ def _join(builder: Any) -> None:
 
     def create_join(self: Any, lhs: Any, rhs: Any) -> Any:
         found = join(self, lhs, rhs)
-        if _PRODUCT in lhs.attr or _PRODUCT in rhs.attr:
-            sides = (unrounded(side) if _PRODUCT in side.attr else widened(side) for side in (lhs, rhs))
-            found.attr[_PRODUCT] = np.stack(tuple(sides), axis=-1)
+        sides = [unrounded(side) for side in (lhs, rhs)]
+        if any(side is not None for side in sides):
+            pairs = zip(sides, (lhs, rhs), strict=True)
+            mark(found, np.stack([widened(each) if side is None else side for side, each in pairs], axis=-1))
         return found
 
     def create_split(self: Any, val: Any) -> Any:
         parts = split(self, val)
         if _PRODUCT in val.attr:
             for place, part in enumerate(parts):
-                part.attr[_PRODUCT] = unrounded(val)[..., place]
+                _hand_on(val, part, _known(val)[..., place])
         return parts
 
     builder.create_join, builder.create_split = create_join, create_split
@@ -159,7 +178,7 @@ def of_one(found: Any, handle: Any, axis: int | None) -> Any:
     if _PRODUCT not in handle.attr or (handle.data.size if axis is None else handle.data.shape[axis]) != 1:
         return found
     for part in found if isinstance(found, tuple | list) else (found,):
-        part.handle.attr[_PRODUCT] = np.reshape(unrounded(handle), part.handle.data.shape)
+        _hand_on(handle, part.handle, np.reshape(_known(handle), part.handle.data.shape))
     return found
 
 
