@@ -28,6 +28,7 @@ from assay.kernels.inside.record import light
 from assay.kernels.inside.tensors import digest
 from assay.kernels.inside.work import WorkTrace
 from assay.kernels.numerics.families import vary
+from assay.kernels.source_text import lines_of
 from assay.types import Json
 
 
@@ -133,7 +134,7 @@ class Reference:
         self.device, self.precision = device, getattr(torch, precision)
         # Data classes look their module up, and TorchScript and others the text of a function.
         module = sys.modules["problem"] = types.ModuleType("problem")
-        linecache.cache["<problem>"] = (len(code), None, code.splitlines(keepends=True), "<problem>")
+        linecache.cache["<problem>"] = (len(code), None, lines_of(code), "<problem>")
         self.space: dict[str, Any] = module.__dict__
         exec(compile(code, "<problem>", "exec"), self.space)
         _seed(0, device)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from assay.kernels.arrays import DIGEST_CHARACTERS, HostTensor, Value, size_in_bytes
 from assay.kernels.frames import Frame
@@ -31,6 +31,8 @@ from assay.types import Json
 RECORD = "assay.kernels.inside.record.harness"
 REPLAY = "assay.kernels.inside.replay.harness"
 NO_KERNEL = -1
+_THREADS = 192
+"""Of a replay, in which only code of the grader's runs."""
 _MOST = 1 << 62
 """Counts of a report are cut here: whoever wrote it may write thousands of digits."""
 _LISTED = 16
@@ -137,7 +139,8 @@ def recorded(result: JobResult, sizes: ProgramLimits | None = None) -> Recorded 
 
 
 def replay_job(text: str, draw: InputSet, calls: Sequence[Replay], limits: Limits, max_programs: int) -> Job:
-    """The job that replays a program, each call with inputs of its own."""
+    """The job that replays a program, each call with inputs of its own. Programs under way have threads."""
+    limits = replace(limits, processes=max(limits.processes, _THREADS))
     header, (init, _) = job_inputs(draw, calls[0].case)
     header |= {"max_programs": max_programs}
     sizes = tuple(size_in_bytes(dtype, shape) for dtype, shape in draw.outputs)
