@@ -94,6 +94,8 @@ class Measured:
     """What may explain wrong results."""
     left: tuple[Mapping[str, int], ...] = ()
     """Memory of earlier calls that it read and left otherwise: `elements`, and the `line` that writes them."""
+    filled: tuple[int, ...] = ()
+    """Outputs that have elements of a fill of PyTorch's beside those that kernels wrote."""
 
 
 def record_job(code: str, draw: InputSet | Shapes, limits: Limits, precision: str, text_checks: bool = True) -> Job:
@@ -216,6 +218,7 @@ def _measured(entry: Mapping[str, Json]) -> Measured:
         None if arithmetic is None else _count(arithmetic),
         tuple(plain_text(note)[:200] for note in _list(entry.get("notes"))[:2]),
         tuple(_left(found) for found in _list(entry.get("left"))[:_LISTED]),
+        tuple(_count(number) for number in _list(entry.get("filled"))[:_OUTPUTS]),
     )
 
 

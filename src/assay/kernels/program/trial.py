@@ -252,6 +252,8 @@ def judge(result: JobResult, attempt: Attempt, answers: Answers, policy: Policy 
         "worst": answers.worst,
         "host_share": round(min(attempt.host_share, 1e9), 6),
     }
+    if filled := sorted({place for account in seen for place in account.filled}):
+        facts["filled"] = list(filled)
     if policy == "partial":
         done = _kernels_arithmetic(answers.calls, seen)
         measured_share = 1.0 if done is None else rules.kernel_share(attempt.program, done)

@@ -159,7 +159,7 @@ def _weights(
 def _told(account: Account) -> dict[str, Json]:
     changed: dict[str, Json] = {"inputs_changed": list(account.inputs_changed)}
     changed |= {"params_changed": list(account.params_changed), "left": list(account.left)}
-    return {**account.told, **changed, "unwritten": list(account.unwritten)}
+    return {**account.told, **changed, "unwritten": list(account.unwritten), "filled": list(account.filled)}
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
