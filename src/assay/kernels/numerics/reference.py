@@ -35,7 +35,7 @@ from assay.kernels.problems.sources import Problem, find_fault
 from assay.terminal import inert, shown
 
 T = TypeVar("T")
-Perturbation = Literal["none", "all", "constant"]
+Perturbation = Literal["none", "all", "far", "constant"]
 
 QUICK_S = 5.0
 """Seconds that an evaluation may take before it is moved to the process for what takes long: others wait meanwhile."""
@@ -146,6 +146,7 @@ class ReferenceProcess:
         only: str = "",
         with_state: bool = False,
         max_output: int | None = None,
+        number_seed: int | None = None,
         owner: str = "",
     ) -> ReferenceResult:
         """Run a problem's module.
@@ -157,12 +158,13 @@ class ReferenceProcess:
             families: Families of inputs, `given` first.
             precision: Working precision: inputs and weights are rounded to it, float64 starts from those.
             for_screening: Whether to evaluate also with other weights, and the first case once more.
-            perturb_weights: Which weights to move at random: `none`, `all`, or `constant`, those whose elements are all
+            perturb_weights: Which weights to move at random: `none`, `all`, `far` (all, further), or `constant`, those whose elements are all
                 equal (ones and zeros, which a kernel might leave out), and such buffers. A candidate has to be given
                 them by name.
             only: The one parameter that is moved of those; empty for all.
             with_state: Whether to hand back weights and buffers.
             max_output: Give up (`too_large`) when the outputs of one call have more elements than this together.
+            number_seed: Seed of the draw that arguments come from which are no tensors; by default `input_seed`.
             owner: The problem's hash, whatever sizes `code` has; by default the text itself.
 
         Raises:
@@ -182,6 +184,7 @@ class ReferenceProcess:
             "only": only,
             "state": with_state,
             "max_output": max_output,
+            "number_seed": input_seed if number_seed is None else number_seed,
         }
         return self._answer(request, owner or code, lambda frame, seconds: _result(frame, precision, seconds))
 

@@ -94,7 +94,8 @@ def plan(
         moved = replace(plain, case=draw.moved, weights=draw.moved_weights, seed=rng.getrandbits(32))
         calls.append(replace(moved, configurations=rng.choice(every)))
     # Weights of another form than the reference's (fused, permuted) cannot be updated from outside, and need not.
-    for case, weights in ((draw.updated, draw.updated_weights), (draw.nudged, draw.nudged_weights)):
+    updates = [(draw.updated, draw.updated_weights), (draw.nudged, draw.nudged_weights)]
+    for case, weights in (*updates, *((case, draw.far_weights) for case in draw.far)):
         if case is not None:
             updated = replace(plain, case=case, weights=weights, needed=False)
             calls.append(replace(updated, seed=rng.getrandbits(32), configurations=rng.choice(every)))
