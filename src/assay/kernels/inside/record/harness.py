@@ -22,6 +22,7 @@ import torch
 from assay.kernels.inside import pretend_cuda, submission
 from assay.kernels.inside.record import launches, light, streams
 from assay.kernels.inside.record.comparing import compare
+from assay.kernels.inside.pretend_cuda import DEVICE
 from assay.kernels.inside.record.devices import META, Pretended
 from assay.kernels.inside.record.operators import Operators
 from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
@@ -136,6 +137,8 @@ def record(source: str, header: Json, tape: Tape) -> Json:
         named = [[name, tape.window(parameter)] for name, parameter in params]
         buffers = list(model.named_buffers()) if isinstance(model, torch.nn.Module) else []
         held = [[name, tape.window(buffer)] for name, buffer in buffers if buffer.is_floating_point()]
+        for tensor in (*(parameter for _, parameter in params), *(buffer for _, buffer in buffers)):
+            tape.places.put(tensor, host=False)  # as whoever calls a model moves it
         before = len(tape.sizes())
         calls: list[tuple[list[Json], list[Json], list[Json]]] = []
         parameters = [parameter for _, parameter in params]
@@ -168,11 +171,17 @@ def _call(
     inputs = [tape.window(tensor) for tensor in _tensors(arguments)]
     # What changes inputs or parameters is refused in any case, so that streams may share them.
     streams.order.begin({window[0] for window in inputs} | {tape.storage(parameter) for parameter in parameters})
-    tape.follows_streams = True
+    tape.follows_streams = tape.places.strict = True
     with tape.phase("forward") as steps, torch.no_grad():
         value = model(*arguments)
-        outputs = [tape.window(tensor) for tensor in _tensors(value, returned=True)]
-    tape.follows_streams = False
+        returned = _tensors(value, returned=True)
+        outputs = [tape.window(tensor) for tensor in returned]
+    tape.follows_streams = tape.places.strict = False
+    if on_host := [place for place, tensor in enumerate(returned) if tape.places.is_host(tensor)]:
+        raise WrongOutputError(
+            f"output {on_host[0]} is on the host, where the inputs are on {DEVICE}: it was copied there, or made "
+            "without a device. Make it with device=x.device"
+        )
     streams.order.end(outputs)
     return inputs, steps, outputs
 

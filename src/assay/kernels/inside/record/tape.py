@@ -15,6 +15,7 @@ import torch
 
 from assay.kernels.inside import submission
 from assay.kernels.inside.record import streams
+from assay.kernels.inside.record.places import Places
 from assay.kernels.inside.record.reads import Address, HostReadError, NotRecordableError
 from assay.kernels.program.form import DTYPES
 from assay.kernels.program.limits import Limits
@@ -31,6 +32,7 @@ class Tape:
         self.limits = limits or Limits()
         self.follows_streams = False
         """Whether steps on two streams must be in order: in calls of forward."""
+        self.places = Places()
         self.steps: list[Json] = []
         """Of the phase under way."""
         self.doing = "importing the module"
