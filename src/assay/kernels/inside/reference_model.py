@@ -27,7 +27,7 @@ from assay.kernels.inside.construction import ConstructionTrace
 from assay.kernels.inside.problem.ties import AnyOrder, chooses, same
 from assay.kernels.inside.problem.weights import constant_buffers, is_constant, move
 from assay.kernels.inside.record import light
-from assay.kernels.inside.tensors import digest
+from assay.kernels.inside.tensors import digest, structure_of
 from assay.kernels.inside.work import WorkTrace
 from assay.kernels.numerics.families import vary, with_numbers
 from assay.types import Json
@@ -122,6 +122,8 @@ class Reference:
         self.init_inputs: Any = self.space["get_init_inputs"]()
         self.init_work = 0
         """Arithmetic that the constructor does on what it draws, as of the last model."""
+        self.structure: Json = None
+        """How the tensors lie in the last output."""
         self.overwritten: set[int] = set()
         """Numbers of the tensors among the inputs into which forward wrote so far."""
 
@@ -213,6 +215,7 @@ class Reference:
             instance = copy.deepcopy(model).to(dtype)
             with torch.no_grad(), trace or contextlib.nullcontext():
                 output = instance(*arguments)
+            self.structure = structure_of(output)
             self.overwritten |= {place for place, tensor in enumerate(given) if tensor._version != versions[place]}
             return output
         finally:
@@ -256,6 +259,7 @@ def evaluate(request: Json) -> Frame:
     if first is not None:
         frame.header["work"] = work
         frame.header["overwritten"] = sorted(reference.overwritten)
+        frame.header["structure"] = reference.structure
         frame.header["constant"] += reference.buffers_that_matter(model, first, request["weight_seed"])
         if request["screen"]:
             _add_case(frame, "again", reference, model, first, request["weight_seed"] + 1)

@@ -83,6 +83,8 @@ class ReferenceResult:
     """A digest of each parameter (`inside.tensors.digest`)."""
     overwritten: frozenset[int] = frozenset()
     """Numbers of the tensors among the inputs that forward changes."""
+    structure: Json = None
+    """How the tensors lie in its output (`inside.tensors.structure_of`)."""
     work: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Calls and work of each PyTorch operator in one forward pass (see `inside.work` and `operators`)."""
     init_work: int = 0
@@ -267,6 +269,7 @@ def _result(frame: Frame, precision: Precision, seconds: float) -> ReferenceResu
         constant=tuple(header["constant"]),
         initial=tuple(header["initial"]),
         overwritten=frozenset(header.get("overwritten", [])),
+        structure=header.get("structure"),
         precision=precision,
         exact_dtype=header["exact"],
         init_inputs=frame.value(header["init_inputs"]),

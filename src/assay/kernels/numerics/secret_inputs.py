@@ -23,6 +23,7 @@ from assay.kernels.numerics.families import FAMILIES, Family
 from assay.kernels.numerics.reference import Perturbation, ReferenceProcess, ReferenceResult, screening_of
 from assay.kernels.numerics.screening import Case, Screening
 from assay.kernels.problems.scaling import ScaledProblem
+from assay.types import Json
 
 _SEED_BITS = 48
 ATTEMPTS = 4
@@ -59,6 +60,8 @@ class InputSet:
     """A digest of each parameter at the start, in the order of `weights`."""
     overwritten: frozenset[int] = frozenset()
     """Numbers of the tensors among the inputs that the reference changes."""
+    structure: Json = None
+    """How the tensors lie in the reference's output (`inside.tensors.structure_of`)."""
     init_work: int = 0
     """Arithmetic that the reference's constructor does on what it draws."""
 
@@ -184,6 +187,7 @@ class InputBank:
             nudged_weights,
             result.initial,
             result.overwritten,
+            result.structure,
             result.init_work,
         )
 

@@ -34,6 +34,8 @@ NO_KERNEL = -1
 _MOST = 1 << 62
 """Counts of a report are cut here: whoever wrote it may write thousands of digits."""
 _LISTED = 16
+_MOST_STRUCTURE = 1 << 12
+"""Characters of a structure of outputs above which it is not compared."""
 _OUTPUTS = ProgramLimits().tensors
 BATCH_BYTES = 1 << 18
 """Of inputs and outputs that calls of one round may have together."""
@@ -104,6 +106,8 @@ def record_job(code: str, draw: InputSet | Shapes, limits: Limits, precision: st
     shapes = _shapes_of(draw) if isinstance(draw, InputSet) else draw
     header: dict[str, Json] = {"init_inputs": list(shapes.init_inputs), "inputs": list(shapes.inputs)}
     header |= {"precision": precision, "program_bytes": room, "text_checks": text_checks}
+    if isinstance(draw, InputSet) and len(json.dumps(draw.structure)) <= _MOST_STRUCTURE:
+        header["structure"] = draw.structure
     return Job(code, RECORD, (Round((), (room,)),), header, limits)
 
 

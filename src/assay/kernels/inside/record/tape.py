@@ -40,6 +40,8 @@ class Tape:
         self.constants: list[tuple[int, str]] = []
         self.reads: HostReadError | None = None
         """The first read of a value, which a candidate may have caught."""
+        self.replaced = ""
+        """What a call did to an input or a parameter otherwise than by writing into it."""
         self._numbers: dict[int, int] = {}
         self._held: list[torch.UntypedStorage] = []
         self._literals: list[torch.UntypedStorage] = []
