@@ -108,6 +108,13 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [tensor for part in value for tensor in _tensors(part)] if isinstance(value, list) else []
 
 
+def _all_tensors(output: Any) -> list[torch.Tensor]:
+    if isinstance(output, torch.Tensor):
+        return [output]
+    parts = output.values() if isinstance(output, dict) else output if isinstance(output, list | tuple) else ()
+    return [tensor for part in parts for tensor in _all_tensors(part)]
+
+
 class Reference:
     """A problem's module, run: weights from one seed, inputs from others."""
 
@@ -124,6 +131,8 @@ class Reference:
         """Arithmetic that the constructor does on what it draws, as of the last model."""
         self.structure: Json = None
         """How the tensors lie in the last output."""
+        self.after: dict[int, Value] = {}
+        """What the last pass left in inputs that it changed and did not return."""
         self.overwritten: set[int] = set()
         """Numbers of the tensors among the inputs into which forward wrote so far."""
 
@@ -216,7 +225,12 @@ class Reference:
             with torch.no_grad(), trace or contextlib.nullcontext():
                 output = instance(*arguments)
             self.structure = structure_of(output)
-            self.overwritten |= {place for place, tensor in enumerate(given) if tensor._version != versions[place]}
+            changed = [place for place, tensor in enumerate(given) if tensor._version != versions[place]]
+            self.overwritten |= set(changed)
+            own = {tensor.untyped_storage().data_ptr() for tensor in _all_tensors(output)}
+            # What it returns is compared in any case, wherever a submission has it.
+            changed = [place for place in changed if given[place].untyped_storage().data_ptr() not in own]
+            self.after = {place: to_value(given[place]) for place in changed}
             return output
         finally:
             torch.set_default_dtype(before)
@@ -281,23 +295,28 @@ def _add_case(
     limit: int | None = None,
 ) -> None:
     rounded = reference.outputs(model, inputs, reference.precision, seed)
+    rounded_after = dict(reference.after)
     size = sum(math.prod(tensor.shape) for tensor in rounded)
     if limit is not None and size > limit:
         raise TooLargeError(f"{size} elements in the output, more than {limit}")
     try:
         exact = reference.outputs(model, inputs, torch.float64, seed)
+        after = dict(reference.after)
     except RuntimeError as error:
         if out_of_memory(error):
             raise
         # Some modules insist on float32 inside; their own output is then the best truth there is.
         frame.header["exact"] = str(reference.precision).removeprefix("torch.")
-        exact = rounded
+        exact, after = rounded, rounded_after
+    if after.keys() != rounded_after.keys():
+        raise ValueError("it changes other inputs in float64")
     frame.header["cases"].append(
         {
             "family": name,
             "inputs": [frame.add(value) for value in inputs],
             "exact": [frame.add(value) for value in exact],
             "rounded": [frame.add(value) for value in rounded],
+            "after": [[place, frame.add(after[place]), frame.add(rounded_after[place])] for place in sorted(after)],
         }
     )
 

@@ -259,7 +259,9 @@ def _result(frame: Frame, precision: Precision, seconds: float) -> ReferenceResu
         exact = tuple(frame.tensor(tensor).array() for tensor in entry["exact"])
         outputs = outputs or tuple((tensor.dtype, tensor.shape) for tensor in rounded)
         inputs = tuple(frame.value(value) for value in entry["inputs"])
-        cases[entry["family"]] = Case(entry["family"], inputs, exact, tuple(tensor.array() for tensor in rounded))
+        after = tuple((int(place), frame.tensor(one), frame.tensor(other)) for place, one, other in entry["after"])
+        arrays = tuple(tensor.array() for tensor in rounded)
+        cases[entry["family"]] = Case(entry["family"], inputs, exact, arrays, after)
     other_weights, again = cases.pop("other_weights", None), cases.pop("again", None)
     return ReferenceResult(
         cases=tuple(cases.values()),

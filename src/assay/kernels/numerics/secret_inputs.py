@@ -60,6 +60,8 @@ class InputSet:
     """A digest of each parameter at the start, in the order of `weights`."""
     overwritten: frozenset[int] = frozenset()
     """Numbers of the tensors among the inputs that the reference changes."""
+    after: tuple[tuple[int, str, tuple[int, ...]], ...] = ()
+    """Number, dtype and shape of each input that the reference changes and does not return, alike in all cases."""
     structure: Json = None
     """How the tensors lie in the reference's output (`inside.tensors.structure_of`)."""
     init_work: int = 0
@@ -169,6 +171,10 @@ class InputBank:
         one = self._random.choice(names) if self._updates and len(names) > 1 else ""
         nudged, nudged_weights = self._perturbed(input_seed, weight_seed, "all", (one,) if one else (), one)
         cases = tuple(case for case in result.cases if usable(case) and _has_form(case, result.outputs))
+        after = tuple((place, rounded.dtype, rounded.shape) for place, _, rounded in cases[0].after) if cases else ()
+        others = (*cases, *moved, *updated, *far, *nudged)
+        if any([place for place, *_ in case.after] != [place for place, *_ in after] for case in others):
+            after = ()  # values decide what it changes
         return InputSet(
             input_seed,
             weight_seed,
@@ -187,6 +193,7 @@ class InputBank:
             nudged_weights,
             result.initial,
             result.overwritten,
+            after,
             result.structure,
             result.init_work,
         )
