@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 MODULE: Form = "module"
 PROGRAM: Form = "program"
 
-VERSION = f"6.{TEXT_VERSION}"
+VERSION = f"7.{TEXT_VERSION}"
 """Raised with every change that may change a verdict."""
 
 

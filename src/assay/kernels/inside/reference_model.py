@@ -139,8 +139,9 @@ class Reference:
     def model(self, seed: int, perturb: str, only: str = "") -> torch.nn.Module:
         """The model with weights from a seed, rounded to the working precision.
 
-        `perturb` is `none`; `all`, which moves every weight at random; `far`, which moves them further; or `constant`, which moves the parameters whose
-        elements are all equal (ones and zeros of a normalisation, say), so that they count as well, and such buffers.
+        `perturb` is `none`; `all`, which moves every weight at random; `far`, which moves them further; or
+        `constant`, which moves the parameters whose elements are all equal (ones and zeros of a normalisation, say), so
+        that they count as well, and such buffers.
         `only`: the one parameter that is moved of those; empty for all.
         """
         _seed(seed, self.device)

@@ -181,7 +181,7 @@ def _vary_mask(array: Array, family: Family, rng: np.random.Generator) -> Array:
         # A mask that lets everything pass: legal ones let less pass, and something of every row.
         if family not in MASKED:
             return array
-        new = array ^ (rng.random(array.shape) < MASKED_SHARE)
+        new = np.logical_xor(array, rng.random(array.shape) < MASKED_SHARE)
         new[..., 0] = array[..., 0]
         return np.asarray(new)
     return array[rng.permutation(len(array))] if array.ndim > 1 and family == "permuted" else array

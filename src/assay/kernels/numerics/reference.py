@@ -33,6 +33,7 @@ from assay.kernels.numerics.shapes import Shapes, counted, shapes_of_answer, wor
 from assay.kernels.problems.scaling import LOWER, Rule, ScaledProblem, ladder
 from assay.kernels.problems.sources import Problem, find_fault
 from assay.terminal import inert, shown
+from assay.types import Json
 
 T = TypeVar("T")
 Perturbation = Literal["none", "all", "far", "constant"]
@@ -160,9 +161,9 @@ class ReferenceProcess:
             families: Families of inputs, `given` first.
             precision: Working precision: inputs and weights are rounded to it, float64 starts from those.
             for_screening: Whether to evaluate also with other weights, and the first case once more.
-            perturb_weights: Which weights to move at random: `none`, `all`, `far` (all, further), or `constant`, those whose elements are all
-                equal (ones and zeros, which a kernel might leave out), and such buffers. A candidate has to be given
-                them by name.
+            perturb_weights: Which weights to move at random: `none`, `all`, `far` (all, further), or `constant`, those
+                whose elements are all equal (ones and zeros, which a kernel might leave out), and such buffers. A
+                candidate has to be given them by name.
             only: The one parameter that is moved of those; empty for all.
             with_state: Whether to hand back weights and buffers.
             max_output: Give up (`too_large`) when the outputs of one call have more elements than this together.

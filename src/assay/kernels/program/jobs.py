@@ -145,8 +145,12 @@ def recorded(result: JobResult, sizes: ProgramLimits | None = None) -> Recorded 
 def replay_job(text: str, draw: InputSet, calls: Sequence[Replay], limits: Limits, max_programs: int) -> Job:
     """The job that replays a program, each call with inputs of its own."""
     header, (init, _) = job_inputs(draw, calls[0].case)
-    header |= {"max_programs": max_programs, "after": [[place, dtype, list(shape)] for place, dtype, shape in draw.after]}
-    sizes = tuple(size_in_bytes(dtype, shape) for dtype, shape in (*draw.outputs, *(own for _, *own in draw.after)))
+    header |= {
+        "max_programs": max_programs,
+        "after": [[place, dtype, list(shape)] for place, dtype, shape in draw.after],
+    }
+    forms = (*draw.outputs, *((dtype, shape) for _, dtype, shape in draw.after))
+    sizes = tuple(size_in_bytes(dtype, shape) for dtype, shape in forms)
     made = [_round([calls[place] for place in places], sizes) for places in rounds_of(draw, calls)]
     return Job(text, REPLAY, (Round(init), *made), header, limits)
 

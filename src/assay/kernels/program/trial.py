@@ -230,7 +230,9 @@ class Answers:
             allowed = tolerance_for(exact.array(), rounded.array(), self.precision)
             found = compare(HostTensor(dtype, shape, data).array(), exact.array(), allowed)
             if not found.ok:
-                return replace(found, message=f"input {place} is left otherwise than the reference does: {found.message}")
+                return replace(
+                    found, message=f"input {place} is left otherwise than the reference does: {found.message}"
+                )
             worst = found if found.worst >= worst.worst else worst
         return worst
 

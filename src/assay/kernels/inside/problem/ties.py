@@ -19,7 +19,7 @@ from assay.kernels.arrays import HostTensor
 from assay.kernels.operators import normal_name
 
 UNORDERED = frozenset({"topk", "sort", "kthvalue", "median", "nanmedian", "mode"})
-"""Operators that give places, along a dimension, of elements that may be equal. `argmax` and the like promise the first."""
+"""Operators that give places, along a dimension, of elements that may be equal. `argmax` promises the first one."""
 _CLOSE = 1e-6
 """Sums of the same numbers in another order are this close."""
 

@@ -37,7 +37,7 @@ class Pretended(OnCpu):
             torch.Tensor.get_device: lambda tensor, *_, **__: -1 if places.is_host(tensor) else 0,
             torch.Tensor.is_cuda.__get__: lambda tensor, *_: not places.is_host(tensor),  # type: ignore[attr-defined]
             torch.Tensor.is_cpu.__get__: lambda tensor, *_: places.is_host(tensor),  # type: ignore[attr-defined]
-            torch.Tensor.device.__get__: lambda tensor, *_: places.device_of(tensor),  # type: ignore[attr-defined]
+            torch.Tensor.device.__get__: lambda tensor, *_: places.device_of(tensor),
             torch.Tensor.is_meta.__get__: lambda *_: False,  # type: ignore[attr-defined]
             torch.Tensor.data_ptr: lambda tensor: Address(tape.address(tensor)),
             torch.Tensor.untyped_storage: lambda tensor: _storage_of(tensor),

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from assay.kernels.inside import pretend_cuda, submission
+from assay.kernels.inside.pretend_cuda import DEVICE
 from assay.kernels.inside.record import launches, light, streams
 from assay.kernels.inside.record.comparing import compare
-from assay.kernels.inside.pretend_cuda import DEVICE
 from assay.kernels.inside.record.devices import META, Pretended
 from assay.kernels.inside.record.operators import Operators
 from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
@@ -177,7 +177,9 @@ def _call(
     held = [(f"the parameter {name}", tensor) for name, tensor in parameters.items()]
     places = [*inputs, *(tape.window(tensor) for _, tensor in held)]
     # What changes inputs or parameters is refused in any case, so that streams may share them.
-    streams.order.begin({window[0] for window in inputs} | {tape.storage(parameter) for parameter in parameters.values()})
+    streams.order.begin(
+        {window[0] for window in inputs} | {tape.storage(parameter) for parameter in parameters.values()}
+    )
     tape.follows_streams = tape.places.strict = True
     with tape.phase("forward") as steps, torch.no_grad():
         value = model(*arguments)

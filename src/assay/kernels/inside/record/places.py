@@ -26,7 +26,7 @@ class Places:
         self._literals: dict[int, torch.UntypedStorage] = {}
         """Those of literal values that are on the GPU."""
         self.strict = False
-        """Whether operators may not mix devices: in calls of forward. Constructors run on either, as the caller likes."""
+        """Whether devices must not be mixed: in calls of forward. A constructor may run on either."""
 
     def is_host(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is on the host."""
@@ -48,7 +48,9 @@ class Places:
         else:
             known[storage._cdata] = storage
 
-    def note(self, base: str, asked: torch.device | None, makes: bool, given: Sequence[Any], outs: Sequence[Any]) -> None:
+    def note(
+        self, base: str, asked: torch.device | None, makes: bool, given: Sequence[Any], outs: Sequence[Any]
+    ) -> None:
         """Note where an operator's results are.
 
         Args:

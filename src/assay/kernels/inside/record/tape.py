@@ -134,7 +134,9 @@ class Tape:
             return {"dtype": str(found).removeprefix("torch.")}
         if isinstance(found, list | tuple):
             return [self.value(part) for part in found]
-        raise NotRecordableError(f"an argument of type {type(found).__name__}: {' '.join(str(found)[:200].split())[:60]}")
+        raise NotRecordableError(
+            f"an argument of type {type(found).__name__}: {' '.join(str(found)[:200].split())[:60]}"
+        )
 
     def add_operation(self, name: str, args: Any, kwargs: dict[str, Any], outs: list[torch.Tensor]) -> None:
         """Note an operator that made or changed tensors."""
