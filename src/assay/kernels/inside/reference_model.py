@@ -25,7 +25,7 @@ from assay.kernels.arrays import HostTensor, Value
 from assay.kernels.frames import Frame
 from assay.kernels.inside.construction import ConstructionTrace
 from assay.kernels.inside.problem.ties import AnyOrder, chooses, same
-from assay.kernels.inside.problem.weights import constant_buffers, is_constant, move
+from assay.kernels.inside.problem.weights import constant_buffers, growth_of, is_constant, move
 from assay.kernels.inside.record import light
 from assay.kernels.inside.tensors import digest, structure_of
 from assay.kernels.inside.work import WorkTrace
@@ -150,10 +150,11 @@ class Reference:
             model: torch.nn.Module = self.space["Model"](*init_inputs)
         self.init_work = trace.amount
         if perturb != "none":
+            growth = growth_of(model) if perturb == "far" else 0.0
             with torch.no_grad():
                 for name, weight in model.named_parameters():
                     if only in ("", name) and (perturb != "constant" or is_constant(weight)):
-                        move(weight, perturb == "far")
+                        move(weight, growth)
                 for buffer in constant_buffers(model).values() if perturb == "constant" else ():
                     move(buffer)
         return model.to(self.device, self.precision)

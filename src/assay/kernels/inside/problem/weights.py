@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
-FLIPPED, GROWN, GROWTH = 0.25, 0.125, 10.0
-"""Share of elements that change their sign, and of those that grow, where weights are moved far; and by how much."""
+FLIPPED, GROWN = 0.25, 0.125
+"""Share of elements that change their sign, and of those that grow, where weights are moved far."""
+GROWTH, GROWTH_OF_MATRICES = 10.0, 3.0
+"""By how much they grow; less where a model has matrices, whose products would leave what training leads to."""
 
 
 def is_constant(weight: torch.Tensor) -> bool:
@@ -23,10 +25,15 @@ def constant_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def move(weight: torch.Tensor, far: bool = False) -> None:
-    """Move every element at random, in place; `far`: some change their sign, and some are ten times as large."""
+def growth_of(model: torch.nn.Module) -> float:
+    """By how much some of a model's weights grow where they are moved far."""
+    return GROWTH_OF_MATRICES if any(weight.dim() > 1 for weight in model.parameters()) else GROWTH
+
+
+def move(weight: torch.Tensor, growth: float = 0.0) -> None:
+    """Move every element at random, in place. With a `growth` far: some change their sign, some are so much larger."""
     spread = 0.1 * (weight.std() if weight.numel() > 1 else weight.abs().mean()) + 0.05
     weight.mul_(1 + 0.25 * (2 * torch.rand_like(weight) - 1)).add_(spread * torch.randn_like(weight))
-    if far:
+    if growth:
         weight.mul_(torch.where(torch.rand_like(weight) < FLIPPED, -1.0, 1.0).to(weight.dtype))
-        weight.mul_(torch.where(torch.rand_like(weight) < GROWN, GROWTH, 1.0).to(weight.dtype))
+        weight.mul_(torch.where(torch.rand_like(weight) < GROWN, growth, 1.0).to(weight.dtype))
