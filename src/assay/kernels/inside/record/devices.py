@@ -88,7 +88,10 @@ class Pretended(OnCpu):
         if device is None:
             return made
         with torch._C.DisableTorchFunction():
-            same = made.untyped_storage()._cdata == tensor.untyped_storage()._cdata
+            same = made is tensor or (
+                made.layout is tensor.layout is torch.strided
+                and made.untyped_storage()._cdata == tensor.untyped_storage()._cdata
+            )
             if same and self._places.device_of(tensor) != device and not isinstance(tensor, torch.nn.Parameter):
                 made = made.clone()
         return self._put(made, device)

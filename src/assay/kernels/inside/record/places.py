@@ -31,6 +31,8 @@ class Places:
     def is_host(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is on the host."""
         with torch._C.DisableTorchFunction():
+            if tensor.layout is not torch.strided:
+                return False
             place = tensor.untyped_storage()._cdata
             return place in self._host if tensor.device.type == "meta" else place not in self._literals
 
@@ -41,6 +43,8 @@ class Places:
     def put(self, tensor: torch.Tensor, host: bool) -> None:
         """Note where the storage of a tensor is. It is held, so that its place is not another's."""
         with torch._C.DisableTorchFunction():
+            if tensor.layout is not torch.strided:
+                return  # what has no storage is in no program
             storage, literal = tensor.untyped_storage(), tensor.device.type != "meta"
         known = self._literals if literal else self._host
         if literal == host:
@@ -69,9 +73,9 @@ class Places:
             host = self.is_host(given[0]) if given else True
         else:
             host = self._joined(base, given)
-        before = {tensor.untyped_storage()._cdata for tensor in given}
+        before = {tensor.untyped_storage()._cdata for tensor in given if tensor.layout is torch.strided}
         for out in outs:
-            if out.untyped_storage()._cdata not in before:
+            if out.layout is torch.strided and out.untyped_storage()._cdata not in before:
                 self.put(out, host)
 
     def _joined(self, base: str, given: Sequence[torch.Tensor]) -> bool:
