@@ -31,7 +31,7 @@ FURTHER = 2
 """Calls in a row that are added where none of the others may be one."""
 AT_ONCE = 4
 """Calls that are added where kernels use results of atomic operations: which program comes between which is chance."""
-MAX_WORK_FAR, FEW_FAR = 1 << 22, 2
+MAX_WORK_FAR, FEW_FAR = 1 << 22, 1
 """Arithmetic of a reference above which so many families alone, at random, are tried under weights that are far off."""
 _ASKS = re.compile(r"(?m)^(?![ \t]*\w+\.atomic_).*atomic_")
 MAX_TOGETHER = 64
