@@ -137,7 +137,7 @@ class ModelNew(nn.Module):
         self.shift = nn.Parameter(torch.rand(features))
 
     def forward(self, x):
-        out, total = torch.empty_like(x), torch.empty(x.shape[0], dtype=x.dtype)
+        out, total = torch.empty_like(x), torch.empty(x.shape[0], dtype=x.dtype, device=x.device)
         kernel[(x.shape[0],)](x.contiguous(), self.weight, self.shift, out, total, x.shape[1], BLOCK=64)
         return out, total
 """
@@ -172,7 +172,7 @@ def test_several_outputs_and_weights(bench: Bench) -> None:
 def test_other_precisions(bench: Bench, precision: Any) -> None:
     config = chz.replace(QUICK, precision=precision)
     assert bench.grade(PAIR, RIGHT_PAIR, config).ok
-    single = RIGHT_PAIR.replace("torch.empty_like(x)", "torch.empty(x.shape, dtype=torch.float32)")
+    single = RIGHT_PAIR.replace("torch.empty_like(x)", "torch.empty(x.shape, dtype=torch.float32, device=x.device)")
     verdict = bench.grade(PAIR, single, config)
     assert verdict.kind == "wrong" and f"dtype float32, the reference has {precision}" in verdict.message
 

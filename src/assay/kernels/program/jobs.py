@@ -36,6 +36,8 @@ _THREADS = 192
 _MOST = 1 << 62
 """Counts of a report are cut here: whoever wrote it may write thousands of digits."""
 _LISTED = 16
+_MOST_STRUCTURE = 1 << 12
+"""Characters of a structure of outputs above which it is not compared."""
 _OUTPUTS = ProgramLimits().tensors
 BATCH_BYTES = 1 << 18
 """Of inputs and outputs that calls of one round may have together."""
@@ -96,6 +98,8 @@ class Measured:
     """What may explain wrong results."""
     left: tuple[Mapping[str, int], ...] = ()
     """Memory of earlier calls that it read and left otherwise: `elements`, and the `line` that writes them."""
+    filled: tuple[int, ...] = ()
+    """Outputs that have elements of a fill of PyTorch's beside those that kernels wrote."""
 
 
 def record_job(code: str, draw: InputSet | Shapes, limits: Limits, precision: str, text_checks: bool = True) -> Job:
@@ -104,6 +108,8 @@ def record_job(code: str, draw: InputSet | Shapes, limits: Limits, precision: st
     shapes = _shapes_of(draw) if isinstance(draw, InputSet) else draw
     header: dict[str, Json] = {"init_inputs": list(shapes.init_inputs), "inputs": list(shapes.inputs)}
     header |= {"precision": precision, "program_bytes": room, "text_checks": text_checks}
+    if isinstance(draw, InputSet) and len(json.dumps(draw.structure)) <= _MOST_STRUCTURE:
+        header["structure"] = draw.structure
     return Job(code, RECORD, (Round((), (room,)),), header, limits)
 
 
@@ -142,8 +148,12 @@ def replay_job(text: str, draw: InputSet, calls: Sequence[Replay], limits: Limit
     """The job that replays a program, each call with inputs of its own. Programs under way have threads."""
     limits = replace(limits, processes=max(limits.processes, _THREADS))
     header, (init, _) = job_inputs(draw, calls[0].case)
-    header |= {"max_programs": max_programs}
-    sizes = tuple(size_in_bytes(dtype, shape) for dtype, shape in draw.outputs)
+    header |= {
+        "max_programs": max_programs,
+        "after": [[place, dtype, list(shape)] for place, dtype, shape in draw.after],
+    }
+    forms = (*draw.outputs, *((dtype, shape) for _, dtype, shape in draw.after))
+    sizes = tuple(size_in_bytes(dtype, shape) for dtype, shape in forms)
     made = [_round([calls[place] for place in places], sizes) for places in rounds_of(draw, calls)]
     return Job(text, REPLAY, (Round(init), *made), header, limits)
 
@@ -219,6 +229,7 @@ def _measured(entry: Mapping[str, Json]) -> Measured:
         None if arithmetic is None else _count(arithmetic),
         tuple(plain_text(note)[:200] for note in _list(entry.get("notes"))[:2]),
         tuple(_left(found) for found in _list(entry.get("left"))[:_LISTED]),
+        tuple(_count(number) for number in _list(entry.get("filled"))[:_OUTPUTS]),
     )
 
 
