@@ -105,7 +105,7 @@ def only_message(stderr: str) -> str:
         ({"scratch.hidden_size": 30}, r"scratch\.num_heads=4 does not divide scratch\.hidden_size=30"),
         ({"scratch.context_length": 4}, r"scratch\.context_length=4 must be at least 16"),
         ({"scratch.initializer_range": 0}, r"scratch\.initializer_range=0.0 must be above 0"),
-        ({"backend": "tinker"}, "backend=tinker"),
+        ({"backend": "tinker"}, "lora_rank=0 with backend=tinker: the Tinker API trains adapters alone"),
         ({"loss_fn_config": {"clip": 1}}, "loss_fn_config sets clip, which importance_sampling does not read"),
     ],
 )
@@ -117,9 +117,13 @@ def test_settings_are_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_hosted_backend_says_in_one_line_that_it_is_to_come(chess: list[str], refuse: Refuse) -> None:
-    message = refuse("train", *chess, "backend=tinker", status=2)
-    assert "\n" not in message and "use backend=local" in message
+def test_the_hosted_backend_needs_a_key_before_anything_is_sent(
+    chess: list[str], refuse: Refuse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    settings = ["backend=tinker", "lora_rank=8", "model_name=Qwen/Qwen3-8B", "base_url=https://gpu.invalid/api"]
+    message = refuse("train", *chess, *settings, status=2)
+    assert "\n" not in message and "TINKER_API_KEY is not set" in message and "nothing was sent" in message
 
 
 # Models

@@ -61,7 +61,7 @@ HOMES = {
     "math_verify": ("assay.rewards.math_answers",),
     "starlette": ("assay.server.tinker",),
     "uvicorn": ("assay.server.tinker",),
-    "pydantic": ("assay.server.tinker",),
+    "pydantic": ("assay.server.tinker", "assay.integrations.openenv"),
 }
 """Optional package -> the only modules that may import it."""
 

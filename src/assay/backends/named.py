@@ -40,14 +40,19 @@ def canonical(backend: Any) -> Any:
     return BACKEND.canonical(backend) if isinstance(backend, str) else backend
 
 
-def check(reference: str, base_url: str | None = None) -> None:
-    """Refuse what is not a backend, without loading one of Assay's own (and torch with it), and a URL that would keep a
-    key with the run.
+def check(reference: str, base_url: str | None = None, lora_rank: int = 0) -> None:
+    """Refuse what is not a backend, without loading one of Assay's own (and torch with it), a rank that it cannot train,
+    and a URL that would keep a key with the run.
 
     Raises:
-        ConfigError: as `plugins.find`; `base_url` holds a user, a password or a query.
+        ConfigError: as `plugins.find`; `base_url` holds a user, a password or a query; `tinker` without a rank.
     """
     refuse(kept_secrets("base_url", base_url))
+    if reference == "tinker" and lora_rank < 1:
+        raise ConfigError(
+            f"lora_rank={lora_rank} with backend=tinker: the Tinker API trains adapters alone. Set lora_rank to 1 or "
+            "more, or backend=local."
+        )
     if reference not in BACKEND.known:
         _opener(reference)
 

@@ -226,7 +226,7 @@ class TrainingConfig(Settings):
     @chz.validate
     def _consistent(self) -> None:
         refuse(_impossible(self))
-        named.check(self.backend, self.base_url)
+        named.check(self.backend, self.base_url, self.lora_rank)
         self.trainer()
 
     def trainer(self) -> GRPOConfig:

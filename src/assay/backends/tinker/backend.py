@@ -357,10 +357,6 @@ async def open_backend(policy: PolicySpec, data: EnvData, resume: Path | None) -
     """
     from assay.backends.tinker.probe.vouch import vouched
 
-    if policy.lora_rank < 1:
-        raise ConfigError(
-            f"lora_rank={policy.lora_rank}: the Tinker API trains adapters alone. Set lora_rank to 1 or more."
-        )
     service = await Service.connect(policy.base_url, policy.tinker)
     try:
         backend = TinkerBackend(service, policy, capabilities(**await vouched(service, policy)))
