@@ -1,6 +1,7 @@
 # make demo    train a small chess model on this machine and report what it learned
 # make test    linters, type checker, generated pages, tests; also against verl, in an environment of its own
 # make docs    generated pages, and the documentation as a site in site/
+# make test-hosts   whole environments in the Tinker cookbook and OpenEnv, in an environment of their own
 # Environments are made on first use, in .venv and (for tests against verl) .venv-verl, and renewed when pyproject.toml or
 # their constraints change. `make test VERL=0` leaves verl out.
 
@@ -9,6 +10,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 VERL_VENV := .venv-verl
 VERL_STAMP := $(VERL_VENV)/.installed
+HOSTS_VENV := .venv-hosts
+HOSTS_STAMP := $(HOSTS_VENV)/.installed
 VERL ?= 1
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 WORKERS ?= $(shell echo $$(( $(CORES) < 8 ? $(CORES) : 8 )))
@@ -23,7 +26,7 @@ export PYTHON TORCH_INDEX_URL
 # them compile it again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo browser test tests beside checks test-verl lint bench docs clean system env envs
+.PHONY: demo browser test tests beside checks test-verl test-hosts lint bench docs clean system env envs
 
 demo: env system
 	$(BIN)/assay demo
@@ -49,6 +52,11 @@ checks: lint $(if $(filter-out 0,$(VERL)),test-verl)
 # One process: importing verl takes seconds, and starting Ray takes more.
 test-verl: $(VERL_STAMP)
 	$(VERL_VENV)/bin/python -m pytest -q tests/verl $(VERL_PYTEST_ARGS)
+
+# Not part of `make test`: what all hosts share is tested there, and these packages are only for who uses them.
+test-hosts: $(HOSTS_STAMP)
+	$(HOSTS_VENV)/bin/python -m pytest -q tests/integrations/test_cookbook_environment.py tests/integrations/test_openenv.py \
+		tests/integrations/test_tinker_group.py
 
 lint: env
 	$(BIN)/ruff check .
@@ -83,6 +91,10 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup-env.sh scripts/find-pytho
 
 $(VERL_STAMP): pyproject.toml constraints-verl.txt scripts/setup-verl-env.sh scripts/setup-env.sh scripts/find-python.sh
 	@scripts/setup-verl-env.sh $(VERL_VENV)
+	@touch $@
+
+$(HOSTS_STAMP): pyproject.toml constraints-hosts.txt scripts/setup-hosts-env.sh scripts/setup-env.sh scripts/find-python.sh
+	@scripts/setup-hosts-env.sh $(HOSTS_VENV)
 	@touch $@
 
 system:

@@ -37,7 +37,13 @@ HOMES = {
     "transformers": ("assay.backends.local", "assay.grpo"),
     "peft": ("assay.backends.local", "assay.grpo"),
     "huggingface_hub": ("assay.backends.local",),
-    "tinker": ("assay.backends.tinker", "assay.server", "assay.integrations.tinker_cookbook"),
+    "tinker": (
+        "assay.backends.tinker",
+        "assay.server",
+        "assay.integrations.tinker_cookbook",
+        "assay.integrations.cookbook_environment",
+    ),
+    "openenv": ("assay.integrations.openenv",),
     "verl": ("assay.integrations",),
     "trl": ("assay.integrations",),
     "modal": ("assay.sandbox",),
@@ -73,6 +79,8 @@ WITHOUT_TORCH = (
     "assay.cli.main",
     "assay.integrations.common.scoring",
     "assay.integrations.trl",
+    "assay.integrations.trl_environment",
+    "assay.integrations.environments",
     "assay.integrations.verl.check",
 )
 

@@ -188,7 +188,9 @@ class Says:
     one: ChatRenderer
     replies: list[str]
     cut: bool = False
-    context_length: int = 10_000
+
+    def room(self, prompt: Sequence[int]) -> int:
+        return 10_000 - len(prompt)
 
     async def complete(self, prompt: Sequence[int], params: SamplingParams, seed: int, *, last: bool) -> Completion:
         tokens = (*self.one._encode(self.replies.pop(0)), *(() if self.cut else self.one.stop))

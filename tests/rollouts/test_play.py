@@ -30,6 +30,9 @@ class Says:
         self.asked: list[tuple[str, int, bool]] = []
         self.params: list[SamplingParams] = []
 
+    def room(self, prompt: Sequence[int]) -> int:
+        return self.context_length - len(prompt)
+
     async def complete(self, prompt: Sequence[int], params: SamplingParams, seed: int, *, last: bool) -> Completion:
         self.asked.append(("".join(map(chr, prompt)), seed, last))
         self.params.append(params)

@@ -40,8 +40,8 @@ async def play(
     Args:
         env: a text, if the env could not be made, says why; the rollout is errored.
         params: sampling parameters; the renderer's stop tokens are added.
-        max_turns: a rollout still going after so many turns ends with `max_turns`; one whose next prompt fills the
-            policy's context ends with `length`.
+        max_turns: a rollout still going after so many turns ends with `max_turns`; one for whose next prompt the
+            policy has no room ends with `length`.
         seed: the names that this rollout's randomness is derived from; each turn derives its own.
 
     Raises:
@@ -59,7 +59,7 @@ async def play(
         completion = await policy.complete(prompt, params, derive(*seed, turn), last=last)
         text = renderer.text(completion.tokens)
         reply = renderer.read(text)
-        result = await _verdict(env, reply.whole if getattr(env, "whole_replies", False) else reply.answer)
+        result = await verdict(env, reply.whole if getattr(env, "whole_replies", False) else reply.answer)
         judged = (reply.answer, result.score, result.metrics)
         transitions.append(Transition(tuple(prompt), completion, *judged, messages, reply.thought))
         messages = tuple(result.messages) if result.replace else ()
@@ -68,7 +68,7 @@ async def play(
             conversation = messages if result.replace else (*conversation, renderer.said(text), *result.messages)
             following = _next_prompt(conversation, prompt, completion, result, renderer)
             error, prompt = (following, prompt) if isinstance(following, str) else ("", following)
-            if not error and len(prompt) >= policy.context_length:
+            if not error and policy.room(prompt) < 1:
                 end = "length"
     return Trajectory(task, tuple(transitions), end or "errored", derive(*seed), error)
 
@@ -85,7 +85,8 @@ async def _begin(env: Env, renderer: Renderer) -> tuple[tuple[Message, ...], Seq
         return (), in_words(error)
 
 
-async def _verdict(env: Env, text: str) -> StepResult:
+async def verdict(env: Env, text: str) -> StepResult:
+    """What an env says of a reply; errored where it fails, or says something that cannot be used."""
     try:
         return require_result(await env.step(text), f"{type(env).__name__}.step()")
     except (Exception, asyncio.CancelledError) as error:

@@ -89,7 +89,7 @@ async def run_groups(
         AssayError: the backend cannot sample.
     """
     shared = _SharedStarts(renderer)
-    boards = [_GroupBoard(group.builder, len(group.envs)) for group in groups]
+    boards = [GroupBoard(group.builder, len(group.envs)) for group in groups]
     rollouts = [(g, s, env) for g, group in enumerate(groups) for s, env in enumerate(group.envs)]
     async with Sampling(backend, len(rollouts), params.max_tokens, sampled, witness) as sampling:
 
@@ -152,7 +152,7 @@ class _SharedStarts(Renderer):
         return self._renderer.said(text)
 
 
-class _GroupBoard:
+class GroupBoard:
     """The rollouts of one group that have ended; the last one to end has the group scored as a whole."""
 
     def __init__(self, builder: EnvGroupBuilder, size: int) -> None:

@@ -7,14 +7,14 @@ rollout that waits for it, as soon as the backend yields it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Protocol
 
-from assay.backends.base import Backend, unanswered
+from assay.backends.base import Capabilities, unanswered
 from assay.errors import ModelError
 from assay.rollouts.cohorts import Cohorts
 from assay.rollouts.together import stop
@@ -26,13 +26,25 @@ Witness = Callable[[Sequence[int], Completion], None]
 class Policy(Protocol):
     """Answers one completion for a prompt and a seed."""
 
-    @property
-    def context_length(self) -> int:
-        """Most tokens of a prompt and its completion together."""
+    def room(self, prompt: Sequence[int]) -> int:
+        """Most tokens that a completion of this prompt may have; below 1 there is no room for it."""
         ...
 
     async def complete(self, prompt: Sequence[int], params: SamplingParams, seed: int, *, last: bool) -> Completion:
         """One completion; `last` says that this rollout will not ask again."""
+        ...
+
+
+class Sampler(Protocol):
+    """What is asked for completions: of a `Backend`, the part that samples."""
+
+    capabilities: Capabilities
+    context_length: int
+
+    def sample_stream(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
+    ) -> AsyncGenerator[tuple[int, Completion], None]:
+        """See `Backend`."""
         ...
 
 
@@ -50,7 +62,7 @@ class Sampling:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: Sampler,
         count: int,
         max_tokens: int,
         sampled: Callable[[], None] | None = None,
@@ -100,10 +112,9 @@ class Sampling:
         self._look_soon()
         return await answer
 
-    @property
-    def context_length(self) -> int:
+    def room(self, prompt: Sequence[int]) -> int:
         """See `Policy`."""
-        return self._backend.context_length
+        return self._backend.context_length - len(prompt)
 
     def _look_soon(self) -> None:
         """Look at the next turn of the event loop, so that simultaneous prompts become one call."""
@@ -182,9 +193,8 @@ class _Seat:
     sampling: Sampling
     place: int
 
-    @property
-    def context_length(self) -> int:
-        return self.sampling.context_length
+    def room(self, prompt: Sequence[int]) -> int:
+        return self.sampling.room(prompt)
 
     async def complete(self, prompt: Sequence[int], params: SamplingParams, seed: int, *, last: bool) -> Completion:
         return await self.sampling.ask(self.place, prompt, params, seed, last)

@@ -41,7 +41,7 @@ def decode(content: bytes, path: Path) -> dict[int, list[TrajectoryGroup]]:
             raise CheckpointError(f"{path} has format version {header['version']}; this Assay reads up to {VERSION}.")
         batches: dict[int, list[TrajectoryGroup]] = {int(index): [] for index in header["batches"]}
         for line in lines:
-            batches[line["batch"]].append(_group(line))
+            batches[line["batch"]].append(group_of(line))
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -52,16 +52,22 @@ def decode(content: bytes, path: Path) -> dict[int, list[TrajectoryGroup]]:
     return batches
 
 
-def _group(record: Mapping[str, Json]) -> TrajectoryGroup:
-    return TrajectoryGroup(_task(record["task"]), tuple(_trajectory(t) for t in record["trajectories"]))
+def group_of(record: Mapping[str, Json]) -> TrajectoryGroup:
+    """The group that `asdict` made a record of, once it is JSON.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is no such record.
+    """
+    return TrajectoryGroup(task_of(record["task"]), tuple(_trajectory(t) for t in record["trajectories"]))
 
 
 def _trajectory(record: Mapping[str, Json]) -> Trajectory:
     turns = tuple(_transition(turn) for turn in record["transitions"])
-    return Trajectory(_task(record["task"]), turns, record["stop_reason"], record["seed"], record.get("error", ""))
+    return Trajectory(task_of(record["task"]), turns, record["stop_reason"], record["seed"], record.get("error", ""))
 
 
-def _task(record: Mapping[str, Json]) -> Task:
+def task_of(record: Mapping[str, Json]) -> Task:
+    """See `group_of`, for a task."""
     return Task(record["env"], record["id"], _messages(record["prompt"]), record["payload"], tuple(record["tags"]))
 
 
@@ -79,10 +85,15 @@ def _transition(record: Mapping[str, Json]) -> Transition:
         sampled["policy_version"],
         None if reference is None else tuple(reference),
     )
-    score = Score(**{**scored, "parts": _floats(scored["parts"]), "usage": _floats(scored["usage"])})
+    score = score_of(scored)
     prompt = tuple(record["prompt_tokens"])
     messages, thought = _messages(record.get("messages", ())), record.get("thought")
     return Transition(prompt, completion, record["text"], score, _floats(record["metrics"]), messages, thought)
+
+
+def score_of(record: Mapping[str, Json]) -> Score:
+    """See `group_of`, for a score."""
+    return Score(**{**record, "parts": _floats(record["parts"]), "usage": _floats(record["usage"])})
 
 
 def _floats(record: Mapping[str, Json]) -> dict[str, float]:

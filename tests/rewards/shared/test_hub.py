@@ -495,14 +495,14 @@ def test_a_lock_without_a_hub_is_a_failure_of_the_connection(tmp_path: Path, mon
     monkeypatch.setattr(hub_module, "ELECTION_TIMEOUT_S", 0.1)
 
     async def main() -> None:
-        lock = hub_module._try_lock(tmp_path / "hub.sock.lock")
+        lock = hub_module.try_lock(tmp_path / "hub.sock.lock")
         assert lock is not None
         other = SharedCaller(tmp_path / "hub.sock", lambda: CountingCaller(tmp_path, 0))
         failure = await other.call(request(1))
         assert isinstance(failure, CallFailure)
         assert failure.kind == "connection"
         assert "hub.sock.lock" in failure.message
-        hub_module._unlock(lock)
+        hub_module.unlock(lock)
         assert (await other.call(request(1))).text == verdict(1)
         await other.close()
         closed = await other.call(request(1))

@@ -162,10 +162,10 @@ class SharedCaller:
         loop = asyncio.get_running_loop()
         give_up = loop.time() + ELECTION_TIMEOUT_S
         pause_s, longest_s = _POLL_S
-        _make_folder(self.path.parent)
+        make_folder(self.path.parent)
         address = socket_path(self.path)
         while True:
-            lock = _try_lock(self.path.with_name(self.path.name + ".lock"))
+            lock = try_lock(self.path.with_name(self.path.name + ".lock"))
             if lock is not None:
                 self._role = await _Hub.start(address, lock, self._make, self._max_frame_bytes)
                 return
@@ -205,7 +205,7 @@ class _Hub:
         except BaseException:
             if hub is not None:
                 await hub.caller.close()
-            _unlock(lock)
+            unlock(lock)
             raise
         return hub
 
@@ -239,7 +239,7 @@ class _Hub:
                 for link in links:
                     link.abort()
             finally:
-                _unlock(self._lock)
+                unlock(self._lock)
 
     async def _listen(self) -> None:
         # Made under another name: a socket left behind by a hub that died is replaced, and none is ever half made.
@@ -273,7 +273,7 @@ def socket_path(path: Path) -> Path:
         return path
     # Not the folder that TMPDIR names: it may be another one in each process.
     folder = Path("/tmp") / f"assay-{os.getuid()}"
-    _make_folder(folder)
+    make_folder(folder)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise RewardError(
@@ -283,22 +283,32 @@ def socket_path(path: Path) -> Path:
     return folder / hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """The folder of a socket, which only this user may enter where it is new.
+
+    Raises:
+        RewardError: it cannot be made.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise RewardError(
-            f"the folder {folder}, through which processes share a judge, cannot be made: {error}. Choose another path."
+            f"the folder {folder}, through which processes share a judge or an environment, cannot be made: {error}. "
+            "Choose another path."
         ) from error
 
 
-def _try_lock(path: Path) -> int | None:
-    """The descriptor of the locked file, or None where another process has the lock."""
+def try_lock(path: Path) -> int | None:
+    """The descriptor of the locked file, or None where another process has the lock.
+
+    Raises:
+        RewardError: it cannot be locked, or belongs to another user.
+    """
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise RewardError(
-            f"{path}, which decides which process asks the judge, cannot be opened: {error}. Choose a path in a "
+            f"{path}, which decides which process has what they share, cannot be opened: {error}. Choose a path in a "
             "folder of this user's on a local disk."
         ) from error
     if is_foreign(owner := os.fstat(lock).st_uid):
@@ -318,12 +328,13 @@ def _try_lock(path: Path) -> int | None:
 
 def _foreign(path: Path, user: int | None) -> str:
     return (
-        f"{path}, through which processes share a judge, belongs to another user (number {user}), who would read every "
-        "prompt and could forge every reply. Choose a path in a folder of this user's own."
+        f"{path}, through which processes share a judge or an environment, belongs to another user (number {user}), "
+        "who would read every prompt and could forge every reply. Choose a path in a folder of this user's own."
     )
 
 
-def _unlock(lock: int) -> None:
+def unlock(lock: int) -> None:
+    """Give a lock back."""
     forget_fd(lock)
     os.close(lock)
 
