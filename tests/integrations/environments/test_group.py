@@ -148,7 +148,9 @@ def test_a_sibling_that_never_starts_is_errored() -> None:
                 table.leave("uid")
 
         first, second = await asyncio.gather(member(0, 0), member(1, 30))
-        assert first is second and len(table) == 0
+        assert first is second
+        late = await member(2, 1)
+        assert late is first and len(table) == 0, "one that comes late is not played, and does not wait"
         return first
 
     found = virtual_time.play(run())

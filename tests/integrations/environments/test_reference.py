@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import AssayError, ConfigError, DataError
-from assay.integrations.environments import EnvironmentReference, TaskReference, prepared
+from assay.integrations.environments import EnvironmentReference, Prepared, TaskReference, prepared
 from assay.integrations.environments.rebuilt import Environments
 from support.hosts import PLAYS, prepared_play
 
@@ -122,3 +122,13 @@ def test_the_tokenizer_decides_how_prompts_are_written() -> None:
     with pytest.raises(ConfigError, match="none was given"):
         prepared(None, ["dataset_builder=chess"])
     assert prepared(None, ["dataset_builder=chess"], messages=True).renderer_name == "chat"
+
+
+def test_a_prepared_environment_comes_back_from_its_text() -> None:
+    for play in PLAYS.values():
+        one = prepared_play(play)
+        assert Prepared.from_json(one.to_json()) == one
+    record = json.loads(one.to_json())
+    for broken in ({"gamma": 2}, {"max_tokens": "8"}, {"baseline": "median"}, {"temperature": 0}, {"version": 9}):
+        with pytest.raises(DataError, match=f"no usable {next(iter(broken))}"):
+            Prepared.from_json(json.dumps({**record, **broken}))

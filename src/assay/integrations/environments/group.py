@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 START_S = 600.0
 """How long a rollout that has ended waits for siblings that have not begun."""
+MOST_INCOMPLETE = 64
+"""Groups that are kept for rollouts which come late."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,8 @@ class GroupTable:
 
     _groups: dict[Hashable, HostGroup] = field(default_factory=dict)
     _left: dict[Hashable, int] = field(default_factory=dict)
+    _incomplete: deque[Hashable] = field(default_factory=deque)
+    """Groups that were settled without all of their rollouts, the oldest first: one that comes late finds its own."""
 
     def join(self, key: Hashable, make: Callable[[], HostGroup]) -> HostGroup:
         """The group of a key; the first that joins makes it."""
@@ -183,11 +188,21 @@ class GroupTable:
     def leave(self, key: Hashable) -> None:
         """One rollout needs its group no longer; it is forgotten with the last. Call it in `finally`."""
         self._left[key] += 1
-        if not self._groups[key].needed(self._left[key]):
-            del self._groups[key], self._left[key]
+        group, left = self._groups[key], self._left[key]
+        if left >= group.size:
+            self._forget(key)
+        elif not group.needed(left) and key not in self._incomplete:
+            self._incomplete.append(key)
+            if len(self._incomplete) > MOST_INCOMPLETE:
+                self._forget(self._incomplete[0])
 
     def __len__(self) -> int:
         return len(self._groups)
+
+    def _forget(self, key: Hashable) -> None:
+        del self._groups[key], self._left[key]
+        if key in self._incomplete:
+            self._incomplete.remove(key)
 
 
 async def play_group(group: HostGroup, policy: HostPolicy, budget: Budget) -> PlayedGroup:

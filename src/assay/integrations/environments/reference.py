@@ -84,7 +84,7 @@ class EnvironmentReference:
             DataError: the record cannot be read.
             ConfigError: a setting cannot be read, or code or data have changed since the reference was made.
         """
-        record = _object(self.record, "the record of an environment")
+        record = json_object(self.record, "the record of an environment")
         if changed := changed_files(record):
             raise ConfigError(
                 f"{', '.join(changed)} changed, or cannot be read here, since these tasks were written. They would be "
@@ -115,7 +115,7 @@ class TaskReference:
         Raises:
             DataError: it is not one.
         """
-        record = _object(text, "an Assay task")
+        record = json_object(text, "an Assay task")
         if record.get("version") != VERSION:
             raise DataError(
                 f"An Assay task has version {shown(record.get('version'), 40)}, and this Assay reads {VERSION}. Write "
@@ -138,7 +138,12 @@ def _shared(record: str) -> EnvironmentReference:
     return EnvironmentReference(record)
 
 
-def _object(text: object, said: str) -> Mapping[str, Json]:
+def json_object(text: object, said: str) -> Mapping[str, Json]:
+    """The object in a JSON text of bounded length; `said` names it in messages.
+
+    Raises:
+        DataError: it is none.
+    """
     if not isinstance(text, str) or len(text) > MOST_CHARACTERS:
         found = f"{len(text)} characters" if isinstance(text, str) else f"a {type(text).__name__}"
         raise DataError(f"{said} is JSON text of at most {MOST_CHARACTERS} characters; this is {found}.")

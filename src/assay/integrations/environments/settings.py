@@ -7,23 +7,28 @@ reads what `assay train` reads, so that a task is posed, cut and credited as in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import chz
 
-from assay.config import resolved
+from assay.config import from_resolved, resolved
 from assay.envs.base import BY_TEMPLATE, DatasetBuilder
 from assay.envs.chat import AUTO, ChatConfig
-from assay.errors import ConfigError
+from assay.errors import ConfigError, DataError
 from assay.grpo.advantages import group_advantages
 from assay.grpo.recipes import Baseline
-from assay.integrations.environments.reference import EnvironmentConfig, EnvironmentReference
+from assay.integrations.environments.reference import VERSION, EnvironmentConfig, EnvironmentReference, json_object
 from assay.rollouts.renderers.base import Renderer
 from assay.rollouts.renderers.named import chosen, make_renderer
+from assay.storage.files import encode_json
 from assay.training.config import TrainingConfig, load_config
 from assay.types import Json, SamplingParams, TrajectoryGroup
+
+MOST = 1 << 40
+"""Of any number in a prepared environment."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class Playing:
 
 @dataclass(frozen=True)
 class Prepared:
-    """An environment as a host trains on it. `record` holds all of it as JSON, for a host's own files."""
+    """An environment as a host trains on it."""
 
     environment: EnvironmentReference
     playing: Playing
@@ -74,22 +79,70 @@ class Prepared:
         """
         return make_renderer(self.renderer_name, tokenizer, self.chat)
 
-    @property
-    def record(self) -> dict[str, Json]:
-        """Everything but the environment itself, as JSON."""
+    def to_json(self) -> str:
+        """All of it as one line of JSON text, for a host's own files."""
         playing, credit = self.playing, self.playing.credit
-        return {
+        record: dict[str, Json] = {
+            "version": VERSION,
+            "environment": json.loads(self.environment.record),
             "max_tokens": playing.params.max_tokens,
             "temperature": playing.params.temperature,
             "max_turns": playing.max_turns,
             "seed": playing.seed,
             "gamma": credit.gamma,
-            "normalize_by_std": credit.by_std,
+            "by_std": credit.by_std,
             "baseline": credit.baseline,
             "group_size": self.group_size,
             "renderer_name": self.renderer_name,
             "chat": resolved(self.chat),
         }
+        return encode_json(record, sort_keys=True).decode()
+
+    @classmethod
+    def from_json(cls, text: object) -> Prepared:
+        """What `to_json` wrote.
+
+        Raises:
+            DataError: it is not that.  ConfigError: a setting of `chat` cannot be read.
+        """
+        record = json_object(text, "a prepared environment")
+        wrong = [name for name, fits in _FITS.items() if not fits(record.get(name))]
+        if wrong:
+            raise DataError(
+                f"A prepared environment has no usable {', '.join(wrong)}. Write it anew with this version of Assay."
+            )
+        credit = Credit(float(record["gamma"]), record["by_std"], record["baseline"])
+        params = SamplingParams(record["max_tokens"], float(record["temperature"]))
+        return cls(
+            EnvironmentReference(encode_json(record["environment"], sort_keys=True).decode()),
+            Playing(params, record["max_turns"], credit, record["seed"]),
+            record["group_size"],
+            record["renderer_name"],
+            from_resolved(ChatConfig, record["chat"], "chat of a prepared environment"),
+        )
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 < value <= MOST
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value <= MOST  # type: ignore[operator]
+
+
+_FITS: Mapping[str, Callable[[object], bool]] = {
+    "version": lambda value: value == VERSION,
+    "environment": lambda value: isinstance(value, dict),
+    **dict.fromkeys(("max_tokens", "max_turns", "group_size"), _is_count),
+    "temperature": lambda value: _is_number(value) and value != 0,
+    "gamma": lambda value: _is_number(value) and value <= 1,  # type: ignore[operator]
+    "seed": lambda value: type(value) is int,
+    "by_std": lambda value: isinstance(value, bool),
+    "baseline": lambda value: value in get_args(Baseline),
+    "renderer_name": lambda value: isinstance(value, str),
+    "chat": lambda value: isinstance(value, dict),
+}
+"""What each part of a prepared environment must be."""
 
 
 def prepared(

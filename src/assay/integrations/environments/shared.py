@@ -21,8 +21,8 @@ from assay.errors import AssayError
 from assay.integrations.environments.desk import Desk, Found
 from assay.integrations.environments.reference import EnvironmentReference, Split, TaskReference
 from assay.integrations.environments.remote import GREETING_S, DeskConnection, DeskGone, FollowerSession
-from assay.rewards.shared.hub import make_folder, socket_path, try_lock, unlock
-from assay.rewards.shared.link import keep_from_children
+from assay.rewards.shared.hub import listening_socket, make_folder, socket_path, try_lock, unlock
+from assay.rewards.shared.link import forget_fd, keep_from_children
 from assay.rewards.shared.owner import is_foreign, user_at_other_end
 from assay.types import Score, Task, Trajectory
 
@@ -141,32 +141,34 @@ class _Served:
         self._address, self._lock = address, lock
         self._server: asyncio.AbstractServer | None = None
         self._sessions: set[asyncio.Task[None]] = set()
+        self._listening = -1
 
     @classmethod
     async def start(cls, address: Path, lock: int, make: Callable[[], Desk]) -> _Served:
         """Make the desk and serve it. The lock is given back where that fails."""
         try:
             served = cls(address, lock, make())
-            # Made under another name, so that a socket left behind by a process that ended is replaced.
-            fresh = address.with_name(address.name + ".new")
-            fresh.unlink(missing_ok=True)
-            before = os.umask(0o177)
-            try:
-                served._server = await asyncio.start_unix_server(served._follower, str(fresh))
-            finally:
-                os.umask(before)
-            os.replace(fresh, address)
-            for listening in served._server.sockets:
-                keep_from_children(listening.fileno())
+            await served._listen()
         except BaseException:
             unlock(lock)
             raise
         return served
 
+    async def _listen(self) -> None:
+        listener = listening_socket(self._address)
+        try:
+            self._server = await asyncio.start_unix_server(self._follower, sock=listener)
+        except BaseException:
+            listener.close()
+            raise
+        self._listening = listener.fileno()
+        keep_from_children(self._listening)
+
     async def close(self) -> None:
         """Serve nobody any more, close the desk, and only then let another process take over."""
         try:
             if self._server is not None:
+                forget_fd(self._listening)
                 self._server.close()
             self._address.unlink(missing_ok=True)
             for session in self._sessions:

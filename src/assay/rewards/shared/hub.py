@@ -242,16 +242,8 @@ class _Hub:
                 unlock(self._lock)
 
     async def _listen(self) -> None:
-        # Made under another name: a socket left behind by a hub that died is replaced, and none is ever half made.
-        fresh = self._address.with_name(self._address.name + ".new")
-        fresh.unlink(missing_ok=True)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener = listening_socket(self._address)
         try:
-            listener.setblocking(False)
-            listener.bind(str(fresh))
-            fresh.chmod(0o600)
-            listener.listen(1024)
-            os.replace(fresh, self._address)
             self._server = await asyncio.get_running_loop().create_unix_server(self._follower, sock=listener)
         except BaseException:
             listener.close()
@@ -281,6 +273,26 @@ def socket_path(path: Path) -> Path:
             f"Choose a path of at most {SOCKET_PATH_BYTES - len('.new')} bytes, or remove that folder."
         )
     return folder / hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
+
+
+def listening_socket(address: Path) -> socket.socket:
+    """A socket that listens at `address`, for this user alone.
+
+    It is made under another name: a socket left behind by a process that died is replaced, and none is ever half made.
+    """
+    fresh = address.with_name(address.name + ".new")
+    fresh.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.setblocking(False)
+        listener.bind(str(fresh))
+        fresh.chmod(0o600)
+        listener.listen(1024)
+        os.replace(fresh, address)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
 
 
 def make_folder(folder: Path) -> None:
