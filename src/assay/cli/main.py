@@ -55,6 +55,8 @@ COMMANDS: Mapping[str, Command] = {
     "grade-server": Command(
         "assay.cli.tasks.grade_server", "grade kernels for other machines, as an HTTP service with a key"
     ),
+    "export-data": Command("assay.cli.tasks.export_data", "write an environment's tasks as the data sets of verl"),
+    "export-env": Command("assay.cli.tasks.export_env", "write an environment as a plugin of verifiers and prime-rl"),
     "index": Command("assay.cli.tasks.index", "build an index of solved problems to show in prompts, or search one"),
     "init": Command("assay.cli.tasks.init", "write a file to start an environment or a reward from"),
     "check": Command("assay.cli.tasks.check", "play known answers through an environment; say what is wrong"),
