@@ -27,7 +27,7 @@ overrides=(
     data.max_prompt_length=2048
     data.max_response_length=2048
     "$agent.agent_loop_config_path=$data/agent_loop.yaml"
-    "$agent.agent_loop_manager_class=assay.integrations.verl.agent_manager.AssayAgentLoopManager"
+    "+$agent.agent_loop_manager_class=assay.integrations.verl.agent_manager.AssayAgentLoopManager"
     # Credit is Assay's: advantages stand where verl expects rewards, and are passed on as they are.
     algorithm.adv_estimator=assay
     algorithm.use_kl_in_reward=false

@@ -34,9 +34,19 @@ class Fails(Environment):
             raise RuntimeError("the judge is dead")
         return text == "0"
 
-class Ranks(Fails):
+class Ranked:
+    def __init__(self, task):
+        self.task = task
+
+    async def make(self, n):
+        return []
+
     async def score_group(self, trajectories):
         return [one.transitions[-1].score for one in trajectories]
+
+class Ranks(Fails):
+    def group(self, task):
+        return Ranked(task)
 """
 
 
@@ -100,7 +110,7 @@ def test_groups_scored_as_a_whole_are_refused(cache: Path) -> None:
 
 @pytest.mark.parametrize("name", ["Chess", "a b", "../up", ""])
 def test_a_name_that_is_none_is_refused(cache: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="no package's name"):
+    with pytest.raises(ConfigError, match="is no name of a package"):
         write_plugin(fails(cache), name, cache / "named", 4)
 
 

@@ -59,6 +59,7 @@ class Asked:
 
     prompt: list[int]
     response_ids: list[int]
+    mask: list[int]
 
     @property
     def prompt_ids(self) -> list[Any]:
@@ -94,7 +95,7 @@ class Endpoint:
             last = self.rows[-1]
             return [*last.prompt, *last.response_ids, *self._renderer.extend(said, stopped=True)]
         self._conversation: list[Message] = list(messages)
-        self.rows.append(Asked(list(self._renderer.start(messages)), []))
+        self.rows.append(Asked(list(self._renderer.start(messages)), [], []))
         return self.rows[-1].prompt
 
     def _said_since(self, messages: Sequence[Message]) -> list[Message] | None:
@@ -108,6 +109,7 @@ class Endpoint:
     def _keep(self, prompt: list[int], tokens: list[int]) -> None:
         row = self.rows[-1]
         row.response_ids = [*prompt[len(row.prompt) :], *tokens]
+        row.mask += [0] * (len(row.response_ids) - len(tokens) - len(row.mask)) + [1] * len(tokens)
         self._conversation.append(Message("assistant", self._renderer.text(tokens)))
 
 

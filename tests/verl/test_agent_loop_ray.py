@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,22 @@ from assay.errors import ConfigError
 from assay.integrations.environments import close_environments
 from assay.integrations.verl.agent_data import overrides_of, rows_of, write_data
 from assay.integrations.verl.agent_manager import AssayAgentLoopManager
-from assay.integrations.verl.check import compose
+from assay.integrations.verl.check import check_config, compose
 from support.hosts import GOLDEN, PLAYS, bytes_tokenizer, prepared_play
 from support.verl_agents import Server, first_tasks
 
 PLAY = PLAYS["guess"]
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module", autouse=True)
+def environments_end() -> Iterator[None]:
+    yield
+    close_environments()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tmp_path = tmp_path_factory.mktemp("model")
     bytes_tokenizer().save_pretrained(tmp_path)
     LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1).save_pretrained(
         tmp_path
@@ -34,21 +43,20 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def config_of(model: Path, *more: str) -> Any:
+@pytest.fixture(scope="module")
+def config(model: Path) -> Any:
     one = prepared_play(PLAY)
     write_data(one, model / "data")
     rollout = ("actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.agent.num_workers=1")
     lengths = ("data.max_prompt_length=256", "data.max_response_length=64")
     path = f"actor_rollout_ref.model.path={model}"
-    return compose([*overrides_of(one, model / "data", True), path, *rollout, *lengths, *more])
+    return compose([*overrides_of(one, model / "data", True), path, *rollout, *lengths])
 
 
-def test_rows_and_credit_come_through_the_transfer_queue(
-    ray_cluster: None, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_and_credit_come_through_the_transfer_queue(ray_cluster: None, config: Any) -> None:
     import transfer_queue as tq
 
-    one, config = prepared_play(PLAY), config_of(model)
+    one = prepared_play(PLAY)
     golden = json.loads((GOLDEN / "guess.json").read_text())
     tq.init(OmegaConf.create(OmegaConf.to_container(config.transfer_queue, resolve=True)))
     try:
@@ -75,7 +83,6 @@ def test_rows_and_credit_come_through_the_transfer_queue(
             assert found["rm_scores"][0].tolist() == pytest.approx(own["advantages"])
     finally:
         tq.close()
-        close_environments()
 
 
 @pytest.mark.parametrize(
@@ -90,7 +97,10 @@ def test_rows_and_credit_come_through_the_transfer_queue(
         ("actor_rollout_ref.rollout.max_model_len=300", "320 or more"),
     ],
 )
-def test_the_manager_refuses_what_would_lose_credit(model: Path, override: str, said: str) -> None:
+def test_the_manager_refuses_what_would_lose_credit(config: Any, override: str, said: str) -> None:
+    changed, (key, _, value) = copy.deepcopy(config), override.partition("=")
+    OmegaConf.update(changed, key, json.loads(value) if value != "grpo" else value)
+    assert [finding for finding in check_config(config) if finding.level == "error"] == []
     with pytest.raises(ConfigError, match="verl would not train on") as refused:
-        AssayAgentLoopManager(config_of(model, override))
+        AssayAgentLoopManager(changed)
     assert said in str(refused.value)

@@ -46,7 +46,7 @@ def _check_loop(data: Mapping[str, Any]) -> Iterator[Finding]:
         yield error(key, f"none of its entries has _target_: {LOOP}. Write the file with `assay export-data`.")
     key = f"{_AGENT}.agent_loop_manager_class"
     if at(data, key) != MANAGER:
-        yield error(key, f"verl's trainer would not know the estimator {ESTIMATOR}. Set {key}={MANAGER}.")
+        yield error(key, f"verl's trainer would not know the estimator {ESTIMATOR}. Set +{key}={MANAGER}.")
     if at(data, "trainer.use_v1") is False:
         yield error(
             "trainer.use_v1",

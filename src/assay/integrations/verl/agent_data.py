@@ -82,7 +82,7 @@ def overrides_of(one: Prepared, folder: Path, validates: bool) -> list[str]:
         f"data.val_files={absolute / FILES['heldout' if validates else 'train']}",
         "data.filter_overlong_prompts=false",
         f"{rollout}.agent.agent_loop_config_path={absolute / LOOPS}",
-        f"{rollout}.agent.agent_loop_manager_class={MANAGER}",
+        f"+{rollout}.agent.agent_loop_manager_class={MANAGER}",
         f"{rollout}.n={one.group_size}",
         f"{rollout}.temperature={one.playing.params.temperature:g}",
         f"algorithm.adv_estimator={ESTIMATOR}",

@@ -1,7 +1,7 @@
 """`AssayAgentLoop`: whole Assay environments in verl 0.9, with Assay's own turns, budgets, scores and credit.
 
     actor_rollout_ref.rollout.agent.agent_loop_config_path=DIR/agent_loop.yaml         written by `assay export-data`
-    actor_rollout_ref.rollout.agent.agent_loop_manager_class=assay.integrations.verl.agent_manager.AssayAgentLoopManager
+    +actor_rollout_ref.rollout.agent.agent_loop_manager_class=assay.integrations.verl.agent_manager.AssayAgentLoopManager
     algorithm.adv_estimator=assay
 
 verl starts the rollouts of a prompt one by one, in one process. Each plays to its end and waits for its siblings; then

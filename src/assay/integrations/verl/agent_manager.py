@@ -1,6 +1,6 @@
 """`AssayAgentLoopManager`: verl's own manager of agent loops, which checks the config first and brings the estimator.
 
-    actor_rollout_ref.rollout.agent.agent_loop_manager_class=assay.integrations.verl.agent_manager.AssayAgentLoopManager
+    +actor_rollout_ref.rollout.agent.agent_loop_manager_class=assay.integrations.verl.agent_manager.AssayAgentLoopManager
 
 verl imports it in the process of its trainer, where advantages are computed; so the estimator is known there.
 """
