@@ -1,4 +1,4 @@
-"""verifiers' own env over an exported package, its own agents and interception, and a chat endpoint that is a stand-in."""
+"""verifiers' own env over an exported package, with its own agents, and a chat endpoint that is a stand-in."""
 
 from __future__ import annotations
 
