@@ -50,7 +50,9 @@ def config(model: Path) -> Any:
     rollout = ("actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.agent.num_workers=1")
     lengths = ("data.max_prompt_length=256", "data.max_response_length=64")
     path = f"actor_rollout_ref.model.path={model}"
-    return compose([*overrides_of(one, model / "data", True), path, *rollout, *lengths])
+    # Each takes one of the few CPUs of the tests' cluster.
+    units = "transfer_queue.backend.SimpleStorage.num_data_storage_units=1"
+    return compose([units, *overrides_of(one, model / "data", True), path, *rollout, *lengths])
 
 
 def test_rows_and_credit_come_through_the_transfer_queue(ray_cluster: None, config: Any) -> None:

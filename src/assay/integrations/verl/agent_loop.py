@@ -39,7 +39,6 @@ from assay.rollouts.renderers.base import Renderer
 from assay.types import SamplingParams, Trajectory
 
 try:
-    import torch
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 except ImportError as error:
     raise MissingDependencyError(
@@ -61,7 +60,7 @@ class TokenScores(AgentLoopOutput):  # type: ignore[misc]
         """See `AgentLoopOutput`. verl copies `reward_score` of a rollout's last row to all; these it leaves alone."""
         fields: dict[str, Any] = super().as_dict()
         fields.pop("token_scores", None)
-        fields["rm_scores"] = torch.tensor(self.token_scores, dtype=torch.float32)
+        fields["rm_scores"] = fields["rm_scores"].new_tensor(self.token_scores)
         return fields
 
 
