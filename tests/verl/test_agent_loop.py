@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from assay.integrations.environments import Budget, Prepared, close_environments, prepared
-from assay.integrations.verl.agent_loop import _GROUPS, AssayAgentLoop
+from assay.errors import ConfigError
+from assay.integrations.environments import Budget, GroupTable, Prepared, close_environments, prepared
+from assay.integrations.verl import agent_loop
+from assay.integrations.verl.agent_loop import _Session
 from support.hosts import GOLDEN, PLAYS, Play, bytes_tokenizer, prepared_play
 from support.verl_agents import Server, extra_of, rollouts_of, run_prompts, trainer_config, worker_of
 
@@ -40,9 +42,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def groups_end() -> Iterator[None]:
+def groups_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    groups = GroupTable()
+    monkeypatch.setattr(agent_loop, "_GROUPS", groups)
     yield
-    assert len(_GROUPS) == 0, "a group is forgotten with its last rollout"
+    assert len(groups) == len(groups._incomplete), "a group is forgotten with its last rollout"
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +163,12 @@ def test_an_interrupted_completion_is_not_judged(fails: Prepared) -> None:
     assert run_prompts(play, fails, server=Interrupted(play)).rows == {}
 
 
+def test_a_task_of_another_environment_is_refused(fails: Prepared, cache: Path) -> None:
+    other = prepared_play(PLAYS["own"])
+    queue = run_prompts(Play((), {"": ("0", "1")}, 3, 1), fails, prepared=other.to_json())
+    assert queue.rows == {} and queue.tags["u0"]["status"] == "failure"
+
+
 @pytest.mark.parametrize("estimator", ["grpo", "assay"])
 def test_another_estimator_is_refused(fails: Prepared, estimator: str) -> None:
     play, config = Play((), {"": ("0", "1")}, 3, 1), trainer_config(3)
@@ -168,9 +178,5 @@ def test_another_estimator_is_refused(fails: Prepared, estimator: str) -> None:
 
 
 def test_the_v0_trainer_is_refused(fails: Prepared) -> None:
-    from assay.errors import ConfigError
-    from assay.integrations.verl.agent_loop import _Session
-
     with pytest.raises(ConfigError, match="use_v1=true"):
         _Session.of({"uid": "u", "global_steps": 0, "extra_info": {}}, trainer_config(3).actor_rollout_ref.rollout)
-    assert AssayAgentLoop.run.__doc__

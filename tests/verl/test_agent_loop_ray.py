@@ -37,9 +37,8 @@ def environments_end() -> Iterator[None]:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tmp_path = tmp_path_factory.mktemp("model")
     bytes_tokenizer().save_pretrained(tmp_path)
-    LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1).save_pretrained(
-        tmp_path
-    )
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    LlamaConfig(**shape, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
     return tmp_path
 
 

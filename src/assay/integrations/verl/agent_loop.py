@@ -204,9 +204,9 @@ class _Policy:
         self.preempted += found.num_preempted or 0
         versions = (found.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps"))
         self.versions += [int(version) for version in versions if version is not None]
-        logprobs = found.log_probs if found.log_probs is None or len(found.log_probs) else None
         tokens = [int(token) for token in found.token_ids]
-        return Sampled(tokens, [] if not tokens else logprobs, max(self.versions, default=self.step))
+        logprobs = found.log_probs or (None if tokens else [])
+        return Sampled(tokens, logprobs, max(self.versions, default=self.step))
 
     def span(self) -> tuple[int, int]:
         """The first and last step whose weights have sampled."""
