@@ -82,6 +82,8 @@ class Endpoint:
         tokens = self._script.tokens(prompt, self._most)
         self._keep(prompt, tokens)
         text = self._renderer.text(tokens)
+        if asked.get("stream"):
+            return streamed(text)
         message = {"role": "assistant", "content": text}
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens), "total_tokens": len(prompt)}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
@@ -111,6 +113,15 @@ class Endpoint:
         row.response_ids = [*prompt[len(row.prompt) :], *tokens]
         row.mask += [0] * (len(row.response_ids) - len(tokens) - len(row.mask)) + [1] * len(tokens)
         self._conversation.append(Message("assistant", self._renderer.text(tokens)))
+
+
+def streamed(text: str) -> web.Response:
+    """The answer as server-sent events."""
+    head = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "m"}
+    choices = ({"delta": {"role": "assistant", "content": text}}, {"delta": {}, "finish_reason": "stop"})
+    events = [json.dumps({**head, "choices": [{"index": 0, **choice}]}) for choice in choices]
+    body = "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"])
+    return web.Response(text=body, content_type="text/event-stream")
 
 
 def env_of(one: Prepared, name: str, folder: Path, patch: pytest.MonkeyPatch, harness: str = "assay-in-process") -> Any:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import shlex
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,15 +18,17 @@ import torch
 from omegaconf import OmegaConf
 from transformers import LlamaConfig
 from verl.utils import tensordict_utils
+from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from assay.errors import ConfigError
-from assay.integrations.environments import close_environments
+from assay.integrations.environments import TaskReference, close_environments, tasks_of
 from assay.integrations.verl.agent_data import overrides_of, rows_of, write_data
 from assay.integrations.verl.agent_manager import AssayAgentLoopManager
 from assay.integrations.verl.check import check_config, compose
 from support.hosts import GOLDEN, PLAYS, bytes_tokenizer, prepared_play
 from support.verl_agents import Server, first_tasks
 
+ROOT = Path(__file__).parents[2]
 PLAY = PLAYS["guess"]
 
 
@@ -54,6 +59,7 @@ def config(model: Path) -> Any:
     return compose([units, *overrides_of(one, model / "data", True), path, *rollout, *lengths])
 
 
+@pytest.mark.timeout(300)
 def test_rows_and_credit_come_through_the_transfer_queue(ray_cluster: None, config: Any) -> None:
     import transfer_queue as tq
 
@@ -105,3 +111,27 @@ def test_the_manager_refuses_what_would_lose_credit(config: Any, override: str, 
     with pytest.raises(ConfigError, match="verl would not train on") as refused:
         AssayAgentLoopManager(changed)
     assert said in str(refused.value)
+
+
+def test_verls_own_data_set_reads_the_rows(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path))
+    rows = RLHFDataset([config.data.train_files], bytes_tokenizer(), config.data)
+    one = prepared_play(PLAY)
+    assert len(rows) == len(tasks_of(one.environment, "train"))
+    row = rows[1]
+    assert (row["agent_name"], row["index"], row["extra_info"]["split"]) == ("assay", 1, "train")
+    assert TaskReference.from_json(row["extra_info"]["assay_task"]).environment == one.environment
+    assert row["raw_prompt"][-1]["role"] == "user"
+
+
+def test_the_example_scripts_overrides_pass_the_check(config: Any, model: Path) -> None:
+    done = subprocess.run(
+        ["bash", ROOT / "examples" / "run_grpo_env.sh", "--print"],
+        env={**os.environ, "MODEL": str(model), "DATA": str(model / "data")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    composed = compose(shlex.split(done.stdout))
+    assert check_config(composed) == []
+    assert composed.data.train_files == config.data.train_files
