@@ -90,7 +90,7 @@ clean:
 env: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt scripts/setup-env.sh scripts/find-python.sh
-	@scripts/setup-env.sh $(VENV) constraints.txt -e '.[torch,chess,math,kernelbench,retrieval,embeddings,modal,rewards,trl,tensorboard,wandb,bench,dev]'
+	@scripts/setup-env.sh $(VENV) constraints.txt -e '.[torch,chess,math,kernelbench,retrieval,embeddings,modal,rewards,trl,tensorboard,wandb,serve,bench,dev]'
 	@touch $@
 
 $(VERL_STAMP): pyproject.toml constraints-verl.txt scripts/setup-verl-env.sh scripts/setup-env.sh scripts/find-python.sh

@@ -59,6 +59,9 @@ HOMES = {
     "faiss": ("assay.retrieval",),
     "sentence_transformers": ("assay.retrieval",),
     "math_verify": ("assay.rewards.math_answers",),
+    "starlette": ("assay.server.tinker",),
+    "uvicorn": ("assay.server.tinker",),
+    "pydantic": ("assay.server.tinker",),
 }
 """Optional package -> the only modules that may import it."""
 
@@ -110,9 +113,13 @@ BOUNDARIES = {
     "assay.kernels.inside.rounds",
     "assay.kernels.inside.triton.running.turns",
     "assay.kernels.inside.timing.harness",
+    "assay.server.tinker.app",
+    "assay.server.tinker.host",
+    "assay.server.tinker.lanes",
+    "assay.server.tinker.sampling_calls",
 }
 """Modules where any failure becomes data: a user's file, an environment that a report could do
-without, a rollout, a reward's code, a sandboxed job, a kernel, a grade."""
+without, a rollout, a reward's code, a sandboxed job, a kernel, a grade, a request of one of many clients."""
 
 
 def module_of(path: Path) -> str:

@@ -78,6 +78,17 @@ class ModelError(AssayError, RuntimeError):
     """A model or tokenizer cannot be loaded or cannot do what the run asks of it."""
 
 
+class ServiceError(AssayError, RuntimeError):
+    """A service that holds the model does not answer, refuses, or lost what it was asked.
+
+    `lost`: the session or the request is gone, and another session may do better; otherwise it would hear the same.
+    """
+
+    def __init__(self, message: str, *, lost: bool = False) -> None:
+        super().__init__(message)
+        self.lost = lost
+
+
 class ReferenceModelError(AssayError, RuntimeError):
     """A problem's reference model cannot be evaluated, so there is nothing to compare with; `kind` says why."""
 

@@ -282,7 +282,7 @@ def test_missing_and_unreadable_sources(tmp_path: Path) -> None:
         (["loss_fn=cross_entropy"], "a loss of this name among importance_sampling, ppo, cispo"),
         (["loss_fn=pppo"], "Did you mean ppo? One of your own is written package.module:Name"),
         (["backend=remote"], "a backend of this name among local"),
-        (["backend=tinker"], "use backend=local"),
+        (["tinker.probe=false"], "Set backend=tinker"),
         (["multiturn_dataset_builder=chess"], "Set mode=multi_turn"),
         (["wandb_name=x"], "Set wandb_project"),
         (["kl_discount_factor=0.9"], "read only when there is a KL penalty, and kl_penalty_coef=0.0"),
@@ -306,7 +306,7 @@ def test_missing_and_unreadable_sources(tmp_path: Path) -> None:
         (["optimizer.beta2=1"], "optimizer.beta2=1.0 must be below 1"),
         (["loss_fn_config.clip_high_threshold=1.2"], "importance_sampling does not read"),
         (["loss_fn=ppo", "loss_fn_config.clip_hgih=1"], "ppo reads: clip_low_threshold"),
-        (["dataset_builder.renderer_name=qwen9"], "looked for a renderer of this name among auto, plain, chat"),
+        (["dataset_builder.renderer_name=qwen9"], "a renderer of this name among auto, plain, role_colon, chat"),
     ],
 )
 def test_impossible_combinations_say_what_to_change(overrides: list[str], cure: str) -> None:

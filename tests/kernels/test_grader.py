@@ -137,7 +137,7 @@ class ModelNew(nn.Module):
         self.shift = nn.Parameter(torch.rand(features))
 
     def forward(self, x):
-        out, total = torch.empty_like(x), torch.empty(x.shape[0], dtype=x.dtype)
+        out, total = torch.empty_like(x), torch.empty(x.shape[0], dtype=x.dtype, device=x.device)
         kernel[(x.shape[0],)](x.contiguous(), self.weight, self.shift, out, total, x.shape[1], BLOCK=64)
         return out, total
 """
@@ -147,7 +147,8 @@ RIGHT_PAIR = PAIR_CANDIDATE.replace("USE_WEIGHT", "* tl.load(w + i, mask=m, othe
 @pytest.mark.parametrize("name", ["squeeze_excite", "snake_autotuned", "top_one_experts", "matvec_atomic"])
 def test_honest_kernels_are_ok(bench: Bench, name: str) -> None:
     honest = read_submission(HONEST / f"{name}.py")
-    verdict = bench.grade(SHIPPED[honest.problem], honest.code)
+    mark = "\ufeff" if name == "squeeze_excite" else ""  # of byte order, which Python takes before a file
+    verdict = bench.grade(SHIPPED[honest.problem], mark + honest.code)
     assert verdict.ok, verdict
     # One call is made once more; an autotuned kernel is called with each of its configurations.
     assert verdict.tests_passed == verdict.tests_total > QUICK.num_correct_trials and verdict.stage == "numerics"
@@ -171,7 +172,7 @@ def test_several_outputs_and_weights(bench: Bench) -> None:
 def test_other_precisions(bench: Bench, precision: Any) -> None:
     config = chz.replace(QUICK, precision=precision)
     assert bench.grade(PAIR, RIGHT_PAIR, config).ok
-    single = RIGHT_PAIR.replace("torch.empty_like(x)", "torch.empty(x.shape, dtype=torch.float32)")
+    single = RIGHT_PAIR.replace("torch.empty_like(x)", "torch.empty(x.shape, dtype=torch.float32, device=x.device)")
     verdict = bench.grade(PAIR, single, config)
     assert verdict.kind == "wrong" and f"dtype float32, the reference has {precision}" in verdict.message
 

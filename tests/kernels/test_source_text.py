@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
 from assay.kernels.source_text import (
@@ -9,8 +11,10 @@ from assay.kernels.source_text import (
     KernelFile,
     count_model_new,
     fences_around,
+    lines_of,
     parse_reply,
     read_kernel_file,
+    without_mark,
 )
 from assay.kernels.text.examining import examine
 from support.cpu_limit import at_most_cpu
@@ -247,3 +251,11 @@ def test_fences_that_say_nothing_clear_are_left_for_the_parser_which_names_them(
         fault = examine(text).fault
         assert fault is not None and fault.startswith("line ") and fault.endswith(fences_around(text))
     assert fences_around(f"{MODEL}\n    x = (\n") == ""
+
+
+def test_lines_end_where_python_ends_them() -> None:
+    text = "a = 1  # one\u2028two\x85three\n\f\nb = '\x1c'\r\nc = 3"
+    found = lines_of(text)
+    assert [node.lineno for node in ast.parse(text).body] == [1, 3, 4] and len(found) == 4
+    assert "".join(found) == text.replace("\r\n", "\n")
+    assert without_mark("\ufeff" + text) == text

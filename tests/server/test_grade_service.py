@@ -26,6 +26,7 @@ from assay.kernels.problems.starter import starter
 from assay.kernels.service import wire
 from assay.kernels.service.client import ask_service, check_service
 from assay.kernels.verdicts import Verdict
+from assay.server.grading import http
 from assay.server.grading.config import GradeServerConfig, require_key
 from assay.server.grading.http import MAX_HEAD_BYTES
 from support.grading_services import served
@@ -149,6 +150,32 @@ def test_what_is_no_http_is_refused_before_a_body_is_read() -> None:
                 assert found == status, (head[:200], found)
             found, _, reply = await exchange(service.port, b"", wire.HEALTH, "GET")
             assert found == 200 and reply["status"] == "ok" and reply["requests"] == 0
+
+    asyncio.run(main())
+
+
+def test_all_bodies_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_HELD_BYTES", 100_000)
+    head = b"POST /v1/grade HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: application/json\r\n"
+    head += b"Content-Length: 80000\r\nExpect: 100-continue\r\n\r\n"
+
+    async def main() -> None:
+        async with served() as service:
+            ends = [await asyncio.open_connection("127.0.0.1", service.port) for _ in range(2)]
+            for _, writer in ends:  # both are let in while nothing is held
+                writer.write(head % service.port)
+            for reader, _ in ends:
+                assert b" 100 " in await reader.readuntil(b"\r\n\r\n")
+            for _, writer in ends:
+                writer.write(b" " * 70_000)
+            replies = [asyncio.create_task(reader.readuntil(b"\r\n\r\n")) for reader, _ in ends]
+            done, waiting = await asyncio.wait(replies, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+            assert len(done) == 1 and b" 503 " in done.pop().result()
+            waiting.pop().cancel()
+            for _, writer in ends:
+                writer.close()
+            status, _, _ = await exchange(service.port, told())
+            assert status == 200, "what was held is let go"
 
     asyncio.run(main())
 

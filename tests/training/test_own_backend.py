@@ -144,10 +144,9 @@ def test_what_it_cannot_compute_is_refused_before_the_first_step(
         ("{file}:Counting", "and Counting is a class (Counting). It has open, not_async, too_few, nothing."),
         (
             "{file}:nothing",
-            "opened a object, which is not a backend: it lacks capabilities, context_length, disc",
+            "opened a object, which is not a backend: it lacks capabilities, close, context_length,",
         ),
-        ("remote", "looked for a backend of this name among local. One of your own is written package.module:Name or"),
-        ("tinker", "backend=tinker (the hosted service) is not part of this version of Assay yet; use backend=local."),
+        ("remote", "looked for a backend of this name among local, tinker. One of your own is written"),
     ],
 )
 def test_what_is_no_backend_is_refused(

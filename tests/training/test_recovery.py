@@ -11,7 +11,7 @@ import chz
 import pytest
 import torch
 
-from assay.backends.local import backend
+from assay.backends.local import gradient
 from assay.envs.base import BuildContext, EnvData, StepResult
 from assay.errors import ConfigError, HealthError
 from assay.grpo.config import AlgorithmConfig
@@ -216,7 +216,7 @@ def test_rollbacks_restore_the_last_healthy_policy_at_a_lower_rate_and_then_stop
 
 def poison(monkeypatch: pytest.MonkeyPatch, calls: set[int]) -> None:
     """Losses that are NaN in these forward passes of the policy-gradient loss, counted from 1."""
-    original, count = backend.token_losses, 0
+    original, count = gradient.token_losses, 0
 
     def token_losses(spec: Any, *args: Any) -> Any:
         nonlocal count
@@ -225,7 +225,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, calls: set[int]) -> None:
         broken = spec.name != "cross_entropy" and count in calls
         return {n: v * float("nan") for n, v in terms.items()} if broken else terms
 
-    monkeypatch.setattr(backend, "token_losses", token_losses)
+    monkeypatch.setattr(gradient, "token_losses", token_losses)
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_and_leaves_the_weights(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
-from assay.errors import ModelError
+from assay.errors import ModelError, NonFiniteGradientError
 from assay.types import Completion, Datum, FloatArray, SamplingParams
 
 Surrogate = Callable[..., Any]
@@ -46,8 +46,9 @@ class Capabilities:
     full_weights: bool
     exact_resume: bool
     batch_invariant: bool
-    """Whether a completion has the same bits whatever is sampled beside it. Rollouts then hand their prompts over as
-    they come; otherwise they are sampled in fixed cohorts, so that the run decides what is computed together."""
+    """Whether a completion has the same bits whatever is asked for beside it, or that cannot be decided by who asks.
+    Rollouts then hand their prompts over as they come; otherwise they are sampled in fixed cohorts, so that the run
+    decides what is computed together."""
     cohort_tokens: int = 0
     """Completion tokens that a cohort may sample in a turn, where the backend is not batch invariant; 0 makes one
     cohort of all rollouts."""
@@ -55,6 +56,8 @@ class Capabilities:
     """Whether it can compute a surrogate that is given as a function."""
     max_lora_rank: int | None = None
     """Largest LoRA rank; None where any fits."""
+    tempered: bool = True
+    """Whether it computes log-probabilities under a sampling temperature other than 1."""
     precision: Precision = "other"
     """In which sampler and trainer compute, the coarser of the two. It decides how far they may disagree."""
 
@@ -108,10 +111,31 @@ class AdamParams:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBackwardOutput:
-    """`logprobs[i]` has the shape of `data[i].targets`: the policy's log-probability of each (0 where masked)."""
+    """`logprobs[i]` has the shape of `data[i].targets`: the policy's log-probability of each (0 where masked).
+
+    `metrics` has `loss:sum`, `kl:sum`, and `entropy:mean` where the backend knows whole distributions.
+    """
 
     logprobs: list[FloatArray]
     metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What `train_step` did: what the gradient was computed from, and what the optimizer says."""
+
+    output: ForwardBackwardOutput
+    metrics: Mapping[str, float]
+    refused: NonFiniteGradientError | None = None
+    """Why the optimizer took no step."""
+
+
+async def stepped(backend: Backend, output: ForwardBackwardOutput, params: AdamParams) -> StepOutput:
+    """The optimizer step after `forward_backward`, also where the backend refuses the gradient."""
+    try:
+        return StepOutput(output, await backend.optim_step(params))
+    except NonFiniteGradientError as error:
+        return StepOutput(output, {}, error)
 
 
 class Tokenizer(Protocol):
@@ -168,8 +192,13 @@ class Backend(Protocol):
         ...
 
     async def optim_step(self, params: AdamParams) -> Mapping[str, float]:
-        """Apply and clear the accumulated gradient; returns at least `grad_norm` (before clipping)."""
+        """Apply and clear the accumulated gradient; returns `grad_norm` (before clipping), if it is known."""
         ...
+
+    async def train_step(self, data: Sequence[Datum], loss: LossSpec, params: AdamParams) -> StepOutput:
+        """`forward_backward` and `optim_step` with nothing to decide in between: a remote backend asks for both at
+        once, which saves a round trip."""
+        return await stepped(self, await self.forward_backward(data, loss), params)
 
     async def discard_gradient(self) -> None:
         """Clear the accumulated gradient without a step; called before an error that says that nothing was trained."""
@@ -196,6 +225,10 @@ class Backend(Protocol):
     async def load_state(self, path: Path, *, weights_only: bool = False) -> None:
         """Restore what `save_state` wrote; `weights_only` leaves the optimizer fresh."""
         ...
+
+    async def close(self) -> None:
+        """Let go of what the policy holds outside this process; it is not used again. Safe to call twice."""
+        return
 
 
 def unanswered(missing: int, asked: int) -> ModelError:

@@ -1,14 +1,14 @@
-"""Config nodes of the local backend, and what a run gives to any backend; imports no torch."""
+"""Config nodes of the backends, and what a run gives to any backend; imports no torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 import chz
 
-from assay.config import MAY_CHANGE_ROUNDING, Above, AtLeast, Not, Settings, UsedWhen, refuse
+from assay.config import MAY_CHANGE, MAY_CHANGE_ROUNDING, Above, AtLeast, Not, Settings, UsedWhen, refuse
 
 AdamWKind = Literal["auto", "fused", "foreach", "loop"]
 
@@ -84,6 +84,29 @@ class LocalBackend(Settings):
     """Settings of the CUDA allocator, unless the environment sets them; empty keeps PyTorch's."""
 
 
+@chz.chz
+class TinkerService(Settings):
+    """How a service that speaks the Tinker API is used (`backend=tinker`)."""
+
+    probe: Annotated[bool, MAY_CHANGE] = True
+    """Try a server out before the run where nobody vouches for it (any but the official one), and refuse to start on
+    what would train wrongly. A server that passed is not tried again for a week."""
+    connect_timeout_s: Annotated[float, Above(0), MAY_CHANGE] = 60.0
+    """Longest wait for the server's first answer, in seconds."""
+    train_timeout_s: Annotated[float, Above(0), MAY_CHANGE] = 1800.0
+    """Longest wait for the result of one training request, in seconds; then it counts as lost."""
+    sample_timeout_s: Annotated[float, Above(0), MAY_CHANGE] = 3600.0
+    """Longest wait for one completion or the log-probabilities of one sequence, in seconds."""
+    max_rebuilds: Annotated[int, AtLeast(0), MAY_CHANGE] = 3
+    """Times in a row that a lost session is replaced by a new one, from the last state that the server saved, where no
+    optimizer step would be lost; then the run stops."""
+    context_length: Annotated[int | None, AtLeast(2)] = None
+    """Most tokens of a prompt and its completion together; null asks the server."""
+    checkpoint_ttl_s: Annotated[int | None, AtLeast(3600), MAY_CHANGE] = None
+    """Seconds after which the server may delete what a checkpoint of the run names; null keeps it until you delete
+    it. A run cannot resume from a checkpoint that is gone."""
+
+
 @dataclass(frozen=True)
 class PolicySpec:
     """What a backend gets about the run's policy when it is opened (`backends.named`)."""
@@ -98,3 +121,6 @@ class PolicySpec:
     local: LocalBackend
     scratch: ScratchModel
     """The model to build when `model_name` is `scratch`."""
+    tinker: TinkerService = field(default_factory=TinkerService)
+    cache_dir: Path | None = None
+    """Where a backend may keep what it learned of a service; None keeps nothing."""

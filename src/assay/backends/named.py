@@ -1,6 +1,7 @@
 """Resolves the setting `backend`, and opens the policy.
 
     local           a PyTorch model on this machine (`backends/local`)
+    tinker          a model behind the Tinker API (`backends/tinker`)
     mine.py:open    one of your own: `async def open(policy, data, resume) -> Backend`
 
 Imports no torch.
@@ -9,7 +10,7 @@ Imports no torch.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,12 @@ Opener = Callable[[PolicySpec, EnvData, Path | None], Coroutine[Any, Any, Backen
 on from exactly there; None is a new run, which begins with the weights of the folder `policy.start` where that is set.
 """
 
-BACKEND = Kind("backend", {"local": "assay.backends.local.backend:open_backend"}, inspect.isroutine)
+BACKEND = Kind(
+    "backend",
+    {"local": "assay.backends.local.backend:open_backend", "tinker": "assay.backends.tinker.backend:open_backend"},
+    inspect.isroutine,
+)
 """What `backend` may name."""
-TO_COME: Mapping[str, str] = {
-    "tinker": "backend=tinker (the hosted service) is not part of this version of Assay yet; use backend=local."
-}
-"""Names of planned backends -> the message for them until then."""
 
 
 def canonical(backend: Any) -> Any:
@@ -44,7 +45,7 @@ def check(reference: str, base_url: str | None = None) -> None:
     key with the run.
 
     Raises:
-        ConfigError: as `plugins.find`, or it is to come; `base_url` holds a user, a password or a query.
+        ConfigError: as `plugins.find`; `base_url` holds a user, a password or a query.
     """
     refuse(kept_secrets("base_url", base_url))
     if reference not in BACKEND.known:
@@ -82,8 +83,6 @@ async def open_named(reference: str, policy: PolicySpec, data: EnvData, resume: 
 
 
 def _opener(reference: str) -> Opener:
-    if reference in TO_COME:
-        raise ConfigError(TO_COME[reference])
     found: Opener = find(reference, BACKEND, "backend")
     wrong = "" if inspect.iscoroutinefunction(found) else "it is not async"
     try:

@@ -57,6 +57,9 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "export-data": Command("assay.cli.tasks.export_data", "write an environment's tasks as the data sets of verl"),
     "export-env": Command("assay.cli.tasks.export_env", "write an environment as a plugin of verifiers and prime-rl"),
+    "serve": Command(
+        "assay.cli.tasks.serve", "serve a model to training programs that speak Tinker's protocol, many at a time"
+    ),
     "index": Command("assay.cli.tasks.index", "build an index of solved problems to show in prompts, or search one"),
     "init": Command("assay.cli.tasks.init", "write a file to start an environment or a reward from"),
     "check": Command("assay.cli.tasks.check", "play known answers through an environment; say what is wrong"),
@@ -76,6 +79,9 @@ EXTRAS = {
     "tensorboardX": "tensorboard",
     "wandb": "wandb",
     "httptools": "rewards",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "tinker": "tinker",
     "math_verify": "math",
     "ray": "verl",
     "triton": "kernelbench",

@@ -217,6 +217,7 @@ RENDERER = Kind(
     {
         "auto": "assay.rollouts.renderers.named:auto_renderer",
         "plain": "assay.rollouts.renderers.base:PlainRenderer",
+        "role_colon": "assay.rollouts.renderers.role_colon:RoleColonRenderer",
         "chat": "assay.rollouts.renderers.chat:ChatRenderer",
         "qwen3": "assay.rollouts.renderers.chat:ChatRenderer",
     },
@@ -236,8 +237,9 @@ class DatasetBuilder(Settings):
     group_size: Annotated[int, AtLeast(1)] = 4
     """Rollouts per prompt."""
     renderer_name: Annotated[str, Code(RENDERER)] = "auto"
-    """How messages become tokens: `chat` (the tokenizer's chat template), `plain` (their bare text), or `auto`: `chat`
-    where the tokenizer has a template, else `plain`."""
+    """How messages become tokens: `chat` (the tokenizer's chat template; `qwen3` is another name), `plain` (their bare
+    text), `role_colon` (`User: ...`, for base models), or `auto`: `chat` where the tokenizer has a template, else
+    `plain`."""
     chat: Annotated[ChatConfig, UsedWhen("renderer_name", "auto", *BY_TEMPLATE)] = chz.field(default_factory=ChatConfig)
     """How the chat template is used."""
 

@@ -110,7 +110,7 @@ def turn_training(
         rows = iter(zip(one.advantages, gaps, strict=True))
         for group in one.groups:
             streams = [next(rows) for _ in group.data]
-            if "grad_norm" in one.metrics and group.id in numbers:
+            if one.stepped and group.id in numbers:
                 used.setdefault(numbers[group.id], streams)
     admitted = set(numbers.values())
     return {

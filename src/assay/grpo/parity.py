@@ -142,6 +142,11 @@ class Gate:
             f"{in_words(found, limits, self._backend.tokenizer)}. {CURE}{_THEN[self._of]}"
         )
 
+    def judges(self, groups: Sequence[BufferedGroup]) -> bool:
+        """Whether `judge_pass` would compare anything of these groups."""
+        now = self._backend.policy_version
+        return self.enabled and any(group.policy_version == now for group in groups)
+
     async def judge_pass(
         self, groups: Sequence[BufferedGroup], data: Sequence[Datum], trainer: Sequence[FloatArray]
     ) -> None:

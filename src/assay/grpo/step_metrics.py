@@ -33,14 +33,19 @@ class Pass:
     logprobs: Sequence[FloatArray]
     """The learner's log-probabilities before the step."""
     metrics: Mapping[str, float]
-    """Of the backend: `loss`, `kl_loss`, `entropy`, `grad_norm`; the last is absent where no step was taken."""
+    """Of the backend: `loss`, `nan_skip`, and what it knows of `kl_loss`, `entropy`, `grad_norm`."""
     fresh: bool
     """Whether the data were sampled by exactly the policy that was trained."""
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the optimizer step was taken."""
+        return not self.metrics["nan_skip"]
 
 
 def pass_metrics(passes: Sequence[Pass], recipe: Recipe) -> dict[str, float]:
     """Metrics of the optimizer steps of a training step together; only `optimizer_steps` if there are none."""
-    metrics = {"optimizer_steps": float(sum("grad_norm" in p.metrics for p in passes))}
+    metrics = {"optimizer_steps": float(sum(p.stepped for p in passes))}
     if not passes:
         return metrics
     now, behaviour = _pooled([(p.data, p.logprobs) for p in passes])

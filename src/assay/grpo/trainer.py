@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from assay.backends.base import AdamParams, Backend, Precision
-from assay.errors import CheckpointError, HealthError, NonFiniteGradientError, TrainingError
+from assay.backends.base import AdamParams, Backend, Precision, stepped
+from assay.errors import CheckpointError, HealthError, TrainingError
 from assay.grpo.admit import admit, with_reference
 from assay.grpo.buffer import BufferedGroup, RolloutBuffer
 from assay.grpo.config import GRPOConfig
@@ -311,18 +311,19 @@ class GRPOTrainer:
         advantages = [datum.advantages for datum in data]
         counted = [tokens for group in groups for tokens in group.counted]
         data = normalise(data, recipe.aggregation, config.constant_length, counted)
-        output = await self.backend.forward_backward(data, loss)
-        if not config.tis_cap:  # which compared all
+        if config.tis_cap or not gate.judges(groups):  # tis_cap compared all
+            done = await self.backend.train_step(data, loss, adam)
+        else:
+            output = await self.backend.forward_backward(data, loss)
             await gate.judge_pass(groups, data, output.logprobs)
-        metrics = {"loss": output.metrics["loss:sum"], "entropy": output.metrics["entropy:mean"], "nan_skip": 0.0}
-        if loss.kl is not None:
-            metrics["kl_loss"] = output.metrics["kl:sum"]
-        try:
-            metrics |= await self.backend.optim_step(adam)
-        except NonFiniteGradientError as error:
-            logger.warning("%s", error)
-            metrics["nan_skip"] = 1.0
-        passes.append(Pass(groups, advantages, data, output.logprobs, metrics, fresh))
+            done = await stepped(self.backend, output, adam)
+        metrics = {"loss": done.output.metrics["loss:sum"], "nan_skip": float(done.refused is not None)}
+        shown = {"entropy": "entropy:mean", **({"kl_loss": "kl:sum"} if loss.kl is not None else {})}
+        metrics |= {name: done.output.metrics[key] for name, key in shown.items() if key in done.output.metrics}
+        if done.refused is not None:
+            logger.warning("%s", done.refused)
+        metrics |= done.metrics
+        passes.append(Pass(groups, advantages, data, done.output.logprobs, metrics, fresh))
 
     def _buffer_metrics(self) -> dict[str, float]:
         buffer = self.buffer

@@ -30,6 +30,7 @@ from assay.kernels.program.grading import Grading, Size, of_compiler
 from assay.kernels.program.jobs import RECORD, REPLAY
 from assay.kernels.program.on_device import REPLAY as DEVICE_REPLAY
 from assay.kernels.sandboxes import sandbox_for
+from assay.kernels.source_text import without_mark
 from assay.kernels.text.examining import VERSION as TEXT_VERSION
 from assay.kernels.text.job import examined, of_text, unread
 from assay.kernels.timing.jobs import HARNESS as TIMED
@@ -134,6 +135,7 @@ class Grader:
         """
         if self._closed:
             return _closed(problem)
+        code = without_mark(code)
         if self.config.backend == "cuda" and self.config.device == "cpu":
             return replace(await self._cuda_text(code), problem=problem.hash)
         try:

@@ -10,6 +10,7 @@ counts is refused, since it would leave the choice to the reader. `fault` says w
 
 from __future__ import annotations
 
+import io
 import keyword
 import re
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ Origin = Literal["kernel_block", "fence", "bare"]
 
 MAX_SOURCE_CHARACTERS = 100_000
 """Longer sources are refused unread; honest kernels have a tenth of this."""
+
+_MARK = "\ufeff"
+"""Of byte order, which some editors put before a text."""
 
 _TAG = re.compile(r"<(/?)(think|thinking|thought|kernel)>", re.IGNORECASE)
 _FENCE = re.compile(r"^[ \t]*```([^\n`]*+)$", re.MULTILINE)
@@ -36,6 +40,17 @@ _WORDS = re.compile(r"^([^\W\d]\w*)[ \t]+([^\W\d]\w*)|^[^\W\d]\w*[.!?][ \t]*$|^\
 _STATEMENTS = frozenset((*keyword.kwlist, *keyword.softkwlist)) - {"True", "False", "None", "_"}
 _OPERATORS = frozenset(("and", "as", "async", "else", "for", "if", "in", "is", "not", "or"))
 _FIRST_CODE = re.compile(r"^(?:import|from|class|def|@|#|\"\"\"|''')", re.MULTILINE)
+
+
+def lines_of(source: str) -> list[str]:
+    """The lines of a Python module with their ends, as Python counts them: `str.splitlines` also ends a line at a form
+    feed or a separator within a comment."""
+    return io.StringIO(source, newline=None).readlines()
+
+
+def without_mark(source: str) -> str:
+    """A text without a mark of byte order before it, as Python reads a file."""
+    return source.removeprefix(_MARK)
 
 
 @dataclass(frozen=True, slots=True)

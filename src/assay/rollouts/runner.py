@@ -116,7 +116,7 @@ def errors_in_words(groups: Sequence[TrajectoryGroup]) -> str:
         return ""
     listed = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(3))
     more = f"; {len(reasons) - 3} more reasons" if len(reasons) > 3 else ""
-    return f"{reasons.total()} of {len(rollouts)} rollouts could not be scored: {listed}{more}."
+    return f"{reasons.total()} of {len(rollouts)} rollouts could not be scored: {f'{listed}{more}'.rstrip('.')}."
 
 
 class _SharedStarts(Renderer):

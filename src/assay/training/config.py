@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import chz
 
 from assay.backends import named
-from assay.backends.config import LocalBackend, ScratchModel
+from assay.backends.config import LocalBackend, ScratchModel, TinkerService
 from assay.config import (
     MAY_CHANGE,
     NOT_NULL,
@@ -107,7 +107,8 @@ class TrainingConfig(Settings):
     """One run."""
 
     model_name: str = "Qwen/Qwen2.5-Coder-7B-Instruct"
-    """Hugging Face hub id or local folder of a causal LM, or `scratch` for a model built from `scratch.*`."""
+    """Hugging Face hub id or local folder of a causal LM, or `scratch` for a model built from `scratch.*`; with
+    `backend=tinker`, a name of the server's."""
     lora_rank: Annotated[int, AtLeast(0)] = 32
     """LoRA rank; 0 trains all weights (local backend only)."""
     learning_rate: Annotated[float, AtLeast(0)] = 1e-4
@@ -187,7 +188,7 @@ class TrainingConfig(Settings):
     tensorboard_log_per_level: Annotated[bool, UsedWhen("tensorboard_enabled", Not(False)), MAY_CHANGE] = True
     """Also log metrics per tag (task type, level, side to move) to TensorBoard."""
     base_url: Annotated[str | None, UsedWhen("backend", Not("local"))] = None
-    """Base URL of the service that a hosted backend calls."""
+    """Base URL of the service that a hosted backend calls; null: TINKER_BASE_URL, or else the official Tinker API."""
     load_checkpoint_path: Path | None = None
     """Start from the weights of this checkpoint folder, with a fresh optimizer and step count."""
     resume_from_batch: Annotated[int | None, AtLeast(0), MAY_CHANGE] = None
@@ -197,12 +198,14 @@ class TrainingConfig(Settings):
     backend: Annotated[str, Code(named.BACKEND)] = chz.field(
         default="local", munger=lambda _, value: named.canonical(value)
     )
-    """Where the model lives: `local` (PyTorch, this machine), or one of your own as `path/to/file.py:open` or
-    `package.module:open` (`assay.backends.named`)."""
+    """Where the model lives: `local` (this machine), `tinker` (a service with the Tinker API, `docs/tinker.md`), or one
+    of your own as `path/to/file.py:open` or `package.module:open` (`assay.backends.named`)."""
     cache_dir: Annotated[Path, MAY_CHANGE] = Path("~/.cache/assay")
     """Where verdicts of verifier programs are kept between runs."""
     local: LocalBackend = chz.field(default_factory=LocalBackend)
     """Settings of the local backend."""
+    tinker: Annotated[TinkerService, UsedWhen("backend", "tinker")] = chz.field(default_factory=TinkerService)
+    """Settings of the Tinker backend."""
     scratch: Annotated[ScratchModel, UsedWhen("model_name", "scratch")] = chz.field(default_factory=ScratchModel)
     """The model to build when `model_name=scratch`."""
     optimizer: OptimizerConfig = chz.field(default_factory=OptimizerConfig)

@@ -96,8 +96,11 @@ async def _look(config: TrainingConfig, data: EnvData, plan: ResumePlan) -> _Loo
         renderer = make_renderer(builder.renderer_name, tokenizer, builder.chat)
         return _Look(renderer, [*words, f"{obstacle} The model was not loaded, so time is not estimated."])
     backend, renderer = await open_policy(config, data, plan.checkpoint)
-    words.append(await _time(config, data, plan, backend, renderer))
-    return _Look(renderer, words, backend.context_length)
+    try:
+        words.append(await _time(config, data, plan, backend, renderer))
+        return _Look(renderer, words, backend.context_length)
+    finally:
+        await backend.close()
 
 
 def foresee(config: TrainingConfig, data: EnvData, resumed: Checkpoint | None) -> tuple[list[str], str]:

@@ -92,14 +92,17 @@ async def _policy_checks(config: TrainingConfig, data: EnvData) -> list[Check]:
         return [Check("model", False, " ".join([*memory, obstacle]), "see there; the model was not loaded")]
     check_data(config, data)
     backend, renderer = await open_policy(config, data, None)
-    rows = [Check("model", True, f"{config.model_name}, context of {backend.context_length} tokens")]
-    rows += [Check("memory", True, words) for words in memory]
-    rows.append(Check("renderer", True, renderer.describe(config.build_context().max_turns)))
-    tasks = [builder.task for builder in islice(iter_builders(data.train), PROMPTS)]
-    if tasks:
-        params = SamplingParams(config.max_tokens, config.temperature, stop=renderer.stop)
-        rows.append(await check_agreement(backend, [renderer.start(task.prompt) for task in tasks], params))
-    return rows
+    try:
+        rows = [Check("model", True, f"{config.model_name}, context of {backend.context_length} tokens")]
+        rows += [Check("memory", True, words) for words in memory]
+        rows.append(Check("renderer", True, renderer.describe(config.build_context().max_turns)))
+        tasks = [builder.task for builder in islice(iter_builders(data.train), PROMPTS)]
+        if tasks:
+            params = SamplingParams(config.max_tokens, config.temperature, stop=renderer.stop)
+            rows.append(await check_agreement(backend, [renderer.start(task.prompt) for task in tasks], params))
+        return rows
+    finally:
+        await backend.close()
 
 
 def _failed(name: str, error: AssayError) -> Check:

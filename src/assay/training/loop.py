@@ -213,11 +213,13 @@ async def _sft(session: Session) -> None:
             examples = session.data.sft.batch(index, config.sft.batch_size)
             renderer = session.renderer
             data = [example_datum(renderer.start(e.prompt), renderer.completion(e.completion)) for e in examples]
-            output = await session.backend.forward_backward(normalise(data), LossSpec("cross_entropy"))
             rate = sft_learning_rate(config, index)
-            norms = await session.backend.optim_step(adam(config, rate))
-            loss = output.metrics["loss:sum"]
-            step.metrics |= {"sft/loss": loss, "sft/learning_rate": rate, "sft/grad_norm": norms["grad_norm"]}
+            found = await session.backend.train_step(normalise(data), LossSpec("cross_entropy"), adam(config, rate))
+            if found.refused is not None:
+                raise found.refused
+            loss = found.output.metrics["loss:sum"]
+            step.metrics |= {"sft/loss": loss, "sft/learning_rate": rate}
+            step.metrics |= {f"sft/{name}": value for name, value in found.metrics.items()}
             last = index + 1 == config.sft.num_steps
             if last:
                 await _before_rl(session, step)

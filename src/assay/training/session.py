@@ -9,7 +9,7 @@ import difflib
 import itertools
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from assay.config import resolved
 from assay.config.record import may_change, rounding_changes
 from assay.config.schema import settings
 from assay.envs.base import EnvData, EnvGroupBuilder, Records, build_data, iter_builders
-from assay.errors import ConfigError
+from assay.errors import AssayError, ConfigError
 from assay.grpo.recipes import RECIPES
 from assay.grpo.trainer import GRPOTrainer
 from assay.rollouts.renderers.base import Renderer
@@ -170,7 +170,11 @@ async def open_policy(config: TrainingConfig, data: EnvData, resumed: Checkpoint
         AssayError: as `make_backend` and `renderer_of`.
     """
     backend = await make_backend(config, data, resumed.policy if resumed else None)
-    return backend, renderer_of(config, backend, resumed)
+    try:
+        return backend, renderer_of(config, backend, resumed)
+    except AssayError:
+        await backend.close()
+        raise
 
 
 @asynccontextmanager
@@ -181,13 +185,14 @@ async def open_session(config: TrainingConfig, plan: ResumePlan, *, quiet: bool 
         AssayError: any part cannot be opened; the message says which and what to do. Nothing committed is lost.
     """
     warn_of_rounding(config, plan)
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         progress = stack.enter_context(RunProgress(Console(stderr=True, quiet=True) if quiet else None))
         with progress.building() as show:
             data = build_data(config.active_builder, config.build_context(show))
         try:
             run = stack.enter_context(RunDirectory.open(plan, check_data(config, data)))
             backend, renderer = await open_policy(config, data, run.resumed)
+            stack.push_async_callback(backend.close)
             trainer = GRPOTrainer.over(backend, config.trainer())
             if run.resumed is not None:
                 trainer.restore(run.resumed.policy)
@@ -242,6 +247,7 @@ async def make_backend(config: TrainingConfig, data: EnvData, resume: Path | Non
     """
     backend = await open_named(config.backend, policy_of(config, resume), data, resume)
     if problems := list(beyond(backend.capabilities, config)):
+        await backend.close()
         raise ConfigError("\n".join(problems))
     return backend
 
@@ -263,6 +269,8 @@ def policy_of(config: TrainingConfig, resume: Path | None) -> PolicySpec:
         base_url=config.base_url,
         local=config.local,
         scratch=config.scratch,
+        tinker=config.tinker,
+        cache_dir=config.cache_dir.expanduser(),
     )
 
 
@@ -282,9 +290,15 @@ def beyond(can: Capabilities, config: TrainingConfig) -> Iterator[str]:
         )
     terms = {"kl": loss.kl is not None, "entropy": loss.entropy_coef != 0}
     if lacking := [term for term, wanted in terms.items() if wanted and term not in can.terms]:
+        cures = {"kl": "grpo.kl_placement=reward", "entropy": "grpo.entropy_coef=0"}
         yield (
-            f"{backend} cannot compute {' and '.join(lacking)} terms in the loss. Set grpo.kl_placement=reward, and "
-            "grpo.entropy_coef=0."
+            f"{backend} cannot compute {' and '.join(lacking)} terms in the loss. Set "
+            f"{' and '.join(cures[term] for term in lacking)}."
+        )
+    if config.temperature != 1 and not can.tempered:
+        yield (
+            f"temperature={config.temperature:g}, but {backend} computes log-probabilities at temperature 1 alone, so "
+            "the ratio of every loss would be wrong. Set temperature=1."
         )
     if config.lora_rank and not can.lora:
         yield f"lora_rank={config.lora_rank}, but {backend} cannot train adapters. Set lora_rank=0."

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -172,7 +173,7 @@ def test_what_was_not_timed_is_in_no_pair(tmp_path, capsys):
         (["a.json"], "is compared with another such file"),
         (["a.json", "run"], "is compared with another such file"),
         (["a.json", "a.json", "--step", "1"], "--step chooses an evaluation of a run"),
-        (["a.json", "no.json"], "is compared with another such file"),
+        (["a.json", "no.json"], "no.json does not exist"),
         (["a.json", "bad.json"], "not valid JSON"),
         (["a.json", "other.json"], "different tasks: 0 of 8 and 8"),
     ],
@@ -196,5 +197,7 @@ def test_evaluations_that_were_graded_otherwise_are_said_to_be(tmp_path, capsys)
         path.write_text(json.dumps({**json.loads(path.read_text()), "config": config}))
         paths.append(path)
     assert figures(capsys, *paths)["measured_otherwise"] == ["dataset_builder.num_correct_trials: 5 -> 1"]
-    assert "Measured otherwise: dataset_builder.num_correct_trials: 5 -> 1" in compare(capsys, *paths)
+    told = compare(capsys, *paths)
+    assert "Measured otherwise: dataset_builder.num_correct_trials: 5 -> 1" in told
+    assert re.search(r"^  correct  .* 1\.000$", told, re.MULTILINE), "no p is cut off where there is no terminal"
     assert figures(capsys, paths[0], paths[0])["measured_otherwise"] == []

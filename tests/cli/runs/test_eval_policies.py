@@ -46,7 +46,9 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 @needs_walls
-def test_an_endpoint_is_measured_and_asked_once(tmp_path: Path, cache: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_endpoint_is_measured_and_asked_once(
+    tmp_path: Path, cache: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     own = f"endpoint.cache_path={tmp_path / 'replies.sqlite'}"
     settings = [*GRADED_HERE, cache, own, "endpoint.api_key_env=", "eval.samples_per_task=4", "max_tokens=77"]
     bodies = []
@@ -59,11 +61,14 @@ def test_an_endpoint_is_measured_and_asked_once(tmp_path: Path, cache: str, caps
 
     with scripted_judge(answer) as judge:
         policy = ["--policy", f"endpoint:{judge.base_url}#some/model", "--tasks", "all", "--k", "1,4"]
-        out, board, kernels = tmp_path / "e.json", tmp_path / "tb", tmp_path / "kernels"
+        out, board, kernels = tmp_path / "new" / "e.json", tmp_path / "tb", tmp_path / "kernels"
         places = ["--output", out, "--tensorboard", board, "--step", 3, "--kernels", kernels]
         found = evaluated(capsys, *policy, *places, *settings)
         asked = len(bodies)
+        assert "earlier evaluation" not in caplog.text
         again = evaluated(capsys, *policy, *settings)
+        assert "8 replies are those of an earlier evaluation" in caplog.text
+        assert "holds kernels already" in refused(capsys, *policy, "--kernels", kernels, *settings)
     assert asked == 9 and len(bodies) == 9, "a refused call is tried again; a repeated evaluation asks nothing"
     assert again["figures"] == found["figures"] and again["calls"]["cache_hits"] == 8
     assert {body["max_tokens"] for body in bodies} == {77} and bodies[0]["model"] == "some/model"
@@ -138,11 +143,16 @@ def test_calls_without_an_answer_are_errored_and_not_wrong(tmp_path: Path, capsy
         (["--policy", "endpoint:http://localhost:1/v1#m", "local.device=cpu"], "local.device would have no effect"),
         (["--policy", "endpoint:http://localhost:1/v1#m", "endpoint.budget_usd=1"], "prices are unknown"),
         (["--policy", "endpoint:http://localhost:1/v1#m", "--eager-times", "x"], "it is for --policy results:"),
-        (["--policy", "results:x", "temperature=2"], "temperature would have no effect"),
+        (["--policy", "results:x", "temperature=2"], "What it reads is max_errored_fraction, cache_dir and other"),
+        (
+            ["--policy", "endpoint:http://localhost:1/v1#m", "endpoint.api_key_env=NONE", *GRADED_HERE],
+            "set endpoint.api",
+        ),
         (["--policy", "results:.", "dataset_builder.dataset_src=shipped"], "eval_results.json cannot be read"),
         (["--policy", "folder:x", "--config", "chess"], "holds kernels"),
         (["--policy", "folder:x", "--batch", "3"], "--batch would have no effect here"),
         (["--policy", "folder:x", "--step", "3"], "without --tensorboard"),
+        (["--policy", "folder:x", "--output", "."], "--output . is a folder"),
         (["--policy", "folder:x", "--output", "/dev/null/x.json"], "could not be written to"),
         (["--policy", "folder:none", *GRADED_HERE], "none is not a folder"),
     ],

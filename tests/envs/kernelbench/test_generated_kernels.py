@@ -54,6 +54,8 @@ def test_what_is_held_out_is_neither_trained_nor_imitated_nor_tuned_on(hidden: b
 def test_more_hidden_problems_than_there_are_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"100000 heldout problems .* there are \d+\. Lower"):
         posed(0, "heldout", 100_000, hidden=True)
+    with pytest.raises(ConfigError, match=r"num_heldout=600 with heldout=final: only \d+ of 1200"):
+        heldout_posed("final", 600, hidden=True)
 
 
 def test_second_examples_show_the_first_kernel_with_its_failure_and_hold_copies_and_changes() -> None:
@@ -133,6 +135,7 @@ def test_the_presets_pose_whole_modules_and_what_comes_with_assay(tmp_path: Path
     ("settings", "said"),
     [
         (["dataset_builder.num_heldout=100"], r"num_heldout=100 with .*multiple of 3"),
+        (["dataset_builder.num_train=100", "dataset_builder.heldout=shipped"], r"num_train=100 with .*multiple of 3"),
         (["dataset_builder.backend=cuda", "dataset_builder.use_modal=true"], "have solutions in Triton alone"),
         (["dataset_builder.reward.mode=additive", "gamma=1"], "gamma=1 with these rewards"),
     ],

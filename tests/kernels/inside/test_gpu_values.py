@@ -336,7 +336,7 @@ def answers() -> dict[str, Any]:
         cases[f"to {name}"] = case(f"a.to(tl.{name}).to(tl.uint8, bitcast=True)", "uint8", ("float32", TINY))
         cases[f"halves to {name}"] = case(f"a.to(tl.{name}).to(tl.uint8, bitcast=True)", "uint8", ("float16", TINY))
         cases[f"of {name}"] = case("a.to(tl.float32)", "float32", (stored, list(range(256))))
-    for name, found in (UNKNOWN | KNOWN | SOME).items():
+    for name, found in (UNKNOWN | KNOWN | SOME | TWICE).items():
         for secret in (0, *SECRETS):
             cases[f"{name} {secret}"] = {**found, "secret": secret}
     return dict(zip(cases, program("value_cases", given=json.dumps(list(cases.values()))), strict=True))
@@ -503,6 +503,30 @@ UNKNOWN = {
     "an extreme's place": case("tl.argmax(a * 0, 0, tie_break_left=False)", "int32", single(*range(64))),
     "NaN in a clamp": case("tl.clamp(a, -1.0, 1.0)", "float32", single(NAN)),
     "a denormal logarithm": case("tl.log(a)", "float32", single(1e-40)),
+    "bits of NaN": case("(a / a).to(tl.int32, bitcast=True)", "int32", single(0.0)),
+    "bits of NaN of halves": case("(a - a).to(tl.int16, bitcast=True)", "int16", ("float16", [INF])),
+    "a denormal power": case("tl.exp2(a)", "float32", single(-130.0)),
+    "a denormal result of libdevice": case("libdevice.ldexp(a, b)", "float32", single(1.0), whole(-130)),
+    "a quotient of equals": case("a / b", "float32", single(3.0), single(3.0)),
+    "a quotient in a sum": case("a / b - 1.0 == 0.0", "bool", single(3.0), single(3.0)),
+    "a large exponential": case("tl.exp(a)", "float32", single(30.3)),
+    "an exponential that is nearly whole": case("tl.exp(a)", "float32", single(1.0986123)),
+    "a number beyond a type": case("a.to(tl.int16)", "int16", single(70000.0)),
+    "a negative number without a sign": case("a.to(tl.uint32)", "uint32", single(-5.0)),
+    **{
+        f"a fused product through {name}": case(f"{step} - b", kind, (kind, [value]), (kind, [square]))
+        for name, step, kind, value, square in (
+            ("times one", "(a * a) * 1.0", "float32", 1.3, 1.69),
+            ("its bits", "(a * a).to(tl.int32, bitcast=True).to(tl.float32, bitcast=True)", "float32", 1.3, 1.69),
+            ("float64", "(a * a).to(tl.float64).to(tl.float32)", "float32", 1.3, 1.69),
+            ("a choice", "tl.where(i >= 0, a * a, 0.0)", "float32", 1.3, 1.69),
+            ("a maximum", "tl.maximum(a * a, a * a)", "float32", 1.3, 1.69),
+            ("a sum with nothing", "(a * a + 0.0)", "float32", 1.3, 1.69),
+            ("an absolute value", "tl.abs(a * a)", "float32", 1.3, 1.69),
+            ("an axis of one", "tl.sum((a * a)[:, None], 1)", "float32", 1.3, 1.69),
+            ("a narrow cast", "(a.to(tl.float32) * a.to(tl.float32)).to(tl.float16)", "float16", 1.3, 1.689453125),
+        )
+    },
 }
 """Results that a GPU may have otherwise: not always the same, under several secrets."""
 
@@ -533,6 +557,15 @@ KNOWN = {
         single(*range(16)),
     ),
     "a guarded shift": case("tl.where(b < 32, a << b, 0)", "int32", whole(1, 1), whole(40, 3)),
+    "a quotient by a power of two": case("a / b", "float32", single(3.7, 5.0), single(4.0, 0.5)),
+    "whole powers of two": case("tl.exp2(a)", "float32", single(0.0, 3.0, 30.0)),
+    "an exponential of zero": case("tl.exp(a)", "float32", single(0.0)),
+    "roots of squares": case("tl.sqrt(a)", "float32", single(9.0, 65536.0)),
+    "logarithms of powers of two": case("tl.log2(a)", "float32", single(0.25, 1024.0)),
+    "error functions at their ends": case("tl.erf(a)", "float32", single(7.3, -9.1)),
+    "a number within a type": case("a.to(tl.int16)", "int16", single(-32768.0, 32767.5)),
+    "a product that was narrow": case("(a * a).to(tl.bfloat16).to(tl.float32) - 1.0", "float32", single(1.3, 0.7)),
+    "a product without a sum": case("tl.maximum(a * a, 0.0) * 1.0", "float32", single(1.3, 0.7)),
 }
 KNOWN = {f"known: {name}": found for name, found in KNOWN.items()}
 
@@ -541,6 +574,16 @@ KNOWN = {f"known: {name}": found for name, found in KNOWN.items()}
 def test_what_every_gpu_computes_does_not_change(name: str) -> None:
     first, *others = [answers()[f"{name} {secret}"] for secret in (0, *SECRETS)]
     assert isinstance(first, list) and all(answer == first for answer in others), (first, others)
+
+
+TWICE = {"the second of two products": case("a * a - a * a", "float32", single(1.3))}
+
+
+def test_either_of_two_products_is_fused() -> None:
+    """The second one in calls that move products, so that what is left of the first has the other sign."""
+    lost = float(np.float32(1.3)) ** 2 - float(np.float32(1.3) * np.float32(1.3))
+    for secret in SECRETS:
+        assert numbers_of(answers()[f"the second of two products {secret}"], "float32") == [np.float32(-lost)]
 
 
 MANY = single(*(1.0 + 0.0731 * k for k in range(64)))

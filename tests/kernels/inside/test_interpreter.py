@@ -56,6 +56,16 @@ def ok(ran: Ran) -> Any:
     return ran.arrays[0]
 
 
+@pytest.mark.parametrize(("offset", "fine"), [(0, True), (4, True), (1, False), (2, False)])
+def test_an_access_is_at_a_multiple_of_its_size(bench: Bench, offset: int, fine: bool) -> None:
+    body = (
+        f"at = (x.to(tl.pointer_type(tl.int8), bitcast=True) + {offset}).to(tl.pointer_type(tl.int32), bitcast=True)\n"
+        "tl.store(out + i, tl.load(at).to(tl.float32), mask=m)"
+    )
+    ran = bench.run(pointwise(body), X, outputs=OUT)
+    assert fine == (not ran.fault) and (fine or "misaligned address" in ran.fault["message"]), ran
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

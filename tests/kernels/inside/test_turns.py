@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.ledger import WrongValueError
-from assay.kernels.inside.triton.running.turns import MOST_AT_ONCE, Turns
+from assay.kernels.inside.triton.running.turns import CROWD, MOST_AT_ONCE, Turns
 from assay.kernels.language import Kernels, parse
 from assay.kernels.language.flow.lowering import lowered
 
@@ -24,9 +24,9 @@ from assay.kernels.language.flow.lowering import lowered
 class Cells:
     """Memory of whole numbers with atomic operations, shared by programs that take turns."""
 
-    def __init__(self, seed: int, alone: bool = False) -> None:
+    def __init__(self, seed: int, alone: bool = False, crowd: bool = False) -> None:
         self.held = [0] * 4
-        self.turns = Turns(random.Random(seed), alone)
+        self.turns = Turns(random.Random(seed), alone, crowd)
 
     def change(self, place: int, to: Callable[[int], int]) -> int:
         """Replace what a cell holds; gives back what it held."""
@@ -76,6 +76,20 @@ def test_programs_find_others_at_work_unless_they_run_alone() -> None:
     assert [busiest(True, seed) for seed in range(4)] == [1] * 4
     found = [busiest(False, seed) for seed in range(12)]
     assert all(1 < most <= MOST_AT_ONCE for most in found)
+
+
+def test_programs_in_a_crowd_find_all_others_that_fit() -> None:
+    for programs in (60, CROWD + 20):
+        cells, seen = Cells(programs, crowd=True), [0]
+
+        def program(_: int, cells: Cells = cells, seen: list[int] = seen) -> None:
+            others = cells.change(0, lambda held: held + 1)
+            seen[0] = max(seen[0], 1 + others)
+            cells.change(0, lambda held: held - 1)
+
+        cells.run(programs, program)
+        assert seen[0] == min(programs, CROWD)
+        assert cells.held[0] == 0
 
 
 def test_programs_that_wait_for_ever_are_refused() -> None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from assay.kernels.arrays import Array, HostTensor, host_tensor
-from assay.kernels.numerics.families import FAMILIES, LARGE, SPARSITY, Family, role_of, vary
+from assay.kernels.numerics.families import FAMILIES, LARGE, SPARSITY, Family, role_of, vary, with_numbers
 
 RNG = np.random.default_rng(0)
 UNIFORM = RNG.random((40, 50)).astype(np.float32)
@@ -132,3 +132,31 @@ def test_slices_of_zeros_and_close_to_zero_along_each_axis(shape: tuple[int, ...
 
 def test_a_constant_input_does_not_stay_constant() -> None:
     assert varied(np.ones((10, 10)), "signed").std() > 0.5
+
+
+@pytest.mark.parametrize("family", CHANGED)
+def test_what_two_draws_have_equal_stays_equal(family: Family) -> None:
+    def draw(seed: int) -> tuple[HostTensor, ...]:
+        half = np.random.default_rng(seed).normal(size=(6, 8)).astype(np.float32)
+        both = host_tensor(np.concatenate((half, half), 1), "float32")
+        return both, host_tensor(np.repeat(half, 2, 1), "float32"), both
+
+    made = vary(draw(1), family, np.random.default_rng(3), draw(2))
+    assert made is not None and made[0] != draw(1)[0]
+    halves, pairs, again = (value.array() for value in made if isinstance(value, HostTensor))
+    np.testing.assert_array_equal(halves[:, :8], halves[:, 8:])
+    np.testing.assert_array_equal(pairs[:, ::2], pairs[:, 1::2])
+    np.testing.assert_array_equal(halves, again)
+    assert np.unique(halves).size > 8
+
+
+def test_a_mask_that_lets_all_pass_lets_less_pass_in_some_families() -> None:
+    full = np.ones((20, 30), np.bool_)
+    mask = varied(full, "sparse", "bool")
+    assert 0.6 < mask.mean() < 0.9 and mask[:, 0].all()
+    assert vary((host_tensor(full, "bool"),), "permuted", np.random.default_rng(0)) is None
+
+
+def test_numbers_are_those_of_the_draw_that_was_recorded() -> None:
+    one, other = ((host_tensor([seed], "float32"), 0.5 + seed, (2 + seed, "a")) for seed in (1, 2))
+    assert with_numbers(one, other) == (one[0], *other[1:])

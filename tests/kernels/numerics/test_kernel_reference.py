@@ -415,3 +415,46 @@ def test_fitting_picks_the_smallest_size_that_is_worth_it(process: ReferenceProc
     broken = make_problem(1, 1, "x", faulty("raise RuntimeError('never')"), "x")
     with pytest.raises(ReferenceModelError, match="never"):
         fit_problem(broken, process)
+
+
+CHOOSES = """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x, slope):
+        return CHOICE * slope, self.scale * slope
+
+
+def get_inputs():
+    return [torch.randn(12, 9), torch.rand(1).item()]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_inputs_whose_ties_decide_are_left_out_where_no_order_is_promised(process: ReferenceProcess) -> None:
+    found = {
+        choice: process.evaluate(CHOOSES.replace("CHOICE", choice), input_seed=7, weight_seed=3)
+        for choice in ("x.topk(8)[1]", "x.argmax(1)")
+    }
+    left_out, kept = found.values()
+    assert "equal elements" in left_out.refused["faint"] and "equal elements" in left_out.refused["sparse"]
+    assert not kept.refused and {case.family for case in left_out.cases} == {"given", "signed", "large", "permuted"}
+    assert len({case.inputs[1] for result in found.values() for case in result.cases}) == 1
+
+
+def test_weights_that_are_moved_far_change_their_signs_and_grow(process: ReferenceProcess) -> None:
+    code = CHOOSES.replace("CHOICE", "x").replace("torch.ones(4)", "torch.ones(400)")
+    other = process.evaluate(code, input_seed=9, number_seed=7, weight_seed=3, perturb_weights="far", with_state=True)
+    scale = other.state["scale"].array()
+    assert 0.1 < (scale < 0).mean() < 0.4 and 0.05 < (abs(scale) > 5).mean() < 0.25
+    plain = process.evaluate(code, input_seed=7, weight_seed=3, families=("given",))
+    assert {case.inputs[1] for case in other.cases} == {plain.cases[0].inputs[1]}

@@ -42,7 +42,7 @@ def asking(lines: str, condition: str, arguments: str = "", values: str = "", ho
 
 
 BESIDE = "beside = tl.load(tl.where(k < 2, x_ptr + k, x_ptr - 2), mask={}, other=0.0)"
-ZEROS = "work = torch.zeros(512, dtype=torch.{})"
+ZEROS = "work = torch.zeros(512, dtype=torch.{}, device=x.device)"
 REFUSED = {
     "whole numbers as a mask": (asking(BESIDE.format("k * 0 + 1"), "n > 0"), "crash", "truth values"),
     "shifted truth as a mask": (asking(BESIDE.format("(k >= 0) << (k < 0)"), "n > 0"), "crash", "shift of truth"),
@@ -94,14 +94,18 @@ def test_one_value_is_exchanged_at_all_addresses(trials: Trials) -> None:
     assert trials.run(SNAKE, code).end == "ok"
 
 
-EMPTY = "work = torch.empty(512, dtype=torch.int32)"
+EMPTY = "work = torch.empty(512, dtype=torch.int32, device=x.device)"
 UNWRITTEN = {
     "read": ("seen = tl.load(w + k)", EMPTY, "wrong"),
     "added to": ("seen = tl.atomic_add(w + k, 1)", EMPTY, "wrong"),
     "moved and read": ("seen = tl.load(w + k)", f"{EMPTY}.flip(0)", "wrong"),
     "written and read": ("tl.store(w + k, 0)\ntl.debug_barrier()\nseen = tl.load(w + k)", EMPTY, "ok"),
     "masked": ("seen = tl.load(w + k, mask=k < 0, other=0)", EMPTY, "ok"),
-    "zeros moved": ("seen = tl.load(w + k)", "work = torch.zeros(512, dtype=torch.int32).flip(0)", "ok"),
+    "zeros moved": (
+        "seen = tl.load(w + k)",
+        "work = torch.zeros(512, dtype=torch.int32, device=x.device).flip(0)",
+        "ok",
+    ),
 }
 
 

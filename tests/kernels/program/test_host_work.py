@@ -135,7 +135,7 @@ CHUNKS = """
 M, K = a.shape
 g = max(d for d in range(1, K) if K % d == 0)
 left, right = a.view(M, g, K // g).transpose(0, 1), b.view(-1, g, K // g).permute(1, 2, 0)
-return copied(torch.addbmm(torch.zeros(M, b.shape[0]), left, right))
+return copied(torch.addbmm(torch.zeros(M, b.shape[0], device=left.device), left, right))
 """
 OUT = "torch.mm(a, b.t(), out=out)\nreturn copied(out)"
 SPREAD = """

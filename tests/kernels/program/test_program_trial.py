@@ -205,7 +205,7 @@ def test_a_program_in_another_encoding_is_none() -> None:
 
 def test_the_recording_job_holds_no_secret() -> None:
     job = record_job("", DRAW, Limits(), "float32")
-    assert job.header.keys() == {"init_inputs", "inputs", "precision", "program_bytes", "text_checks"}
+    assert job.header.keys() == {"init_inputs", "inputs", "precision", "program_bytes", "text_checks", "structure"}
     assert all(not one.inputs for one in job.rounds)
     told = json.dumps(job.header)
     assert str(DRAW.input_seed) not in told and str(DRAW.weight_seed) not in told

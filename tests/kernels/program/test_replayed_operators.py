@@ -75,3 +75,21 @@ def test_fresh_memory_of_a_seed() -> None:
     assert len(set(first[0])) > 8 and first[0] != first[1]
     memory.fill([0, 1], 1000)
     assert [storage.tolist() for storage in memory.raw[:2]] == first
+
+
+def test_one_number_everywhere_is_told_from_what_pytorch_computes() -> None:
+    zeros = operation("zeros.default", [N], outs=(window(1),))
+    steps = {
+        "a fill": ([zeros], True),
+        "a fill that was moved": ([zeros, operation("clone.default", window(1), outs=(window(1),))], True),
+        "a ramp": ([operation("arange.default", float(N), outs=(window(1),))], False),
+        "arithmetic on a fill": ([zeros, operation("add_.Tensor", window(1), window(0), outs=(window(1),))], False),
+    }
+    for name, (forward, filled) in steps.items():
+        program = made(forward=[*forward, launch()])
+        memory = Memory(program)
+        for step in program.forward[:-1]:
+            operators.run(memory, step)  # type: ignore[arg-type]
+        assert bool(memory.is_filled(program.outputs[0]).all()) is filled, name
+        memory.forget(1)
+        assert not memory.is_filled(program.outputs[0]).any()

@@ -18,6 +18,7 @@ from assay.kernels.pool import GradingPool, require_grader
 from assay.kernels.problems.scaling import unscaled
 from assay.kernels.problems.sources import make_problem
 from assay.kernels.service import wire
+from assay.kernels.service.client import MOST_PREPARING, RemoteGrader
 from assay.kernels.verdicts import Verdict
 from assay.transport.http import MAX_RESPONSE_BYTES
 from support.grading_services import Behaviour, misbehaving, response
@@ -202,5 +203,17 @@ def test_sizes_of_the_callers_choice_are_refused() -> None:
         async with GradingPool(GraderConfig(url="http://127.0.0.1:1")) as pool:
             with pytest.raises(GradingServiceError, match="sizes of the caller's choice"):
                 await pool.grade(unscaled(PROBLEM), "code")
+
+    asyncio.run(main())
+
+
+def test_a_service_that_never_answers_does_not_hold_up_preparing() -> None:
+    async def main() -> None:
+        async with misbehaving(sleeps) as (url, bodies):
+            grader = RemoteGrader(GraderConfig(url=url, url_timeout_s=0.3))
+            async with asyncio.timeout(10):
+                await asyncio.gather(*(grader.prepare(PROBLEM) for _ in range(MOST_PREPARING + 1)))
+            await grader.close()
+            assert len(bodies) == MOST_PREPARING + 1
 
     asyncio.run(main())

@@ -81,14 +81,15 @@ def shared(q: Tensor, prefix_k: Tensor, prefix_v: Tensor, own_k: Tensor, own_v: 
     # Queries of all continuations of a prompt stand side by side; each continuation's are a block of them.
     shape = (prompts, key_heads, group, new, repeat)
     rows = q.view(prompts, group, new, key_heads, repeat, width).permute(0, 3, 1, 2, 4, 5).contiguous()
-    blocks = (prompts * key_heads * group, new * repeat)
+    blocks, queries = (prompts * key_heads * group, new * repeat), group * new * repeat
     own_k, own_v = (t.reshape(-1, width, span) for t in (own_k, own_v))
-    to_prompt = _scores(rows.view(prompts * key_heads, -1, width), prefix_k.flatten(0, 1))
+    to_prompt = _scores(rows.view(prompts * key_heads, queries, width), prefix_k.flatten(0, 1))
     to_own = _scores(rows.view(*blocks, width), own_k)
-    scores = torch.cat([to_prompt.view(prompts, key_heads, -1, length), to_own.view(prompts, key_heads, -1, span)], -1)
+    parts = to_prompt.view(prompts, key_heads, queries, length), to_own.view(prompts, key_heads, queries, span)
+    scores = torch.cat(parts, -1)
     if bias is not None:
         scores = scores.view(*shape, -1) + bias
-    weights = torch.softmax(scores, dim=-1).view(prompts, key_heads, -1, length + span).to(q.dtype)
+    weights = torch.softmax(scores, dim=-1).view(prompts, key_heads, queries, length + span).to(q.dtype)
     out = torch.matmul(weights[..., :length], prefix_v)
     own_weights = weights[..., length:].view(*blocks, span)
     out = torch.baddbmm(out.view(*blocks, width), own_weights, own_v.transpose(1, 2))

@@ -12,15 +12,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import math
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from assay.backends.base import (
@@ -30,19 +27,19 @@ from assay.backends.base import (
     Capabilities,
     ForwardBackwardOutput,
     LossSpec,
-    LossTerm,
 )
 from assay.backends.config import LocalBackend, PolicySpec, ScratchModel
-from assay.backends.local import forward, hardware, models
-from assay.backends.local.losses import SURROGATES, nan_of_finite, token_losses
+from assay.backends.local import hardware, models
+from assay.backends.local.gradient import accumulate, logprobs_of
+from assay.backends.local.losses import SURROGATES
 from assay.backends.local.network import Network
-from assay.backends.local.optimizer import adamw, check_still_trained, load_adamw, save_adamw
+from assay.backends.local.optimizer import adamw, check_still_trained, load_adamw, save_adamw, take_step
 from assay.backends.local.reference import BelowAdapters, FrozenWeights, OwnModel, Reference, adapters_own, of_start
 from assay.backends.local.sampling.decoding import Decoding
 from assay.backends.local.sampling.sampler import Finished, Request, batches_of, sample
 from assay.backends.local.worker import Worker
 from assay.envs.base import EnvData, TokenizerCorpus
-from assay.errors import CheckpointError, ModelError, NonFiniteGradientError, TrainingError, first_line
+from assay.errors import CheckpointError, ModelError, TrainingError, first_line
 from assay.types import Completion, Datum, FloatArray, Json, SamplingParams
 
 REFERENCE = "reference.safetensors"
@@ -237,48 +234,16 @@ class TorchBackend(Backend):
         try:
             check_still_trained(self._trained)
             with self._policy.evaluating():
-                return self._accumulate(data, loss)
+                return accumulate(self._policy, data, loss)
         except BaseException:
             self._optimizer.zero_grad(set_to_none=True)
             raise
 
-    def _accumulate(self, data: Sequence[Datum], loss: LossSpec) -> ForwardBackwardOutput:
-        done: list[tuple[forward.Packed, Tensor, Tensor]] = []
-        names: list[LossTerm] = []
-        for packed in self._policy.micro_batches(data):
-            streams = forward.streams(data, packed, self.device)
-            now, entropies = self._policy.targets(
-                packed, streams.targets, loss.temperature, entropy_gradient=loss.entropy_coef != 0
-            )
-            terms = token_losses(loss, now, entropies, streams)
-            names = list(terms)
-            summed = torch.stack([values.sum() for values in (*terms.values(), entropies)])
-            summed[: len(names)].sum().backward()  # type: ignore[no-untyped-call]
-            done.append((packed, now.detach(), summed.detach()))
-        # The device is read only here, so that it never waits for the host between micro-batches.
-        logprobs = [np.zeros(len(d), np.float32) for d in data]
-        sums, entropy, count = dict.fromkeys(LOSS_TERMS, 0.0), 0.0, 0
-        for packed, now, summed in done:
-            *values, nats = summed.tolist()
-            for name, value in zip(names, values, strict=True):
-                sums[name] += value
-            entropy, count = entropy + nats, count + len(now)
-            forward.scatter(packed, now, logprobs)
-        if callable(loss.surrogate) and math.isnan(sums["policy"]) and (error := nan_of_finite(loss, logprobs, data)):
-            raise error
-        metrics = {"loss:sum": sum(sums.values()), "kl:sum": sums["kl"], "entropy:mean": entropy / max(1, count)}
-        return ForwardBackwardOutput(logprobs, metrics)
-
     @torch.no_grad()
     def _logprobs(self, data: Sequence[Datum], temperature: float, reference: bool) -> list[FloatArray]:
-        logprobs = [np.zeros(len(d), np.float32) for d in data]
         chosen = self._the_reference().network() if reference else contextlib.nullcontext(self._policy)
         with chosen as network, network.evaluating():
-            for packed in network.micro_batches(data):
-                targets = forward.streams(data, packed, network.device).targets
-                found, _ = network.targets(packed, targets, temperature)
-                forward.scatter(packed, found, logprobs)
-        return logprobs
+            return logprobs_of(network, data, temperature)
 
     def _make_reference(self, wanted: PreTrainedModel | Literal["start"] | None) -> Reference | None:
         if wanted is None:
@@ -295,23 +260,9 @@ class TorchBackend(Backend):
         return self._reference
 
     def _optim_step(self, params: AdamParams) -> Mapping[str, float]:
-        gradients = [p for p in self._trained.values() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in gradients if p.grad is not None])
-        if not torch.isfinite(norm):
-            self._optimizer.zero_grad(set_to_none=True)
-            raise NonFiniteGradientError(
-                f"The gradient norm is {float(norm)} at optimizer step {self.policy_version + 1}, so a step would "
-                "destroy the weights; they are unchanged. Lower the learning rate or look at the rewards."
-            )
-        if params.grad_clip_norm:
-            torch.nn.utils.clip_grads_with_norm_(gradients, params.grad_clip_norm, norm)
-        for group in self._optimizer.param_groups:
-            group["lr"], group["betas"], group["eps"] = params.learning_rate, (params.beta1, params.beta2), params.eps
-            group["weight_decay"] = params.weight_decay if group["decayed"] else 0.0
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        norm = take_step(self._optimizer, self._trained.values(), params, self.policy_version + 1)
         self.policy_version += 1
-        return {"grad_norm": float(norm)}
+        return {"grad_norm": norm}
 
     def _save(self, path: Path) -> None:
         path.mkdir(parents=True)

@@ -53,6 +53,28 @@ class Streams:
     reference: Tensor | None = None
 
 
+def streams_of(data: Sequence[Datum]) -> Streams:
+    """The streams of all trained tokens of `data`, in order, on the CPU."""
+    places = [np.flatnonzero(datum.mask) for datum in data]
+
+    def column(name: str) -> Tensor | None:
+        found = [getattr(datum, name) for datum in data]
+        if any(stream is None for stream in found):
+            return None
+        return torch.from_numpy(np.concatenate([stream[p] for stream, p in zip(found, places, strict=True)]))
+
+    targets, behaviour, advantages = column("targets"), column("logprobs"), column("advantages")
+    assert targets is not None and behaviour is not None and advantages is not None
+    sequences = torch.from_numpy(np.repeat(np.arange(len(places)), [len(p) for p in places]))
+    return Streams(targets, behaviour, advantages, sequences, column("weights"), column("ref_logprobs"))
+
+
+def trained(logprobs: Sequence[Tensor], data: Sequence[Datum]) -> Tensor:
+    """The log-probabilities, [T] for each datum, of the trained tokens alone, [N], with gradient."""
+    places = [torch.from_numpy(np.flatnonzero(datum.mask)) for datum in data]
+    return torch.cat([x.reshape(-1)[p] for x, p in zip(logprobs, places, strict=True)])
+
+
 def token_losses(spec: LossSpec, logprobs: Tensor, entropies: Tensor, data: Streams) -> dict[LossTerm, Tensor]:
     """The terms of the loss of each token: `policy`, and `kl` and `entropy` where the spec asks for them.
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from assay.backends.base import AdamParams
 from assay.backends.config import AdamWKind
-from assay.errors import ModelError
+from assay.errors import ModelError, NonFiniteGradientError
 
 FUSED_DEVICES = ("cpu", "cuda")
 
@@ -31,6 +32,33 @@ def adamw(parameters: Iterable[Tensor], kind: AdamWKind) -> torch.optim.AdamW:
     return torch.optim.AdamW(
         [g for g in groups if g["params"]], lr=0.0, fused=kind == "fused", foreach=kind == "foreach"
     )
+
+
+def take_step(optimizer: torch.optim.AdamW, trained: Iterable[Tensor], params: AdamParams, number: int) -> float:
+    """Apply and clear the accumulated gradient; returns its norm before clipping.
+
+    Args:
+        number: of the step, for the message of an error.
+
+    Raises:
+        NonFiniteGradientError: the gradient was cleared, and nothing else changed.
+    """
+    gradients = [p for p in trained if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm([p.grad for p in gradients if p.grad is not None])
+    if not torch.isfinite(norm):
+        optimizer.zero_grad(set_to_none=True)
+        raise NonFiniteGradientError(
+            f"The gradient norm is {float(norm)} at optimizer step {number}, so a step would destroy the weights; they "
+            "are unchanged. Lower the learning rate or look at the rewards."
+        )
+    if params.grad_clip_norm:
+        torch.nn.utils.clip_grads_with_norm_(gradients, params.grad_clip_norm, norm)
+    for group in optimizer.param_groups:
+        group["lr"], group["betas"], group["eps"] = params.learning_rate, (params.beta1, params.beta2), params.eps
+        group["weight_decay"] = params.weight_decay if group["decayed"] else 0.0
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return float(norm)
 
 
 def save_adamw(optimizer: torch.optim.AdamW, path: Path) -> None:

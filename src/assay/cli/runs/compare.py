@@ -7,6 +7,7 @@ import heapq
 import json
 import math
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,9 +108,10 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         answer["measured_otherwise"] = measured_otherwise(a, b)
         print(json.dumps({**answer, "verdict": answer_to(rows[0]), "largest_changes": changed}, indent=2))
         return 0
-    width = shutil.get_terminal_size().columns
+    # A file or a pipe has no width, and p is what comes last.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in report_lines(a, b, shared, rows):
-        print(clipped(line, width) if line.startswith(" ") else line)
+        print(clipped(line, width) if width and line.startswith(" ") else line)
     return 0
 
 

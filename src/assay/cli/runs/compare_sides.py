@@ -149,6 +149,9 @@ def _of_run(label: str, found: Measurement) -> Side:
 
 def _of_files(a: Path, b: Path | None, step: int | None) -> tuple[Side, Side]:
     """Two kernel evaluations, as files."""
+    for path in (a, b):
+        if path is not None and not path.exists():
+            raise DataError(f"{path} does not exist. Give a file of `assay eval --output`.")
     if b is None or not (a.is_file() and b.is_file()):
         raise DataError(
             "A file of `assay eval --output` is compared with another such file. Write one of the run with `assay eval "

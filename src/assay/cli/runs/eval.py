@@ -9,7 +9,7 @@ from pathlib import Path
 
 from assay.cli.options import add_config, add_settings_help, config_of
 from assay.cli.runs.eval_settings import CHANGED_MOST, NOT_READ, OF_ENDPOINT, refuse_idle
-from assay.cli.runs.measured import HELDOUT, Measured, Which, check_folders, measured_of, play, write
+from assay.cli.runs.measured import HELDOUT, Measured, Which, check_places, measured_of, play, write
 from assay.envs.base import build_data
 from assay.errors import ConfigError
 from assay.storage.files import encode_json
@@ -17,8 +17,7 @@ from assay.training.config import TrainingConfig
 from assay.training.metrics.progress import RunProgress
 from assay.training.run.checkpoints import checkpoint_folder, open_checkpoint
 from assay.training.run.reader import find_checkpoint
-from assay.training.session import make_backend
-from assay.training.settle import renderer_of
+from assay.training.session import open_policy
 from assay.types import Json
 
 EXAMPLES = """\
@@ -83,7 +82,7 @@ def _ks(text: str) -> tuple[int, ...]:
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Measure, and print the figures as JSON."""
     _refuse_strays(args)
-    check_folders(args.output and args.output.parent, args.tensorboard, args.kernels)
+    check_places(args.output, args.tensorboard, args.kernels)
     if args.policy is None:
         refuse_idle(overrides, NOT_READ)
         which = Which(args.tasks or "heldout", args.k)
@@ -138,10 +137,12 @@ async def measure_run(run: Path, config: TrainingConfig, batch: int | None, whic
     with RunProgress() as progress, progress.building() as show:
         data = build_data(config.active_builder, config.build_context(show))
     try:
-        backend = await make_backend(config, data, checkpoint.policy)
-        renderer = renderer_of(config, backend, checkpoint)
-        tasks = which.of(data, config.eval.max_tasks)
-        evaluation = await play(config, backend, renderer, tasks, config.grpo.parity)
+        backend, renderer = await open_policy(config, data, checkpoint)
+        try:
+            tasks = which.of(data, config.eval.max_tasks)
+            evaluation = await play(config, backend, renderer, tasks, config.grpo.parity)
+        finally:
+            await backend.close()
         policies = {"policy": evaluation.per_task}
         if data.baseline_policies is not None and config.eval.max_tasks is None and which == HELDOUT:
             policies |= await data.baseline_policies()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -37,6 +38,7 @@ NOT_READ_HERE = (
 """Settings that say nothing about a policy that no run trained."""
 OF_SAMPLING = ("endpoint", "max_tokens", "temperature", "eval", "mode", "max_turns", "seed")
 """Settings that are read where something is sampled."""
+logger = logging.getLogger(__name__)
 _KINDS = "endpoint:URL#MODEL, folder:DIR and results:DIR"
 
 
@@ -97,6 +99,12 @@ async def _endpoint(what: str, config: EvaluationConfig, which: Which) -> Measur
     finally:
         await data.close()
     names = ("calls", "cache_hits", "attempts", "failures", "prompt_tokens", "completion_tokens", "usd")
+    if kept := int(usage.get("cache_hits", 0)):
+        logger.warning(
+            "%d replies are those of an earlier evaluation of this URL and model (cache). If another model answers "
+            "there by now, measure again with endpoint.cache=false.",
+            kept,
+        )
     spent = {name: usage[name] for name in names if name in usage}
     head: dict[str, Json] = {"policy": f"endpoint:{url}#{model}", "calls": spent}
     return measured_of(head, config, evaluation, {"policy": evaluation.per_task}, which.ks)

@@ -43,8 +43,13 @@ def refuse_idle(overrides: Sequence[str], not_read: Sequence[str]) -> None:
         ConfigError: there are some.
     """
     given = read_overrides(overrides).values
-    if idle := [key for key in given if any(f"{key}.".startswith(f"{name}.") for name in not_read)]:
+    if idle := [key for key in given if _is_below(key, not_read)]:
+        read = ", ".join(key for key in CHANGED_MOST if not _is_below(key, not_read))
         raise ConfigError(
-            f"{' and '.join(idle)} would have no effect: an evaluation trains nothing. Remove it. What it reads is "
-            f"{', '.join(CHANGED_MOST)} and the settings of the environment, of sampling and of the device."
+            f"{' and '.join(idle)} would have no effect on this evaluation. Remove it. What it reads is {read} and "
+            "other settings of the environment, and, where something is sampled, of sampling and of the device."
         )
+
+
+def _is_below(key: str, names: Sequence[str]) -> bool:
+    return any(f"{key}.".startswith(f"{name}.") for name in names)

@@ -13,7 +13,7 @@ from assay.config import resolved
 from assay.envs.base import EnvData, EnvGroupBuilder, iter_builders
 from assay.envs.kernelbench.evaluation.figures import means, notes, summary, tag_of
 from assay.envs.kernelbench.evaluation.outcomes import KernelEvaluation, of_rollouts
-from assay.envs.kernelbench.evaluation.published import kernels_of
+from assay.envs.kernelbench.evaluation.published import holds_kernels, kernels_of
 from assay.errors import ConfigError, DataError
 from assay.estimates import estimate, pass_at_k, usual_ks
 from assay.grpo.parity import ParityConfig
@@ -206,13 +206,20 @@ def kernels_measured(
     return Measured(report, kept, {**(scalars or {}), **tagged}, kernels or {})
 
 
-def check_folders(*folders: Path | None) -> None:
-    """Refuse folders that could not be made or written to, before anything is measured.
+def check_places(output: Path | None, tensorboard: Path | None, kernels: Path | None) -> None:
+    """Refuse places that could not be made or written to, before anything is measured.
 
     Raises:
-        ConfigError: one is such.
+        ConfigError: one is such; or `kernels` has kernels already, which would be taken for samples of this evaluation.
     """
-    for folder in folders:
+    if output is not None and output.is_dir():
+        raise ConfigError(f"--output {output} is a folder. Give a file, such as {output / 'eval.json'}.")
+    if kernels is not None and kernels.is_dir() and holds_kernels(kernels):
+        raise ConfigError(
+            f"--kernels {kernels} holds kernels already, which would be taken for samples of this evaluation. Give a "
+            "new folder."
+        )
+    for folder in (output and output.parent, tensorboard, kernels):
         try:
             if folder is not None:
                 check_writable(folder)
@@ -228,6 +235,7 @@ def write(measured: Measured, output: Path | None, tensorboard: Path | None, ste
         MissingDependencyError: tensorboardX is not installed.
     """
     if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
         replace_file(output, encode_json({**measured.report, **measured.samples}, indent=2) + b"\n")
     if kernels is not None:
         kernels.mkdir(parents=True, exist_ok=True)

@@ -85,6 +85,7 @@ def _check_task(configs: Sequence[str], overrides: Sequence[str]) -> None:
     ready = [(f"--config {name}", text) for name, text in presets().items()]
     ready += [(f"dataset_builder={name}", "an environment, with settings of your choice") for name in ENVIRONMENT.known]
     ready += [("dataset_builder=mine.py:Mine", "an environment of your own (`assay init mine.py` writes one)")]
-    listed = "\n".join(f"  {given:36}{text}" for given, text in ready)
+    wide = max(len(given) for given, _ in ready)
+    listed = "\n".join(f"  {given:{wide}}  {text}" for given, text in ready)
     which = " (no config names a dataset_builder)" if configs else ""
     raise ConfigError(f"Nothing says what to train on{which}. Give one of:\n{listed}")

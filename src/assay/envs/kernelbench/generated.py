@@ -25,6 +25,7 @@ from assay.envs.kernelbench.grading import KernelScoring
 from assay.envs.kernelbench.records import kernel_records, show_kernels
 from assay.envs.kernelbench.rewards import pays_lateness
 from assay.envs.tasks import ExampleTexts, TaskBatches
+from assay.errors import ConfigError
 from assay.kernels.problems.sources import Problem, load_problems, make_problem
 from assay.types import Message, Task
 
@@ -156,13 +157,20 @@ def heldout_posed(name: Literal["validation", "final"], count: int, hidden: bool
         return validation
     tuned = {one.composition.signature for one in validation}
     drawn = posed(HELDOUT_SEEDS["final"], "heldout", 2 * count, hidden)
-    return [one for one in drawn if one.composition.signature not in tuned][:count]
+    found = [one for one in drawn if one.composition.signature not in tuned][:count]
+    if len(found) < count:
+        raise ConfigError(
+            f"num_heldout={count} with heldout=final: only {len(found)} of {len(drawn)} problems are unlike those of "
+            "heldout=validation. Lower num_heldout."
+        )
+    return found
 
 
 def _impossible(config: GeneratedKernelsBuilder) -> Iterator[str]:
     if config.backend != "triton":
         yield f"backend={config.backend}: the generated problems have solutions in Triton alone. Set backend=triton."
-    for name in ("num_train", "num_heldout") if config.hidden and config.heldout != "shipped" else ():
+    counts = ("num_train",) if config.heldout == "shipped" else ("num_train", "num_heldout")
+    for name in counts if config.hidden else ():
         if (count := getattr(config, name)) % len(VARIANTS):
             yield (
                 f"{name}={count} with hidden=true: every prompt is there {len(VARIANTS)} times, once for each hidden "

@@ -31,6 +31,7 @@ from assay.kernels.language import CompilerText, Kernels
 from assay.kernels.program.form import Launch, Program, Step, Variant, table_of
 from assay.kernels.program.limits import UNALLOCATED
 from assay.kernels.program.reading import Refusal, read
+from assay.kernels.source_text import lines_of
 
 if TYPE_CHECKING:
     from assay.sandbox.base import ReadInputs, WriteOutputs
@@ -119,7 +120,7 @@ class Compiler:
         self._lines = {
             kernel.line + place: line
             for kernel in program.kernels
-            for place, line in enumerate(kernel.source.splitlines())
+            for place, line in enumerate(lines_of(kernel.source))
         }
         self._kernels = kernels
         self._module = _executed(self.text)
@@ -263,7 +264,7 @@ def chosen(keys: Sequence[Sequence[str]], most: int) -> list[tuple[int, int]]:
 
 def _executed(text: CompilerText) -> ModuleType:
     """The generated text as a module whose source Triton finds."""
-    linecache.cache[FILE] = (len(text.source), None, text.source.splitlines(keepends=True), FILE)
+    linecache.cache[FILE] = (len(text.source), None, lines_of(text.source), FILE)
     module = ModuleType("kernels")
     exec(compile(text.source, FILE, "exec", dont_inherit=True), module.__dict__)
     return module

@@ -24,10 +24,13 @@ from torch.overrides import TorchFunctionMode
 from assay.kernels.arrays import HostTensor, Value
 from assay.kernels.frames import Frame
 from assay.kernels.inside.construction import ConstructionTrace
+from assay.kernels.inside.problem.ties import AnyOrder, chooses, same
+from assay.kernels.inside.problem.weights import constant_buffers, growth_of, is_constant, move
 from assay.kernels.inside.record import light
-from assay.kernels.inside.tensors import digest
+from assay.kernels.inside.tensors import digest, structure_of
 from assay.kernels.inside.work import WorkTrace
-from assay.kernels.numerics.families import vary
+from assay.kernels.numerics.families import vary, with_numbers
+from assay.kernels.source_text import lines_of
 from assay.types import Json
 
 
@@ -100,30 +103,17 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
-def is_constant(weight: torch.Tensor) -> bool:
-    """Whether all elements of a parameter are equal."""
-    return weight.numel() > 0 and bool((weight == weight.flatten()[0]).all())
-
-
-def constant_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The buffers of a state that hold one finite fraction everywhere (running statistics, say)."""
-    kept = model.state_dict()
-    return {
-        name: buffer
-        for name, buffer in model.named_buffers()
-        if name in kept and buffer.is_floating_point() and is_constant(buffer) and bool(buffer.isfinite().all())
-    }
-
-
-def _move(weight: torch.Tensor) -> None:
-    spread = 0.1 * (weight.std() if weight.numel() > 1 else weight.abs().mean()) + 0.05
-    weight.mul_(1 + 0.25 * (2 * torch.rand_like(weight) - 1)).add_(spread * torch.randn_like(weight))
-
-
 def _tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     return [tensor for part in value for tensor in _tensors(part)] if isinstance(value, list) else []
+
+
+def _all_tensors(output: Any) -> list[torch.Tensor]:
+    if isinstance(output, torch.Tensor):
+        return [output]
+    parts = output.values() if isinstance(output, dict) else output if isinstance(output, list | tuple) else ()
+    return [tensor for part in parts for tensor in _all_tensors(part)]
 
 
 class Reference:
@@ -133,21 +123,26 @@ class Reference:
         self.device, self.precision = device, getattr(torch, precision)
         # Data classes look their module up, and TorchScript and others the text of a function.
         module = sys.modules["problem"] = types.ModuleType("problem")
-        linecache.cache["<problem>"] = (len(code), None, code.splitlines(keepends=True), "<problem>")
+        linecache.cache["<problem>"] = (len(code), None, lines_of(code), "<problem>")
         self.space: dict[str, Any] = module.__dict__
         exec(compile(code, "<problem>", "exec"), self.space)
         _seed(0, device)
         self.init_inputs: Any = self.space["get_init_inputs"]()
         self.init_work = 0
         """Arithmetic that the constructor does on what it draws, as of the last model."""
+        self.structure: Json = None
+        """How the tensors lie in the last output."""
+        self.after: dict[int, Value] = {}
+        """What the last pass left in inputs that it changed and did not return."""
         self.overwritten: set[int] = set()
         """Numbers of the tensors among the inputs into which forward wrote so far."""
 
     def model(self, seed: int, perturb: str, only: str = "") -> torch.nn.Module:
         """The model with weights from a seed, rounded to the working precision.
 
-        `perturb` is `none`; `all`, which moves every weight at random; or `constant`, which moves the parameters whose
-        elements are all equal (ones and zeros of a normalisation, say), so that they count as well, and such buffers.
+        `perturb` is `none`; `all`, which moves every weight at random; `far`, which moves them further; or
+        `constant`, which moves the parameters whose elements are all equal (ones and zeros of a normalisation, say), so
+        that they count as well, and such buffers.
         `only`: the one parameter that is moved of those; empty for all.
         """
         _seed(seed, self.device)
@@ -156,12 +151,13 @@ class Reference:
             model: torch.nn.Module = self.space["Model"](*init_inputs)
         self.init_work = trace.amount
         if perturb != "none":
+            growth = growth_of(model) if perturb == "far" else 0.0
             with torch.no_grad():
                 for name, weight in model.named_parameters():
                     if only in ("", name) and (perturb != "constant" or is_constant(weight)):
-                        _move(weight)
+                        move(weight, growth)
                 for buffer in constant_buffers(model).values() if perturb == "constant" else ():
-                    _move(buffer)
+                    move(buffer)
         return model.to(self.device, self.precision)
 
     def inputs(self, seed: int) -> tuple[Value, ...]:
@@ -182,10 +178,15 @@ class Reference:
         return [self._rounded(part) for part in value] if isinstance(value, list | tuple) else value
 
     def outputs(
-        self, model: torch.nn.Module, inputs: Sequence[Value], dtype: torch.dtype, seed: int
+        self,
+        model: torch.nn.Module,
+        inputs: Sequence[Value],
+        dtype: torch.dtype,
+        seed: int,
+        under: contextlib.AbstractContextManager[object] | None = None,
     ) -> list[HostTensor]:
-        """The outputs in some dtype; the model stays as it was."""
-        return flat_outputs(self._run(model, inputs, dtype, seed))
+        """The outputs in some dtype, `under` what changes operators; the model stays as it was."""
+        return flat_outputs(self._run(model, inputs, dtype, seed, under))
 
     def work(self, model: torch.nn.Module, inputs: Sequence[Value], seed: int) -> dict[str, tuple[int, int]]:
         """Calls and work of each operator, from a pass of its own so that no output was computed under a trace."""
@@ -205,7 +206,7 @@ class Reference:
         own = constant_buffers(other)
         with torch.no_grad():
             for name in names:
-                _move(own[name])
+                move(own[name])
         return self.outputs(other, inputs, self.precision, seed) != self.outputs(model, inputs, self.precision, seed)
 
     def _run(
@@ -226,7 +227,13 @@ class Reference:
             instance = copy.deepcopy(model).to(dtype)
             with torch.no_grad(), trace or contextlib.nullcontext():
                 output = instance(*arguments)
-            self.overwritten |= {place for place, tensor in enumerate(given) if tensor._version != versions[place]}
+            self.structure = structure_of(output)
+            changed = [place for place, tensor in enumerate(given) if tensor._version != versions[place]]
+            self.overwritten |= set(changed)
+            own = {tensor.untyped_storage().data_ptr() for tensor in _all_tensors(output)}
+            # What it returns is compared in any case, wherever a submission has it.
+            changed = [place for place in changed if given[place].untyped_storage().data_ptr() not in own]
+            self.after = {place: to_value(given[place]) for place in changed}
             return output
         finally:
             torch.set_default_dtype(before)
@@ -245,23 +252,31 @@ def evaluate(request: Json) -> Frame:
     frame.header["constant"] = [name for name, weight in weights if is_constant(weight)]
     frame.header["initial"] = [digest(weight) for _, weight in weights]
     first: tuple[Value, ...] | None = None
+    work: dict[str, tuple[int, int]] = {}
+    other = reference.inputs(request["number_seed"]) if request["number_seed"] != request["input_seed"] else None
     for number, family in enumerate(request["families"]):
         # Each family starts from a fresh draw of its own, so no two show the same numbers in another dress.
         given = reference.inputs(request["input_seed"] + number)
-        inputs = vary(given, family, np.random.default_rng((request["input_seed"], number)))
+        other = given if other is None else other
+        inputs = vary(with_numbers(given, other), family, np.random.default_rng((request["input_seed"], number)), other)
         if inputs is None:
             continue
         try:
             _add_case(frame, family, reference, model, inputs, request["weight_seed"], request["max_output"])
+            if first is not None and chooses(work) and _has_ties(frame, reference, model, inputs, request):
+                frame.header["cases"].pop()
+                frame.header["refused"][family] = "equal elements, in whose order its outputs are one answer of several"
         except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
             # Inputs that the problem refuses are not part of it; its own have to work.
             if first is None or out_of_memory(error):
                 raise
             frame.header["refused"][family] = f"{type(error).__name__}: {error}"[:500]
-        first = inputs if first is None else first
+        if first is None:
+            first, work = inputs, reference.work(model, inputs, request["weight_seed"])
     if first is not None:
-        frame.header["work"] = reference.work(model, first, request["weight_seed"])
+        frame.header["work"] = work
         frame.header["overwritten"] = sorted(reference.overwritten)
+        frame.header["structure"] = reference.structure
         frame.header["constant"] += reference.buffers_that_matter(model, first, request["weight_seed"])
         if request["screen"]:
             _add_case(frame, "again", reference, model, first, request["weight_seed"] + 1)
@@ -283,25 +298,40 @@ def _add_case(
     limit: int | None = None,
 ) -> None:
     rounded = reference.outputs(model, inputs, reference.precision, seed)
+    rounded_after = dict(reference.after)
     size = sum(math.prod(tensor.shape) for tensor in rounded)
     if limit is not None and size > limit:
         raise TooLargeError(f"{size} elements in the output, more than {limit}")
     try:
         exact = reference.outputs(model, inputs, torch.float64, seed)
+        after = dict(reference.after)
     except RuntimeError as error:
         if out_of_memory(error):
             raise
         # Some modules insist on float32 inside; their own output is then the best truth there is.
         frame.header["exact"] = str(reference.precision).removeprefix("torch.")
-        exact = rounded
+        exact, after = rounded, rounded_after
+    if after.keys() != rounded_after.keys():
+        raise ValueError("it changes other inputs in float64")
     frame.header["cases"].append(
         {
             "family": name,
             "inputs": [frame.add(value) for value in inputs],
             "exact": [frame.add(value) for value in exact],
             "rounded": [frame.add(value) for value in rounded],
+            "after": [[place, frame.add(after[place]), frame.add(rounded_after[place])] for place in sorted(after)],
         }
     )
+
+
+def _has_ties(
+    frame: Frame, reference: Reference, model: torch.nn.Module, inputs: Sequence[Value], request: Json
+) -> bool:
+    """Whether the last case has other outputs where equal elements come in another order."""
+    dtype: torch.dtype = getattr(torch, frame.header["exact"])
+    seed = request["weight_seed"]
+    found = (reference.outputs(model, inputs, dtype, seed, under) for under in (None, AnyOrder(seed)))
+    return not same(*found)
 
 
 def shapes(request: Json) -> Frame:

@@ -7,6 +7,7 @@ import sys
 import traceback
 from types import ModuleType
 
+from assay.kernels.source_text import lines_of
 from assay.types import Json
 
 FILE = "submission.py"
@@ -15,7 +16,7 @@ MESSAGE_CHARACTERS = 2000
 
 def load(source: str) -> ModuleType:
     """Execute a submission's text and return its module."""
-    linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
+    linecache.cache[FILE] = (len(source), None, lines_of(source), FILE)
     module = ModuleType("submission")
     module.__file__ = FILE
     sys.modules["submission"] = module  # dataclasses and pickle look a class's module up there

@@ -27,6 +27,29 @@ class WrongOutputError(Exception):
     """The output is not of the form that the reference's has. The text says how, for the author of the kernel."""
 
 
+def structure_of(value: Any) -> Json:
+    """How the tensors of an output lie in it: None for a tensor or a number, a list for a list or a tuple, a dictionary
+    for itself. What is neither is left out."""
+    if isinstance(value, list | tuple):
+        return [structure_of(part) for part in value if _has_place(part)]
+    if isinstance(value, dict):
+        return {str(name): structure_of(value[name]) for name in sorted(value, key=str) if _has_place(value[name])}
+    return None
+
+
+def _has_place(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | list | tuple | dict | bool | int | float)
+
+
+def structure_text(structure: Json) -> str:
+    """The same in words that a message has room for."""
+    if isinstance(structure, list):
+        return f"({', '.join(map(structure_text, structure))})"
+    if isinstance(structure, dict):
+        return f"{{{', '.join(f'{name}: {structure_text(part)}' for name, part in structure.items())}}}"
+    return "tensor"
+
+
 def digest(tensor: torch.Tensor) -> str:
     """A text that is the same for the same elements in the same dtype, and for no others that turn up."""
     dense = tensor.detach().cpu().contiguous().flatten()

@@ -30,6 +30,7 @@ from assay.kernels.language.naming import Names
 from assay.kernels.language.refusals import MAX_REFUSALS, Refusal, Refusals, Refused, shown
 from assay.kernels.language.scopes import scope_of
 from assay.kernels.language.statements import FunctionReader, check_returns
+from assay.kernels.source_text import lines_of
 
 _MOST_LINES = 10**6
 
@@ -111,7 +112,7 @@ def _function(key: str, entry: Mapping[str, object], line: int) -> tuple[Functio
         name = tree.name
         nodes = measure(tree)
         names = bindings.read(entry.get("names"))
-        reader = FunctionReader(scope_of(tree), names, source.splitlines())
+        reader = FunctionReader(scope_of(tree), names, lines_of(source))
         if not bindings.is_identifier(name):
             raise Refused(1, f"the name {shown(name)!r} of a kernel", "names are plain ASCII", "Rename it")
         noinline, unspecialized = reader.options(tree.decorator_list)

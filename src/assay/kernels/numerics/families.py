@@ -9,7 +9,8 @@
 
 What an input may be is read off the given draw. Whole numbers stay within the range that was drawn, distinct ones stay
 distinct, sorted ones are left alone (offsets, positions). Boolean masks only change places of whole rows, so a row that
-was legal stays so. Rows that sum to 1 stay probabilities; floats that are a few whole numbers stay labels from among
+was legal stays so; masks that are the same everywhere are not in some families. Elements that are equal in two draws
+stay equal. Rows that sum to 1 stay probabilities; floats that are a few whole numbers stay labels from among
 them. Triangles keep their zeros and symmetric matrices their symmetry. A domain that cannot be seen (a square root that
 wants positive inputs) shows in the reference: a family in which it is not finite is dropped when it is evaluated.
 """
@@ -33,23 +34,51 @@ SPARSITY = 0.8
 """Share of zeros of the family `sparse`."""
 FAINT = 1e-4
 """What a slice is multiplied by that is close to zero: its variance is far below the usual 1e-5."""
+MASKED: tuple[Family, ...] = ("signed", "sparse")
+"""Families in which a mask that is the same everywhere is not."""
+MASKED_SHARE = 0.25
+"""Share of its elements that are then turned."""
 _MAX_LABELS = 8
 
 Role = Literal["real", "probability", "labels", "index", "distinct", "sorted", "mask"]
 Floats = npt.NDArray[np.float64]
 
 
-def vary(values: Sequence[Value], family: Family, rng: np.random.Generator) -> tuple[Value, ...] | None:
-    """The inputs of a family, made from a given draw; None where the family would change nothing."""
+def vary(
+    values: Sequence[Value], family: Family, rng: np.random.Generator, other: Sequence[Value] | None = None
+) -> tuple[Value, ...] | None:
+    """The inputs of a family, made from a given draw; None where the family would change nothing.
+
+    `other`: a second draw. Elements that are equal in both, and inputs that are, stay equal: it is how they are made.
+    """
     if family == "given":
         return tuple(values)
-    changed = tuple(_vary_value(value, family, rng) for value in values)
-    return changed if any(new != old for new, old in zip(changed, values, strict=True)) else None
+    others = list(other) if other is not None and len(other) == len(values) else [None] * len(values)
+    changed = [_vary_value(value, family, rng, twin) for value, twin in zip(values, others, strict=True)]
+    for place, (value, twin) in enumerate(zip(values, others, strict=True)):
+        first = next(at for at in range(place + 1) if values[at] == value and others[at] == twin)
+        if isinstance(value, HostTensor) and value != twin and twin is not None:
+            changed[place] = changed[first]
+    return tuple(changed) if any(new != old for new, old in zip(changed, values, strict=True)) else None
 
 
-def _vary_value(value: Value, family: Family, rng: np.random.Generator) -> Value:
+def with_numbers(values: Sequence[Value], numbers: Sequence[Value]) -> tuple[Value, ...]:
+    """A draw with what is no tensor as in another one: a submission is recorded once, and is given the numbers then."""
+    if len(values) != len(numbers):
+        return tuple(values)
+    return tuple(_with_number(value, number) for value, number in zip(values, numbers, strict=True))
+
+
+def _with_number(value: Value, number: Value) -> Value:
+    if isinstance(value, tuple) and isinstance(number, tuple):
+        return with_numbers(value, number)
+    return value if isinstance(value, HostTensor) else number
+
+
+def _vary_value(value: Value, family: Family, rng: np.random.Generator, other: Value) -> Value:
     if isinstance(value, tuple):
-        return tuple(_vary_value(part, family, rng) for part in value)
+        others = other if isinstance(other, tuple) and len(other) == len(value) else (None,) * len(value)
+        return tuple(_vary_value(part, family, rng, twin) for part, twin in zip(value, others, strict=True))
     if not isinstance(value, HostTensor) or not value.data or value.dtype.startswith("complex"):
         return value
     array = value.array()
@@ -57,6 +86,8 @@ def _vary_value(value: Value, family: Family, rng: np.random.Generator) -> Value
     match role_of(array):
         case "real":
             new = _vary_real(array.astype(np.float64), family, rng)
+            if isinstance(other, HostTensor) and other.shape == value.shape:
+                new = _as_repeated(new, array.astype(np.float64), other.array().astype(np.float64))
         case "probability":
             new = _vary_probability(array.astype(np.float64), family, rng)
         case "labels":
@@ -66,7 +97,7 @@ def _vary_value(value: Value, family: Family, rng: np.random.Generator) -> Value
         case "distinct":
             new = _shuffled(array, rng)
         case "mask":
-            new = array[rng.permutation(len(array))] if array.ndim > 1 and family == "permuted" else array
+            new = _vary_mask(array, family, rng)
         case "sorted":
             new = array
     return host_tensor(new, value.dtype)
@@ -125,6 +156,35 @@ def _vary_real(x: Floats, family: Family, rng: np.random.Generator) -> Floats:
         upper = np.triu(new)
         new = upper + np.swapaxes(np.triu(new, 1), -1, -2)
     return np.where(zeros, 0.0, new) if zeros is not None else new
+
+
+def _as_repeated(new: Floats, one: Floats, other: Floats) -> Floats:
+    """New elements, equal where two draws both have equal ones: halves that repeat each other, pairs, expanded rows.
+
+    Of inputs that are drawn, elements that are the same in each draw (padding) are none of those, nor are inputs of a
+    few numbers alone.
+    """
+    drawn = (one != other).ravel()
+    drawn = drawn if drawn.any() else np.ones_like(drawn)
+    pairs = np.empty(int(drawn.sum()), np.complex128)
+    pairs.real, pairs.imag = one.ravel()[drawn], other.ravel()[drawn]
+    _, first, repeated = np.unique(pairs, return_index=True, return_inverse=True)
+    if not _MAX_LABELS < first.size < pairs.size:
+        return new
+    made = new.ravel().copy()
+    made[drawn] = made[drawn][first][repeated.ravel()]
+    return made.reshape(new.shape)
+
+
+def _vary_mask(array: Array, family: Family, rng: np.random.Generator) -> Array:
+    if array.size and array.ndim and bool((array == array.flat[0]).all()):
+        # A mask that lets everything pass: legal ones let less pass, and something of every row.
+        if family not in MASKED:
+            return array
+        new = np.logical_xor(array, rng.random(array.shape) < MASKED_SHARE)
+        new[..., 0] = array[..., 0]
+        return np.asarray(new)
+    return array[rng.permutation(len(array))] if array.ndim > 1 and family == "permuted" else array
 
 
 def _faint_slices(shape: tuple[int, ...], rng: np.random.Generator, symmetric: bool) -> Floats:

@@ -33,9 +33,10 @@ from assay.kernels.numerics.shapes import Shapes, counted, shapes_of_answer, wor
 from assay.kernels.problems.scaling import LOWER, Rule, ScaledProblem, ladder
 from assay.kernels.problems.sources import Problem, find_fault
 from assay.terminal import inert, shown
+from assay.types import Json
 
 T = TypeVar("T")
-Perturbation = Literal["none", "all", "constant"]
+Perturbation = Literal["none", "all", "far", "constant"]
 
 QUICK_S = 5.0
 """Seconds that an evaluation may take before it is moved to the process for what takes long: others wait meanwhile."""
@@ -83,6 +84,8 @@ class ReferenceResult:
     """A digest of each parameter (`inside.tensors.digest`)."""
     overwritten: frozenset[int] = frozenset()
     """Numbers of the tensors among the inputs that forward changes."""
+    structure: Json = None
+    """How the tensors lie in its output (`inside.tensors.structure_of`)."""
     work: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Calls and work of each PyTorch operator in one forward pass (see `inside.work` and `operators`)."""
     init_work: int = 0
@@ -146,6 +149,7 @@ class ReferenceProcess:
         only: str = "",
         with_state: bool = False,
         max_output: int | None = None,
+        number_seed: int | None = None,
         owner: str = "",
     ) -> ReferenceResult:
         """Run a problem's module.
@@ -157,12 +161,13 @@ class ReferenceProcess:
             families: Families of inputs, `given` first.
             precision: Working precision: inputs and weights are rounded to it, float64 starts from those.
             for_screening: Whether to evaluate also with other weights, and the first case once more.
-            perturb_weights: Which weights to move at random: `none`, `all`, or `constant`, those whose elements are all
-                equal (ones and zeros, which a kernel might leave out), and such buffers. A candidate has to be given
-                them by name.
+            perturb_weights: Which weights to move at random: `none`, `all`, `far` (all, further), or `constant`, those
+                whose elements are all equal (ones and zeros, which a kernel might leave out), and such buffers. A
+                candidate has to be given them by name.
             only: The one parameter that is moved of those; empty for all.
             with_state: Whether to hand back weights and buffers.
             max_output: Give up (`too_large`) when the outputs of one call have more elements than this together.
+            number_seed: Seed of the draw that arguments come from which are no tensors; by default `input_seed`.
             owner: The problem's hash, whatever sizes `code` has; by default the text itself.
 
         Raises:
@@ -182,6 +187,7 @@ class ReferenceProcess:
             "only": only,
             "state": with_state,
             "max_output": max_output,
+            "number_seed": input_seed if number_seed is None else number_seed,
         }
         return self._answer(request, owner or code, lambda frame, seconds: _result(frame, precision, seconds))
 
@@ -254,7 +260,9 @@ def _result(frame: Frame, precision: Precision, seconds: float) -> ReferenceResu
         exact = tuple(frame.tensor(tensor).array() for tensor in entry["exact"])
         outputs = outputs or tuple((tensor.dtype, tensor.shape) for tensor in rounded)
         inputs = tuple(frame.value(value) for value in entry["inputs"])
-        cases[entry["family"]] = Case(entry["family"], inputs, exact, tuple(tensor.array() for tensor in rounded))
+        after = tuple((int(place), frame.tensor(one), frame.tensor(other)) for place, one, other in entry["after"])
+        arrays = tuple(tensor.array() for tensor in rounded)
+        cases[entry["family"]] = Case(entry["family"], inputs, exact, arrays, after)
     other_weights, again = cases.pop("other_weights", None), cases.pop("again", None)
     return ReferenceResult(
         cases=tuple(cases.values()),
@@ -264,6 +272,7 @@ def _result(frame: Frame, precision: Precision, seconds: float) -> ReferenceResu
         constant=tuple(header["constant"]),
         initial=tuple(header["initial"]),
         overwritten=frozenset(header.get("overwritten", [])),
+        structure=header.get("structure"),
         precision=precision,
         exact_dtype=header["exact"],
         init_inputs=frame.value(header["init_inputs"]),

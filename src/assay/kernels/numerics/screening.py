@@ -54,6 +54,9 @@ class Case:
     inputs: tuple[Value, ...]
     exact: tuple[Array, ...]
     rounded: tuple[Array, ...]
+    after: tuple[tuple[int, HostTensor, HostTensor], ...] = ()
+    """What the reference leaves in inputs that it changes and does not return: the number of the input among its
+    tensors, what it holds in float64, and in the working precision."""
 
     def tolerances(self, precision: str) -> tuple[Tolerance, ...]:
         """The tolerance of each output."""

@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from assay.errors import ReferenceModelError
 from assay.kernels.arrays import HostTensor, Value
 from assay.kernels.base import Precision
-from assay.kernels.numerics.families import FAMILIES
+from assay.kernels.numerics.families import FAMILIES, Family
 from assay.kernels.numerics.reference import Perturbation, ReferenceProcess, ReferenceResult, screening_of
 from assay.kernels.numerics.screening import Case, Screening
 from assay.kernels.problems.scaling import ScaledProblem
+from assay.types import Json
 
 _SEED_BITS = 48
 ATTEMPTS = 4
@@ -49,6 +50,9 @@ class InputSet:
     updated: Case | None = None
     """A case under other values of all parameters, as after a step of training; None where none was asked for."""
     updated_weights: Mapping[str, HostTensor] = field(default_factory=dict)
+    far: tuple[Case, ...] = ()
+    """Cases of several families under values of all parameters that are far from those at the start."""
+    far_weights: Mapping[str, HostTensor] = field(default_factory=dict)
     nudged: Case | None = None
     """A case in which one parameter alone has other values; None where none was asked for or there is no other."""
     nudged_weights: Mapping[str, HostTensor] = field(default_factory=dict)
@@ -56,6 +60,10 @@ class InputSet:
     """A digest of each parameter at the start, in the order of `weights`."""
     overwritten: frozenset[int] = frozenset()
     """Numbers of the tensors among the inputs that the reference changes."""
+    after: tuple[tuple[int, str, tuple[int, ...]], ...] = ()
+    """Number, dtype and shape of each input that the reference changes and does not return, alike in all cases."""
+    structure: Json = None
+    """How the tensors lie in the reference's output (`inside.tensors.structure_of`)."""
     init_work: int = 0
     """Arithmetic that the reference's constructor does on what it draws."""
 
@@ -159,9 +167,14 @@ class InputBank:
         names = tuple(name for name, _ in result.weights)
         moved, moved_weights = self._perturbed(input_seed, weight_seed, "constant", result.constant)
         updated, updated_weights = self._perturbed(input_seed, weight_seed, "all", names if self._updates else ())
+        far, far_weights = self._far(input_seed, weight_seed, names if self._updates else (), result.outputs)
         one = self._random.choice(names) if self._updates and len(names) > 1 else ""
         nudged, nudged_weights = self._perturbed(input_seed, weight_seed, "all", (one,) if one else (), one)
         cases = tuple(case for case in result.cases if usable(case) and _has_form(case, result.outputs))
+        after = tuple((place, rounded.dtype, rounded.shape) for place, _, rounded in cases[0].after) if cases else ()
+        others = (*cases, *moved, *updated, *far, *nudged)
+        if any([place for place, *_ in case.after] != [place for place, *_ in after] for case in others):
+            after = ()  # values decide what it changes
         return InputSet(
             input_seed,
             weight_seed,
@@ -170,38 +183,60 @@ class InputBank:
             result.outputs,
             result.weights,
             result.work,
-            moved,
+            next(iter(moved), None),
             moved_weights,
-            updated,
+            next(iter(updated), None),
             updated_weights,
-            nudged,
+            tuple(case for case in far if case.family != "given" or not updated),
+            far_weights,
+            next(iter(nudged), None),
             nudged_weights,
             result.initial,
             result.overwritten,
+            after,
+            result.structure,
             result.init_work,
         )
 
+    def _far(
+        self, input_seed: int, weight_seed: int, names: Sequence[str], form: tuple[tuple[str, tuple[int, ...]], ...]
+    ) -> tuple[tuple[Case, ...], dict[str, HostTensor]]:
+        """Cases of all families under weights that are moved far; none where the reference takes no such weights."""
+        try:
+            return self._perturbed(input_seed, weight_seed, "far", names, families=FAMILIES, form=form)
+        except ReferenceModelError as error:
+            if error.kind == "crash":
+                raise
+            return (), {}
+
     def _perturbed(
-        self, input_seed: int, weight_seed: int, which: Perturbation, names: Sequence[str], only: str = ""
-    ) -> tuple[Case | None, dict[str, HostTensor]]:
-        """A case under other values of the named weights, and those values; none where there are no such weights, or
-        where it could not tell right from wrong."""
+        self,
+        input_seed: int,
+        weight_seed: int,
+        which: Perturbation,
+        names: Sequence[str],
+        only: str = "",
+        families: Sequence[Family] = ("given",),
+        form: tuple[tuple[str, tuple[int, ...]], ...] | None = None,
+    ) -> tuple[tuple[Case, ...], dict[str, HostTensor]]:
+        """Cases under other values of the named weights, and those values; none where there are no such weights, or
+        where they could not tell right from wrong, or have another form than `form`."""
         if not names:
-            return None, {}
+            return (), {}
         other = self._process.evaluate(
             self.scaled.code,
             input_seed=input_seed + len(FAMILIES),
             weight_seed=weight_seed,
             precision=self.precision,
-            families=("given",),
+            families=families,
+            number_seed=input_seed,
             perturb_weights=which,
             only=only,
             with_state=True,
             owner=self.scaled.problem.hash,
         )
-        if not usable(other.cases[0]):
-            return None, {}
-        return other.cases[0], {name: other.state[name] for name in names}
+        cases = tuple(case for case in other.cases if usable(case) and (form is None or _has_form(case, form)))
+        return cases, {name: other.state[name] for name in names} if cases else {}
 
 
 def usable(case: Case) -> bool:

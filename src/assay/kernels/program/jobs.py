@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from assay.kernels.arrays import DIGEST_CHARACTERS, HostTensor, Value, size_in_bytes
 from assay.kernels.frames import Frame
@@ -31,9 +31,13 @@ from assay.types import Json
 RECORD = "assay.kernels.inside.record.harness"
 REPLAY = "assay.kernels.inside.replay.harness"
 NO_KERNEL = -1
+_THREADS = 192
+"""Of a replay, in which only code of the grader's runs."""
 _MOST = 1 << 62
 """Counts of a report are cut here: whoever wrote it may write thousands of digits."""
 _LISTED = 16
+_MOST_STRUCTURE = 1 << 12
+"""Characters of a structure of outputs above which it is not compared."""
 _OUTPUTS = ProgramLimits().tensors
 BATCH_BYTES = 1 << 18
 """Of inputs and outputs that calls of one round may have together."""
@@ -94,6 +98,8 @@ class Measured:
     """What may explain wrong results."""
     left: tuple[Mapping[str, int], ...] = ()
     """Memory of earlier calls that it read and left otherwise: `elements`, and the `line` that writes them."""
+    filled: tuple[int, ...] = ()
+    """Outputs that have elements of a fill of PyTorch's beside those that kernels wrote."""
 
 
 def record_job(code: str, draw: InputSet | Shapes, limits: Limits, precision: str, text_checks: bool = True) -> Job:
@@ -102,6 +108,8 @@ def record_job(code: str, draw: InputSet | Shapes, limits: Limits, precision: st
     shapes = _shapes_of(draw) if isinstance(draw, InputSet) else draw
     header: dict[str, Json] = {"init_inputs": list(shapes.init_inputs), "inputs": list(shapes.inputs)}
     header |= {"precision": precision, "program_bytes": room, "text_checks": text_checks}
+    if isinstance(draw, InputSet) and len(json.dumps(draw.structure)) <= _MOST_STRUCTURE:
+        header["structure"] = draw.structure
     return Job(code, RECORD, (Round((), (room,)),), header, limits)
 
 
@@ -137,10 +145,15 @@ def recorded(result: JobResult, sizes: ProgramLimits | None = None) -> Recorded 
 
 
 def replay_job(text: str, draw: InputSet, calls: Sequence[Replay], limits: Limits, max_programs: int) -> Job:
-    """The job that replays a program, each call with inputs of its own."""
+    """The job that replays a program, each call with inputs of its own. Programs under way have threads."""
+    limits = replace(limits, processes=max(limits.processes, _THREADS))
     header, (init, _) = job_inputs(draw, calls[0].case)
-    header |= {"max_programs": max_programs}
-    sizes = tuple(size_in_bytes(dtype, shape) for dtype, shape in draw.outputs)
+    header |= {
+        "max_programs": max_programs,
+        "after": [[place, dtype, list(shape)] for place, dtype, shape in draw.after],
+    }
+    forms = (*draw.outputs, *((dtype, shape) for _, dtype, shape in draw.after))
+    sizes = tuple(size_in_bytes(dtype, shape) for dtype, shape in forms)
     made = [_round([calls[place] for place in places], sizes) for places in rounds_of(draw, calls)]
     return Job(text, REPLAY, (Round(init), *made), header, limits)
 
@@ -216,6 +229,7 @@ def _measured(entry: Mapping[str, Json]) -> Measured:
         None if arithmetic is None else _count(arithmetic),
         tuple(plain_text(note)[:200] for note in _list(entry.get("notes"))[:2]),
         tuple(_left(found) for found in _list(entry.get("left"))[:_LISTED]),
+        tuple(_count(number) for number in _list(entry.get("filled"))[:_OUTPUTS]),
     )
 
 

@@ -22,6 +22,8 @@ FILLS = frozenset(
     }
 )
 """Writes what depends on no tensor."""
+CONSTANT_FILLS = FILLS - {"arange", "linspace", "eye", "tril_indices", "triu_indices"}
+"""Writes one number everywhere."""
 MOVES = frozenset(
     {
         *("clone", "_to_copy", "copy", "cat", "stack", "flip", "roll", "repeat", "constant_pad_nd", "tril", "triu"),

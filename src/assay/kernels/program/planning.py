@@ -21,6 +21,7 @@ from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.program import rules
 from assay.kernels.program.form import Launch, Program, of_earlier_calls
 from assay.kernels.program.jobs import Replay
+from assay.kernels.program.operations import reference_arithmetic
 
 LARGE = "large"
 """A family of inputs at which exponentials make a last bit of a product more than what is allowed."""
@@ -34,6 +35,8 @@ AT_ONCE = 4
 """Calls that are added where kernels use results of atomic operations: which program comes between which is chance."""
 _ATOMIC = "atomic_"
 _NO_CODE = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT})
+MAX_WORK_FAR, FEW_FAR = 1 << 22, 1
+"""Arithmetic of a reference above which so many families alone, at random, are tried under weights that are far off."""
 MAX_TOGETHER = 64
 """Choices of configurations for all launches together that are all tried. Of more, so many are tried at most, or as
 many as one launch has, with each configuration among them."""
@@ -97,7 +100,10 @@ def plan(
         moved = replace(plain, case=draw.moved, weights=draw.moved_weights, seed=rng.getrandbits(32))
         calls.append(replace(moved, configurations=rng.choice(every)))
     # Weights of another form than the reference's (fused, permuted) cannot be updated from outside, and need not.
-    for case, weights in ((draw.updated, draw.updated_weights), (draw.nudged, draw.nudged_weights)):
+    updates = [(draw.updated, draw.updated_weights), (draw.nudged, draw.nudged_weights)]
+    heavy = reference_arithmetic(draw.work) > MAX_WORK_FAR
+    far = rng.sample(draw.far, min(FEW_FAR, len(draw.far))) if heavy else draw.far
+    for case, weights in (*updates, *((case, draw.far_weights) for case in far)):
         if case is not None:
             updated = replace(plain, case=case, weights=weights, needed=False)
             calls.append(replace(updated, seed=rng.getrandbits(32), configurations=rng.choice(every)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from assay.kernels.program.form import DTYPES, Launch, Program, operations_in
 from assay.kernels.program.operations import role_of
@@ -24,7 +24,13 @@ _CONSTANT = re.compile(r"\b(\w{1,64})[ ]?:[ ]?[\w.]{0,64}constexpr\b")
 """A parameter whose annotation says that the compiler knows its value."""
 
 
-def at_published_size(first: Program, attempt: Attempt, stored: int | None = None, strict: bool = True) -> Outcome:
+def at_published_size(
+    first: Program,
+    attempt: Attempt,
+    stored: int | None = None,
+    strict: bool = True,
+    filled: Collection[int] = (),
+) -> Outcome:
     """What the program recorded at the published size shows, beside the one that was graded: `ok` or a `cheat`.
 
     Args:
@@ -32,8 +38,9 @@ def at_published_size(first: Program, attempt: Attempt, stored: int | None = Non
         attempt: What was recorded at the published size, and breaks no rule that a program alone can break.
         stored: What its launches store at most (`outputs_reached`).
         strict: Whether all of the outputs must be written by kernels.
+        filled: Outputs of which kernels wrote a part alone at the size graded first, PyTorch having filled the rest.
     """
-    reached = outputs_reached(attempt.program, stored) if strict else []
+    reached = outputs_reached(attempt.program, stored, filled) if strict else []
     findings = (*attempt.findings, *launched_alike(first, attempt.program), *reached)
     examined, cpu_s = attempt.examined, attempt.cpu_s
     if (decided := first_refused(findings)) is None:
@@ -41,7 +48,7 @@ def at_published_size(first: Program, attempt: Attempt, stored: int | None = Non
     return Outcome("cheat", decided.message, decided.line, findings, "rules", cpu_s=cpu_s, examined=examined)
 
 
-def outputs_reached(program: Program, stored: int | None) -> list[Finding]:
+def outputs_reached(program: Program, stored: int | None, filled: Collection[int] = ()) -> list[Finding]:
     """The launches must be able to write all of the outputs: a block that is stored once by each program reaches no
     further than its size, at any size of the problem.
 
@@ -49,9 +56,12 @@ def outputs_reached(program: Program, stored: int | None) -> list[Finding]:
         program: What was recorded at the published size.
         stored: Bytes that its launches store at most (`CompileReport.stored`); None where that is not known, as of
             kernels with loops.
+        filled: Outputs of which kernels need to write a part alone.
     """
     wanted: dict[int, int] = {}
-    for window in program.outputs:
+    for place, window in enumerate(program.outputs):
+        if place in filled:
+            continue
         extents = [size for size, stride in zip(window.size, window.stride, strict=True) if stride]
         shown = math.prod(extents) * DTYPES[window.dtype] if window.elements else 0
         wanted[window.storage] = max(shown, wanted.get(window.storage, 0))

@@ -286,7 +286,8 @@ def calls(program: Program) -> list[Finding]:
 
 
 def outputs_written(program: Program, unwritten: Sequence[int]) -> list[Finding]:
-    """Every element of every output must be written by a kernel last, moves of what kernels wrote included.
+    """Every element of every output must be written last by a kernel, or by a fill with one number beside what kernels
+    wrote; moves of both included.
 
     Args:
         program: What was recorded.

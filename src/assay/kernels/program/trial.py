@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from assay.kernels.arrays import HostTensor
@@ -20,7 +20,7 @@ from assay.kernels.base import Policy
 from assay.kernels.job_reports import explain, fault_of, line_of, told
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.numerics.shapes import Shapes
-from assay.kernels.numerics.tolerance import Comparison, compare
+from assay.kernels.numerics.tolerance import Comparison, compare, tolerance_for
 from assay.kernels.program import rules
 from assay.kernels.program.form import Program
 from assay.kernels.program.jobs import (
@@ -195,7 +195,7 @@ class Answers:
             self.outputs.clear()
             self.comparisons.clear()
             return True
-        each = len(self.draw.outputs)
+        each = len(self.draw.outputs) + len(self.draw.after)
         taken = [
             self._take_call(call, outputs[place * each : (place + 1) * each])
             for place, call in enumerate(self.rounds[number - 1])
@@ -204,7 +204,7 @@ class Answers:
 
     def _take_call(self, place: int, outputs: tuple[bytes, ...]) -> bool:
         call = self.calls[place]
-        self.outputs[place] = outputs
+        self.outputs[place] = outputs[: len(self.draw.outputs)]
         if call.skip != NO_KERNEL:
             return True
         found = self.comparisons[place] = self._compare(call, outputs)
@@ -214,11 +214,25 @@ class Answers:
         worst = Comparison(True, 0.0, 0, 0)
         tolerances = call.case.tolerances(self.precision)
         for (dtype, shape), data, exact, allowed in zip(
-            self.draw.outputs, outputs, call.case.exact, tolerances, strict=True
+            self.draw.outputs, outputs[: len(self.draw.outputs)], call.case.exact, tolerances, strict=True
         ):
             found = compare(HostTensor(dtype, shape, data).array(), exact, allowed)
             if not found.ok:
                 return found
+            worst = found if found.worst >= worst.worst else worst
+        return self._compare_inputs(call, outputs[len(self.draw.outputs) :], worst)
+
+    def _compare_inputs(self, call: Replay, held: Sequence[bytes], worst: Comparison) -> Comparison:
+        """What inputs hold after the call that the reference changes."""
+        for (place, dtype, shape), data, (_, exact, rounded) in zip(
+            self.draw.after, held, call.case.after if self.draw.after else (), strict=True
+        ):
+            allowed = tolerance_for(exact.array(), rounded.array(), self.precision)
+            found = compare(HostTensor(dtype, shape, data).array(), exact.array(), allowed)
+            if not found.ok:
+                return replace(
+                    found, message=f"input {place} is left otherwise than the reference does: {found.message}"
+                )
             worst = found if found.worst >= worst.worst else worst
         return worst
 
@@ -252,6 +266,8 @@ def judge(result: JobResult, attempt: Attempt, answers: Answers, policy: Policy 
         "worst": answers.worst,
         "host_share": round(min(attempt.host_share, 1e9), 6),
     }
+    if filled := sorted({place for account in seen for place in account.filled}):
+        facts["filled"] = list(filled)
     if policy == "partial":
         done = _kernels_arithmetic(answers.calls, seen)
         measured_share = 1.0 if done is None else rules.kernel_share(attempt.program, done)

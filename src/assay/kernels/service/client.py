@@ -12,6 +12,7 @@ candidate goes to another host.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import secrets
@@ -195,9 +196,10 @@ class RemoteGrader:
             GradingServiceError, ConfigError: see `grade`.
         """
         asked = _published(problem)
-        async with self._preparing:
-            if not self._closed:
-                await self._service.ask(wire.PREPARE, asked)
+        with contextlib.suppress(TimeoutError):  # one that never answers would keep its place for good
+            async with self._preparing, asyncio.timeout(self._config.url_timeout_s):
+                if not self._closed:
+                    await self._service.ask(wire.PREPARE, asked)
 
 
 def _published(problem: Problem | ScaledProblem) -> Problem:

@@ -2,7 +2,8 @@
 or is a prompt of its own.
 
 `plain` joins the contents of the messages and ends on the tokenizer's end-of-sequence token; it suits models trained on
-a fixed text grammar. `chat` (`renderers.chat`) uses the tokenizer's own chat template.
+a fixed text grammar. `role_colon` (`renderers.role_colon`) names who speaks, for base models. `chat`
+(`renderers.chat`) uses the tokenizer's own chat template.
 """
 
 from __future__ import annotations

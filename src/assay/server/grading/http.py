@@ -182,15 +182,18 @@ class _Connection(asyncio.Protocol):
         most = self._server.limits.body_bytes
         if not (length.isascii() and length.isdigit()) or len(length) > 12 or int(length) > most:
             return self._fault(413, "too_large", f"a body has at most {most} bytes")
-        if self._server.held + int(length) > MAX_HELD_BYTES:
-            return self._fault(503, "busy", "too many requests are being sent at a time: come again later")
-        return None
+        return self._too_much_held() if self._server.held + int(length) > MAX_HELD_BYTES else None
+
+    def _too_much_held(self) -> Answer:
+        return self._fault(503, "busy", "too many requests are being sent at a time: come again later")
 
     def on_body(self, body: bytes) -> None:
         """httptools: a part of the body."""
         if not self._closing:
             self._body += body
             self._server.held += len(body)
+            if self._server.held > MAX_HELD_BYTES:  # others were let in before their bodies came
+                self._refuse(self._too_much_held())
 
     def on_message_complete(self) -> None:
         """httptools: the whole request is here."""

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from assay.backends.base import Backend, Capabilities
 from assay.envs.base import Env, EnvGroupBuilder, GroupScorer, StepResult
-from assay.errors import JudgeError, ModelError, RewardError
+from assay.errors import ConfigError, JudgeError, ModelError, RewardError
 from assay.rewards.base import FATAL, Caller, CallFailure, Reply, Request
 from assay.rewards.client.client import Client
 from assay.rewards.client.offline import OfflineCaller
@@ -25,6 +25,7 @@ from assay.rollouts.renderers.thinking import KNOWN_TAGS, Thinking
 from assay.rollouts.renderers.thinking import Reply as Read
 from assay.training.endpoint.config import EndpointConfig
 from assay.transport.http import require_parser
+from assay.transport.keys import read_key
 from assay.types import Completion, Json, Message, SamplingParams, Score, Task, Trajectory
 
 _UNBOUNDED = 1_000_000_000
@@ -133,6 +134,7 @@ class EndpointBackend(Backend):
         self._limit = config.max_tokens_key
         if not config.offline:
             require_parser()
+            _require_key(config, url)
         make: Callable[..., Caller] = OfflineCaller if config.offline else Client
         self._caller = make(judge, engine, cache_dir.expanduser())
 
@@ -187,6 +189,20 @@ class EndpointBackend(Backend):
 
     optim_step = discard_gradient = logprobs = freeze_reference = refresh_reference = forward_backward
     save_state = load_state = forward_backward
+
+
+def _require_key(config: EndpointConfig, url: str) -> None:
+    """Refuse to ask an endpoint without the key that it needs.
+
+    Raises:
+        ConfigError: its variable is not set, or holds something that cannot be a key.
+    """
+    if config.api_key_env and not read_key(config.api_key_env):
+        raise ConfigError(
+            f"{config.api_key_env} is not set, so {url} would refuse every call. Export it, set endpoint.api_key_env "
+            "to the variable that holds the key, or leave that empty (endpoint.api_key_env=) for an endpoint that "
+            "needs no key."
+        )
 
 
 def answered(builder: EnvGroupBuilder) -> EnvGroupBuilder:

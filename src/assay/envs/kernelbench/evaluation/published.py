@@ -72,6 +72,11 @@ def read_kernels(folder: Path) -> dict[tuple[int, int], dict[int, str]]:
     return found
 
 
+def holds_kernels(folder: Path) -> bool:
+    """Whether a folder has kernels in this layout."""
+    return any(_KERNEL.fullmatch(path.name) for path in folder.iterdir())
+
+
 def _source(path: Path) -> str:
     try:
         if path.stat().st_size > 4 * MAX_CODE_CHARACTERS:

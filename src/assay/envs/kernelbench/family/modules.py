@@ -51,7 +51,7 @@ GRID = """
 CALL = """, out, C, BLOCK=triton.next_power_of_2(C))
         return out
 """
-FULL, REDUCED = "torch.empty_like(x)", "torch.empty(R)"
+FULL, REDUCED = "torch.empty_like(x)", "x.new_empty(R)"
 PADDED, BARE = ", mask=m, other=0.0)", ")"
 
 

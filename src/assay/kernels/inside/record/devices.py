@@ -1,4 +1,4 @@
-"""Host code that names a device, on tensors without memory: whatever it names, tensors stay where they are.
+"""Host code that names a device, on tensors without memory: it is noted where they would be (`places`).
 
 Reads of values that PyTorch answers without asking an operator (`tolist`, `numpy`, `data_ptr`) are caught here.
 """
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from assay.kernels.inside.pretend_cuda import OnCpu
+from assay.kernels.inside.record.places import HOST, gpu_or_host
 from assay.kernels.inside.record.reads import Address
 from assay.kernels.inside.record.tape import Tape
 
@@ -24,13 +25,19 @@ _FROM_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.scal
 
 
 class Pretended(OnCpu):
-    """While active, every device means the one without memory, and tensors say that they are on a CUDA device."""
+    """While active, every device means the one without memory; where each tensor would be is noted (`places`)."""
 
     def __init__(self, tape: Tape) -> None:
         """`tape` gives tensors their pretended addresses and takes note of reads."""
         super().__init__()
+        self._places = places = tape.places
         self._special |= {
-            torch.Tensor.cpu: lambda tensor, *_, **__: tensor,
+            torch.Tensor.cuda: lambda tensor, device=None, *_, **__: self._at(tensor, tensor, device or 0),
+            torch.Tensor.cpu: lambda tensor, *_, **__: self._at(tensor, tensor, "cpu"),
+            torch.Tensor.get_device: lambda tensor, *_, **__: -1 if places.is_host(tensor) else 0,
+            torch.Tensor.is_cuda.__get__: lambda tensor, *_: not places.is_host(tensor),  # type: ignore[attr-defined]
+            torch.Tensor.is_cpu.__get__: lambda tensor, *_: places.is_host(tensor),  # type: ignore[attr-defined]
+            torch.Tensor.device.__get__: lambda tensor, *_: places.device_of(tensor),
             torch.Tensor.is_meta.__get__: lambda *_: False,  # type: ignore[attr-defined]
             torch.Tensor.data_ptr: lambda tensor: Address(tape.address(tensor)),
             torch.Tensor.untyped_storage: lambda tensor: _storage_of(tensor),
@@ -43,13 +50,59 @@ class Pretended(OnCpu):
         given = dict(kwargs or {})
         if (instead := self._special.get(func)) is not None:
             return instead(*args, **given)
-        if func in _FROM_DATA:
-            given.pop("device", None)
-        elif "device" in given:
-            given["device"] = META
         given.pop("pin_memory", None)
         given.pop("non_blocking", None)
-        return func(*(_placed(argument) for argument in args), **given)
+        if func is torch.Tensor.to:
+            return self._moved(func, args, given)
+        asked = given.pop("device", None)
+        if func in _FROM_DATA:
+            return self._from_data(func(*args, **given), args, asked)
+        if asked is not None:
+            given["device"] = _placed(torch.device("cuda", asked) if type(asked) is int else asked)
+        return func(*map(_placed, args), **given)
+
+    def _from_data(self, made: torch.Tensor, args: tuple[Any, ...], asked: Any) -> torch.Tensor:
+        device = gpu_or_host(asked)
+        if device is not None:
+            return self._at(made, made, device) if args and made is args[0] else self._put(made, device)
+        if not (args and isinstance(args[0], torch.Tensor)):
+            self._places.put(made, host=True)
+        return made
+
+    def _moved(self, func: Any, args: tuple[Any, ...], given: dict[str, Any]) -> torch.Tensor:
+        """`Tensor.to`, whose device may stand among its arguments, or be another tensor's."""
+        tensor, *rest = args
+        named = [given.pop("device", None), *(part for part in rest if _is_device(part))]
+        like = [part for part in (*rest, given.get("other")) if isinstance(part, torch.Tensor)]
+        device = next((part for part in named if part is not None), None)
+        if like:
+            device = self._places.device_of(like[0])
+        left = [part for part in rest if not _is_device(part)]
+        # With nothing but a device, PyTorch wants that one.
+        made = func(tensor, *left, **given) if left or given.keys() - {"copy"} else func(tensor, META, **given)
+        return self._at(tensor, made, device)
+
+    def _at(self, tensor: torch.Tensor, made: torch.Tensor, named: Any) -> torch.Tensor:
+        """What was made of a tensor, at a device: a copy where it is none yet and the device is another one."""
+        device = gpu_or_host(named)
+        if device is None:
+            return made
+        with torch._C.DisableTorchFunction():
+            same = made is tensor or (
+                made.layout is tensor.layout is torch.strided
+                and made.untyped_storage()._cdata == tensor.untyped_storage()._cdata
+            )
+            if same and self._places.device_of(tensor) != device and not isinstance(tensor, torch.nn.Parameter):
+                made = made.clone()
+        return self._put(made, device)
+
+    def _put(self, made: torch.Tensor, device: torch.device) -> torch.Tensor:
+        self._places.put(made, device.type == "cpu")
+        return made
+
+
+def _is_device(value: Any) -> bool:
+    return isinstance(value, torch.device | str) or type(value) is int
 
 
 def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
@@ -65,9 +118,7 @@ def _read(tape: Tape, name: str) -> Callable[..., Any]:
 
 
 def _placed(value: Any) -> Any:
-    """The device without memory where a value names a device, and the value itself otherwise."""
-    if isinstance(value, torch.device):
-        return META
-    if isinstance(value, str) and value.partition(":")[0] in ("cuda", "cpu"):
-        return META
+    """The device without memory where a value names a GPU, and the value itself otherwise."""
+    if isinstance(value, torch.device) or (isinstance(value, str) and value.partition(":")[0] in ("cuda", "cpu")):
+        return HOST if gpu_or_host(value) == HOST else META
     return value

@@ -1,6 +1,7 @@
 """The sandbox harness that records a candidate's program. It is given shapes and dtypes; there are no values to read.
 
 The header has `init_inputs` and `inputs` (entries as in `assay.kernels.frames`, whose bytes are never delivered),
+`structure`, how the tensors lie in the reference's output (`inside.tensors.structure_of`), where that is compared,
 `precision`, `text_checks`, and `program_bytes`, the size of the one output: a length (8 bytes, little endian) and the
 program as JSON. A report with `fault` says why there is none, and `examined` what the text shows, which is looked at
 before anything of it runs. All comes through the candidate's hands: `assay.kernels.program.reading` takes the program
@@ -20,13 +21,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from assay.kernels.inside import pretend_cuda, submission
+from assay.kernels.inside.pretend_cuda import DEVICE
 from assay.kernels.inside.record import launches, light, streams
 from assay.kernels.inside.record.comparing import compare
 from assay.kernels.inside.record.devices import META, Pretended
 from assay.kernels.inside.record.operators import Operators
 from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
 from assay.kernels.inside.record.tape import Tape
-from assay.kernels.inside.tensors import WrongOutputError
+from assay.kernels.inside.tensors import WrongOutputError, structure_of, structure_text
 from assay.kernels.text.examined import Examined
 from assay.kernels.text.examining import examine
 from assay.types import Json
@@ -136,16 +138,21 @@ def record(source: str, header: Json, tape: Tape) -> Json:
         named = [[name, tape.window(parameter)] for name, parameter in params]
         buffers = list(model.named_buffers()) if isinstance(model, torch.nn.Module) else []
         held = [[name, tape.window(buffer)] for name, buffer in buffers if buffer.is_floating_point()]
+        for tensor in (*(parameter for _, parameter in params), *(buffer for _, buffer in buffers)):
+            tape.places.put(tensor, host=False)  # as whoever calls a model moves it
         before = len(tape.sizes())
         calls: list[tuple[list[Json], list[Json], list[Json]]] = []
         parameters = [parameter for _, parameter in params]
+        named_parameters = dict(params)
         for arguments in (first, again, again):
             _count_change(parameters if calls else [])
-            calls.append(_call(model, arguments, parameters, tape))
-        repeated = _call(model, again, parameters, tape)
+            calls.append(_call(model, arguments, named_parameters, tape, header))
+        repeated = _call(model, again, named_parameters, tape, header)
     inputs, forward, outputs = calls[0]
     names = [entry["name"] for entry in capture.kernels.entries]
     compared = compare(calls, repeated, before, dict(tape.constants), names)
+    if tape.replaced and not compared.differs:
+        raise WrongOutputError(tape.replaced)
     return {
         **{"version": 1, "storages": tape.sizes(), "constants": tape.constants},
         **{"inputs": inputs, "init_inputs": init_inputs, "params": named, "buffers": held},
@@ -162,17 +169,34 @@ def _count_change(parameters: Sequence[torch.Tensor]) -> None:
 
 
 def _call(
-    model: Any, arguments: Sequence[Any], parameters: Sequence[torch.Tensor], tape: Tape
+    model: Any, arguments: Sequence[Any], parameters: Mapping[str, torch.Tensor], tape: Tape, header: Json
 ) -> tuple[list[Json], list[Json], list[Json]]:
     """One call of forward: windows of its inputs, steps, windows of its outputs."""
-    inputs = [tape.window(tensor) for tensor in _tensors(arguments)]
+    given = [(f"input {number}", tensor) for number, tensor in enumerate(_tensors(arguments))]
+    inputs = [tape.window(tensor) for _, tensor in given]
+    held = [(f"the parameter {name}", tensor) for name, tensor in parameters.items()]
+    places = [*inputs, *(tape.window(tensor) for _, tensor in held)]
     # What changes inputs or parameters is refused in any case, so that streams may share them.
-    streams.order.begin({window[0] for window in inputs} | {tape.storage(parameter) for parameter in parameters})
-    tape.follows_streams = True
+    streams.order.begin(
+        {window[0] for window in inputs} | {tape.storage(parameter) for parameter in parameters.values()}
+    )
+    tape.follows_streams = tape.places.strict = True
     with tape.phase("forward") as steps, torch.no_grad():
         value = model(*arguments)
-        outputs = [tape.window(tensor) for tensor in _tensors(value, returned=True)]
-    tape.follows_streams = False
+        returned = _tensors(value, returned=True)
+        outputs = [tape.window(tensor) for tensor in returned]
+    tape.follows_streams = tape.places.strict = False
+    for (what, tensor), place in zip((*given, *held), places, strict=True):
+        if not tape.replaced and tape.window(tensor) != place:
+            tape.replaced = f"forward puts another tensor in the place of {what}, which its caller still holds"
+    if "structure" in header and (structure := structure_of(value)) != header["structure"]:
+        found, wanted = structure_text(structure)[:MAX_DIFFERS], structure_text(header["structure"])[:MAX_DIFFERS]
+        raise WrongOutputError(f"forward returned {found}, the reference returns {wanted}")
+    if on_host := [place for place, tensor in enumerate(returned) if tape.places.is_host(tensor)]:
+        raise WrongOutputError(
+            f"output {on_host[0]} is on the host, where the inputs are on {DEVICE}: it was copied there, or made "
+            "without a device. Make it with device=x.device"
+        )
     streams.order.end(outputs)
     return inputs, steps, outputs
 

@@ -40,6 +40,7 @@ class Capture:
         for hook in function.pre_run_hooks:
             hook(*args, **kwargs)
         bound = _bound(function, args, kwargs)
+        self._check_places(function.__name__, bound)
         variant: Json = {
             "grid": _extents(function.__name__, grid(bound) if callable(grid) else grid),
             "args": {name: self.kernels.value(value) for name, value in bound.items()},
@@ -52,6 +53,20 @@ class Capture:
         else:
             self._kernel = number
             self._variants.append(variant)
+
+    def _check_places(self, kernel: str, bound: dict[str, Any]) -> None:
+        """Raises ValueError, as Triton does, where a launch of forward's is given a tensor of the host."""
+        for number, (name, value) in enumerate(bound.items()):
+            for found in value if isinstance(value, list | tuple) else (value,):
+                tensor = getattr(found, "base", found)
+                if not isinstance(tensor, torch.Tensor) or not self.tape.places.strict:
+                    continue
+                if self.tape.places.is_host(tensor):
+                    raise ValueError(
+                        f"Pointer argument (at {number}, {name} of {kernel}) cannot be accessed from Triton (cpu "
+                        "tensor?): it was made without a device, and is on the host where there is a GPU. Make it with "
+                        "device=x.device in forward, or register it as a buffer in the constructor"
+                    )
 
     def tune(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note one launch of an autotuned kernel, with all of its configurations."""

@@ -77,14 +77,19 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise NotRecordableError(f"{base} with a generator of its own: only the default one has the graded seed")
         args = [self._taken(argument) for argument in args]
         named = {name: self._taken(value) for name, value in named.items()}
-        if any(argument.name == "device" for argument in schema.arguments):
+        asked, makes = named.get("device"), any(argument.name == "device" for argument in schema.arguments)
+        if makes:
             named["device"] = META
             named.pop("pin_memory", None)
         result = func(*args, **named)
         views = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-        if views or base in _MADE_EMPTY:
+        if views:
             return result
         outs = [part for part in _flat(result) if isinstance(part, torch.Tensor)]
+        given = [part for part in _flat([*args, *named.values()]) if isinstance(part, torch.Tensor)]
+        self._tape.places.note(base, asked, makes, given, outs)
+        if base in _MADE_EMPTY:
+            return result
         if outs:
             name = f"{'' if library == 'aten' else library + '::'}{base}.{schema.overload_name or 'default'}"
             kept = {key: value for key, value in named.items() if key not in _DROPPED}
@@ -108,6 +113,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             number = self._tape.storage(value)
             known = self._twins[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device=META)
             self._tape.same(known, number)
+            self._tape.places.put(known, self._tape.places.is_host(value))
         twin = torch.empty(0, dtype=value.dtype, device=META)
         return twin.set_(known.untyped_storage(), value.storage_offset(), value.shape, value.stride())
 

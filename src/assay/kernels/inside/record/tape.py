@@ -15,6 +15,7 @@ import torch
 
 from assay.kernels.inside import submission
 from assay.kernels.inside.record import streams
+from assay.kernels.inside.record.places import Places
 from assay.kernels.inside.record.reads import Address, HostReadError, NotRecordableError
 from assay.kernels.program.form import DTYPES
 from assay.kernels.program.limits import Limits
@@ -31,6 +32,7 @@ class Tape:
         self.limits = limits or Limits()
         self.follows_streams = False
         """Whether steps on two streams must be in order: in calls of forward."""
+        self.places = Places()
         self.steps: list[Json] = []
         """Of the phase under way."""
         self.doing = "importing the module"
@@ -38,6 +40,8 @@ class Tape:
         self.constants: list[tuple[int, str]] = []
         self.reads: HostReadError | None = None
         """The first read of a value, which a candidate may have caught."""
+        self.replaced = ""
+        """What a call did to an input or a parameter otherwise than by writing into it."""
         self._numbers: dict[int, int] = {}
         self._held: list[torch.UntypedStorage] = []
         self._literals: list[torch.UntypedStorage] = []
@@ -130,7 +134,9 @@ class Tape:
             return {"dtype": str(found).removeprefix("torch.")}
         if isinstance(found, list | tuple):
             return [self.value(part) for part in found]
-        raise NotRecordableError(f"an argument of type {type(found).__name__}: {str(found)[:60]}")
+        raise NotRecordableError(
+            f"an argument of type {type(found).__name__}: {' '.join(str(found)[:200].split())[:60]}"
+        )
 
     def add_operation(self, name: str, args: Any, kwargs: dict[str, Any], outs: list[torch.Tensor]) -> None:
         """Note an operator that made or changed tensors."""

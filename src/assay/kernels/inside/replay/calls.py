@@ -1,6 +1,7 @@
 """What the replay harnesses share: a program built once and called on sets of inputs, on some `Machine`.
 
-The header has `init_inputs`, `inputs`, `outputs`, `parameters`, `weight_seed`.
+The header has `init_inputs`, `inputs`, `outputs`, `parameters`, `weight_seed`, and `after`, the number, dtype and shape
+of each input that the reference changes: what they hold after a call follows its outputs.
 The first round has the tensors of `get_init_inputs`. A later one has the buffers of one or several calls, one after
 the other, and last a list with a control record for each: the fields of `player.Manner`, `weights`, by name, `needed`,
 and `blobs`, how many buffers are its own. Outputs are bytes; the report has, for each of the `calls`, what the kernels
@@ -91,8 +92,10 @@ def _call(
         entry["unwritten"] = [0] * len(program.outputs)
         if control.get("skip", NO_KERNEL) == NO_KERNEL:
             return entry, None
-        return entry, [_all_ones(dtype, shape) for dtype, shape in header["outputs"]]  # bytes never right
-    return entry | _told(account), [_bytes(player.memory.tensor(window)) for window in program.outputs]
+        forms = (*header["outputs"], *(form for _, *form in header.get("after", ())))
+        return entry, [_all_ones(dtype, shape) for dtype, shape in forms]  # bytes never right
+    windows = (*program.outputs, *(program.inputs[place] for place, *_ in header.get("after", ())))
+    return entry | _told(account), [_bytes(player.memory.tensor(window)) for window in windows]
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -159,7 +162,7 @@ def _weights(
 def _told(account: Account) -> dict[str, Json]:
     changed: dict[str, Json] = {"inputs_changed": list(account.inputs_changed)}
     changed |= {"params_changed": list(account.params_changed), "left": list(account.left)}
-    return {**account.told, **changed, "unwritten": list(account.unwritten)}
+    return {**account.told, **changed, "unwritten": list(account.unwritten), "filled": list(account.filled)}
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:

@@ -23,6 +23,8 @@ from assay.kernels.program.form import Descriptor, Launch, Program, Variant, sto
 from assay.types import Json
 
 MOST_LINES = 1 << 20
+CROWDED = 0.3
+"""The chance that the programs of a launch begin in a crowd."""
 
 
 def _option(variant: Variant, name: str) -> int:
@@ -137,15 +139,16 @@ class _InterpretedRun:
             self._memory.take_back(before)
             self._at_once(kernel, launch, variant, run)
 
-    def _turns(self, launch: Launch, alone: bool) -> Turns:
-        return Turns(random.Random(self._manner.seed * MOST_LINES + launch.line), alone)
+    def _turns(self, launch: Launch, alone: bool, crowd: bool = False) -> Turns:
+        chance = random.Random(self._manner.seed * MOST_LINES + launch.line)
+        return Turns(chance, alone, crowd=crowd or (not alone and chance.random() < CROWDED))
 
     def _at_once(self, kernel: Rebuilt, launch: Launch, variant: Variant, run: Callable[[], None]) -> None:
         """The same launch, on the same account, its programs at once."""
         assert self._accesses is not None
         _begin(self._accesses, kernel, launch, variant)
         ledger = self._like(random.Random(self._manner.seed), self._accesses, ())
-        ledger.turns = self._turns(launch, alone=False)
+        ledger.turns = self._turns(launch, alone=False, crowd=True)
         with ledgers.recording(ledger):
             run()
 

@@ -35,6 +35,9 @@ class Memory:
         """Whether a kernel, or a move of what kernels made, wrote each element last."""
         self.known = [torch.zeros_like(made) for made in self.made]
         """Whether anything wrote each element in this call, or gave it its value before."""
+        self.filled: dict[int, torch.Tensor] = {}
+        """Of storages that PyTorch filled with one number in this call: whether each element was, and nothing but a
+        kernel wrote it since."""
         self.state: State | None = None
         """Where the call under way is to leave what lasts as it found it."""
         self._given = {window.storage for window in program.inputs}
@@ -73,12 +76,21 @@ class Memory:
         """For each element of a window whether all of it was written."""
         return self._all_parts(window, "known")
 
+    def is_filled(self, window: Window) -> torch.Tensor:
+        """For each element of a window whether all of it was filled with one number."""
+        filled = self.filled.get(window.storage)
+        return torch.zeros(window.size, dtype=torch.bool) if filled is None else _all(self.flags(window, filled))
+
     def _all_parts(self, window: Window, kind: Literal["made", "known"]) -> torch.Tensor:
-        first, *rest = self.marks(window, kind)
-        made = first.clone()
-        for part in rest:
-            made &= part
-        return made
+        return _all(self.marks(window, kind))
+
+    def fill_in(self, window: Window, filled: torch.Tensor | bool) -> None:
+        """Note which elements of a window PyTorch gave one number."""
+        if isinstance(filled, bool) and not filled and window.storage not in self.filled:
+            return
+        flags = self.filled.setdefault(window.storage, torch.zeros_like(self.made[window.storage]))
+        for part in self.flags(window, flags):
+            part.copy_(filled) if isinstance(filled, torch.Tensor) else part.fill_(filled)
 
     def mark(self, window: Window, made: torch.Tensor | bool, known: torch.Tensor | bool = True) -> None:
         """Note who wrote the elements of a window, and which of them had values to write."""
@@ -99,6 +111,7 @@ class Memory:
 
     def restore(self, storage: int, content: torch.Tensor) -> None:
         """Give a storage back what it held; no kernel of this call wrote it."""
+        self.filled.pop(storage, None)
         self.raw[storage].copy_(content)
         self.made[storage].fill_(False)
         self.known[storage].fill_(True)
@@ -118,8 +131,17 @@ class Memory:
 
     def forget(self, storage: int) -> None:
         """No kernel of this call wrote a storage, and only an input has values."""
+        self.filled.pop(storage, None)
         self.made[storage].fill_(False)
         self.known[storage].fill_(storage in self._given)
+
+
+def _all(parts: list[torch.Tensor]) -> torch.Tensor:
+    first, *rest = parts
+    found = first.clone()
+    for part in rest:
+        found &= part
+    return found
 
 
 def _windows(program: Program) -> list[Window]:

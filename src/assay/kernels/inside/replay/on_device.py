@@ -25,6 +25,7 @@ from assay.kernels.inside.replay.kernels import kernels_of
 from assay.kernels.inside.replay.memory import Memory
 from assay.kernels.inside.replay.player import CompilerError, Manner, NoRoomError
 from assay.kernels.program.form import Launch, Program, Variant
+from assay.kernels.source_text import lines_of
 from assay.types import Json
 
 FILE = "<kernels>"
@@ -46,7 +47,7 @@ class Compiled:
         found = language.text(kernels_of(program))
         module = ModuleType("kernels")
         # Triton asks `inspect` for the text of a function, which looks here first.
-        linecache.cache[FILE] = (len(found.source), None, found.source.splitlines(keepends=True), FILE)
+        linecache.cache[FILE] = (len(found.source), None, lines_of(found.source), FILE)
         exec(compile(found.source, FILE, "exec", dont_inherit=True), module.__dict__)
         keys = [str(number) for number in range(len(program.kernels))]
         self.functions = [getattr(module, found.names[key]) for key in keys]

@@ -11,7 +11,7 @@ import torch
 from assay.kernels.inside.replay.memory import Memory
 from assay.kernels.inside.replay.state import State
 from assay.kernels.program.form import Name, Operation, Value, Window, windows_in
-from assay.kernels.program.operations import base_name, role_of
+from assay.kernels.program.operations import CONSTANT_FILLS, base_name, role_of
 
 
 class ForgedError(Exception):
@@ -36,8 +36,10 @@ def run(memory: Memory, operation: Operation) -> None:
         _follow(memory, memory.state, operation)
     if memory.marked:
         known = _known(memory, operation, operator)
+        filled = _filled(memory, operation, operator)
         for window, flag in zip(operation.outs, _made(memory, operation, operator), strict=True):
             memory.mark(window, flag, known)
+            memory.fill_in(window, filled)
 
 
 def _follow(memory: Memory, state: State, operation: Operation) -> None:
@@ -193,6 +195,16 @@ def _made(memory: Memory, operation: Operation, operator: Any) -> list[Any]:
         return [_moved(operation, operator, memory.is_made)] * len(operation.outs)
     flags = [memory.is_made(window) for window in inputs]
     return [_joined(flags, out) for out in operation.outs]
+
+
+def _filled(memory: Memory, operation: Operation, operator: Any) -> Any:
+    """Which elements of the results are one number of the program's own, or moved from where such ones are."""
+    role = role_of(operation)
+    if role == "fill":
+        return base_name(operation) in CONSTANT_FILLS
+    if role != "move" or not memory.filled or not _operands(operation, operator):
+        return False
+    return _moved(operation, operator, memory.is_filled)
 
 
 def _operands(operation: Operation, operator: Any) -> list[Window]:

@@ -70,7 +70,10 @@ class Account:
     told: dict[str, Json]
     """What its `Run` says: `launches` by the kernel's name, and `races`."""
     unwritten: tuple[int, ...]
-    """Of each output, elements that no kernel wrote last. Zeros where accesses were not followed."""
+    """Of each output, elements that neither a kernel nor a fill with one number wrote last; all where no kernel wrote
+    one. Zeros where accesses were not followed."""
+    filled: tuple[int, ...] = ()
+    """Outputs that have elements of a fill beside those that kernels wrote."""
     inputs_changed: tuple[int, ...] = ()
     """Inputs that hold other bytes than they were given."""
     params_changed: tuple[str, ...] = ()
@@ -192,8 +195,19 @@ class Player:
         told = self.forward(manner)
         self.memory.state = None
         left = state.left({window.storage for window in self.program.outputs}) if state is not None else ()
-        unwritten = tuple(int((~self.memory.is_made(window)).sum()) if follow else 0 for window in self.program.outputs)
-        return Account(told, unwritten, self._changed_inputs(inputs), self._changed_params(params), tuple(left))
+        unwritten = tuple(self._unwritten(window) if follow else 0 for window in self.program.outputs)
+        filled = tuple(place for place, window in enumerate(self.program.outputs) if follow and self._is_filled(window))
+        return Account(told, unwritten, filled, self._changed_inputs(inputs), self._changed_params(params), tuple(left))
+
+    def _unwritten(self, window: Window) -> int:
+        # A kernel could write the number of a fill as well, so that it is no one's work.
+        made = self.memory.is_made(window)
+        return int((~(made | self.memory.is_filled(window))).sum()) if bool(made.any()) else made.numel()
+
+    def _is_filled(self, window: Window) -> bool:
+        if window.storage not in self.memory.filled:
+            return False
+        return bool((self.memory.is_filled(window) & ~self.memory.is_made(window)).any())
 
     def _go_on(self, inputs: Sequence[torch.Tensor], poison: int) -> None:
         """Make memory what a later call finds: all that lasts is as the last call left it, the rest is fresh."""
@@ -201,6 +215,7 @@ class Player:
         memory.fill([place for place in self._fresh if place not in kept], poison)
         for place in (*self._start, *kept):
             memory.made[place].fill_(False)
+            memory.filled.pop(place, None)
         self._give(inputs)
 
     def _give(self, inputs: Sequence[torch.Tensor]) -> None:

@@ -33,6 +33,11 @@ class Ranges:
             return ""
         if not self.starts.size:
             return f"a {what} although the kernel was given no tensor"
+        if size > 1 and (touched & np.uint64(size - 1)).any():
+            return (
+                f"a {what} of {size} bytes at an address that is no multiple of {size}: a GPU ends the kernel there "
+                "(misaligned address). Keep to the type of the tensor."
+            )
         low, high, width = touched.min(), touched.max(), np.uint64(size)
         place = int(np.searchsorted(self.starts, low, side="right")) - 1
         # Sums of addresses wrap around, so that the last of them would lie before every end; differences do not.

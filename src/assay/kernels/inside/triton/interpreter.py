@@ -28,6 +28,7 @@ from assay.kernels.inside.triton import guards
 from assay.kernels.inside.triton.ledger import PausedError, UnsupportedError, current, refuse
 from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, KEEPS_NAN, LIBRARY, LOGARITHMS, ULPS
 from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
+from assay.kernels.inside.triton.unsettled import products as unsettled_products
 from assay.kernels.inside.triton.values import (
     bfloat16,
     block_types,
@@ -189,10 +190,12 @@ def install() -> None:
     casts.install(builder)
     guards.install(builder)
     products.install(builder)
+    unsettled_products.install(builder)
     rounding.install(builder)
     reductions.install()
     combining.install()
     contractions.install(builder)
+    engine.ReduceOps.apply_impl = unsettled_products.watch(engine.ReduceOps.apply_impl)
     constants.install(builder)
     promises.install(builder)
     quotients.install(builder)
@@ -236,16 +239,22 @@ def _extern_elementwise(_self: Any, _name: str, _path: str, symbol: str, args: A
     if function is None:
         refuse(UnsupportedError(f"the interpreter does not have libdevice's {symbol}"))
     flushes = symbol not in DENORMAL and (symbol not in LOGARITHMS or rounding.perhaps_flushes())
-    operands = [rounding.flushed(arg.data) if flushes and arg.data.dtype == np.float32 else arg.data for arg in args]
+    single = np.dtype(np.float32)
+    operands = [
+        rounding.perhaps_flushed(arg.data, symbol) if flushes and arg.data.dtype == single else arg.data for arg in args
+    ]
     data = np.asarray(function(*operands))
     dtype, kind = result.scalar, engine._get_np_dtype(result)
     if data.dtype.kind == "f" and kind.kind == "i":
         return engine.TensorHandle(casts.saturated(data, kind), dtype)
     data = data.astype(kind)
-    data = rounding.flushed(data) if flushes and kind == np.float32 else data
-    data = data if symbol in KEEPS_NAN else rounding.canonical(data)
-    moved = data if symbol in EXACT else rounding.moved(data, None, ULPS.get(symbol, 1))
-    return engine.TensorHandle(moved, dtype)
+    data = rounding.perhaps_flushed(data, symbol) if flushes and kind == single else data
+    found = engine.TensorHandle(data if symbol in KEEPS_NAN else rounding.canonical(data), dtype)
+    if symbol in EXACT or not current().rounding or kind.kind != "f":
+        return found
+    settled = rounding.settled_results(symbol.removeprefix("__nv_").removesuffix("f"), found.data, operands)
+    found.data = rounding.moved(found.data, settled, ULPS.get(symbol, 1))
+    return rounding.by_a_part(found, settled)
 
 
 def _serve_libdevice() -> None:

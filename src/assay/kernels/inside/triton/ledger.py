@@ -139,6 +139,8 @@ class Ledger:
         self.max_programs = max_programs
         self.order, self.observer, self.schedule = order, observer, schedule
         self.rounding, self.products = rounding, products
+        self.nans = 0
+        """Operations that gave NaN (`unsettled.nans`)."""
         self.turns: Turning | None = None
         """How programs of the launch under way take turns; None: one after another."""
         self.early = self.apart = self.unused = False

@@ -22,6 +22,8 @@ from assay.kernels.inside.triton.ledger import PausedError, WrongValueError, cur
 
 MOST_AT_ONCE = 16
 """Programs that have begun and are not over; further ones wait until one of them is."""
+CROWD = 128
+"""The same in a crowd, in which as many begin as can before one of them goes on after its first atomic operation."""
 SHUFFLED = 0.3
 """The chance that programs begin in random order."""
 MOST_IDLE = 256
@@ -33,7 +35,7 @@ MANNERS = ((0.0, 0.1), (0.0, 0.5), (0.5, 0.2), (0.8, 1.0))
 that others come between its operations in number."""
 LONG_TURN = 1024
 """After so many atomic operations a program gives way in any case."""
-_STACK = 4 << 20
+_STACK, _STACK_IN_A_CROWD = 4 << 20, 1 << 20
 _ARENA_MAX = -8
 """Of mallopt(3)."""
 _FOR_EVER = (
@@ -59,6 +61,7 @@ class _Program:
         self.kept: Any = None
         """What the observer knows of it, and what the ledger notes of the access under way."""
         self.asked: Any = None
+        self.has_asked = False
         self.asleep = False
         """Whether it goes on only once one waits for it, or none is awake."""
         self.turn = 0
@@ -68,10 +71,11 @@ class _Program:
 class Turns:
     """How the programs of a launch take turns, and those that are under way."""
 
-    def __init__(self, chance: random.Random, alone: bool) -> None:
-        """`alone`: another program runs only where one waits for it."""
+    def __init__(self, chance: random.Random, alone: bool, crowd: bool = False) -> None:
+        """`alone`: another program runs only where one waits for it. `crowd`: all programs begin at once."""
         self._chance, self._alone = chance, alone
         self._stays, self._naps = (1.0, 0.0) if alone else chance.choice(MANNERS)
+        self._crowd, self._most = crowd, CROWD if crowd else MOST_AT_ONCE
         self.under_way = False
 
     def run(self, name: str, places: Sequence[Place], function: Callable[[Place], None]) -> None:
@@ -86,7 +90,7 @@ class Turns:
         self._error: BaseException | None = None
         self._idle = 0
         self._done = threading.Semaphore(0)
-        _allow_threads()
+        _allow_threads(_STACK_IN_A_CROWD if self._crowd else _STACK)
         self.under_way = True
         try:
             if places:
@@ -109,8 +113,17 @@ class Turns:
         if not self.under_way:
             return
         self._me.turn += 1
+        if self._crowd and not self._me.has_asked:
+            return
         if self._chance.random() >= self._stays or self._me.turn >= LONG_TURN:
             self._to_another(others_only=False)
+
+    def _gathers(self) -> bool:
+        """Whether further programs are to begin before those that have begun go on."""
+        return self._crowd and self._begins()
+
+    def _begins(self) -> bool:
+        return bool(self._waiting) and len(self._live) < self._most
 
     def found(self, pointers: Any, data: Any) -> None:
         """After an atomic operation: what it found. Where that is what the program found there just before, it waits
@@ -119,14 +132,18 @@ class Turns:
             return
         asked = (pointers.tobytes(), data.tobytes()) if pointers.size <= MOST_ASKED else None
         waits = asked is not None and asked == self._me.asked
-        self._me.asked = asked
+        self._me.asked, self._me.has_asked = asked, True
         if not waits:
             self._idle = 0
+        if self._gathers():
+            self._to_another(others_only=True)
+            return
+        if not waits:
             self.give_way()
             return
         self._idle += 1
         if self._idle > MOST_IDLE * len(self._live):
-            text = _FOR_EVER.format(self._name, len(self._waiting), self._count, MOST_AT_ONCE)
+            text = _FOR_EVER.format(self._name, len(self._waiting), self._count, self._most)
             refuse(WrongValueError(text))
         self._to_another(others_only=True)
 
@@ -138,8 +155,9 @@ class Turns:
         """Hand the baton to a program of chance, perhaps to one that has yet to begin, and wait to get it back."""
         me = self._me
         others = [each for each in self._live if each is not me] if others_only else self._awake()
-        begins = bool(self._waiting) and len(self._live) < MOST_AT_ONCE
+        begins = self._begins()
         number = self._chance.randrange(len(others) + begins) if others or begins else -1
+        number = len(others) if self._gathers() else number
         if number < 0 or (number < len(others) and others[number] is me):
             return
         me.kept, me.asleep = _kept(), self._chance.random() < self._naps
@@ -177,7 +195,11 @@ class Turns:
         program = _Program(self._waiting.pop())
         self._live.append(program)
         context = contextvars.copy_context()  # how NumPy treats overflows is in it
-        threading.Thread(target=context.run, args=(self._work, program), daemon=True).start()
+        try:
+            threading.Thread(target=context.run, args=(self._work, program), daemon=True).start()
+        except RuntimeError:  # no room for one: nobody is to wait for it
+            self._live.remove(program)
+            raise
 
     def _work(self, program: _Program) -> None:
         """One thread: a program, then others, as long as these are to begin."""
@@ -224,7 +246,7 @@ def _kept() -> tuple[Any, bool, bool, bool]:
     return state, ledger.early, ledger.apart, ledger.unused
 
 
-def _allow_threads() -> None:
+def _allow_threads(stack: int) -> None:
     """Threads share the heap: one of its own for each would reserve more addresses than a sandbox has."""
-    threading.stack_size(_STACK)
+    threading.stack_size(stack)
     ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)

@@ -1,4 +1,8 @@
-"""Casts as PTX makes them: floats to whole numbers, to fewer bits with another rounding, and to and from eight bits."""
+"""Casts as PTX makes them: floats to whole numbers, to fewer bits with another rounding, and to and from eight bits.
+
+A number beyond the range of a whole type is the least or the largest to PTX, and anything to the compiler, which may
+make one cast of two (int16 to float32 to uint32): in calls with a secret it is anything.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,11 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter as engine
 
-from assay.kernels.inside.triton.ledger import UnsupportedError, WrongValueError, refuse
+from assay.kernels.inside.triton.ledger import UnsupportedError, WrongValueError, current, refuse
 from assay.kernels.inside.triton.values import bfloat16
 from assay.kernels.inside.triton.values.constants import is_constant
 from assay.kernels.inside.triton.values.handles import numpy_dtype
+from assay.kernels.inside.triton.values.ptx import unspecified
 from assay.kernels.inside.triton.values.rounding import canonical
 
 _EIGHT_BITS = {"fp8e4nv": (torch.float8_e4m3fn, 448.0), "fp8e5": (torch.float8_e5m2, 57344.0)}
@@ -46,7 +51,16 @@ def _to_integer(_self: Any, src: Any, dst_type: Any) -> Any:
             WrongValueError(f"a constant that {dtype} cannot hold is cast to it, and the compiler takes the result for "
                             "anything it likes: clamp it first")
         )  # fmt: skip
-    return engine.TensorHandle(saturated(values, kind), dtype)
+    found = saturated(values, kind)
+    if current().rounding:
+        held = np.iinfo(_held(kind))
+        found = unspecified(found, np.isfinite(values) & ~_fits(values, held))
+    return engine.TensorHandle(found, dtype)
+
+
+def _held(kind: Any) -> Any:
+    """What a float is cast to on its way: for types of 8 bits to 16, of which the lower ones are kept."""
+    return np.dtype(f"{kind.kind}2") if kind.itemsize == 1 else kind
 
 
 def _fits(values: Any, info: Any) -> Any:
@@ -55,13 +69,10 @@ def _fits(values: Any, info: Any) -> Any:
 
 
 def saturated(values: Any, kind: Any) -> Any:
-    """What `cvt.rzi` makes of floats: whole numbers towards zero, the least or the largest beyond the range.
-
-    There is none for types of 8 bits: it goes to 16 bits, of which the lower ones are kept. NaN is 0, or only the
-    highest bit where a side has 64 bits.
-    """
+    """What `cvt.rzi` makes of floats: whole numbers towards zero, the least or the largest beyond the range. NaN is 0,
+    or only the highest bit where a side has 64 bits."""
     kind = np.dtype(kind)
-    held = np.dtype(f"{kind.kind}2") if kind.itemsize == 1 else kind
+    held = _held(kind)
     info, nan = np.iinfo(held), np.isnan(values)
     whole = np.trunc(np.where(nan, 0.0, values.astype(np.float64)))
     low, high = whole <= float(info.min), whole >= float(info.max)

@@ -15,7 +15,7 @@ from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.arithmetic import MeaningError
 from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
-from assay.kernels.inside.triton.values.rounding import moved
+from assay.kernels.inside.triton.values.rounding import moved, settled_results
 
 _RELATIVE, _ABSOLUTE = 1e-2, 1e-3
 """How far two associations may be apart, relative to a result and to the largest one."""
@@ -42,8 +42,10 @@ def install() -> None:
 def _rounded(found: Any, values: Sequence[Any]) -> Any:
     """Results of this call's rounding; what was chosen among the operands has none."""
     for part, operand in zip(found if current().rounding else (), values, strict=False):
-        chosen = np.isin(part.handle.data, operand.handle.data)
-        part.handle.data = np.where(chosen, part.handle.data, moved(part.handle.data, None))
+        data = part.handle.data
+        if data.dtype.kind == "f":
+            settled = np.isin(data, operand.handle.data) | settled_results("", data, ())
+            part.handle.data = moved(data, settled)
     return found
 
 

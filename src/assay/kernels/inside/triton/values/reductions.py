@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import triton.language as tl
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
+from assay.kernels.inside.triton.unsettled.products import may_fuse, summed
 from assay.kernels.inside.triton.values import bfloat16
-from assay.kernels.inside.triton.values.rounding import all_orders_agree, canonical, moved, reordered, unrounded
+from assay.kernels.inside.triton.values.rounding import all_orders_agree, canonical, moved, reordered, settled_results
 
 _ANY_OF_EQUALS = {
     tl.standard._argmax_combine_tie_break_fast: np.max,
@@ -48,13 +50,14 @@ def _sum(self: Any, values: Any) -> Any:
         add = np.logical_xor if data.dtype == np.bool_ else np.add
         found = _summed(values.handle, self.axis, add)
         if current().rounding and data.dtype.kind == "f":
-            found = reordered(found, *_orders(data, lambda sizes: np.sum(sizes, axis=self.axis, keepdims=True)))
+            add_up = partial(np.sum, axis=self.axis, keepdims=True)
+            found = reordered(found, *_orders(values.handle, add_up))
     return self.to_tensor(_shaped(self, canonical(found)), values.dtype)
 
 
 def _summed(handle: Any, axis: Any, add: Any) -> Any:
     """Sums one after the other, or of halves of a block, as `_in_tree` says; of products that are not rounded yet."""
-    data, product = handle.data, unrounded(handle)
+    data, product = handle.data, summed(handle)
     if product is not None and product.shape == data.shape and product.dtype == np.float64:
         return np.add.reduce(product, axis=axis, keepdims=True).astype(data.dtype)
     if data.dtype.kind != "f" or not _in_tree():
@@ -72,11 +75,14 @@ def _in_tree() -> bool:
     return bool(ledger.rounding and (ledger.products or ledger.rounding & 16))
 
 
-def _orders(data: Any, add: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """The magnitude of some sums, and which of them no order changes."""
+def _orders(handle: Any, add: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """The magnitude of some sums, and which of them no order changes: a sum of two has one order, but either of two
+    products may be rounded before."""
+    data = handle.data
     magnitude = add(np.abs(data).astype(np.float64))
     whole = add((np.rint(data) != data).astype(np.float64)) == 0
-    return magnitude, all_orders_agree(magnitude, whole) | (add((data != 0).astype(np.float64)) <= 2)
+    few = add((data != 0).astype(np.float64)) <= (1 if may_fuse(handle) else 2)
+    return magnitude, all_orders_agree(magnitude, whole) | few
 
 
 def _sum_of_halves(data: Any, axis: Any, is_bfloat16: bool) -> Any:
@@ -152,10 +158,10 @@ def _scanned(name: str, function: Any) -> Any:
             (found,) = scan(self, values)
         found.handle.data = canonical(found.handle.data)
         if function is np.add and current().rounding and data.dtype.kind == "f":
-            orders = _orders(data, lambda sizes: np.cumsum(sizes, axis=self.axis))
+            orders = _orders(values.handle, partial(np.cumsum, axis=self.axis))
             found.handle.data = reordered(found.handle.data, *orders)
-        else:
-            found.handle.data = moved(found.handle.data, None)
+        elif current().rounding and data.dtype.kind == "f":
+            found.handle.data = moved(found.handle.data, settled_results("", found.handle.data, ()))
         return [found]
 
     return scanned

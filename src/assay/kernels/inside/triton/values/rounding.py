@@ -3,14 +3,17 @@
 A GPU computes transcendental functions, divisions and sums to other last bits than a processor, and fuses products with
 sums. A kernel that asks for those bits could tell the two apart. So in calls with a secret inexact results are moved by
 as many last bits as CUDA's documents allow, up or down as a hash of their bits and the secret decides: the same
-operation has the same result again. In a call that moves products all of them are moved, in others a share. Products
-are fused with sums there, so that halves, of which a last bit is too much, are computed both ways as well. A product
-alone, `tl.fma`, `tl.div_rn` and `tl.sqrt_rn` have the same bits everywhere.
+operation has the same result again. In a call that moves products all of them are moved, in others a share. What is
+added to them they are added to unrounded (`unsettled.products`): divisions and functions end in products, too, so these
+are off by a part of a last bit, of any size. A product alone, `tl.fma`, `tl.div_rn` and `tl.sqrt_rn` have the same bits
+everywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,8 @@ import triton.language as tl
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.ledger import current
+from assay.kernels.inside.triton.unsettled.nans import folded
+from assay.kernels.inside.triton.unsettled.products import keep, mark, unrounded, widened
 from assay.kernels.inside.triton.values import bfloat16
 
 _FACTOR = 2654435761
@@ -27,8 +32,15 @@ _LEAST = np.float32(2.0**-126)
 """The least normal float32: what is smaller is zero to a GPU's approximations."""
 _WHOLE = 2.0**24
 """Up to it a float32 has all whole numbers."""
-_QUIET: dict[Any, Any] = {_SINGLE: np.uint32(0x7FFFFFFF), _HALF: np.uint16(0x7FFF)}
-"""The only NaN that a GPU's arithmetic gives."""
+_FRACTIONS = 2.0**23
+"""From it on a float32 has whole numbers alone."""
+_NEAR_ZERO = 2.0**-11
+"""Below it a cosine is 1."""
+_QUIET: dict[Any, Any] = {
+    _SINGLE: (np.uint32(0x7FFFFFFF), np.uint32(0x7FC00000)),
+    _HALF: (np.uint16(0x7FFF), np.uint16(0x7E00)),
+}
+"""The only NaN that a GPU's arithmetic gives, and that of the compiler's."""
 _FLUSHED = ("exp2", "sin", "cos", "sqrt", "rsqrt", "erf", "floor", "ceil")
 """Functions of float32 that take a denormal number for zero, and give none."""
 _PERHAPS_FLUSHED = ("exp", "log", "log2")
@@ -38,8 +50,11 @@ _MOST_ULPS = 2
 """Of the other functions, and of divisions."""
 _TO_TWO = np.float32(1.4426950408889634)
 """What `tl.exp` of a float32 multiplies by before it asks for a power of two."""
-_PRODUCT = "product"
-"""The attribute of a product: what it is without rounding."""
+_OPEN = ("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "cbrt", "rcbrt")
+"""Functions whose results come to 0 and 1 for no whole ranges of arguments."""
+_TURNING = ("sin", "cos", "tan", "sinpi", "cospi")
+_SIZES = 28
+"""Of moves of sums, and of what is lost by rounding: halves of each other."""
 
 
 def install(builder: Any) -> None:
@@ -49,18 +64,15 @@ def install(builder: Any) -> None:
         _after(builder, f"create_{name}", np.divide)
     _after_sum(builder, "create_fadd", 1)
     _after_sum(builder, "create_fsub", -1)
-    _carry_joined_products(builder)
-    for name in ("broadcast", "expand_dims", "splat", "reshape", "trans"):
-        _carry_product(builder, f"create_{name}")
     for name in (*_FLUSHED, *_PERHAPS_FLUSHED):
         _after_function(builder, name)
     builder.create_fma = _fma
 
 
-def moved(values: Any, exact: Any, ulps: int = 1) -> Any:
+def moved(values: Any, settled: Any, ulps: int = 1) -> Any:
     """Results of this call's rounding; halves are left as they are.
 
-    exact: what they would be without rounding; None where every result that is no whole number is taken for inexact.
+    settled: which of them every machine has to the last bit.
     ulps: by how many last bits a GPU's may differ.
     """
     bits = _BITS.get(values.dtype)
@@ -71,31 +83,73 @@ def moved(values: Any, exact: Any, ulps: int = 1) -> Any:
     steps = (np.uint32(1) + (noise >> np.uint32(20)) % np.uint32(ulps)).astype(bits)
     up = (noise >> np.uint32(31)).astype(bits)
     other = (values.view(bits) + (up + up - bits.type(1)) * steps).view(values.dtype)
-    inexact = (np.rint(values) if exact is None else exact) != values
+    inexact = ~settled & np.isfinite(values) & np.isfinite(other) & (values != 0)
     if not current().products:
         inexact &= ((noise >> np.uint32(8)) & np.uint32(0xFF)) < np.uint32(64 + (current().rounding >> 11 & 127))
-    inexact &= np.isfinite(values) & np.isfinite(other) & (np.abs(values) > _LEAST)
     return np.where(inexact, other, values)
 
 
-def _noise(values: Any) -> Any:
+def settled_results(name: str, values: Any, args: Sequence[Any]) -> Any:
+    """Which results of a function are exact: whole numbers of whole arguments, and those next to which it has no other
+    (1 as a cosine, an error function or an exponential).
+
+    name: As libdevice has it, without what it puts around it; empty for sums and products of a kernel's own.
+    """
+    fits = np.rint(values) == values
+    if not fits.any():
+        return fits
+    sizes = np.abs(values)
+    fits &= (sizes < _FRACTIONS) | _is_power_of_two(values)
+    if not args:
+        return fits
+    plain = np.logical_and.reduce([(np.rint(arg) == arg) | _is_power_of_two(arg) for arg in args])
+    if name in _OPEN:
+        return fits & plain
+    ends = sizes <= 1
+    if name in _TURNING:
+        ends &= np.abs(args[0]) < _NEAR_ZERO
+    return fits & (plain | ends)
+
+
+def _is_power_of_two(values: Any) -> Any:
+    return np.abs(np.frexp(values)[0]) == 0.5
+
+
+def by_a_part(handle: Any, settled: Any) -> Any:
+    """Note of results of float32 that they have lost a part of their last bit, of any size down to none."""
+    if not current().rounding or handle.data.dtype != _SINGLE or not handle.data.size:
+        return handle
+    return mark(handle, partial(_unrounded_by_a_part, np.ascontiguousarray(handle.data), settled), product=False)
+
+
+def _unrounded_by_a_part(values: Any, settled: Any) -> Any:
+    noise = _noise(values, 0x51ED270B)
+    part = np.ldexp(np.spacing(np.abs(values)).astype(np.float64), -1 - (noise % np.uint32(_SIZES)).astype(np.int32))
+    part = np.where(settled | ~np.isfinite(values) | (values == 0), 0.0, part)
+    return values + np.where(noise >> np.uint32(31) == 1, part, -part)
+
+
+def _noise(values: Any, salt: int = 0) -> Any:
     """32 bits for each number, as its bits and the secret decide."""
     number = values.view(_BITS[values.dtype])
-    folded = (number if number.itemsize == 4 else number ^ (number >> np.uint64(32))).astype(np.uint32)
-    mixed = (folded ^ np.uint32(current().rounding & 0xFFFFFFFF)) * np.uint32(_FACTOR)
+    folded_number = (number if number.itemsize == 4 else number ^ (number >> np.uint64(32))).astype(np.uint32)
+    mixed = (folded_number ^ np.uint32((current().rounding ^ salt) & 0xFFFFFFFF)) * np.uint32(_FACTOR)
     return (mixed ^ (mixed >> np.uint32(15))) * np.uint32(_FACTOR)
 
 
 def reordered(values: Any, magnitude: Any, exact: Any) -> Any:
-    """Sums of this call's rounding: moved by what another order may make of them.
+    """Sums of this call's rounding: moved by what another order may make of them, or by less, but for a last bit.
 
     magnitude: sums of what was added, without signs. exact: where all orders give the same.
     """
     if not current().rounding or values.dtype not in _BITS or not values.size:
         return values
     values = np.ascontiguousarray(values)
-    step = np.maximum(np.spacing(np.abs(values)), magnitude * np.finfo(values.dtype).epsneg)
-    other = np.where(_noise(values) >> np.uint32(31) == 1, values + step, values - step).astype(values.dtype)
+    noise = _noise(values)
+    most = magnitude * np.finfo(values.dtype).epsneg
+    less = np.ldexp(most, -((noise >> np.uint32(8)) % np.uint32(_SIZES)).astype(np.int32))
+    step = np.maximum(np.spacing(np.abs(values)), np.where(noise & np.uint32(3) == 0, most, less))
+    other = np.where(noise >> np.uint32(31) == 1, values + step, values - step).astype(values.dtype)
     return np.where(exact | (magnitude == 0) | ~np.isfinite(other), values, other)
 
 
@@ -105,14 +159,18 @@ def all_orders_agree(magnitude: Any, whole: Any) -> Any:
 
 
 def canonical(values: Any) -> Any:
-    """NaN as a GPU's arithmetic gives it: a processor's has the sign bit set. That of a float64 has any sign."""
+    """NaN as a GPU's arithmetic gives it, or as its compiler does: a processor's has the sign bit set. That of a
+    float64 has any sign."""
     if values.dtype.kind != "f":
         return values
     nan = np.isnan(values)
     if not nan.any():
         return values
     quiet = _QUIET.get(values.dtype)
-    found = np.copysign(np.nan, -1.0 if current().rounding & 8 else 1.0) if quiet is None else quiet.view(values.dtype)
+    if quiet is None:
+        found: Any = np.copysign(np.nan, -1.0 if current().rounding & 8 else 1.0)
+    else:
+        found = quiet[folded()].view(values.dtype)
     return np.where(nan, found, values)
 
 
@@ -121,16 +179,28 @@ def flushed(values: Any) -> Any:
     return np.where(np.abs(values) < _LEAST, np.copysign(values.dtype.type(0), values), values)
 
 
+def perhaps_flushed(values: Any, name: str) -> Any:
+    """The same where a function takes denormal numbers for zero or gives none: in calls with a secret, of a share. Its
+    multiplications may keep them, and the compiler does of constants."""
+    small = np.abs(values) < _LEAST
+    if not small.any():
+        return values
+    small &= values != 0
+    ledger = current()
+    if ledger.rounding:
+        values = np.ascontiguousarray(values)
+        small &= (_noise(values, _salt(name)) >> np.uint32(16) & np.uint32(1) == 1) & (not ledger.products)
+    return np.where(small, np.copysign(values.dtype.type(0), values), values)
+
+
+@cache
+def _salt(name: str) -> int:
+    return zlib.crc32(name.encode())
+
+
 def perhaps_flushes() -> bool:
     """Whether functions that may take denormal numbers for zero do so in this call."""
     return bool(current().rounding & 2)
-
-
-def _widened(handle: Any) -> Any:
-    """Values in a type in which their products are exact, or nearly so."""
-    if handle.dtype.scalar == tl.bfloat16:
-        return bfloat16.wide(handle.data).astype(np.float64)
-    return handle.data.astype(np.longdouble if handle.data.dtype == _DOUBLE else np.float64)
 
 
 def _narrowed(values: Any, dtype: Any) -> Any:
@@ -148,9 +218,12 @@ def _after(builder: Any, name: str, function: Callable[[Any, Any], Any]) -> None
         if not current().rounding or name == "create_precise_divf":
             return found
         if function is np.multiply:
-            found.attr[_PRODUCT] = function(_widened(lhs), _widened(rhs))
-        elif found.data.dtype == _SINGLE:
-            found.data = moved(found.data, function(_widened(lhs), _widened(rhs)), _MOST_ULPS)
+            return keep(mark(found, function(widened(lhs), widened(rhs))), (lhs, rhs))
+        if found.data.dtype == _SINGLE:
+            # A GPU multiplies by the inverse, so that exact quotients are off as well.
+            settled = np.broadcast_to(_is_power_of_two(rhs.data), found.data.shape)
+            found.data = moved(found.data, settled, _MOST_ULPS)
+            by_a_part(found, settled)
         return found
 
     setattr(builder, name, operation)
@@ -160,11 +233,11 @@ def _after_sum(builder: Any, name: str, sign: int) -> None:
     compute = getattr(builder, name)
 
     def operation(self: Any, lhs: Any, rhs: Any) -> Any:
-        if current().rounding:
-            if (product := lhs.attr.get(_PRODUCT)) is not None:
-                return _narrowed(_added(product, sign * _widened(rhs)), lhs.dtype.scalar)
-            if (product := rhs.attr.get(_PRODUCT)) is not None:
-                return _narrowed(_added(_widened(lhs), sign * product), lhs.dtype.scalar)
+        if current().rounding and (lhs.attr or rhs.attr):
+            left, right = unrounded(lhs), unrounded(rhs)
+            if left is not None or right is not None:
+                exact = _fused_sum(lhs, rhs, sign, left, right)
+                return keep(_narrowed(exact, lhs.dtype.scalar), (lhs, rhs))
         found = compute(self, lhs, rhs)
         found.data = canonical(found.data)
         return found
@@ -172,44 +245,16 @@ def _after_sum(builder: Any, name: str, sign: int) -> None:
     setattr(builder, name, operation)
 
 
-def _carry_product(builder: Any, name: str) -> None:
-    compute = getattr(builder, name)
-
-    def operation(self: Any, *args: Any) -> Any:
-        found = compute(self, *args)
-        for place, arg in enumerate(args if current().rounding else ()):
-            product = arg.attr.get(_PRODUCT) if isinstance(arg, engine.TensorHandle) else None
-            if product is not None and product.dtype == _DOUBLE:
-                wide = engine.TensorHandle(product, tl.float64)
-                found.attr[_PRODUCT] = compute(self, *args[:place], wide, *args[place + 1 :]).data
-        return found
-
-    setattr(builder, name, operation)
-
-
-def unrounded(handle: Any) -> Any:
-    """Products that have yet to be summed, as they are without rounding in calls with a secret; None for all else."""
-    return handle.attr.get(_PRODUCT)
-
-
-def _carry_joined_products(builder: Any) -> None:
-    join, split = builder.create_join, builder.create_split
-
-    def create_join(self: Any, lhs: Any, rhs: Any) -> Any:
-        found = join(self, lhs, rhs)
-        if _PRODUCT in lhs.attr or _PRODUCT in rhs.attr:
-            sides = (side.attr.get(_PRODUCT) if _PRODUCT in side.attr else _widened(side) for side in (lhs, rhs))
-            found.attr[_PRODUCT] = np.stack(tuple(sides), axis=-1)
-        return found
-
-    def create_split(self: Any, val: Any) -> Any:
-        parts = split(self, val)
-        if _PRODUCT in val.attr:
-            for place, part in enumerate(parts):
-                part.attr[_PRODUCT] = val.attr[_PRODUCT][..., place]
-        return parts
-
-    builder.create_join, builder.create_split = create_join, create_split
+def _fused_sum(lhs: Any, rhs: Any, sign: int, left: Any, right: Any) -> Any:
+    """A sum with the one product or the other unrounded; of two, in calls that move products, the second."""
+    if left is None or (right is not None and current().products):
+        return _added(widened(lhs), sign * right)
+    one = _added(left, sign * widened(rhs))
+    if right is None:
+        return one
+    other = _added(widened(lhs), sign * right)
+    noise = _noise(np.ascontiguousarray(left, dtype=np.float64), 0x2545F491)
+    return np.where(noise >> np.uint32(31) == 1, other, one)
 
 
 def _added(left: Any, right: Any) -> Any:
@@ -232,9 +277,10 @@ def fused(x: Any, y: Any, z: Any) -> Any:
 
 def _fma(_self: Any, x: Any, y: Any, z: Any) -> Any:
     """A product and a sum, rounded once."""
-    exact = _added(_widened(x) * _widened(y), _widened(z))
+    exact = _added(widened(x) * widened(y), widened(z))
     found = _narrowed(exact, z.dtype.scalar)
-    found.data = moved(found.data, exact) if found.data.dtype == _DOUBLE else found.data
+    if found.data.dtype == _DOUBLE:
+        found.data = moved(found.data, exact == found.data)
     return found
 
 
@@ -250,12 +296,17 @@ def _after_function(builder: Any, name: str) -> None:
     exact, ulps = name in ("floor", "ceil"), _ULPS.get(name, _MOST_ULPS)
 
     def operation(self: Any, arg: Any) -> Any:
-        flush = arg.data.dtype == _SINGLE and (name in _FLUSHED or (name in _PERHAPS_FLUSHED and perhaps_flushes()))
-        if flush:
+        single = arg.data.dtype == _SINGLE
+        if single and name in _FLUSHED:
+            arg = engine.TensorHandle(perhaps_flushed(arg.data, name), arg.dtype)
+        elif single and name in _PERHAPS_FLUSHED and perhaps_flushes():
             arg = engine.TensorHandle(flushed(arg.data), arg.dtype)
         found = compute(self, arg)
-        found.data = canonical(flushed(found.data) if flush else found.data)
-        found.data = found.data if exact else moved(found.data, None, ulps)
-        return found
+        found.data = canonical(perhaps_flushed(found.data, name) if single else found.data)
+        if exact or not current().rounding:
+            return found
+        settled = settled_results(name, found.data, (arg.data,))
+        found.data = moved(found.data, settled, ulps)
+        return by_a_part(found, settled)
 
     setattr(builder, f"create_{name}", operation)

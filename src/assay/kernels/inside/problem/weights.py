@@ -1,0 +1,39 @@
+"""Other values of a model's weights, as training would leave them, and further off."""
+
+from __future__ import annotations
+
+import torch
+
+FLIPPED, GROWN = 0.25, 0.125
+"""Share of elements that change their sign, and of those that grow, where weights are moved far."""
+GROWTH, GROWTH_OF_MATRICES = 10.0, 3.0
+"""By how much they grow; less where a model has matrices, whose products would leave what training leads to."""
+
+
+def is_constant(weight: torch.Tensor) -> bool:
+    """Whether all elements of a parameter are equal."""
+    return weight.numel() > 0 and bool((weight == weight.flatten()[0]).all())
+
+
+def constant_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers of a state that hold one finite fraction everywhere (running statistics, say)."""
+    kept = model.state_dict()
+    return {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if name in kept and buffer.is_floating_point() and is_constant(buffer) and bool(buffer.isfinite().all())
+    }
+
+
+def growth_of(model: torch.nn.Module) -> float:
+    """By how much some of a model's weights grow where they are moved far."""
+    return GROWTH_OF_MATRICES if any(weight.dim() > 1 for weight in model.parameters()) else GROWTH
+
+
+def move(weight: torch.Tensor, growth: float = 0.0) -> None:
+    """Move every element at random, in place. With a `growth` far: some change their sign, some are so much larger."""
+    spread = 0.1 * (weight.std() if weight.numel() > 1 else weight.abs().mean()) + 0.05
+    weight.mul_(1 + 0.25 * (2 * torch.rand_like(weight) - 1)).add_(spread * torch.randn_like(weight))
+    if growth:
+        weight.mul_(torch.where(torch.rand_like(weight) < FLIPPED, -1.0, 1.0).to(weight.dtype))
+        weight.mul_(torch.where(torch.rand_like(weight) < GROWN, growth, 1.0).to(weight.dtype))

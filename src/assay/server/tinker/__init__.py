@@ -1,0 +1,1 @@
+"""A server that speaks the Tinker protocol over a model of this machine: `assay serve`."""

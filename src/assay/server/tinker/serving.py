@@ -1,0 +1,161 @@
+"""How the server starts and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+
+from assay.errors import ConfigError
+from assay.server.tinker.app import App
+from assay.server.tinker.config import KEY_VARIABLE, ServeConfig, require_keys
+from assay.server.tinker.desk import Desk
+from assay.server.tinker.host import ModelHost
+from assay.storage.files import Writing
+from assay.storage.sqlite_file import locked
+from assay.transport.keys import read_key
+
+logger = logging.getLogger(__name__)
+
+SWEEP_S = 15.0
+SPARE_CONNECTIONS = 256
+"""Beyond `max_requests`, for what is answered at once."""
+
+
+class _Server(uvicorn.Server):
+    """Signals are ours: the work under way ends first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(
+    config: ServeConfig,
+    started: Callable[[str], None],
+    stop: asyncio.Event | None = None,
+    host: ModelHost | None = None,
+) -> None:
+    """Serve until SIGTERM, SIGINT or `stop`; then end what is under way within `stop_s`.
+
+    Args:
+        started: called with the server's address once it listens.
+        stop: ends it too, once it is set.
+        host: the model, in place of what the settings say.
+
+    Raises:
+        ConfigError: no model, no key where one is needed, or the port cannot be had.
+        ModelError: the model cannot be served.
+        RunDirectoryError: `state_path` cannot be used.
+    """
+    if config.model is None and host is None:
+        raise ConfigError("No model to serve. Name one: assay serve --model DIR_OR_ID.")
+    keys = frozenset(filter(None, re.split(r"[\s,]+", read_key(KEY_VARIABLE))))
+    require_keys(config, keys)
+    stop = stop or asyncio.Event()
+    with _alone(Path(config.state_path)), contextlib.closing(_listen(config)) as listener:
+        desk = Desk(config, host or ModelHost(config))
+        port = listener.getsockname()[1]
+        app = App(desk, keys, port)
+        app.asgi.state.desk = desk
+        server = _Server(
+            uvicorn.Config(
+                app.asgi,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=5,
+                limit_concurrency=config.max_requests + SPARE_CONNECTIONS,
+            )
+        )
+        running = asyncio.create_task(server.serve(sockets=[listener]))
+        sweeping = asyncio.create_task(_sweep(desk))
+        with _signals(asyncio.get_running_loop(), stop.set):
+            address = ipaddress.ip_address(config.host)
+            started(f"http://{f'[{address}]' if address.version == 6 else address}:{port}")
+            ended = asyncio.create_task(stop.wait())
+            await asyncio.wait((ended, running), return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+            await desk.promises.stop(config.stop_s)
+            server.should_exit = True
+            await running
+        sweeping.cancel()
+        await desk.host.close()
+
+
+@contextlib.contextmanager
+def _alone(state: Path) -> Iterator[None]:
+    """Hold the folder of the state for this server alone.
+
+    Raises:
+        ConfigError: another server holds it.
+        RunDirectoryError: it cannot be made or written to.
+    """
+    with Writing(state, "the server's state"):
+        state.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(state / "serve.lock", 0.0))
+        except TimeoutError:
+            raise ConfigError(f"Another server uses state_path={state}. Stop it, or give another folder.") from None
+        yield
+
+
+def _listen(config: ServeConfig) -> socket.socket:
+    family = socket.AF_INET6 if ipaddress.ip_address(config.host).version == 6 else socket.AF_INET
+    # Named, because asyncio sends small answers at once (TCP_NODELAY) only where a socket says that it is of TCP.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((config.host, config.port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"Port {config.port} at {config.host} cannot be used ({os.strerror(error.errno or 0)}). Give another one "
+            "with port=..."
+        ) from error
+    return listener
+
+
+async def _sweep(desk: Desk) -> None:
+    """Now and then forget what is over."""
+    while True:
+        await asyncio.sleep(SWEEP_S)
+        now = time.monotonic()
+        desk.promises.forget(now)
+        desk.sessions.sweep(now)
+        gone = await asyncio.get_running_loop().run_in_executor(None, desk.store.remove_expired)
+        if gone:
+            logger.info("Removed %d checkpoints whose time to live was over.", gone)
+
+
+@contextlib.contextmanager
+def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Iterator[None]:
+    """Have the signals that end a program stop the server in good order; a second one ends it at once."""
+
+    def first() -> None:
+        stop()
+        for name in names:
+            loop.remove_signal_handler(name)
+
+    # Other threads get no signals.
+    main = threading.current_thread() is threading.main_thread()
+    names = (signal.SIGTERM, signal.SIGINT) if main else ()
+    for name in names:
+        loop.add_signal_handler(name, first)
+    try:
+        yield
+    finally:
+        for name in names:
+            loop.remove_signal_handler(name)

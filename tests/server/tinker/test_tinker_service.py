@@ -1,0 +1,124 @@
+"""The server as a program: keys, limits, metrics, restarts, the command."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("tinker", reason="the Tinker SDK is not installed: pip install 'assay-rl[serve]'")
+pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'assay-rl[serve]'")
+
+from tinker.proto.response_conv import deserialize_sample_response
+
+from assay.errors import ConfigError
+from assay.server.tinker.config import KEY_VARIABLE, ServeConfig, require_keys
+from assay.server.tinker.futures import Promise
+from assay.server.tinker.lanes import Job, Lane
+from assay.server.tinker.serving import serve
+from support.tinker_server import LOCAL, Running, running, serve_config
+from support.tinker_wire import Wire, ask, batch, logprobs
+
+
+def test_metrics_and_what_needs_no_key(wire: Wire, server: Running) -> None:
+    values = dict(line.split() for line in httpx.get(f"{server.url}/metrics").text.splitlines())
+    assert float(values["assay_serve_sessions"]) >= 1 and 'assay_serve_requests_total{outcome="user"}' in values
+    assert httpx.get(f"{server.url}/api/v1/healthz").json() == {"status": "ok"}
+    rebound = httpx.get(f"{server.url}/api/v1/sessions", headers={"Host": "evil.example"})
+    assert rebound.status_code == 421
+
+
+def test_keys_and_limits_hold_and_a_restart_keeps_what_was_saved(
+    server: Running, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "tml-a, tml-b")
+    config = serve_config(model_folder, tmp_path / "state", max_models=1, missing_s=0.1, result_s=300, max_samplers=1)
+    with running(config, server.host) as first:
+        for key in ("", "tml-c", "tml-a, tml-b", "tml-é".encode()):
+            wrong = httpx.get(f"{first.url}/api/v1/sessions", headers={"X-API-Key": key})
+            assert wrong.status_code == 401 and "tml" not in wrong.text
+        with pytest.raises(ConfigError, match="Another server uses"), running(config, server.host):
+            pass
+        wire = Wire(first, "tml-a")
+        model = wire.model()
+        assert "max_models" in wire.do("create_model", wire.create(1))["error"]
+        wire.do("forward_backward", batch(model, 1))
+        wire.do("optim_step", wire.step(model, 2))
+        saved = {"model_id": model, "path": "kept"}
+        path = wire.do("save_weights", {**saved, "seq_id": 3})["path"]
+        for_sampler = wire.do("save_weights_for_sampler", {**saved, "seq_id": 4})["path"]
+        want = logprobs(wire, model, 5, 50)
+        own = {"model_id": model, "seq_id": 6, "sampling_session_seq_id": 0}
+        lost = wire.do("save_weights_for_sampler", own)["sampling_session_id"]
+        session = {"session_id": wire.session, "sampling_session_seq_id": 1, "model_path": for_sampler}
+        kept = wire.ok("create_sampling_session", session)["sampling_session_id"]
+        wire.refused("asample", ask(wire, lost, 0), 404)  # pushed out by max_samplers
+        sampled = deserialize_sample_response(wire.do("asample", ask(wire, kept, 0))).sequences[0].tokens
+        old = wire.ok("optim_step", wire.step(model, 8))["request_id"]  # 7 never comes
+        half = tmp_path / "state/runs" / model / "weights/.writing-x"
+        half.mkdir()
+    with running(config, server.host) as second:
+        assert not half.exists()
+        again = wire.http = second.client("tml-a")
+        assert again.post("retrieve_future", json={"request_id": old}).status_code == 410
+        assert "create_training_client_from_state" in wire.refused("optim_step", wire.step(model, 8), 404)
+        assert deserialize_sample_response(wire.do("asample", ask(wire, kept, 0))).sequences[0].tokens == sampled
+        wire.refused("asample", ask(wire, lost, 0), 404)
+        load = {"session_id": wire.session, "model_seq_id": 2, "path": path, "optimizer": True}
+        model = wire.do("load_weights", load)["model_id"]
+        assert logprobs(wire, model, 1, 50) == want
+
+
+def test_a_request_that_waits_for_one_that_never_comes_fails() -> None:
+    lane, promise = Lane(5.0), Promise("a", "b", "optim_step")
+
+    async def work() -> Any:
+        raise AssertionError("request 2 was worked on before 1")
+
+    async def wait() -> None:
+        lane.submit(2, Job(promise, work))
+        await asyncio.sleep(0)
+        lane.check_gap(time.monotonic())
+        assert promise.result is None
+        lane.check_gap(time.monotonic() + 6)
+        assert "Request 1 of this adapter never arrived" in str(promise.result)
+
+    asyncio.run(wait())
+
+
+def test_settings_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match="is not an IP address"):
+        ServeConfig(host="localhost")
+    with pytest.raises(ConfigError, match=r"local\.lora_targets would have no effect"):
+        ServeConfig(local=LOCAL.__class__(lora_targets="q_proj"))
+    with pytest.raises(ConfigError, match="can be reached from other machines"):
+        require_keys(ServeConfig(host="0.0.0.0"), frozenset())
+    with pytest.raises(ConfigError, match="at least 20"):
+        require_keys(ServeConfig(host="0.0.0.0"), frozenset(["tml-short"]))
+    with pytest.raises(ConfigError, match="does not begin with tml-"):
+        require_keys(ServeConfig(), frozenset(["a" * 40]))
+    with pytest.raises(ConfigError, match="No model to serve"):
+        asyncio.run(serve(ServeConfig(), print))
+
+
+def test_the_command_serves_until_it_is_told_to_stop(model_folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "assay", "serve", "--model", str(model_folder)]
+    settings = ["port=0", f"state_path={tmp_path}/s", "local.device=cpu"]
+    with subprocess.Popen([*command, *settings], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stdout.readline()
+            url = next(word for word in line.split() if word.startswith("http://"))
+            assert httpx.get(f"{url}/api/v1/healthz").status_code == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+    assert os.listdir(f"{tmp_path}/s/runs") == []
