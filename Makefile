@@ -1,7 +1,7 @@
 # make demo    train a small chess model on this machine and report what it learned
 # make test    linters, type checker, generated pages, tests; also against verl, in an environment of its own
 # make docs    generated pages, and the documentation as a site in site/
-# make test-hosts   whole environments in the Tinker cookbook and OpenEnv, in an environment of their own
+# make test-hosts   whole environments in the Tinker cookbook, OpenEnv and verifiers, in environments of their own
 # Environments are made on first use, in .venv and (for tests against verl) .venv-verl, and renewed when pyproject.toml or
 # their constraints change. `make test VERL=0` leaves verl out.
 
@@ -12,6 +12,8 @@ VERL_VENV := .venv-verl
 VERL_STAMP := $(VERL_VENV)/.installed
 HOSTS_VENV := .venv-hosts
 HOSTS_STAMP := $(HOSTS_VENV)/.installed
+VERIFIERS_VENV := .venv-verifiers
+VERIFIERS_STAMP := $(VERIFIERS_VENV)/.installed
 VERL ?= 1
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 WORKERS ?= $(shell echo $$(( $(CORES) < 8 ? $(CORES) : 8 )))
@@ -54,9 +56,11 @@ test-verl: $(VERL_STAMP)
 	$(VERL_VENV)/bin/python -m pytest -q tests/verl $(VERL_PYTEST_ARGS)
 
 # Not part of `make test`: what all hosts share is tested there, and these packages are only for who uses them.
-test-hosts: $(HOSTS_STAMP)
+test-hosts: $(HOSTS_STAMP) $(VERIFIERS_STAMP)
 	$(HOSTS_VENV)/bin/python -m pytest -q tests/integrations/test_cookbook_environment.py tests/integrations/test_openenv.py \
 		tests/integrations/test_tinker_group.py
+	$(VERIFIERS_VENV)/bin/python -m pytest -q tests/integrations/test_verifiers_task.py \
+		tests/integrations/test_verifiers_environment.py
 
 lint: env
 	$(BIN)/ruff check .
@@ -95,6 +99,10 @@ $(VERL_STAMP): pyproject.toml constraints-verl.txt scripts/setup-verl-env.sh scr
 
 $(HOSTS_STAMP): pyproject.toml constraints-hosts.txt scripts/setup-hosts-env.sh scripts/setup-env.sh scripts/find-python.sh
 	@scripts/setup-hosts-env.sh $(HOSTS_VENV)
+	@touch $@
+
+$(VERIFIERS_STAMP): pyproject.toml constraints-verifiers.txt scripts/setup-env.sh scripts/find-python.sh
+	@scripts/setup-env.sh $(VERIFIERS_VENV) constraints-verifiers.txt verifiers pytest pytest-timeout uv -e '.[rewards,torch,chess,kernelbench]'
 	@touch $@
 
 system:

@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,8 @@ def compared(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, A
                 tokens &= [streams(row) for row in theirs] == [streams(row) for row in rows]
                 for row, own in zip(theirs, rows, strict=False):
                     if row.advantages is not None:
-                        advantages = advantages is not False and list(row.advantages) == own.advantages
+                        equal = singles(row.advantages) == singles(own.advantages or ())
+                        advantages = advantages is not False and equal
     return {
         "tasks": sum(map(len, found["plays"].values())),
         "equal_tokens": tokens,
@@ -91,6 +93,11 @@ def compared(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, A
         "equal_advantages": advantages,
         "errored_kept_apart": found["kept_apart"] == [False, True, False],
     }
+
+
+def singles(values: Sequence[float]) -> array[float]:
+    """Numbers as float32, which is what a trainer keeps of advantages."""
+    return array("f", values)
 
 
 def streams(row: Row) -> tuple[str, list[int], list[int]]:

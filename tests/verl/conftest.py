@@ -50,7 +50,7 @@ def ray_cluster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
-        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
+        ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
         try:
             yield
         finally:

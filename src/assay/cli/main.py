@@ -55,6 +55,8 @@ COMMANDS: Mapping[str, Command] = {
     "grade-server": Command(
         "assay.cli.tasks.grade_server", "grade kernels for other machines, as an HTTP service with a key"
     ),
+    "export-data": Command("assay.cli.tasks.export_data", "write an environment's tasks as the data sets of verl"),
+    "export-env": Command("assay.cli.tasks.export_env", "write an environment as a plugin of verifiers and prime-rl"),
     "serve": Command(
         "assay.cli.tasks.serve", "serve a model to training programs that speak Tinker's protocol, many at a time"
     ),

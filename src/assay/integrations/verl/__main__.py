@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(finding)
     wrong = any(finding.level == "error" for finding in findings)
     if not findings:
-        print("verl will call the reward as configured.")
+        print("verl will do as configured.")
     return 2 if wrong else 0
 
 

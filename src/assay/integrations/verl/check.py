@@ -17,6 +17,7 @@ from typing import Any
 
 from assay.errors import AssayError, ConfigError, MissingDependencyError
 from assay.integrations.common.settings import read_settings
+from assay.integrations.verl.agent_check import check_agent_loop, plays_environments
 from assay.integrations.verl.reward_function import (
     OUR_MANAGER,
     OURS,
@@ -54,15 +55,19 @@ MOVED: Mapping[str, str] = {
 """Key before 0.9 -> key of 0.9, or the engine's own in the place of limits per worker; the longest that fits."""
 LIMITS = ("max_concurrent", "max_rpm", "max_tpm", "timeout", "estimated_tokens_per_request")
 """Read by the rate_limited manager alone."""
-SECTIONS = ("reward", "reward_model", "custom_reward_function", "sandbox_fusion", "trainer")
-"""Top-level keys that are looked at."""
+SECTIONS = (
+    *("reward", "reward_model", "custom_reward_function", "sandbox_fusion", "trainer", "algorithm", "data"),
+    "actor_rollout_ref.rollout",
+)
+"""Keys of the parts that are looked at."""
 _KWARGS = "reward.custom_reward_function.reward_kwargs"
 
 
 def check_config(config: Any) -> list[Finding]:
-    """Everything that is wrong with the reward keys of a composed verl config (OmegaConf or nested dictionaries).
+    """Everything that is wrong with the keys of rewards and agent loops of a composed verl config.
 
-    Which generation of verl it is for is seen from the keys that verl's own files have given it.
+    The config is OmegaConf's, or nested dictionaries. Which generation of verl it is for is seen from the keys that
+    verl's own files have given it.
 
     Raises:
         ConfigError: a reference in the config does not resolve.
@@ -101,8 +106,17 @@ def _resolved(config: Any) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    data: dict[str, Any] = {}
     try:
-        return {key: OmegaConf.to_container(config[key], resolve=True) for key in SECTIONS if key in config}
+        for key in SECTIONS:
+            if (part := OmegaConf.select(config, key)) is None:
+                continue
+            *above, name = key.split(".")
+            place = data
+            for step in above:
+                place = place.setdefault(step, {})
+            place[name] = OmegaConf.to_container(part, resolve=True)
+        return data
     except OmegaConfBaseException as refused:
         raise ConfigError(f"verl's config cannot be resolved: {refused}") from refused
 
@@ -118,6 +132,9 @@ def _check_09(data: Mapping[str, Any]) -> Iterator[Finding]:
         instead, value = MOVED[old] + key.removeprefix(old), at(data, key)
         hint = _manager_hint(value) if instead == "reward.reward_manager.name" else f"Set {instead}={value}."
         yield error(key, f"verl 0.9 accepts this key of older versions but never reads it. {hint}")
+    if plays_environments(data):
+        yield from check_agent_loop(data)
+        return
     manager = at(data, "reward.reward_manager")
     yield from _check_source(manager)
     yield from _check_limits(data, manager.get("name"))
