@@ -163,7 +163,7 @@ def test_several_outputs_and_weights(bench: Bench) -> None:
     lazy = bench.grade(PAIR, PAIR_CANDIDATE.replace("USE_WEIGHT", ""))
     assert lazy.kind == "wrong" and "once the weights have other values" in lazy.message, lazy
     one = bench.grade(PAIR, RIGHT_PAIR.replace("return out, total", "return out"))
-    assert one.kind == "wrong" and "returned 1 tensors, the reference returns 2" in one.message
+    assert one.kind == "wrong" and "forward returned tensor, the reference returns (tensor, tensor)" in one.message
     swapped = bench.grade(PAIR, RIGHT_PAIR.replace("return out, total", "return total, out"))
     assert swapped.kind == "wrong" and "shape" in swapped.message
 
@@ -274,8 +274,8 @@ SUBCLASS = "class Odd(torch.Tensor):\n    pass\n\n\nclass ModelNew"
         (candidate().replace("def forward", "def forwards"), "crash", "forward"),
         (candidate(result="None"), "wrong", "returned a NoneType"),
         (candidate(result="'text'"), "wrong", "str"),
-        (candidate(result="(out, out)"), "wrong", "returned 2 tensors"),
-        (candidate(result="[]"), "wrong", "returned 0 tensors"),
+        (candidate(result="(out, out)"), "wrong", "forward returned (tensor, tensor), the reference returns tensor"),
+        (candidate(result="[]"), "wrong", "forward returned (), the reference returns tensor"),
         (candidate(result="out.numpy()"), "cheat", "line 27: Tensor.numpy() reads a value"),
         (candidate(result="1.5"), "wrong", "returned a float"),
         (candidate(result="out.double()"), "wrong", "dtype float64"),

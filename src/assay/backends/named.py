@@ -41,8 +41,8 @@ def canonical(backend: Any) -> Any:
 
 
 def check(reference: str, base_url: str | None = None, lora_rank: int = 0) -> None:
-    """Refuse what is not a backend, without loading one of Assay's own (and torch with it), a rank that it cannot train,
-    and a URL that would keep a key with the run.
+    """Refuse what is not a backend, without loading one of Assay's own (and torch with it), a rank that it cannot
+    train, and a URL that would keep a key with the run.
 
     Raises:
         ConfigError: as `plugins.find`; `base_url` holds a user, a password or a query; `tinker` without a rank.

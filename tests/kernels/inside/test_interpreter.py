@@ -505,7 +505,7 @@ def libdevice_module(names: list[str], call: str, dtype: str, module_name: str) 
         "@triton.jit\ndef kernel(x, out, n, BLOCK: tl.constexpr):\n    i = tl.arange(0, BLOCK)\n    m = i < n\n"
         f"    v = tl.load(x + i, mask=m, other=1.5)\n{lines}"
     )
-    launch = f"out = torch.zeros(({len(names)}, n), dtype=torch.{dtype}, device=x.device)\nkernel[(1,)](x, out, n, BLOCK=128)"
+    launch = f"out = x.new_zeros(({len(names)}, n), dtype=torch.{dtype})\nkernel[(1,)](x, out, n, BLOCK=128)"
     return module(kernel, launch, f"from triton.language.extra{module_name} import libdevice\n")
 
 

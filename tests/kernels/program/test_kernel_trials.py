@@ -186,12 +186,15 @@ CHEATS = {
         "wrong",
         snaking(
             "return snake(x, self.baked, torch.empty_like(x))",
-            constructor="self.baked = self.frequency.detach().clone()",
+            constructor="self.register_buffer('baked', self.frequency.detach().clone())",
         ),
     ),
     "weights of its own": (
         "wrong",
-        snaking("return snake(x, self.own, torch.empty_like(x))", constructor="self.own = torch.rand(features) + 0.5"),
+        snaking(
+            "return snake(x, self.own, torch.empty_like(x))",
+            constructor="self.register_buffer('own', torch.rand(features) + 0.5)",
+        ),
     ),
     "memory that no one wrote": ("wrong", snaking("y = torch.empty_like(x)\ncopied(x)\nreturn y")),
     "half of the output": (

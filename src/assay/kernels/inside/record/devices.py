@@ -72,14 +72,16 @@ class Pretended(OnCpu):
     def _moved(self, func: Any, args: tuple[Any, ...], given: dict[str, Any]) -> torch.Tensor:
         """`Tensor.to`, whose device may stand among its arguments, or be another tensor's."""
         tensor, *rest = args
-        named = [given.pop("device", None), *(part for part in rest if _is_device(part))]
-        like = [part for part in (*rest, given.get("other")) if isinstance(part, torch.Tensor)]
-        device = next((part for part in named if part is not None), None)
-        if like:
-            device = self._places.device_of(like[0])
-        left = [part for part in rest if not _is_device(part)]
+        first = rest[0] if rest else None
+        names = next((after for kind, after in _TO if isinstance(first, kind)), _TO_DEVICE)
+        asked = {**dict(zip(names, rest, strict=False)), **given}
+        asked.pop("non_blocking", None)
+        like, device = asked.pop("other", None), asked.pop("device", None)
+        if like is not None:
+            device, asked["dtype"] = self._places.device_of(like), like.dtype
+        kept = {name: value for name, value in asked.items() if value is not None}
         # With nothing but a device, PyTorch wants that one.
-        made = func(tensor, *left, **given) if left or given.keys() - {"copy"} else func(tensor, META, **given)
+        made = func(tensor, **kept) if kept.keys() - {"copy"} else func(tensor, META, **kept)
         return self._at(tensor, made, device)
 
     def _at(self, tensor: torch.Tensor, made: torch.Tensor, named: Any) -> torch.Tensor:
@@ -101,8 +103,12 @@ class Pretended(OnCpu):
         return made
 
 
-def _is_device(value: Any) -> bool:
-    return isinstance(value, torch.device | str) or type(value) is int
+_TO_DEVICE = ("device", "dtype", "non_blocking", "copy")
+_TO: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (torch.Tensor, ("other", "non_blocking", "copy")),
+    (torch.dtype, ("dtype", "non_blocking", "copy")),
+)
+"""Kinds of the first argument of `Tensor.to` -> the names of its arguments; otherwise it is a device, or none."""
 
 
 def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
