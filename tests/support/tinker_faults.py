@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ class Call:
     body: bytes
     status: int = 200
     answer: bytes = b""
+    scope: Any = None
 
     @property
     def json(self) -> Any:
@@ -50,6 +52,17 @@ class Fault:
     def result(self, call: Call, kind: str) -> None:
         """Alter the result of a future that was asked for by a request to `kind`."""
 
+    async def held(self, call: Call, kind: str) -> None:
+        """Hold a request up before the server gets it; `kind` as for `result`."""
+
+    def again(self, call: Call) -> Sequence[Call]:
+        """Requests that the server gets before this one, and whose answers nobody hears."""
+        return ()
+
+    def cut(self, call: Call) -> bool:
+        """Whether the connection breaks in the middle of the answer."""
+        return False
+
 
 class Proxy:
     """The server behind a fault, which may be changed at any time. `log` has the requests that passed."""
@@ -63,21 +76,26 @@ class Proxy:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        fault, call = self.fault, Call(scope["path"].removeprefix(API), await _read(receive))
+        fault, call = self.fault, Call(scope["path"].removeprefix(API), await _read(receive), scope=scope)
         self.log.append(call.path)
         fault.asked(call)
-        start = await self._forward(scope, call)
+        kind = fault.kinds.get(call.json["request_id"], "") if call.path == "retrieve_future" else ""
+        await fault.held(call, kind)
+        for other in fault.again(call):
+            await self._forward(replace(other))
+        start = await self._forward(call)
         fault.answered(call)
         if call.path == "retrieve_future":
-            fault.result(call, fault.kinds.get(call.json["request_id"], ""))
+            fault.result(call, kind)
         elif b'"request_id"' in call.answer:
             fault.kinds[json.loads(call.answer)["request_id"]] = call.path
         headers = [(k, v) for k, v in start.get("headers", []) if k.lower() != b"content-length"]
         headers.append((b"content-length", str(len(call.answer)).encode()))
         await send({"type": "http.response.start", "status": call.status, "headers": headers})
-        await send({"type": "http.response.body", "body": call.answer})
+        if not fault.cut(call):  # else uvicorn closes the connection of an answer that is not whole
+            await send({"type": "http.response.body", "body": call.answer})
 
-    async def _forward(self, scope: Any, call: Call) -> Message:
+    async def _forward(self, call: Call) -> Message:
         started: Message = {}
         parts: list[bytes] = []
         unread = [call.body]
@@ -91,9 +109,9 @@ class Proxy:
             else:
                 parts.append(message.get("body", b""))
 
-        headers = [(k, v) for k, v in scope["headers"] if k.lower() != b"content-length"]
+        headers = [(k, v) for k, v in call.scope["headers"] if k.lower() != b"content-length"]
         headers.append((b"content-length", str(len(call.body)).encode()))
-        await self.app({**scope, "headers": headers}, receive, send)
+        await self.app({**call.scope, "headers": headers}, receive, send)
         call.status, call.answer = started["status"], b"".join(parts)
         return started
 
@@ -266,18 +284,66 @@ class Lost(Fault):
 
 @dataclass
 class Storm(Fault):
-    """The first answers to each kind of request are errors, after the server has done what was asked."""
+    """The first answers to each kind of request are errors, after the server has done what was asked; they have the
+    `statuses` in turn."""
 
-    status: int = 500
-    each: int = 1
+    statuses: tuple[int, ...] = (500, 500)
     seen: dict[str, int] = field(default_factory=dict)
 
+    def place(self, call: Call) -> int:
+        """How many of the kind came before this answer; a large number for kinds without errors."""
+        if call.path not in ("forward_backward", "optim_step", "asample", "retrieve_future", "save_weights"):
+            return 1_000_000
+        self.seen[call.path] = self.seen.get(call.path, 0) + 1
+        return self.seen[call.path] - 1
+
     def answered(self, call: Call) -> None:
-        kind = call.path
-        if kind in ("forward_backward", "optim_step", "asample", "retrieve_future", "save_weights"):
-            self.seen[kind] = self.seen.get(kind, 0) + 1
-            if self.seen[kind] <= self.each:
-                call.status, call.answer = self.status, b'{"detail":"storm"}'
+        place = self.place(call)
+        if place < len(self.statuses):
+            call.status, call.answer = self.statuses[place], b'{"detail":"storm"}'
+
+
+class Resets(Storm):
+    """The connection breaks in the middle of the first answer to each kind of request."""
+
+    def answered(self, call: Call) -> None:
+        pass
+
+    def cut(self, call: Call) -> bool:
+        return self.place(call) == 0
+
+
+@dataclass
+class Disorder(Fault):
+    """Requests arrive twice at once, and again before later ones of other kinds; and every answer is slow."""
+
+    repeated: int = 0
+    before: dict[str, Call] = field(default_factory=dict)
+
+    async def held(self, call: Call, kind: str) -> None:
+        await asyncio.sleep(0.005)
+
+    def again(self, call: Call) -> Sequence[Call]:
+        if call.path not in ("forward_backward", "optim_step", "asample", "save_weights", "save_weights_for_sampler"):
+            return ()
+        late = [other for kind, other in self.before.items() if kind != call.path]
+        self.before[call.path] = call
+        self.repeated += 1 + len(late)
+        return [call, *late]
+
+
+@dataclass
+class Late(Fault):
+    """The first result of a kind comes after this time."""
+
+    kind: str = ""
+    seconds: float = 0.0
+    times: int = 1
+
+    async def held(self, call: Call, kind: str) -> None:
+        if kind == self.kind and self.times > 0:
+            self.times -= 1
+            await asyncio.sleep(self.seconds)
 
 
 class Echo(Fault):

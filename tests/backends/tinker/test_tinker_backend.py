@@ -28,7 +28,7 @@ from assay.training.session import beyond
 from assay.types import Datum, SamplingParams
 from support.scripted import CORPUS
 from support.tinker_behind_faults import NAME, LocalServer, RestartAt
-from support.tinker_faults import Echo, Lost, Storm
+from support.tinker_faults import Disorder, Echo, Fault, Late, Lost, Resets, Storm
 from support.tiny_run import tiny
 from support.toy_env import ToyBuilder
 
@@ -207,14 +207,43 @@ def test_a_run_learns_and_resumes_as_if_it_had_never_stopped(
     assert saved["state"].startswith("tinker://") and saved["server"] == server.url and saved["lora_rank"] == 4
 
 
-@pytest.mark.parametrize("fault", ["optim_step", "forward_backward", "asample", "storm"])
+def faulty(server: LocalServer, path: Path, fault: Fault, **changes: Any) -> list[list[float]]:
+    """The curve of a run behind a fault, which saves after every step."""
+    server.proxy.fault = fault
+    train(rl(server, path, save_every=1, **changes), quiet=True)
+    return curve(path)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *(Lost(kind=kind, times=1) for kind in ("optim_step", "forward_backward", "asample")),
+        Storm(),
+        Storm(statuses=(408, 429)),
+        Resets(),
+    ],
+    ids=["optim_step", "forward_backward", "asample", "500", "408 and 429", "resets"],
+)
 def test_lost_results_and_storms_change_nothing(
-    server: LocalServer, tmp_path: Path, undisturbed: list[list[float]], fault: str
+    server: LocalServer, tmp_path: Path, undisturbed: list[list[float]], fault: Fault
 ) -> None:
-    server.proxy.fault = Storm(each=2) if fault == "storm" else Lost(kind=fault, times=1)
-    path = tmp_path / "run"
-    train(rl(server, path, save_every=1), quiet=True)
-    same(curve(path), undisturbed)
+    same(faulty(server, tmp_path / "run", fault), undisturbed)
+
+
+def test_requests_that_arrive_again_train_nothing_twice(
+    server: LocalServer, tmp_path: Path, undisturbed: list[list[float]]
+) -> None:
+    fault = Disorder()
+    same(faulty(server, tmp_path / "run", fault), undisturbed)
+    assert fault.repeated > 4 * 48  # of the samples alone there are 48, each sent again beside older requests
+
+
+def test_a_step_whose_result_comes_too_late_is_not_taken_twice(
+    server: LocalServer, tmp_path: Path, undisturbed: list[list[float]], caplog: pytest.LogCaptureFixture
+) -> None:
+    hasty = TinkerService(probe=False, connect_timeout_s=20, train_timeout_s=4, sample_timeout_s=30)
+    same(faulty(server, tmp_path / "run", Late(kind="optim_step", seconds=6), tinker=hasty), undisturbed)
+    assert "optim_step: the server gave no result within 4 s" in caplog.text
 
 
 def test_a_server_that_is_started_again_costs_no_step_or_stops_the_run(
