@@ -1,9 +1,10 @@
-"""The Tinker cookbook's own supervised and RL loops on a task of your own: copy the digit of a question.
+"""The Tinker cookbook's own supervised and RL loops on a task of your own: answer a digit with one as large.
 
     TINKER_BASE_URL=... TINKER_API_KEY=tml-... python tinker_cookbook_digits.py supervised log_path=sft model_name=MODEL
     ... python tinker_cookbook_digits.py rl log_path=rl model_name=MODEL load_checkpoint_path=tinker://...
 
-The supervised examples answer with any digit, which teaches the form and not the answer; RL then rewards the right one.
+The supervised examples answer with any digit, which teaches the form and no more; RL then rewards digits that are large
+enough.
 Nothing in here knows which server it trains on.
 """
 
@@ -32,8 +33,8 @@ def renderer_of(model_name: str) -> renderers.Renderer:
     return renderers.get_renderer(RENDERER, get_tokenizer(model_name))
 
 
-class CopyDigit(ProblemEnv):
-    """Reward 1 for the digit that was asked for, and 0.1 less for an answer that does not end."""
+class AsLarge(ProblemEnv):
+    """Reward 1 for a digit that is no smaller than the question's, and 0.1 less for an answer that does not end."""
 
     def __init__(self, renderer: renderers.Renderer, digit: str) -> None:
         super().__init__(renderer)
@@ -43,13 +44,13 @@ class CopyDigit(ProblemEnv):
         return self.digit
 
     def check_answer(self, sample_str: str) -> bool:
-        return sample_str.strip() == self.digit
+        return self.check_format(sample_str) and sample_str.strip() >= self.digit
 
     def check_format(self, sample_str: str) -> bool:
-        return sample_str.strip() in DIGITS
+        return sample_str.strip() in set(DIGITS)
 
     def get_reference_answer(self) -> str:
-        return self.digit
+        return f"{self.digit} to 9"
 
 
 class DigitProblems(RLDataset):
@@ -60,7 +61,7 @@ class DigitProblems(RLDataset):
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
         return [
-            ProblemGroupBuilder(partial(CopyDigit, self.renderer, digit), self.group_size, "digits") for digit in DIGITS
+            ProblemGroupBuilder(partial(AsLarge, self.renderer, digit), self.group_size, "digits") for digit in DIGITS
         ]
 
     def __len__(self) -> int:
@@ -70,8 +71,8 @@ class DigitProblems(RLDataset):
 @chz.chz
 class DigitProblemsBuilder(RLDatasetBuilder):
     model_name: str
-    group_size: int = 16
-    num_batches: int = 40
+    group_size: int = 8
+    num_batches: int = 20
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
         renderer = renderer_of(self.model_name)
@@ -114,7 +115,7 @@ def main(arguments: Sequence[str]) -> None:
         asyncio.run(supervised.main(blueprint.make_from_argv(arguments[1:])))
     elif arguments[:1] == ["rl"]:
         blueprint = chz.Blueprint(rl.Config).apply({**defaults, "dataset_builder": DigitProblemsBuilder})
-        blueprint.apply({"learning_rate": 1e-2, "max_tokens": 12, "save_every": 0})
+        blueprint.apply({"learning_rate": 1e-3, "max_tokens": 12, "save_every": 0})
         asyncio.run(rl.main(blueprint.make_from_argv(arguments[1:])))
     else:
         sys.exit(__doc__)
