@@ -356,3 +356,14 @@ class Echo(Fault):
     def answered(self, call: Call) -> None:
         if call.path == "asample":
             call.status, call.answer = 403, json.dumps({"detail": f"{self._said} may not"}).encode()
+
+
+@dataclass
+class OldProtocol(Fault):
+    """A server from before Protobuf: it fails on training requests, and `status` is what it says."""
+
+    status: int = 500
+
+    def answered(self, call: Call) -> None:
+        if call.path == "forward_backward":
+            call.status, call.answer = self.status, b"Internal Server Error"

@@ -12,7 +12,8 @@ pytest.importorskip("tinker", reason="the Tinker SDK is not installed: pip insta
 pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'assay-rl[serve]'")
 
 from assay.backends.config import LocalBackend, PolicySpec, ScratchModel, TinkerService
-from assay.backends.tinker.probe.finding import Finding
+from assay.backends.tinker.calls import failure
+from assay.backends.tinker.probe.finding import Finding, wrong_for_all
 from assay.backends.tinker.probe.run import probe
 from assay.backends.tinker.probe.vouch import refuse, usable, vouched
 from assay.backends.tinker.service import Service
@@ -29,6 +30,7 @@ from support.tinker_faults import (
     NoFinish,
     NoLossSum,
     NoThresholds,
+    OldProtocol,
     OtherLoss,
     Overwritten,
     Sampling,
@@ -110,3 +112,23 @@ def test_what_is_wrong_decides_what_may_be_trained() -> None:
     refuse([custom, ppo, seeds], "http://127.0.0.1:1")
     with pytest.raises(ModelError, match=r"(?s)would train wrongly.*i a sampler has the new weights: 0.3 nats"):
         refuse([custom, stale], "http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("status", [500, 422])
+def test_a_server_that_does_not_read_training_requests_is_told_at_once(
+    server: LocalServer, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assay.backends.tinker.probe.dialect.PAUSE_S", 0.0)
+    before = len(server.proxy.log)
+    found = probed(server, OldProtocol(status=status))
+    wrong = [finding for finding in found if finding.verdict == "wrong"]
+    assert [(one.point, one.name) for one in wrong] == [("a", "training requests are understood")]
+    assert f"HTTP {status}" in wrong[0].found and "not tried" in wrong[0].cure and wrong_for_all(found) == wrong
+    assert {one.point for one in found} == {"a", "b", "j"}
+    # No point behind it asks again: the SDK would repeat each of its requests for minutes.
+    assert server.proxy.log[before:].count("forward_backward") == (3 if status == 500 else 1)
+
+
+def test_a_result_in_an_older_form_is_not_called_lost() -> None:
+    error = failure("sample", ValueError("Server returned a JSON payload for SampleResponse"))
+    assert "answered in JSON" in str(error) and not error.lost

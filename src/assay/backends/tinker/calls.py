@@ -30,6 +30,8 @@ REFUSALS = {
     422: "it does not understand the request",
 }
 """HTTP status that no other session would change -> what it says."""
+JSON_RESULT = "Server returned a JSON payload"
+"""How the SDK begins to say that a result is not in Protobuf."""
 SDK_ERRORS = (tinker.TinkerError, RetryableException, ValueError, RuntimeError, AssertionError, LookupError, OSError)
 """What the SDK raises; its own assertions and look-ups fail where a server's answer lacks a part."""
 
@@ -97,6 +99,11 @@ def failure(what: str, error: BaseException) -> ServiceError:
         return ServiceError(f"{what}: the server answered HTTP {status}: {REFUSALS[status]}. It says: {said}")
     if isinstance(error, tinker.RequestFailedError) and error.category is tinker.types.RequestErrorCategory.User:
         return ServiceError(f"{what}: the server refused the request: {said}")
+    if JSON_RESULT in said:
+        return ServiceError(
+            f"{what}: the server answered in JSON, which SDK {tinker.__version__} does not read. It was written for an "
+            "SDK before 0.25; ask its keeper for a newer one."
+        )
     return ServiceError(f"{what}: the server lost the request ({said}).", lost=True)
 
 

@@ -8,6 +8,8 @@ import ipaddress
 import logging
 import os
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -202,6 +204,27 @@ class Service:
         except ServiceError as error:
             raise cleaned(error, self._key) from None
 
+    async def status_of_post(self, path: str, body: bytes, content_type: str) -> int:
+        """The HTTP status of one request that the SDK has no part in, and does not repeat.
+
+        Raises:
+            ServiceError: nothing answers.
+        """
+        headers = {"X-API-Key": self._key, "Content-Type": content_type}
+        request = urllib.request.Request(f"{self.url}/api/v1/{path}", body, headers, method="POST")
+        proxies = urllib.request.ProxyHandler({} if is_loopback(self.url) else None)
+        opener = urllib.request.build_opener(proxies, _NoRedirects)
+
+        def post() -> int:
+            try:
+                with opener.open(request, timeout=self._soon) as response:
+                    return int(response.status)
+            except urllib.error.HTTPError as error:
+                error.close()
+                return error.code
+
+        return await self._blocking(post, path)
+
     async def finish(self) -> None:
         """End the session.
 
@@ -230,6 +253,13 @@ class Service:
             return await in_thread(call, what, self._soon if seconds is None else seconds)
         except ServiceError as error:
             raise cleaned(error, self._key) from None
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect would take the key elsewhere."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        """None: the redirect itself is the answer."""
 
 
 def _ranked(client: tinker.TrainingClient, rank: int) -> tinker.TrainingClient:

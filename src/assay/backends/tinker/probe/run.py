@@ -9,7 +9,8 @@ import tinker
 
 from assay.backends.config import TinkerService
 from assay.backends.tinker.probe.bench import Bench, new_bench
-from assay.backends.tinker.probe.finding import Finding, judged, tried, wanting
+from assay.backends.tinker.probe.dialect import look_at_dialect
+from assay.backends.tinker.probe.finding import Finding, judged, tried, wanting, wrong_for_all
 from assay.backends.tinker.probe.sampling import look_at_gap, look_at_logprobs, look_at_samples
 from assay.backends.tinker.probe.saving import look_at_samplers, look_at_states
 from assay.backends.tinker.probe.training import LOSSES, look_at_custom, look_at_loss, look_at_sums
@@ -35,6 +36,9 @@ async def probe(service: Service, model: str, rank: int, seed: int = 0, points: 
     await service.check_model(model)
     bench = await new_bench(service, model, rank, seed)
     found = [judged("a", "a model with adapters is made, with its tokenizer", True, f"{model}, rank {rank}", "")]
+    found += await tried("a", "training requests are understood", partial(look_at_dialect, service))
+    if wrong_for_all(found):
+        points = "".join(point for point in points if point == "b")  # all others compare with the trainer
     if set(points) & set("bcd"):
         found += await _sampling(bench, points)
     if set(points) & set("efghi"):

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 WEEK_S = 7 * 24 * 3600
 FOLDER = "tinker_probes"
-VERSION = 1
+VERSION = 2
 """Of the probe: what an older one found is not trusted."""
 
 
