@@ -118,13 +118,16 @@ def test_samples_follow_the_policy_and_their_seeds(server: LocalServer) -> None:
 
     async def look(backend: TinkerBackend) -> None:
         first = await backend.sample(prompts, params, [1, 2**63 + 7, 3])
-        assert first == await backend.sample(prompts, params, [1, 2**63 + 7, 3])
+        again = await backend.sample(prompts, params, [1, 2**63 + 7, 3])
+        assert [c.tokens for c in again] == [c.tokens for c in first]
+        for x, y in zip(again, first, strict=True):  # which requests are computed together decides the last bits
+            np.testing.assert_allclose(x.logprobs, y.logprobs, atol=1e-5)
         assert first[0].tokens != first[1].tokens
         for _ in range(3):
             await backend.train_step(datums(), LossSpec("cross_entropy"), ADAM)
         later = await backend.sample(prompts, params, [1, 2**63 + 7, 3])
         assert {c.policy_version for c in first} == {0} and {c.policy_version for c in later} == {3}
-        assert later != first
+        assert any(abs(x.logprobs[0] - y.logprobs[0]) > 1e-3 for x, y in zip(later, first, strict=True))
         with pytest.raises(ModelError, match="has 64 tokens"):
             await backend.sample([(1,) * 64], params, [0])
 
