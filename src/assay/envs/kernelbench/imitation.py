@@ -27,7 +27,7 @@ from assay.kernels.problems.sources import Problem
 from assay.retrieval.code_text import code_hash
 from assay.retrieval.corpora import Reading, corpus_of
 from assay.retrieval.entries import Entry
-from assay.retrieval.exclusion import Screen
+from assay.retrieval.exclusion import Reason, Screen
 from assay.retrieval.pairs import Pair, fenced
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ def _entry(pair: Pair) -> Entry:
     )
 
 
-def _shown(example: Example, pair: Pair, screen: Screen) -> str | None:
+def _shown(example: Example, pair: Pair, screen: Screen) -> Reason | None:
     """Why a prompt's worked examples may not be seen; None where they may.
 
     A prompt tells no name of its examples, so they go by those of their classes, as many data sets name them.
