@@ -173,7 +173,7 @@ class Service:
                 raise
             raise ModelError(
                 f"lora_rank={rank} is not trained for {model} at {without_secrets(self.url)}, so nothing was begun. "
-                f"Set lora_rank to what it trains. {error}"
+                f"Set lora_rank to what it trains ({str(error).rstrip('.')})."
             ) from error
         return _ranked(made, rank)
 
