@@ -22,6 +22,7 @@ from assay.envs.chess.engine.stockfish import StockfishConfig
 from assay.rewards.client.resources import key_check
 from assay.rewards.config import JudgeConfig
 from assay.storage.files import disk_check
+from assay.training.examine import _judge_check
 from assay.types import Check
 from support.chat_templates import chat_model
 from support.tiny_run import tiny
@@ -53,6 +54,13 @@ def test_the_machine_is_looked_over_and_no_key_is_shown(
     assert found["API key"].ok and "secret" not in out
     assert status == (0 if all(row.ok for row in found.values()) else 3)
     assert all(row.cure for row in found.values() if not row.ok)
+
+
+def test_a_machine_without_a_judges_key_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    found = _judge_check()
+    assert found.ok and "OPENAI_API_KEY holds no API key" in found.found and "only runs that ask a judge" in found.found
+    assert not key_check(JudgeConfig()).ok, "a run that asks one fails"
 
 
 @pytest.mark.parametrize(("package", "row", "extra"), [("chess", "engine", "chess"), ("torch", "versions", "torch")])

@@ -186,6 +186,16 @@ def test_a_kill_leaves_the_old_index_or_the_new_one(tmp_path: Path) -> None:
     assert left == set()
 
 
+def test_a_build_that_fails_leaves_no_folder_of_its_own(tmp_path: Path) -> None:
+    def fail(folder: Path) -> dict[str, object]:
+        raise DataError("no ranking")
+
+    for place in (tmp_path / "new", tmp_path):
+        with pytest.raises(DataError, match="no ranking"):
+            store.write_store(place, ENTRIES[:1], fail)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"], "a folder that was there stays"
+
+
 class Killed(BaseException):
     """Nothing may catch it."""
 

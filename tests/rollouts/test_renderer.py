@@ -156,7 +156,7 @@ def test_renderers_are_made_by_name_and_refuse_what_they_cannot_serve() -> None:
     tokenizer = tiny_backend().tokenizer
     assert isinstance(make_renderer("plain", tokenizer), PlainRenderer)
     assert isinstance(make_renderer("chat", chat_tokenizer(QWEN_TEMPLATE)), ChatRenderer)
-    with pytest.raises(ConfigError, match="needs a tokenizer with a chat template; use renderer_name=plain"):
+    with pytest.raises(ConfigError, match="needs a tokenizer with a chat template; use renderer_name=auto"):
         make_renderer("chat", tokenizer)
     with pytest.raises(ConfigError, match="renderer_name=qwen: looked for a renderer of this name among auto, plain"):
         make_renderer("qwen", tokenizer)

@@ -57,6 +57,19 @@ def check(reference: str, base_url: str | None = None, lora_rank: int = 0) -> No
         _opener(reference)
 
 
+def check_access(reference: str, base_url: str | None) -> None:
+    """Refuse a service that could not be asked for want of a key, before data are loaded for a run on it.
+
+    Raises:
+        ConfigError: there is no key, or it or the address cannot be used.
+        ModuleNotFoundError: the service's package is not installed.
+    """
+    if reference == "tinker":
+        from assay.backends.tinker.service import key_for, server_url
+
+        key_for(server_url(base_url))
+
+
 def tokenizer_of(reference: str, model_name: str) -> Tokenizer | None:
     """The tokenizer that a policy will have, without opening it; None where only the policy itself can tell.
 

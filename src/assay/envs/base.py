@@ -173,7 +173,7 @@ class Records:
     metrics: Callable[[Sequence[TrajectoryGroup]], Mapping[str, float]] = _no_metrics
     """Further metrics of a batch; of an evaluation too, where their names are put behind `eval/`."""
     evaluation: Callable[[Sequence[TrajectoryGroup]], Mapping[str, float]] = _no_metrics
-    """Metrics of an evaluation alone, whose names are put behind `eval/` too."""
+    """Metrics of an evaluation alone, whose names are put behind `eval/` too. Of two with one name these count."""
     histograms: Callable[[Sequence[TrajectoryGroup]], Mapping[str, Sequence[float]]] = _no_histograms
     """Further distributions of a batch, for TensorBoard."""
     trace: Callable[[Trajectory, int], Mapping[str, Json]] = _no_fields
@@ -185,6 +185,10 @@ class Records:
     """Metric or distribution -> a further tag under which TensorBoard shows it."""
     charts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Name of a chart -> tags of scalars that TensorBoard draws in it together (its Custom Scalars)."""
+
+    def of_evaluation(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+        """All metrics of an evaluation, by names that begin with `eval/`."""
+        return {f"eval/{name}": value for name, value in {**self.metrics(groups), **self.evaluation(groups)}.items()}
 
 
 @dataclass(frozen=True)

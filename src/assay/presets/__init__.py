@@ -5,9 +5,13 @@ The first comment line of a file is its description.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
+
+FOLLOWS: Mapping[str, str] = {f"rl_kernelbench_stage{n}": f"rl_kernelbench_stage{n - 1}" for n in (2, 3, 4)}
+"""Preset -> the one whose run's weights it is meant to start from."""
 
 
 def presets() -> dict[str, str]:

@@ -201,13 +201,13 @@ def as_row(pair: Pair) -> dict[str, Json]:
 
 def kernel_in_reply(text: str) -> str | None:
     """The module in a published answer: its last fenced block that defines `ModelNew`, or all of it if it is code."""
-    blocks = [block for block in _fenced(text) if _MODEL_NEW.search(block)]
+    blocks = [block for block in fenced(text) if _MODEL_NEW.search(block)]
     if blocks:
         return blocks[-1]
     return text if _MODEL_NEW.search(text) and "```" not in text else None
 
 
-def _fenced(text: str) -> Iterator[str]:
+def fenced(text: str) -> Iterator[str]:
     """The contents of fenced blocks; one that is never closed is none."""
     block: list[str] | None = None
     for line in text.splitlines(keepends=True):

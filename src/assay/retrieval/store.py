@@ -19,7 +19,7 @@ import secrets
 import shutil
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,7 @@ def write_store(
     spans = _spans(entries)
     with _writing(path):
         _refuse_foreign(path)
+        is_new = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         with locked(path / ".lock", LOCK_TIMEOUT_S):
             work = path / f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}"
@@ -106,7 +107,16 @@ def write_store(
                 _put_in_place(path, work, manifest)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
+                if is_new and not (path / MANIFEST).is_file():
+                    _remove_empty(path)
     return manifest
+
+
+def _remove_empty(path: Path) -> None:
+    """Take away a folder made for an index that then could not be built. Who waits for it fails, and says so."""
+    (path / ".lock").unlink(missing_ok=True)
+    with suppress(OSError):  # something else is there by now
+        path.rmdir()
 
 
 @contextmanager

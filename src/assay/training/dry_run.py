@@ -43,6 +43,7 @@ async def dry_run(config: TrainingConfig) -> str:
     plan = accepted(plan_run(config))
     if plan.is_complete:
         return f"The run in {config.log_path} is complete; a start would do nothing."
+    named.check_access(config.backend, config.base_url)
     with RunProgress() as progress, progress.building() as show:
         data = build_data(config.active_builder, config.build_context(show))
     try:

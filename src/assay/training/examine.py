@@ -31,10 +31,17 @@ async def examine_machine() -> list[Check]:
         *await _or_lacking("engine", "chess", _engine_checks),
         *sandbox_checks(),
         *compiler_checks(),
-        key_check(JudgeConfig()),
+        _judge_check(),
         disk_check("runs", Path("runs")),
         disk_check("caches", Path("~/.cache/assay").expanduser()),
     ]
+
+
+def _judge_check() -> Check:
+    """Whether the default judge has a key. Without one a machine is well: most runs ask no judge, and the check of one
+    that does fails."""
+    found = key_check(JudgeConfig())
+    return found if found.ok else Check(found.name, True, f"{found.found}; only runs that ask a judge need one")
 
 
 async def _device_checks() -> list[Check]:

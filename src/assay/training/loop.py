@@ -390,8 +390,7 @@ async def _evaluate(session: Session, step: _Step) -> Evaluation | None:
             advance=progress.advance,
         )
         step.metrics |= evaluation.metrics()
-        records, groups = session.data.records, evaluation.groups
-        step.metrics |= {f"eval/{k}": v for k, v in {**records.evaluation(groups), **records.metrics(groups)}.items()}
+        step.metrics |= session.data.records.of_evaluation(evaluation.groups)
         step.metrics |= {"perf/eval_s": time.monotonic() - started, "perf/eval_cpu_s": time.process_time() - cpu}
     _record(session, step, evaluation.groups, "eval")
     check_errored(evaluation.groups, session.config.max_errored_fraction, "the evaluation")

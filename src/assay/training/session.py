@@ -17,7 +17,7 @@ from rich.console import Console
 
 from assay.backends.base import AdamParams, Backend, Capabilities
 from assay.backends.config import PolicySpec
-from assay.backends.named import open_named
+from assay.backends.named import check_access, open_named
 from assay.config import resolved
 from assay.config.record import may_change, rounding_changes
 from assay.config.schema import settings
@@ -185,6 +185,7 @@ async def open_session(config: TrainingConfig, plan: ResumePlan, *, quiet: bool 
         AssayError: any part cannot be opened; the message says which and what to do. Nothing committed is lost.
     """
     warn_of_rounding(config, plan)
+    check_access(config.backend, config.base_url)
     async with AsyncExitStack() as stack:
         progress = stack.enter_context(RunProgress(Console(stderr=True, quiet=True) if quiet else None))
         with progress.building() as show:

@@ -20,6 +20,7 @@ from assay.backends.config import LocalBackend, PolicySpec, ScratchModel, Tinker
 from assay.backends.local.backend import TorchBackend
 from assay.backends.tinker.backend import TinkerBackend, open_backend
 from assay.backends.tinker.limits import capabilities
+from assay.cli.main import main
 from assay.envs.base import EnvData
 from assay.errors import CheckpointError, ConfigError, ModelError, ServiceError, TrainingError
 from assay.grpo.config import AlgorithmConfig
@@ -265,6 +266,19 @@ def test_a_server_that_is_started_again_costs_no_step_or_stops_the_run(
     same(curve(path), undisturbed)
 
 
+@pytest.mark.parametrize("dry", [["--dry-run"], []])
+def test_a_missing_key_is_one_line_before_data_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dry: list[str]
+) -> None:
+    for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET"):
+        monkeypatch.delenv(name, raising=False)
+    run = tmp_path / "run"
+    assert main(["train", "--config", "rl_kernelbench", "backend=tinker", f"log_path={run}", *dry]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: TINKER_API_KEY is not set") and err.count("\n") == 1
+    assert not run.exists()
+
+
 def test_what_cannot_be_trained_is_refused_before_anything_is_spent(
     server: LocalServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,7 +297,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_spent(
     refused(ConfigError, "not encrypted", base_url="http://example.invalid")
     assert server.proxy.log == before
     refused(ModelError, f"not a model of .*, which trains {NAME}", model_name="other")
-    refused(ServiceError, "rank 4000 is not served", lora_rank=4000)
+    refused(ModelError, r"lora_rank=4000 is not trained for .* Set lora_rank .* 1 to \d+ are", lora_rank=4000)
     assert "forward_backward" not in server.proxy.log[len(before) :]
     with pytest.raises(CheckpointError, match=r"has no tinker\.json"):
         using(server, lambda backend: backend.load_state(tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from assay.cli.main import main
 from assay.config import resolved
 from assay.envs.base import BuildContext
 from assay.envs.kernelbench.dataset import ENV_NAME, payload_of
+from assay.envs.kernelbench.generated import GeneratedKernelsBuilder
 from assay.envs.kernelbench.prompts import PromptStyle, prompt_of
 from assay.envs.kernelbench.rewards import evaluation
 from assay.kernels.problems.sources import Problem, load_problems
@@ -84,6 +86,26 @@ def test_samples_are_a_corpus_and_examples_of_an_sft_stage(run: Path, tmp_path: 
     ), "each once in a pass, as it was sampled"
     assert batch[0].prompt == prompt_of(load_problems("shipped", (1,))[0], STYLE)
     assert data.sft.batch(0, 4) == batch and data.sft.batch(1, 2) == data.sft.batch(0, 4)[2:]
+
+
+def test_right_kernels_for_generated_problems_are_taken_and_can_be_imitated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = GeneratedKernelsBuilder(num_train=3, num_heldout=3, hidden=True)
+    config = kernels(tmp_path / "run", backend="local", dataset_builder=made)
+    problem, task = made.training_problems(config.seed)[1]
+    assert task.prompt[-1].content != problem.code, "the prompt hides an operation"
+    answer = replace(turn(problem, RIGHT, OK), text=RIGHT, messages=task.prompt)
+    path = record(tmp_path / "run", (0, "train", [TrajectoryGroup(task, (Trajectory(task, (answer,), "done", 0),))]))
+    (path / "config.json").write_text(json.dumps(resolved(config)))
+    (row,) = exported(path)
+    assert (row["torch_code"], row["kernel_code"], row["problem"]["name"]) == (problem.code, RIGHT, "train_2")
+    data = builder(sft_path=str(tmp_path / "samples.jsonl"), end_problem=None).build(BuildContext(0, 1, tmp_path))
+    assert data.sft is not None
+    (example,) = data.sft.batch(0, 1)
+    assert problem.code.strip() in example.prompt[-1].content and RIGHT.strip() in example.completion
+    assert main(["export", str(path), str(tmp_path / "x.jsonl"), "--samples", "seed=1"]) != 0
+    assert "Give the data set of the run (seed, dataset_builder.num_train, hidden)." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,10 @@ import re
 import pytest
 
 from assay.cli.main import main
-from support.recorded_run import edit, group, record
+from assay.envs.kernelbench.rewards import evaluation
+from assay.kernels.verdicts import Verdict
+from assay.types import Message, Task, Trajectory, TrajectoryGroup
+from support.recorded_run import edit, group, record, turn
 
 EVIL = "\x1b[2J\x1b]0;owned\x07 good\rbad \u202ebackwards <script>alert(1)</script>"
 
@@ -119,3 +122,16 @@ def test_what_is_not_there_is_said_with_what_is(run, capsys, options, message):
 def test_a_missing_run_is_one_line(tmp_path, capsys):
     assert main(["show", str(tmp_path / "none")]) != 0
     assert "is not a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [[], ["--full"]])
+def test_why_a_kernel_failed_is_read_whole_and_the_kernel_shown_once(tmp_path, capsys, options):
+    why = "the first call differs: element 3 is 0.5 and should be 0.25, which is more than the tolerance of 1e-4 allows"
+    told = evaluation(Verdict("wrong", "numerics", why, tests_total=1), "def kernel(): ...")
+    said = turn("Here:\ndef kernel(): ...", 0.0, {"kernel": "def kernel(): ...", "eval_result": told})
+    task = Task("kernelbench", "1/1:a", (Message("user", "say a"),))
+    made = TrajectoryGroup(task, (Trajectory(task, (said,), "done", 0),))
+    text = show(record(tmp_path / "run", (0, "train", [made])), capsys, *options)
+    assert "verdict: wrong (numerics): the first call differs" in text and "\u2026" not in text.split("eval_result")[0]
+    assert " ".join(text.split("verdict: ")[1].split("eval_result")[0].split()) == f"wrong (numerics): {why}"
+    assert text.count("def kernel(): ...") == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,12 @@ import pytest
 
 from assay.envs.base import BuildContext
 from assay.envs.kernelbench.imitation import read_examples
-from assay.envs.kernelbench.prompts import PromptStyle
+from assay.envs.kernelbench.prompts import PromptStyle, prompt_of
 from assay.envs.kernelbench.reply import read_reply
 from assay.errors import DataError
 from assay.kernels.problems.sources import load_problems
 from assay.training.config import SFTConfig
-from support.kernel_policies import RIGHT
+from support.kernel_policies import RIGHT, reply
 from support.kernel_run import builder, kernels
 from support.sandboxes import needs_walls
 from support.tiny_run import read_lines
@@ -59,6 +61,14 @@ RL = {
 OPS = {"ops": ["torch.sin"], "data_source": "torch#2", "code": SNAKE.code}
 
 
+@dataclass
+class Retrieved:
+    """An entry of an index."""
+
+    torch_code: str
+    kernel_code: str
+
+
 def write(path: Path, *rows: dict[str, Any]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -83,6 +93,34 @@ def test_solutions_of_held_out_problems_are_left_out(tmp_path: Path, caplog: pyt
     assert "left out: 1 solves a held-out problem (hash)" in caplog.text
     with pytest.raises(DataError, match="Nothing in it can be imitated: 2 in triton"):
         read_examples(str(file), PromptStyle("one_shot", "cuda", True), [], MOST)
+
+
+@pytest.mark.parametrize(
+    ("shown", "reason"),
+    [
+        (Retrieved(SNAKE.code.replace("\n\n", "\n# as it is\n"), RIGHT), "hash"),
+        (
+            Retrieved(re.sub(r"\bx\b", "value", SNAKE.code).replace("class Model(", "class Wave("), RIGHT),
+            "near duplicate",
+        ),
+        (Retrieved("class Snake(nn.Module):\n    pass\n", RIGHT), "name"),
+        (Retrieved(PROBLEMS[2].code, RIGHT), None),
+    ],
+)
+def test_an_answer_to_a_prompt_that_shows_a_held_out_problem_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, shown: Retrieved, reason: str | None
+) -> None:
+    posed = prompt_of(SOFTMAX, replace(STYLE, option="raicl"), [shown])
+    row = {
+        **{"name": "level_1/Softmax", "language": "triton", "torch_code": SOFTMAX.code, "kernel_code": RIGHT},
+        "correct": True,
+    }
+    said = {"prompt": [asdict(one) for one in posed], "completion": [{"role": "assistant", "content": reply(RIGHT)}]}
+    file = write(tmp_path / "d.jsonl", {**row, **said}, row)
+    with caplog.at_level(logging.INFO):
+        found = read_examples(str(file), STYLE, [SNAKE], MOST)
+    assert [example.prompt == posed for example in found] == ([True, False] if reason is None else [False])
+    assert (f"left out: 1 its prompt shows a held-out problem ({reason})" in caplog.text) == (reason is not None)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from assay.cli.main import main
 from assay.config import resolved
 from assay.envs.kernelbench.dataset import MultiTurnKernelBenchDatasetBuilder
+from assay.presets import FOLLOWS, presets
 from assay.training.config import TrainingConfig, load_config
 
 RUN: dict[str, Any] = {
@@ -168,3 +170,17 @@ def test_each_key_of_several_turns_is_set_by_itself() -> None:
     assert resolved(config)["dataset_builder"] == resolved(TrainingConfig())["dataset_builder"]
     local = ["multiturn_dataset_builder.use_modal=false", "multiturn_dataset_builder.prompt_option=one_shot"]
     assert load_config(None, ["mode=multi_turn", *local]).active_builder.grading().run_on == "local"
+
+
+def test_a_stage_that_is_to_go_on_says_so_where_it_would_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert {*FOLLOWS, *FOLLOWS.values()} <= presets().keys()
+    (file := tmp_path / "file").write_text("no run")
+    command = ["train", "--config", "rl_kernelbench_stage2", "--dry-run", f"log_path={file}"]
+    assert main(command) != 0
+    assert "Note: rl_kernelbench_stage2 goes on from the weights that rl_kernelbench_stage1 trained" in (
+        capsys.readouterr().err
+    )
+    assert main([*command, "load_checkpoint_path=runs/one/checkpoints/last"]) != 0
+    assert "Note:" not in capsys.readouterr().err

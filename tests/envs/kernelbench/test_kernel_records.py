@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from assay.envs.kernelbench.evaluation.figures import means
+from assay.envs.kernelbench.evaluation.outcomes import of_rollouts
 from assay.envs.kernelbench.records import (
     NAMES,
     batch_metrics,
@@ -103,6 +105,15 @@ def test_an_evaluation_has_pass_at_k_and_fast_p_of_all_and_of_each_level() -> No
         assert {name: found[f"{below}/{name}"] for name in expected} == pytest.approx(expected)
     assert all(is_possible(f"eval/{name}") and f"eval/{name}" in tags([1]) for name in found)
     assert "kernel/fast_1" not in kernel_records([1], 1).evaluation(groups), "speed that was not measured has no figure"
+
+
+def test_a_share_in_an_evaluation_is_the_one_that_assay_eval_gives() -> None:
+    other = replace(TASK, id="1/2:Other", payload={**TASK.payload, "problem_id": 2, "name": "Other"})
+    tried = Trajectory(other, tuple(turn(None) for _ in range(3)), "done", 0)
+    groups = [TrajectoryGroup(TASK, (rollout(WRONG),)), TrajectoryGroup(other, (tried,))]
+    found = kernel_records([1], 3).of_evaluation(groups)
+    assert found["eval/kernel/compile_rate"] == means(of_rollouts(groups, ()))["all/compile_rate"] == 0.5
+    assert found["eval/multiturn/compile_rate"] == 0.25, "over the turns, as in training"
 
 
 def test_charts_are_of_tags_that_there_are() -> None:

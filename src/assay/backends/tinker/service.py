@@ -162,13 +162,22 @@ class Service:
         """A model with new adapters.
 
         Raises:
-            ModelError: the server gave it another rank.
+            ModelError: the server does not train this rank, or gave it another one.
         """
-        what = f"a model with adapters of rank {rank}"
-        pending = await self._blocking(
-            lambda: self._client.create_lora_training_client(base_model=model, rank=rank, seed=seed), what
-        )
-        return _ranked(await self.wait(pending, what, self.settings.train_timeout_s), rank)
+        what = "a model with adapters"
+        try:
+            pending = await self._blocking(
+                lambda: self._client.create_lora_training_client(base_model=model, rank=rank, seed=seed), what
+            )
+            made = await self.wait(pending, what, self.settings.train_timeout_s)
+        except ServiceError as error:
+            if error.lost or "rank" not in str(error).lower():
+                raise
+            raise ModelError(
+                f"lora_rank={rank} is not trained for {model} at {without_secrets(self.url)}, so nothing was begun. "
+                f"Set lora_rank to what it trains ({str(error).rstrip('.')})."
+            ) from error
+        return _ranked(made, rank)
 
     async def restore(self, path: str, rank: int, *, optimizer: bool) -> tinker.TrainingClient:
         """A model from a state that the server saved.

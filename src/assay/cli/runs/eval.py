@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from assay.cli.options import add_config, add_settings_help, config_of
 from assay.cli.runs.eval_settings import CHANGED_MOST, NOT_READ, OF_ENDPOINT, refuse_idle
+from assay.cli.runs.eval_table import table
 from assay.cli.runs.measured import HELDOUT, Measured, Which, check_places, measured_of, play, write
 from assay.envs.base import build_data
 from assay.errors import ConfigError
@@ -80,7 +82,7 @@ def _ks(text: str) -> tuple[int, ...]:
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
-    """Measure, and print the figures as JSON."""
+    """Measure, and print the figures as JSON; in a terminal the main ones below it, too."""
     _refuse_strays(args)
     check_places(args.output, args.tensorboard, args.kernels)
     if args.policy is None:
@@ -92,7 +94,9 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
 
         measured = measure_policy(args, overrides)
     write(measured, args.output, args.tensorboard, args.step, args.kernels)
-    print(encode_json(measured.report, indent=2).decode())
+    print(encode_json(measured.report, indent=2).decode(), flush=True)
+    if sys.stderr.isatty():
+        print(table(measured.report), file=sys.stderr)
     return 0
 
 

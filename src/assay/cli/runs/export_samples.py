@@ -11,7 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from assay.envs.kernelbench.dataset import ENV_NAME, KernelBenchDatasetBuilder
+from assay.cli.runs.measured import KERNELS
+from assay.envs.kernelbench.dataset import KernelBenchDatasetBuilder
+from assay.envs.kernelbench.generated import GeneratedKernelsBuilder
 from assay.errors import ConfigError, DataError
 from assay.kernels.problems.sources import Problem
 from assay.retrieval.code_text import code_hash
@@ -97,21 +99,21 @@ def export_samples(run: Path, config: TrainingConfig, target: Path, most: int) -
         RunDirectoryError: there is no run, a file of it is damaged, or the target cannot be written.
     """
     builder = config.active_builder
-    if not isinstance(builder, KernelBenchDatasetBuilder):
+    if not isinstance(builder, KernelBenchDatasetBuilder | GeneratedKernelsBuilder):
         raise ConfigError(
             f"--samples keeps kernels for problems in the KernelBench format, and {run} had a "
-            f"{type(builder).__name__}. Give a run with dataset_builder=kernelbench."
+            f"{type(builder).__name__}. Give a run with dataset_builder=kernelbench or kernelbench_generated."
         )
     if target.resolve() in {path.resolve() for path in run.iterdir()}:
         raise ConfigError(f"The samples would overwrite {target}, which belongs to the run. Choose another file.")
     samples = Samples(most)
-    problems = {problem.key: problem for problem in builder.problems()}
+    problems = _problems(builder, config.seed)
     for rollout, turn in _answers(run):
-        problem = problems.get(rollout.task.partition(":")[0])
-        if problem is None or not any(problem.code.strip("\n") in message.content for message in turn.messages):
+        problem, posed = problems.get(rollout.task.partition(":")[0], (None, ""))
+        if problem is None or not any(posed.strip("\n") in message.content for message in turn.messages):
             raise DataError(
                 f"the problem {rollout.task!r:.80} of {run} is another one now, or gone. Give the data set of the run "
-                "(dataset_builder.dataset_src, problems_path, revision)."
+                f"({_settings_of_problems(builder)})."
             )
         samples.add(rollout, turn, problem, builder.backend)
     if not samples.rows:
@@ -120,8 +122,23 @@ def export_samples(run: Path, config: TrainingConfig, target: Path, most: int) -
     return f"{target}: {samples.summary()}."
 
 
+def _problems(
+    builder: KernelBenchDatasetBuilder | GeneratedKernelsBuilder, seed: int
+) -> dict[str, tuple[Problem, str]]:
+    """Key -> problem, and the text that its prompts hold: a generated problem may hide a part of its module."""
+    if isinstance(builder, GeneratedKernelsBuilder):
+        return {problem.key: (problem, task.prompt[-1].content) for problem, task in builder.training_problems(seed)}
+    return {problem.key: (problem, problem.code) for problem in builder.problems()}
+
+
+def _settings_of_problems(builder: KernelBenchDatasetBuilder | GeneratedKernelsBuilder) -> str:
+    if isinstance(builder, GeneratedKernelsBuilder):
+        return "seed, dataset_builder.num_train, hidden"
+    return "dataset_builder.dataset_src, problems_path, revision"
+
+
 def _answers(run: Path) -> Iterator[tuple[Rollout, Turn]]:
     """The judged turns of committed training rollouts."""
     for rollout in read_rollouts(run, committed=True):
-        if rollout.env == ENV_NAME and rollout.split == "train":
+        if rollout.env in KERNELS and rollout.split == "train":
             yield from ((rollout, turn) for turn in rollout.turns if turn.text is not None)

@@ -21,7 +21,6 @@ from assay.rollouts.renderers.base import Renderer
 from assay.storage.files import check_writable, encode_json, replace_file
 from assay.training.config import TrainingConfig
 from assay.training.evaluate import Evaluation, PerTask, check_errored, evaluate
-from assay.training.metrics.intervals import mean_ci95
 from assay.training.metrics.progress import RunProgress
 from assay.training.metrics.sinks import TensorBoardSink
 from assay.types import Json, SamplingParams, TrajectoryGroup
@@ -142,11 +141,9 @@ def _settings(config: TrainingConfig) -> dict[str, Json]:
 
 
 def _intervals(per_task: PerTask) -> dict[str, Json]:
-    found = {}
-    for name, values in per_task.items():
-        interval = mean_ci95(values)
-        found[name] = {"mean": interval.mean, "low": interval.low, "high": interval.high}
-    return found
+    """Means over tasks with their bootstrap intervals: those of a share stay in [0, 1]."""
+    found = {name: estimate(values) for name, values in per_task.items()}
+    return {name: one.to_json() for name, one in found.items() if one is not None}
 
 
 def pass_at(groups: Sequence[TrajectoryGroup], ks: Sequence[int] = ()) -> dict[str, Json]:

@@ -8,6 +8,7 @@ import heapq
 import json
 import math
 import shutil
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,7 +159,7 @@ def group_lines(group: Group, width: int, *, full: bool) -> Iterator[str]:
     yield from _fit(_text("\n".join(_message(m, len(asked) > 1) for m in asked), "  ", full), width, full)
     shown = group.rollouts if full else group.rollouts[:ROLLOUTS]
     for rollout in shown:
-        yield from _fit(_rollout_lines(rollout, asked, full), width, full)
+        yield from _fit(_rollout_lines(rollout, asked, width, full), width, full)
     if len(shown) < len(group.rollouts):
         yield f"  \u2026 and {len(group.rollouts) - len(shown)} more answers (--full)"
     yield ""
@@ -180,7 +181,7 @@ def _message(message: Message, named: bool) -> str:
     return f"{message.role}: {message.content}" if named else message.content
 
 
-def _rollout_lines(rollout: Rollout, asked: Sequence[Message], full: bool) -> Iterator[str]:
+def _rollout_lines(rollout: Rollout, asked: Sequence[Message], width: int, full: bool) -> Iterator[str]:
     reward = "could not be scored" if rollout.reward is None else f"reward {rollout.reward:.4g}"
     facts = [f"#{rollout.sample}", reward, *_parts(rollout.parts), _training(rollout), f"{rollout.length} tokens"]
     if rollout.end not in ("done", "errored"):
@@ -202,7 +203,8 @@ def _rollout_lines(rollout: Rollout, asked: Sequence[Message], full: bool) -> It
         yield from _text(_said(turn), "    \u2502 ", full)
         if turn.verdict.status == "invalid":
             yield "    invalid"
-        yield from _evidence(turn.verdict.evidence, full)
+        yield from _kernel_verdict(turn.verdict.evidence, width, full)
+        yield from _evidence(_not_said(turn), full)
 
 
 def _said(turn: Turn) -> str:
@@ -221,6 +223,30 @@ def _training(rollout: Rollout) -> str:
         return f"advantage {rollout.advantage:+.4g}"
     removed = next((turn.removed for turn in rollout.turns if turn.removed is not None), None)
     return "" if removed is None else f"not trained ({removed})"
+
+
+def _kernel_verdict(evidence: Mapping[str, Json], width: int, full: bool) -> Iterator[str]:
+    """What a grader found of a kernel, and why, in lines that are not cut off; nothing for other evidence."""
+    result = evidence.get("eval_result")
+    metadata = result.get("metadata") if isinstance(result, Mapping) else None
+    if not isinstance(result, Mapping) or not isinstance(metadata, Mapping):
+        return
+    where = f" ({metadata['stage']})" if metadata.get("stage") else ""
+    why = f": {result['error_message']}" if result.get("error_message") else ""
+    said = "\n".join(
+        part
+        for line in inert(f"verdict: {metadata.get('kind')}{where}{why}").expandtabs(4).split("\n")
+        for part in textwrap.wrap(line, max(20, width - 6), replace_whitespace=False, drop_whitespace=False) or [line]
+    )
+    first, *more = _text(said, "", full)
+    yield f"    {first}"
+    yield from (f"      {line}" for line in more)
+
+
+def _not_said(turn: Turn) -> dict[str, Json]:
+    """The evidence without a kernel that is shown already, in the answer."""
+    said = turn.text or ""
+    return {n: v for n, v in turn.verdict.evidence.items() if n != "kernel" or not (isinstance(v, str) and v in said)}
 
 
 def _evidence(evidence: Mapping[str, Json], full: bool) -> Iterator[str]:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from assay.cli.options import add_config, add_settings_help
 from assay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from assay.training.config import TrainingConfig
 
 CHANGED_MOST = (
     "dataset_builder",
@@ -58,6 +63,8 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
 
     _check_task(args.config, overrides)
     config = load_config(args.config, overrides)
+    for note in _left_out(args.config, config):
+        print(f"Note: {note}", file=sys.stderr)
     if args.dry_run:
         from assay.training.dry_run import dry_run
 
@@ -67,6 +74,18 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
 
         train(config)
     return 0
+
+
+def _left_out(configs: Sequence[str], config: TrainingConfig) -> Iterator[str]:
+    """What presets are made for and the command does not say."""
+    from assay.presets import FOLLOWS
+
+    for name in configs:
+        if name in FOLLOWS and config.load_checkpoint_path is None:
+            yield (
+                f"{name} goes on from the weights that {FOLLOWS[name]} trained, and without load_checkpoint_path it "
+                f"starts from {config.model_name} as it is. Give load_checkpoint_path=RUN/checkpoints/NAME of that run."
+            )
 
 
 def _check_task(configs: Sequence[str], overrides: Sequence[str]) -> None:

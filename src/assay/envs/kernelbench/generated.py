@@ -92,7 +92,7 @@ class GeneratedKernelsBuilder(KernelScoring, DatasetBuilder):
         """
         course = Course(context.max_turns, self.early_stop_on_correct, None, self.feedback, self.pays_thinking)
         shop = KernelShop(self.pool(context.cache_dir), self.rules, course)
-        train = self._tasks(posed(context.seed, "train", self.num_train, self.hidden), "train")
+        train = self.training_problems(context.seed)
         heldout = self.heldout_problems()
         problems = {problem.hash: problem for problem, _ in (*train, *heldout)}
         sft = FamilySupervisedDataset(context.seed, self.hidden, Skill.of(self.sft_skill), compact)
@@ -119,6 +119,14 @@ class GeneratedKernelsBuilder(KernelScoring, DatasetBuilder):
         """See `DatasetBuilder.refusals`."""
         if max_turns > 1 and self.early_stop_on_correct:
             yield from filter(None, [pays_lateness(self, gamma)])
+
+    def training_problems(self, seed: int) -> list[tuple[Problem, Task]]:
+        """What a run with this seed trains on, with the tasks that pose it.
+
+        Raises:
+            ConfigError: there are not `num_train` of them.
+        """
+        return self._tasks(posed(seed, "train", self.num_train, self.hidden), "train")
 
     def heldout_problems(self) -> list[tuple[Problem, Task]]:
         """What is held out, in the order of evaluations, with the tasks that pose it."""

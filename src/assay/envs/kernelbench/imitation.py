@@ -4,12 +4,14 @@ Right kernels of a run (`assay export --samples`) keep the prompt that they answ
 Other data sets hold a problem and a kernel: the problem is posed as the run poses it, and the answer is the kernel in
 the form that prompts ask for. They hold no thought, so their prompts ask for none.
 
-A solution of a problem that is held out is never imitated, nor is one of a problem like it.
+A solution of a problem that is held out is never imitated, nor is one of a problem like it; nor is an answer to a
+prompt that shows one, such as a run with `prompt_option=raicl` on other problems may have written.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,10 +27,12 @@ from assay.kernels.problems.sources import Problem
 from assay.retrieval.code_text import code_hash
 from assay.retrieval.corpora import Reading, corpus_of
 from assay.retrieval.entries import Entry
-from assay.retrieval.exclusion import Screen
-from assay.retrieval.pairs import Pair
+from assay.retrieval.exclusion import Reason, Screen
+from assay.retrieval.pairs import Pair, fenced
 
 logger = logging.getLogger(__name__)
+
+_CLASS = re.compile(r"^class[ \t]+(\w+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,9 @@ def read_examples(path: str, style: PromptStyle, heldout: Sequence[Problem], mos
             passed_over[f"in {pair.language}"] += 1
         elif reason := screen.reason(_entry(pair)):
             passed_over[f"solves a held-out problem ({reason.replace('_', ' ')})"] += 1
-        elif _length(example := _example(pair, bare)) > most:
+        elif reason := _shown(example := _example(pair, bare), pair, screen):
+            passed_over[f"its prompt shows a held-out problem ({reason.replace('_', ' ')})"] += 1
+        elif _length(example) > most:
             passed_over[f"over {most:,} characters"] += 1
         else:
             found.append(example)
@@ -102,6 +108,20 @@ def _entry(pair: Pair) -> Entry:
         pair.correct,
         pair.speedup,
     )
+
+
+def _shown(example: Example, pair: Pair, screen: Screen) -> Reason | None:
+    """Why a prompt's worked examples may not be seen; None where they may.
+
+    A prompt tells no name of its examples, so they go by those of their classes, as many data sets name them.
+    """
+    own = code_hash(pair.problem)
+    for code in (block for message in example.prompt for block in fenced(message.content)):
+        if code_hash(code) != own:
+            for name in _CLASS.findall(code) or [""]:
+                if reason := screen.reason(_entry(replace(pair, name=name, problem=code))):
+                    return reason
+    return None
 
 
 def _length(example: Example) -> int:

@@ -43,7 +43,8 @@ class ChatRenderer(Renderer):
         self.template = template_of(tokenizer)
         if not self.template:
             raise ConfigError(
-                "renderer_name=chat (or qwen3) needs a tokenizer with a chat template; use renderer_name=plain."
+                "renderer_name=chat (or qwen3) needs a tokenizer with a chat template; use renderer_name=auto, which "
+                "writes plain text where there is none."
             )
         self._tokenizer, self._kwargs = tokenizer, dict(chat.template_kwargs)
         _check_variables(tokenizer, self.template, chat)

@@ -204,7 +204,8 @@ SECTIONS: Sequence[Section] = (
             "eval/<rollout metric>": "Any of the metrics of rollouts, over the held-out tasks (`eval/reward/mean`).",
             "eval/mode": "Kernels: as `mode`, and so on below.",
             "eval/batch/<count>": "As `batch/...`, of the evaluation.",
-            "eval/kernel/<metric>": "As `kernel/...`, over the held-out problems.",
+            "eval/kernel/<metric>": "As `kernel/...`, over the held-out problems. Shares are means over problems, as "
+            "in `assay eval`.",
             "eval/kernel/pass@<k>": "The probability that one of k samples of a problem has a right kernel (unbiased).",
             "eval/kernel/fast_<p>": "Share of samples with a right kernel that is more than p times as fast as eager "
             "PyTorch (behind `_compile` or `_graph`: as these baselines). `fast_0` is the share with a right one.",
