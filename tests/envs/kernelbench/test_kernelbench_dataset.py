@@ -322,7 +322,7 @@ def test_contradictions_are_one_clear_line(keys: list[str], message: str) -> Non
         (["mode=multi_turn", "dataset_builder.speedup_threshold=2"], "asks for a speedup, which is not measured"),
         (["dataset_builder.early_stop_on_correct=false"], "read only when rollouts have several turns"),
         (["mode=multi_turn", "gamma=1"], "fails first can earn more"),
-        (["backend=tinker"], "backend=tinker"),
+        (["backend=tinker", "lora_rank=0"], "Set lora_rank to 1 or more"),
     ],
 )
 def test_what_a_run_cannot_do_is_one_clear_line(run: list[str], message: str) -> None:
