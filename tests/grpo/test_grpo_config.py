@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from assay import GRPOConfig, GRPOTrainer, HealthConfig, RolloutGroup, StepData
-from assay.backends.local import backend
+from assay.backends.local import gradient
 from assay.config.schema import settings
 from assay.errors import TrainingError
 from assay.grpo.health.monitor import HealthMonitor
@@ -119,7 +119,7 @@ def outcome(config: GRPOConfig) -> dict[str, Any]:
     model = tiny_model("gpt_neox")
     calls = {"layer": 0, "forward": 0}
     layer = model.base_model.layers[0]
-    original, losses = layer.forward, backend.token_losses
+    original, losses = layer.forward, gradient.token_losses
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         calls["layer"] += 1
@@ -133,7 +133,7 @@ def outcome(config: GRPOConfig) -> dict[str, Any]:
     trainer = GRPOTrainer(model, changed(tiny_model("gpt_neox")), config)
     found: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "token_losses", token_losses)
+        patch.setattr(gradient, "token_losses", token_losses)
         logged: list[str] = []
         patch.setattr("assay.grpo.trainer.logger.info", lambda text, *args: logged.append(text % args))
         try:

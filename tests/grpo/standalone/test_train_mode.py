@@ -89,7 +89,7 @@ def test_a_step_that_fails_restores_the_mode_too(monkeypatch: pytest.MonkeyPatch
     model = with_dropout("gpt_neox")
     trainer = GRPOTrainer(model, None, CONFIG)
     model.train()
-    monkeypatch.setattr("assay.backends.local.backend.token_losses", lambda *_: 1 / 0)
+    monkeypatch.setattr("assay.backends.local.gradient.token_losses", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         trainer.training_step(made_up(groups=2, size=3))
     assert all(m.training for m in model.modules())

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.backends.base import AdamParams, Capabilities, ForwardBackwardOutput, LossSpec
+from assay.backends.base import AdamParams, Backend, Capabilities, ForwardBackwardOutput, LossSpec
 from assay.backends.local.losses import Streams, token_losses
 from assay.grpo.advantages import group_advantages
 from assay.grpo.config import GRPOConfig
@@ -39,6 +39,8 @@ class Found:
 
 class Table:
     """A backend whose log-probabilities and entropies are those of a batch; a prompt's one token is the row."""
+
+    train_step = Backend.train_step
 
     def __init__(self, case: Case) -> None:
         self.case = case
