@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -61,6 +61,22 @@ class _SettingsHelp(argparse.Action):
 def columns() -> int:
     """Width of the terminal, in columns that are pleasant to read."""
     return min(120, shutil.get_terminal_size().columns)
+
+
+def listed(asked: bool, given: Mapping[str, object], root: type) -> bool:
+    """Print every setting of a class where `--settings` was given; returns whether it was.
+
+    Raises:
+        ConfigError: settings were given besides.
+    """
+    if not asked:
+        return False
+    if given:
+        raise ConfigError(f"{next(iter(given))} would have no effect: --settings lists settings. Remove it.")
+    from assay.config.help import listing
+
+    print(listing(root, columns()))
+    return True
 
 
 def no_settings(overrides: Sequence[str], command: str) -> None:

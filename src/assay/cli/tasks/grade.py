@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Annotated
 
 import chz
 
+from assay.cli.options import listed
 from assay.config import Layer, UsedWhen, build
 from assay.config.sources import COMMAND_LINE, read_overrides
 from assay.errors import ConfigError, DataError
@@ -102,12 +102,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """List, show, or grade: then print the verdict, and say in the exit status whether it is `ok`."""
     _refuse_strays(args)
     given = dict(read_overrides(overrides).values)
-    if args.settings:
-        if given:
-            raise ConfigError(f"{next(iter(given))} would have no effect: --settings lists settings. Remove it.")
-        from assay.config.help import listing
-
-        print(listing(GradeConfig, min(120, shutil.get_terminal_size().columns)))
+    if listed(args.settings, given, GradeConfig):
         return 0
     if args.backend is not None:
         given["backend"] = args.backend

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shutil
 from collections.abc import Sequence
 
+from assay.cli.options import listed
 from assay.config import Layer, build
 from assay.config.sources import COMMAND_LINE, read_overrides
-from assay.errors import ConfigError
 from assay.kernels.service.wire import KEY_VARIABLE
 from assay.server.grading.app import serve
 from assay.server.grading.config import GradeServerConfig
@@ -41,12 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Serve until a signal."""
     given = dict(read_overrides(overrides).values)
-    if args.settings:
-        if given:
-            raise ConfigError(f"{next(iter(given))} would have no effect: --settings lists settings. Remove it.")
-        from assay.config.help import listing
-
-        print(listing(GradeServerConfig, min(120, shutil.get_terminal_size().columns)))
+    if listed(args.settings, given, GradeServerConfig):
         return 0
     unknown = "`assay grade-server --settings` lists all settings."
     config = build(GradeServerConfig, [Layer(COMMAND_LINE, given)], unknown=unknown)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shutil
 from collections.abc import Sequence
 
+from assay.cli.options import listed
 from assay.config import Layer, build
 from assay.config.sources import COMMAND_LINE, read_overrides
 from assay.errors import ConfigError
@@ -38,12 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Serve until a signal."""
     given = dict(read_overrides(overrides).values)
-    if args.settings:
-        if given:
-            raise ConfigError(f"{next(iter(given))} would have no effect: --settings lists settings. Remove it.")
-        from assay.config.help import listing
-
-        print(listing(ServeConfig, min(120, shutil.get_terminal_size().columns)))
+    if listed(args.settings, given, ServeConfig):
         return 0
     if args.model is not None:
         if "model" in given:

@@ -8,13 +8,10 @@ holds the key, a problem or a candidate.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
-import ipaddress
 import logging
-import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
@@ -26,6 +23,7 @@ from assay.kernels.verdicts import Verdict
 from assay.server.grading.config import GradeServerConfig, require_key
 from assay.server.grading.desk import Desk
 from assay.server.grading.http import Answer, Handler, Head, HttpLimits, HttpServer
+from assay.server.running import address_of, ended_by_signals
 from assay.transport.http import require_parser
 from assay.transport.keys import read_key
 from assay.types import Json
@@ -234,11 +232,10 @@ async def serve(
         limits = HttpLimits(wire.MAX_REQUEST_BYTES, config.max_requests + SPARE_CONNECTIONS, config.read_s)
         http = HttpServer(service, limits)
         listener = await _listen(http, config)
-        with _signals(loop, stop.set):
+        with ended_by_signals(stop.set):
             port = int(listener.sockets[0].getsockname()[1])
             service.listens_at(port)
-            address = ipaddress.ip_address(config.host)
-            started(f"http://{f'[{address}]' if address.version == 6 else address}:{port}")
+            started(address_of(config.host, port))
             await stop.wait()
             service.stopping = True
             listener.close()
@@ -256,22 +253,3 @@ async def _listen(http: HttpServer, config: GradeServerConfig) -> asyncio.Server
         raise ConfigError(
             f"Port {config.port} at {config.host} cannot be used ({error.strerror}). Give another one with port=..."
         ) from error
-
-
-@contextlib.contextmanager
-def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Iterator[None]:
-    """Have the signals that end a program stop the service in good order; a second one ends it at once."""
-
-    def first() -> None:
-        stop()
-        for name in names:
-            loop.remove_signal_handler(name)
-
-    names = (signal.SIGTERM, signal.SIGINT)
-    for name in names:
-        loop.add_signal_handler(name, first)
-    try:
-        yield
-    finally:
-        for name in names:
-            loop.remove_signal_handler(name)

@@ -8,9 +8,7 @@ import ipaddress
 import logging
 import os
 import re
-import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ from pathlib import Path
 import uvicorn
 
 from assay.errors import ConfigError
+from assay.server.running import address_of, ended_by_signals
 from assay.server.tinker.app import App
 from assay.server.tinker.config import KEY_VARIABLE, ServeConfig, require_keys
 from assay.server.tinker.desk import Desk
@@ -81,9 +80,8 @@ async def serve(
         )
         running = asyncio.create_task(server.serve(sockets=[listener]))
         sweeping = asyncio.create_task(_sweep(desk))
-        with _signals(asyncio.get_running_loop(), stop.set):
-            address = ipaddress.ip_address(config.host)
-            started(f"http://{f'[{address}]' if address.version == 6 else address}:{port}")
+        with ended_by_signals(stop.set):
+            started(address_of(config.host, port))
             ended = asyncio.create_task(stop.wait())
             await asyncio.wait((ended, running), return_when=asyncio.FIRST_COMPLETED)
             ended.cancel()
@@ -138,24 +136,3 @@ async def _sweep(desk: Desk) -> None:
         gone = await asyncio.get_running_loop().run_in_executor(None, desk.store.remove_expired)
         if gone:
             logger.info("Removed %d checkpoints whose time to live was over.", gone)
-
-
-@contextlib.contextmanager
-def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Iterator[None]:
-    """Have the signals that end a program stop the server in good order; a second one ends it at once."""
-
-    def first() -> None:
-        stop()
-        for name in names:
-            loop.remove_signal_handler(name)
-
-    # Other threads get no signals.
-    main = threading.current_thread() is threading.main_thread()
-    names = (signal.SIGTERM, signal.SIGINT) if main else ()
-    for name in names:
-        loop.add_signal_handler(name, first)
-    try:
-        yield
-    finally:
-        for name in names:
-            loop.remove_signal_handler(name)
