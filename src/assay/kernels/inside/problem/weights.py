@@ -6,7 +6,7 @@ import torch
 
 FLIPPED, GROWN = 0.25, 0.125
 """Share of elements that change their sign, and of those that grow, where weights are moved far."""
-GROWTH, GROWTH_OF_MATRICES = 10.0, 3.0
+GROWTH, GROWTH_OF_MATRICES = 10.0, 2.0
 """By how much they grow; less where a model has matrices, whose products would leave what training leads to."""
 
 

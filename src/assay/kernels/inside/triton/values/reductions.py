@@ -77,11 +77,11 @@ def _in_tree() -> bool:
 
 def _orders(handle: Any, add: Callable[[Any], Any]) -> tuple[Any, Any]:
     """The magnitude of some sums, and which of them no order changes: a sum of two has one order, but either of two
-    products may be rounded before."""
+    products may be rounded before, in half of the calls."""
     data = handle.data
     magnitude = add(np.abs(data).astype(np.float64))
     whole = add((np.rint(data) != data).astype(np.float64)) == 0
-    few = add((data != 0).astype(np.float64)) <= (1 if may_fuse(handle) else 2)
+    few = add((data != 0).astype(np.float64)) <= (1 if may_fuse(handle) and current().rounding & 128 else 2)
     return magnitude, all_orders_agree(magnitude, whole) | few
 
 

@@ -218,7 +218,9 @@ def _after(builder: Any, name: str, function: Callable[[Any, Any], Any]) -> None
         if not current().rounding or name == "create_precise_divf":
             return found
         if function is np.multiply:
-            return keep(mark(found, function(widened(lhs), widened(rhs))), (lhs, rhs))
+            product = mark(found, function(widened(lhs), widened(rhs)))
+            # Of a product with 1 a GPU fuses the one before it, or this one, whose operands are rounded.
+            return keep(product, (lhs, rhs)) if current().rounding & 32 else product
         if found.data.dtype == _SINGLE:
             # A GPU multiplies by the inverse, so that exact quotients are off as well.
             settled = np.broadcast_to(_is_power_of_two(rhs.data), found.data.shape)
@@ -246,11 +248,12 @@ def _after_sum(builder: Any, name: str, sign: int) -> None:
 
 
 def _fused_sum(lhs: Any, rhs: Any, sign: int, left: Any, right: Any) -> Any:
-    """A sum with the one product or the other unrounded; of two, in calls that move products, the second."""
+    """A sum with the one product or the other unrounded; of two, in calls that move products, the second, and in
+    half of the others the first."""
     if left is None or (right is not None and current().products):
         return _added(widened(lhs), sign * right)
     one = _added(left, sign * widened(rhs))
-    if right is None:
+    if right is None or current().rounding & 64:
         return one
     other = _added(widened(lhs), sign * right)
     noise = _noise(np.ascontiguousarray(left, dtype=np.float64), 0x2545F491)
