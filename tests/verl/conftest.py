@@ -46,7 +46,14 @@ def ray_cluster() -> Iterator[None]:
     tests = Path(__file__).parents[1]
     paths = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
     # Signs of life and usage reports have no place in a test; workers find the rewards of this folder's neighbours.
-    environment = {"PYTHONPATH": paths, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", KEY_ENV: KEY}
+    # Ray's workers run at the lowest priorities, where a busy machine leaves them no time.
+    environment = {
+        "PYTHONPATH": paths,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
+        "OMP_NUM_THREADS": "1",
+        KEY_ENV: KEY,
+    }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
