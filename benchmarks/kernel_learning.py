@@ -18,8 +18,9 @@ last tenth of RL, `distinct_share` that of different candidates among all that w
 `turn_of_first_success` are shares of the rollouts after RL. `regraded` are final successes, one of each problem,
 `stay_right` those that are right under the default checks too, `compiled` for a GPU among them. `transfer` is the share
 of right kernels for the problems that come with Assay, which are like none in training. With `--compare`, two turns are
-trained with each baseline and with gamma 0, 0.4 and 1, from the supervised checkpoint of each seed (`arms`). `cpu_s`
-are CPU seconds of all processes.
+trained with each baseline and with gamma 0, 0.4 and 1, from the supervised checkpoint of each seed (`arms`).
+`training_wall_s` is the wall time of all training with its supervised stages and evaluations, `cpu_s` are CPU seconds of
+all processes.
 """
 
 from __future__ import annotations
@@ -146,16 +147,25 @@ def transfer(run: RunRecords) -> float:
     return float(json.loads(done.stdout)["metrics"]["policy"]["correct"]["mean"])
 
 
-def of_seed(seed: int, out: Path, settings: Sequence[str]) -> dict[str, Any]:
-    """Both modes of a seed."""
-    row: dict[str, Any] = {"seed": seed}
-    for mode in MODES:
-        given = [f"seed={seed}", *settings]
-        run = train(out, mode, f"{mode}_{seed}", given)
-        row[mode] = of_run(mode, run) | {"regraded": regraded(mode, run, given)}
-        if mode == "single":
-            row["transfer"] = transfer(run)
-    return row
+def measured(mode: str, run: RunRecords, settings: Sequence[str]) -> dict[str, Any]:
+    """What a run shows, its successes graded again, and for one turn the problems that come with Assay."""
+    row = of_run(mode, run) | {"regraded": regraded(mode, run, settings)}
+    return row | ({"transfer": transfer(run)} if mode == "single" else {})
+
+
+def learned(seeds: Sequence[int], jobs: int, out: Path, settings: Sequence[str]) -> dict[str, Any]:
+    """Every mode of every seed, `jobs` runs at a time: all are trained first, then measured."""
+    pairs = [(mode, seed, [f"seed={seed}", *settings]) for mode in MODES for seed in seeds]
+    started = time.monotonic()
+    with ThreadPoolExecutor(jobs) as pool:
+        runs = list(pool.map(lambda pair: train(out, pair[0], f"{pair[0]}_{pair[1]}", pair[2]), pairs))
+        training = time.monotonic() - started
+        found = list(pool.map(lambda pair, run: measured(pair[0], run, pair[2]), pairs, runs))
+    rows = [
+        {"seed": seed} | {mode: row for (mode, of, _), row in zip(pairs, found, strict=True) if of == seed}
+        for seed in seeds
+    ]
+    return summary(rows) | {"training_wall_s": training, "seeds": rows}
 
 
 def compared(seed: int, out: Path, settings: Sequence[str]) -> dict[str, Any]:
@@ -191,14 +201,14 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "pool_after": {mode: fmean(row[mode]["pool_after"] for row in rows) for mode in MODES},
         "distinct_share": fmean(row["distinct_share"] for row in every),
         "turn_of_first_success": {name: fmean(row["turn_of_first_success"][name] for row in multi) for name in shares},
-        "transfer": fmean(row["transfer"] for row in rows),
+        "transfer": fmean(row["single"]["transfer"] for row in rows),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--jobs", type=int, default=2, help="seeds at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time (with --compare: seeds)")
     parser.add_argument("--out", type=Path, help="keep the runs here; the same command goes on where it stopped")
     parser.add_argument("--compare", action="store_true", help="baselines and discounts side by side, and nothing else")
     parser.add_argument("--quick", action="store_true", help="a few steps of one seed, to see that it works")
@@ -209,11 +219,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kernel_learning_") as scratch:
         out = args.out or Path(scratch)
         out.mkdir(parents=True, exist_ok=True)
-        measure = compared if args.compare else of_seed
-        with ThreadPoolExecutor(args.jobs) as pool:
-            rows = list(pool.map(lambda seed: measure(seed, out, settings), seeds))
+        if args.compare:
+            with ThreadPoolExecutor(args.jobs) as pool:
+                result = {"arms": list(pool.map(lambda seed: compared(seed, out, settings), seeds))}
+        else:
+            result = learned(seeds, args.jobs, out, settings)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    result = {"arms": rows} if args.compare else summary(rows) | {"seeds": rows}
     cost = {"wall_s": time.monotonic() - started, "cpu_s": sum(one.ru_utime + one.ru_stime for one in used)}
     print(json.dumps(result | cost | {"jobs": args.jobs, "quick": args.quick, "machine": machine()}))
 
