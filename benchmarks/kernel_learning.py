@@ -19,7 +19,7 @@ last tenth of RL, `distinct_share` that of different candidates among all that w
 `stay_right` those that are right under the default checks too, `compiled` for a GPU among them. `transfer` is the share
 of right kernels for the problems that come with Assay, which are like none in training. With `--compare`, two turns are
 trained with each baseline and with gamma 0, 0.4 and 1, from the supervised checkpoint of each seed (`arms`).
-`training_wall_s` is the wall time of all training with its supervised stages and evaluations, `cpu_s` are CPU seconds of
+`training_wall_s` is the wall time of all training with its supervised stages and evaluations, `cpu_s` CPU seconds of
 all processes.
 """
 
