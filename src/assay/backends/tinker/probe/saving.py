@@ -22,6 +22,8 @@ SAME_LOGPROBS = 0.05
 """Nats by which a restored model may differ."""
 WEIGHTS_ONLY = "load_checkpoint_path"
 """The setting of runs that begin with weights of another."""
+KL = "kl_penalty_coef"
+"""The setting of runs whose reference may be the base model."""
 TTL_S = 3600
 """After which the server may forget what the probe saved."""
 
@@ -144,7 +146,7 @@ async def _base(bench: Bench, trained: FloatArray) -> Finding:
     moved = float(np.abs(trained - base).max())
     found = f"{gap:.2g} nats off at most, where the trained weights are {moved:.2g} off"
     wrong = "a KL penalty would pull towards other weights; do not train with one here"
-    return judged("i", name, gap <= max(0.02, moved / 4), found, wrong, figure=gap)
+    return judged("i", name, gap <= max(0.02, moved / 4), found, wrong, figure=gap, feature=KL)
 
 
 def _tokens(bench: Bench) -> tinker.ModelInput:
