@@ -92,8 +92,8 @@ LOSSES = (
     Loss("cross_entropy", 1, {}),
     Loss("importance_sampling", RATIO, {}),
     Loss("ppo", 0, THRESHOLDS),
-    # The larger ratio is trained down whole, the smaller one is clipped.
-    Loss("ppo", -RATIO, THRESHOLDS, (RATIO, 1 / 2), -1.0),
+    # The larger ratio is trained down whole, the smaller ones are clipped.
+    Loss("ppo", -RATIO, THRESHOLDS, (RATIO, 1 / 2, 1 / 2), -1.0),
     Loss("cispo", CLIP, THRESHOLDS),
 )
 
