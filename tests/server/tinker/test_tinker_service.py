@@ -22,7 +22,7 @@ pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'as
 from tinker.proto.response_conv import deserialize_sample_response
 
 from assay.backends.local.adapters.scoring import Asked
-from assay.errors import ConfigError
+from assay.errors import ConfigError, RunDirectoryError
 from assay.server.tinker.checkpoints import REPLACED, CheckpointStore, Run
 from assay.server.tinker.config import KEY_VARIABLE, ServeConfig, require_keys
 from assay.server.tinker.desk import Desk
@@ -112,7 +112,7 @@ def test_a_number_of_a_model_is_given_once(tmp_path: Path) -> None:
         sessions.add_model(session, 0, run)
     assert sessions.models == [model]
     shutil.rmtree(tmp_path / "sessions")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(RunDirectoryError):
         sessions.open("me", None, None)
     assert len(sessions) == 1, "what cannot be noted takes up no place"
 
