@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -152,9 +153,15 @@ def test_what_is_over_is_forgotten_also_where_files_cannot_be_removed(
 
 def test_prompts_are_scored_also_where_the_first_to_ask_gives_up(server: Running) -> None:
     async def ask_twice() -> Any:
+        release = threading.Event()
+        busy = asyncio.create_task(server.host._worker.run(release.wait))  # so that both wait for the thread
+        await asyncio.sleep(0)
         first, second = (asyncio.create_task(server.host.score(None, [1, 2, 3], Asked())) for _ in range(2))
         await asyncio.sleep(0)
         first.cancel()
+        await asyncio.sleep(0)
+        release.set()
+        await busy
         return await asyncio.wait_for(second, 20)
 
     assert len(asyncio.run(ask_twice()).own) == 2
