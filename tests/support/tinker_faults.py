@@ -227,17 +227,17 @@ class NoLossSum(Fault):
 class ForgottenOptimizer(Fault):
     """A state comes back without its optimizer."""
 
+    optimizer = False
+
     def asked(self, call: Call) -> None:
         if call.path == "load_weights":
-            call.body = json.dumps({**call.json, "optimizer": False}).encode()
+            call.body = json.dumps({**call.json, "optimizer": self.optimizer}).encode()
 
 
-class KeptOptimizer(Fault):
+class KeptOptimizer(ForgottenOptimizer):
     """A state always comes back with its optimizer."""
 
-    def asked(self, call: Call) -> None:
-        if call.path == "load_weights":
-            call.body = json.dumps({**call.json, "optimizer": True}).encode()
+    optimizer = True
 
 
 @dataclass
