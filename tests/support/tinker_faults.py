@@ -316,8 +316,7 @@ class Lost(Fault):
 
 @dataclass
 class Storm(Fault):
-    """The first answers to each kind of request are errors, after the server has done what was asked; they have the
-    `statuses` in turn."""
+    """The first answers to each kind of request have these `statuses` in turn, after the server has done its work."""
 
     statuses: tuple[int, ...] = (500, 500)
     seen: dict[str, int] = field(default_factory=dict)
