@@ -193,6 +193,15 @@ class NoThresholds(Fault):
             call.body = message.SerializeToString()
 
 
+class NoLowThreshold(Fault):
+    """The lower clip threshold is not read."""
+
+    def asked(self, call: Call) -> None:
+        if call.path == "forward_backward" and (message := call.proto()).loss_fn == "ppo":
+            message.loss_fn_config_v2["clip_low_threshold"].number = 0.0
+            call.body = message.SerializeToString()
+
+
 class OtherLoss(Fault):
     """ppo is importance sampling by another name."""
 
@@ -218,9 +227,32 @@ class NoLossSum(Fault):
 class ForgottenOptimizer(Fault):
     """A state comes back without its optimizer."""
 
+    optimizer = False
+
     def asked(self, call: Call) -> None:
         if call.path == "load_weights":
-            call.body = json.dumps({**call.json, "optimizer": False}).encode()
+            call.body = json.dumps({**call.json, "optimizer": self.optimizer}).encode()
+
+
+class KeptOptimizer(ForgottenOptimizer):
+    """A state always comes back with its optimizer."""
+
+    optimizer = True
+
+
+@dataclass
+class NoBase(Fault):
+    """The base model's sampler has the weights that were last saved for a sampler."""
+
+    path: str = ""
+
+    def asked(self, call: Call) -> None:
+        if call.path == "create_sampling_session" and self.path and call.json.get("base_model"):
+            call.body = json.dumps({**call.json, "base_model": None, "model_path": self.path}).encode()
+
+    def result(self, call: Call, kind: str) -> None:
+        if kind == "save_weights_for_sampler" and call.status == 200 and b"tinker://" in call.answer:
+            self.path = json.loads(call.answer)["path"]
 
 
 @dataclass
@@ -284,8 +316,7 @@ class Lost(Fault):
 
 @dataclass
 class Storm(Fault):
-    """The first answers to each kind of request are errors, after the server has done what was asked; they have the
-    `statuses` in turn."""
+    """The first answers to each kind of request have these `statuses` in turn, after the server has done its work."""
 
     statuses: tuple[int, ...] = (500, 500)
     seen: dict[str, int] = field(default_factory=dict)

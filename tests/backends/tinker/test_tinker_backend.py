@@ -234,6 +234,16 @@ def test_lost_results_and_storms_change_nothing(
     same(faulty(server, tmp_path / "run", fault), undisturbed)
 
 
+def test_samples_that_are_always_lost_stop_a_run(server: LocalServer) -> None:
+    async def look(backend: TinkerBackend) -> None:
+        async with asyncio.timeout(60):
+            [_ async for _ in backend.sample_stream([(1, 2)], SamplingParams(4), [1])]
+
+    server.proxy.fault = Lost(kind="asample")
+    with pytest.raises(ServiceError, match="sample"):  # a new sampler before each of them is no success
+        using(server, look)
+
+
 def test_requests_that_arrive_again_train_nothing_twice(
     server: LocalServer, tmp_path: Path, undisturbed: list[list[float]]
 ) -> None:

@@ -116,7 +116,7 @@ def test_what_no_honest_client_sends_is_refused_and_nothing_breaks(wire: Wire, s
         for text in texts:
             answer = wire.http.post(name, content=text)
             assert answer.status_code in (400, 410) and len(answer.content) < 3000, (name, text[:20], answer.text)
-    assert wire.http.post("optim_step", content=b"0" * 65_000_000).status_code == 413
+    assert wire.http.post("optim_step", content=b"0" * 100_000_000).status_code == 413
     assert wire.http.post("optim_step", content=b"{}", headers={"Content-Encoding": "zstd"}).status_code == 415
     assert wire.http.get("nowhere").json()["category"] == "user"
     assert wire.http.put("asample").status_code == 405
@@ -182,6 +182,8 @@ def test_weights_are_loaded_first_or_not_at_all(wire: Wire) -> None:
     wire.do("forward_backward", batch(late, 1))
     refused = wire.do("load_weights", {**load, "model_id": late, "seq_id": 2})
     assert "LoadWeights is not permitted with seq_id 2" in refused["error"]
+    refused = wire.do("load_weights", {**load, "model_id": late, "seq_id": None})
+    assert "LoadWeights is not permitted with seq_id 0" in refused["error"]
 
 
 def chunk(tokens: list[int]) -> dict[str, Any]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,12 +22,17 @@ pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'as
 
 from tinker.proto.response_conv import deserialize_sample_response
 
-from assay.errors import ConfigError
+from assay.backends.local.adapters.scoring import Asked
+from assay.errors import ConfigError, RunDirectoryError
+from assay.server.tinker.checkpoints import REPLACED, CheckpointStore, Run
 from assay.server.tinker.config import KEY_VARIABLE, ServeConfig, require_keys
+from assay.server.tinker.desk import Desk
+from assay.server.tinker.errors import RequestError
 from assay.server.tinker.futures import Promise
 from assay.server.tinker.lanes import Job, Lane
-from assay.server.tinker.serving import serve
-from support.tinker_server import LOCAL, Running, running, serve_config
+from assay.server.tinker.serving import _listen, _sweep, serve
+from assay.server.tinker.sessions import Sessions
+from support.tinker_server import LOCAL, NAME, Running, running, serve_config
 from support.tinker_wire import Wire, ask, batch, logprobs
 
 
@@ -34,6 +42,8 @@ def test_metrics_and_what_needs_no_key(wire: Wire, server: Running) -> None:
     assert httpx.get(f"{server.url}/api/v1/healthz").json() == {"status": "ok"}
     rebound = httpx.get(f"{server.url}/api/v1/sessions", headers={"Host": "evil.example"})
     assert rebound.status_code == 421
+    page = httpx.post(f"{server.url}/api/v1/create_session", content=b"{}", headers={"Origin": "https://evil.example"})
+    assert page.status_code == 403
 
 
 def test_keys_and_limits_hold_and_a_restart_keeps_what_was_saved(
@@ -92,6 +102,69 @@ def test_a_request_that_waits_for_one_that_never_comes_fails() -> None:
         assert "Request 1 of this adapter never arrived" in str(promise.result)
 
     asyncio.run(wait())
+
+
+def test_a_number_of_a_model_is_given_once(tmp_path: Path) -> None:
+    sessions = Sessions(ServeConfig(state_path=str(tmp_path)))
+    session = sessions.open("me", None, None)
+    run = Run(f"{session.id}:train:0", "me", NAME, 2, ("attn",), 1, 0.0)
+    model = sessions.add_model(session, 0, run)
+    with pytest.raises(RequestError, match="Model 0 was made"):  # the promise of its creation is forgotten in time
+        sessions.add_model(session, 0, run)
+    assert sessions.models == [model]
+    shutil.rmtree(tmp_path / "sessions")
+    with pytest.raises(RunDirectoryError):
+        sessions.open("me", None, None)
+    assert len(sessions) == 1, "what cannot be noted takes up no place"
+
+
+def test_a_checkpoint_that_was_being_replaced_comes_back(tmp_path: Path) -> None:
+    places = [tmp_path / "runs/r:train:0/weights" / name for name in ("lost", "replaced")]
+    for place in places:
+        place.with_name(REPLACED + place.name).mkdir(parents=True)
+    places[1].mkdir()
+    (places[1] / "new").touch()
+    CheckpointStore(tmp_path)
+    assert sorted(os.listdir(places[0].parent)) == ["lost", "replaced"]
+    assert os.listdir(places[1]) == ["new"]
+
+
+def test_a_port_is_taken_before_a_model_is_loaded() -> None:
+    with contextlib.closing(_listen(ServeConfig(port=0))) as first, pytest.raises(ConfigError, match="cannot be used"):
+        _listen(ServeConfig(port=first.getsockname()[1]))
+
+
+def test_what_is_over_is_forgotten_also_where_files_cannot_be_removed(
+    server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk = Desk(ServeConfig(state_path=str(tmp_path / "state")), server.host)
+    shutil.rmtree(tmp_path / "state")
+    monkeypatch.setattr("assay.server.tinker.serving.SWEEP_S", 0.01)
+
+    async def sweep() -> None:
+        task = asyncio.create_task(_sweep(desk))
+        await asyncio.wait([task], timeout=0.3)
+        assert not task.done()
+        task.cancel()
+
+    asyncio.run(sweep())
+    assert "cannot be removed" in caplog.text
+
+
+def test_prompts_are_scored_also_where_the_first_to_ask_gives_up(server: Running) -> None:
+    async def ask_twice() -> Any:
+        release = threading.Event()
+        busy = asyncio.create_task(server.host._worker.run(release.wait))  # so that both wait for the thread
+        await asyncio.sleep(0)
+        first, second = (asyncio.create_task(server.host.score(None, [1, 2, 3], Asked())) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.sleep(0)
+        release.set()
+        await busy
+        return await asyncio.wait_for(second, 20)
+
+    assert len(asyncio.run(ask_twice()).own) == 2
 
 
 def test_settings_that_cannot_be() -> None:

@@ -130,7 +130,9 @@ class TinkerBackend(Backend):
             wanted = (version, self._trained.session)
             if self._sampler is None or self._sampler[0] != wanted:
                 made = await self._trained.ask(
-                    lambda client: client.save_weights_and_get_sampling_client(), "weights for a sampler"
+                    lambda client: client.save_weights_and_get_sampling_client(),
+                    "weights for a sampler",
+                    settles=False,
                 )
                 self._sampler = ((version, self._trained.session), made)
             return self._sampler[1]

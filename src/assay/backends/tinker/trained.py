@@ -72,8 +72,11 @@ class Trained:
         self._client = await self._made()
         return self._client
 
-    async def ask(self, submit: Submit, what: str) -> Any:
+    async def ask(self, submit: Submit, what: str, *, settles: bool = True) -> Any:
         """The result of requests, in another session if this one is lost.
+
+        Args:
+            settles: whether an answer ends a row of losses; not where it only prepares what may be lost.
 
         Raises:
             ServiceError: the server refuses, or loses too many sessions in a row.
@@ -91,7 +94,8 @@ class Trained:
                 finally:
                     if not answered:  # cancelled, too: the server may wait for ever for what was not sent
                         self._client = None
-                self.went_well()
+                if settles:
+                    self.went_well()
                 return found
             except ServiceError as error:
                 await self.recover(error, session)

@@ -138,6 +138,9 @@ class App:
             if request.headers.get("host", "").lower() not in self._names:
                 # A page whose name was made to point here (DNS rebinding) would be one of this machine's users.
                 raise RequestError(421, "This server has no key, and answers to its own address only.")
+            if "origin" in request.headers:
+                # Browsers let any page send requests here, whose answers it cannot read but which take up places.
+                raise RequestError(403, "This server has no key, and answers to programs, not to pages in browsers.")
             return owner_of(given)
         found = [key for key in self._keys if hmac.compare_digest(given.encode("utf-8", "replace"), key)]
         if not found:
@@ -153,11 +156,14 @@ class App:
             async with asyncio.timeout(BODY_S):
                 async for part in request.stream():
                     size += len(part)
-                    if size > most:
-                        raise RequestError(413, f"The body has more than {most // 1_000_000} MB (max_body_mb).")
-                    parts.append(part)
+                    if size <= most:
+                        parts.append(part)
+                    else:
+                        parts.clear()  # and the rest is read: a client that still sends would see a reset, no answer
         except TimeoutError:
             raise RequestError(408, f"The body did not arrive within {BODY_S} s.") from None
+        if size > most:
+            raise RequestError(413, f"The body has more than {most // 1_000_000} MB (max_body_mb).")
         return b"".join(parts)
 
     async def _health(self, request: Request) -> Response:

@@ -29,6 +29,8 @@ KINDS: Mapping[Kind, str] = {"weights": "training", "sampler_weights": "sampler"
 RECORD = "checkpoint.json"
 RUN_RECORD = "run.json"
 SCHEME = "tinker://"
+REPLACED = ".replaced-"
+"""Before the name of a checkpoint that makes room for a new one: a server that ends in between puts it back."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+@-]{0,199}")
 _RUN = re.compile(r"[A-Za-z0-9-]{1,64}:train:[0-9]{1,9}")
 SHORTEST_TTL_S, LONGEST_TTL_S = 3600, 10 * 366 * 86400
@@ -106,6 +108,12 @@ class CheckpointStore:
             self._root.mkdir(parents=True, exist_ok=True)
             for half in self._root.glob("*/*/.writing-*"):
                 remove(half)
+            for old in self._root.glob(f"*/*/{REPLACED}*"):
+                place = old.with_name(old.name.removeprefix(REPLACED))
+                if place.exists():
+                    remove(old)
+                else:
+                    old.rename(place)
 
     def add_run(self, run: Run) -> None:
         """Note a run, so that its checkpoints say whose they are.
@@ -226,8 +234,9 @@ def _put(half: Path, place: Path) -> None:
     """Make a folder that was written durable, and put it in its place."""
     for file in half.iterdir():
         sync_file(file)
-    old = place.with_name(f".writing-{secrets.token_hex(6)}")
+    old = place.with_name(REPLACED + place.name)
     if place.exists():
+        remove(old)
         place.rename(old)
     half.rename(place)
     sync_directory(place.parent)

@@ -60,6 +60,7 @@ class ModelHost:
         self._waiters: list[tuple[list[Sampled], asyncio.Future[list[Sampled]]]] = []
         self._pump: asyncio.Task[None] | None = None
         self._score_lock = threading.Lock()
+        self._scoring: set[asyncio.Task[None]] = set()
         self._to_score: dict[int, tuple[Weights | None, list[Scoring]]] = {}
         """By the identity of the weights, which are held here: prompts that wait to be scored."""
 
@@ -119,7 +120,10 @@ class ModelHost:
             waiting.append((prompt, asked, future))
             first = len(waiting) == 1
         if first:
-            await self._score_together(id(weights))
+            # A task of its own: the others are scored even where this caller gives up.
+            task = asyncio.get_running_loop().create_task(self._score_together(id(weights)))
+            self._scoring.add(task)
+            task.add_done_callback(self._scoring.discard)
         return await future
 
     async def _score_together(self, key: int) -> None:

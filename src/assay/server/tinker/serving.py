@@ -28,6 +28,8 @@ from assay.transport.keys import read_key
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 15.0
+BACKLOG = 2048
+"""Connections that wait to be taken up, as uvicorn has it; early ones wait for the model."""
 SPARE_CONNECTIONS = 256
 """Beyond `max_requests`, for what is answered at once."""
 
@@ -117,6 +119,8 @@ def _listen(config: ServeConfig) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((config.host, config.port))
+        # At once: two sockets may be bound to a port, and one of them would fail after its model was loaded.
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise ConfigError(
@@ -132,7 +136,11 @@ async def _sweep(desk: Desk) -> None:
         await asyncio.sleep(SWEEP_S)
         now = time.monotonic()
         desk.promises.forget(now)
-        desk.sessions.sweep(now)
-        gone = await asyncio.get_running_loop().run_in_executor(None, desk.store.remove_expired)
+        gone = 0
+        try:
+            desk.sessions.sweep(now)
+            gone = await asyncio.get_running_loop().run_in_executor(None, desk.store.remove_expired)
+        except OSError as error:
+            logger.error("Files below state_path=%s cannot be removed (%s).", desk.config.state_path, error)
         if gone:
             logger.info("Removed %d checkpoints whose time to live was over.", gone)

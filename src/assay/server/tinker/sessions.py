@@ -105,12 +105,13 @@ class Sessions:
 
         Raises:
             RequestError: there are too many.
+            RunDirectoryError: it cannot be noted, and is not there then.
         """
         if len(self) >= self._config.max_sessions:
             raise RequestError(429, f"{len(self)} sessions are open already (max_sessions).", "server")
         session = Session(secrets.token_hex(8), owner, time.time(), user_metadata, display_name)
+        self.note(session)  # first: where the disk is full, clients try again, and each try would take up a place
         self._by_id[session.id] = session
-        self.note(session)
         return session
 
     def of(self, owner: str) -> list[Session]:
@@ -157,8 +158,10 @@ class Sessions:
         """A place for a new adapter.
 
         Raises:
-            RequestError: there are too many.
+            RequestError: there are too many; or there is one of this number, whose place nothing takes.
         """
+        if number in session.models:
+            raise RequestError(410, f"Model {number} was made, and the answer to that was kept for its time.", "server")
         if len(self.models) >= self._config.max_models:
             raise RequestError(
                 429, f"{len(self.models)} models are in training (max_models). Close a client first.", "server"

@@ -116,7 +116,7 @@ def _load_into(desk: Desk, owner: str, request: Any, checkpoint: Checkpoint) -> 
     number = _number(request.seq_id)
 
     async def work(adapter: Adapter) -> Result:
-        if number > 1:
+        if number > 1 or (not number and model.lane.started):
             raise bad(LOAD_LATE.format(number=number))
         if checkpoint.run.shape.rank != model.run.rank or checkpoint.run.parts != model.run.parts:
             raise bad(f"{checkpoint.path} has rank {checkpoint.run.rank} and other layers than this model.")

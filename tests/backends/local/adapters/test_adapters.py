@@ -216,6 +216,8 @@ def test_gradients_add_up_apart_and_a_saved_adapter_goes_on_exactly(tmp_path: Pa
     forward_backward(bank, other, data, loss, backward=True)
     forward_backward(bank, one, data[2:], loss, backward=True)
     forward_backward(bank, one, data, loss, backward=False)
+    with pytest.raises(ModelError):  # where no gradient is asked for, an error costs none
+        forward_backward(bank, one, [datum([10**6], 3, 0)], loss, backward=False)
     whole = stirred(bank, 1)
     forward_backward(bank, whole, data, loss, backward=True)
     assert step(one, AdamParams(1e-3, grad_clip_norm=0.0)) == pytest.approx(

@@ -32,7 +32,7 @@ def forward_backward(
 ) -> ForwardBackwardOutput:
     """The loss over `data` under an adapter; with `backward` its gradient is added to the adapter's.
 
-    An error leaves no gradient, not even one of earlier calls.
+    With `backward` an error leaves no gradient, not even one of earlier calls.
 
     Raises:
         ModelError, ConfigError: as `accumulate`.
@@ -41,7 +41,8 @@ def forward_backward(
         with torch.set_grad_enabled(backward), bank.router.through(adapter.weights), bank.network.evaluating():
             return accumulate(bank.network, data, loss, backward=backward)
     except BaseException:
-        adapter.optimizer.zero_grad(set_to_none=True)
+        if backward:
+            adapter.optimizer.zero_grad(set_to_none=True)
         raise
 
 

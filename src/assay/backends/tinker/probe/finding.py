@@ -26,7 +26,7 @@ class Finding:
     """What was measured, in the unit that `found` says."""
     cure: str = ""
     feature: str = ""
-    """Who needs it: empty for every run, `custom`, or the name of a loss."""
+    """Who needs it: empty for every run, `custom`, the name of a loss, or a setting."""
 
     def check(self) -> Check:
         """As a row of `assay doctor`."""

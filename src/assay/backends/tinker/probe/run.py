@@ -91,7 +91,7 @@ async def _training(bench: Bench, points: str) -> list[Finding]:
     looks: list[tuple[str, str, Callable[[], Awaitable[list[Finding]]], str]] = [
         ("e", "sums", partial(look_at_sums, bench), ""),
         *[
-            ("f", loss.name, partial(look_at_loss, bench, loss), "" if loss.name == "cross_entropy" else loss.name)
+            ("f", loss.label, partial(look_at_loss, bench, loss), "" if loss.name == "cross_entropy" else loss.name)
             for loss in LOSSES
         ],
         ("g", "forward_backward_custom", partial(look_at_custom, bench), "custom"),

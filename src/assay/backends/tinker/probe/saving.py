@@ -8,8 +8,10 @@ import numpy as np
 import tinker
 
 from assay.backends.tinker.probe.bench import Bench
-from assay.backends.tinker.probe.finding import Finding, judged
+from assay.backends.tinker.probe.finding import Finding, judged, wanting
 from assay.backends.tinker.probe.sampling import sampler_gap
+from assay.errors import ServiceError
+from assay.types import FloatArray
 
 BETA = 0.9
 HISTORY = 3.0
@@ -18,6 +20,10 @@ SAME = 0.1
 """Share by which the next step of a restored model may differ."""
 SAME_LOGPROBS = 0.05
 """Nats by which a restored model may differ."""
+WEIGHTS_ONLY = "load_checkpoint_path"
+"""The setting of runs that begin with weights of another."""
+KL = "kl_penalty_coef"
+"""The setting of runs whose reference may be the base model."""
 TTL_S = 3600
 """After which the server may forget what the probe saved."""
 
@@ -56,6 +62,15 @@ async def look_at_states(bench: Bench) -> list[Finding]:
             f"fresh optimizer {fresh:.3g})",
             "a resumed run would train another policy; the server must save and load the optimizer's state",
             figure=off,
+        ),
+        judged(
+            "h",
+            "a model from a state without its optimizer has a new one",
+            abs(fresh - went_on) > abs(went_on) / 4,
+            f"its next step lifts the sequence by {fresh:.3g} nats, and with the old optimizer by {went_on:.3g}",
+            "a run from another's weights would begin with the memory of that run; start from an exported model",
+            figure=fresh,
+            feature=WEIGHTS_ONLY,
         ),
     ]
 
@@ -113,7 +128,25 @@ async def look_at_samplers(bench: Bench, old: tinker.SamplingClient) -> list[Fin
             "a reference policy would move along; a run with a KL penalty trains wrongly here",
             figure=drift,
         ),
+        await _base(bench, now),
     ]
+
+
+async def _base(bench: Bench, trained: FloatArray) -> Finding:
+    """Whether a sampler of the base model has its weights, and not those that were trained."""
+    name, model = "a sampler of the base model has its weights", bench.service_model[0]
+    cure = "set kl_penalty_coef=0 here, or start from a checkpoint: its reference is a saved sampler"
+    try:
+        sampler = await bench.service.sampler(model=model)
+        new = await bench.service.create(*bench.service_model)  # whose adapters change nothing yet
+        base = await Bench(bench.service, new, bench.tokens).forward()
+        gap = await sampler_gap(bench, sampler, base)
+    except ServiceError as error:
+        return wanting("i", name, False, str(error), cure)
+    moved = float(np.abs(trained - base).max())
+    found = f"{gap:.2g} nats off at most, where the trained weights are {moved:.2g} off"
+    wrong = "a KL penalty would pull towards other weights; do not train with one here"
+    return judged("i", name, gap <= max(0.02, moved / 4), found, wrong, figure=gap, feature=KL)
 
 
 def _tokens(bench: Bench) -> tinker.ModelInput:

@@ -17,7 +17,7 @@ from assay.types import FloatArray
 
 WITHIN = 0.3
 """Share by which a measured factor may be off: rounding of half precision, and steps that are not quite small."""
-RATIO, CLIP = 1.5, 1.2
+RATIO, LOW, CLIP = 1.5, 0.8, 1.2
 """Of the policy to a made-up sampler, and where it is clipped."""
 SUM = "losses must be sums over tokens and sequences, without any mean"
 VALUES_WITHIN = 0.02
@@ -51,37 +51,49 @@ async def look_at_sums(bench: Bench) -> list[Finding]:
 
 
 def _factor(point: str, name: str, want: float, got: float, cure: str, *, feature: str = "") -> Finding:
-    ok = abs(got - want) <= WITHIN * max(want, 1 / 2)
+    ok = abs(got - want) <= WITHIN * max(abs(want), 1 / 2)
     found = f"the step was {got:.2f} times as large, where {want:g} is right"
     return judged(point, name, ok, found, cure, figure=got, feature=feature)
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss by name, and what it must give for advantages of 1 at a ratio of `RATIO`."""
+    """A loss by name, and what it must give for sequences of some ratios to a made-up sampler."""
 
     name: str
     effect: float
     """Of its gradient, in those of cross entropy."""
     config: dict[str, float]
+    ratios: tuple[float, ...] = (RATIO,)
+    """One for each sequence."""
+    advantage: float = 1.0
+
+    @property
+    def label(self) -> str:
+        """In the names of findings."""
+        return self.name if self.advantage > 0 else f"{self.name} with negative advantages"
 
     def value(self, logprobs: FloatArray, mask: FloatArray) -> float:
         """The sum that it must report."""
         count = float(mask.sum())
+        clipped = [min(max(r, LOW), CLIP) for r in self.ratios]
+        lower = (min(r * self.advantage, c * self.advantage) for r, c in zip(self.ratios, clipped, strict=True))
         values = {
             "cross_entropy": -float(logprobs.sum()),
-            "importance_sampling": -RATIO * count,
-            "ppo": -CLIP * count,
-            "cispo": -CLIP * float(logprobs.sum()),
+            "importance_sampling": -sum(r * self.advantage for r in self.ratios) * count,
+            "ppo": -sum(lower) * count,
+            "cispo": -sum(c * self.advantage for c in clipped) * float(logprobs.sum()),
         }
         return values[self.name]
 
 
-THRESHOLDS = {"clip_low_threshold": 0.8, "clip_high_threshold": CLIP}
+THRESHOLDS = {"clip_low_threshold": LOW, "clip_high_threshold": CLIP}
 LOSSES = (
     Loss("cross_entropy", 1, {}),
     Loss("importance_sampling", RATIO, {}),
     Loss("ppo", 0, THRESHOLDS),
+    # The larger ratio is trained down whole, the smaller ones are clipped.
+    Loss("ppo", -RATIO, THRESHOLDS, (RATIO, 1 / 2, 1 / 2), -1.0),
     Loss("cispo", CLIP, THRESHOLDS),
 )
 
@@ -90,8 +102,14 @@ async def look_at_loss(bench: Bench, loss: Loss) -> list[Finding]:
     """Point f: a loss is accepted, and has the value and the gradient that its name says."""
     now = await bench.forward()
     mask = bench.datum.mask
-    behaviour = (now - math.log(RATIO) * mask).astype(np.float32)
-    data = [replace(bench.datum, logprobs=behaviour, advantages=mask)]
+    data = [
+        replace(
+            bench.datum,
+            logprobs=(now - math.log(ratio) * mask).astype(np.float32),
+            advantages=(loss.advantage * mask).astype(np.float32),
+        )
+        for ratio in loss.ratios
+    ]
     inputs = bench.supervised(1.0) if loss.name == "cross_entropy" else convert.rollouts(data)
     asked = bench.client.forward_backward(inputs, loss.name, loss.config or None)  # type: ignore[arg-type]
     output = await bench.wait(asked, loss.name)
@@ -101,8 +119,8 @@ async def look_at_loss(bench: Bench, loss: Loss) -> list[Finding]:
     feature = "" if loss.name == "cross_entropy" else loss.name
     cure = f"do not train with {loss.name} here; report it to whoever keeps the server"
     return [
-        _value(output.metrics, loss.value(now, mask), f"{loss.name} reports loss:sum", feature),
-        _factor("f", f"{loss.name} has its gradient", loss.effect, factor, cure, feature=feature),
+        _value(output.metrics, loss.value(now, mask), f"{loss.label} reports loss:sum", feature),
+        _factor("f", f"{loss.label} has its gradient", loss.effect, factor, cure, feature=feature),
     ]
 
 

@@ -7,12 +7,14 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from assay.backends.config import PolicySpec
 from assay.backends.tinker.probe.finding import Finding, wrong_for_all
 from assay.backends.tinker.probe.run import probe
+from assay.backends.tinker.probe.saving import WEIGHTS_ONLY
 from assay.backends.tinker.service import Service, is_official
 from assay.backends.tinker.trained import BY_NAME
 from assay.config.urls import without_secrets
@@ -23,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 WEEK_S = 7 * 24 * 3600
 FOLDER = "tinker_probes"
-VERSION = 2
+VERSION = 3
 """Of the probe: what an older one found is not trusted."""
 
 
@@ -55,6 +57,8 @@ async def vouched(service: Service, policy: PolicySpec) -> dict[str, Any]:
         refuse(findings, service.url)
         if kept is not None:
             _keep(kept, findings)
+    if policy.start is not None:
+        refuse([replace(f, feature="") for f in findings if f.feature == WEIGHTS_ONLY], service.url)
     return usable(findings)
 
 
