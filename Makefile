@@ -62,12 +62,13 @@ test-hosts: $(HOSTS_STAMP) $(VERIFIERS_STAMP)
 	$(VERIFIERS_VENV)/bin/python -m pytest -q tests/integrations/test_verifiers_task.py \
 		tests/integrations/test_verifiers_environment.py
 
+# After tests where both want a core: tests take longer, and this is done long before them.
 lint: env
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/python scripts/gen_config_docs.py --check
-	$(BIN)/python scripts/gen_metric_docs.py --check
+	nice $(BIN)/ruff check .
+	nice $(BIN)/ruff format --check .
+	nice $(BIN)/mypy
+	nice $(BIN)/python scripts/gen_config_docs.py --check
+	nice $(BIN)/python scripts/gen_metric_docs.py --check
 
 bench: env system browser
 	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file; done

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,11 @@ TESTS = Path(__file__).parent
 LONG = ("", "kernels", "training", "sandbox", "envs", "rewards")
 """Folders whose files take longest, `""` for the files beside this one. They are started first (`make test` gives each
 process a file at a time), so that all processes are busy to the end."""
+KEEPING = (
+    *("cli", "envs", "integrations", "server", "training"),
+    *("kernels/test_modal_grading.py", "kernels/timing/test_timing_stage.py"),
+)
+"""Folders and files whose tests grade kernels by the way, and share what a grader starts."""
 MEMORY = Path("/dev/shm")
 ROOM = 1 << 30
 """Bytes that must be free there. All tests together need less than a tenth of it at a time."""
@@ -29,6 +35,28 @@ def pytest_configure() -> None:
         return
     if not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC and shutil.disk_usage(MEMORY).free >= ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+@pytest.fixture(scope="session")
+def all_kept() -> Iterator[object]:
+    """What graders leave for the next ones."""
+    from support.kept_processes import KeptProcesses
+
+    kept = KeptProcesses()
+    yield kept
+    kept.end()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kept_processes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let graders of a file share workers with those of other files, where it tests something else."""
+    if not any(request.path.is_relative_to(TESTS / place) for place in KEEPING):
+        yield
+        return
+    from support.kept_processes import sandboxes_keep
+
+    with sandboxes_keep(request.getfixturevalue("all_kept")):
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,7 +17,7 @@ from support.kernelbench_data import ATTACKS, UNUSUAL, shipped
 SHIPPED = shipped()
 TWO_SIZES = chz.replace(QUICK, scale="fit")
 EVERY_ATTACK = read_submissions(ATTACKS)
-ONE_OF = 7
+ONE_OF = 14
 """Of so many attacks of a family one is graded here, and two at least."""
 FEWEST = 2
 
@@ -35,7 +35,7 @@ def sample(family: str) -> list[Submission]:
 
 
 SAMPLE = [attack for family in sorted(FAMILIES) for attack in sample(family)]
-CONTROLS = sorted(read_submissions(UNUSUAL), key=in_mixed_order)[::3]
+CONTROLS = sorted(read_submissions(UNUSUAL), key=in_mixed_order)[::4]
 
 
 @pytest.mark.parametrize("attack", SAMPLE, ids=lambda attack: attack.id)
@@ -52,4 +52,4 @@ def test_an_unusual_kernel_is_ok(bench: Bench, honest: Submission) -> None:
 
 def test_the_sample_has_every_family() -> None:
     assert {attack.family for attack in SAMPLE} == FAMILIES
-    assert len(SAMPLE) >= 60
+    assert len(SAMPLE) >= 50

@@ -1,25 +1,27 @@
-"""Programs of the tests' support, each run in a process of its own: each changes Triton for good."""
+"""Programs of the tests' support, each run in a fork of its own: each changes Triton for good."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from support.kernelbench_data import ROOT
+from support.warm_process import run_warm
 
 SUPPORT = Path(__file__).parent
+HERE = os.pathsep.join(map(str, (ROOT, ROOT / "src", SUPPORT.parent)))
 
 
 def program(name: str, *words: str, given: str = "") -> Any:
     """What a program prints last, as JSON."""
-    paths = os.pathsep.join([str(ROOT), str(SUPPORT.parent)])
-    command = [sys.executable, str(SUPPORT / f"{name}.py"), *words]
-    done = subprocess.run(
-        command, input=given, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}, timeout=110
-    )
+    return json.loads(printed([str(SUPPORT / f"{name}.py"), *words], given).splitlines()[-1])
+
+
+def printed(arguments: list[str], given: str = "") -> str:
+    """What a program prints that imports Triton anew: it reads its settings then. For the arguments see `run_warm`."""
+    environment = {**os.environ, "PYTHONPATH": HERE}
+    done = run_warm(arguments, Path.cwd(), environment, given, timeout_s=110, anew=("triton",))
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return done.stdout

@@ -25,7 +25,12 @@ CHECKOUT = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"
 
 
 def run_warm(
-    arguments: Sequence[str], place: Path, environment: Mapping[str, str], given: str = "", timeout_s: int = 100
+    arguments: Sequence[str],
+    place: Path,
+    environment: Mapping[str, str],
+    given: str = "",
+    timeout_s: int = 100,
+    anew: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     """What `python -P` does with the arguments `-m MODULE ...`, `-c CODE ...` or `FILE ...`, in the directory `place`.
 
@@ -34,6 +39,7 @@ def run_warm(
 
     Args:
         given: what it reads from standard input.
+        anew: packages that it imports anew, besides Assay; what is compiled of them (`_C`) stays as it is.
     """
     with tempfile.TemporaryFile("w+") as into, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         into.write(given)
@@ -42,16 +48,18 @@ def run_warm(
         if child == 0:
             signal.alarm(timeout_s)
             pipes = into.fileno(), out.fileno(), err.fileno()
-            os._exit(_program(list(arguments), place, environment, pipes))
+            os._exit(_program(list(arguments), place, environment, pipes, (*OURS, *anew)))
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(list(arguments), status, out.read(), err.read())
 
 
-def _program(arguments: list[str], place: Path, environment: Mapping[str, str], pipes: tuple[int, int, int]) -> int:
+def _program(
+    arguments: list[str], place: Path, environment: Mapping[str, str], pipes: tuple[int, int, int], anew: Sequence[str]
+) -> int:
     """Run it and return its exit status."""
-    _begin(place, environment, pipes)
+    _begin(place, environment, pipes, anew)
     code: object = 0
     try:
         if arguments[0] == "-m":
@@ -73,7 +81,7 @@ def _program(arguments: list[str], place: Path, environment: Mapping[str, str], 
     return code if isinstance(code, int) else int(code is not None)
 
 
-def _begin(place: Path, environment: Mapping[str, str], pipes: tuple[int, int, int]) -> None:
+def _begin(place: Path, environment: Mapping[str, str], pipes: tuple[int, int, int], anew: Sequence[str]) -> None:
     """Leave of this process what a new one has, and what is installed."""
     for number, pipe in enumerate(pipes):
         os.dup2(pipe, number)
@@ -86,7 +94,8 @@ def _begin(place: Path, environment: Mapping[str, str], pipes: tuple[int, int, i
     installed = [path for path in sys.path if path not in here and not path.startswith(below)]
     sys.path[:] = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *installed]
     for name in list(sys.modules):
-        if name.partition(".")[0] in OURS or name.startswith("assay_file_"):
+        package, _, rest = name.partition(".")
+        if (package in anew and rest.partition(".")[0] != "_C") or name.startswith("assay_file_"):
             del sys.modules[name]
     sys.path_importer_cache.clear()
     logging.getLogger().handlers.clear()

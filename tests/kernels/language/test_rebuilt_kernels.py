@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 from functools import cache
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 
 from assay.kernels.language.interpreter_text import MEANINGS
 from support.kernel_sources import TL, body
-from support.own_process import program
+from support.own_process import printed, program
 
 pytestmark = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("torch", "triton")), reason="no torch or no triton here"
@@ -201,5 +199,4 @@ def test_an_argument_is_of_the_type_that_the_kernel_says() -> None:
 
 def test_every_operator_of_generated_text_has_a_meaning() -> None:
     code = "from assay.kernels.inside.triton.meaning import MEANING; import json; print(json.dumps(sorted(MEANING)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert set(json.loads(done.stdout)) == MEANINGS
+    assert set(json.loads(printed(["-c", code]))) == MEANINGS
