@@ -27,7 +27,7 @@ from assay.envs import Environment, Task
 
 class Fails(Environment):
     def tasks(self):
-        return [Task.of(f"{n}=", answer=str(n)) for n in range(4)]
+        return [Task.of(f"{n}\\u2028=", answer=str(n)) for n in range(4)]
 
     def score(self, task, text):
         if text == "!":

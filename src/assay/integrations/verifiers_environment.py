@@ -84,7 +84,7 @@ class AssayTaskset(vf.Taskset[AssayTask, AssayTasksetConfig]):  # type: ignore[m
 
     def load(self) -> Iterator[AssayTask]:
         """See `Taskset`."""
-        for line in _text(self.folder / TASKS).splitlines():
+        for line in _text(self.folder / TASKS).rstrip("\n").split("\n"):  # splitlines() would cut in a text, at U+2028.
             row = json.loads(line)
             if row["split"] == self.config.split:
                 asked = asked_of([Message(one["role"], one["content"]) for one in row["prompt"]])
