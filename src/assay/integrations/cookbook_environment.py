@@ -60,7 +60,7 @@ class MessageTask(MessageEnv):  # type: ignore[misc]
         text = format_content_as_string(message["content"], separator="") if whole else get_text_content(message)
         result = await verdict(self._env, text)
         if result.score.value is None:
-            said = result.score.evidence.get("error") or result.score.evidence.get("message") or "no reason was given"
+            said = result.score.why or "no reason was given"
             raise RewardError(f"A reply could not be scored: {said}. A made-up reward would be trained on.")
         self._said = list(result.messages) if result.replace else [*self._said, Message("assistant", text)]
         self._said += [] if result.replace else result.messages

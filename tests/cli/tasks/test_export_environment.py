@@ -49,6 +49,8 @@ def test_verls_files_hold_tasks_and_how_they_are_played(own: Path, capsys: pytes
     assert main(["export-data", str(own), "--verl", str(folder), "temperature=0.7"]) == 0
     said = capsys.readouterr().out
     assert "algorithm.adv_estimator=assay" in said and "rollout.n=4" in said and "rollout.temperature=0.7" in said
+    overrides = (folder / "overrides.txt").read_text().splitlines()
+    assert len(overrides) > 9 and all(override in said for override in overrides)
     (loop,) = yaml.safe_load((folder / "agent_loop.yaml").read_text())
     one = Prepared.from_json(loop["prepared"])
     assert (one.playing.params.max_tokens, one.playing.params.temperature, one.group_size) == (24, 0.7, 4)

@@ -20,6 +20,8 @@ NAME = "assay"
 """Of the agent loop, in the rows and in the file of agent loops."""
 FILES: dict[Split, str] = {"train": "train.parquet", "heldout": "heldout.parquet"}
 LOOPS = "agent_loop.yaml"
+OVERRIDES = "overrides.txt"
+"""verl's settings that go with the files, one a line."""
 
 
 def write_data(one: Prepared, folder: Path, share: Share = "process") -> list[str]:
@@ -46,7 +48,9 @@ def write_data(one: Prepared, folder: Path, share: Share = "process") -> list[st
             if tasks:
                 _write_rows(rows_of(tasks, one), folder / FILES[split])
         replace_file(folder / LOOPS, loops_of(one).encode())
-    return overrides_of(one, folder, bool(listed["heldout"]))
+        found = overrides_of(one, folder, bool(listed["heldout"]))
+        replace_file(folder / OVERRIDES, "".join(f"{override}\n" for override in found).encode())
+    return found
 
 
 def rows_of(tasks: Sequence[ListedTask], one: Prepared) -> list[dict[str, Any]]:
