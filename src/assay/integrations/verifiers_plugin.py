@@ -51,8 +51,8 @@ dependencies = ["assay-rl", "verifiers>=0.4"]
 [tool.hatch.build.targets.wheel]
 packages = ["{module}"]
 """
-PRIME_RL = """# For prime-rl: name the model, and the GPUs that train and sample. Set seq_len so that a trace fits: prime-rl cuts what
-# is longer.
+PRIME_RL = """# For prime-rl: name the model, and the GPUs that train and sample.
+# Set seq_len so that a whole trace fits: prime-rl cuts what is longer.
 [orchestrator]
 batch_size = {batch}
 
