@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -101,6 +103,12 @@ def test_a_plugin_holds_tasks_code_and_settings(own: Path, capsys: pytest.Captur
     assert {task["split"] for task in tasks} <= {"train", "heldout"} and len(tasks) == 6
     assert "the secret answer" not in json.dumps(tasks)
     Prepared.from_json((folder / "assay_digits" / "environment.json").read_text())
+
+
+def test_a_missing_package_is_said_first(own: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert main(["export-data", str(own), "--verl", str(own.parent / "none")]) == 1
+    assert "assay-rl[data]" in capfd.readouterr().err and not (own.parent / "none").exists()
 
 
 def test_an_environment_of_ones_own_is_named_by_its_file(own: Path) -> None:
