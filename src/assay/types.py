@@ -197,6 +197,11 @@ class Score:
                     "size, or status 'errored'"
                 )
 
+    @property
+    def why(self) -> str:
+        """Why there is no value, in words; empty where nothing is known."""
+        return str(self.evidence.get("error") or self.evidence.get("message") or "")
+
 
 @dataclass(frozen=True, slots=True)
 class Transition:
@@ -237,9 +242,9 @@ class Trajectory:
     @property
     def failure(self) -> str:
         """Why it is errored, in words; empty if it is not errored or has no reason."""
-        evidence = self.transitions[-1].score.evidence if self.transitions and not self.error else {}
-        said = self.error or evidence.get("error") or evidence.get("message") or ""
-        return str(said) if self.errored else ""
+        if not self.errored:
+            return ""
+        return self.error or (self.transitions[-1].score.why if self.transitions else "")
 
     @property
     def reward(self) -> float | None:

@@ -18,6 +18,7 @@ from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.data_processing import compute_advantages
 from tinker_cookbook.rl.message_env import EnvFromMessageEnv
+from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 
 from assay.errors import RewardError
@@ -97,6 +98,25 @@ def test_what_could_not_be_scored_has_no_advantage(tmp_path: Path) -> None:
     assert [metrics["assay_errored"] for metrics in found.metrics_G] == [0.0, 1.0, 0.0]
     (advantages,) = compute_advantages([found])
     assert advantages[1] == 0 and torch.isclose(advantages.sum(), torch.zeros(()), atol=1e-6)
+
+
+def test_a_rollout_that_is_played_again_keeps_its_own_reward(tmp_path: Path) -> None:
+    class Flaky(Policy):
+        async def __call__(self, model_input: Any, stop: Any, **how: Any) -> TokensWithLogprobs:
+            if self.asked == 1:
+                self.asked += 1
+                raise OSError("the connection broke")
+            return await super().__call__(model_input, stop, **how)
+
+    one = fails(tmp_path)
+    answer = min(tasks_of(one.environment, "train"), key=lambda row: row[0].key)[1].answer
+    play = Play((), {"": (answer, "x", "y")}, 3, 1)
+    (group,) = groups(play, one)
+    found = asyncio.run(do_group_rollout(group, Flaky(play), RetryOnFailure()))
+    said = [bytes_tokenizer().decode(t.transitions[0].ac.tokens[:-1]) for t in found.trajectories_G]
+    assert sorted(said) == sorted([answer, "x", "y"])
+    assert found.get_total_rewards() == [float(text == answer) for text in said]
+    assert all(metrics["assay_errored"] == 0 for metrics in found.metrics_G)
 
 
 def test_a_group_without_a_score_raises(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class Trainer(SimpleNamespace):
             num_generations=play.group_size,
             num_generations_eval=1,
             model=SimpleNamespace(training=True, config=SimpleNamespace(max_position_embeddings=context)),
-            accelerator=SimpleNamespace(unwrap_model=lambda model: model),
+            accelerator=SimpleNamespace(unwrap_model=lambda model: model, num_processes=1),
             state=SimpleNamespace(global_step=0),
             args=SimpleNamespace(max_completion_length=response),
         )
@@ -106,6 +106,17 @@ def test_a_prompt_over_budget_is_not_cut_and_not_scored(tmp_path: Path) -> None:
     trainer = Trainer(play, response=4, context=5)
     found = rollouts(own(tmp_path), trainer, play)
     assert found["assay_reward"] == [None, None] and trainer.calls == []
+
+
+def test_processes_that_sample_in_one_call_are_not_left_to_hang() -> None:
+    play = PLAYS["guess"]
+    trainer, env = Trainer(play), TRLEnvironment(prepared_play(play))
+    trainer.accelerator.num_processes = 2
+    trainer.args.use_vllm, trainer.args.vllm_mode = True, "server"
+    with pytest.raises(ConfigError, match="waited for without end"):
+        rollouts(env, trainer, play)
+    trainer.args.vllm_mode, trainer.args.vllm_tensor_parallel_size = "colocate", 1
+    assert rollouts(env, trainer, play)["assay_reward"]
 
 
 def test_prompts_written_anew_are_refused_unless_the_last_is_wanted(tmp_path: Path) -> None:

@@ -23,16 +23,31 @@ from support.hosts import GOLDEN, PLAYS, Play, bytes_tokenizer, prepared_play  #
 from support.verifiers_endpoint import HARNESS, Endpoint, env_of, play_group  # noqa: E402
 
 FAILING = """
-from assay.envs import Environment, Task
+from assay.envs import Environment, Message, Score, StepResult, Task
 
 class Fails(Environment):
     def tasks(self):
-        return [Task.of(f"{n}=", answer=str(n)) for n in range(4)]
+        return [Task.of(f"{n}\\u2028=", answer=str(n)) for n in range(4)]
 
     def score(self, task, text):
         if text == "!":
             raise RuntimeError("the judge is dead")
         return text == "0"
+
+class Mute(Fails):
+    max_turns = 2
+
+    def env(self, task):
+        return Silent()
+
+class Silent:
+    async def reset(self):
+        return [Message("user", "?")]
+
+    async def step(self, text):
+        if text == "!":
+            return StepResult(Score("errored", None, evidence={"message": "HTTP 503 of the judge"}), done=True)
+        return StepResult(Score("scored", 1.0), done=False, replace=True)
 
 class Ranked:
     def __init__(self, task):
@@ -94,6 +109,14 @@ def test_what_could_not_be_scored_is_an_error_and_no_reward(cache: Path, monkeyp
     assert "the judge is dead" in failed[0].errors[0].message and not failed[0].ok
     assert all("assay" not in trace.rewards for trace in failed[0].traces)
     assert [one.traces[0].rewards["assay"].score for one, _ in (first, last)] == [1.0, 0.0]
+
+
+def test_a_conversation_written_anew_as_nothing_is_an_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play, one = Play((), {"": ("0", "!")}, 2, 1), fails(cache, "Mute")
+    env = env_of(one, "assay-mute-env", cache, monkeypatch)
+    ((silent, judged),) = play_group(env, Endpoint(play, one), [next(iter(env.taskset)).key], 2)
+    assert "left nothing to answer" in silent[0].errors[0].message and not silent[0].ok
+    assert "HTTP 503 of the judge" in judged[0].errors[0].message
 
 
 def test_a_policy_that_gives_no_answer_is_an_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

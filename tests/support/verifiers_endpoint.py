@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import importlib
 import json
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,13 +126,14 @@ def streamed(text: str) -> web.Response:
 
 
 def env_of(one: Prepared, name: str, folder: Path, patch: pytest.MonkeyPatch, harness: str = "assay-in-process") -> Any:
-    """The exported package as verifiers loads it."""
+    """The exported package as verifiers loads it, with the agent of its TOML for prime-rl."""
     package = folder / name
     write_plugin(one, name, package, 4, "machine")
     patch.syspath_prepend(str(package))
     importlib.invalidate_caches()
-    agent = {"harness": {"id": harness}, "runtime": {"type": "subprocess"}}
-    taskset = taskset_config_type(name)(id=name)
+    (source,) = tomllib.loads((package / "prime_rl.toml").read_text())["orchestrator"]["train"]["source"]
+    agent = {**source["env"]["agent"], "harness": {"id": harness}}
+    taskset = taskset_config_type(name).model_validate(source["env"]["taskset"])
     return environment_class(name)(AssayEnvConfig(taskset=taskset, agent=vf.AgentConfig.model_validate(agent)))
 
 

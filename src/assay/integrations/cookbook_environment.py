@@ -19,6 +19,7 @@ from assay.envs.base import Env as AssayEnv
 from assay.errors import MissingDependencyError, RewardError
 from assay.integrations.environments import Budget, HostGroup, Prepared, Sampled, TaskReference
 from assay.integrations.environments.access import Share, hosted_task
+from assay.integrations.environments.group import scored_together
 from assay.rollouts.play import verdict
 from assay.types import Message, SamplingParams, Trajectory
 
@@ -60,7 +61,7 @@ class MessageTask(MessageEnv):  # type: ignore[misc]
         text = format_content_as_string(message["content"], separator="") if whole else get_text_content(message)
         result = await verdict(self._env, text)
         if result.score.value is None:
-            said = result.score.evidence.get("error") or result.score.evidence.get("message") or "no reason was given"
+            said = result.score.why or "no reason was given"
             raise RewardError(f"A reply could not be scored: {said}. A made-up reward would be trained on.")
         self._said = list(result.messages) if result.replace else [*self._said, Message("assistant", text)]
         self._said += [] if result.replace else result.messages
@@ -106,6 +107,11 @@ class TaskEnv(Env):  # type: ignore[misc]
             self._playing.cancel()
             await asyncio.wait([self._playing])
 
+    async def rollout(self) -> Trajectory:
+        """The rollout before its group is scored; errored where it has not ended."""
+        await self.stop()
+        return self.group.ended(self.member)
+
     async def _next(self) -> Sequence[int] | None:
         """The next prompt, or None once the rollout is over."""
         assert self._playing is not None, "initial_observation comes first"
@@ -136,22 +142,23 @@ class TaskGroup(EnvGroupBuilder):  # type: ignore[misc]
         renderer = self.prepared.renderer(self.tokenizer)
         task = await hosted_task(self.reference, self.share)
         size = self.prepared.group_size
-        group = HostGroup(task, size, self.prepared.playing, renderer, start_s=0.0)
-        self._envs = [TaskEnv(group, member, renderer.stop, self.budget) for member in range(size)]
-        return self._envs
+        group = HostGroup(task, size, self.prepared.playing, renderer)
+        envs = [TaskEnv(group, member, renderer.stop, self.budget) for member in range(size)]
+        self._envs += envs
+        return envs
 
     async def compute_group_rewards(
         self, trajectory_group: list[Any], env_group: Sequence[Any]
     ) -> list[tuple[float, dict[str, float]]]:
         """The reward of each rollout, and whether it stands in for one that is missing.
 
+        Where the cookbook has played a rollout again, its env is of a later `make_envs`.
+
         Raises:
             RewardError: no rollout of the group could be scored.
         """
-        for env in env_group:
-            await env.stop()
-        played = await env_group[0].group.settled()
-        rollouts = [played.rollout(env.member) for env in env_group]
+        ended = [await env.rollout() for env in env_group]
+        rollouts = (await scored_together(await hosted_task(self.reference, self.share), ended)).trajectories
         scored = [rollout.reward for rollout in rollouts if rollout.reward is not None]
         if not scored:
             raise RewardError(

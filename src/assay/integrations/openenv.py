@@ -106,14 +106,13 @@ class TaskServer(Environment):  # type: ignore[misc]
         score = result.score
         done = result.done or score.value is None or self._state.step_count >= self._prepared.playing.max_turns
         self._env = None if done else env
-        said = score.evidence.get("error") or score.evidence.get("message") or ""
         return Seen(
             done=done,
             reward=score.value,
             messages=_plain(result.messages),
             replace=result.replace,
             status=score.status,
-            error=str(said) if score.value is None else "",
+            error=score.why if score.value is None else "",
             metadata={name: float(value) for name, value in {**score.parts, **result.metrics}.items()},
         )
 

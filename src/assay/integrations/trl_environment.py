@@ -137,6 +137,7 @@ class TRLEnvironment:
         renderer = self._prepared.renderer(trainer.processing_class)
         size = _group_size(trainer)
         _check(trainer, renderer)
+        _check_turns(trainer, self._prepared.playing.max_turns)
         chunks = list(_chunks([_key_of(prompt) for prompt in prompts], size))
         builders = await together(self._task(key) for key, _ in chunks)
         _check_whole(builders, [count for _, count in chunks], size)
@@ -280,6 +281,23 @@ def _check(trainer: Any, renderer: Renderer) -> None:
             f"Replies end on the tokens {sorted(missing)} by the tokenizer's chat template, and the trainer samples "
             f"on over them (it stops at {sorted(trainer.eos_token_ids)}). Set the tokenizer's eos_token, or the "
             "model's generation_config.eos_token_id, before the trainer is made."
+        )
+
+
+def _check_turns(trainer: Any, max_turns: int) -> None:
+    """Where processes sample in one call, each has to call equally often, and rollouts of several turns do not."""
+    if trainer.accelerator.num_processes < 2 or max_turns < 2:
+        return
+    args = trainer.args
+    if args.use_vllm:
+        together = args.vllm_mode == "server" or args.vllm_tensor_parallel_size > 1
+    else:
+        together = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    if together:
+        raise ConfigError(
+            f"Rollouts have up to {max_turns} turns, and TRL's {trainer.accelerator.num_processes} processes sample in "
+            "one call: those whose rollouts end sooner would be waited for without end. Set vllm_mode=colocate with "
+            "vllm_tensor_parallel_size=1, or one process; verl and prime-rl have no such limit."
         )
 
 

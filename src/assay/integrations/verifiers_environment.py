@@ -84,7 +84,7 @@ class AssayTaskset(vf.Taskset[AssayTask, AssayTasksetConfig]):  # type: ignore[m
 
     def load(self) -> Iterator[AssayTask]:
         """See `Taskset`."""
-        for line in _text(self.folder / TASKS).splitlines():
+        for line in _text(self.folder / TASKS).rstrip("\n").split("\n"):  # splitlines() would cut in a text, at U+2028.
             row = json.loads(line)
             if row["split"] == self.config.split:
                 asked = asked_of([Message(one["role"], one["content"]) for one in row["prompt"]])
@@ -146,8 +146,10 @@ class _Rollout:
 
     async def play(self) -> None:
         messages: Sequence[Message] | None = await self.env.reset()
-        while messages:
+        while messages is not None:
             require_messages(messages, f"{type(self.env).__name__} gave")
+            if not messages:
+                raise RewardError(f"{self.task.data.id} could not be scored: its environment left nothing to answer.")
             messages = await self._trace(messages)
 
     async def _trace(self, messages: Sequence[Message]) -> Sequence[Message] | None:
@@ -164,7 +166,7 @@ class _Rollout:
                     f"{type(self.env).__name__}.step()",
                 )
                 if result.score.status == "errored":
-                    why = result.score.evidence.get("error", "its environment failed")
+                    why = result.score.why or "no reason was given"
                     raise RewardError(f"{self.task.data.id} could not be scored: {why}")
                 part.scores.append(result.score)
                 self.turns += 1

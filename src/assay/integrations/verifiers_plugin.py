@@ -51,13 +51,19 @@ dependencies = ["assay-rl", "verifiers>=0.4"]
 [tool.hatch.build.targets.wheel]
 packages = ["{module}"]
 """
-PRIME_RL = """# For prime-rl: set the model, and the GPUs that train and sample.
+PRIME_RL = """# For prime-rl: name the model, and the GPUs that train and sample.
+# Set seq_len so that a whole trace fits: prime-rl cuts what is longer.
 [orchestrator]
 batch_size = {batch}
-group_size = {group}
 
 [[orchestrator.train.source]]
 name = "{name}"
+group_size = {group}
+
+# Here and not at the agent: the trainer reads the temperature here.
+[orchestrator.train.source.sampling]
+max_completion_tokens = {tokens}
+temperature = {temperature}
 
 [orchestrator.train.source.env.taskset]
 id = "{name}"
@@ -71,9 +77,8 @@ id = "null"
 [orchestrator.train.source.env.agent.runtime]
 type = "subprocess"
 
-[orchestrator.train.source.env.agent.sampling]
-max_tokens = {tokens}
-temperature = {temperature}
+# Without it no server is started.
+[inference]
 """
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -49,6 +51,8 @@ def test_verls_files_hold_tasks_and_how_they_are_played(own: Path, capsys: pytes
     assert main(["export-data", str(own), "--verl", str(folder), "temperature=0.7"]) == 0
     said = capsys.readouterr().out
     assert "algorithm.adv_estimator=assay" in said and "rollout.n=4" in said and "rollout.temperature=0.7" in said
+    overrides = (folder / "overrides.txt").read_text().splitlines()
+    assert len(overrides) > 9 and all(override in said for override in overrides)
     (loop,) = yaml.safe_load((folder / "agent_loop.yaml").read_text())
     one = Prepared.from_json(loop["prepared"])
     assert (one.playing.params.max_tokens, one.playing.params.temperature, one.group_size) == (24, 0.7, 4)
@@ -90,14 +94,29 @@ def test_a_plugin_holds_tasks_code_and_settings(own: Path, capsys: pytest.Captur
     assert "assay-digits" in capsys.readouterr().out
     toml = tomllib.loads((folder / "prime_rl.toml").read_text())
     (source,) = toml["orchestrator"]["train"]["source"]
-    assert source["env"]["taskset"]["id"] == "assay-digits" and source["env"]["agent"]["sampling"]["max_tokens"] == 24
-    assert toml["orchestrator"]["batch_size"] == 32 and toml["orchestrator"]["group_size"] == 4
+    assert source["env"]["taskset"]["id"] == "assay-digits" and source["env"]["agent"]["max_turns"] == 1
+    assert source["sampling"] == {"max_completion_tokens": 24, "temperature": 1.0} and source["group_size"] == 4
+    assert set(toml["orchestrator"]) == {"batch_size", "train"} and toml["orchestrator"]["batch_size"] == 32
     assert tomllib.loads((folder / "pyproject.toml").read_text())["project"]["name"] == "assay-digits"
     compile((folder / "assay_digits" / "__init__.py").read_text(), "plugin", "exec")
     tasks = [json.loads(line) for line in (folder / "assay_digits" / "tasks.jsonl").read_text().splitlines()]
     assert {task["split"] for task in tasks} <= {"train", "heldout"} and len(tasks) == 6
     assert "the secret answer" not in json.dumps(tasks)
     Prepared.from_json((folder / "assay_digits" / "environment.json").read_text())
+
+
+def test_a_missing_package_is_said_first(own: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert main(["export-data", str(own), "--verl", str(own.parent / "none")]) == 1
+    assert "assay-rl[data]" in capfd.readouterr().err and not (own.parent / "none").exists()
+
+
+def test_an_environment_of_ones_own_is_named_by_its_file(own: Path) -> None:
+    folder = own.parent / "mine"
+    said = ["export-env", f"{own.parent}/digits.py:Digits", "--verifiers", str(folder), "dataset_builder.group_size=3"]
+    assert main(said) == 0
+    one = Prepared.from_json((folder / "assay_digits" / "environment.json").read_text())
+    assert one.group_size == 3 and "digits.py:Digits" in one.environment.record
 
 
 @pytest.mark.parametrize("command", [["export-data", "--verl"], ["export-env", "--verifiers"]])

@@ -19,21 +19,22 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     add_source(parser)
+    parser.add_argument(
+        "--tokenizer",
+        metavar="MODEL",
+        help="the model to train: a folder, or a name on the hub; renderer_name=auto asks",
+    )
     parser.add_argument("--verl", type=Path, required=True, metavar="DIR", help="folder to write for verl 0.9")
     parser.epilog = """\
   assay export-data chess --verl chess_data --tokenizer Qwen/Qwen3-0.6B dataset_builder.num_train=640
+  assay export-data my_task.py:MyTask --verl my_data --tokenizer Qwen/Qwen3-0.6B
   assay export-data runs/chess --verl chess_data
 """
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
     """Where the environment's settings come from."""
-    parser.add_argument("source", metavar="RUN_OR_CONFIG", help="run directory, preset, or YAML file")
-    parser.add_argument(
-        "--tokenizer",
-        metavar="MODEL",
-        help="the model to train: a folder, or a name on the hub; renderer_name=auto asks",
-    )
+    parser.add_argument("source", metavar="SOURCE", help="run directory, preset, YAML file, or FILE:Name of your own")
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -50,15 +51,15 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def source_config(source: str, overrides: Sequence[str]) -> TrainingConfig:
-    """The config of a run, a preset or a YAML file.
+    """The config of a run, a preset, a YAML file, or an environment of the user's own.
 
     Raises:
         AssayError: there is none of that name, or it cannot be read.
     """
-    from assay.training.config import load_config
+    from assay.integrations.environments import settings
 
     path = Path(source).expanduser()
-    return config_of(path, overrides) if path.is_dir() else load_config([source], overrides)
+    return config_of(path, overrides) if path.is_dir() else settings.config_of(source, overrides)
 
 
 def tokenizer_of(model: str | None) -> Any:

@@ -20,6 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", metavar="NAME", help="of the package (default: assay-, and the name of the source)")
     parser.epilog = """\
   assay export-env chess --verifiers assay_chess dataset_builder.num_train=640
+  assay export-env my_task.py:MyTask --verifiers assay_mine
   pip install -e assay_chess
 """
 

@@ -162,8 +162,7 @@ async def _play(task: Task, env: Env, kind: Answer, text: str, number: int, max_
             seconds.append(time.perf_counter() - started)
             results.append(require_result(result, f"{type(env).__name__}.step()"))
             if result.score.status == "errored":
-                evidence = result.score.evidence
-                error = str(evidence.get("error") or evidence.get("message") or "the score gives no reason")
+                error = result.score.why or "the score gives no reason"
                 break
             said += [message.content for message in result.messages]
     except Exception as raised:

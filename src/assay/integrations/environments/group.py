@@ -132,6 +132,10 @@ class HostGroup:
             self._settling = asyncio.create_task(self._settle())
         return await asyncio.shield(self._settling)
 
+    def ended(self, member: int) -> Trajectory:
+        """A rollout before its group is scored; errored where it has not ended."""
+        return self._ended.get(member) or self._errored(member, "it was not played to its end")
+
     def needed(self, left: int) -> bool:
         """Whether a rollout may still ask for the group once so many have left it."""
         return left < (len(self._begun) if self._closed else self.size)
@@ -150,12 +154,11 @@ class HostGroup:
             logger.warning("%d of %d rollouts never began.", self.size - len(self._begun), self.size)
         self._closed, awaited = True, set(self._begun)
         await self._until(lambda: awaited <= self._ended.keys())
-        board = GroupBoard(self._builder, self.size)
-        for member in range(self.size):
-            never = f"it had not begun {self._start_s:g} s after the first of its group ended"
-            ended = self._ended[member] if member in awaited else self._errored(member, never)
-            await board.take(member, ended)
-        group = board.result()
+        never = f"it had not begun {self._start_s:g} s after the first of its group ended"
+        group = await scored_together(
+            self._builder,
+            [self._ended[m] if m in awaited else self._errored(m, never) for m in range(self.size)],
+        )
         credit = self._playing.credit.advantages(group)
         if credit is None:
             credit = [[] if t.errored else [0.0] * len(t.transitions) for t in group.trajectories]
@@ -168,6 +171,14 @@ class HostGroup:
 
     def _errored(self, member: int, why: str) -> Trajectory:
         return Trajectory(self._builder.task, (), "errored", derive(*self._seed, member), why)
+
+
+async def scored_together(builder: EnvGroupBuilder, ended: Sequence[Trajectory]) -> TrajectoryGroup:
+    """Rollouts of one task, which may be of several `HostGroup`s, as one group: scored as a whole where it is."""
+    board = GroupBoard(builder, len(ended))
+    for place, trajectory in enumerate(ended):
+        await board.take(place, trajectory)
+    return board.result()
 
 
 @dataclass

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 import chz
@@ -155,13 +156,26 @@ def prepared(
     """An environment for a host, from presets or YAML files and `key=value` overrides, as `assay train` takes them.
 
     Args:
+        sources: an environment of your own (`file.py:Name`, `package.module:Name`) may stand among them.
         tokenizer: the host's; it decides what `renderer_name=auto` means.
         messages: the host writes messages as tokens itself, by a chat template; there is no tokenizer here.
 
     Raises:
         ConfigError: settings that cannot be read or go together, or no tokenizer where one decides.
     """
-    return prepared_of(load_config(sources, overrides), tokenizer, messages=messages)
+    return prepared_of(config_of(sources, overrides), tokenizer, messages=messages)
+
+
+def config_of(sources: str | Sequence[str] | None, overrides: str | Sequence[str] = ()) -> TrainingConfig:
+    """The settings of a run, with its environment named as in `prepared`.
+
+    Raises:
+        ConfigError: see `prepared`.
+    """
+    names = [sources] if isinstance(sources, str) else list(sources or ())
+    own = [one for one in names if ":" in one and not Path(one).expanduser().is_file()]
+    written = [overrides] if isinstance(overrides, str) else overrides
+    return load_config([one for one in names if one not in own], [*(f"dataset_builder={one}" for one in own), *written])
 
 
 def prepared_of(config: TrainingConfig, tokenizer: Any = None, *, messages: bool = False) -> Prepared:
@@ -193,7 +207,7 @@ def _settled(builder: DatasetBuilder, tokenizer: Any, messages: bool) -> Dataset
     if tokenizer is None and not messages:
         raise ConfigError(
             "renderer_name=auto is decided by the tokenizer, and none was given, so prompts could not be written. Pass "
-            "the host's tokenizer, or set dataset_builder.renderer_name to chat or plain."
+            "the host's tokenizer (--tokenizer MODEL), or set dataset_builder.renderer_name to chat or plain."
         )
     name = "chat" if messages else chosen(tokenizer)
     settled: DatasetBuilder = chz.replace(builder, renderer_name=name)

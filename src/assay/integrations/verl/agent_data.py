@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from assay.errors import ConfigError
+from assay.errors import ConfigError, MissingDependencyError
 from assay.integrations.environments import ListedTask, Prepared, tasks_of
 from assay.integrations.environments.access import Share
 from assay.integrations.environments.reference import Split
@@ -20,6 +20,8 @@ NAME = "assay"
 """Of the agent loop, in the rows and in the file of agent loops."""
 FILES: dict[Split, str] = {"train": "train.parquet", "heldout": "heldout.parquet"}
 LOOPS = "agent_loop.yaml"
+OVERRIDES = "overrides.txt"
+"""verl's settings that go with the files, one a line."""
 
 
 def write_data(one: Prepared, folder: Path, share: Share = "process") -> list[str]:
@@ -32,9 +34,17 @@ def write_data(one: Prepared, folder: Path, share: Share = "process") -> list[st
         verl's overrides that go with them.
 
     Raises:
+        MissingDependencyError: what writes parquet files is not installed.
         ConfigError: there is nothing to train on.
         AssayError: the environment cannot be built, or the folder not be written.
     """
+    try:
+        import datasets  # noqa: F401
+    except ImportError as missing:
+        raise MissingDependencyError(
+            f"verl's data sets are parquet files, and what writes them cannot be imported ({missing}): pip install "
+            "'assay-rl[data]'."
+        ) from missing
     listed: dict[Split, Sequence[ListedTask]] = {
         split: tasks_of(one.environment, split, share) for split in ("train", "heldout")
     }
@@ -46,7 +56,9 @@ def write_data(one: Prepared, folder: Path, share: Share = "process") -> list[st
             if tasks:
                 _write_rows(rows_of(tasks, one), folder / FILES[split])
         replace_file(folder / LOOPS, loops_of(one).encode())
-    return overrides_of(one, folder, bool(listed["heldout"]))
+        found = overrides_of(one, folder, bool(listed["heldout"]))
+        replace_file(folder / OVERRIDES, "".join(f"{override}\n" for override in found).encode())
+    return found
 
 
 def rows_of(tasks: Sequence[ListedTask], one: Prepared) -> list[dict[str, Any]]:
