@@ -239,7 +239,7 @@ def test_requests_that_arrive_again_train_nothing_twice(
 ) -> None:
     fault = Disorder()
     same(faulty(server, tmp_path / "run", fault), undisturbed)
-    assert fault.repeated > 4 * 48  # of the samples alone there are 48, each sent again beside older requests
+    assert fault.repeated > 4 * 3 * 4  # of the groups alone there are 12, each sent again beside older requests
 
 
 def test_a_step_whose_result_comes_too_late_is_not_taken_twice(
@@ -257,8 +257,9 @@ def test_a_server_that_is_started_again_costs_no_step_or_stops_the_run(
     whole = tmp_path / "whole"
     train(rl(server, whole, save_every=1), quiet=True)
     same(curve(whole), undisturbed)
-    # In the middle of the third batch's sampling, with the last state two steps back.
-    server.proxy.fault = RestartAt(server=server, kind="asample", count=16 + 12 + 14)
+    # In the middle of the third batch's sampling, with the last state two steps back: an evaluation asks for two groups, a
+    # batch for three and for the reference's log-probabilities of each sequence.
+    server.proxy.fault = RestartAt(server=server, kind="asample", count=2 + 2 * 15 + 2)
     path = tmp_path / "run"
     with pytest.raises(TrainingError, match="resumes from the last checkpoint"):
         train(rl(server, path, save_every=3), quiet=True)

@@ -78,7 +78,7 @@ class TinkerBackend(Backend):
     async def sample_stream(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
     ) -> AsyncGenerator[tuple[int, Completion], None]:
-        """See `Backend.sample_stream`. Each completion is a request of its own, so that its seed decides it.
+        """See `Backend.sample_stream`. The samples of a prompt are one request where their seeds are such a request's.
 
         Raises:
             ModelError: a prompt is empty or leaves no room for a token.
@@ -93,11 +93,12 @@ class TinkerBackend(Backend):
                 sampler = await self._the_sampler(version)
                 used = self._sampler
                 asked = convert.Asked(prompts, params, rooms, seeds)
-                async with aclosing(stream(self._trained.service, sampler, asked, left, self._wait_s)) as parts:
-                    async for place, sequence in parts:
-                        done = convert.completion(sequence, params, rooms[place], version)
-                        left.discard(place)
-                        yield place, done
+                async with aclosing(stream(self._trained.service, sampler, asked, left)) as parts:
+                    async for answered in parts:
+                        for place, sequence in answered:
+                            done = convert.completion(sequence, params, rooms[place], version)
+                            left.discard(place)
+                            yield place, done
             except ServiceError as error:
                 if self._sampler == used:  # and not one that another stream has made since
                     self._sampler = None
