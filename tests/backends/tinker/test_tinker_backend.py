@@ -257,8 +257,8 @@ def test_a_server_that_is_started_again_costs_no_step_or_stops_the_run(
     whole = tmp_path / "whole"
     train(rl(server, whole, save_every=1), quiet=True)
     same(curve(whole), undisturbed)
-    # In the middle of the third batch's sampling, with the last state two steps back: an evaluation asks for two groups, a
-    # batch for three and for the reference's log-probabilities of each sequence.
+    # In the middle of the third batch's sampling, with the last state two steps back: an evaluation asks for two groups,
+    # a batch for three and for the reference's log-probabilities of each sequence.
     server.proxy.fault = RestartAt(server=server, kind="asample", count=2 + 2 * 15 + 2)
     path = tmp_path / "run"
     with pytest.raises(TrainingError, match="resumes from the last checkpoint"):
