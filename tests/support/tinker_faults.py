@@ -250,6 +250,18 @@ class Sampling(Fault):
             call.body = json.dumps({**body, "sampling_params": {**body["sampling_params"], **params}}).encode()
 
 
+class Copies(Fault):
+    """All samples of a request are its first one."""
+
+    def result(self, call: Call, kind: str) -> None:
+        if kind == "asample" and call.status == 200 and not call.answer.startswith(b"{"):
+            message = pb.SampleResponse()
+            message.ParseFromString(call.answer)
+            for sequence in message.sequences[1:]:
+                sequence.CopyFrom(message.sequences[0])
+            call.answer = message.SerializeToString()
+
+
 class ShortLogprobs(Fault):
     """The log-probabilities of a prompt lack the first token's place."""
 

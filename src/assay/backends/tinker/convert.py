@@ -10,7 +10,7 @@ import tinker
 
 from assay.backends.base import AdamParams
 from assay.backends.seeds import SEEDS
-from assay.errors import ModelError, ServiceError
+from assay.errors import ServiceError
 from assay.types import Completion, Datum, FloatArray, SamplingParams
 
 ROUNDING = 1e-3
@@ -142,17 +142,6 @@ def target_logprobs(outputs: Sequence[dict[str, tinker.TensorData]], data: Seque
             raise ServiceError(f"The server gave {len(values)} log-probabilities for {len(datum)} targets.")
         found.append(np.where(datum.mask > 0, values, np.float32(0)))
     return found
-
-
-def whole(datum: Datum) -> list[int]:
-    """The sequence of a datum: its first input and all its targets.
-
-    Raises:
-        ModelError: its targets are not its own later tokens, which a sampler cannot look at.
-    """
-    if not np.array_equal(datum.tokens[1:], datum.targets[:-1]):
-        raise ModelError("A training sequence predicts tokens other than its own, so no sampler can judge it.")
-    return [int(datum.tokens[0]), *(int(token) for token in datum.targets)]
 
 
 def prompt_logprobs(found: Sequence[float | None], datum: Datum) -> FloatArray:

@@ -27,7 +27,8 @@ from assay.transport.keys import read_key
 
 logger = logging.getLogger(__name__)
 
-SWEEP_S = 15.0
+SWEEP_S, EXPIRY_S = 15.0, 300.0
+"""How often the server forgets what is over in memory, and on disk, where it has to read every record."""
 SPARE_CONNECTIONS = 256
 """Beyond `max_requests`, for what is answered at once."""
 
@@ -128,11 +129,15 @@ def _listen(config: ServeConfig) -> socket.socket:
 
 async def _sweep(desk: Desk) -> None:
     """Now and then forget what is over."""
+    looked = 0.0
     while True:
         await asyncio.sleep(SWEEP_S)
         now = time.monotonic()
         desk.promises.forget(now)
         desk.sessions.sweep(now)
+        if now - looked < EXPIRY_S:
+            continue
+        looked = now
         gone = await asyncio.get_running_loop().run_in_executor(None, desk.store.remove_expired)
         if gone:
             logger.info("Removed %d checkpoints whose time to live was over.", gone)
