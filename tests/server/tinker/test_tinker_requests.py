@@ -215,7 +215,8 @@ def test_requests_to_sample_are_repeated_cancelled_and_checked(wire: Wire) -> No
     session = {"session_id": wire.session, "sampling_session_seq_id": 0, "base_model": NAME}
     sampler = wire.ok("create_sampling_session", session)["sampling_session_id"]
     assert wire.ok("create_sampling_session", session)["sampling_session_id"] == sampler
-    first, again = (wire.ok("asample", ask(wire, sampler, 0, num_samples=2)) for _ in range(2))
+    two = ask(wire, sampler, 0, num_samples=2, params={"stop": []})
+    first, again = (wire.ok("asample", two) for _ in range(2))
     assert first == again and len(first["sample_sequence_ids"]) == 2
     found = deserialize_sample_response(wire.fetch(first["request_id"]))
     assert [len(s.tokens) for s in found.sequences] == [5, 5]
