@@ -48,7 +48,7 @@ from assay.backends.local.backend import TorchBackend
 from assay.envs.base import Env, StepResult, TokenizerCorpus
 from assay.rollouts.renderers.base import PlainRenderer, Renderer
 from assay.rollouts.runner import PreparedGroup, prepare, run_groups
-from assay.rollouts.seeds import derive
+from assay.rollouts.seeds import derive, turn_seed
 from assay.types import Completion, Message, SamplingParams, Score, Task, TrajectoryGroup
 from common import Summary, kernel_overlap, machine, summary
 
@@ -144,7 +144,7 @@ async def barrier(
     await asyncio.gather(*(begin(rollout) for rollout in rollouts))
     for index in range(TURNS):
         active = [rollout for rollout in rollouts if not rollout.done]
-        seeds = [derive(seed, rollout.group, rollout.sample, index) for rollout in active]
+        seeds = [turn_seed((seed, rollout.group, rollout.sample), index) for rollout in active]
         completions = await backend.sample([rollout.tokens for rollout in active], params, seeds)
         await asyncio.gather(*(turn(r, c) for r, c in zip(active, completions, strict=True)))
     return [rollout.rewards for rollout in rollouts]
@@ -283,7 +283,9 @@ async def pair(side: Side, seed: int) -> tuple[Step, Step]:
 
 async def measure_scripted(side: Side, seed: int) -> dict[str, Any]:
     """One pair of steps."""
-    chain, scoring = chains(seed, lambda g, s: sum(Hosted.latency_s(derive(seed, g, s, turn)) for turn in range(TURNS)))
+    chain, scoring = chains(
+        seed, lambda g, s: sum(Hosted.latency_s(turn_seed((seed, g, s), turn)) for turn in range(TURNS))
+    )
     return row(*await pair(side, seed), longest=chain, chain_s=chain, scoring_s=scoring)
 
 

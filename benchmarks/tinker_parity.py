@@ -4,8 +4,7 @@
 
 For each preset and seed a supervised stage of `assay train` makes a model. From it adapters of one rank (output head
 included, as the API trains it) are trained twice with the same seeds: by the local backend, and by `backend=tinker`
-against `assay serve` on this machine over HTTP. The local backend gets its seeds cut to the 31 bits that the API takes,
-so that both draw the same samples. `key=value` changes the settings of both.
+against `assay serve` on this machine over HTTP. Both draw the same samples. `key=value` changes the settings of both.
 
 The last line is one JSON object. `max_logprob_diff` (nats) is the largest difference between the log-probabilities of
 sampled tokens, in batches that both sampled alike, `max_weight_diff` that between the adapters at the end, and
@@ -40,7 +39,6 @@ from common.served_model import Served, served
 from common.trained_runs import train_apart
 
 NAME = "assay/parity"
-LOCAL = f"{Path(__file__).parent / 'common' / 'short_seeds.py'}:open_short_seeds"
 SHARED = ["tensorboard_enabled=false"]
 ADAPTED = ["lora_rank=16", "sft.num_steps=0", "trace_token_groups=1000"]
 PRESETS: Mapping[str, Mapping[str, Sequence[str]]] = {
@@ -116,7 +114,7 @@ def measured(preset: str, seed: int, out: Path, settings: Sequence[str], quick: 
     mine = [*shared, *ADAPTED, *PRESETS[preset]["data"], *PRESETS[preset]["rl"], *(QUICK["rl"] if quick else [])]
     names = {side: f"{preset}_{seed}_{side}" for side in ("local", "tinker")}
     caches = {side: f"cache_dir={out / 'cache' / names[side]}" for side in names}
-    here = [f"backend={LOCAL}", f"model_name={model}"]
+    here = ["backend=local", f"model_name={model}"]
     local = train_apart(preset, out / names["local"], [*mine, caches["local"], *here, *settings])
     # Of the local settings those of the server count; it trains all linear layers by itself.
     plain = [one for one in mine if not one.startswith("local.")]

@@ -19,7 +19,7 @@ LAYERS = [
     ["assay.errors", "assay.types", "assay.presets", "assay.exports", "assay.terminal"],
     ["assay.plugins", "assay.estimates"],
     ["assay.config"],
-    ["assay.storage", "assay.transport", "assay.backends.base"],
+    ["assay.storage", "assay.transport", "assay.backends.base", "assay.backends.seeds"],
     ["assay.sandbox", "assay.retrieval"],
     ["assay.rewards", "assay.kernels"],
     ["assay.envs", "assay.backends.config"],

@@ -22,7 +22,7 @@ from assay.kernels.pool import GradingPool
 from assay.kernels.problems.sources import Problem, load_problems
 from assay.rollouts.renderers.base import PlainRenderer
 from assay.rollouts.runner import prepare, run_groups
-from assay.rollouts.seeds import derive
+from assay.rollouts.seeds import derive, turn_seed
 from assay.types import Completion, Message, SamplingParams, Task
 from common.catalogue import HONEST
 from common.submissions import read_submissions
@@ -119,7 +119,7 @@ class Bench:
     async def grading_s(self, seed: int) -> float:
         """What grading the candidates of a step takes when they are all there at once. Nothing is cached."""
         codes = [
-            (problem, kernel(self.kernels, key, derive(seed, group, sample, 0)))
+            (problem, kernel(self.kernels, key, turn_seed((seed, group, sample), 0)))
             for group, (key, problem) in enumerate(self.problems.items())
             for sample in range(GROUP)
         ]
@@ -142,7 +142,7 @@ class Bench:
         wall_s = time.perf_counter() - began
         if errored := sum(rollout.errored for group in found for rollout in group.trajectories):
             raise SystemExit(f"{errored} rollouts could not be graded, so the step is no step")
-        return wall_s, max(backend.wait_s(derive(seed, g, s, 0)) for g in range(len(groups)) for s in range(GROUP))
+        return wall_s, max(backend.wait_s(turn_seed((seed, g, s), 0)) for g in range(len(groups)) for s in range(GROUP))
 
 
 async def measure(seeds: int) -> dict[str, list[dict[str, float]]]:

@@ -11,7 +11,7 @@ import pytest
 from assay.envs.base import StepResult
 from assay.rollouts.play import play
 from assay.rollouts.renderers.base import PlainRenderer
-from assay.rollouts.seeds import derive
+from assay.rollouts.seeds import derive, turn_seed
 from assay.types import Completion, Message, SamplingParams, Score, Trajectory
 from support import virtual_time
 from support.scripted import scored, task
@@ -74,7 +74,7 @@ def test_a_turn_extends_what_was_seen_and_said() -> None:
     policy = Says()
     found = rollout(Judged(told("x"), told("y"), scored(2.0, done=False)), policy)
     assert [prompt for prompt, _, _ in policy.asked] == ["go", "goab\0x", "goab\0xab\0y"]
-    assert [seed for _, seed, _ in policy.asked] == [derive(7, 1, 2, turn) for turn in range(3)]
+    assert [seed for _, seed, _ in policy.asked] == [turn_seed((7, 1, 2), turn) for turn in range(3)]
     assert [last for _, _, last in policy.asked] == [False, False, True]
     assert {params.stop for params in policy.params} == {(0,)}, "the renderer's stop tokens are added"
     assert (found.stop_reason, found.seed, found.reward) == ("max_turns", derive(7, 1, 2), 4.0)

@@ -24,7 +24,7 @@ from assay.errors import ModelError
 from assay.rollouts.in_flight import InFlight
 from assay.rollouts.renderers.base import PlainRenderer
 from assay.rollouts.runner import prepare, run_groups
-from assay.rollouts.seeds import derive
+from assay.rollouts.seeds import derive, turn_seed
 from assay.types import Completion, Message, SamplingParams, Score, Trajectory, TrajectoryGroup
 from support import virtual_time
 from support.scripted import (
@@ -184,7 +184,7 @@ def test_every_turn_of_every_sample_has_a_seed_of_its_own() -> None:
     groups = play(backend, builders(judge=insist), max_turns=3, run_in=virtual_time.play)
     used = [seed for call in backend.calls for seed in call.seeds]
     assert len(used) == len(set(used)) == 3 * 4 * 3
-    assert set(used) == {derive(0, g, s, turn) for g in range(3) for s in range(4) for turn in range(3)}
+    assert set(used) == {turn_seed((0, g, s), turn) for g in range(3) for s in range(4) for turn in range(3)}
     assert [t.seed for t in flat(groups)] == [derive(0, g, s) for g in range(3) for s in range(4)]
 
 

@@ -18,7 +18,7 @@ from assay.server.tinker.config import ServeConfig
 from assay.server.tinker.desk import Desk
 from assay.server.tinker.host import ModelHost
 from support.scripted import CORPUS
-from support.tinker_faults import Call, Fault, Proxy
+from support.tinker_proxy import Call, Fault, Proxy
 
 NAME = "toy"
 

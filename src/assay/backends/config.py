@@ -96,7 +96,11 @@ class TinkerService(Settings):
     train_timeout_s: Annotated[float, Above(0), MAY_CHANGE] = 1800.0
     """Longest wait for the result of one training request, in seconds; then it counts as lost."""
     sample_timeout_s: Annotated[float, Above(0), MAY_CHANGE] = 3600.0
-    """Longest wait for one completion or the log-probabilities of one sequence, in seconds."""
+    """Longest wait for the completions of one prompt or the log-probabilities of one sequence, in seconds."""
+    group_requests: Annotated[bool, MAY_CHANGE] = True
+    """Ask for all samples of a prompt in one request, which costs a fraction of a request for each; their verdicts
+    begin when the last of them is there. False asks for each by itself, where answers of very different lengths make
+    that slower, or a server draws the samples of a request alike."""
     max_rebuilds: Annotated[int, AtLeast(0), MAY_CHANGE] = 3
     """Times in a row that a lost session is replaced by a new one, from the last state that the server saved, where no
     optimizer step would be lost; then the run stops."""

@@ -18,7 +18,7 @@ from assay.envs.results import require_messages, require_result
 from assay.plugins import in_words
 from assay.rollouts.renderers.base import Renderer
 from assay.rollouts.sampling import Policy
-from assay.rollouts.seeds import derive
+from assay.rollouts.seeds import derive, turn_seed
 from assay.rollouts.together import reraise_if_cancelled
 from assay.types import Completion, EpisodeEnd, Message, SamplingParams, Score, Task, Trajectory, Transition
 
@@ -42,7 +42,8 @@ async def play(
         params: sampling parameters; the renderer's stop tokens are added.
         max_turns: a rollout still going after so many turns ends with `max_turns`; one for whose next prompt the
             policy has no room ends with `length`.
-        seed: the names that this rollout's randomness is derived from; each turn derives its own.
+        seed: the names that this rollout's randomness is derived from, its number in its group last; each turn derives
+            its own.
 
     Raises:
         AssayError: the policy cannot answer.
@@ -56,7 +57,7 @@ async def play(
     while not isinstance(env, str) and not error and end is None:
         turn = len(transitions)
         last = turn + 1 >= max_turns
-        completion = await policy.complete(prompt, params, derive(*seed, turn), last=last)
+        completion = await policy.complete(prompt, params, turn_seed(seed, turn), last=last)
         text = renderer.text(completion.tokens)
         reply = renderer.read(text)
         result = await verdict(env, reply.whole if getattr(env, "whole_replies", False) else reply.answer)

@@ -8,7 +8,7 @@ import pytest
 
 if TYPE_CHECKING or (find_spec("tinker") and find_spec("uvicorn")):  # test files skip themselves where they are missing
     from support.tinker_behind_faults import LocalServer
-    from support.tinker_faults import Fault
+    from support.tinker_proxy import Fault
 
 
 @pytest.fixture(scope="session")

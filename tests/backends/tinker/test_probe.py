@@ -21,7 +21,7 @@ from assay.cli.doctor import server_table
 from assay.errors import ModelError
 from support.tinker_behind_faults import NAME, LocalServer
 from support.tinker_faults import (
-    Fault,
+    Copies,
     ForgottenOptimizer,
     KeptOptimizer,
     Lost,
@@ -40,6 +40,7 @@ from support.tinker_faults import (
     ShortLogprobs,
     StaleSampler,
 )
+from support.tinker_proxy import Fault
 
 PROMPT = TinkerService(connect_timeout_s=20, train_timeout_s=30, sample_timeout_s=30)
 
@@ -78,6 +79,7 @@ def test_a_right_server_passes_and_is_not_tried_again(server: LocalServer, tmp_p
 FAULTS: list[tuple[Fault, str, set[str]]] = [
     (Sampling(seed=lambda salt: salt % 2**31), "b", {"a seed repeats its sample"}),
     (Sampling(seed=7), "b", {"seeds differ"}),
+    (Copies(), "b", {"the samples of a request differ"}),
     (Sampling(stop=[]), "b", {"a stop token ends a sample and is its last token"}),
     (Sampling(temperature=0.3), "d", {"samples have the trainer's log-probabilities"}),
     (ShortLogprobs(), "c", {"compute_logprobs has a value for each token but the first"}),

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import chz
 import numpy as np
 import pytest
 
@@ -18,6 +19,7 @@ pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'as
 from assay.backends.base import AdamParams, KLTerm, LossSpec
 from assay.backends.config import LocalBackend, PolicySpec, ScratchModel, TinkerService
 from assay.backends.local.backend import TorchBackend
+from assay.backends.seeds import spread
 from assay.backends.tinker.backend import TinkerBackend, open_backend
 from assay.backends.tinker.limits import capabilities
 from assay.cli.main import main
@@ -29,7 +31,8 @@ from assay.training.session import beyond
 from assay.types import Datum, SamplingParams
 from support.scripted import CORPUS
 from support.tinker_behind_faults import NAME, LocalServer, RestartAt
-from support.tinker_faults import Disorder, Echo, Fault, Late, Lost, Resets, Storm
+from support.tinker_faults import Copies, Disorder, Echo, Late, Lost, Resets, Storm
+from support.tinker_proxy import Fault
 from support.tiny_run import tiny
 from support.toy_env import ToyBuilder
 
@@ -131,6 +134,27 @@ def test_samples_follow_the_policy_and_their_seeds(server: LocalServer) -> None:
         assert any(abs(x.logprobs[0] - y.logprobs[0]) > 1e-3 for x, y in zip(later, first, strict=True))
         with pytest.raises(ModelError, match="has 64 tokens"):
             await backend.sample([(1,) * 64], params, [0])
+
+    using(server, look)
+
+
+def test_a_group_is_one_request_and_gets_what_each_would_get_alone(server: LocalServer) -> None:
+    local = TorchBackend.create(str(server.model), 4, LocalBackend(device="cpu"), ScratchModel(), None, 0)
+    params, prompts = SamplingParams(8, stop=(0,)), [(1, 2, 3)] * 7 + [(4, 5)] * 2
+    # Two groups of one prompt, one of another, and a rollout whose group began without it.
+    seeds = [*(spread(5, n) for n in range(4)), *(spread(6, n) for n in range(3)), spread(7, 0), spread(8, 3)]
+
+    async def look(backend: TinkerBackend) -> None:
+        before = server.proxy.log.count("asample")
+        found = await backend.sample(prompts, params, seeds)
+        assert server.proxy.log.count("asample") == before + 4
+        wanted = await local.sample(prompts, params, seeds)
+        assert [c.tokens for c in found] == [c.tokens for c in wanted]
+        server.proxy.fault = Copies()
+        with pytest.raises(ServiceError, match=r"one sample 4 times .* tinker\.group_requests=false"):
+            await backend.sample(prompts[:4], params, seeds[:4])
+        backend._trained.service.settings = chz.replace(SETTINGS, group_requests=False)
+        await backend.sample(prompts[:4], params, seeds[:4])
 
     using(server, look)
 
@@ -249,7 +273,7 @@ def test_requests_that_arrive_again_train_nothing_twice(
 ) -> None:
     fault = Disorder()
     same(faulty(server, tmp_path / "run", fault), undisturbed)
-    assert fault.repeated > 4 * 48  # of the samples alone there are 48, each sent again beside older requests
+    assert fault.repeated > 4 * 3 * 4  # of the groups alone there are 12, each sent again beside older requests
 
 
 def test_a_step_whose_result_comes_too_late_is_not_taken_twice(
@@ -263,12 +287,13 @@ def test_a_step_whose_result_comes_too_late_is_not_taken_twice(
 def test_a_server_that_is_started_again_costs_no_step_or_stops_the_run(
     server: LocalServer, tmp_path: Path, undisturbed: list[list[float]]
 ) -> None:
-    server.proxy.fault = RestartAt(server=server, kind="asample", count=20)
+    server.proxy.fault = RestartAt(server=server, kind="asample", count=7)
     whole = tmp_path / "whole"
     train(rl(server, whole, save_every=1), quiet=True)
     same(curve(whole), undisturbed)
-    # In the middle of the third batch's sampling, with the last state two steps back.
-    server.proxy.fault = RestartAt(server=server, kind="asample", count=16 + 12 + 14)
+    # In the middle of the third batch's sampling, with the last state two steps back: an evaluation asks for two
+    # groups, a batch for three.
+    server.proxy.fault = RestartAt(server=server, kind="asample", count=2 + 2 * 3 + 2)
     path = tmp_path / "run"
     with pytest.raises(TrainingError, match="resumes from the last checkpoint"):
         train(rl(server, path, save_every=3), quiet=True)

@@ -60,6 +60,9 @@ FAULTS = {
     "unknown key": ({"inputs": {"mask": np.ones(8, np.float32)}}, "'mask' would have no effect"),
     "no weights": ({"inputs": {"weights": None}}, "'weights' is missing"),
     "short": ({"inputs": {"weights": np.ones(7, np.float32)}}, "weights has 7 values for 8 tokens"),
+    "two targets for a position": ({"inputs": {"target_tokens": np.ones((8, 2), np.int64)}}, "several targets"),
+    "a loss of sequences": ({"loss_fn": "gspo"}, "Write others with forward_backward_custom"),
+    "a loss with stability": ({"loss_fn": "stable_reinforce"}, "'stable_reinforce' is not served here"),
     "two dimensions": ({"inputs": {"weights": np.ones((4, 2), np.float32)}}, "several targets"),
     "not finite": ({"inputs": {"weights": np.full(8, np.inf, np.float32)}}, "not finite"),
     "targets of another vocabulary": ({"inputs": {"target_tokens": np.full(8, 97)}}, "it knows 0 to 96"),
@@ -214,7 +217,8 @@ def test_requests_to_sample_are_repeated_cancelled_and_checked(wire: Wire) -> No
     session = {"session_id": wire.session, "sampling_session_seq_id": 0, "base_model": NAME}
     sampler = wire.ok("create_sampling_session", session)["sampling_session_id"]
     assert wire.ok("create_sampling_session", session)["sampling_session_id"] == sampler
-    first, again = (wire.ok("asample", ask(wire, sampler, 0, num_samples=2)) for _ in range(2))
+    two = ask(wire, sampler, 0, num_samples=2, params={"stop": []})
+    first, again = (wire.ok("asample", two) for _ in range(2))
     assert first == again and len(first["sample_sequence_ids"]) == 2
     found = deserialize_sample_response(wire.fetch(first["request_id"]))
     assert [len(s.tokens) for s in found.sequences] == [5, 5]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import json
 import os
 import shutil
 import signal
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from tinker.proto.response_conv import deserialize_sample_response
 
 from assay.backends.local.adapters.scoring import Asked
 from assay.errors import ConfigError, RunDirectoryError
+from assay.server.tinker import training_calls
 from assay.server.tinker.checkpoints import REPLACED, CheckpointStore, Run
 from assay.server.tinker.config import KEY_VARIABLE, ServeConfig, require_keys
 from assay.server.tinker.desk import Desk
@@ -165,6 +169,45 @@ def test_prompts_are_scored_also_where_the_first_to_ask_gives_up(server: Running
         return await asyncio.wait_for(second, 20)
 
     assert len(asyncio.run(ask_twice()).own) == 2
+
+
+def test_what_is_over_leaves_memory_in_its_time(server: Running, model_folder: Path, tmp_path: Path) -> None:
+    config = serve_config(model_folder, tmp_path / "state", session_idle_s=100, result_s=600)
+    desk = Desk(config, server.host)
+
+    async def work() -> None:
+        session = desk.sessions.open("me", None, None)
+        lora = {"rank": 2, "seed": 1}
+        create = {"session_id": session.id, "model_seq_id": 0, "base_model": NAME, "lora_config": lora}
+        made = str(training_calls.create_model(desk, "me", json.dumps(create).encode())["request_id"])
+        await desk.promises.fetch("me", made)
+        request = batch(f"{session.id}:train:0", 1, loss_fn="dro")
+        failed = desk.promises.find("me", str(training_calls.forward_backward(desk, "me", request)["request_id"]))
+        assert failed is not None
+        await failed.done.wait()
+        adapter, now = weakref.ref(session.models[0].adapter), time.monotonic()
+        desk.sessions.sweep(now + 99)
+        assert len(desk.sessions) == 1 and adapter() is not None
+        desk.sessions.sweep(now + 101)
+        assert len(desk.sessions) == 0 and adapter() is None, "the error of a request still holds its adapter"
+        with pytest.raises(RequestError, match="no sign of life for 100 s"):
+            desk.sessions.get("me", session.id)
+        desk.promises.forget(now + 299)
+        assert desk.promises.find("me", made) is not None
+        desk.promises.forget(now + 301)  # one was fetched
+        assert desk.promises.find("me", made) is None and desk.promises.find("me", failed.id) is failed
+        assert desk.promises.forget(now + 601) == 1
+        with pytest.raises(RequestError, match="kept for its time"):
+            await desk.promises.fetch("me", failed.id)
+        desk.sessions.sweep(now + 202)
+        with pytest.raises(RequestError, match="There is no session"):
+            desk.sessions.get("me", session.id)
+
+    gc.disable()  # nothing may have to wait for a search for garbage
+    try:
+        asyncio.run(work())
+    finally:
+        gc.enable()
 
 
 def test_settings_that_cannot_be() -> None:

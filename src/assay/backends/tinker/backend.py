@@ -11,6 +11,7 @@ import math
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import tinker
 
 from assay.backends.base import AdamParams, Backend, Capabilities, ForwardBackwardOutput, LossSpec, StepOutput
 from assay.backends.config import PolicySpec
+from assay.backends.seeds import SEEDS
 from assay.backends.tinker import convert, record
 from assay.backends.tinker.limits import capabilities, check_loss, check_temperature
 from assay.backends.tinker.sampling import stream
@@ -46,7 +48,7 @@ class TinkerBackend(Backend):
         self._sampler: tuple[tuple[int, int], tinker.SamplingClient] | None = None
         """With the version of its weights and its session."""
         self._reference: str | None = None
-        self._reference_client: tuple[tuple[str, int], tinker.SamplingClient] | None = None
+        self._reference_client: tuple[tuple[str, int], tinker.TrainingClient] | None = None
         """With the name of its weights and its session."""
         self._one_at_a_time = asyncio.Lock()
 
@@ -78,7 +80,7 @@ class TinkerBackend(Backend):
     async def sample_stream(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
     ) -> AsyncGenerator[tuple[int, Completion], None]:
-        """See `Backend.sample_stream`. Each completion is a request of its own, so that its seed decides it.
+        """See `Backend.sample_stream`. The samples of a prompt are one request where their seeds are such a request's.
 
         Raises:
             ModelError: a prompt is empty or leaves no room for a token.
@@ -93,11 +95,12 @@ class TinkerBackend(Backend):
                 sampler = await self._the_sampler(version)
                 used = self._sampler
                 asked = convert.Asked(prompts, params, rooms, seeds)
-                async with aclosing(stream(self._trained.service, sampler, asked, left, self._wait_s)) as parts:
-                    async for place, sequence in parts:
-                        done = convert.completion(sequence, params, rooms[place], version)
-                        left.discard(place)
-                        yield place, done
+                async with aclosing(stream(self._trained.service, sampler, asked, left)) as parts:
+                    async for answered in parts:
+                        for place, sequence in answered:
+                            done = convert.completion(sequence, params, rooms[place], version)
+                            left.discard(place)
+                            yield place, done
             except ServiceError as error:
                 if self._sampler == used:  # and not one that another stream has made since
                     self._sampler = None
@@ -105,10 +108,6 @@ class TinkerBackend(Backend):
                     await self._trained.recover(error, session)
                 tried = session  # the loss of a sample is not yet that of the model: another sampler comes first
         self._trained.went_well()
-
-    @property
-    def _wait_s(self) -> float:
-        return self._policy.tinker.sample_timeout_s
 
     def _room(self, prompt: Sequence[int]) -> int:
         room = self.context_length - len(prompt)
@@ -228,7 +227,7 @@ class TinkerBackend(Backend):
     async def logprobs(
         self, data: Sequence[Datum], *, temperature: float = 1.0, reference: bool = False
     ) -> list[FloatArray]:
-        """See `Backend.logprobs`. The policy's come from its trainer, the reference's from a sampler.
+        """See `Backend.logprobs`. Each comes from a trainer, which takes all sequences in one request.
 
         Raises:
             ConfigError: a temperature other than 1.
@@ -239,28 +238,30 @@ class TinkerBackend(Backend):
             return []
         if reference:
             return await self._reference_logprobs(data)
-        inputs = convert.supervised(data, [datum.mask for datum in data])
-        output = await self._trained.ask(lambda client: client.forward(inputs, "cross_entropy"), "forward")
+        output = await self._trained.ask(partial(_forward, data), "forward")
         return convert.target_logprobs(output.loss_fn_outputs, data)
 
     async def _reference_logprobs(self, data: Sequence[Datum]) -> list[FloatArray]:
-        sequences, tried = [convert.model_input(convert.whole(datum)) for datum in data], -1
+        tried = -1
         while True:
             session = self._trained.session
             try:
                 client = await self._the_reference()
-                service, what = self._trained.service, "compute_logprobs of the reference"
-                asked = [service.wait(client.compute_logprobs(one), what, self._wait_s) for one in sequences]
-                found = await asyncio.gather(*asked)
+                wait_s = self._policy.tinker.train_timeout_s
+                output = await self._trained.service.wait(_forward(data, client), "forward of the reference", wait_s)
             except ServiceError as error:
                 self._reference_client = None
                 if tried == session or not error.lost:
                     await self._trained.recover(error, session)
                 tried = session
+            except BaseException:  # cancelled: the server may wait for ever for what was not sent
+                self._reference_client = None
+                raise
             else:
-                return [convert.prompt_logprobs(one, datum) for one, datum in zip(found, data, strict=True)]
+                return convert.target_logprobs(output.loss_fn_outputs, data)
 
-    async def _the_reference(self) -> tinker.SamplingClient:
+    async def _the_reference(self) -> tinker.TrainingClient:
+        """A model of its own that is never trained."""
         name = self._reference
         if name is None:
             raise TrainingError(
@@ -268,14 +269,18 @@ class TinkerBackend(Backend):
             )
         wanted = (name, self._trained.session)
         if self._reference_client is None or self._reference_client[0] != wanted:
-            path, model = (None, self._policy.model_name) if name == record.BASE else (name, None)
-            self._reference_client = (wanted, await self._trained.service.sampler(path=path, model=model))
+            service, policy = self._trained.service, self._policy
+            if name == record.BASE:  # new adapters change nothing
+                made = await service.create(policy.model_name, policy.lora_rank, policy.seed % SEEDS)
+            else:
+                made = await service.restore(name, policy.lora_rank, optimizer=False)
+            self._reference_client = (wanted, made)
         return self._reference_client[1]
 
     async def freeze_reference(self) -> None:
         """See `Backend.freeze_reference`. New adapters do nothing yet, so the reference is then the base model."""
         new = self._trained.origin.kind == "new" and self.policy_version == 0
-        self._reference = record.BASE if new else await self._save_sampler()
+        self._reference = record.BASE if new else await self._save_weights()
 
     async def refresh_reference(self, mix: float) -> None:
         """See `Backend.refresh_reference`.
@@ -285,25 +290,24 @@ class TinkerBackend(Backend):
         """
         if mix != 1:
             raise ConfigError(f"grpo.ref_refresh_mix={mix}: adapters on a server cannot be mixed. Set it to 1.")
-        self._reference = await self._save_sampler()
+        self._reference = await self._save_weights()
 
     # State.
 
     async def save_state(self, path: Path) -> None:
         """See `Backend.save_state`. The folder gets the names under which the server keeps weights and optimizer."""
-        name, ttl = self._fresh_name(), self._policy.tinker.checkpoint_ttl_s
-        state = await self._trained.ask(lambda client: client.save_state(name, ttl_seconds=ttl), "save_state")
+        state = await self._save_weights()
         saved = record.Saved(
             server=without_secrets(self._trained.service.url),
             model=self._policy.model_name,
             lora_rank=self._policy.lora_rank,
             policy_version=self.policy_version,
-            state=state.path,
+            state=state,
             sampler=await self._save_sampler(),
             reference=self._reference,
         )
         saved.write(path)
-        self._trained.saved(state.path)
+        self._trained.saved(state)
 
     async def load_state(self, path: Path, *, weights_only: bool = False) -> None:
         """See `Backend.load_state`. The server makes a new model from what it saved.
@@ -332,6 +336,12 @@ class TinkerBackend(Backend):
         """End the session on the server; safe to call twice."""
         await self._trained.service.close()
 
+    async def _save_weights(self) -> str:
+        """Keep the present weights and optimizer on the server; returns their name."""
+        name, ttl = self._fresh_name(), self._policy.tinker.checkpoint_ttl_s
+        found = await self._trained.ask(lambda client: client.save_state(name, ttl_seconds=ttl), "save_state")
+        return str(found.path)
+
     async def _save_sampler(self) -> str:
         """Keep the present weights on the server for a sampler; returns their name."""
         name, ttl = self._fresh_name(), self._policy.tinker.checkpoint_ttl_s
@@ -342,6 +352,11 @@ class TinkerBackend(Backend):
 
     def _fresh_name(self) -> str:
         return f"assay-{self.policy_version:06d}-{secrets.token_hex(4)}"
+
+
+def _forward(data: Sequence[Datum], client: tinker.TrainingClient) -> Any:
+    """Ask for the log-probabilities of every target."""
+    return client.forward(convert.supervised(data, [datum.mask for datum in data]), "cross_entropy")
 
 
 async def _both(first: Any, second: Any) -> tuple[Any, Any]:

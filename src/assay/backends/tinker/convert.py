@@ -9,13 +9,14 @@ import numpy as np
 import tinker
 
 from assay.backends.base import AdamParams
-from assay.errors import ModelError, ServiceError
+from assay.backends.seeds import SEEDS
+from assay.errors import ServiceError
 from assay.types import Completion, Datum, FloatArray, SamplingParams
 
-MOST_SEED = 2**31
-"""Seeds are cut to 31 bits, the largest that every sampler keeps whole."""
 ROUNDING = 1e-3
 """Nats by which rounding may lift a log-probability above 0."""
+CHANCE = -30.0
+"""Logarithm of the chance below which samples of a request are not equal by chance."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def sampling_params(params: SamplingParams, room: int, seed: int) -> tinker.Samp
     """How one completion is sampled, in at most `room` tokens. No stop token means none, not even the model's own."""
     return tinker.SamplingParams(
         max_tokens=min(params.max_tokens, room),
-        seed=seed % MOST_SEED,
+        seed=seed % SEEDS,
         stop=list(params.stop),
         temperature=params.temperature,
         top_k=params.top_k,
@@ -105,6 +106,25 @@ def completion(sequence: tinker.SampledSequence, params: SamplingParams, room: i
     return Completion(tuple(tokens), tuple(float(x) for x in logprobs), "stop" if stops else "length", version)
 
 
+def check_drawn_apart(sequences: Sequence[tinker.SampledSequence], params: SamplingParams) -> None:
+    """Refuse samples of one request that are copies of one sample: a group without differences trains nothing. What
+    was not drawn from the whole distribution may well be equal, and is not looked at.
+
+    Raises:
+        ServiceError: all are equal, and that is too unlikely for samples that were drawn one by one.
+    """
+    first, *others = sequences
+    whole = params.temperature == 1 and params.top_k < 0 and params.top_p == 1
+    if not whole or any(list(s.tokens) != list(first.tokens) for s in others):
+        return
+    # The chance that the others come out as the first did.
+    if len(others) * sum(first.logprobs or ()) < CHANCE:
+        raise ServiceError(
+            f"The server gave one sample {len(sequences)} times where as many were asked for with a seed, so a group "
+            "would have nothing to compare. Set tinker.group_requests=false: each is then asked for with its own seed."
+        )
+
+
 def target_logprobs(outputs: Sequence[dict[str, tinker.TensorData]], data: Sequence[Datum]) -> list[FloatArray]:
     """The policy's log-probability of every target, per datum [T], 0 where masked.
 
@@ -122,17 +142,6 @@ def target_logprobs(outputs: Sequence[dict[str, tinker.TensorData]], data: Seque
             raise ServiceError(f"The server gave {len(values)} log-probabilities for {len(datum)} targets.")
         found.append(np.where(datum.mask > 0, values, np.float32(0)))
     return found
-
-
-def whole(datum: Datum) -> list[int]:
-    """The sequence of a datum: its first input and all its targets.
-
-    Raises:
-        ModelError: its targets are not its own later tokens, which a sampler cannot look at.
-    """
-    if not np.array_equal(datum.tokens[1:], datum.targets[:-1]):
-        raise ModelError("A training sequence predicts tokens other than its own, so no sampler can judge it.")
-    return [int(datum.tokens[0]), *(int(token) for token in datum.targets)]
 
 
 def prompt_logprobs(found: Sequence[float | None], datum: Datum) -> FloatArray:

@@ -31,7 +31,7 @@ class Saved:
     sampler: str
     """Weights to sample from."""
     reference: str | None
-    """Weights of the reference policy: a sampler's name, `base` for the base model, None where there is none."""
+    """Weights of the reference policy: a state's name, `base` for the base model, None where there is none."""
 
     def write(self, folder: Path) -> None:
         """Write the record into a new folder."""

@@ -18,6 +18,7 @@ import tinker
 
 from assay.backends.base import LossSpec
 from assay.backends.config import PolicySpec
+from assay.backends.seeds import SEEDS
 from assay.backends.tinker import convert
 from assay.backends.tinker.custom import custom_loss
 from assay.backends.tinker.service import Service
@@ -167,7 +168,7 @@ class Trained:
     async def _made(self) -> tinker.TrainingClient:
         origin, policy = self.origin, self.policy
         if origin.kind == "new":
-            return await self.service.create(policy.model_name, policy.lora_rank, policy.seed % convert.MOST_SEED)
+            return await self.service.create(policy.model_name, policy.lora_rank, policy.seed % SEEDS)
         return await self.service.restore(origin.path, policy.lora_rank, optimizer=origin.kind == "state")
 
     def _check_restorable(self, cause: str) -> None:

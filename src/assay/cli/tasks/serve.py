@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 from collections.abc import Sequence
 
 from assay.cli.options import listed
@@ -54,5 +55,9 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def _started(config: ServeConfig, url: str) -> None:
+    # What is loaded by now stays. Searches for garbage leave it out, and so are quick and come often: beside so many
+    # objects, what clients leave behind would count for too little to be looked for.
+    gc.collect()
+    gc.freeze()
     name = config.name or config.model
     print(f"Serving {name} at {url} (TINKER_BASE_URL). Ctrl-C or SIGTERM ends it.", flush=True)

@@ -35,6 +35,10 @@ class RequestError(Exception):
         """As clients read it."""
         return {"error": str(self), "category": self.category}
 
+    def anew(self) -> RequestError:
+        """The same, without where it was raised."""
+        return RequestError(self.status, str(self), self.category)
+
 
 def bad(message: str) -> RequestError:
     """A request that cannot be served as it is."""

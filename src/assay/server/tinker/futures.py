@@ -47,7 +47,9 @@ class Promise:
     def resolve(self, result: Result | RequestError) -> None:
         """Give it its result; the first one counts."""
         if self.result is None:
-            self.result, self.ended = result, time.monotonic()
+            # An error that was raised holds what raised it, its adapter and its batch, for as long as it is kept.
+            self.result = result.anew() if isinstance(result, RequestError) else result
+            self.ended = time.monotonic()
             self.done.set()
             if self.on_result is not None:
                 self.on_result(self)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 import secrets
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from tinker import types
 from assay.backends.local.adapters.engine import Call, EndsText
 from assay.backends.local.adapters.layers import Weights
 from assay.backends.local.adapters.scoring import Asked
+from assay.backends.seeds import spread
 from assay.server.tinker import wire
 from assay.server.tinker.desk import Desk
 from assay.server.tinker.errors import RequestError, bad, failure
@@ -148,8 +148,7 @@ def _seed(request: Any, promise: Promise) -> int:
 
 def seeds(seed: int, count: int) -> tuple[int, ...]:
     """A seed for each sample; the first is the client's own, so that a sample asked for alone has the seed given."""
-    rest = (hashlib.blake2b(f"{seed}:{n}".encode(), digest_size=8).digest() for n in range(1, count))
-    return (seed, *(int.from_bytes(digest) for digest in rest))
+    return tuple(spread(seed, number) for number in range(count))
 
 
 def _stops(desk: Desk, stop: Any) -> tuple[tuple[int, ...], EndsText | None]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import math
 import os
 import re
 import socket
@@ -27,7 +28,8 @@ from assay.transport.keys import read_key
 
 logger = logging.getLogger(__name__)
 
-SWEEP_S = 15.0
+SWEEP_S, EXPIRY_S = 15.0, 300.0
+"""How often the server forgets what is over in memory, and on disk, where it has to read every record."""
 BACKLOG = 2048
 """Connections that wait to be taken up, as uvicorn has it; early ones wait for the model."""
 SPARE_CONNECTIONS = 256
@@ -132,6 +134,7 @@ def _listen(config: ServeConfig) -> socket.socket:
 
 async def _sweep(desk: Desk) -> None:
     """Now and then forget what is over."""
+    looked = -math.inf
     while True:
         await asyncio.sleep(SWEEP_S)
         now = time.monotonic()
@@ -139,7 +142,9 @@ async def _sweep(desk: Desk) -> None:
         gone = 0
         try:
             desk.sessions.sweep(now)
-            gone = await asyncio.get_running_loop().run_in_executor(None, desk.store.remove_expired)
+            if now - looked >= EXPIRY_S:
+                looked = now
+                gone = await asyncio.get_running_loop().run_in_executor(None, desk.store.remove_expired)
         except OSError as error:
             logger.error("Files below state_path=%s cannot be removed (%s).", desk.config.state_path, error)
         if gone:

@@ -7,8 +7,9 @@ temperature 0, where that has one token, those at temperature 1.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -134,6 +135,7 @@ class Engine:
                 self._leave()
                 self._admit()
                 if not self._rows:
+                    self._route = self._stacks = None  # whose adapters may have gone by the next sample
                     return
                 with self._bank.router.through(self._routed()):
                     hidden = self._board.advance(self._last)
@@ -160,6 +162,8 @@ class Engine:
 
     def _admit(self) -> None:
         """Run the prompts of samples that wait, as far as there is room, and let them join behind their first token."""
+        if not self._waiting:
+            return
         chosen: list[Sampled] = []
         held = sum(len(s.call.prompt) + s.limit for s in self._rows)
         width, prompts = 0, set[int]()
@@ -209,12 +213,19 @@ class Engine:
 
     def _take(self, samples: Sequence[Sampled], logits: Tensor) -> Tensor:
         """Draw the next token of each sample from logits [N, V], and note which have ended; returns the tokens [N]."""
+        groups = _by_params(samples)
+        if len(groups) == 1:
+            return self._drawn(samples, logits, samples[0].call.params)
         tokens = torch.zeros(len(samples), dtype=torch.long, device=logits.device)
-        for params, rows in _by_params(samples):
-            part = logits if len(rows) == len(samples) else logits[torch.tensor(rows, device=logits.device)]
-            drawn, logprobs = _draw(part, [samples[r] for r in rows], params)
-            tokens[torch.tensor(rows, device=logits.device)] = drawn
-            self._record([samples[r] for r in rows], drawn.tolist(), logprobs.tolist(), part, params)
+        for params, rows in groups.items():
+            places = torch.tensor(rows, device=logits.device)
+            tokens[places] = self._drawn([samples[r] for r in rows], logits[places], params)
+        return tokens
+
+    def _drawn(self, samples: Sequence[Sampled], logits: Tensor, params: SamplingParams) -> Tensor:
+        """As `_take`, of samples that are drawn in the same way."""
+        tokens, logprobs = _draw(logits, samples, params)
+        self._record(samples, tokens.tolist(), logprobs.tolist(), logits, params)
         return tokens
 
     def _record(
@@ -228,7 +239,7 @@ class Engine:
         for sample, token, logprob in zip(samples, tokens, logprobs, strict=True):
             if sample.stop_reason is not None:
                 continue
-            if not np.isfinite(logprob):
+            if not math.isfinite(logprob):
                 sample.failed, sample.stop_reason = True, "stop"
                 continue
             sample.tokens.append(token)
@@ -263,12 +274,12 @@ def _distinct(samples: Sequence[Sampled]) -> tuple[list[Call], list[int]]:
     return calls, found
 
 
-def _by_params(samples: Sequence[Sampled]) -> Iterator[tuple[SamplingParams, list[int]]]:
+def _by_params(samples: Sequence[Sampled]) -> dict[SamplingParams, list[int]]:
     """Rows that are drawn in the same way."""
     groups: dict[SamplingParams, list[int]] = {}
     for row, sample in enumerate(samples):
         groups.setdefault(sample.call.params, []).append(row)
-    yield from groups.items()
+    return groups
 
 
 def _draw(logits: Tensor, samples: Sequence[Sampled], params: SamplingParams) -> tuple[Tensor, Tensor]:
@@ -283,11 +294,7 @@ def _draw(logits: Tensor, samples: Sequence[Sampled], params: SamplingParams) ->
 def _uniforms(samples: Sequence[Sampled]) -> npt.NDArray[np.float64]:
     """[N]: that of each sample's next token."""
     seeds = np.array([s.seed for s in samples], np.uint64)
-    steps = np.array([len(s.tokens) for s in samples])
-    found = np.empty(len(samples))
-    for step in np.unique(steps):
-        found[steps == step] = uniform(seeds[steps == step], int(step))
-    return found
+    return uniform(seeds, np.array([len(s.tokens) for s in samples], np.uint64))
 
 
 def _record_top(samples: Sequence[Sampled], logits: Tensor, params: SamplingParams) -> None:

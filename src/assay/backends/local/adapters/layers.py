@@ -128,7 +128,7 @@ class AdaptedLinear(nn.Module):
         pair = None if route is None else route.pairs.get(self.name)
         if route is None or pair is None:
             return out
-        return (out + adapted(x, *pair) * route.scale).to(out.dtype)
+        return added(out, F.linear(x.to(pair[0].dtype), pair[0]), pair[1], route.scale)
 
     def _by_row(self, route: Rows, x: Tensor, out: Tensor) -> Tensor:
         stack = route.stacks[self.name]
@@ -137,24 +137,27 @@ class AdaptedLinear(nn.Module):
         down, up, owners = stack
         flat = x.reshape(len(route.places), -1, x.shape[-1])
         if len(down) > SIDE_BY_SIDE:
-            added = self._one_by_one(route, flat, len(up))
-        else:
-            # Filled, not multiplied: a product with 0 would keep what is not finite of another client's.
-            inner = F.linear(flat.to(down.dtype), down).masked_fill(route.others(owners)[:, None], 0.0)
-            added = F.linear(inner, up)
-        return (out + added.view_as(out)).to(out.dtype)
+            return (out + self._one_by_one(route, flat, len(up)).view_as(out)).to(out.dtype)
+        # Filled, not multiplied: a product with 0 would keep what is not finite of another client's.
+        inner = F.linear(flat.to(down.dtype), down).masked_fill(route.others(owners)[:, None], 0.0)
+        return added(out, inner, up, 1.0)
 
     def _one_by_one(self, route: Rows, flat: Tensor, width: int) -> Tensor:
-        added = flat.new_zeros((*flat.shape[:2], width))
+        found = flat.new_zeros((*flat.shape[:2], width))
         for place, weights in enumerate(route.stacks.adapters):
             if weights is None or self.name not in weights.pairs:
                 continue
             rows = (route.places == place).nonzero()[:, 0]
-            part = adapted(flat.index_select(0, rows), *weights.pairs[self.name]) * weights.scale
-            added.index_copy_(0, rows, part.to(added.dtype))
-        return added
+            down, up = weights.pairs[self.name]
+            part = F.linear(F.linear(flat.index_select(0, rows).to(down.dtype), down), up) * weights.scale
+            found.index_copy_(0, rows, part.to(found.dtype))
+        return found
 
 
-def adapted(x: Tensor, down: Tensor, up: Tensor) -> Tensor:
-    """What an adapter makes of x [*, in], before its factor: [*, out]."""
-    return F.linear(F.linear(x.to(down.dtype), down), up)
+def added(out: Tensor, inner: Tensor, up: Tensor, scale: float) -> Tensor:
+    """What a base layer gives, out [*, out], with what adapters add to it: scale * inner [*, r] up^T."""
+    flat = inner.reshape(-1, inner.shape[-1])
+    if out.dtype != up.dtype:
+        return (out + (F.linear(flat, up) * scale).view_as(out)).to(out.dtype)
+    # One operation in place of three: in small models their number is what costs.
+    return torch.addmm(out.reshape(-1, out.shape[-1]), flat, up.t(), alpha=scale).view_as(out)

@@ -72,10 +72,10 @@ def truncate(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     return logits
 
 
-def uniform(seeds: npt.NDArray[np.uint64], step: int) -> npt.NDArray[np.float64]:
-    """A uniform in [0, 1) per seed for token `step`: SplitMix64 of the pair (seed, step)."""
+def uniform(seeds: npt.NDArray[np.uint64], step: int | npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    """A uniform in [0, 1) per seed for token `step`, of all or of each: SplitMix64 of the pair (seed, step)."""
     with np.errstate(over="ignore"):
-        z = _mix(_mix(seeds) + np.uint64(step + 1) * np.uint64(GAMMA))
+        z = _mix(_mix(seeds) + (np.asarray(step, np.uint64) + np.uint64(1)) * np.uint64(GAMMA))
     return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

@@ -57,8 +57,24 @@ async def look_at_samples(bench: Bench, sampler: tinker.SamplingClient) -> list[
             "4 seeds gave different samples" if differ else "4 seeds gave one sample",
             "the rollouts of a group would all be the same; the server must draw each sample anew",
         ),
+        await _together(bench, sampler, differ),
         await _stop(bench, sampler),
     ]
+
+
+async def _together(bench: Bench, sampler: tinker.SamplingClient, differ: bool) -> Finding:
+    """Whether the samples of one request are drawn one by one; `differ` says that those of several seeds differ."""
+    params = tinker.SamplingParams(max_tokens=COUNT, seed=SEED, stop=[])
+    pending = sampler.sample(convert.model_input(bench.tokens), ROLLOUTS, params)
+    found = await bench.wait(pending, "sample")
+    count, kinds = len(found.sequences), len({tuple(s.tokens) for s in found.sequences})
+    return wanting(
+        "b",
+        "the samples of a request differ",
+        count == ROLLOUTS and (kinds > 1 or not differ),
+        f"{ROLLOUTS} samples were asked for; {count} came, of {kinds} kinds",
+        "set tinker.group_requests=false: a run that asks for a group in one request stops where it gets copies",
+    )
 
 
 async def _stop(bench: Bench, sampler: tinker.SamplingClient) -> Finding:
