@@ -9,11 +9,11 @@ Both start from the same weights, which are random, with a token per character. 
 `make test-hosts` makes. Before and after, Assay plays the held-out tasks with the model, 16 samples of each at
 temperature 1.
 
-The last line is JSON: `hosts`, each with `before`, `after` (means over the seeds), these and `change_ci95` by seed
+The last line is JSON: `hosts`, each with `before` and `after` (means over the seeds), these and `change_ci95` by seed
 (paired 95 % intervals over the held-out tasks), `lifted` (seeds whose interval lies above 0), and for each seed
-`first_reward` and `last_reward` (of training, means of ten steps as the host logs them), `errored` (the largest share of
-rollouts of a step that could not be scored), `cpu_s` (of the trainer and the server) and `wall_s`. The exit status is 1
-where a seed was not lifted or a rollout was errored.
+`first_reward` and `last_reward` (of training, means of ten steps as the host logs them), `errored` (the largest share
+of rollouts of a step that could not be scored), `cpu_s` (of the trainer and the server) and `wall_s`. The exit status
+is 1 where a seed was not lifted or a rollout was errored.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from common.heldout_rewards import heldout_rewards
-from common.served_model import served
-from common.trained_runs import before_and_after
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from assay.integrations.environments import close_environments
+from common.heldout_rewards import heldout_rewards
+from common.served_model import served
+from common.trained_runs import before_and_after
 
 ROOT = Path(__file__).parents[1]
 COOKBOOK = ROOT / ".venv-hosts" / "bin" / "python"
