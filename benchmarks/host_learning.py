@@ -123,7 +123,7 @@ def train_cookbook(model: Path, seed: int, steps: int, folder: Path) -> Trained:
     out = folder / "out"
     own = {
         "log_path": out,
-        "learning_rate": 1e-2,
+        "learning_rate": 4e-3,
         "lora_rank": 32,
         "max_steps": steps,
         "num_epochs": steps,
@@ -193,7 +193,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", nargs="+", choices=list(TRAINERS), default=list(TRAINERS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--keep", metavar="FOLDER", type=Path, help="keep models, logs and metrics here")
     args = parser.parse_args()
     if "cookbook" in args.hosts and not COOKBOOK.exists():
