@@ -330,9 +330,9 @@ def chess(path: Path, **changes: Any) -> TrainingConfig:
     """A run on real positions with the real engine."""
     executable = changes.pop("executable", None)
     settings: dict[str, Any] = {
-        "scratch": ScratchModel(hidden_size=32, num_layers=1, context_length=96),
+        "scratch": ScratchModel(hidden_size=48, num_layers=1, context_length=96),
         "max_tokens": 10,
-        "sft": SFTConfig(num_steps=40, save_every=20, lr_warmup_steps=5, learning_rate=1e-2),
+        "sft": SFTConfig(num_steps=150, save_every=75, lr_warmup_steps=5, learning_rate=1e-2),
         "max_batches": 3,
         "dataset_builder": ChessDatasetBuilder(
             num_train=8,
