@@ -32,7 +32,7 @@ from assay.server.tinker.checkpoints import REPLACED, CheckpointStore, Run
 from assay.server.tinker.config import KEY_VARIABLE, ServeConfig, require_keys
 from assay.server.tinker.desk import Desk
 from assay.server.tinker.errors import RequestError
-from assay.server.tinker.futures import Promise
+from assay.server.tinker.futures import Promise, Promises, Result
 from assay.server.tinker.lanes import Job, Lane
 from assay.server.tinker.serving import _listen, _sweep, serve
 from assay.server.tinker.sessions import Sessions
@@ -238,3 +238,26 @@ def test_the_command_serves_until_it_is_told_to_stop(model_folder: Path, tmp_pat
         finally:
             process.kill()
     assert os.listdir(f"{tmp_path}/s/runs") == []
+
+
+def test_results_are_bounded_in_bytes() -> None:
+    promises = Promises(600, 100, 10)
+    body = Result(b"12345678")
+
+    async def work() -> None:
+        first, second = (promises.open("me", "sample", name)[0] for name in ("a", "b"))
+        first.resolve(body)
+        second.resolve(body)
+        with pytest.raises(RequestError, match="wait to be fetched") as raised:
+            promises.open("me", "sample", "c")
+        assert raised.value.status == 429
+        assert await promises.fetch("me", first.id) == body, "what nobody fetched is not given up"
+        assert promises.bytes == 8 and promises.open("me", "sample", "a") == (first, False)
+        gone = await promises.fetch("me", first.id)
+        assert isinstance(gone, RequestError) and gone.status == 410
+        assert promises.open("me", "sample", "c")[1]
+        assert await promises.fetch("me", second.id) == body == await promises.fetch("me", second.id)
+        promises.forget(time.monotonic() + 1000)
+        assert promises.bytes == 0
+
+    asyncio.run(work())

@@ -53,6 +53,9 @@ class ServeConfig(Settings):
     every few seconds."""
     result_s: Annotated[float, AtLeast(300)] = 3600.0
     """Seconds for which a result that nobody fetched is kept; one that was fetched is kept for 300 more."""
+    max_results_mb: Annotated[int, AtLeast(1), AtMost(1_000_000)] = 2048
+    """Results that are kept, in MB. Beyond, fetched ones go early, and new requests are told to come again later (429)
+    while the rest is too much."""
     missing_s: Annotated[float, Above(0)] = 600.0
     """Seconds that requests of an adapter wait for an earlier one that has not arrived, before they fail."""
     stop_s: Annotated[float, AtLeast(0)] = 30.0

@@ -38,7 +38,7 @@ class Desk:
         self.host = host
         self.store = CheckpointStore(Path(config.state_path))
         self.sessions = Sessions(config)
-        self.promises = Promises(config.result_s, config.max_requests)
+        self.promises = Promises(config.result_s, config.max_requests, config.max_results_mb << 20)
         self._weights: WeakValueDictionary[tuple[str, float], Weights] = WeakValueDictionary()
         self._tasks: dict[str, asyncio.Task[None]] = {}
 

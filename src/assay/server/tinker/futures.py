@@ -2,7 +2,8 @@
 
 A request is known by what its client calls it (an adapter and its number, say), so that a repeated one gets the same
 future and is not worked on twice. A result that nobody fetched is kept for `result_s`, one that was fetched for
-`AFTER_DELIVERY_S` more, since its answer may have been lost on the way.
+`AFTER_DELIVERY_S` more, since its answer may have been lost on the way. Results are bounded in bytes too: those that
+were fetched go early, and where the rest is too much, new requests are told to come again later.
 """
 
 from __future__ import annotations
@@ -58,8 +59,11 @@ class Promise:
 class Promises:
     """All requests that were taken on."""
 
-    def __init__(self, result_s: float, most: int) -> None:
-        self._result_s, self._most = result_s, most
+    def __init__(self, result_s: float, most: int, most_bytes: int) -> None:
+        self._result_s, self._most, self._most_bytes = result_s, most, most_bytes
+        self.bytes = 0
+        """Size of the results that are kept."""
+        self._delivered: dict[str, None] = {}
         self._boot = secrets.token_hex(4)
         self._count = 0
         self._by_id: dict[str, Promise] = {}
@@ -95,6 +99,10 @@ class Promises:
             raise RequestError(503, "The server is being stopped.", "server")
         if self.waiting >= self._most:
             raise RequestError(429, f"{self.waiting} requests wait already: come again later.", "server")
+        if self.bytes > self._most_bytes:
+            raise RequestError(
+                429, f"Results of {self.bytes >> 20} MB wait to be fetched: come again once they are.", "server"
+            )
         self._count += 1
         promise = Promise(f"{self._boot}-{self._count}-{secrets.token_hex(8)}", owner, kind, on_result=self._ended)
         self.waiting += 1
@@ -107,6 +115,20 @@ class Promises:
     def _ended(self, promise: Promise) -> None:
         self.waiting -= 1
         self.ended[promise.result.category if isinstance(promise.result, RequestError) else "ok"] += 1
+        self.bytes += _size(promise)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Let go of fetched results, those fetched first before others, until the rest is not too much.
+
+        Their requests stay known, so that one that is sent again is not worked on again.
+        """
+        while self.bytes > self._most_bytes and self._delivered:
+            name = next(iter(self._delivered))
+            del self._delivered[name]
+            promise = self._by_id[name]
+            self.bytes -= _size(promise)
+            promise.result = RequestError(410, "The result of this request was fetched, and has made room.", "server")
 
     async def fetch(self, owner: str, request_id: str) -> Result | RequestError | None:
         """The result of a request; None where it has none yet after `POLL_S`.
@@ -127,8 +149,12 @@ class Promises:
             if self.stopped:
                 raise RequestError(503, "The server was stopped before it came to this request.", "server")
             return None
+        found = promise.result
         promise.delivered = promise.delivered or time.monotonic()
-        return promise.result
+        if self.find(owner, request_id) is promise:  # not forgotten in the meantime
+            self._delivered.setdefault(request_id)
+            self._make_room()
+        return found
 
     def find(self, owner: str, request_id: str) -> Promise | None:
         """A request of a client, by its id."""
@@ -144,7 +170,8 @@ class Promises:
             and (now - p.ended > self._result_s if p.delivered is None else now - p.delivered > AFTER_DELIVERY_S)
         ]
         for name in old:
-            del self._by_id[name]
+            self.bytes -= _size(self._by_id.pop(name))
+            self._delivered.pop(name, None)
             self._by_key.pop(self._keys.pop(name, None), None)
         return len(old)
 
@@ -157,3 +184,7 @@ class Promises:
         self.stopped = True
         for promise in self._by_id.values():
             promise.done.set()
+
+
+def _size(promise: Promise) -> int:
+    return len(promise.result.body) if isinstance(promise.result, Result) else 0
