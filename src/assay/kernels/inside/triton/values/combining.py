@@ -144,14 +144,16 @@ def _reduced(combine: _Combine, parts: Parts, chance: np.random.Generator) -> li
 
 
 def _scanned(combine: _Combine, parts: Parts, chance: np.random.Generator) -> list[Parts]:
-    """Results in several trees. Where elements are combined one by one, in one of these, mostly in the cheapest."""
+    """Results in several trees. Where elements are combined one by one, in the cheapest alone, or in a call that moves
+    products in one of the others."""
     length = parts[0].shape[-1]
     group = 1 << int(chance.integers(1, max(2, length.bit_length() - 1)))
     sizes = [min(size, length) for size in (length, group, _WARP)]
     if not combine.one_by_one:
         return [_by_pairs(combine, parts), *(_by_groups(combine, parts, size) for size in sizes)]
-    chosen = int(chance.integers(9)) if current().rounding else len(sizes)
-    return [_by_groups(combine, parts, sizes[chosen]) if chosen < len(sizes) else _by_pairs(combine, parts)]
+    if current().products:
+        return [_by_groups(combine, parts, sizes[int(chance.integers(len(sizes)))])]
+    return [_by_pairs(combine, parts)]
 
 
 def _by_pairs(combine: _Combine, parts: Parts) -> Parts:

@@ -54,8 +54,9 @@ def install(builder: Any) -> None:
     def create_add(self: Any, lhs: Any, rhs: Any) -> Any:
         """The compiler lets a tensor core begin with what is added to its product."""
         found = add(self, lhs, rhs)
-        for product, other in ((lhs, rhs), (rhs, lhs)):
-            if _OPERANDS in product.attr and found.data.dtype == np.int32:
+        if _OPERANDS in lhs.attr or _OPERANDS in rhs.attr:
+            product, other = (lhs, rhs) if _OPERANDS in lhs.attr else (rhs, lhs)
+            if found.data.dtype == np.int32:
                 found.data = _saturated(found.data, (*product.attr[_OPERANDS], other.data))
         return found
 
