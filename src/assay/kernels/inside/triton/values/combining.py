@@ -144,16 +144,13 @@ def _reduced(combine: _Combine, parts: Parts, chance: np.random.Generator) -> li
 
 
 def _scanned(combine: _Combine, parts: Parts, chance: np.random.Generator) -> list[Parts]:
-    """Results in several trees. Where elements are combined one by one, in the cheapest alone, or in a call that moves
-    products in one of the others."""
-    length = parts[0].shape[-1]
-    group = 1 << int(chance.integers(1, max(2, length.bit_length() - 1)))
-    sizes = [min(size, length) for size in (length, group, _WARP)]
+    """Results in several trees. Where elements are combined one by one, in the cheapest."""
+    found = [_by_pairs(combine, parts)]
     if not combine.one_by_one:
-        return [_by_pairs(combine, parts), *(_by_groups(combine, parts, size) for size in sizes)]
-    if current().products:
-        return [_by_groups(combine, parts, sizes[int(chance.integers(len(sizes)))])]
-    return [_by_pairs(combine, parts)]
+        length = parts[0].shape[-1]
+        group = 1 << int(chance.integers(1, max(2, length.bit_length() - 1)))
+        found += [_by_groups(combine, parts, min(size, length)) for size in (length, group, _WARP)]
+    return found
 
 
 def _by_pairs(combine: _Combine, parts: Parts) -> Parts:
