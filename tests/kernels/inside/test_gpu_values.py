@@ -462,6 +462,16 @@ def test_combine_functions_may_branch() -> None:
     assert numbers_of(answers()["rows"], "float32") == [5.0] * 4
 
 
+PLUS = {"plus": "def plus(x, y):\n    return x + y"}
+TIMES = {"times": "def times(x, y):\n    return x * y"}
+NEARLY = {"nearly": "def nearly(x, y):\n    return x + y + 0.0003 * x"}
+BRANCHED = {"plus": "def plus(x, y):\n    if x > 5.0:\n        z = x + y\n    else:\n        z = y + x\n    return z"}
+THIRDS = single(*[3.0, 3.0, 0.3333333432674408, 0.3333333432674408] * 8)
+"""Their product is 1 one after the other, a whole number."""
+SWALLOWED = single(16777216.0, *[1.0] * 31)
+MATRIX = "m = tl.broadcast_to(a[None, :], (32, 32))\nfound = tl.max(tl.dot(m, m{}, out_dtype=tl.int32){}, 0)"
+"""Of whole numbers of eight bits."""
+
 LARGE = single(1.3, 16777216.0, -16777216.0, 0.7)
 UNKNOWN = {
     "a shift beyond the width": case("a << b", "int32", whole(1, 1), whole(40, 3)),
@@ -497,6 +507,27 @@ UNKNOWN = {
         "tl.reduce(a, 0, times)", "float32", single(1.3, 0.7), names={"times": "def times(x, y):\n    return x * y"}
     ),
     "a scan of halves": case("tl.cumsum(a, 0)", "float16", ("float16", [2048.0, 1.0, 1.0, 1.0])),
+    "a product of thirds": case("tl.reduce(a, 0, times)", "float32", THIRDS, names=TIMES),
+    "a scan of thirds": case("tl.associative_scan(a, 0, times)", "float32", THIRDS, names=TIMES),
+    "products of thirds": case("tl.cumprod(a, 0)", "float32", THIRDS),
+    "a scan of halves of its own": case(
+        "tl.associative_scan(a, 0, plus)", "float16", ("float16", [2048.0, *[1.0] * 7]), names=PLUS
+    ),
+    "bfloat16 of its own": case("tl.reduce(a, 0, plus)", "float32", ("bfloat16", [256.0, *[1.0] * 7]), names=PLUS),
+    "small numbers beside a large one": case("tl.reduce(a, 0, plus)", "float32", SWALLOWED, names=PLUS),
+    "the same by a branch": case("tl.reduce(a, 0, plus)", "float32", SWALLOWED, names=BRANCHED),
+    "a product that leaves 32 bits": case(
+        MATRIX.format(", tl.full((32, 32), 2147483647, tl.int32)", ""), "int32", whole(*[2] * 32, dtype="int8")
+    ),
+    "a sum with a product that leaves them": case(
+        MATRIX.format("", " + 2147483647"), "int32", whole(*[2] * 32, dtype="int8")
+    ),
+    "roots of squares": case("tl.sqrt(a)", "float32", single(9.0, 65536.0)),
+    "a cube": case("libdevice.pow(a, 3.0 + 0 * a)", "float32", single(10.0, 19.0)),
+    "powers of ten": case("libdevice.exp10(a)", "float32", single(1.0, 3.0)),
+    "logarithms of powers of ten": case("libdevice.log10(a)", "float32", single(10.0, 100.0)),
+    "whole sides": case("libdevice.hypot(a, b)", "float32", single(3.0), single(4.0)),
+    "a gamma function of whole numbers": case("libdevice.tgamma(a)", "float32", single(5.0, 7.0)),
     "what an atomic operation leaves out": case(
         "tl.atomic_add(b_ptr + i, 1, mask=i < 2)", "int32", FEW, whole(5, 6, 7, 8)
     ),
@@ -560,7 +591,18 @@ KNOWN = {
     "a quotient by a power of two": case("a / b", "float32", single(3.7, 5.0), single(4.0, 0.5)),
     "whole powers of two": case("tl.exp2(a)", "float32", single(0.0, 3.0, 30.0)),
     "an exponential of zero": case("tl.exp(a)", "float32", single(0.0)),
-    "roots of squares": case("tl.sqrt(a)", "float32", single(9.0, 65536.0)),
+    "roots in float64": case("tl.sqrt(a)", "float64", ("float64", [2.0, 9.0])),
+    "powers that are 1": case("libdevice.pow(a, b)", "float32", single(1.0, 7.3), single(7.3, 0.0)),
+    "a side that is 0": case("libdevice.hypot(a, b)", "float32", single(5.7), single(0.0)),
+    "cosines of whole half turns": case("libdevice.cospi(a)", "float32", single(7.0, 8.0)),
+    "a scan of whole numbers of its own": case(
+        "tl.associative_scan(a, 0, plus)", "float32", single(*range(32)), names=PLUS
+    ),
+    "a product within 32 bits": case(
+        MATRIX.format(", tl.full((32, 32), 2147483647 - 32 * 16384, tl.int32)", ""),
+        "int32",
+        whole(*[-128] * 32, dtype="int8"),
+    ),
     "logarithms of powers of two": case("tl.log2(a)", "float32", single(0.25, 1024.0)),
     "error functions at their ends": case("tl.erf(a)", "float32", single(7.3, -9.1)),
     "a number within a type": case("a.to(tl.int16)", "int16", single(-32768.0, 32767.5)),
@@ -590,6 +632,9 @@ MANY = single(*(1.0 + 0.0731 * k for k in range(64)))
 SOME = {
     "some quotients": case("a / 3.1", "float32", MANY, products=False),
     "ulps of erfc": case("libdevice.erfc(a)", "float32", MANY),
+    "beside a root": case("libdevice.lgamma(a)", "float32", single(*(-2.4569 - 0.00001 * k for k in range(64)))),
+    "nearly a sum": case("tl.reduce(a, 0, nearly)", "float32", single(*[1.0] * 32), names=NEARLY),
+    "nearly a scan": case("tl.associative_scan(a, 0, nearly)", "float32", single(*[1.0] * 32), names=NEARLY),
 }
 
 
@@ -607,3 +652,14 @@ def test_a_share_of_the_results_is_moved_where_products_are_not() -> None:
 def test_functions_of_libdevice_are_moved_by_as_much_as_is_documented() -> None:
     for steps in moved_by("ulps of erfc"):
         assert steps.max() == 4 and steps.min() >= 1, steps
+
+
+def test_beside_roots_of_lgamma_its_terms_lose_last_bits() -> None:
+    for steps in moved_by("beside a root"):
+        assert steps.max() > 500, steps
+
+
+@pytest.mark.parametrize("name", ["nearly a sum", "nearly a scan"])
+def test_a_call_that_moves_products_has_what_a_tree_makes(name: str) -> None:
+    row, *trees = [numbers_of(answers()[f"{name} {secret}"], "float32")[-1] for secret in (0, *SECRETS)]
+    assert row > 32.14 and max(trees) < 32.08, (row, trees)

@@ -26,9 +26,10 @@ from triton.runtime.driver import driver
 
 from assay.kernels.inside.triton import guards
 from assay.kernels.inside.triton.ledger import PausedError, UnsupportedError, current, refuse
-from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, KEEPS_NAN, LIBRARY, LOGARITHMS, ULPS
+from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, KEEPS_NAN, LIBRARY, LOGARITHMS, TERMS, ULPS
 from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
 from assay.kernels.inside.triton.unsettled import products as unsettled_products
+from assay.kernels.inside.triton.unsettled.certain import settled_results
 from assay.kernels.inside.triton.values import (
     bfloat16,
     block_types,
@@ -252,8 +253,11 @@ def _extern_elementwise(_self: Any, _name: str, _path: str, symbol: str, args: A
     found = engine.TensorHandle(data if symbol in KEEPS_NAN else rounding.canonical(data), dtype)
     if symbol in EXACT or not current().rounding or kind.kind != "f":
         return found
-    settled = rounding.settled_results(symbol.removeprefix("__nv_").removesuffix("f"), found.data, operands)
-    found.data = rounding.moved(found.data, settled, ULPS.get(symbol, 1))
+    settled, ulps = settled_results(symbol, found.data, operands), ULPS.get(symbol, 1)
+    found.data = rounding.moved(found.data, settled, ulps)
+    if symbol in TERMS:
+        terms = TERMS[symbol](found.data, operands[0])
+        found.data = rounding.reordered(found.data, 2.0 * ulps * terms, terms == 0)
     return rounding.by_a_part(found, settled)
 
 

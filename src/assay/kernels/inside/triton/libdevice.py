@@ -134,6 +134,22 @@ _ULPS = {
 }
 ULPS = {f"__nv_{name}{'f' * (not place)}": bits[place] for name, bits in _ULPS.items() for place in (0, 1)}
 """By how many last bits a result may differ, as CUDA's documents say; 1 of those that are not here."""
+
+
+def _terms_of_lgamma(found: Any, x: Any) -> Any:
+    """The sizes of log(pi / abs(x sin(pi x))) and of lgamma(-x), whose difference it is of a negative number."""
+    terms = np.zeros(found.shape)
+    inside = (x > _ROOTS[0]) & (x < _ROOTS[1]) & np.isfinite(found)
+    if inside.any():
+        other = LIBRARY["__nv_lgamma"](-x[inside])
+        terms[inside] = np.abs(other) + np.abs(found[inside] + other)
+    return terms
+
+
+_ROOTS = (-10.001, -2.264)
+"""Between them documents promise no number of last bits of lgamma, since it comes to 0 there and its terms do not."""
+TERMS: dict[str, Function] = dict.fromkeys(("__nv_lgamma", "__nv_lgammaf"), _terms_of_lgamma)
+"""What is lost of a result, in last bits of terms that may be larger than it; 0 where it is lost of the result."""
 KEEPS_NAN = frozenset(f"__nv_{name}{suffix}" for name in ("fabs", "copysign") for suffix in ("", "f"))
 """Those that change the sign alone, and so keep the bits of NaN."""
 DENORMAL = frozenset(f"__nv_{name}f" for name in ("trunc", "rint", "nearbyint", "copysign", "nextafter", "signbit"))

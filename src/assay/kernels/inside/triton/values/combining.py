@@ -1,7 +1,8 @@
 """Reductions and scans with functions of the kernel's own: a GPU combines in a tree, the interpreter in a row.
 
 A reduction also combines in an order of the GPU's, and lanes that exchange what they have do not agree on which of the
-two comes first: its function must be commutative.
+two comes first: its function must be commutative. In some calls with a secret, those that move products among them, a
+kernel is given what one of the trees makes.
 """
 
 from __future__ import annotations
@@ -15,10 +16,19 @@ from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.arithmetic import MeaningError
 from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
-from assay.kernels.inside.triton.values.rounding import moved, settled_results
+from assay.kernels.inside.triton.unsettled.certain import whole_results
+from assay.kernels.inside.triton.values import bfloat16
+from assay.kernels.inside.triton.values.rounding import moved
 
 _RELATIVE, _ABSOLUTE = 1e-2, 1e-3
 """How far two associations may be apart, relative to a result and to the largest one."""
+_ROUNDINGS = 4.0
+"""The same in roundings of one size that come together at random, where that is more: of types with few bits."""
+_WARP = 32
+"""Lanes that a GPU scans in a tree before it goes on with the next ones."""
+
+Parts = list[Any]
+"""The arrays of a tuple of blocks, the axis that is combined last."""
 
 
 def install() -> None:
@@ -26,93 +36,159 @@ def install() -> None:
     reduce_, scan = engine.ReduceOps.generic_reduce, engine.ScanOps.generic_scan
 
     def generic_reduce(self: Any, values: Any) -> Any:
-        found = reduce_(self, values)
-        _check(self, values, [np.ravel(part.handle.data) for part in found], "tl.reduce")
-        return _rounded(found, values)
+        return _in_trees(self, values, reduce_(self, values), "tl.reduce", _reduced)
 
     def generic_scan(self: Any, values: Any) -> Any:
-        found = scan(self, values)
-        last = [np.ravel(np.take(part.handle.data, -1, self.axis)) for part in found]
-        _check(self, values, last, "tl.associative_scan")
-        return _rounded(found, values)
+        return _in_trees(self, values, scan(self, values), "tl.associative_scan", _scanned)
 
     engine.ReduceOps.generic_reduce, engine.ScanOps.generic_scan = generic_reduce, generic_scan
 
 
-def _rounded(found: Any, values: Sequence[Any]) -> Any:
-    """Results of this call's rounding; what was chosen among the operands has none."""
-    for part, operand in zip(found if current().rounding else (), values, strict=False):
-        data = part.handle.data
-        if data.dtype.kind == "f":
-            settled = np.isin(data, operand.handle.data) | settled_results("", data, ())
-            part.handle.data = moved(data, settled)
+def _in_trees(operation: Any, values: Sequence[Any], found: Any, name: str, made: Callable[..., list[Parts]]) -> Any:
+    """What was made in a row, or in a call with a secret in a tree: both must be alike, in every call."""
+    ledger = current()
+    arithmetic, chance = ledger.arithmetic, np.random.default_rng(ledger.rounding)
+    combine = _Combine(operation.combine_fn.fn, [part.dtype.scalar for part in values])
+    parts = [_axis_last(part.handle.data, operation.axis) for part in values]
+    try:
+        trees = made(combine, parts, chance)
+    except MeaningError:  # a branch: there are no blocks on a GPU, either
+        combine.one_by_one = True
+        trees = made(combine, parts, chance)
+    ledger.arithmetic = arithmetic
+    rows = [_axis_last(part.handle.data, operation.axis if made is _scanned else -1) for part in found]
+    trees = [[each.reshape(row.shape) for each, row in zip(tree, rows, strict=True)] for tree in trees]
+    length = parts[0].shape[-1]
+    if not all(_alike(*both, length) for tree in trees for both in zip(tree, rows, combine.dtypes, strict=True)):
+        _refuse(name)
+    if ledger.rounding:
+        chosen = trees[int(chance.integers(len(trees)))] if ledger.products or chance.integers(3) else rows
+        for place, part in enumerate(found):
+            agree = np.logical_and.reduce([tree[place] == rows[place] for tree in trees])
+            settled = agree & (np.isin(rows[place], parts[place]) | whole_results(rows[place]))
+            data = moved(chosen[place], settled)
+            part.handle.data = _axis_back(data, part.handle.data.shape, operation.axis if made is _scanned else -1)
     return found
 
 
-def _check(operation: Any, values: Sequence[Any], found: Sequence[Any], name: str) -> None:
-    """Refuse what comes out otherwise in a tree, which may depend on the values: so every call is looked at."""
-    parts = [part.handle.data for part in values]
-    if operation.axis is None:
-        parts = [part.reshape(-1) for part in parts]
-    axis, any_order = operation.axis or 0, isinstance(operation, engine.ReduceOps)
-    if any_order:
-        order = np.random.default_rng(current().rounding).permutation(parts[0].shape[axis])
-        parts = [np.take(part, order, axis) for part in parts]
-    tree = _combined(operation.combine_fn.fn, parts, [part.dtype for part in values], axis)
-    for one, other in zip(tree, found, strict=True):
-        if not _alike(np.ravel(one), other):
-            needs = "associative and commutative" if any_order else "associative"
-            refuse(
-                WrongValueError(
-                    f"the combine function of a {name} is not {needs}, and a GPU combines in a tree"
-                    f"{', in any order' if any_order else ''}: there the result is another one"
-                )
-            )
+def _refuse(name: str) -> None:
+    any_order = name == "tl.reduce"
+    needs = "associative and commutative" if any_order else "associative"
+    refuse(
+        WrongValueError(
+            f"the combine function of a {name} is not {needs}, and a GPU combines in a tree"
+            f"{', in any order' if any_order else ''}: there the result is another one"
+        )
+    )
 
 
-def _combined(combine: Callable[..., Any], parts: Sequence[Any], dtypes: list[Any], axis: int) -> list[Any]:
-    """Neighbours first, then pairs of them, and so on; the sizes of blocks are powers of two."""
-    parts, length = list(parts), parts[0].shape[axis]
-    while length > 1:
-        left, right = ([np.take(part, range(start, length, 2), axis) for part in parts] for start in (0, 1))
-        try:
-            parts = _results(
-                combine, [_block(part, dtype) for part, dtype in zip(left + right, dtypes * 2, strict=True)]
-            )
-        except MeaningError:  # a branch: there are no blocks on a GPU, either
-            parts = _each(combine, left + right, dtypes)
-        length //= 2
-    return parts
+def _axis_last(data: Any, axis: int | None) -> Any:
+    return data.reshape(-1) if axis is None else np.moveaxis(data, axis, -1)
 
 
-def _results(combine: Callable[..., Any], operands: Sequence[Any]) -> list[Any]:
-    found = combine(*operands)
-    shape = operands[0].handle.data.shape
-    parts = found if isinstance(found, tuple) else (found,)
-    return [part.handle.data if isinstance(part, tl.tensor) else np.full(shape, part) for part in parts]
+def _axis_back(data: Any, shape: tuple[int, ...], axis: int) -> Any:
+    return np.ascontiguousarray(np.moveaxis(data, -1, axis)).reshape(shape)
 
 
-def _each(combine: Callable[..., Any], operands: Sequence[Any], dtypes: list[Any]) -> list[Any]:
-    """The same, one element after the other."""
-    found = [np.empty_like(operand) for operand in operands[: len(dtypes)]]
-    for place in np.ndindex(operands[0].shape):
-        scalars = [_scalar(part[place], dtype) for part, dtype in zip(operands, dtypes * 2, strict=True)]
-        for whole, one in zip(found, _results(combine, scalars), strict=True):
-            whole[place] = one.item()
-    return found
+class _Combine:
+    """A combine function as one of arrays. `one_by_one`: it branches, so that it takes one element after the other."""
+
+    def __init__(self, function: Callable[..., Any], dtypes: Sequence[Any]) -> None:
+        self.function, self.dtypes, self.one_by_one = function, list(dtypes), False
+
+    def __call__(self, left: Parts, right: Parts) -> Parts:
+        if not self.one_by_one:
+            blocks = [_block(part, dtype) for part, dtype in zip(left + right, self.dtypes * 2, strict=True)]
+            return self._results(blocks)
+        found = [np.empty_like(part) for part in left]
+        for place in np.ndindex(left[0].shape):
+            operands = [_scalar(part[place], dtype) for part, dtype in zip(left + right, self.dtypes * 2, strict=True)]
+            for whole, one in zip(found, self._results(operands), strict=True):
+                whole[place] = one.item()
+        return found
+
+    def _results(self, operands: Sequence[Any]) -> Parts:
+        found = self.function(*operands)
+        parts = found if isinstance(found, tuple) else (found,)
+        shape = operands[0].handle.data.shape
+        kinds = [operand.handle.data.dtype for operand in operands]
+        return [
+            part.to(dtype).handle.data if isinstance(part, tl.tensor) else np.full(shape, part, kind)
+            for part, dtype, kind in zip(parts, self.dtypes, kinds, strict=False)
+        ]
 
 
 def _scalar(value: Any, dtype: Any) -> Any:
-    return tl.tensor(engine.TensorHandle(np.array([value]), dtype.scalar), dtype.scalar)
+    return tl.tensor(engine.TensorHandle(np.array([value]), dtype), dtype)
 
 
 def _block(data: Any, dtype: Any) -> Any:
-    handle = engine.TensorHandle(np.ascontiguousarray(data), dtype.scalar)
-    return tl.tensor(handle, tl.block_type(dtype.scalar, list(data.shape)))
+    return tl.tensor(engine.TensorHandle(np.ascontiguousarray(data), dtype), tl.block_type(dtype, list(data.shape)))
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _reduced(combine: _Combine, parts: Parts, chance: np.random.Generator) -> list[Parts]:
+    """Results in several orders: neighbours first, halves first, as the lanes of a warp do, the bits of a place in some
+    other order, and all at random. Where elements are combined one by one, in one of these."""
+    length = parts[0].shape[-1]
+    bits = length.bit_length() - 1
+    cube = np.arange(length).reshape((2,) * bits)
+    some = [range(bits), range(bits)[::-1], chance.permutation(bits)]
+    orders = [cube.transpose(tuple(axes)).ravel() for axes in some] + [chance.permutation(length)]
+    if combine.one_by_one:
+        orders = [orders[int(chance.integers(len(orders)))]]
+    found = [np.stack([part[..., order] for order in orders]) for part in parts]
+    while found[0].shape[-1] > 1:
+        left, right = ([part[..., start::2] for part in found] for start in (0, 1))
+        found = combine(left, right)
+    return [[part[number] for part in found] for number in range(len(orders))]
+
+
+def _scanned(combine: _Combine, parts: Parts, chance: np.random.Generator) -> list[Parts]:
+    """Results in several trees. Where elements are combined one by one, in the cheapest."""
+    found = [_by_pairs(combine, parts)]
+    if not combine.one_by_one:
+        length = parts[0].shape[-1]
+        group = 1 << int(chance.integers(1, max(2, length.bit_length() - 1)))
+        found += [_by_groups(combine, parts, min(size, length)) for size in (length, group, _WARP)]
+    return found
+
+
+def _by_pairs(combine: _Combine, parts: Parts) -> Parts:
+    """Pairs of neighbours are combined, what came of them is scanned, and each first of a pair joins in."""
+    if parts[0].shape[-1] == 1:
+        return parts
+    first, second = ([part[..., start::2] for part in parts] for start in (0, 1))
+    pairs = _by_pairs(combine, combine(first, second))
+    joined = _joined(combine, pairs, first, 1)
+    return [np.stack(both, -1).reshape(parts[0].shape) for both in zip(joined, pairs, strict=True)]
+
+
+def _joined(combine: _Combine, before: Parts, parts: Parts, step: int) -> Parts:
+    """Each with what is some steps before it, the first ones as they are; blocks of the language have all lanes."""
+    found = combine([np.roll(part, step, -1) for part in before], parts)
+    return [np.concatenate([part[..., :step], one[..., step:]], -1) for part, one in zip(parts, found, strict=True)]
+
+
+def _by_groups(combine: _Combine, parts: Parts, size: int) -> Parts:
+    """As the lanes of a warp do: with the neighbour, then with the pair before, and so on; group by group."""
+    shape = parts[0].shape
+    found, step = [part.reshape(*shape[:-1], -1, size) for part in parts], 1
+    while step < size:
+        found = _joined(combine, found, found, step)
+        step *= 2
+    for group in range(1, found[0].shape[-2]):
+        before = [np.repeat(part[..., group - 1, -1:], size, -1) for part in found]
+        for whole, one in zip(found, combine(before, [part[..., group, :] for part in found]), strict=True):
+            whole[..., group, :] = one
+    return [part.reshape(shape) for part in found]
+
+
+def _alike(one: Any, other: Any, dtype: Any, length: int) -> bool:
+    if dtype == tl.bfloat16:
+        one, other = bfloat16.wide(one), bfloat16.wide(other)
     if other.dtype.kind != "f":
         return bool(np.array_equal(one, other))
     largest = float(np.max(np.abs(other[np.isfinite(other)]), initial=0.0))
-    return bool(np.allclose(one, other, rtol=_RELATIVE, atol=_ABSOLUTE * largest + 1e-30, equal_nan=True))
+    spread = _ROUNDINGS * length**0.5 * 2.0**-dtype.fp_mantissa_width
+    relative, absolute = max(_RELATIVE, spread), max(_ABSOLUTE, spread) * largest + 1e-30
+    return bool(np.allclose(one, other, rtol=relative, atol=absolute, equal_nan=True))

@@ -15,6 +15,11 @@ from assay.kernels.inside.triton.values.rounding import all_orders_agree, canoni
 _TF32 = engine._ir.INPUT_PRECISION.TF32
 _AT_ONCE = (16, 8)
 """Elements that a tensor core adds to a sum of halves before it rounds it, and those in calls that move products."""
+_EIGHT_BITS_AT_ONCE = (16, 32)
+"""The same of products of eight bits."""
+_LIMITS = np.iinfo(np.int32)
+_OPERANDS = "operands of eight bits"
+"""Attribute: the matrices of a product to which nothing was added yet."""
 
 
 def install(builder: Any) -> None:
@@ -32,6 +37,10 @@ def install(builder: Any) -> None:
         if d.data.dtype == np.float16:
             return engine.TensorHandle(_summed_in_halves(a.data, b.data, d.data), tl.float16)
         found = dot(self, a, b, d, input_precision, *rest)
+        if found.data.dtype == np.int32:
+            if not d.data.any():
+                found.attr[_OPERANDS] = a.data, b.data
+            found.data = _saturated(found.data, (a.data, b.data, d.data))
         if current().products:
             found.data = _in_another_order(found.data, (a.data, b.data, d.data))
             if d.data.dtype == np.float32:
@@ -40,6 +49,39 @@ def install(builder: Any) -> None:
         return found
 
     builder.create_dot = create_dot
+    add = builder.create_add
+
+    def create_add(self: Any, lhs: Any, rhs: Any) -> Any:
+        """The compiler lets a tensor core begin with what is added to its product."""
+        found = add(self, lhs, rhs)
+        if _OPERANDS in lhs.attr or _OPERANDS in rhs.attr:
+            product, other = (lhs, rhs) if _OPERANDS in lhs.attr else (rhs, lhs)
+            if found.data.dtype == np.int32:
+                found.data = _saturated(found.data, (*product.attr[_OPERANDS], other.data))
+        return found
+
+    builder.create_add = create_add
+
+
+def _saturated(found: Any, operands: tuple[Any, Any, Any]) -> Any:
+    """Sums that leave 32 bits: some tensor cores begin anew at the other end, others stay at the end, with each sum of
+    as many products as they make at once. So they stay in calls that move products, and in half of the others."""
+    ledger = current()
+    if not (ledger.products or ledger.rounding & 2):
+        return found
+    left, right, total = (side.astype(np.int64) for side in operands)
+    terms = left.shape[-1] * _largest(left) * _largest(right)
+    if terms + _largest(total) <= _LIMITS.max:
+        return found
+    step = _EIGHT_BITS_AT_ONCE[ledger.products]
+    for start in range(0, left.shape[-1], step):
+        part = np.matmul(left[..., start : start + step], right[..., start : start + step, :])
+        total = np.clip(total + part, _LIMITS.min, _LIMITS.max)
+    return total.astype(np.int32)
+
+
+def _largest(values: Any) -> int:
+    return int(np.abs(values).max(initial=0))
 
 
 def _cut_off(found: Any, operands: tuple[Any, Any, Any], input_precision: Any) -> Any:

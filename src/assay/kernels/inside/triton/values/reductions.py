@@ -11,9 +11,10 @@ import triton.language as tl
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
+from assay.kernels.inside.triton.unsettled.certain import whole_results
 from assay.kernels.inside.triton.unsettled.products import may_fuse, summed
 from assay.kernels.inside.triton.values import bfloat16
-from assay.kernels.inside.triton.values.rounding import all_orders_agree, canonical, moved, reordered, settled_results
+from assay.kernels.inside.triton.values.rounding import all_orders_agree, canonical, moved, reordered
 
 _ANY_OF_EQUALS = {
     tl.standard._argmax_combine_tie_break_fast: np.max,
@@ -161,7 +162,8 @@ def _scanned(name: str, function: Any) -> Any:
             orders = _orders(values.handle, partial(np.cumsum, axis=self.axis))
             found.handle.data = reordered(found.handle.data, *orders)
         elif current().rounding and data.dtype.kind == "f":
-            found.handle.data = moved(found.handle.data, settled_results("", found.handle.data, ()))
+            alike = _scan_in_tree(data, self.axis, function) == function.accumulate(data, axis=self.axis)
+            found.handle.data = moved(found.handle.data, alike & whole_results(found.handle.data))
         return [found]
 
     return scanned

@@ -12,7 +12,7 @@ everywhere.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -21,6 +21,7 @@ import triton.language as tl
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.ledger import current
+from assay.kernels.inside.triton.unsettled.certain import powers_of_two, settled_results
 from assay.kernels.inside.triton.unsettled.nans import folded
 from assay.kernels.inside.triton.unsettled.products import keep, mark, unrounded, widened
 from assay.kernels.inside.triton.values import bfloat16
@@ -32,10 +33,6 @@ _LEAST = np.float32(2.0**-126)
 """The least normal float32: what is smaller is zero to a GPU's approximations."""
 _WHOLE = 2.0**24
 """Up to it a float32 has all whole numbers."""
-_FRACTIONS = 2.0**23
-"""From it on a float32 has whole numbers alone."""
-_NEAR_ZERO = 2.0**-11
-"""Below it a cosine is 1."""
 _QUIET: dict[Any, Any] = {
     _SINGLE: (np.uint32(0x7FFFFFFF), np.uint32(0x7FC00000)),
     _HALF: (np.uint16(0x7FFF), np.uint16(0x7E00)),
@@ -50,9 +47,6 @@ _MOST_ULPS = 2
 """Of the other functions, and of divisions."""
 _TO_TWO = np.float32(1.4426950408889634)
 """What `tl.exp` of a float32 multiplies by before it asks for a power of two."""
-_OPEN = ("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "cbrt", "rcbrt")
-"""Functions whose results come to 0 and 1 for no whole ranges of arguments."""
-_TURNING = ("sin", "cos", "tan", "sinpi", "cospi")
 _SIZES = 28
 """Of moves of sums, and of what is lost by rounding: halves of each other."""
 
@@ -87,32 +81,6 @@ def moved(values: Any, settled: Any, ulps: int = 1) -> Any:
     if not current().products:
         inexact &= ((noise >> np.uint32(8)) & np.uint32(0xFF)) < np.uint32(64 + (current().rounding >> 11 & 127))
     return np.where(inexact, other, values)
-
-
-def settled_results(name: str, values: Any, args: Sequence[Any]) -> Any:
-    """Which results of a function are exact: whole numbers of whole arguments, and those next to which it has no other
-    (1 as a cosine, an error function or an exponential).
-
-    name: As libdevice has it, without what it puts around it; empty for sums and products of a kernel's own.
-    """
-    fits = np.rint(values) == values
-    if not fits.any():
-        return fits
-    sizes = np.abs(values)
-    fits &= (sizes < _FRACTIONS) | _is_power_of_two(values)
-    if not args:
-        return fits
-    plain = np.logical_and.reduce([(np.rint(arg) == arg) | _is_power_of_two(arg) for arg in args])
-    if name in _OPEN:
-        return fits & plain
-    ends = sizes <= 1
-    if name in _TURNING:
-        ends &= np.abs(args[0]) < _NEAR_ZERO
-    return fits & (plain | ends)
-
-
-def _is_power_of_two(values: Any) -> Any:
-    return np.abs(np.frexp(values)[0]) == 0.5
 
 
 def by_a_part(handle: Any, settled: Any) -> Any:
@@ -223,7 +191,7 @@ def _after(builder: Any, name: str, function: Callable[[Any, Any], Any]) -> None
             return keep(product, (lhs, rhs)) if current().rounding & 32 else product
         if found.data.dtype == _SINGLE:
             # A GPU multiplies by the inverse, so that exact quotients are off as well.
-            settled = np.broadcast_to(_is_power_of_two(rhs.data), found.data.shape)
+            settled = np.broadcast_to(powers_of_two(rhs.data), found.data.shape)
             found.data = moved(found.data, settled, _MOST_ULPS)
             by_a_part(found, settled)
         return found
