@@ -119,6 +119,24 @@ def test_a_rollout_that_is_played_again_keeps_its_own_reward(tmp_path: Path) -> 
     assert all(metrics["assay_errored"] == 0 for metrics in found.metrics_G)
 
 
+def test_a_group_that_is_played_twice_at_a_time_ends_each_play_for_itself(tmp_path: Path) -> None:
+    play = Play((), {"": ("0", "1", "2")}, 3, 1)
+    (group,) = groups(play, fails(tmp_path))
+
+    async def leave() -> None:
+        await group.make_envs()
+        await group.cleanup()
+
+    async def work() -> Any:
+        envs = await group.make_envs()
+        await asyncio.gather(*(env.initial_observation() for env in envs))
+        await asyncio.create_task(leave())
+        await asyncio.gather(*(env.step(list(b"0")) for env in envs))
+        return await group.compute_group_rewards([], envs)
+
+    assert [metrics["assay_errored"] for _, metrics in asyncio.run(work())] == [0.0] * 3
+
+
 def test_a_group_without_a_score_raises(tmp_path: Path) -> None:
     play = Play((), {"": ("!",)}, 3, 1)
     (group,) = groups(play, fails(tmp_path))

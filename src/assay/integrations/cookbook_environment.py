@@ -135,7 +135,8 @@ class TaskGroup(EnvGroupBuilder):  # type: ignore[misc]
     tokenizer: Any
     budget: Budget = UNBOUNDED
     share: Share = "machine"
-    _envs: list[TaskEnv] = field(default_factory=list, repr=False)
+    _envs: list[tuple[asyncio.Task[Any] | None, TaskEnv]] = field(default_factory=list, repr=False)
+    """Each with the asyncio task that made it: two may play the same group at a time."""
 
     async def make_envs(self) -> Sequence[Any]:
         """One env for each rollout."""
@@ -144,7 +145,7 @@ class TaskGroup(EnvGroupBuilder):  # type: ignore[misc]
         size = self.prepared.group_size
         group = HostGroup(task, size, self.prepared.playing, renderer)
         envs = [TaskEnv(group, member, renderer.stop, self.budget) for member in range(size)]
-        self._envs += envs
+        self._envs += [(asyncio.current_task(), env) for env in envs]
         return envs
 
     async def compute_group_rewards(
@@ -173,10 +174,11 @@ class TaskGroup(EnvGroupBuilder):  # type: ignore[misc]
         ]
 
     async def cleanup(self) -> None:
-        """End what still plays."""
-        for env in self._envs:
+        """End what still plays of the calling task's envs, and of those whose task is over."""
+        mine = [one for one in self._envs if one[0] is None or one[0] is asyncio.current_task() or one[0].done()]
+        self._envs = [one for one in self._envs if one not in mine]
+        for _, env in mine:
             await env.stop()
-        self._envs = []
 
     def logging_tags(self) -> list[str]:
         """Metrics are split by the environment."""
