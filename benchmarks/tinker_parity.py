@@ -176,9 +176,10 @@ def learned(run: RunRecords) -> dict[str, Any]:
     """Held-out reward before and after RL, with the paired interval of the change over tasks."""
     assert run.first is not None and run.last is not None, f"{run.path} was not evaluated"
     before, after = (measured_policy("", one).values["reward"] for one in (run.first, run.last))
-    change = paired_difference_ci95([before[task] for task in before], [after[task] for task in before])
-    ends = [sum(values.values()) / len(values) for values in (before, after)]
-    return {"before": ends[0], "after": ends[1], "change_ci95": [change.low, change.high]}
+    both = [task for task in before if task in after]  # without tasks that could not be scored
+    change = paired_difference_ci95([before[task] for task in both], [after[task] for task in both])
+    ends = [sum(values[task] for task in both) / len(both) for values in (before, after)]
+    return {"before": ends[0], "after": ends[1], "change_ci95": [change.low, change.high], "tasks": len(both)}
 
 
 def cost(local: RunRecords, remote: RunRecords, server_cpu_s: Sequence[float]) -> dict[str, Any]:
