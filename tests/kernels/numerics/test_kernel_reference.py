@@ -171,6 +171,21 @@ def test_work_is_counted_in_one_pass(process: ReferenceProcess) -> None:
     assert work["native_batch_norm"][0] == 1 and work["t"] == (1, 0)
 
 
+@pytest.mark.parametrize("kinds", [2, 1])
+def test_kinds_that_are_all_alike_are_turned_where_the_problem_takes_others(
+    process: ReferenceProcess, kinds: int
+) -> None:
+    code = TINY.replace("return torch.relu(x)", f"return torch.relu(x) + torch.arange({kinds}.0)[kinds][:, None]")
+    code = code.replace("def forward(self, x)", "def forward(self, x, kinds)")
+    code = code.replace(
+        "torch.rand(batch_size, features)", "torch.rand(batch_size, features), torch.zeros(batch_size).long()"
+    )
+    result = process.evaluate(code, input_seed=1, weight_seed=0)
+    turned = {case.family for case in result.cases if tensor(case.inputs[1]).array().any()}
+    assert [case.family for case in result.cases] == list(FAMILIES) and not result.refused
+    assert turned == ({"signed", "sparse"} if kinds == 2 else set())
+
+
 def test_a_family_that_the_problem_refuses_is_named_and_left_out(process: ReferenceProcess) -> None:
     picky = TINY.replace("return torch.relu(x)", "assert x.min() >= 0; return torch.relu(x)")
     result = process.evaluate(picky, input_seed=1, weight_seed=0)

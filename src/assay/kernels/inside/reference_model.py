@@ -15,6 +15,7 @@ import math
 import sys
 import types
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from assay.kernels.inside.record import light
 from assay.kernels.inside.tensors import digest, structure_of
 from assay.kernels.inside.work import WorkTrace
 from assay.kernels.numerics.families import has_flags, vary, with_numbers
+from assay.kernels.numerics.tolerance import compare, tolerance_for
 from assay.kernels.source_text import lines_of
 from assay.types import Json
 
@@ -56,8 +58,26 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
-Tried = tuple[tuple[Value, ...], list[HostTensor]]
-"""Inputs that a problem takes, and its outputs in the working precision."""
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """Inputs that a problem takes, and its outputs in the working precision and in float64."""
+
+    inputs: tuple[Value, ...]
+    rounded: list[HostTensor]
+    exact: list[HostTensor]
+
+    @property
+    def finite(self) -> bool:
+        """Whether all outputs are finite."""
+        return all(np.isfinite(output.array()).all() for output in self.rounded)
+
+    def gives(self, outputs: Sequence[HostTensor], precision: str) -> bool:
+        """Whether outputs are the same within the tolerance: rounding differs with where memory lies."""
+        known = [(one.array(), other.array()) for one, other in zip(self.exact, self.rounded, strict=True)]
+        return len(outputs) == len(known) and all(
+            compare(output.array(), rounded, tolerance_for(exact, rounded, precision)).ok
+            for output, (exact, rounded) in zip(outputs, known, strict=True)
+        )
 
 
 class Reference:
@@ -144,11 +164,10 @@ class Reference:
 
     def carries(self, model: torch.nn.Module, calls: Sequence[Tried], seed: int) -> bool:
         """Whether outputs depend on what earlier calls left in the model. `calls`: some that are made in a row, each
-        with the outputs that it has alone."""
-        row = copy.deepcopy(model)
-        return any(
-            not same(flat_outputs(self._call(row, inputs, self.precision, seed)), alone) for inputs, alone in calls
-        )
+        with what it gives alone."""
+        row, name = copy.deepcopy(model), str(self.precision).removeprefix("torch.")
+        made = ((call, self._call(row, call.inputs, self.precision, seed)) for call in calls)
+        return any(not call.gives(flat_outputs(output), name) for call, output in made)
 
     def buffers_that_matter(self, model: torch.nn.Module, inputs: Sequence[Value], seed: int) -> list[str]:
         """The constant buffers whose values the outputs depend on: not running statistics that are only kept."""
@@ -218,7 +237,7 @@ def evaluate(request: Json) -> Frame:
     frame.header["initial"] = [digest(weight) for _, weight in weights]
     tried = _add_families(frame, reference, model, request)
     if tried:
-        first, _ = tried[0]
+        first = tried[0].inputs
         frame.header["work"] = reference.work(model, first, seed)
         frame.header["overwritten"] = sorted(reference.overwritten)
         frame.header["structure"] = reference.structure
@@ -249,16 +268,16 @@ def _add_families(frame: Frame, reference: Reference, model: torch.nn.Module, re
             chance = np.random.default_rng((request["input_seed"], number))
             if (inputs := vary(drawn, family, chance, other, flags=flags)) is None:
                 break
-            outputs = _tried(frame, family, reference, model, inputs, request, first=not tried)
+            found = _tried(frame, family, reference, model, inputs, request, first=not tried)
             # That they may be turned is a guess: if it gives no numbers, the rest of the family shall not be lost.
-            if outputs is not None and flags and not all(np.isfinite(output.array()).all() for output in outputs):
+            if found is not None and flags and not found.finite:
                 frame.header["cases"].pop()
-            elif outputs is not None:
+            elif found is not None:
                 frame.header["refused"].pop(family, None)
-                tried.append((inputs, outputs))
+                tried.append(found)
                 break
         if number == 0 and tried:
-            frame.header["work"] = reference.work(model, tried[0][0], request["weight_seed"])
+            frame.header["work"] = reference.work(model, tried[0].inputs, request["weight_seed"])
     return tried
 
 
@@ -270,10 +289,10 @@ def _tried(
     inputs: tuple[Value, ...],
     request: Json,
     first: bool,
-) -> list[HostTensor] | None:
-    """Add a case of a family; its outputs in the working precision, or None where the problem refuses the inputs."""
+) -> Tried | None:
+    """Add a case of a family; None where the problem refuses the inputs."""
     try:
-        outputs = _add_case(frame, family, reference, model, inputs, request["weight_seed"], request["max_output"])
+        found = _add_case(frame, family, reference, model, inputs, request["weight_seed"], request["max_output"])
     except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
         # Inputs that the problem refuses are not part of it; its own have to work.
         if first or out_of_memory(error):
@@ -284,7 +303,7 @@ def _tried(
         frame.header["cases"].pop()
         frame.header["refused"][family] = "equal elements, in whose order its outputs are one answer of several"
         return None
-    return outputs
+    return found
 
 
 def _add_case(
@@ -292,11 +311,11 @@ def _add_case(
     name: str,
     reference: Reference,
     model: torch.nn.Module,
-    inputs: Sequence[Value],
+    inputs: tuple[Value, ...],
     seed: int,
     limit: int | None = None,
-) -> list[HostTensor]:
-    """Add a case; its outputs in the working precision."""
+) -> Tried:
+    """Add a case, and say what it has."""
     rounded = reference.outputs(model, inputs, reference.precision, seed)
     rounded_after = dict(reference.after)
     size = sum(math.prod(tensor.shape) for tensor in rounded)
@@ -322,7 +341,7 @@ def _add_case(
             "after": [[place, frame.add(after[place]), frame.add(rounded_after[place])] for place in sorted(after)],
         }
     )
-    return rounded
+    return Tried(inputs, rounded, exact)
 
 
 def _has_ties(
