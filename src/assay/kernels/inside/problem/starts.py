@@ -1,8 +1,8 @@
 """Parameters whose values at the start give something away that training does not keep.
 
 A candidate may hold weights under names of its own, and then no call changes them. Its kernels may lean on what is so
-at the start alone: on an identity, on a gain that is the norm of other weights, on layers that start alike, on weights
-that are all positive. So a candidate must have such parameters under their names, and one call changes them all.
+at the start alone: on an identity, on a gain that is the norm of other weights, on layers that start alike. So a
+candidate must have such parameters under their names, and one call changes them all.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from assay.kernels.inside.problem.weights import is_constant
 OTHERS = 2
 """Further constructions, each from another seed, that a parameter is compared with."""
 FEW = 8
-"""So many different elements at most are labels, which may be alike by chance; so many that have one sign are not."""
+"""So many different elements at most are labels, which may be alike by chance."""
 
 Build = Callable[[int], tuple[nn.Module, ConstructionTrace]]
 """Constructs the model from a seed."""
 
 
 def telling(build: Build, seed: int) -> list[str]:
-    """The parameters of the model from a seed that all are one number, hold the same elements from any seed, have one
-    sign, or depend on each other."""
+    """The parameters of the model from a seed that all are one number, hold elements that are the same from any seed,
+    or depend on each other."""
     model, trace = build(seed)
     weights = dict(model.named_parameters())
     if not weights:
@@ -45,9 +45,7 @@ def _is_known(weight: torch.Tensor, others: Sequence[torch.Tensor | None]) -> bo
     if len(made) <= OTHERS or weight.is_complex():
         return False
     same = torch.stack([weight == other for other in made[1:]]).all(0)
-    if bool(same.all()) or (bool(same.any()) and weight.unique().numel() > FEW):
-        return True
-    return weight.numel() >= FEW and any(all(bool((sign * one >= 0).all()) for one in made) for sign in (1, -1))
+    return bool(same.all()) or (bool(same.any()) and weight.unique().numel() > FEW)
 
 
 def _dependent(weights: Mapping[str, torch.Tensor], trace: ConstructionTrace) -> set[str]:
