@@ -302,17 +302,17 @@ def _decide(
     outputs = len(program.outputs)
     if len(answers.outputs) != len(calls) or [len(account.unwritten) for account in seen] != [outputs] * len(calls):
         return "crash", "the replay did not answer every call", 0, ()
-    findings = _findings(program, answers, seen, policy, starts(result))
-    if (refused := first_refused(findings)) is not None:
-        return ("wrong" if refused.rule in ("races", "state") else "cheat"), refused.message, refused.line, findings
     if any(call.weights and call.needed and not seen[place].weights_set for place, call in enumerate(calls)):
         names = ", ".join(list(answers.draw.moved_weights)[:4])
         said = (
             f"the model has no parameters or buffers for the reference's {names}, whose values also change during "
             "grading: keep all of the reference's parameters and buffers, under their names (or parameters in order)"
         )
-        return "wrong", said, 0, findings
-    return "ok", "", 0, findings
+        return "wrong", said, 0, ()
+    findings = _findings(program, answers, seen, policy, starts(result))
+    if (refused := first_refused(findings)) is None:
+        return "ok", "", 0, findings
+    return ("wrong" if refused.rule in ("races", "state") else "cheat"), refused.message, refused.line, findings
 
 
 def _faulted(fault: Mapping[str, Json]) -> tuple[End, str, int]:
