@@ -206,7 +206,7 @@ def _vary_complex(z: Complexes, family: Family, rng: np.random.Generator) -> Com
     if family == "permuted":
         return np.asarray(_shuffled(z, rng), np.complex128)
     if np.allclose(np.abs(z), 1.0, atol=1e-4):  # rotations
-        return np.exp(2j * np.pi * rng.random(z.shape))
+        return np.asarray(np.exp(2j * np.pi * rng.random(z.shape)), np.complex128)
     if family == "faint":
         return np.asarray(z * _faint_slices(z.shape, rng, symmetric=False))
     return _vary_real(z.real.copy(), family, rng) + 1j * _vary_real(z.imag.copy(), family, rng)

@@ -45,7 +45,7 @@ def _is_known(weight: torch.Tensor, others: Sequence[torch.Tensor | None]) -> bo
     if len(made) <= OTHERS or weight.is_complex():
         return False
     same = torch.stack([weight == other for other in made[1:]]).all(0)
-    return bool(same.all()) or (bool(same.any()) and weight.unique().numel() > FEW)
+    return bool(same.all()) or (bool(same.any()) and torch.unique(weight.detach()).numel() > FEW)
 
 
 def _dependent(weights: Mapping[str, torch.Tensor], trace: ConstructionTrace) -> set[str]:
