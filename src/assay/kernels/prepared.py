@@ -74,6 +74,8 @@ class Prepared:
             return self.refusal
         assert self.bank is not None and self.bank.screening is not None, "a bank without draws was screened"
         screening = self.bank.screening
+        if screening.reason == "stateful":
+            return f"{screening.detail}, and a candidate is judged by calls that stand alone. Leave the problem out."
         return (
             f"the problem is not worth a reward at this size ({screening.reason}: {screening.detail}); a kernel that "
             "computes something else would pass. Leave it out, or grade it at larger sizes."

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from assay.kernels.inside.construction import ConstructionTrace
+from assay.kernels.inside.problem.starts import telling
 
 
 def norm(model: nn.Module) -> nn.Module:
@@ -59,3 +60,52 @@ def test_a_trace_changes_no_number() -> None:
     with ConstructionTrace([]) as trace:
         traced = nn.init.trunc_normal_(torch.empty(50))
     assert torch.equal(plain, traced) and trace.amount >= 150
+
+
+class Layers(nn.Module):
+    """A module with the given parts; what is no module is a parameter."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part if isinstance(part, nn.Module) else nn.Parameter(part))
+
+
+def identity() -> nn.Module:
+    linear = nn.Linear(6, 6)
+    nn.init.eye_(linear.weight)
+    return linear
+
+
+def alike() -> list[Any]:
+    weight = torch.randn(3, 5)
+    return [weight, weight.clone()]
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (
+            lambda: {"fc": nn.Linear(6, 4), "trunc": nn.init.trunc_normal_(torch.empty(50)), "emb": nn.Embedding(9, 4)},
+            [],
+        ),
+        (lambda: {"scaled": torch.rand(20) * 0.02 + 1, "joined": torch.cat((torch.randn(9), torch.randn(4)))}, []),
+        (lambda: {"fc": identity()}, ["fc.weight"]),
+        (lambda: {"decay": torch.arange(1, 9).log().repeat(5, 1), "free": torch.randn(9)}, ["decay"]),
+        (lambda: {"emb": nn.Embedding(9, 40, padding_idx=0)}, ["emb.weight"]),
+        (lambda: dict(zip(("one", "other"), alike(), strict=True)), ["one", "other"]),
+        (lambda: {"rows": torch.randn(1, 9).repeat(4, 1), "free": torch.randn(9)}, ["rows"]),
+        (lambda: {"basis": nn.init.orthogonal_(torch.empty(6, 6)), "free": torch.randn(9)}, ["basis"]),
+        (
+            lambda: {"fc": norm(nn.Linear(6, 4))},
+            ["fc.parametrizations.weight.original0", "fc.parametrizations.weight.original1"],
+        ),
+    ],
+)
+def test_parameters_whose_start_gives_something_away(build: Any, expected: list[str]) -> None:
+    def built(seed: int) -> tuple[nn.Module, ConstructionTrace]:
+        torch.manual_seed(seed)
+        with ConstructionTrace([]) as trace:
+            return Layers(**build()), trace
+
+    assert [name for name in telling(built, 3) if name != "fc.bias"] == expected

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from assay.kernels.arrays import Array, HostTensor, host_tensor
-from assay.kernels.numerics.families import FAMILIES, LARGE, SPARSITY, Family, role_of, vary, with_numbers
+from assay.kernels.numerics.families import FAMILIES, LARGE, SPARSITY, Family, has_flags, role_of, vary, with_numbers
 
 RNG = np.random.default_rng(0)
 UNIFORM = RNG.random((40, 50)).astype(np.float32)
@@ -70,6 +70,8 @@ def test_given_is_given_and_a_family_that_changes_nothing_is_none() -> None:
         (np.array([4, 1, 3, 0]), "distinct"),
         (np.array([4, 1, 1, 0]), "index"),
         (np.array([7]), "index"),
+        (np.array([7, 7, 7]), "alike"),
+        (np.array([1j, 2.0, 0.5]), "complex"),
         (np.where(UNIFORM > 0.5, 1.0, -1.0), "labels"),
         (UNIFORM / UNIFORM.sum(axis=-1, keepdims=True), "probability"),
         (UNIFORM / UNIFORM.sum(axis=0, keepdims=True), "probability"),
@@ -106,6 +108,45 @@ def test_masks_only_change_places_of_rows() -> None:
     permuted = varied(mask, "permuted", "bool")
     assert sorted(map(tuple, permuted)) == sorted(map(tuple, mask))
     assert vary((host_tensor(mask, "bool"),), "signed", np.random.default_rng(0)) is None
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 6, 6), (3, 1, 6, 6), (5, 6)])
+def test_masks_of_any_number_of_axes_change(shape: tuple[int, ...]) -> None:
+    mask = np.broadcast_to(np.tril(np.ones((6, 6), dtype=np.bool_))[-shape[-2] :], shape)
+    permuted = varied(mask, "permuted", "bool")
+    assert not np.array_equal(permuted, mask)
+    assert sorted(map(tuple, permuted.reshape(-1, 6))) == sorted(map(tuple, mask.reshape(-1, 6)))
+
+
+def test_of_masks_with_rows_that_are_alike_elements_change_places() -> None:
+    row = np.arange(12) < 7
+    for mask in (row, row[None], np.broadcast_to(row, (4, 12))):
+        permuted = varied(mask, "permuted", "bool")
+        assert not np.array_equal(permuted, mask) and np.array_equal(permuted.sum(-1), mask.sum(-1))
+
+
+@pytest.mark.parametrize(("value", "legal"), [(0, {0, 1}), (1, {0, 1}), (9, set(range(1, 10))), (-100, {-100})])
+def test_whole_numbers_that_are_all_alike_differ_in_some_families(value: int, legal: set[int]) -> None:
+    kinds = np.full((20, 30), value)
+    given = (host_tensor(kinds, "int64"),)
+    new = varied(kinds, "sparse", "int64") if value >= 0 else kinds
+    assert set(np.unique(new)) == legal and (new[:, 0] == value).all()
+    assert vary(given, "permuted", np.random.default_rng(0)) is None
+    assert vary(given, "sparse", np.random.default_rng(0), flags=False) is None
+    assert has_flags(given, "sparse") and not has_flags(given, "large")
+
+
+@pytest.mark.parametrize("family", CHANGED)
+def test_complex_numbers_vary_in_both_parts(family: Family) -> None:
+    z = UNIFORM + 1j * UNIFORM[::-1]
+    new = varied(z, family, "complex64")
+    assert new.dtype == np.complex64 and (new != z).mean() > (0.05 if family == "faint" else 0.7)
+    if family in ("signed", "large"):
+        assert min((part < 0).mean() for part in (new.real, new.imag)) > 0.3
+    if family == "permuted":
+        np.testing.assert_array_equal(np.sort(new.ravel()), np.sort(z.astype(np.complex64).ravel()))
+    turned = varied(np.exp(1j * NORMAL), family, "complex64")
+    np.testing.assert_allclose(np.abs(turned), 1.0, rtol=1e-5)
 
 
 @pytest.mark.parametrize("family", CHANGED)

@@ -136,7 +136,7 @@ def test_moved_weights_leave_their_starting_values(process: ReferenceProcess) ->
 def test_one_parameter_moves_alone(process: ReferenceProcess) -> None:
     still = process.evaluate(LINEAR, input_seed=7, weight_seed=3, with_state=True)
     moved = process.evaluate(
-        LINEAR, input_seed=7, weight_seed=3, with_state=True, perturb_weights="all", only="linear.bias"
+        LINEAR, input_seed=7, weight_seed=3, with_state=True, perturb_weights="all", only=("linear.bias",)
     )
     names = [name for name, _ in still.weights]
     assert [name for name in names if still.state[name] != moved.state[name]] == ["linear.bias"]
@@ -147,11 +147,13 @@ def test_one_parameter_moves_alone(process: ReferenceProcess) -> None:
 def test_constant_buffers_that_matter_move_with_constant_parameters(process: ReferenceProcess) -> None:
     statistics = ("norm.running_mean", "norm.running_var")
     in_training = process.evaluate(LINEAR, input_seed=7, weight_seed=3)
-    assert set(in_training.constant) == {"norm.weight", "norm.bias"}, "which only keeps its statistics"
+    assert set(in_training.needed) == {"norm.weight", "norm.bias"}, "which only keeps its statistics"
     code = LINEAR.replace("nn.Linear(20, wide)", "nn.Linear(20, wide)\n        self.eval()")
     in_eval = process.evaluate(code, input_seed=7, weight_seed=3, with_state=True)
-    assert set(in_eval.constant) == {"norm.weight", "norm.bias", *statistics}
-    moved = process.evaluate(code, input_seed=7, weight_seed=3, with_state=True, perturb_weights="constant")
+    assert set(in_eval.needed) == {"norm.weight", "norm.bias", *statistics}
+    moved = process.evaluate(
+        code, input_seed=7, weight_seed=3, with_state=True, perturb_weights="all", only=in_eval.needed
+    )
     assert all(moved.state[name] != in_eval.state[name] for name in statistics)
     assert moved.state["linear.weight"] == in_eval.state["linear.weight"]
 
@@ -167,6 +169,21 @@ def test_work_is_counted_in_one_pass(process: ReferenceProcess) -> None:
     assert work["addmm"] == (1, 6 * 20 * 8)
     assert work["relu"] == (1, 48) and work["mul"] == (1, 48)
     assert work["native_batch_norm"][0] == 1 and work["t"] == (1, 0)
+
+
+@pytest.mark.parametrize("kinds", [2, 1])
+def test_kinds_that_are_all_alike_are_turned_where_the_problem_takes_others(
+    process: ReferenceProcess, kinds: int
+) -> None:
+    code = TINY.replace("return torch.relu(x)", f"return torch.relu(x) + torch.arange({kinds}.0)[kinds][:, None]")
+    code = code.replace("def forward(self, x)", "def forward(self, x, kinds)")
+    code = code.replace(
+        "torch.rand(batch_size, features)", "torch.rand(batch_size, features), torch.zeros(batch_size).long()"
+    )
+    result = process.evaluate(code, input_seed=1, weight_seed=0)
+    turned = {case.family for case in result.cases if tensor(case.inputs[1]).array().any()}
+    assert [case.family for case in result.cases] == list(FAMILIES) and not result.refused
+    assert turned == ({"signed", "sparse"} if kinds == 2 else set())
 
 
 def test_a_family_that_the_problem_refuses_is_named_and_left_out(process: ReferenceProcess) -> None:

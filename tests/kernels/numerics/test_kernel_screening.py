@@ -44,9 +44,11 @@ def get_init_inputs():
 
 
 LINEAR = "self.linear = nn.Linear(40, 30)"
+STATE = 'self.register_buffer("mean", torch.zeros(40))'
 DEGENERATE = {
     "no_output": module("return torch.empty(0)"),
     "non_finite": module("return torch.log(x - 2.0)"),
+    "stateful": module("self.mean.mul_(0.9).add_(0.1 * x.mean(0)); return torch.sin(x - self.mean)", STATE),
     "nondeterministic": module("return nn.functional.dropout(x, 0.5, training=True)"),
     "zero": module("return torch.relu(-x.abs())"),
     "constant": module("return x * 0.0 + 2.5"),

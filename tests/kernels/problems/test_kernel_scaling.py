@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -166,6 +167,21 @@ def test_random_sizes_are_odd_so_that_no_block_fits_them() -> None:
     small = unscaled(problem(TINY.replace("64", "2").replace("4096", "100")))
     found = {sizes_of(next(other_sizes(small, random.Random(seed))))["features"] for seed in range(60)}
     assert len(found) > 10 and all(50 <= size < 100 and size % 2 for size in found)
+
+
+def test_equal_literal_shapes_change_alike() -> None:
+    drawn = "[torch.rand(2, 24, 48, 48), torch.rand(24, 48), torch.rand(size=(24,))]"
+    one = unscaled(problem(TINY.replace("[torch.rand(batch_size, features)]", drawn)))
+    for seed in range(20):
+        code = next(other_sizes(one, random.Random(seed))).code
+        found = re.search(r"rand\(2, (\d+), (\d+), (\d+)\), torch.rand\((\d+), (\d+)\)", code)
+        assert found is not None
+        first, second, third, *again = found.groups()
+        assert again == [first, second], "the third is equal to the second as published, and need not be"
+        assert (first, second) != ("24", "48")
+        if second != third:
+            return
+    raise AssertionError("a square never became another rectangle")
 
 
 def test_few_sizes_are_changed_alone() -> None:

@@ -1,21 +1,41 @@
-"""How much a reference's constructor computes of what it draws, counted as a submission's is.
+"""How much a reference's constructor computes of what it draws, counted as a submission's is, and which draws the
+numbers of a tensor come from.
 
 with ConstructionTrace(init_inputs) as trace:
     model = Model(*init_inputs)
 trace.amount
+trace.origin_of(model.weight).draws
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from assay.kernels.operators import kind_of
 from assay.kernels.program.form import DTYPES, Operation, Value, Window
-from assay.kernels.program.weight_work import tainted_by, work_on
+from assay.kernels.program.operations import base_name, role_of
+from assay.kernels.program.weight_work import storages_read, tainted_by, work_on
+
+ELEMENTWISE = ("pointwise", "free", "index")
+"""Kinds of operators of which an element depends on no others of an operand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the numbers of a tensor come from."""
+
+    draws: frozenset[int] = frozenset()
+    """Calls of random operators, by number."""
+    drawn: int = 0
+    """How many numbers those drew together."""
+    mixed: bool = False
+    """Whether an element may depend on several of them (a norm, a product, a sum)."""
 
 
 class ConstructionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -31,6 +51,17 @@ class ConstructionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._numbers: dict[int, int] = {}
         self._seen: list[StorageWeakRef] = []
         self._tainted = {self._window(tensor).storage for tensor in _tensors(init_inputs) if _has_form(tensor)}
+        self._drawn: list[int] = []
+        self._draws: dict[int, frozenset[int]] = {}
+        self._mixed: set[int] = set()
+
+    def origin_of(self, tensor: torch.Tensor) -> Origin:
+        """Where the numbers of a tensor come from that the constructor made."""
+        if not _has_form(tensor):
+            return Origin()
+        place = self._window(tensor).storage
+        draws = self._draws.get(place, frozenset())
+        return Origin(draws, sum(self._drawn[draw] for draw in draws), place in self._mixed)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -56,7 +87,20 @@ class ConstructionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operation = Operation(schema.name, given, tuple((name, self._value(named[name])) for name in named), outs, 0)
         self.amount += work_on(operation, self._tainted)
         self._tainted |= tainted_by(operation, self._tainted)
+        self._follow(operation)
         return result
+
+    def _follow(self, operation: Operation) -> None:
+        """Note which draws the numbers come from that an operation writes."""
+        read = storages_read(operation)
+        mixed = bool(read & self._mixed) or kind_of(base_name(operation)) not in ELEMENTWISE
+        draws = frozenset[int]().union(*(self._draws.get(place, ()) for place in read))
+        if role_of(operation) == "random":
+            mixed, draws = False, draws | {len(self._drawn)}
+            self._drawn.append(sum(out.elements for out in operation.outs))
+        for out in operation.outs if draws else ():
+            self._draws[out.storage] = self._draws.get(out.storage, frozenset()) | draws
+            self._mixed |= {out.storage} if mixed else set()
 
     def _value(self, found: Any) -> Value:
         if isinstance(found, list | tuple):

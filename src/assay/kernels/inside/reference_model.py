@@ -14,70 +14,28 @@ import linecache
 import math
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 
 from assay.kernels.arrays import HostTensor, Value
 from assay.kernels.frames import Frame
 from assay.kernels.inside.construction import ConstructionTrace
+from assay.kernels.inside.problem.recurrent import RecurrentLayers
+from assay.kernels.inside.problem.starts import telling
 from assay.kernels.inside.problem.ties import AnyOrder, chooses, same
-from assay.kernels.inside.problem.weights import constant_buffers, growth_of, is_constant, move
+from assay.kernels.inside.problem.values import flat_outputs, from_value, tensors_in, tensors_of_output, to_value
+from assay.kernels.inside.problem.weights import constant_buffers, growth_of, move
 from assay.kernels.inside.record import light
 from assay.kernels.inside.tensors import digest, structure_of
 from assay.kernels.inside.work import WorkTrace
-from assay.kernels.numerics.families import vary, with_numbers
+from assay.kernels.numerics.families import has_flags, vary, with_numbers
+from assay.kernels.numerics.tolerance import compare, tolerance_for
 from assay.kernels.source_text import lines_of
 from assay.types import Json
-
-
-def to_value(value: Any) -> Value:
-    """A value of a problem as plain data.
-
-    Raises:
-        TypeError: it is none that can travel.
-    """
-    if isinstance(value, torch.Tensor):
-        tensor = value.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
-        raw = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
-        return HostTensor(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), raw.numpy().tobytes())
-    if isinstance(value, list | tuple):
-        return tuple(to_value(part) for part in value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(f"an input or output of type {type(value).__name__} cannot be compared; only tensors and constants")
-
-
-def from_value(value: Value, dtype: torch.dtype | None, device: str) -> Any:
-    """The value that PyTorch takes, floating tensors in `dtype`."""
-    if isinstance(value, HostTensor):
-        name = "uint16" if value.dtype == "bfloat16" else value.dtype
-        array = np.frombuffer(bytearray(value.data), dtype=name)
-        tensor = torch.from_numpy(array)
-        if value.dtype == "bfloat16":
-            tensor = tensor.view(torch.bfloat16)
-        tensor = tensor.reshape(value.shape)
-        if dtype is not None and tensor.is_floating_point():
-            tensor = tensor.to(dtype)
-        return tensor.to(device)
-    return [from_value(part, dtype, device) for part in value] if isinstance(value, tuple) else value
-
-
-def flat_outputs(output: Any) -> list[HostTensor]:
-    """The tensors of an output, however nested; numbers become tensors without dimensions."""
-    if isinstance(output, torch.Tensor):
-        value = to_value(output)
-        return [value] if isinstance(value, HostTensor) else []
-    if isinstance(output, list | tuple):
-        return [tensor for part in output for tensor in flat_outputs(part)]
-    if isinstance(output, dict):
-        return [tensor for name in sorted(output) for tensor in flat_outputs(output[name])]
-    if isinstance(output, bool | int | float):
-        return flat_outputs(torch.tensor(output))
-    return []
 
 
 def _seed(seed: int, device: str) -> None:
@@ -86,9 +44,6 @@ def _seed(seed: int, device: str) -> None:
         torch.default_generator.manual_seed(seed)
     else:
         torch.manual_seed(seed)
-
-
-_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 class TooLargeError(Exception):
@@ -103,17 +58,26 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [tensor for part in value for tensor in _tensors(part)] if isinstance(value, list) else []
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """Inputs that a problem takes, and its outputs in the working precision and in float64."""
 
+    inputs: tuple[Value, ...]
+    rounded: list[HostTensor]
+    exact: list[HostTensor]
 
-def _all_tensors(output: Any) -> list[torch.Tensor]:
-    if isinstance(output, torch.Tensor):
-        return [output]
-    parts = output.values() if isinstance(output, dict) else output if isinstance(output, list | tuple) else ()
-    return [tensor for part in parts for tensor in _all_tensors(part)]
+    @property
+    def finite(self) -> bool:
+        """Whether all outputs are finite."""
+        return all(np.isfinite(output.array()).all() for output in self.rounded)
+
+    def gives(self, outputs: Sequence[HostTensor], precision: str) -> bool:
+        """Whether outputs are the same within the tolerance: rounding differs with where memory lies."""
+        known = [(one.array(), other.array()) for one, other in zip(self.exact, self.rounded, strict=True)]
+        return len(outputs) == len(known) and all(
+            compare(output.array(), rounded, tolerance_for(exact, rounded, precision)).ok
+            for output, (exact, rounded) in zip(outputs, known, strict=True)
+        )
 
 
 class Reference:
@@ -137,27 +101,31 @@ class Reference:
         self.overwritten: set[int] = set()
         """Numbers of the tensors among the inputs into which forward wrote so far."""
 
-    def model(self, seed: int, perturb: str, only: str = "") -> torch.nn.Module:
-        """The model with weights from a seed, rounded to the working precision.
-
-        `perturb` is `none`; `all`, which moves every weight at random; `far`, which moves them further; or
-        `constant`, which moves the parameters whose elements are all equal (ones and zeros of a normalisation, say), so
-        that they count as well, and such buffers.
-        `only`: the one parameter that is moved of those; empty for all.
-        """
+    def built(self, seed: int) -> tuple[torch.nn.Module, ConstructionTrace]:
+        """The model as its constructor leaves it under a seed, and what the constructor did."""
         _seed(seed, self.device)
         init_inputs = copy.deepcopy(self.init_inputs)
         with ConstructionTrace(init_inputs) as trace:
             model: torch.nn.Module = self.space["Model"](*init_inputs)
+        return model, trace
+
+    def model(self, seed: int, perturb: str, only: Collection[str] = ()) -> torch.nn.Module:
+        """The model with weights from a seed, rounded to the working precision.
+
+        `perturb` is `none`; `all`, which moves weights at random; or `far`, which moves them further.
+        `only`: the parameters and constant buffers that are moved; empty for all parameters.
+        """
+        model, trace = self.built(seed)
         self.init_work = trace.amount
         if perturb != "none":
             growth = growth_of(model) if perturb == "far" else 0.0
             with torch.no_grad():
                 for name, weight in model.named_parameters():
-                    if only in ("", name) and (perturb != "constant" or is_constant(weight)):
+                    if not only or name in only:
                         move(weight, growth)
-                for buffer in constant_buffers(model).values() if perturb == "constant" else ():
-                    move(buffer)
+                for name, buffer in constant_buffers(model).items():
+                    if name in only:
+                        move(buffer)
         return model.to(self.device, self.precision)
 
     def inputs(self, seed: int) -> tuple[Value, ...]:
@@ -194,6 +162,13 @@ class Reference:
         self._run(model, inputs, self.precision, seed, trace)
         return trace.operations
 
+    def carries(self, model: torch.nn.Module, calls: Sequence[Tried], seed: int) -> bool:
+        """Whether outputs depend on what earlier calls left in the model. `calls`: some that are made in a row, each
+        with what it gives alone."""
+        row, name = copy.deepcopy(model), str(self.precision).removeprefix("torch.")
+        made = ((call, self._call(row, call.inputs, self.precision, seed)) for call in calls)
+        return any(not call.gives(flat_outputs(output), name) for call, output in made)
+
     def buffers_that_matter(self, model: torch.nn.Module, inputs: Sequence[Value], seed: int) -> list[str]:
         """The constant buffers whose values the outputs depend on: not running statistics that are only kept."""
         names = list(constant_buffers(model))
@@ -217,20 +192,29 @@ class Reference:
         seed: int,
         trace: contextlib.AbstractContextManager[object] | None = None,
     ) -> Any:
+        return self._call(copy.deepcopy(model).to(dtype), inputs, dtype, seed, trace)
+
+    def _call(
+        self,
+        instance: torch.nn.Module,
+        inputs: Sequence[Value],
+        dtype: torch.dtype,
+        seed: int,
+        trace: contextlib.AbstractContextManager[object] | None = None,
+    ) -> Any:
         before = torch.get_default_dtype()
         torch.set_default_dtype(dtype if dtype.itemsize >= 4 else torch.float32)
         try:
             _seed(seed, self.device)
             arguments = [from_value(value, dtype, self.device) for value in inputs]
-            given = _tensors(arguments)
+            given = tensors_in(arguments)
             versions = [tensor._version for tensor in given]
-            instance = copy.deepcopy(model).to(dtype)
             with torch.no_grad(), trace or contextlib.nullcontext():
                 output = instance(*arguments)
             self.structure = structure_of(output)
             changed = [place for place, tensor in enumerate(given) if tensor._version != versions[place]]
             self.overwritten |= set(changed)
-            own = {tensor.untyped_storage().data_ptr() for tensor in _all_tensors(output)}
+            own = {tensor.untyped_storage().data_ptr() for tensor in tensors_of_output(output)}
             # What it returns is compared in any case, wherever a submission has it.
             changed = [place for place in changed if given[place].untyped_storage().data_ptr() not in own]
             self.after = {place: to_value(given[place]) for place in changed}
@@ -240,52 +224,86 @@ class Reference:
 
 
 def evaluate(request: Json) -> Frame:
-    """The answer to one request: a case for each family, and the two comparisons that screening wants."""
+    """The answer to one request: a case for each family, and the comparisons that screening wants."""
     torch.set_num_threads(1)
     reference = Reference(request["code"], request["device"], request["precision"])
-    model = reference.model(request["weight_seed"], request["perturb"], request["only"])
+    seed = request["weight_seed"]
+    model = reference.model(seed, request["perturb"], request["only"])
     parameters = sum(p.numel() for p in model.parameters())
     frame = Frame({"parameters": parameters, "exact": "float64", "cases": [], "refused": {}})
     weights = list(model.named_parameters())
     frame.header["init_work"] = reference.init_work
     frame.header["weights"] = [[name, list(weight.shape)] for name, weight in weights]
-    frame.header["constant"] = [name for name, weight in weights if is_constant(weight)]
     frame.header["initial"] = [digest(weight) for _, weight in weights]
-    first: tuple[Value, ...] | None = None
-    work: dict[str, tuple[int, int]] = {}
+    tried = _add_families(frame, reference, model, request)
+    if tried:
+        first = tried[0].inputs
+        frame.header["work"] = reference.work(model, first, seed)
+        frame.header["overwritten"] = sorted(reference.overwritten)
+        frame.header["structure"] = reference.structure
+        if request["screen"]:
+            frame.header["carries"] = reference.carries(model, (*tried[:2], tried[0]), seed)
+            _add_case(frame, "again", reference, model, first, seed + 1)
+        elif request["perturb"] == "none":
+            buffers = reference.buffers_that_matter(model, first, seed)
+            frame.header["needed"] = [*telling(reference.built, seed), *buffers]
+        if request["screen"] and parameters:
+            _add_case(frame, "other_weights", reference, reference.model(seed + 1, "all"), first, 0)
+    if request["state"]:
+        frame.header["state"] = {name: frame.add(to_value(tensor)) for name, tensor in model.state_dict().items()}
+    frame.header["init_inputs"] = frame.add(to_value(reference.init_inputs))
+    return frame
+
+
+def _add_families(frame: Frame, reference: Reference, model: torch.nn.Module, request: Json) -> list[Tried]:
+    """Add a case of each family that the problem takes, and its work in the first one."""
+    tried: list[Tried] = []
     other = reference.inputs(request["number_seed"]) if request["number_seed"] != request["input_seed"] else None
     for number, family in enumerate(request["families"]):
         # Each family starts from a fresh draw of its own, so no two show the same numbers in another dress.
         given = reference.inputs(request["input_seed"] + number)
         other = given if other is None else other
-        inputs = vary(with_numbers(given, other), family, np.random.default_rng((request["input_seed"], number)), other)
-        if inputs is None:
-            continue
-        try:
-            _add_case(frame, family, reference, model, inputs, request["weight_seed"], request["max_output"])
-            if first is not None and chooses(work) and _has_ties(frame, reference, model, inputs, request):
+        drawn = with_numbers(given, other)
+        for flags in (True, False) if has_flags(drawn, family) else (False,):
+            chance = np.random.default_rng((request["input_seed"], number))
+            if (inputs := vary(drawn, family, chance, other, flags=flags)) is None:
+                break
+            found = _tried(frame, family, reference, model, inputs, request, first=not tried)
+            # That they may be turned is a guess: if it gives no numbers, the rest of the family shall not be lost.
+            if found is not None and flags and not found.finite:
                 frame.header["cases"].pop()
-                frame.header["refused"][family] = "equal elements, in whose order its outputs are one answer of several"
-        except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            # Inputs that the problem refuses are not part of it; its own have to work.
-            if first is None or out_of_memory(error):
-                raise
-            frame.header["refused"][family] = f"{type(error).__name__}: {error}"[:500]
-        if first is None:
-            first, work = inputs, reference.work(model, inputs, request["weight_seed"])
-    if first is not None:
-        frame.header["work"] = work
-        frame.header["overwritten"] = sorted(reference.overwritten)
-        frame.header["structure"] = reference.structure
-        frame.header["constant"] += reference.buffers_that_matter(model, first, request["weight_seed"])
-        if request["screen"]:
-            _add_case(frame, "again", reference, model, first, request["weight_seed"] + 1)
-        if request["screen"] and parameters:
-            _add_case(frame, "other_weights", reference, reference.model(request["weight_seed"] + 1, "all"), first, 0)
-    if request["state"]:
-        frame.header["state"] = {name: frame.add(to_value(tensor)) for name, tensor in model.state_dict().items()}
-    frame.header["init_inputs"] = frame.add(to_value(reference.init_inputs))
-    return frame
+            elif found is not None:
+                frame.header["refused"].pop(family, None)
+                tried.append(found)
+                break
+        if number == 0 and tried:
+            frame.header["work"] = reference.work(model, tried[0].inputs, request["weight_seed"])
+    return tried
+
+
+def _tried(
+    frame: Frame,
+    family: str,
+    reference: Reference,
+    model: torch.nn.Module,
+    inputs: tuple[Value, ...],
+    request: Json,
+    first: bool,
+) -> Tried | None:
+    """Add a case of a family; None where the problem refuses the inputs."""
+    try:
+        found = _add_case(frame, family, reference, model, inputs, request["weight_seed"], request["max_output"])
+    except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        # Inputs that the problem refuses are not part of it; its own have to work.
+        if first or out_of_memory(error):
+            raise
+        frame.header["refused"][family] = f"{type(error).__name__}: {error}"[:500]
+        return None
+    if not first and chooses(frame.header["work"]) and _has_ties(frame, reference, model, inputs, request):
+        frame.header["cases"].pop()
+        frame.header["refused"][family] = "equal elements, in whose order its outputs are one answer of several"
+        return None
+    return found
 
 
 def _add_case(
@@ -293,10 +311,11 @@ def _add_case(
     name: str,
     reference: Reference,
     model: torch.nn.Module,
-    inputs: Sequence[Value],
+    inputs: tuple[Value, ...],
     seed: int,
     limit: int | None = None,
-) -> None:
+) -> Tried:
+    """Add a case, and say what it has."""
     rounded = reference.outputs(model, inputs, reference.precision, seed)
     rounded_after = dict(reference.after)
     size = sum(math.prod(tensor.shape) for tensor in rounded)
@@ -322,6 +341,7 @@ def _add_case(
             "after": [[place, frame.add(after[place]), frame.add(rounded_after[place])] for place in sorted(after)],
         }
     )
+    return Tried(inputs, rounded, exact)
 
 
 def _has_ties(
@@ -350,32 +370,6 @@ def shapes(request: Json) -> Frame:
         with torch.no_grad(), RecurrentLayers() as layers, WorkTrace() as trace:
             model(*inputs)
     return Frame({**entries, "work": {**trace.operations, **layers.operations}})
-
-
-class RecurrentLayers(TorchFunctionMode):
-    """Gives tensors without memory the shapes that a recurrent layer gives them, at once: PyTorch would take each step
-    of it, a minute for a long sequence."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations: dict[str, tuple[int, int]] = {}
-        """Calls and work of each kind of layer: each weight once for each sample and step."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        name = getattr(func, "__name__", "")
-        if name not in _RECURRENT or len(args) != 9 or not isinstance(args[2], list):
-            return func(*args, **(kwargs or {}))
-        sequence, hidden, weights, bidirectional = args[0], args[1], args[2], args[7]
-        states = hidden if isinstance(hidden, list | tuple) else (hidden,)
-        features = states[0].shape[-1] * (2 if bidirectional else 1)
-        steps = sequence.numel() // max(1, sequence.shape[-1])
-        calls, work = self.operations.get(name, (0, 0))
-        work += steps * sum(weight.numel() for weight in weights if weight.dim() == 2)
-        self.operations[name] = calls + 1, work
-        made = sequence.new_empty((*sequence.shape[:-1], features))
-        return (made, *(state.clone() for state in states))
 
 
 def _without_memory(value: Any) -> Any:

@@ -9,10 +9,12 @@
 
 What an input may be is read off the given draw. Whole numbers stay within the range that was drawn, distinct ones stay
 distinct, sorted ones are left alone (offsets, positions). Boolean masks only change places of whole rows, so a row that
-was legal stays so; masks that are the same everywhere are not in some families. Elements that are equal in two draws
-stay equal. Rows that sum to 1 stay probabilities; floats that are a few whole numbers stay labels from among
-them. Triangles keep their zeros and symmetric matrices their symmetry. A domain that cannot be seen (a square root that
-wants positive inputs) shows in the reference: a family in which it is not finite is dropped when it is evaluated.
+was legal stays so, or of the elements of a row where all rows are alike; masks that are the same everywhere, and whole
+numbers that are (kinds, flags, lengths), are not in some families. Complex numbers are varied in both parts; those of
+absolute value 1 stay so. Elements that are equal in two draws stay equal. Rows that sum to 1 stay probabilities; floats
+that are a few whole numbers stay labels from among them. Triangles keep their zeros and symmetric matrices their
+symmetry. A domain that cannot be seen (a square root that wants positive inputs) shows in the reference: a family in
+which it is not finite is dropped when it is evaluated.
 """
 
 from __future__ import annotations
@@ -35,31 +37,54 @@ SPARSITY = 0.8
 FAINT = 1e-4
 """What a slice is multiplied by that is close to zero: its variance is far below the usual 1e-5."""
 MASKED: tuple[Family, ...] = ("signed", "sparse")
-"""Families in which a mask that is the same everywhere is not."""
+"""Families in which a mask that is the same everywhere is not, nor are whole numbers."""
 MASKED_SHARE = 0.25
 """Share of its elements that are then turned."""
 _MAX_LABELS = 8
+_LARGEST = 1 << 62
 
-Role = Literal["real", "probability", "labels", "index", "distinct", "sorted", "mask"]
+Role = Literal["real", "probability", "labels", "index", "distinct", "sorted", "mask", "alike", "complex"]
 Floats = npt.NDArray[np.float64]
+Complexes = npt.NDArray[np.complex128]
 
 
 def vary(
-    values: Sequence[Value], family: Family, rng: np.random.Generator, other: Sequence[Value] | None = None
+    values: Sequence[Value],
+    family: Family,
+    rng: np.random.Generator,
+    other: Sequence[Value] | None = None,
+    *,
+    flags: bool = True,
 ) -> tuple[Value, ...] | None:
     """The inputs of a family, made from a given draw; None where the family would change nothing.
 
     `other`: a second draw. Elements that are equal in both, and inputs that are, stay equal: it is how they are made.
+    `flags`: whether masks and whole numbers that are the same everywhere may be otherwise.
     """
     if family == "given":
         return tuple(values)
     others = list(other) if other is not None and len(other) == len(values) else [None] * len(values)
-    changed = [_vary_value(value, family, rng, twin) for value, twin in zip(values, others, strict=True)]
+    changed = [_vary_value(value, family, rng, twin, flags) for value, twin in zip(values, others, strict=True)]
     for place, (value, twin) in enumerate(zip(values, others, strict=True)):
         first = next(at for at in range(place + 1) if values[at] == value and others[at] == twin)
         if isinstance(value, HostTensor) and value != twin and twin is not None:
             changed[place] = changed[first]
     return tuple(changed) if any(new != old for new, old in zip(changed, values, strict=True)) else None
+
+
+def has_flags(values: Sequence[Value], family: Family) -> bool:
+    """Whether a family turns elements of masks or of whole numbers that are the same everywhere."""
+    return family in MASKED and any(_has_flags(value) for value in values)
+
+
+def _has_flags(value: Value) -> bool:
+    if isinstance(value, tuple):
+        return any(_has_flags(part) for part in value)
+    if not isinstance(value, HostTensor) or not value.data:
+        return False
+    array = value.array()
+    role = role_of(array)
+    return role == "alike" or (role == "mask" and _is_one_value(array))
 
 
 def with_numbers(values: Sequence[Value], numbers: Sequence[Value]) -> tuple[Value, ...]:
@@ -75,19 +100,27 @@ def _with_number(value: Value, number: Value) -> Value:
     return value if isinstance(value, HostTensor) else number
 
 
-def _vary_value(value: Value, family: Family, rng: np.random.Generator, other: Value) -> Value:
+def _vary_value(value: Value, family: Family, rng: np.random.Generator, other: Value, flags: bool) -> Value:
     if isinstance(value, tuple):
         others = other if isinstance(other, tuple) and len(other) == len(value) else (None,) * len(value)
-        return tuple(_vary_value(part, family, rng, twin) for part, twin in zip(value, others, strict=True))
-    if not isinstance(value, HostTensor) or not value.data or value.dtype.startswith("complex"):
+        return tuple(_vary_value(part, family, rng, twin, flags) for part, twin in zip(value, others, strict=True))
+    if not isinstance(value, HostTensor) or not value.data:
         return value
     array = value.array()
+    twin = other.array() if isinstance(other, HostTensor) and other.shape == value.shape else None
     new: Array
     match role_of(array):
         case "real":
             new = _vary_real(array.astype(np.float64), family, rng)
-            if isinstance(other, HostTensor) and other.shape == value.shape:
-                new = _as_repeated(new, array.astype(np.float64), other.array().astype(np.float64))
+            if twin is not None:
+                new = _as_repeated(new, array.astype(np.float64), twin.astype(np.float64))
+        case "complex":
+            z = _vary_complex(array.astype(np.complex128), family, rng)
+            if twin is not None:
+                parts = ((z.real, array.real, twin.real), (z.imag, array.imag, twin.imag))
+                real, imag = (_as_repeated(*(part.astype(np.float64) for part in each)) for each in parts)
+                z = real + 1j * imag
+            new = z
         case "probability":
             new = _vary_probability(array.astype(np.float64), family, rng)
         case "labels":
@@ -96,9 +129,11 @@ def _vary_value(value: Value, family: Family, rng: np.random.Generator, other: V
             new = _redrawn(array, family, rng)
         case "distinct":
             new = _shuffled(array, rng)
+        case "mask" | "alike" if _is_one_value(array):
+            new = _turned(array, rng) if flags and family in MASKED else array
         case "mask":
-            new = _vary_mask(array, family, rng)
-        case "sorted":
+            new = _moved_rows(array, rng) if family == "permuted" else array
+        case _:
             new = array
     return host_tensor(new, value.dtype)
 
@@ -107,8 +142,12 @@ def role_of(array: Array) -> Role:
     """What an input tensor seems to be, from its elements."""
     if array.dtype == np.bool_:
         return "mask"
+    if np.issubdtype(array.dtype, np.complexfloating):
+        return "complex"
     flat = array.ravel()
     if np.issubdtype(array.dtype, np.integer):
+        if flat.size > 2 and _is_one_value(array):
+            return "alike"
         if flat.size > 2 and bool(np.all(np.diff(flat.astype(np.int64)) >= 0)):
             return "sorted"
         return "distinct" if flat.size > 2 and np.unique(flat).size == flat.size else "index"
@@ -119,6 +158,11 @@ def role_of(array: Array) -> Role:
         if 1 < unique.size <= _MAX_LABELS and bool(np.all(unique == np.round(unique))) and _triangle(array) is None:
             return "labels"
     return "real"
+
+
+def _is_one_value(array: Array) -> bool:
+    """Whether all elements are equal."""
+    return array.size > 0 and bool((array == array.flat[0]).all())
 
 
 def _probability_axis(array: Array) -> int | None:
@@ -158,6 +202,16 @@ def _vary_real(x: Floats, family: Family, rng: np.random.Generator) -> Floats:
     return np.where(zeros, 0.0, new) if zeros is not None else new
 
 
+def _vary_complex(z: Complexes, family: Family, rng: np.random.Generator) -> Complexes:
+    if family == "permuted":
+        return np.asarray(_shuffled(z, rng), np.complex128)
+    if np.allclose(np.abs(z), 1.0, atol=1e-4):  # rotations
+        return np.asarray(np.exp(2j * np.pi * rng.random(z.shape)), np.complex128)
+    if family == "faint":
+        return np.asarray(z * _faint_slices(z.shape, rng, symmetric=False))
+    return _vary_real(z.real.copy(), family, rng) + 1j * _vary_real(z.imag.copy(), family, rng)
+
+
 def _as_repeated(new: Floats, one: Floats, other: Floats) -> Floats:
     """New elements, equal where two draws both have equal ones: halves that repeat each other, pairs, expanded rows.
 
@@ -176,15 +230,25 @@ def _as_repeated(new: Floats, one: Floats, other: Floats) -> Floats:
     return made.reshape(new.shape)
 
 
-def _vary_mask(array: Array, family: Family, rng: np.random.Generator) -> Array:
-    if array.size and array.ndim and bool((array == array.flat[0]).all()):
-        # A mask that lets everything pass: legal ones let less pass, and something of every row.
-        if family not in MASKED:
-            return array
-        new = np.logical_xor(array, rng.random(array.shape) < MASKED_SHARE)
-        new[..., 0] = array[..., 0]
-        return np.asarray(new)
-    return array[rng.permutation(len(array))] if array.ndim > 1 and family == "permuted" else array
+def _turned(array: Array, rng: np.random.Generator) -> Array:
+    """A mask, or whole numbers, with other elements than those that are the same everywhere: masks that let less pass,
+    but something of every row; another kind, a flag, or smaller numbers that are not negative."""
+    value = int(array.flat[0])
+    if not 0 <= value <= _LARGEST:
+        return array
+    other = rng.integers(1, value, array.shape, endpoint=True) if value > 1 else np.full(array.shape, 1 - value)
+    new = np.where(rng.random(array.shape) < MASKED_SHARE, other.astype(array.dtype), array)
+    new[..., 0] = array[..., 0]
+    return new
+
+
+def _moved_rows(mask: Array, rng: np.random.Generator) -> Array:
+    """A mask whose rows are in other places along each of the leading axes; where that changes nothing, whose rows all
+    have their elements in another order."""
+    new = mask
+    for axis in range(mask.ndim - 1):
+        new = np.take(new, rng.permutation(mask.shape[axis]), axis=axis)
+    return np.take(mask, rng.permutation(mask.shape[-1]), axis=-1) if np.array_equal(new, mask) else new
 
 
 def _faint_slices(shape: tuple[int, ...], rng: np.random.Generator, symmetric: bool) -> Floats:

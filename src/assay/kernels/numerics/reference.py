@@ -36,7 +36,7 @@ from assay.terminal import inert, shown
 from assay.types import Json
 
 T = TypeVar("T")
-Perturbation = Literal["none", "all", "far", "constant"]
+Perturbation = Literal["none", "all", "far"]
 
 QUICK_S = 5.0
 """Seconds that an evaluation may take before it is moved to the process for what takes long: others wait meanwhile."""
@@ -71,11 +71,15 @@ class ReferenceResult:
     """How many numbers the model has as weights."""
     weights: tuple[tuple[str, tuple[int, ...]], ...]
     """Name and shape of each parameter, in the model's order."""
-    constant: tuple[str, ...]
-    """Names of those whose elements are all equal, and of such buffers that the outputs depend on."""
     precision: Precision
     exact_dtype: str
     """`float64`, or the working precision where the model cannot be run in float64."""
+    needed: tuple[str, ...] = ()
+    """Names of those whose start gives something away that training does not keep (`inside.problem.starts`), and of
+    buffers that are constant and that the outputs depend on. Neither is looked for in screening, nor where weights are
+    moved."""
+    carries: bool = False
+    """Whether outputs depend on what earlier calls left in the model. Looked for in screening alone."""
     init_inputs: Value = None
     """What `get_init_inputs` returned."""
     state: Mapping[str, HostTensor] = field(default_factory=dict)
@@ -146,7 +150,7 @@ class ReferenceProcess:
         precision: Precision = "float32",
         for_screening: bool = False,
         perturb_weights: Perturbation = "none",
-        only: str = "",
+        only: Sequence[str] = (),
         with_state: bool = False,
         max_output: int | None = None,
         number_seed: int | None = None,
@@ -161,10 +165,9 @@ class ReferenceProcess:
             families: Families of inputs, `given` first.
             precision: Working precision: inputs and weights are rounded to it, float64 starts from those.
             for_screening: Whether to evaluate also with other weights, and the first case once more.
-            perturb_weights: Which weights to move at random: `none`, `all`, `far` (all, further), or `constant`, those
-                whose elements are all equal (ones and zeros, which a kernel might leave out), and such buffers. A
+            perturb_weights: Whether to move weights at random: `none`, `all`, or `far`, which moves them further. A
                 candidate has to be given them by name.
-            only: The one parameter that is moved of those; empty for all.
+            only: The parameters and constant buffers that are moved; empty for all parameters.
             with_state: Whether to hand back weights and buffers.
             max_output: Give up (`too_large`) when the outputs of one call have more elements than this together.
             number_seed: Seed of the draw that arguments come from which are no tensors; by default `input_seed`.
@@ -184,7 +187,7 @@ class ReferenceProcess:
             "precision": precision,
             "screen": for_screening,
             "perturb": perturb_weights,
-            "only": only,
+            "only": list(only),
             "state": with_state,
             "max_output": max_output,
             "number_seed": input_seed if number_seed is None else number_seed,
@@ -269,7 +272,8 @@ def _result(frame: Frame, precision: Precision, seconds: float) -> ReferenceResu
         outputs=outputs,
         parameters=header["parameters"],
         weights=tuple((name, tuple(shape)) for name, shape in header["weights"]),
-        constant=tuple(header["constant"]),
+        needed=tuple(header.get("needed", ())),
+        carries=header.get("carries") is True,
         initial=tuple(header["initial"]),
         overwritten=frozenset(header.get("overwritten", [])),
         structure=header.get("structure"),
@@ -289,7 +293,7 @@ def _result(frame: Frame, precision: Precision, seconds: float) -> ReferenceResu
 
 def screening_of(result: ReferenceResult) -> Screening:
     """Whether the problem behind an evaluation (made with `for_screening`) is worth a reward."""
-    return screen(result.cases, result.other_weights, result.again, result.precision)
+    return screen(result.cases, result.other_weights, result.again, result.precision, result.carries)
 
 
 def may_pass(error: ReferenceModelError) -> bool:

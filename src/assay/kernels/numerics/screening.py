@@ -2,8 +2,8 @@
 
 A problem is refused when, over all families of inputs, its output is zero, or one constant, or one of its inputs, or
 does not depend on the inputs, or not on the weights it has, or varies less than the tolerance allows, or varies by
-itself, or is not finite. A family in which the output is constant, while others vary, proves nothing by itself and is
-named, so that a grader does not take it for evidence.
+itself or with earlier calls, or is not finite. A family in which the output is constant, while others vary, proves
+nothing by itself and is named, so that a grader does not take it for evidence.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ Reason = Literal[
     "no_output",
     "non_finite",
     "nondeterministic",
+    "stateful",
     "zero",
     "constant",
     "identity",
@@ -130,6 +131,7 @@ def screen(
     other_weights: Case | None = None,
     again: Case | None = None,
     precision: str = "float32",
+    carries: bool = False,
 ) -> Screening:
     """Screen one problem.
 
@@ -138,6 +140,7 @@ def screen(
         other_weights: The inputs of the first case under other weights; None for a problem without weights.
         again: The first case once more, under another state of the random generator.
         precision: The precision that candidates work in.
+        carries: Whether outputs depend on what earlier calls left in the model.
     """
     if not cases or not cases[0].exact or all(not output.size for output in cases[0].exact):
         return Screening("no_output", "the reference returns nothing that could be compared")
@@ -147,6 +150,8 @@ def screen(
     if cases[0].noisy:
         detail = f"the reference's own rounding error in {precision} is as large as what it computes"
         return Screening("tolerance_exceeds_signal", detail, (), dropped)
+    if carries:
+        return Screening("stateful", "its outputs depend on what earlier calls left in the model", (), dropped)
     usable = [case for case in cases if case.family not in dropped]
     constant = tuple(case.family for case in usable if _is_constant(case, precision))
     ordinary = [case for case in usable if case.family != SPECIAL]

@@ -45,7 +45,7 @@ class InputSet:
     work: Mapping[str, tuple[int, int]]
     """What PyTorch does for the reference: operator -> calls and work."""
     moved: Case | None = None
-    """A case under other values of those parameters that start out constant; None where there are none."""
+    """A case under other values of those parameters whose start gives something away; None where there are none."""
     moved_weights: Mapping[str, HostTensor] = field(default_factory=dict)
     updated: Case | None = None
     """A case under other values of all parameters, as after a step of training; None where none was asked for."""
@@ -165,11 +165,11 @@ class InputBank:
         result = run(code, input_seed=input_seed, weight_seed=weight_seed, precision=precision, owner=owner)
         init = result.init_inputs if isinstance(result.init_inputs, tuple) else (result.init_inputs,)
         names = tuple(name for name, _ in result.weights)
-        moved, moved_weights = self._perturbed(input_seed, weight_seed, "constant", result.constant)
+        moved, moved_weights = self._perturbed(input_seed, weight_seed, "all", result.needed, result.needed)
         updated, updated_weights = self._perturbed(input_seed, weight_seed, "all", names if self._updates else ())
         far, far_weights = self._far(input_seed, weight_seed, names if self._updates else (), result.outputs)
-        one = self._random.choice(names) if self._updates and len(names) > 1 else ""
-        nudged, nudged_weights = self._perturbed(input_seed, weight_seed, "all", (one,) if one else (), one)
+        one = (self._random.choice(names),) if self._updates and len(names) > 1 else ()
+        nudged, nudged_weights = self._perturbed(input_seed, weight_seed, "all", one, one)
         cases = tuple(case for case in result.cases if usable(case) and _has_form(case, result.outputs))
         after = tuple((place, rounded.dtype, rounded.shape) for place, _, rounded in cases[0].after) if cases else ()
         others = (*cases, *moved, *updated, *far, *nudged)
@@ -215,7 +215,7 @@ class InputBank:
         weight_seed: int,
         which: Perturbation,
         names: Sequence[str],
-        only: str = "",
+        only: Sequence[str] = (),
         families: Sequence[Family] = ("given",),
         form: tuple[tuple[str, tuple[int, ...]], ...] | None = None,
     ) -> tuple[tuple[Case, ...], dict[str, HostTensor]]:

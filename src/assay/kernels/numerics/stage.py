@@ -287,7 +287,7 @@ def _counts(found: Mapping[str, Json]) -> dict[str, int]:
 
 
 def _weights_moved(answers: Answers, traces: Sequence[Mapping[str, Json]]) -> bool | None:
-    """Whether weights that start as constants were changed; None where the problem has none."""
+    """Whether weights were changed whose start gives something away; None where the problem has none."""
     moved = [place for place, call in enumerate(answers.calls) if call.moved]
     return all(_weights_set(traces, place) for place in moved) if moved else None
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import ast
 import hashlib
 import random
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
@@ -113,6 +114,8 @@ class _Integer:
     start: int
     end_line: int
     end: int
+    among: tuple[int, int] = (0, 0)
+    """Line and byte at which the list begins that it is in: the arguments of a call, a tuple."""
 
     @property
     def start_of(self) -> tuple[int, int]:
@@ -208,7 +211,8 @@ def other_sizes(scaled: ScaledProblem, rng: random.Random | None = None) -> Iter
     Where it was made smaller: all integers twice as large, then each alone. Where it was not, and last in any case: all
     smaller, those that are no powers of two to a random odd size (`rng`), then all half as large. A larger size is a
     multiple of no block of which the published one is none (`uneven`); where such sizes do not fit together, plainly
-    doubled ones follow. Sizes may not fit together or be too large; whoever asks tries one after the other.
+    doubled ones follow. Numbers without a name that several tensors of `get_inputs` have alike (`alike`) change alike.
+    Sizes may not fit together or be too large; whoever asks tries one after the other.
     """
     problem = scaled.problem
     now = {change.start_of: change.new for change in scaled.scaling.changes}
@@ -223,13 +227,18 @@ def other_sizes(scaled: ScaledProblem, rng: random.Random | None = None) -> Iter
         if (current := now.get(each.start_of, each.value)) > (BATCH_SMALL if each.of_batch else SMALL)
     }
     smaller = {each: current // 2 for each, current in shrinkable.items()}
-    odd = {
-        each: rng.randrange(current // 2, current - 1) | 1
+    groups = alike(integers)
+    drawn = {
+        group: rng.randrange(current // 2, current - 1) | 1
         if rng is not None and current & (current - 1)
         else current // 2
-        for each, current in shrinkable.items()
+        for group, current in {groups[each]: current for each, current in shrinkable.items()}.items()
     }
-    one_by_one = [{each: value} for each, value in islice(larger.items(), MOST_ALONE)]
+    odd = {each: drawn[groups[each]] for each in shrinkable}
+    together: dict[Group, dict[_Integer, int]] = {}
+    for each, value in larger.items():
+        together.setdefault(groups[each], {})[each] = value
+    one_by_one = islice(together.values(), MOST_ALONE)
     seen = {scaled.code}
     for changed in (larger, doubled, *one_by_one, odd, smaller):
         sizes = {each: changed.get(each, now.get(each.start_of, each.value)) for each in integers}
@@ -237,6 +246,24 @@ def other_sizes(scaled: ScaledProblem, rng: random.Random | None = None) -> Iter
         if found.code not in seen:
             seen.add(found.code)
             yield found
+
+
+Group = tuple[str, str, int, int] | tuple[int, int]
+
+
+def alike(integers: Iterable[_Integer]) -> dict[_Integer, Group]:
+    """What tells the integers that change alike from others: those inside a function that have one name, or none, and
+    one value, each in a list of its own. Of two equal ones in one list the second may be another size."""
+    found: dict[_Integer, Group] = {}
+    counts: Counter[tuple[object, ...]] = Counter()
+    for each in integers:
+        if each.place == "module" or each.among == (0, 0):
+            found[each] = each.start_of
+            continue
+        key = (each.place, each.name, each.value)
+        found[each] = (*key, counts[*key, each.among])
+        counts[*key, each.among] += 1
+    return found
 
 
 def _resized(problem: Problem, sizes: Mapping[_Integer, int]) -> ScaledProblem:
@@ -294,19 +321,22 @@ def _name(target: ast.expr) -> str:
     return target.id if isinstance(target, ast.Name) else ""
 
 
-def _of_expression(node: ast.AST, place: str, name: str) -> Iterator[_Integer]:
+def _of_expression(node: ast.AST, place: str, name: str, among: tuple[int, int] = (0, 0)) -> Iterator[_Integer]:
     value = _folded(node)
     if value is not None and isinstance(node, ast.expr):
         if node.end_lineno is not None and node.end_col_offset is not None:
-            yield _Integer(place, name, value, node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
+            end = node.end_lineno, node.end_col_offset
+            yield _Integer(place, name, value, node.lineno, node.col_offset, *end, among)
         return
     if isinstance(node, ast.keyword):
         name = node.arg or name
     elif isinstance(node, ast.Assign | ast.AnnAssign):
         yield from _of_statement(node, place)
         return
+    elif isinstance(node, ast.Call | ast.Tuple | ast.List):
+        among = node.lineno, node.col_offset
     for child in ast.iter_child_nodes(node):
-        yield from _of_expression(child, place, name)
+        yield from _of_expression(child, place, name, among)
 
 
 def _folded(node: ast.AST) -> int | None:

@@ -340,7 +340,7 @@ def _weights_set(seen: Sequence[Measured], place: int) -> bool:
 
 
 def _weights_moved(answers: Answers, seen: Sequence[Measured]) -> bool | None:
-    """Whether weights that start as constants were changed; None where the problem has none."""
+    """Whether weights were changed whose start gives something away; None where the problem has none."""
     moved = [place for place, call in enumerate(answers.calls) if call.weights and call.needed]
     return all(_weights_set(seen, place) for place in moved) if moved else None
 

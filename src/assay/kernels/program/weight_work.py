@@ -49,7 +49,7 @@ def weight_work(program: Program, replaced: Set[int] = frozenset()) -> WeightWor
                 used |= touched
                 launches += [step] if cost else []
         elif used & {out.storage for out in step.outs}:
-            used |= _storages(_read_by(step))
+            used |= storages_read(step)
             amount += cost
             worst, most = (step, cost) if cost >= max(most, 1) else (worst, most)
     return WeightWork(amount, worst, tuple(reversed(launches)))
@@ -78,7 +78,7 @@ def once_on_weights(program: Program) -> Operation | None:
     for step in _flat(program.forward):
         if isinstance(step, Launch):
             tainted |= touched if (touched := _touched(step)) & tainted else set()
-        elif role_of(step) not in ("fill", "random") and _storages(_read_by(step)) & tainted:
+        elif role_of(step) not in ("fill", "random") and storages_read(step) & tainted:
             if id(step) in alone:
                 return step
             tainted |= {out.storage for out in step.outs}
@@ -122,7 +122,7 @@ def _is_dense(window: Window) -> bool:
 
 def tainted_by(operation: Operation, tainted: Set[int]) -> frozenset[int]:
     """The storages that are tainted after an operation because of it."""
-    if role_of(operation) == "random" or _storages(_read_by(operation)) & tainted:
+    if role_of(operation) == "random" or storages_read(operation) & tainted:
         return frozenset(out.storage for out in operation.outs)
     return frozenset()
 
@@ -149,6 +149,11 @@ def _read_by(operation: Operation) -> tuple[Value, ...]:
     return () if name == "zero" or name.endswith("_like") or name.startswith(("new_", "empty")) else operation.values
 
 
+def storages_read(operation: Operation) -> set[int]:
+    """The storages whose elements an operation reads."""
+    return _storages(_read_by(operation))
+
+
 def _storages(values: Iterable[Value]) -> set[int]:
     return {window.storage for value in values for window in windows_in(value)}
 
@@ -157,7 +162,7 @@ def _used(program: Program) -> set[int]:
     """The storages that forward takes something from."""
     found = {window.storage for window in program.outputs}
     for step in _flat(program.forward):
-        found |= _storages(_read_by(step)) if isinstance(step, Operation) else _touched(step)
+        found |= storages_read(step) if isinstance(step, Operation) else _touched(step)
     return found
 
 
