@@ -287,10 +287,7 @@ def _decide(
     for place, found in answers.comparisons.items():
         call = calls[place]
         if not found.ok and not (call.weights and not _weights_set(seen, place)):
-            moved = ", once the weights have other values than at the start" if call.weights else ""
-            later = "" if call.restored else ", in a call that finds memory as an earlier call left it"
-            where = f"on inputs of the family {call.case.family!r}{moved}{later}"
-            return "wrong", f"{where}, {found.message}{_noted(seen)}", 0, ()
+            return "wrong", f"{call.circumstances}, {found.message}{_noted(seen)}", 0, ()
     if result.end == "infra":
         return "infra", f"the sandbox failed: {result.message}", 0, ()
     if fault := fault_of(result):
