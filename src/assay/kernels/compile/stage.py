@@ -28,8 +28,9 @@ from assay.sandbox.base import Job, JobResult, Limits, Sandbox
 from assay.types import Json
 
 Outcome = Literal["ok", "rejected", "raises", "unsupported", "timeout", "failed"]
-"""Everything compiled; the compiler refuses it; it compiles, and Triton raises at its launch all the same; it uses what this stage does not know, which says nothing about it; the
-compiler took too long; or a tool or the sandbox failed, which says nothing about it either."""
+"""Everything compiled; the compiler refuses it; it compiles, and its launch raises all the same; it uses what this
+stage does not know, which says nothing about it; the compiler took too long; or a tool or the sandbox failed, which
+says nothing about it either."""
 
 TRITON_HARNESS = "assay.kernels.inside.compile_program"
 TRITON_LIMITS = Limits(wall_s=30.0, cpu_s=20.0, memory_mb=4096, tmp_mb=64)

@@ -45,8 +45,8 @@ LAUNCHES_TOLD = 512
 TEXT_CHARACTERS = 2000
 LINE_CHARACTERS = 120
 NO_ALLOCATOR = (
-    "no allocator was set, and Triton asks one for {} bytes a program, in which descriptors lie that a kernel makes: the "
-    "launch raises. Call triton.set_allocator(f) before it, where f(size, alignment, stream) returns "
+    "no allocator was set, and Triton asks one for {} bytes a program, in which lie descriptors that a kernel makes. "
+    "So the launch raises. Call triton.set_allocator(f) before it, where f(size, alignment, stream) returns "
     'torch.empty(size, device="cuda", dtype=torch.int8)'
 )
 _WARM = """def softmax(x, out, n, BLOCK: tl.constexpr):

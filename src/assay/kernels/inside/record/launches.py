@@ -25,6 +25,8 @@ from assay.types import Json
 _KNOWN = frozenset(CUDAOptions.__dataclass_fields__)
 """What a launch may tell Triton's compiler, whether or not a program can carry it."""
 
+_BEST = "best_config"
+
 
 class Capture:
     """Turns launches into steps of a tape."""
@@ -36,6 +38,8 @@ class Capture:
         self._kernel = -1
         self._tuned: dict[tuple[int, Any], Any] = {}
         """Tuners by what they need not tune for again."""
+        self.best = self.asked = 0
+        """The configuration that tuners find the best, and how many there are of a tuner that was asked for it."""
 
     def launch(self, function: JITFunction[Any], args: tuple[Any, ...], grid: Any, kwargs: dict[str, Any]) -> None:
         """Note one launch, or one configuration of it."""
@@ -50,6 +54,7 @@ class Capture:
             "before": [],
         }
         number = self.kernels.number(function)
+        self.kernels.check_globals(number)
         if self._variants is None:
             self.tape.add_launch(number, [variant])
         else:
@@ -87,7 +92,7 @@ class Capture:
         finally:
             self._variants = outer
         self.tape.add_launch(self._kernel, variants, tuning)
-        tuner.best_config = configurations[0]
+        tuner.best_config = configurations[self.best % len(configurations)]
 
     def _tuning(self, tuner: Any, kwargs: dict[str, Any], configuration: Any) -> list[list[Json]] | None:
         """What the tuner does before and after each launch that it tries, and when it is over, the first time for each
@@ -156,6 +161,7 @@ def install() -> None:
     triton.testing.do_bench = triton.testing.do_bench_cudagraph = measure_nothing
     JITFunction.run = _run
     Autotuner.run = _tune
+    Autotuner.best_config = property(_best_config, _set_best_config)
 
 
 def _run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -170,6 +176,21 @@ def _tune(self: Any, *args: Any, **kwargs: Any) -> Any:
     assert _capture is not None, "a recording has begun"
     _capture.tune(self, args, kwargs)
     return None
+
+
+def _best_config(self: Any) -> Any:
+    """What the host is told of the tuning of a kernel."""
+    assert _capture is not None, "a recording has begun"
+    if _BEST not in vars(self):
+        raise AttributeError("best_config: the kernel was not launched yet")
+    if not _capture.tape.places.strict:
+        raise NotRecordableError(f"host code outside of forward reads best_config of {self.base_fn.__name__}")
+    _capture.asked = max(_capture.asked, min(len(self.configs), _capture.tape.limits.variants))
+    return vars(self)[_BEST]
+
+
+def _set_best_config(self: Any, found: Any) -> None:
+    vars(self)[_BEST] = found
 
 
 def _bound(function: JITFunction[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
