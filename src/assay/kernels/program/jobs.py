@@ -10,7 +10,7 @@ The recording job is given nothing secret: no seed, no input, no expected output
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from assay.kernels.arrays import DIGEST_CHARACTERS, HostTensor, Value, size_in_bytes
@@ -39,10 +39,8 @@ _LISTED = 16
 _MOST_STRUCTURE = 1 << 12
 """Characters of a structure of outputs above which it is not compared."""
 _OUTPUTS = ProgramLimits().tensors
-TRIED = (
-    ", after an autotuner tried configurations on the same memory, as a GPU's first call has it (reset_to_zero and "
-    "restore_value name what a kernel adds to or changes in place)"
-)
+TRIED = ", after an autotuner tried configurations on the same memory, as it does on a GPU"
+NAMED = " (reset_to_zero and restore_value name what a kernel adds to or changes in place)"
 BATCH_BYTES = 1 << 18
 """Of inputs and outputs that calls of one round may have together."""
 
@@ -85,12 +83,13 @@ class Replay:
     needed: bool = True
     """Whether a program without parameters of those names is wrong for it."""
 
-    @property
-    def circumstances(self) -> str:
-        """On what it was made, for whoever wrote a kernel that is wrong in it."""
+    def circumstances(self, right: Collection[tuple[int, ...]] = ()) -> str:
+        """On what it was made, for whoever wrote a kernel that is wrong in it. `right`: configurations in which the
+        kernel was right where nothing was tried before."""
         moved = ", once the weights have other values than at the start" if self.weights else ""
         later = "" if self.restored else ", in a call that finds memory as an earlier call left it"
         tuned = TRIED if self.tuning else ""
+        tuned += NAMED if self.tuning and self.configurations in right else ""
         return f"on inputs of the family {self.case.family!r}{moved}{later}{tuned}"
 
 

@@ -197,15 +197,15 @@ def _tells(call: Replay, before: Replay, telling: Sequence[Case]) -> bool:
 
 
 def _tuning(calls: Sequence[Replay], rng: random.Random) -> list[Replay]:
-    """The calls, some of those that start anew with what an autotuner tries first: at least one, never the first one,
-    which says whether the kernel is right without."""
+    """The calls, some of those that start anew with what an autotuner tries first. At least one is in the configuration
+    of the first call, which says whether the kernel is right without."""
     fresh = [place for place, call in enumerate(calls) if place and call.restored]
-    if not fresh:
-        further = replace(calls[0], poison=_poison(rng), seed=rng.getrandbits(32), tuning=True)
-        return [*calls, further]
-    sure = rng.choice(fresh)
-    tried = {place for place in fresh if place == sure or rng.random() < TRIES}
-    return [replace(call, tuning=place in tried) for place, call in enumerate(calls)]
+    alike = [place for place in fresh if calls[place].configurations == calls[0].configurations]
+    tried = {place for place in fresh if rng.random() < TRIES} | set(rng.sample(alike, min(len(alike), 1)))
+    found = [replace(call, tuning=place in tried) for place, call in enumerate(calls)]
+    if alike:
+        return found
+    return [*found, replace(calls[0], poison=_poison(rng), seed=rng.getrandbits(32), tuning=True)]
 
 
 def _poison(rng: random.Random) -> int:

@@ -284,10 +284,12 @@ def _decide(
     result: JobResult, program: Program, answers: Answers, seen: Sequence[Measured], policy: Policy
 ) -> Decision:
     calls = answers.calls
+    plain = [place for place, found in answers.comparisons.items() if found.ok and not calls[place].tuning]
     for place, found in answers.comparisons.items():
         call = calls[place]
         if not found.ok and not (call.weights and not _weights_set(seen, place)):
-            return "wrong", f"{call.circumstances}, {found.message}{_noted(seen)}", 0, ()
+            where = call.circumstances({calls[each].configurations for each in plain})
+            return "wrong", f"{where}, {found.message}{_noted(seen)}", 0, ()
     if result.end == "infra":
         return "infra", f"the sandbox failed: {result.message}", 0, ()
     if fault := fault_of(result):
