@@ -182,8 +182,14 @@ def test_whatever_writes_is_a_store(bench: Bench, compiled: Compile, name: str) 
         "@triton.jit\ndef writer(x, out, n):\n    i = tl.program_id(0) * 256 + tl.arange(0, 256)\n"
         f"    v = tl.load(x + i, mask=i < n)\n    {WRITERS[name]}"
     )
-    report = compiled(recorded_text(bench, module(launch="writer[(2,)](x, out, n)", head=head)))
+    host = 'triton.set_allocator(lambda size, alignment, stream: torch.empty(size, device="cuda", dtype=torch.int8))'
+    code = module(host=host, launch="writer[(2,)](x, out, n)", head=head)
+    report = compiled(recorded_text(bench, code))
     assert report.outcome == "ok", report
+    # Without an allocator Triton raises at the launch of what needs memory of its own.
+    report = compiled(recorded_text(bench, code.replace(host, "pass")))
+    assert report.outcome == ("raises" if name == "descriptors" else "ok"), report
+    assert ("no allocator was set" in report.message) == (name == "descriptors")
 
 
 def test_a_branch_that_is_not_taken_when_compiled_is_not_compiled(bench: Bench, compiled: Compile) -> None:

@@ -111,6 +111,9 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], object]] = {
         args={"a": {"descriptor": [window(0), [], [], [], "zero"]}}
     ),
     "a hook that launches": lambda p: variant(p).update(before=[launch()]),
+    "tuning of two parts": lambda p: p["forward"][0].update(tuning=[[], []]),
+    "tuning that launches": lambda p: p["forward"][0].update(tuning=[[], [launch()], []]),
+    "an allocator that is a number": lambda p: p["forward"][0].update(allocator=1),
     "an operation with a path for a name": lambda p: p.update(forward=[operation("../../x")]),
     "an operation with a dunder of Python's": lambda p: p.update(forward=[operation("__class__.__mro__")]),
     "an operation without outs": lambda p: p.update(
@@ -207,7 +210,7 @@ def consistent(program: Program) -> None:
     limits = Limits()
     assert sum(program.storages) <= limits.storage_bytes
     shown = [*program.inputs, *program.init_inputs, *program.outputs, *(found for _, found in program.params)]
-    for found in operations_in(program.steps):
+    for found in operations_in(program.steps, tuning=True):
         shown += [*found.outs, *(part for value in found.values for part in windows_in(value))]
     for step in program.steps:
         for one in getattr(step, "variants", ()):
@@ -223,12 +226,8 @@ def consistent(program: Program) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_mutations_of_a_program_are_refused_or_harmless(seed: int) -> None:
     chance = random.Random(seed)
-    base = written(
-        forward=[
-            operation("add.Tensor", window(0), [window(1), 2], outs=(window(1),), alpha={"float": "inf"}),
-            launch(),
-        ]
-    )
+    added = operation("add.Tensor", window(0), [window(1), 2], outs=(window(1),), alpha={"float": "inf"})
+    base = written(forward=[added, launch() | {"tuning": [[added], [], []], "allocator": True}])
     outcomes = set()
     for _ in range(500):
         program = copy.deepcopy(base)

@@ -27,9 +27,10 @@ from assay.kernels.verdicts import plain_text
 from assay.sandbox.base import Job, JobResult, Limits, Sandbox
 from assay.types import Json
 
-Outcome = Literal["ok", "rejected", "unsupported", "timeout", "failed"]
-"""Everything compiled; the compiler refuses it; it uses what this stage does not know, which says nothing about it; the
-compiler took too long; or a tool or the sandbox failed, which says nothing about it either."""
+Outcome = Literal["ok", "rejected", "raises", "unsupported", "timeout", "failed"]
+"""Everything compiled; the compiler refuses it; it compiles, and its launch raises all the same; it uses what this
+stage does not know, which says nothing about it; the compiler took too long; or a tool or the sandbox failed, which
+says nothing about it either."""
 
 TRITON_HARNESS = "assay.kernels.inside.compile_program"
 TRITON_LIMITS = Limits(wall_s=30.0, cpu_s=20.0, memory_mb=4096, tmp_mb=64)
@@ -128,6 +129,9 @@ def program_report(result: JobResult, limits: Limits, arch: str = "sm_90") -> Co
         return CompileReport("rejected" if words else "failed", shortened(said), compiled, cpu_s)
     if report.get("too_many") is not False:
         return CompileReport("unsupported", TOO_MANY, compiled, cpu_s)
+    raises = report.get("raises")
+    if isinstance(raises, list) and raises and isinstance(raises[0], dict):
+        return CompileReport("raises", shortened(_refusal(raises[0])), compiled, cpu_s)
     if not compiled:
         return CompileReport("ok", "forward launched no Triton kernel, so there was nothing to compile", (), cpu_s)
     passed_over, left_out = _count(report.get("refusals")), _count(report.get("left_out"))

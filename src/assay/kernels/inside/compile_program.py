@@ -44,6 +44,11 @@ LAUNCHES_TOLD = 512
 """Launches that may have lost variants."""
 TEXT_CHARACTERS = 2000
 LINE_CHARACTERS = 120
+NO_ALLOCATOR = (
+    "no allocator was set, and Triton asks one for {} bytes a program, in which lie descriptors that a kernel makes. "
+    "So the launch raises. Call triton.set_allocator(f) before it, where f(size, alignment, stream) returns "
+    'torch.empty(size, device="cuda", dtype=torch.int8)'
+)
 _WARM = """def softmax(x, out, n, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     row = tl.load(x + tl.program_id(0) * n + i, mask=i < n, other=0.0)
@@ -226,7 +231,18 @@ class Compiler:
             "lost": self.lost is not None,
             "lacking": lacking[:LAUNCHES_TOLD],
             "too_many": len(lacking) > LAUNCHES_TOLD,
+            "raises": [asdict(each) for each in self._without_allocator()][:1],
         }
+
+    def _without_allocator(self) -> list[Refused]:
+        """Launches for which Triton raises, since it has nobody to ask for memory that they need."""
+        return [
+            Refused(self._names[key], launch.line, NO_ALLOCATOR.format(usage.scratch_bytes))
+            for keys, (_, launch) in zip(self.keys, self.launches, strict=True)
+            for key in keys
+            if isinstance(usage := self.outcomes.get(key), ahead_of_time.Usage)
+            if usage.scratch_bytes and not launch.allocator
+        ]
 
     def stored(self, steps: Sequence[Step]) -> int | None:
         """Bytes that the launches among some steps store at most, each in the variant that stores most; None where that

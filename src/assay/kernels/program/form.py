@@ -113,12 +113,25 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
+class Tuning:
+    """What an autotuner does around each of the launches that it tries, and once it is over."""
+
+    before: tuple[Operation, ...]
+    after: tuple[Operation, ...]
+    reset: tuple[Operation, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """A launch of a kernel, in at least one variant."""
 
     kernel: int
     variants: tuple[Variant, ...]
     line: int
+    tuning: Tuning | None = None
+    """Where Triton first tries all variants, many times each, on the same memory; None where it need not."""
+    allocator: bool = False
+    """Whether Triton has an allocator for the memory that it may need beside the kernel's tensors."""
 
 
 Step = Operation | Launch
@@ -184,14 +197,17 @@ def windows_in(value: Value) -> Iterator[Window]:
             yield from windows_in(part)
 
 
-def operations_in(steps: tuple[Step, ...]) -> Iterator[Operation]:
-    """The operations of some steps, those of the hooks of every variant included."""
+def operations_in(steps: tuple[Step, ...], tuning: bool = False) -> Iterator[Operation]:
+    """The operations of some steps, those of the hooks of every variant included. `tuning`: those, too, that only the
+    first call of forward may run, while a kernel is tuned."""
     for step in steps:
         if isinstance(step, Operation):
             yield step
-        else:
-            for variant in step.variants:
-                yield from variant.before
+            continue
+        for variant in step.variants:
+            yield from variant.before
+        if tuning and step.tuning is not None:
+            yield from (*step.tuning.before, *step.tuning.after, *step.tuning.reset)
 
 
 def lasting(program: Program) -> set[int]:

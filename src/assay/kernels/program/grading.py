@@ -288,6 +288,8 @@ def of_compiler(report: CompileReport, evidence: dict[str, Json]) -> Verdict | N
     match report.outcome:
         case "rejected":
             return Verdict("compile_error", "compile", report.message, "", evidence, compiled=False, cpu_s=report.cpu_s)
+        case "raises":
+            return Verdict("crash", "compile", report.message, "", evidence, compiled=True, cpu_s=report.cpu_s)
         case "unsupported":
             return Verdict("unsupported", "compile", report.message, "", evidence, cpu_s=report.cpu_s)
         case "timeout":

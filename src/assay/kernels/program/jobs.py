@@ -10,7 +10,7 @@ The recording job is given nothing secret: no seed, no input, no expected output
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from assay.kernels.arrays import DIGEST_CHARACTERS, HostTensor, Value, size_in_bytes
@@ -39,6 +39,8 @@ _LISTED = 16
 _MOST_STRUCTURE = 1 << 12
 """Characters of a structure of outputs above which it is not compared."""
 _OUTPUTS = ProgramLimits().tensors
+TRIED = ", after an autotuner tried configurations on the same memory, as it does on a GPU"
+NAMED = " (reset_to_zero and restore_value name what a kernel adds to or changes in place)"
 BATCH_BYTES = 1 << 18
 """Of inputs and outputs that calls of one round may have together."""
 
@@ -64,7 +66,7 @@ class NotRecorded:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One call of a replay; the fields from `poison` to `products` are those of `inside.replay.player.Manner`."""
+    """One call of a replay; the fields from `poison` to `tuning` are those of `inside.replay.player.Manner`."""
 
     case: Case
     poison: int = 0xFF
@@ -75,10 +77,20 @@ class Replay:
     restored: bool = True
     configurations: tuple[int, ...] = ()
     products: bool = False
+    tuning: bool = False
     weights: Mapping[str, HostTensor] = field(default_factory=dict)
     """Parameters of the reference that hold other values than at the start in this call."""
     needed: bool = True
     """Whether a program without parameters of those names is wrong for it."""
+
+    def circumstances(self, right: Collection[tuple[int, ...]] = ()) -> str:
+        """On what it was made, for whoever wrote a kernel that is wrong in it. `right`: configurations in which the
+        kernel was right where nothing was tried before."""
+        moved = ", once the weights have other values than at the start" if self.weights else ""
+        later = "" if self.restored else ", in a call that finds memory as an earlier call left it"
+        tuned = TRIED if self.tuning else ""
+        tuned += NAMED if self.tuning and self.configurations in right else ""
+        return f"on inputs of the family {self.case.family!r}{moved}{later}{tuned}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +210,7 @@ def _buffers(call: Replay) -> tuple[list[bytes], dict[str, Json]]:
     weights = {name: frame.add(tensor) for name, tensor in call.weights.items()}
     manner: dict[str, Json] = {"poison": call.poison, "skip": call.skip, "seed": call.seed}
     manner |= {"in_order": call.in_order, "follow": call.follow, "restored": call.restored}
-    manner |= {"configurations": list(call.configurations), "products": call.products}
+    manner |= {"configurations": list(call.configurations), "products": call.products, "tuning": call.tuning}
     return frame.blobs, {**manner, "weights": weights, "needed": call.needed}
 
 

@@ -40,6 +40,8 @@ MAX_WORK_FAR, FEW_FAR = 1 << 22, 1
 MAX_TOGETHER = 64
 """Choices of configurations for all launches together that are all tried. Of more, so many are tried at most, or as
 many as one launch has, with each configuration among them."""
+TRIES = 0.5
+"""The chance of a call that an autotuner tries configurations in it first."""
 MAX_PAIRED = 6
 """Tuned kernels whose pairs of configurations are looked after where there are more choices."""
 
@@ -94,6 +96,8 @@ def plan(
     ]
     again = Replay(whole.case, _poison(rng), seed=rng.getrandbits(32), follow=True, configurations=first)
     row = _in_a_row([again, *others], [cases[place] for place in telling], rng, bool(of_earlier_calls(program)))
+    if any(isinstance(step, Launch) and step.tuning is not None for step in program.steps):
+        row = _tuning(row, rng)
     calls = [*row, whole, *left_out]
     plain = Replay(whole.case, NAN, follow=False)
     if draw.moved is not None:
@@ -190,6 +194,18 @@ def _in_a_row(calls: Sequence[Replay], telling: Sequence[Case], rng: random.Rand
 
 def _tells(call: Replay, before: Replay, telling: Sequence[Case]) -> bool:
     return call.case is not before.case and any(call.case is case for case in telling)
+
+
+def _tuning(calls: Sequence[Replay], rng: random.Random) -> list[Replay]:
+    """The calls, some of those that start anew with what an autotuner tries first. At least one is in the configuration
+    of the first call, which says whether the kernel is right without."""
+    fresh = [place for place, call in enumerate(calls) if place and call.restored]
+    alike = [place for place in fresh if calls[place].configurations == calls[0].configurations]
+    tried = {place for place in fresh if rng.random() < TRIES} | set(rng.sample(alike, min(len(alike), 1)))
+    found = [replace(call, tuning=place in tried) for place, call in enumerate(calls)]
+    if alike:
+        return found
+    return [*found, replace(calls[0], poison=_poison(rng), seed=rng.getrandbits(32), tuning=True)]
 
 
 def _poison(rng: random.Random) -> int:

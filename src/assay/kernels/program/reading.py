@@ -29,6 +29,7 @@ from assay.kernels.program.form import (
     Outside,
     Program,
     Step,
+    Tuning,
     Value,
     Variant,
     Window,
@@ -320,12 +321,27 @@ class _Reader:
 
     def _launch(self, fields: dict[str, Any]) -> Launch:
         self._count_step()
-        if set(fields) != {"launch", "variants", "line"}:
-            _refuse("a launch has launch, variants and line", sorted(map(str, fields)))
+        if not {"launch", "variants", "line"} <= set(fields) <= {"launch", "variants", "line", "tuning", "allocator"}:
+            _refuse("a launch has launch, variants, line, and may have tuning and allocator", sorted(map(str, fields)))
+        if type(fields.get("allocator", False)) is not bool:
+            _refuse("whether there is an allocator is true or false", fields["allocator"])
         variants = self._list(fields["variants"], "variants", self.limits.variants, self._variant)
         if not variants:
             raise _Refused("a launch has at least one variant")
-        return Launch(self._kernel_number(fields["launch"]), variants, self._line(fields["line"]))
+        return Launch(
+            self._kernel_number(fields["launch"]),
+            variants,
+            self._line(fields["line"]),
+            self._tuning(fields["tuning"]) if "tuning" in fields else None,
+            fields.get("allocator", False),
+        )
+
+    def _tuning(self, found: object) -> Tuning:
+        before, after, reset = (
+            self._list(part, "a part of tuning", self.limits.steps, self._operation)
+            for part in self._exactly(found, "tuning", 3)
+        )
+        return Tuning(before, after, reset)
 
     def _variant(self, found: object) -> Variant:
         fields = self._object(found, "a variant")

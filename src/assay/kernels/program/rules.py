@@ -92,12 +92,12 @@ def launches(program: Program) -> list[Finding]:
 def operators(program: Program) -> list[Finding]:
     """Operators that are never run, and random ones outside the constructor."""
     found = []
-    for operation in operations_in(program.steps):
+    for operation in operations_in(program.steps, tuning=True):
         if role_of(operation) == "unknown":
             found.append(
                 Finding("operators", f"PyTorch's {base_name(operation)} is not run for a kernel", operation.line)
             )
-    for operation in operations_in((*program.module, *program.forward)):
+    for operation in operations_in((*program.module, *program.forward), tuning=True):
         if role_of(operation) == "random":
             said = f"PyTorch's {base_name(operation)} draws random numbers outside the constructor"
             found.append(Finding("operators", said, operation.line))
@@ -108,7 +108,7 @@ def heavy_operators(program: Program) -> list[Finding]:
     """Operators that forward may not use at all."""
     return [
         Finding("operators", f"PyTorch's {base_name(step)} does work that a kernel is asked for", step.line)
-        for step in operations_in(program.forward)
+        for step in operations_in(program.forward, tuning=True)
         if role_of(step) == "heavy"
     ]
 
@@ -228,7 +228,7 @@ def _of_parameters(program: Program, moved: Sequence[tuple[int, Operation]]) -> 
 
 def written(program: Program) -> list[Finding]:
     """Bytes that all operators of PyTorch write, fills and draws too: a replay takes time for each of them."""
-    counted = [(sum(out.nbytes for out in step.outs), step) for step in operations_in(program.steps)]
+    counted = [(sum(out.nbytes for out in step.outs), step) for step in operations_in(program.steps, tuning=True)]
     total = sum(amount for amount, _ in counted)
     if total <= MAX_WRITTEN_BYTES:
         return []

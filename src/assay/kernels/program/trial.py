@@ -284,12 +284,11 @@ def _decide(
     result: JobResult, program: Program, answers: Answers, seen: Sequence[Measured], policy: Policy
 ) -> Decision:
     calls = answers.calls
+    plain = [place for place, found in answers.comparisons.items() if found.ok and not calls[place].tuning]
     for place, found in answers.comparisons.items():
         call = calls[place]
         if not found.ok and not (call.weights and not _weights_set(seen, place)):
-            moved = ", once the weights have other values than at the start" if call.weights else ""
-            later = "" if call.restored else ", in a call that finds memory as an earlier call left it"
-            where = f"on inputs of the family {call.case.family!r}{moved}{later}"
+            where = call.circumstances({calls[each].configurations for each in plain})
             return "wrong", f"{where}, {found.message}{_noted(seen)}", 0, ()
     if result.end == "infra":
         return "infra", f"the sandbox failed: {result.message}", 0, ()

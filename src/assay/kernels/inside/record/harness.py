@@ -43,6 +43,11 @@ WARM_UPS = 12
 count of a name, and a child copies the page that it lies in."""
 MAX_DIFFERS = 256
 """Characters of what is said of calls that differ."""
+_DEPENDS = (
+    "forward reads best_config of an autotuned kernel and does something else for another configuration, and one "
+    "program is recorded for all of them. Size what comes after the kernel for its smallest block, or launch it in one "
+    "configuration"
+)
 _NO_VALUES = (
     "unallocated storage",
     "cannot be called on meta tensors",
@@ -148,9 +153,15 @@ def record(source: str, header: Json, tape: Tape) -> Json:
             _count_change(parameters if calls else [])
             calls.append(_call(model, arguments, named_parameters, tape, header))
         repeated = _call(model, again, named_parameters, tape, header)
+        others = []
+        for best in range(1, capture.asked):
+            capture.best = best
+            others.append(_call(model, again, named_parameters, tape, header))
     inputs, forward, outputs = calls[0]
     names = [entry["name"] for entry in capture.kernels.entries]
     compared = compare(calls, repeated, before, dict(tape.constants), names)
+    if others and compare([calls[0], *others], repeated, before, dict(tape.constants), names).differs:
+        raise NotRecordableError(_DEPENDS)
     if tape.replaced and not compared.differs:
         raise WrongOutputError(tape.replaced)
     return {

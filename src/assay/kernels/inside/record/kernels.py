@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import math
 import textwrap
 from collections import deque
@@ -28,6 +29,8 @@ class Kernels:
         self.entries: list[dict[str, Json]] = []
         self._numbers: dict[int, int] = {}
         self._held: list[JITFunction[Any]] = []
+        self._globals: list[dict[str, tuple[Any, dict[str, Any]]]] = []
+        """Of each, the globals that Triton compiled it with: value and namespace by name."""
         self._tape = tape
 
     def number(self, function: JITFunction[Any]) -> int:
@@ -42,16 +45,42 @@ class Kernels:
         number = self._numbers[id(function)] = len(self.entries)
         self._held.append(function)
         source = "".join(function.raw_src)
+        self._globals.append({})
         entry: dict[str, Json] = {"name": function.__name__, "source": source, "line": _line_of(function), "names": {}}
         self.entries.append(entry)
         scope = function.get_capture_scope()
         for name in names_in(source):
             if name in scope and name != function.__name__ and scope[name] is not getattr(builtins, name, scope):
                 helper = helper_of(scope[name])
-                entry["names"][name] = (
-                    binding(scope[name]) if helper is None else {"function": str(self.number(helper))}
-                )
+                if helper is not None:
+                    entry["names"][name] = {"function": str(self.number(helper))}
+                    continue
+                entry["names"][name] = found = binding(scope[name])
+                constant = "constant" in found or isinstance(_unwrap_if_constexpr(scope[name]), tl.dtype)
+                if constant and name not in function.arg_names:
+                    self._watch(number, name, function.__globals__)
         return number
+
+    def _watch(self, number: int, name: str, space: dict[str, Any]) -> None:
+        """Note a global with which a function was compiled. Triton keeps those of enclosing functions."""
+        if space.get(name) is not None:
+            self._globals[number][name] = copy.deepcopy(space[name]), space
+
+    def check_globals(self, number: int) -> None:
+        """Raises RuntimeError, as Triton does at a launch, where a global has changed with which the function, or one
+        that it calls, was compiled."""
+        waiting, seen = [number], {number}
+        while waiting:
+            at = waiting.pop()
+            for name, (value, space) in self._globals[at].items():
+                if (now := space.get(name)) != value:
+                    raise RuntimeError(
+                        f"Global variable {name} has changed since we compiled this kernel, from {value} to {now}: "
+                        "Triton compiles a kernel with the globals of its first launch. Give it an argument instead"
+                    )
+            called = {int(found["function"]) for found in self.entries[at]["names"].values() if "function" in found}
+            waiting += called - seen
+            seen |= called
 
     def value(self, found: Any) -> Json:
         """An argument of a launch, where kernels and Triton's own constants are among the values."""

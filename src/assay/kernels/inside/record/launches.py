@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,8 @@ from assay.types import Json
 _KNOWN = frozenset(CUDAOptions.__dataclass_fields__)
 """What a launch may tell Triton's compiler, whether or not a program can carry it."""
 
+_BEST = "best_config"
+
 
 class Capture:
     """Turns launches into steps of a tape."""
@@ -33,7 +36,10 @@ class Capture:
         self._variants: list[Json] | None = None
         """Where the configurations of the autotuned kernel under way go."""
         self._kernel = -1
-        self._tuned: set[tuple[int, Any]] = set()
+        self._tuned: dict[tuple[int, Any], Any] = {}
+        """Tuners by what they need not tune for again."""
+        self.best = self.asked = 0
+        """The configuration that tuners find the best, and how many there are of a tuner that was asked for it."""
 
     def launch(self, function: JITFunction[Any], args: tuple[Any, ...], grid: Any, kwargs: dict[str, Any]) -> None:
         """Note one launch, or one configuration of it."""
@@ -48,6 +54,7 @@ class Capture:
             "before": [],
         }
         number = self.kernels.number(function)
+        self.kernels.check_globals(number)
         if self._variants is None:
             self.tape.add_launch(number, [variant])
         else:
@@ -76,8 +83,7 @@ class Capture:
             raise NotRecordableError(
                 f"{len(configurations)} configurations of one kernel; at most {self.tape.limits.variants} are taken"
             )
-        if len(tuner.configs) > 1:
-            self._reset(tuner, kwargs, configurations[0])
+        tuning = self._tuning(tuner, kwargs, configurations[0]) if len(tuner.configs) > 1 else None
         outer, self._variants = self._variants, []
         try:
             for configuration in configurations:
@@ -85,29 +91,41 @@ class Capture:
             variants = self._variants
         finally:
             self._variants = outer
-        self.tape.add_launch(self._kernel, variants)
-        tuner.best_config = configurations[0]
+        self.tape.add_launch(self._kernel, variants, tuning)
+        tuner.best_config = configurations[self.best % len(configurations)]
 
-    def _reset(self, tuner: Any, kwargs: dict[str, Any], configuration: Any) -> None:
-        """What tuning leaves behind when it is over, the first time for each key."""
+    def _tuning(self, tuner: Any, kwargs: dict[str, Any], configuration: Any) -> list[list[Json]] | None:
+        """What the tuner does before and after each launch that it tries, and when it is over, the first time for each
+        key; None where it has tuned for the key."""
         everything = tuner.nargs | kwargs
         key = [everything[name] for name in tuner.keys if name in everything]
         key += [str(value.dtype) for value in everything.values() if hasattr(value, "dtype")]
         place = id(tuner), tuple(map(str, key))
-        if place not in self._tuned:
-            self._tuned.add(place)
-            tuner.pre_hook({**everything, **configuration.all_kwargs()}, reset_only=True)
+        if place in self._tuned:
+            return None
+        self._tuned[place] = tuner
+        everything |= configuration.all_kwargs()
+        return [
+            self._of_hook(lambda: tuner.pre_hook(everything)),
+            self._of_hook(lambda: tuner.post_hook(everything, exception=None)),
+            self._of_hook(lambda: tuner.pre_hook(everything, reset_only=True)),
+        ]
+
+    def _of_hook(self, hook: Callable[[], object]) -> list[Json]:
+        """The operations of a hook."""
+        with self.tape.phase() as steps:
+            hook()
+        if any("launch" in step for step in steps):
+            raise NotRecordableError("the hook of a configuration or of its tuner launches a kernel")
+        return steps
 
     def _configure(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], configuration: Any) -> None:
         assert self._variants is not None, "only called while configurations are collected"
         chosen = configuration.all_kwargs()
         if conflicts := kwargs.keys() & configuration.kwargs.keys():
             raise ValueError(f"{', '.join(sorted(conflicts))}: given by the launch and by a configuration")
-        with self.tape.phase() as before:
-            if configuration.pre_hook is not None:
-                configuration.pre_hook({**tuner.nargs, **kwargs, **chosen})
-        if any("launch" in step for step in before):
-            raise NotRecordableError("the hook of a configuration launches a kernel")
+        hook, everything = configuration.pre_hook, {**tuner.nargs, **kwargs, **chosen}
+        before = [] if hook is None else self._of_hook(lambda: hook(everything))
         count = len(self._variants)
         tuner.fn.run(*args, **kwargs, **chosen)
         if len(self._variants) != count + 1:
@@ -143,6 +161,7 @@ def install() -> None:
     triton.testing.do_bench = triton.testing.do_bench_cudagraph = measure_nothing
     JITFunction.run = _run
     Autotuner.run = _tune
+    Autotuner.best_config = property(_best_config, _set_best_config)
 
 
 def _run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -157,6 +176,21 @@ def _tune(self: Any, *args: Any, **kwargs: Any) -> Any:
     assert _capture is not None, "a recording has begun"
     _capture.tune(self, args, kwargs)
     return None
+
+
+def _best_config(self: Any) -> Any:
+    """What the host is told of the tuning of a kernel."""
+    assert _capture is not None, "a recording has begun"
+    if _BEST not in vars(self):
+        raise AttributeError("best_config: the kernel was not launched yet")
+    if not _capture.tape.places.strict:
+        raise NotRecordableError(f"host code outside of forward reads best_config of {self.base_fn.__name__}")
+    _capture.asked = max(_capture.asked, min(len(self.configs), _capture.tape.limits.variants))
+    return vars(self)[_BEST]
+
+
+def _set_best_config(self: Any, found: Any) -> None:
+    vars(self)[_BEST] = found
 
 
 def _bound(function: JITFunction[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

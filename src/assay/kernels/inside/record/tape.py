@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from triton.runtime import _allocation
 
 from assay.kernels.inside import submission
 from assay.kernels.inside.record import streams
@@ -150,9 +151,14 @@ class Tape:
             }
         )
 
-    def add_launch(self, kernel: int, variants: list[Json]) -> None:
-        """Note a launch."""
-        self._add({"launch": kernel, "variants": variants, "line": line_of_submission()})
+    def add_launch(self, kernel: int, variants: list[Json], tuning: list[list[Json]] | None = None) -> None:
+        """Note a launch, and what an autotuner does around those that it tries before: `program.form.Tuning`."""
+        step: Json = {"launch": kernel, "variants": variants, "line": line_of_submission()}
+        step |= {"tuning": tuning} if tuning is not None else {}
+        # As Triton's launcher asks for it, of whatever made the call.
+        allocator = _allocation._allocator.get()
+        step |= {"allocator": True} if callable(allocator) and allocator is not _allocation._NULL_ALLOCATOR else {}
+        self._add(step)
 
     def _add(self, step: Json) -> None:
         if len(self.steps) >= self.limits.steps:

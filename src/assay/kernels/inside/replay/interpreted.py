@@ -19,6 +19,7 @@ from assay.kernels.inside.replay.reruns import Rerun, rerun
 from assay.kernels.inside.triton import ledger as ledgers
 from assay.kernels.inside.triton.rebuilt import Rebuilt, rebuild
 from assay.kernels.inside.triton.running.turns import Turns
+from assay.kernels.language.flow.lowering import Touched
 from assay.kernels.program.form import Descriptor, Launch, Program, Variant, storages_of, windows_in
 from assay.types import Json
 
@@ -97,11 +98,14 @@ def _has_descriptors(program: Program) -> bool:
 
 def _meets(kernel: Rebuilt, variant: Variant) -> bool:
     """Whether a launch may load what it wrote, or another program of it."""
-    if kernel.touched is None:
-        return False
+    return kernel.touched is not None and _overlaps(kernel.touched, variant)
+
+
+def _overlaps(touched: Touched, variant: Variant) -> bool:
+    """Whether a launch is given something to write that it may also read."""
     read, written = (
         {window.storage for name, value in variant.args if name in names for window in windows_in(value)}
-        for names in (kernel.touched.read, kernel.touched.written)
+        for names in (touched.read, touched.written)
     )
     return bool(read & written)
 
@@ -139,6 +143,16 @@ class _InterpretedRun:
             self._memory.take_back(before)
             self._at_once(kernel, launch, variant, run)
 
+    def try_out(self, launch: Launch, variant: Variant, arguments: dict[str, Any]) -> None:
+        """The same without following accesses. A kernel that finds nothing of what it writes would change nothing."""
+        kernel, manner = self._machine.kernels[launch.kernel], self._manner
+        if kernel.touches is not None and not _overlaps(kernel.touches(), variant):
+            return
+        ledger = self._like(None if manner.in_order else random.Random(manner.seed), None, ())
+        ledger.turns = self._turns(launch, alone=True) if kernel.asks else None
+        with ledgers.recording(ledger):
+            kernel[variant.grid](**arguments, **dict(variant.options))
+
     def _turns(self, launch: Launch, alone: bool, crowd: bool = False) -> Turns:
         chance = random.Random(self._manner.seed * MOST_LINES + launch.line)
         return Turns(chance, alone, crowd=crowd or (not alone and chance.random() < CROWDED))
@@ -160,7 +174,7 @@ class _InterpretedRun:
         with ledgers.recording(self._like(chance, other, order)):
             run()
 
-    def _like(self, chance: random.Random, other: Accesses, order: Sequence[int]) -> ledgers.Ledger:
+    def _like(self, chance: random.Random | None, other: Accesses | None, order: Sequence[int]) -> ledgers.Ledger:
         """A ledger under which programs compute the same, in a given order or in a random one."""
         rounding, products = self._ledger.rounding, self._ledger.products
         return ledgers.Ledger(self._machine.max_programs, chance, other, rounding, products, schedule=order)

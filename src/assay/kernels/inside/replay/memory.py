@@ -148,7 +148,7 @@ def _windows(program: Program) -> list[Window]:
     """Every window onto the storages of a program, some more than once."""
     seen: list[Window] = [*program.inputs, *program.init_inputs, *program.outputs]
     seen += [window for _, window in (*program.params, *program.buffers)]
-    for operation in operations_in(program.steps):
+    for operation in operations_in(program.steps, tuning=True):
         seen += operation.outs
         seen += [window for value in operation.values for window in windows_in(value)]
     for step in program.steps:

@@ -18,6 +18,7 @@ import torch
 import triton
 from triton import knobs
 from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
+from triton.runtime._allocation import NullAllocator
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from assay.kernels import language
@@ -38,7 +39,7 @@ _PASSES = "PassManager::run failed"
 class Compiled:
     """The kernels of a program for Triton's compiler, in the order of the program."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, device: str) -> None:
         """Defines them; nothing is compiled before a launch.
 
         Raises:
@@ -53,6 +54,8 @@ class Compiled:
         self.functions = [getattr(module, found.names[key]) for key in keys]
         self._parameters = [found.parameters[key] for key in keys]
         self._origins = found.origins
+        # Descriptors that a kernel makes, and some pipelines, need memory that Triton asks for at the launch.
+        self._allocator = lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=device)
 
     def launch(self, launch: Launch, variant: Variant, arguments: Mapping[str, Any]) -> None:
         """Compile a kernel for these arguments, unless that is done, and launch it.
@@ -62,6 +65,7 @@ class Compiled:
         """
         names = self._parameters[launch.kernel]
         named = {names[name]: value for name, value in arguments.items()}
+        triton.set_allocator(self._allocator if launch.allocator else NullAllocator())
         try:
             self.functions[launch.kernel][variant.grid](**named, **dict(variant.options))
         except _PASSED_OVER as error:
@@ -100,10 +104,8 @@ class OnDevice:
         Raises:
             NotInLanguageError: one of them is not in the kernel language.
         """
-        # Descriptors that a kernel makes, and some pipelines, need memory that Triton asks for at the launch.
-        triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=self.device))
         knobs.compilation.always_compile = True  # Triton's files of earlier kernels stand for some that are others
-        self._compiled = Compiled(program)
+        self._compiled = Compiled(program, self.device)
         self._names = [kernel.name for kernel in program.kernels]
         return self._compiled.functions
 
@@ -133,6 +135,10 @@ class DeviceRun:
     def launch(self, launch: Launch, variant: Variant, arguments: dict[str, Any]) -> None:
         """Launch a kernel in one of its variants."""
         self._counts[self._names[launch.kernel]] += 1
+        self._compiled.launch(launch, variant, arguments)
+
+    def try_out(self, launch: Launch, variant: Variant, arguments: dict[str, Any]) -> None:
+        """Launch a kernel, uncounted."""
         self._compiled.launch(launch, variant, arguments)
 
     def told(self) -> dict[str, Json]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -29,6 +29,7 @@ from assay.kernels.program.form import (
     Operation,
     Program,
     Step,
+    Tuning,
     Value,
     Variant,
     Window,
@@ -39,6 +40,8 @@ from assay.kernels.program.form import (
 from assay.types import Json
 
 NO_KERNEL = -1
+MOST_TRIED = 3
+"""Launches that an autotuner tries before the one that counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class Manner:
     """The number of a variant for each launch of the program, in its order; empty for random ones."""
     products: bool = False
     """Where inexact results are rounded the other way, do so with products of matrices, too."""
+    tuning: bool = False
+    """Let autotuners try variants first, as they do at the first call on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,10 @@ class Run(Protocol):
 
     def launch(self, launch: Launch, variant: Variant, arguments: dict[str, Any]) -> None:
         """Launch a kernel. Raises `NoRoomError` where an autotuner would try another configuration."""
+        ...
+
+    def try_out(self, launch: Launch, variant: Variant, arguments: dict[str, Any]) -> None:
+        """The same on no account, unless it would change nothing that the launch after it finds."""
         ...
 
     def told(self) -> dict[str, Json]:
@@ -183,7 +192,9 @@ class Player:
             Exception: whatever its operations and kernels raise.
         """
         if self._tuned_start and manner.configurations and manner.restored:
-            self._set_up(Manner(in_order=True, follow=False, configurations=manner.configurations))
+            self._set_up(
+                Manner(in_order=True, follow=False, configurations=manner.configurations, tuning=manner.tuning)
+            )
         if manner.restored:
             self.prepare(inputs, manner.poison, weights)
         else:
@@ -281,7 +292,28 @@ class Player:
 
         return choose
 
+    def _tune(self, run: Run, launch: Launch, tuning: Tuning, manner: Manner) -> None:
+        """Variants as an autotuner tries them, on the memory of the launch that counts: some, so often as chance has
+        it, since how often a GPU runs each is a matter of time."""
+        chance = random.Random(f"{manner.seed} {self._launches[id(launch)]}")
+        for variant in chance.choices(launch.variants, k=chance.randint(1, MOST_TRIED)):
+            self._operate((*variant.before, *tuning.before))
+            if launch.kernel != manner.skip:
+                with suppress(NoRoomError):
+                    run.try_out(launch, variant, self._arguments(variant))
+            self._operate(tuning.after)
+        self._operate(tuning.reset)
+
+    def _operate(self, operations: Sequence[Operation]) -> None:
+        for operation in operations:
+            operators.run(self.memory, operation)
+
+    def _arguments(self, variant: Variant) -> dict[str, Any]:
+        return {name: self._argument(value) for name, value in variant.args}
+
     def _launch(self, run: Run, launch: Launch, choose: Choose, manner: Manner) -> None:
+        if manner.tuning and launch.tuning is not None:
+            self._tune(run, launch, launch.tuning, manner)
         attempt = partial(self._launch_variant, run, launch, manner)
         *others, last = choose(launch, attempt)
         for variant in others:
@@ -293,10 +325,9 @@ class Player:
         attempt(last)
 
     def _launch_variant(self, run: Run, launch: Launch, manner: Manner, variant: Variant) -> None:
-        for operation in variant.before:
-            operators.run(self.memory, operation)
+        self._operate(variant.before)
         if launch.kernel != manner.skip:
-            run.launch(launch, variant, {name: self._argument(value) for name, value in variant.args})
+            run.launch(launch, variant, self._arguments(variant))
 
     def _argument(self, value: Value) -> Any:
         match value:
@@ -313,34 +344,6 @@ class Player:
             case Name():
                 return getattr(tl, value.text)
         return value
-
-
-def tuned(seconds_of: Callable[[Callable[[], None]], float]) -> Choose:
-    """The fastest variant of each launch, found at its first run as Triton's autotuner finds it: each is launched once
-    to be compiled and once to be timed. Then the choice stands. What tuning does to memory is the caller's affair.
-
-    Args:
-        seconds_of: Times a call.
-    """
-    chosen: dict[int, Variant] = {}
-
-    def choose(launch: Launch, attempt: Callable[[Variant], None]) -> Sequence[Variant]:
-        if id(launch) not in chosen:
-            chosen[id(launch)] = min(launch.variants, key=lambda variant: _seconds(attempt, variant, seconds_of))
-        return [chosen[id(launch)]]
-
-    return choose
-
-
-def _seconds(
-    attempt: Callable[[Variant], None], variant: Variant, seconds_of: Callable[[Callable[[], None]], float]
-) -> float:
-    """How long a variant takes; infinity where there is no room for it."""
-    try:
-        attempt(variant)
-        return seconds_of(partial(attempt, variant))
-    except NoRoomError:
-        return math.inf
 
 
 def _fill_in(memory: Memory, windows: Sequence[Window], tensors: Sequence[torch.Tensor]) -> None:

@@ -5,14 +5,17 @@ On a GPU its launches are replayed as one CUDA graph, or made one by one where t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from assay.kernels.inside.replay.operators import ForgedError
-from assay.kernels.inside.replay.player import Machine, Manner, Player, tuned
+from assay.kernels.inside.replay.player import Choose, Machine, Manner, NoRoomError, Player
 from assay.kernels.inside.timing.contestants import Launched, Seconds, captured, tensors_in
+from assay.kernels.program.form import Launch, Variant
 from assay.kernels.program.limits import ON_DEVICE
 from assay.kernels.program.reading import Refusal, read
 from assay.types import Json
@@ -77,3 +80,31 @@ class Recorded:
 
     def _forward(self) -> None:
         self._player.forward(Manner(in_order=True, follow=False), self._choose)
+
+
+def tuned(seconds_of: Callable[[Callable[[], None]], float]) -> Choose:
+    """The fastest variant of each launch, found at its first run as Triton's autotuner finds it: each is launched once
+    to be compiled and once to be timed. Then the choice stands. What tuning does to memory is the caller's affair.
+
+    Args:
+        seconds_of: Times a call.
+    """
+    chosen: dict[int, Variant] = {}
+
+    def choose(launch: Launch, attempt: Callable[[Variant], None]) -> Sequence[Variant]:
+        if id(launch) not in chosen:
+            chosen[id(launch)] = min(launch.variants, key=lambda variant: _seconds(attempt, variant, seconds_of))
+        return [chosen[id(launch)]]
+
+    return choose
+
+
+def _seconds(
+    attempt: Callable[[Variant], None], variant: Variant, seconds_of: Callable[[Callable[[], None]], float]
+) -> float:
+    """How long a variant takes; infinity where there is no room for it."""
+    try:
+        attempt(variant)
+        return seconds_of(partial(attempt, variant))
+    except NoRoomError:
+        return math.inf

@@ -46,6 +46,8 @@ class Usage:
     threads: int
     stored: int | None = None
     """Most bytes that one program stores; None where it is compiled, and where its text does not say (`stores`)."""
+    scratch_bytes: int = 0
+    """Of global memory that Triton asks an allocator for at each launch: of a program, and 0 where it is only read."""
 
 
 class Driver:
@@ -146,7 +148,9 @@ def compiled(function: Any, arguments: Mapping[str, Any], options: Mapping[str, 
 def usage(kernel: Any) -> Usage:
     """What a compiled kernel needs."""
     stored = stores.most_bytes(kernel.kernel.decode()) if driver.active.reads_only else None
-    return Usage(kernel.metadata.shared, kernel.n_regs, 4 * kernel.n_spills, 32 * kernel.metadata.num_warps, stored)
+    said = kernel.metadata
+    scratch = getattr(said, "global_scratch_size", 0)
+    return Usage(said.shared, kernel.n_regs, 4 * kernel.n_spills, 32 * said.num_warps, stored, scratch)
 
 
 def fault(kernel: Any) -> str:

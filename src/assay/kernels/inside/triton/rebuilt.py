@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.arithmetic import MeaningError
 from assay.kernels.inside.triton.meaning import MEANING
-from assay.kernels.language.flow.lowering import Lowering, Touched
+from assay.kernels.language.flow.lowering import Lowering, Touched, touched
 from assay.kernels.language.form import Function, Kernels, Parameter
 from assay.kernels.language.interpreter_text import InterpreterText, interpreted
 from assay.kernels.language.limits import is_plain
@@ -40,6 +41,7 @@ class Rebuilt:
     atomic: whether it makes atomic operations.
     asks: whether it uses results of some.
     touched: where it may load what was written in the same launch: what it comes to by its parameters.
+    touches: the same wherever it loads anything, computed when it is asked for.
     """
 
     key: str
@@ -50,6 +52,7 @@ class Rebuilt:
     atomic: bool = False
     asks: bool = False
     touched: Touched | None = None
+    touches: Callable[[], Touched] | None = None
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         """A launch on a grid."""
@@ -115,7 +118,8 @@ def _rebuilt(function: Function, body: Callable[..., Any], lowering: Lowering) -
     program.__annotations__ = dict.fromkeys(constexprs, "constexpr")
     key = function.key
     atomic, asks = key in lowering.atomic, key in lowering.asks
-    return Rebuilt(key, function.name, names, constexprs, program, atomic, asks, lowering.meets.get(key))
+    touches = partial(touched, function, lowering.features)
+    return Rebuilt(key, function.name, names, constexprs, program, atomic, asks, lowering.meets.get(key), touches)
 
 
 def argument(value: Any, parameter: Parameter) -> Any:

@@ -69,12 +69,14 @@ class Lowering:
     """Those of them that use the result of one."""
     meets: dict[str, Touched] = field(default_factory=dict)
     """What functions touch in which a load may follow a store or an atomic operation."""
+    features: dict[str, frozenset[str]] = field(default_factory=dict)
+    """What each function does, by itself or by its helpers."""
 
 
 def lowered(functions: Mapping[str, Function]) -> Lowering:
     """What holds for the functions of a submission; each stands after those that it calls."""
     found = Lowering()
-    has: dict[str, frozenset[str]] = {}
+    has = found.features
     for key, function in functions.items():
         has[key] = _features(function.body, has)
         if "atomic" in has[key]:
@@ -84,7 +86,7 @@ def lowered(functions: Mapping[str, Function]) -> Lowering:
                 found.asks.add(key)
                 has[key] |= {"asks"}
         if "load" in has[key] and has[key] & _WRITES and _meets(function.body, has):
-            found.meets[key] = _touched(function, has)
+            found.meets[key] = touched(function, has)
         if has[key] & {"staged", "dot loop"}:
             _find_early(function.body, has, found, within=False)
     return found
@@ -235,7 +237,8 @@ def _meets(body: Sequence[Statement], has: Mapping[str, frozenset[str]], written
     return False
 
 
-def _touched(function: Function, has: Mapping[str, frozenset[str]]) -> Touched:
+def touched(function: Function, has: Mapping[str, frozenset[str]]) -> Touched:
+    """By which of its parameters a function comes to memory; `has`: what it and its helpers do."""
     everything = list(statements(function.body))
     read, written = _Slice(everything), _Slice(everything)
     for one in (one for each in everything for value in _own(each) for one in expressions(value)):

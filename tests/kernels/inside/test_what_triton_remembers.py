@@ -1,0 +1,109 @@
+"""What a launch of Triton's depends on beside its arguments: tuning before it, globals, and the best configuration."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_interpreter import OUT, X, module, ok, pointwise
+
+from support.kernel_graders import Bench
+
+TUNED = """
+def clear(arguments, reset_only=False):
+    arguments["out"].zero_()
+
+@triton.autotune(configs=[CONFIGURATIONS], key=["n"] OPTIONS)
+@triton.jit
+def kernel(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m = i < n
+    v = tl.load(x + i, mask=m)
+    BODY
+"""
+SIZES = "triton.Config({'BLOCK': 64}), triton.Config({'BLOCK': 32})"
+CLEARED = SIZES.replace("})", "}, pre_hook=clear)")
+ADDS, IN_PLACE = "tl.atomic_add(out + i, v, mask=m)", "tl.store(out + i, tl.load(out + i, mask=m) + v, mask=m)"
+COPIES = "tl.store(out + i, v, mask=m)"
+TRIES = {
+    "adds": (ADDS, SIZES, "", False),
+    "adds to zeros": (ADDS, SIZES, ", reset_to_zero=['out']", True),
+    "adds to what a configuration clears": (ADDS, CLEARED, "", True),
+    "adds to what the tuner clears": (ADDS, SIZES, ", pre_hook=clear", True),
+    "adds, one configuration": (ADDS, "triton.Config({'BLOCK': 64})", "", True),
+    "adds, one configuration left": (
+        ADDS,
+        SIZES,
+        ", prune_configs_by={'early_config_prune': lambda c, *a, **k: c[:1]}",
+        False,
+    ),
+    "in place": (IN_PLACE, SIZES, "", False),
+    "in place, restored": (IN_PLACE, SIZES, ", restore_value=['out']", True),
+    "anew": (COPIES, SIZES, "", True),
+}
+LAUNCH = "kernel[lambda meta: (triton.cdiv(n, meta['BLOCK']),)](x, out, n)"
+
+
+@pytest.mark.parametrize("name", TRIES)
+def test_what_an_autotuner_tries_stays_in_memory(bench: Bench, name: str) -> None:
+    body, configurations, options, same = TRIES[name]
+    code = TUNED.replace("BODY", body).replace("CONFIGURATIONS", configurations).replace("OPTIONS", options)
+    later = {"restored": False, "seed": 3}
+    assert np.array_equal(ok(bench.run(module(code, LAUNCH), X, outputs=OUT, controls=[{}, later])), X)
+    tried = ok(bench.run(module(code, LAUNCH), X, outputs=OUT, controls=[{"tuning": True, "seed": 5}]))
+    assert np.array_equal(tried, X) == same
+    assert same or round(float(tried[0] / X[0])) in (2, 3, 4), "one to three launches before the one that counts"
+
+
+def test_a_key_is_tuned_for_once(bench: Bench) -> None:
+    code = TUNED.replace("BODY", ADDS).replace("CONFIGURATIONS", SIZES).replace("OPTIONS", "")
+    twice = f"{LAUNCH}\nout.zero_()\n{LAUNCH}"
+    assert np.array_equal(ok(bench.run(module(code, twice), X, outputs=OUT, controls=[{"tuning": True}])), X)
+    other = f"{LAUNCH}\nout.zero_()\n{LAUNCH.replace('x, out, n)', 'x, out, n - 1)')}"
+    found = ok(bench.run(module(code, other), X, outputs=OUT, controls=[{"tuning": True}]))
+    assert not np.array_equal(found[:-1], X[:-1])
+
+
+GLOBALS = "A = B = C = tl.constexpr(2.0)\n@triton.jit\ndef helper(v):\n    return v * B\n"
+CHANGES = {
+    "the kernel's": ("A = tl.constexpr(3.0)", "A"),
+    "a helper's": ("B = tl.constexpr(3.0)", "B"),
+    "to the same": ("A = tl.constexpr(2.0)", ""),
+    "another": ("C = tl.constexpr(3.0)", ""),
+    "the name of a parameter": ("n = 5", ""),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_triton_refuses_globals_that_change_once_it_compiled_a_kernel(bench: Bench, name: str) -> None:
+    change, changed = CHANGES[name]
+    head = f"{GLOBALS}n = 7\ndef change():\n    global A, B, C, n\n    {change}\n"
+    launch = "kernel[(1,)](x, out, n, BLOCK=128)\nchange()\nkernel[(1,)](x, out, n, BLOCK=128)"
+    ran = bench.run(
+        pointwise("tl.store(out + i, helper(tl.load(x + i, mask=m)) * A, mask=m)", launch, head), X, outputs=OUT
+    )
+    if changed:
+        assert f"Global variable {changed} has changed" in ran.fault["message"] and ran.fault["kind"] == "error"
+    else:
+        assert np.array_equal(ok(ran), X * 4)
+
+
+ASKED = {
+    "noted": ("self.found = kernel.best_config", ""),
+    "decides": (
+        "if kernel.best_config.kwargs['BLOCK'] == 32:\n    out.zero_()",
+        "one program is recorded for all of them",
+    ),
+    "before a launch": ("unlaunched.best_config", "was not launched yet"),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_forward_may_know_the_best_configuration_and_not_do_otherwise_for_it(bench: Bench, name: str) -> None:
+    asks, said = ASKED[name]
+    code = TUNED.replace("BODY", COPIES).replace("CONFIGURATIONS", SIZES).replace("OPTIONS", "")
+    code += "unlaunched = triton.autotune(configs=kernel.configs, key=['n'])(kernel.fn)\n"
+    ran = bench.run(module(code, f"{LAUNCH}\n{asks}"), X, outputs=OUT)
+    if said:
+        assert said in ran.fault["message"] and ran.fault["kind"] == ("unsupported" if name == "decides" else "error")
+    else:
+        assert np.array_equal(ok(ran), X)
