@@ -171,7 +171,7 @@ def test_the_example_learns_from_its_first_batches(tmp_path: Path, monkeypatch: 
     from assay.cli.main import main
 
     monkeypatch.chdir(EXAMPLE.parent)
-    few = ["max_batches=24", "eval_every=0", "eval.max_tasks=1", "eval.samples_per_task=1", "tensorboard_enabled=false"]
+    few = ["max_batches=32", "eval_every=0", "eval.max_tasks=1", "eval.samples_per_task=1", "tensorboard_enabled=false"]
     own = "dataset_builder=own_env.py:LargestDigit"
     assert main(["train", own, *few, "local.device=cpu", f"log_path={tmp_path}/run"]) == 0
     rewards = [line["reward/mean"] for line in read_lines(tmp_path / "run" / "metrics.jsonl") if "reward/mean" in line]

@@ -57,7 +57,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, architecture, dtype in (("lora", "qwen2", torch.float32), ("half", "gpt2", torch.bfloat16)):
         base = pretrained(root / f"{name}-base", architecture, dtype)
         changes: dict[str, Any] = {"model_name": str(base), "lora_rank": 4, "scratch": ScratchModel()}
-        run(tiny(root / name, **changes, save_every=6, learning_rate=0.05))
+        run(tiny(root / name, **changes, save_every=6, learning_rate=0.03))
     return {name: root / name for name in ("scratch", "lora", "half")}
 
 
