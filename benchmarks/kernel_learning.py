@@ -62,10 +62,10 @@ ARMS: Mapping[str, Sequence[str]] = {
 }
 
 
-def train(out: Path, mode: str, name: str, settings: Sequence[str]) -> RunRecords:
+def train(out: Path, mode: str, name: str, settings: Sequence[str], unwell: bool = False) -> RunRecords:
     """One run of a mode, with a cache of verdicts of its own."""
     started = time.monotonic()
-    run = train_apart(MODES[mode], out / name, [*SHARED, f"cache_dir={out / 'cache' / name}", *settings])
+    run = train_apart(MODES[mode], out / name, [*SHARED, f"cache_dir={out / 'cache' / name}", *settings], unwell)
     print(f"{name} done after {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     return run
 
@@ -175,7 +175,7 @@ def compared(seed: int, out: Path, settings: Sequence[str]) -> dict[str, Any]:
     found = {}
     for name, arm in ARMS.items():
         given = [f"seed={seed}", *settings, "sft.num_steps=0", f"load_checkpoint_path={checkpoint}", *arm]
-        run = train(out, "multi", f"multi_{seed}_{name.replace(' ', '_')}", given)
+        run = train(out, "multi", f"multi_{seed}_{name.replace(' ', '_')}", given, unwell=True)
         row = of_run("multi", run)
         found[name] = {key: row[key] for key in ("before", "after", "lift", "pass_at_2", "feedback")}
     return {"seed": seed, **found}

@@ -10,16 +10,21 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from assay.errors import HealthError
 from assay.training.metrics.intervals import paired_difference_ci95
 from assay.training.run.reader import RunRecords, read_run
 
 
-def train_apart(preset: str, run: Path, settings: Sequence[str]) -> RunRecords:
-    """`assay train` of a preset in a process of its own, on one core; it goes on where it was interrupted."""
+def train_apart(preset: str, run: Path, settings: Sequence[str], unwell: bool = False) -> RunRecords:
+    """`assay train` of a preset in a process of its own, on one core; it goes on where it was interrupted.
+
+    Args:
+        unwell: whether a run counts that did all its batches and whose policy is not what it was.
+    """
     command = [sys.executable, "-m", "assay", "train", "--config", preset, f"log_path={run}", *settings]
     with run.with_suffix(".log").open("a") as log:
         done = subprocess.run(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    if done.returncode:
+    if done.returncode and not (unwell and done.returncode == HealthError.exit_code and read_run(run).last is not None):
         sys.exit(f"training {run} failed; see {run.with_suffix('.log')}")
     return read_run(run)
 
