@@ -1,4 +1,8 @@
-"""verifiers' own env over an exported package, with its own agents, and a chat endpoint that is a stand-in."""
+"""verifiers' own env over an exported package, with its own agents, and a chat endpoint that is a stand-in.
+
+Tokens are those that the endpoint makes of the messages it is sent, by Assay's renderer: they are equal where the
+messages are. verifiers' own renderers are not seen here.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,11 @@ def groups_of(name: str, play: Play, one: Prepared) -> list[list[tuple[Any, list
 
 
 def reward_of(episode: Any) -> float | None:
-    return episode.traces[0].metrics["assay_reward"] if episode.ok else None
+    """What prime-rl trains on; of a rollout in several traces, each of which has its own return, the whole's."""
+    if not episode.ok:
+        return None
+    first = episode.traces[0]
+    return first.reward if len(episode.traces) == 1 else first.metrics["assay_reward"]
 
 
 def play(name: str, play: Play, one: Prepared) -> Sequence[Sequence[Rollout]]:
