@@ -119,6 +119,15 @@ def test_processes_that_sample_in_one_call_are_not_left_to_hang() -> None:
     assert rollouts(env, trainer, play)["assay_reward"]
 
 
+def test_a_process_without_a_rollout_to_sample_takes_part_in_the_call_of_the_others(tmp_path: Path) -> None:
+    play = Play((), {"": ("0",)}, 2, 1)
+    trainer = Trainer(play, response=4, context=5)
+    trainer.accelerator.num_processes = 2
+    trainer.args.use_vllm, trainer.is_fsdp_enabled = False, True
+    assert rollouts(own(tmp_path), trainer, play)["assay_reward"] == [None, None]
+    assert trainer.calls == [1]
+
+
 def test_prompts_written_anew_are_refused_unless_the_last_is_wanted(tmp_path: Path) -> None:
     text = """
 from assay.envs import Environment, Message, Score, StepResult, Task

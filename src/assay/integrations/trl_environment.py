@@ -147,7 +147,8 @@ class TRLEnvironment:
             for place, (builder, (_, count)) in enumerate(zip(builders, chunks, strict=True))
         ]
         budget = _budget(trainer)
-        async with Sampling(_TrainerSampler(trainer), len(prompts), playing.params.max_tokens) as sampling:
+        sampler = _TrainerSampler(trainer)
+        async with Sampling(sampler, len(prompts), playing.params.max_tokens) as sampling:
 
             async def one(place: int, group: HostGroup, member: int) -> None:
                 with sampling.seat(place) as policy:
@@ -155,6 +156,8 @@ class TRLEnvironment:
 
             seats = [(group, member) for group in groups for member in range(group.size)]
             await together(one(place, group, member) for place, (group, member) in enumerate(seats))
+        if not sampler.called and _in_one_call(trainer):
+            sampler.keep_step(trainer.processing_class.eos_token_id)
         played = await together(group.settled() for group in groups)
         return self._columns(played, trainer.processing_class.eos_token_id)
 
@@ -229,11 +232,17 @@ class _TrainerSampler:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        self.called = False
+
+    def keep_step(self, token: int) -> None:
+        """Take part in the call of the other processes, where nothing is to be sampled here: they wait for it."""
+        self._trainer._generate_single_turn([[token]], None, {}, 1)
 
     async def sample_stream(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
     ) -> AsyncGenerator[tuple[int, Completion], None]:
         """See `Backend`."""
+        self.called = True
         ids, logprobs = self._trainer._generate_single_turn([list(prompt) for prompt in prompts], None, {}, 1)
         for place, found in enumerate(ids):
             tokens = tuple(map(int, found))[: params.max_tokens]
@@ -284,16 +293,19 @@ def _check(trainer: Any, renderer: Renderer) -> None:
         )
 
 
+def _in_one_call(trainer: Any) -> bool:
+    """Whether TRL's processes wait for each other when they sample."""
+    args = trainer.args
+    if trainer.accelerator.num_processes < 2:
+        return False
+    if args.use_vllm:
+        return bool(args.vllm_mode == "server" or args.vllm_tensor_parallel_size > 1)
+    return bool(trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled)
+
+
 def _check_turns(trainer: Any, max_turns: int) -> None:
     """Where processes sample in one call, each has to call equally often, and rollouts of several turns do not."""
-    if trainer.accelerator.num_processes < 2 or max_turns < 2:
-        return
-    args = trainer.args
-    if args.use_vllm:
-        together = args.vllm_mode == "server" or args.vllm_tensor_parallel_size > 1
-    else:
-        together = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-    if together:
+    if max_turns > 1 and _in_one_call(trainer):
         raise ConfigError(
             f"Rollouts have up to {max_turns} turns, and TRL's {trainer.accelerator.num_processes} processes sample in "
             "one call: those whose rollouts end sooner would be waited for without end. Set vllm_mode=colocate with "
