@@ -16,6 +16,7 @@ import pytest
 SRC = Path(__file__).parents[1] / "src"
 
 LAYERS = [
+    ["assay.syntax"],
     ["assay.errors", "assay.types", "assay.presets", "assay.exports", "assay.terminal"],
     ["assay.plugins", "assay.estimates"],
     ["assay.config"],

@@ -19,6 +19,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from assay.syntax import parsed
+
 
 def lazy_exports(room: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of the package `room`, for the names that its `if TYPE_CHECKING:` imports."""
@@ -36,7 +38,7 @@ def lazy_exports(room: str) -> tuple[Callable[[str], Any], Callable[[], list[str
 def _homes(room: str) -> Mapping[str, str]:
     """Public name -> the module that defines it."""
     loader: Any = getattr(find_spec(room), "loader", None)
-    choices = (node for node in ast.parse(loader.get_source(room)).body if isinstance(node, ast.If))
+    choices = (node for node in parsed(loader.get_source(room)).body if isinstance(node, ast.If))
     checked = next(node for node in choices if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING")
     imports = (node for node in checked.body if isinstance(node, ast.ImportFrom))
     return {alias.name: str(node.module) for node in imports for alias in node.names}

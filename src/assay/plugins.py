@@ -28,6 +28,7 @@ from types import ModuleType
 from typing import Any
 
 from assay.errors import AssayError, ConfigError
+from assay.syntax import parsed
 
 _PREFIX = "assay_file_"
 _FILES: dict[str, Path] = {}
@@ -193,7 +194,7 @@ def _imported(path: Path, folder: Path) -> Iterator[Path]:
 @functools.lru_cache(maxsize=256)
 def _import_statements(source: bytes) -> tuple[ast.Import | ast.ImportFrom, ...]:
     """Parsed once per content: a run asks for the files behind its settings several times."""
-    return tuple(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom))
+    return tuple(node for node in ast.walk(parsed(source)) if isinstance(node, ast.Import | ast.ImportFrom))
 
 
 def _inside(path: Path, level: int, folder: Path) -> bool:

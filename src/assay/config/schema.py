@@ -12,7 +12,6 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-import textwrap
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from chz.util import MISSING
 from assay.config.fields import DATA, MAY_CHANGE, MAY_CHANGE_ROUNDING, Bound, Code, Fact, Like, UsedWhen
 from assay.config.values import is_readable, members, type_name
 from assay.errors import ConfigError
+from assay.syntax import parsed_class
 
 
 @dataclass(frozen=True)
@@ -204,10 +204,9 @@ def _attribute_docs(cls: type) -> dict[str, str]:
         if not chz.is_chz(base):
             continue
         try:
-            node = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+            node = parsed_class(base)
         except OSError:  # a class that was typed into an interpreter has no source
             continue
-        assert isinstance(node, ast.ClassDef)
         for field, below in zip(node.body, node.body[1:], strict=False):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 text = below.value if isinstance(below, ast.Expr) else None

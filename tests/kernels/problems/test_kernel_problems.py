@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import sys
-import threading
 import types
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -200,22 +197,3 @@ def test_a_problem_that_is_not_there_says_which_are() -> None:
 def test_published_problems_are_all_read() -> None:
     problems = load_problems("jsonl", (1, 2, 3), PUBLISHED)
     assert [sum(p.level == level for p in problems) for level in (1, 2, 3)] == [80, 80, 40]
-
-
-def test_modules_are_parsed_from_many_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    failures = iter([SystemError("AST constructor recursion depth mismatch (before=24, after=21)")])
-    under_way = threading.Lock()
-    plain = ast.parse
-
-    def parse(code: str) -> ast.Module:
-        assert under_way.acquire(blocking=False), "another thread parses"
-        try:
-            for failure in failures:
-                raise failure
-            return plain(code)
-        finally:
-            under_way.release()
-
-    monkeypatch.setattr("assay.kernels.problems.sources.ast.parse", parse)
-    with ThreadPoolExecutor(8) as threads:
-        assert set(threads.map(find_fault, [TINY] * 200)) == {None}

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from assay.kernels.problems.sources import SHIPPED, Problem, parsed
+from assay.kernels.problems.sources import SHIPPED, Problem
+from assay.syntax import parsed
 from assay.types import Json
 
 Rule = Literal["none", "capped", "proportional", "uniform", "other"]

@@ -8,13 +8,11 @@ hashed. The hash names what was solved, since published problems have changed un
 from __future__ import annotations
 
 import ast
-import contextlib
 import hashlib
 import itertools
 import json
 import os
 import re
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -24,6 +22,7 @@ from typing import Literal
 
 from assay.errors import ConfigError, DataError, MissingDependencyError
 from assay.kernels.problems.imported import read_modules
+from assay.syntax import parsed
 from assay.types import Json
 
 DatasetSource = Literal["shipped", "huggingface", "local", "jsonl", "corpus"]
@@ -44,8 +43,6 @@ MAX_LEVELS = 100
 MAX_INTEGERS = 1000
 """Of a module; published problems have 21 at most that are sizes."""
 
-_PARSING = threading.Lock()
-_ATTEMPTS = 3
 _FILE_NAME = re.compile(r"(\d+)_(.+)\.py")
 _CHECKOUTS = (".", "KernelBench", "kernelbench", "src/kernelbench", "data")
 _GUESSES = ("KernelBench", "../KernelBench", "~/KernelBench", "/workspace/KernelBench")
@@ -88,22 +85,6 @@ def make_problem(level: int, number: int, name: str, code: str, source: str) -> 
             "functions get_inputs and get_init_inputs. Correct the file, or choose other problems."
         )
     return Problem(level, number, name, code, source)
-
-
-def parsed(code: str) -> ast.Module:
-    """The syntax tree of a problem's module, from any thread: `ast.parse`, one at a time.
-
-    CPython 3.11 counts the depth of a tree for all threads together: where two are made at once, one may end in
-    SystemError. Other code of this process may make one too.
-
-    Raises:
-        SyntaxError, ValueError, RecursionError, MemoryError: as `ast.parse`.
-    """
-    with _PARSING:
-        for _ in range(_ATTEMPTS - 1):
-            with contextlib.suppress(SystemError):
-                return ast.parse(code)
-        return ast.parse(code)
 
 
 def find_fault(code: str) -> str | None:

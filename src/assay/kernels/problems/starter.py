@@ -18,6 +18,7 @@ from importlib import resources
 from assay.kernels.base import Language
 from assay.kernels.problems.sources import SHIPPED, Problem
 from assay.kernels.verdicts import plain_text
+from assay.syntax import parsed
 
 SUMMARY_CHARACTERS = 110
 _COMPLETE = "starters"
@@ -87,7 +88,7 @@ class ModelNew({bases}):
 def summary(problem: Problem) -> str:
     """The problem in one line: the beginning of the first docstring of its model, of `forward` or of its module."""
     model = _model(problem)
-    texts = (ast.get_docstring(node) for node in (model, _method(model, "forward"), ast.parse(problem.code)) if node)
+    texts = (ast.get_docstring(node) for node in (model, _method(model, "forward"), parsed(problem.code)) if node)
     first = next((text for text in texts if text and text.strip()), "")
     return textwrap.shorten(plain_text(first.strip().splitlines()[0] if first else ""), SUMMARY_CHARACTERS)
 
@@ -145,7 +146,7 @@ def _whole(problem: Problem, backend: Language) -> str | None:
 
 def _model(problem: Problem) -> ast.ClassDef:
     """The class `Model`, which `make_problem` has seen."""
-    classes = (node for node in ast.parse(problem.code).body if isinstance(node, ast.ClassDef))
+    classes = (node for node in parsed(problem.code).body if isinstance(node, ast.ClassDef))
     return [node for node in classes if node.name == "Model"][-1]
 
 
@@ -181,10 +182,10 @@ def _needed(problem: Problem, model: ast.ClassDef, forward: ast.FunctionDef | No
     """Imports, and other statements of the problem's module, that the copied parts refer to."""
     copied: list[ast.AST] = [*model.bases, *(node for node in model.body if node != forward)]
     if forward is not None:
-        copied.append(ast.parse(f"{_signature(forward)} ...").body[0])
+        copied.append(parsed(f"{_signature(forward)} ...").body[0])
     wanted = set().union(*map(_free, copied))
     kept: dict[int, ast.stmt] = {}
-    statements = [node for node in ast.parse(problem.code).body if _defined(node) - {"Model"}]
+    statements = [node for node in parsed(problem.code).body if _defined(node) - {"Model"}]
     found = True
     while found:
         found = False

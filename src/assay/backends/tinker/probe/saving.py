@@ -123,7 +123,7 @@ async def look_at_samplers(bench: Bench, old: tinker.SamplingClient) -> list[Fin
             "an older sampler keeps its weights",
             drift <= limit,
             f"it moved by {drift:.2g} nats at most while the policy was trained",
-            "a reference policy would move along; a run with a KL penalty trains wrongly here",
+            "completions under way would change policy half way; do not train here",
             figure=drift,
         ),
         await _base(bench, now),

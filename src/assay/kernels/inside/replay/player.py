@@ -107,7 +107,7 @@ class Run(Protocol):
         ...
 
     def try_out(self, launch: Launch, variant: Variant, arguments: dict[str, Any]) -> None:
-        """The same on no account, unless it would change nothing that the launch after it finds."""
+        """Launch a kernel without counting it; it may be left out where the next launch would find no change."""
         ...
 
     def told(self) -> dict[str, Json]:
