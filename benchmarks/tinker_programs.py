@@ -2,8 +2,8 @@
 
     python benchmarks/tinker_programs.py [--keep FOLDER]
 
-The cookbook runs `examples/tinker_cookbook_digits.py` in an environment of its own, .venv-cookbook, which is made on
-first use (minutes). Programs, each a process that knows the server by TINKER_BASE_URL alone:
+The cookbook runs `examples/tinker_cookbook_digits.py` in .venv-hosts, which `make test-hosts` makes. Programs, each a
+process that knows the server by TINKER_BASE_URL alone:
 
     supervised       supervised.train.main on answers of the right form, from a model with random weights
     rl               rl.train.main from that state, with a reward for the right answer; importance_sampling
@@ -34,8 +34,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 ROOT = Path(__file__).parents[1]
-VENV = ROOT / ".venv-cookbook"
-CONSTRAINTS = ROOT / "constraints-cookbook.txt"
+COOKBOOK = ROOT / ".venv-hosts" / "bin" / "python"
 PROGRAM = ROOT / "examples" / "tinker_cookbook_digits.py"
 LOSS, REWARD = "train_mean_nll", "env/all/reward/total"
 ENDS = 3
@@ -47,14 +46,6 @@ KINDS = {
     "rl_resumed": REWARD,
     "rl_ppo_async": REWARD,
 }
-
-
-def make_environment() -> None:
-    """The cookbook's packages, where they are not there yet or their versions have changed."""
-    stamp = VENV / ".installed"
-    if not stamp.exists() or stamp.stat().st_mtime < CONSTRAINTS.stat().st_mtime:
-        subprocess.run([ROOT / "scripts" / "setup-cookbook-env.sh", VENV], check=True)
-        stamp.touch()
 
 
 def save_model(folder: Path) -> None:
@@ -97,7 +88,7 @@ def run(arguments: Sequence[str], url: str, log: Path) -> tuple[float, list[str]
     begin = time.monotonic()
     with log.open("w") as out:
         done = subprocess.run(
-            [VENV / "bin" / "python", PROGRAM, *arguments],
+            [COOKBOOK, PROGRAM, *arguments],
             cwd=log.parent,
             env={**keep, **ours},
             stdout=out,
@@ -163,7 +154,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", metavar="FOLDER", type=Path, help="keep logs and metrics here")
     args = parser.parse_args()
-    make_environment()
+    if not COOKBOOK.exists():
+        sys.exit(f"{COOKBOOK.parents[1].name} was not made, and the cookbook runs in it: make test-hosts")
     with tempfile.TemporaryDirectory() as scratch:
         folder = (args.keep or Path(scratch)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
