@@ -34,6 +34,7 @@ def test_a_listing_does_not_hold_up_the_server(server: Running, tmp_path: Path) 
     desk.store.add_run(run)
     record = tmp_path / "runs" / run.id / RUN_RECORD
     text = record.read_text()
+    desk = Desk(desk.config, server.host)  # which has read nothing yet
     record.unlink()
     os.mkfifo(record)  # who reads it waits until somebody writes
     rescue = threading.Timer(10, record.write_text, (text,))
@@ -51,6 +52,8 @@ def test_a_listing_does_not_hold_up_the_server(server: Running, tmp_path: Path) 
         assert (await listed(listing.list_runs(desk, "me", {})))["cursor"]["total_count"] == 1
         assert (await listed(listing.get_run(desk, "me", run.id)))["training_run_id"] == run.id
         assert (await listed(listing.list_checkpoints(desk, "me", run.id))) == {"checkpoints": []}
+        none = await asyncio.wait_for(listing.list_runs(desk, "me", {"limit": "0"}), 5)
+        assert none["cursor"]["total_count"] == 1, "counted without reading records again"
         assert (await listed(listing.list_all_checkpoints(desk, "me", {})))["checkpoints"] == []
 
     try:
@@ -117,14 +120,15 @@ def test_checkpoints_live_for_the_time_they_were_given(server: Running, model_fo
     desk.store.now = lambda: clock[0]
 
     async def saved(call: Any, number: int, name: str, ttl: int | None) -> str:
-        body = {"model_id": f"{session.id}:train:0", "seq_id": number, "path": name, "ttl_seconds": ttl}
+        body = {"model_id": model, "seq_id": number, "path": name, "ttl_seconds": ttl}
         found = await desk.promises.fetch("me", str(call(desk, "me", json.dumps(body).encode())["request_id"]))
         return json.loads(found.body)["path"] if isinstance(found, Result) else str(found)
 
     def names() -> list[str]:
-        return sorted("/".join(parse(c.path)[1:]) for run in desk.store.runs() for c in desk.store.of_run(run))
+        return sorted("/".join(parse(c.path)[1:]) for c in desk.store.of_run(desk.store.run(model)))
 
     session = desk.sessions.open("me", None, None)
+    model = f"{session.id}:train:0"
 
     async def work() -> None:
         lora = {"rank": 2, "seed": 1}

@@ -112,6 +112,8 @@ class CheckpointStore:
         self.now = now
         # Held while checkpoints change places or records, which savers, clients and the sweep do on several threads.
         self._moving = threading.Lock()
+        self._made: dict[str, tuple[str, float]] = {}
+        """Run -> whose it is, and when it was made: what lists are made of, without reading thousands of records."""
         with Writing(self._root, "checkpoints", home=STATE):
             self._root.mkdir(parents=True, exist_ok=True)
             for half in self._root.glob("*/*/.writing-*"):
@@ -133,6 +135,7 @@ class CheckpointStore:
         with Writing(folder, "the record of a run", home=STATE):
             folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / RUN_RECORD, json.dumps(asdict(run)).encode(), home=STATE)
+        self._made[run.id] = (run.owner, run.created)
 
     def run(self, run_id: str) -> Run | None:
         """A run by its name; None where there is none."""
@@ -141,11 +144,16 @@ class CheckpointStore:
         record = read_object(self._root / run_id / RUN_RECORD)
         return None if record is None else _run(record)
 
-    def runs(self, prefix: str = "") -> list[Run]:
-        """The runs whose names begin so, newest first."""
-        names = [folder.name for folder in self._root.iterdir() if folder.name.startswith(prefix)]
-        found = [run for name in names if (run := self.run(name)) is not None]
-        return sorted(found, key=lambda run: (-run.created, run.id))
+    def runs_of(self, owner: str, prefix: str = "") -> list[str]:
+        """The names of a client's runs, newest first, that begin so; a record is read where it was not yet."""
+        found = []
+        for name in (folder.name for folder in self._root.iterdir() if folder.name.startswith(prefix)):
+            if name not in self._made and (run := self.run(name)) is not None:
+                self._made[name] = (run.owner, run.created)
+            of, created = self._made.get(name, ("", 0.0))
+            if of == owner:
+                found.append((-created, name))
+        return [name for _, name in sorted(found)]
 
     async def save(
         self,

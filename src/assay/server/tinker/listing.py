@@ -66,9 +66,9 @@ async def get_session(desk: Desk, owner: str, session_id: str) -> dict[str, Json
     session = desk.sessions.get(owner, session_id, active=False)
     prefix = f"{session.id}:train:"
     metadata = session.user_metadata
-    runs = await desk.off_loop(lambda: desk.store.runs(prefix))
+    runs = await desk.off_loop(lambda: desk.store.runs_of(owner, prefix))
     return {
-        "training_run_ids": [run.id for run in runs],
+        "training_run_ids": [*runs],
         "sampler_ids": [s.id for s in session.samplers.values()],
         "user_metadata": None if not metadata else {k: str(v) for k, v in metadata.items()},
         "display_name": session.display_name,
@@ -87,9 +87,10 @@ async def list_runs(desk: Desk, owner: str, query: Mapping[str, str]) -> dict[st
     live = _last_requests(desk)
 
     def read() -> dict[str, Json]:
-        runs = [run for run in desk.store.runs() if run.owner == owner]
+        runs = desk.store.runs_of(owner)
+        shown = [own_run(desk, owner, name) for name in runs[offset : offset + limit]]
         cursor: Json = {"offset": offset, "limit": limit, "total_count": len(runs)}
-        return {"training_runs": [_run(desk.store, r, live) for r in runs[offset : offset + limit]], "cursor": cursor}
+        return {"training_runs": [_run(desk.store, run, live) for run in shown], "cursor": cursor}
 
     return await desk.off_loop(read)
 
@@ -145,7 +146,8 @@ async def list_all_checkpoints(desk: Desk, owner: str, query: Mapping[str, str])
     offset, limit = page(query)
 
     def read() -> list[Checkpoint]:
-        found = [c for run in desk.store.runs() if run.owner == owner for c in desk.store.of_run(run)]
+        runs = [own_run(desk, owner, name) for name in desk.store.runs_of(owner)]
+        found = [c for run in runs for c in desk.store.of_run(run)]
         return sorted(found, key=lambda c: (-c.created, c.path))
 
     found = await desk.off_loop(read)
