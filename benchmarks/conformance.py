@@ -1,6 +1,6 @@
 """Assay's losses, gradients and advantages beside those of TRL and verl, on the same ragged float64 batches.
 
-    python benchmarks/conformance.py [--quick] [--verl-python PYTHON]     (pip install 'assay-rl[torch,trl]')
+    python benchmarks/conformance.py [--quick] [--verl-python PYTHON]     (pip install '.[torch,trl]')
 
 The peers' own functions are called: TRL's trainers (`_compute_loss`, `_generate_and_score_completions`) with the batch
 in place of the model's output, and verl's registered policy losses, `agg_loss`, `kl_penalty` and advantage estimators.

@@ -2,7 +2,7 @@
 
     python benchmarks/grpo_step.py [--quick] [--repeats R] [--steps N] [--profile] [--only-sweep]
 
-It needs `pip install 'assay-rl[torch,chess,trl]'`.
+It needs `pip install '.[torch,chess,trl]'`.
 
 A step samples, scores, trains and takes one optimizer step. Both sides start from the same weights (the chess preset's
 model after a short supervised stage) and use the same tokenizer, prompts, group size, generation limit, reward function

@@ -141,7 +141,7 @@ def available_peers(wanted: bool) -> tuple[str, ...]:
     if not wanted:
         return ()
     if find_spec("openai") is None or find_spec("aiohttp") is None:
-        print("No peers and no serial calls: they need `pip install 'assay-rl[bench]'`.", file=sys.stderr)
+        print("No peers and no serial calls: they need `pip install '.[bench]'`.", file=sys.stderr)
         return ()
     return PEERS
 

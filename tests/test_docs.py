@@ -63,3 +63,9 @@ def test_the_settings_that_users_of_other_trainers_are_told_of_are_there() -> No
     written = {key for key in keys if "." in key or key in settings(TrainingConfig)}
     assert len(written) > 20
     assert not written - known
+
+
+def test_nothing_is_said_to_come_from_a_package_index() -> None:
+    """The distribution is on none: `assay.errors.pip_install` says what works."""
+    texts = {path: path.read_text(encoding="utf-8") for path in (*PAGES, *ROOT.glob("src/**/*.py"))}
+    assert [str(path) for path, text in texts.items() if "assay-rl[" in text] == []

@@ -15,6 +15,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def pip_install(*extras: str) -> str:
+    """What installs extras of this distribution, which no package index has."""
+    return f"pip install '.[{','.join(extras)}]' in a checkout of Assay"
+
+
 class AssayError(Exception):
     """Base of every error that Assay raises on purpose."""
 

@@ -136,7 +136,7 @@ def test_a_missing_optional_package_names_its_extra(
 
     monkeypatch.setattr("assay.cli.config.run", needs_chess)
     assert cli.main(["config"]) == 1
-    assert "pip install 'assay-rl[chess]'" in capsys.readouterr().err
+    assert "pip install '.[chess]'" in capsys.readouterr().err
 
 
 def test_a_missing_module_of_ours_is_a_bug_and_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +202,7 @@ def test_what_needs_chess_says_how_to_get_it() -> None:
     assert "status 1" in done.stdout
     assert (
         done.stderr.strip()
-        == "error: chess is not installed, and this command needs it: pip install 'assay-rl[chess]'."
+        == "error: chess is not installed, and this command needs it: pip install '.[chess]' in a checkout of Assay."
     )
 
 

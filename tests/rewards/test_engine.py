@@ -745,4 +745,4 @@ except MissingDependencyError as error:
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
     )
-    assert "pip install 'assay-rl[rewards]'" in done.stdout, done.stderr
+    assert "pip install '.[rewards]'" in done.stdout, done.stderr

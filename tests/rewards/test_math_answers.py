@@ -87,4 +87,4 @@ def test_the_missing_package_is_named_with_its_cure(tmp_path: Path) -> None:
         f"sys.exit(main(['score', '--input={tmp_path / 'said.jsonl'}', '--reward=math']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 1 and "pip install 'assay-rl[math]'" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 1 and "pip install '.[math]'" in done.stderr and "Traceback" not in done.stderr

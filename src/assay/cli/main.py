@@ -20,7 +20,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import NoReturn
 
-from assay.errors import AssayError, ConfigError
+from assay.errors import AssayError, ConfigError, pip_install
 from assay.presets import presets
 from assay.terminal import inert
 from assay.training.logs import StderrHandler
@@ -122,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
-        cure = f"pip install 'assay-rl[{EXTRAS[package]}]'"
+        cure = pip_install(EXTRAS[package])
         return _fail(f"{package} is not installed, and this command needs it: {cure}.", 1)
     except KeyboardInterrupt:
         again = shlex.join(["assay", *arguments])

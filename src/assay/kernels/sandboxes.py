@@ -9,7 +9,7 @@ import sys
 from importlib import resources
 from importlib.util import find_spec
 
-from assay.errors import MissingDependencyError
+from assay.errors import MissingDependencyError, pip_install
 from assay.kernels.compile.toolkit import find_toolkit, triton_executables
 from assay.kernels.config import GraderConfig
 from assay.kernels.devices import nvidia_devices
@@ -38,7 +38,7 @@ def require_packages(config: GraderConfig) -> None:
     if missing:
         raise MissingDependencyError(
             f"grading runs {' and '.join(wanted)} here, and {' and '.join(missing)} "
-            f"{'is' if len(missing) == 1 else 'are'} not installed: pip install 'assay-rl[torch,kernelbench]'."
+            f"{'is' if len(missing) == 1 else 'are'} not installed: {pip_install('torch', 'kernelbench')}."
         )
 
 

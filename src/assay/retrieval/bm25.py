@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.errors import DataError, MissingDependencyError
+from assay.errors import DataError, MissingDependencyError, pip_install
 from assay.retrieval.code_text import model_part, name_words, tokens
 from assay.retrieval.operations import operations
 from assay.retrieval.ranking import in_order
@@ -113,6 +113,6 @@ def _bm25s() -> Any:
         import bm25s
     except ImportError as error:
         raise MissingDependencyError(
-            "retrieval ranks with bm25s, which is not installed: pip install 'assay-rl[retrieval]'."
+            f"retrieval ranks with bm25s, which is not installed: {pip_install('retrieval')}."
         ) from error
     return bm25s

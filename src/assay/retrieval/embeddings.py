@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from assay.errors import DataError, MissingDependencyError, first_line
+from assay.errors import DataError, MissingDependencyError, first_line, pip_install
 from assay.retrieval.code_text import tokens
 from assay.retrieval.operations import operations
 from assay.retrieval.ranking import FIRST_WINDOW, GROWTH
@@ -173,6 +173,6 @@ def _faiss() -> Any:
 
 def _needed(package: str) -> MissingDependencyError:
     return MissingDependencyError(
-        f"ranking by embeddings needs {package}, which is not installed: pip install 'assay-rl[embeddings]'. Without a "
+        f"ranking by embeddings needs {package}, which is not installed: {pip_install('embeddings')}. Without a "
         "model, an index ranks by shared words."
     )

@@ -28,6 +28,20 @@ _FULL_PHRASES = ("No space left on device", "File too large", "Disk quota exceed
 
 
 @dataclass(frozen=True)
+class Home:
+    """What keeps its files somewhere, in the words of the cures."""
+
+    keeper: str
+    setting: str
+    """The one that says where."""
+    retry: str
+    """How to go on once there is room."""
+
+
+RUN = Home("A run", "log_path", "run the same command again: it resumes from the last checkpoint")
+
+
+@dataclass(frozen=True)
 class Writing:
     """Context in which a failed write to `path` becomes a `RunDirectoryError` naming `what` and the cure.
 
@@ -38,6 +52,7 @@ class Writing:
     what: str
     needed: int | None = None
     """Bytes that the write needs, where known."""
+    home: Home = RUN
 
     def __enter__(self) -> None:
         return None
@@ -52,13 +67,14 @@ class Writing:
             raise RunDirectoryError(self._full()) from error
         if code in _FORBIDDEN:
             raise RunDirectoryError(
-                f"Cannot write {self.what} at {self.path}: {os.strerror(code or 0)}. A run keeps its state there. "
-                "Set log_path to a folder that this user may write to, or change its permissions."
+                f"Cannot write {self.what} at {self.path}: {os.strerror(code or 0)}. "
+                f"{self.home.keeper} keeps its state there. Set {self.home.setting} to a folder that this "
+                "user may write to, or change its permissions."
             ) from error
         if isinstance(error, OSError):
             raise RunDirectoryError(
-                f"Cannot write {self.what} at {self.path}: {error}. A run keeps its state there. "
-                "Set log_path to a folder that can be created and written to."
+                f"Cannot write {self.what} at {self.path}: {error}. {self.home.keeper} keeps its state there. "
+                f"Set {self.home.setting} to a folder that can be created and written to."
             ) from error
 
     def _full(self) -> str:
@@ -66,7 +82,7 @@ class Writing:
         return (
             f"No room to write {self.what} at {self.path}{need}: {human_bytes(free_bytes(self.path))} free, or a limit "
             "on file size or a quota was reached. Everything committed before it is intact. Free space there, then "
-            "run the same command again: it resumes from the last checkpoint."
+            f"{self.home.retry}."
         )
 
 
@@ -145,7 +161,7 @@ def sync_file(path: Path) -> None:
         os.close(fd)
 
 
-def replace_file(path: Path, data: bytes, *, durable: bool = True) -> None:
+def replace_file(path: Path, data: bytes, *, durable: bool = True, home: Home = RUN) -> None:
     """Write `data` to `path` atomically: a reader sees the old content or the new, never a part.
 
     `durable` also waits until it is on the disk, so that a power cut cannot undo it.
@@ -154,7 +170,7 @@ def replace_file(path: Path, data: bytes, *, durable: bool = True) -> None:
         RunDirectoryError: the disk is full or the folder cannot be written to; the old content is intact.
     """
     temporary = path.with_name(path.name + ".tmp")
-    with Writing(path, path.name, len(data)):
+    with Writing(path, path.name, len(data), home):
         try:
             with open(temporary, "wb") as file:
                 file.write(data)

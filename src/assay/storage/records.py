@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from assay.errors import DataError, MissingDependencyError, first_line
+from assay.errors import DataError, MissingDependencyError, first_line, pip_install
 from assay.types import Json
 
 Record = Mapping[str, Json]
@@ -223,7 +223,7 @@ def column(row: Record, name: str) -> Json:
 
 
 def _needs(what: str, package: str) -> str:
-    return f"{what} is read with {package}, which is not installed: pip install 'assay-rl[data]'."
+    return f"{what} is read with {package}, which is not installed: {pip_install('data')}."
 
 
 def first_of(rows: Iterable[tuple[str, Record]], most: int) -> tuple[list[tuple[str, Record]], bool]:

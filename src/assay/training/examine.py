@@ -8,7 +8,7 @@ from pathlib import Path
 
 from assay.backends.config import LocalBackend
 from assay.envs.base import EnvData, build_data, iter_builders
-from assay.errors import AssayError
+from assay.errors import AssayError, pip_install
 from assay.rewards.client.resources import key_check
 from assay.rewards.config import JudgeConfig
 from assay.storage.files import disk_check
@@ -62,7 +62,7 @@ async def _or_lacking(name: str, extra: str, look: Callable[[], Awaitable[list[C
     try:
         return await look()
     except ModuleNotFoundError as error:
-        return [Check(name, False, f"{error.name} is not installed", f"pip install 'assay-rl[{extra}]'")]
+        return [Check(name, False, f"{error.name} is not installed", pip_install(extra))]
 
 
 async def examine_run(config: TrainingConfig) -> list[Check]:

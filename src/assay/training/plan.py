@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from assay.envs.base import EnvData, iter_builders
+from assay.errors import pip_install
 from assay.grpo.config import doubtful
 from assay.grpo.recipes import RECIPES
 from assay.rollouts.renderers.base import Renderer
@@ -164,7 +165,7 @@ def _records(config: TrainingConfig) -> str:
     missing = (
         ""
         if config.tensorboard_enabled is not None or has_tensorboard()
-        else (" (tensorboardX is not installed: pip install 'assay-rl[tensorboard]')")
+        else (f" (tensorboardX is not installed: {pip_install('tensorboard')})")
     )
     return f"Records: metrics and rollouts as JSON lines, {board}{missing}{wandb}."
 

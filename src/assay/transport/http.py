@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from assay.errors import MissingDependencyError
+from assay.errors import MissingDependencyError, pip_install
 from assay.transport.route import Route
 
 try:
@@ -77,7 +77,7 @@ def require_parser() -> None:
     """
     if httptools is None:
         raise MissingDependencyError(
-            "httptools is not installed, and no service can be asked without it. pip install 'assay-rl[rewards]'"
+            f"httptools is not installed, and no service can be asked without it. {pip_install('rewards')}"
         )
 
 

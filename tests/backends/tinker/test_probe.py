@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("tinker", reason="the Tinker SDK is not installed: pip install 'assay-rl[serve]'")
-pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'assay-rl[serve]'")
+pytest.importorskip("tinker", reason="the Tinker SDK is not installed: pip install '.[serve]'")
+pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install '.[serve]'")
 
 from assay.backends.config import LocalBackend, PolicySpec, ScratchModel, TinkerService
 from assay.backends.tinker.calls import failure

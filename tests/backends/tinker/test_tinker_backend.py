@@ -13,8 +13,8 @@ import chz
 import numpy as np
 import pytest
 
-pytest.importorskip("tinker", reason="the Tinker SDK is not installed: pip install 'assay-rl[serve]'")
-pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'assay-rl[serve]'")
+pytest.importorskip("tinker", reason="the Tinker SDK is not installed: pip install '.[serve]'")
+pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install '.[serve]'")
 
 from assay.backends.base import AdamParams, KLTerm, LossSpec
 from assay.backends.config import LocalBackend, PolicySpec, ScratchModel, TinkerService

@@ -108,7 +108,7 @@ def test_a_plugin_holds_tasks_code_and_settings(own: Path, capsys: pytest.Captur
 def test_a_missing_package_is_said_first(own: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert main(["export-data", str(own), "--verl", str(own.parent / "none")]) == 1
-    assert "assay-rl[data]" in capfd.readouterr().err and not (own.parent / "none").exists()
+    assert ".[data]" in capfd.readouterr().err and not (own.parent / "none").exists()
 
 
 def test_an_environment_of_ones_own_is_named_by_its_file(own: Path) -> None:

@@ -162,7 +162,7 @@ def test_a_missing_package_is_said_before_anything_is_looked_for(
     monkeypatch.setenv("PATH", str(tmp_path))  # no bubblewrap either
     status, out, err = assay("--problem", "9/9", "--kernel", "nowhere.py")
     assert (status, out) == (1, "") and err.count("\n") == 1
-    assert f"{package} is not installed: pip install 'assay-rl[torch,kernelbench]'." in err
+    assert f"{package} is not installed: pip install '.[torch,kernelbench]' in a checkout of Assay." in err
     assert assay("--list", "--level=1")[0] == 0, "no problem is run to be listed"
     require_packages(GraderConfig(backend="cuda"))  # compiles only
     with pytest.raises(MissingDependencyError, match=package):

@@ -107,7 +107,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path, kind, 
     (tmp_path / "rows.parquet").write_bytes(b"")
     (tmp_path / "state.json").write_text("{}")
     source = {"parquet": str(tmp_path / "rows.parquet"), "saved": str(tmp_path), "hub": "huggingface"}[kind]
-    with pytest.raises(MissingDependencyError, match=rf"read with {package}.*assay-rl\[data\]"):
+    with pytest.raises(MissingDependencyError, match=rf"read with {package}.*\.\[data\]"):
         read_source(source, "function_correctness")
 
 

@@ -413,7 +413,7 @@ def without_torch(tmp_path: Path) -> None:
     python.chmod(0o755)
     with (
         ReferenceProcess(python=str(python)) as process,
-        pytest.raises(MissingDependencyError, match=r"assay-rl\[torch\]"),
+        pytest.raises(MissingDependencyError, match=r"\.\[torch\]"),
     ):
         process.evaluate(TINY, **SEEDS)
     with ReferenceProcess(python="/bin/false") as process, pytest.raises(ReferenceModelError, match="did not start"):

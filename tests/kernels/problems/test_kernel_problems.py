@@ -169,7 +169,7 @@ def test_a_data_set_that_cannot_be_fetched_is_no_crash(monkeypatch: pytest.Monke
     with pytest.raises(DataError, match="offline"):
         load_problems("huggingface")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingDependencyError, match=r"assay-rl\[data\]"):
+    with pytest.raises(MissingDependencyError, match=r"\.\[data\]"):
         load_problems("huggingface")
 
 

@@ -457,7 +457,7 @@ def test_settings_that_make_no_sense(settings: dict[str, Any]) -> None:
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "modal", None)
     monkeypatch.delitem(sys.modules, "assay.sandbox.modal.service")
-    with pytest.raises(MissingDependencyError, match=r"pip install assay-rl\[modal\]"):
+    with pytest.raises(MissingDependencyError, match=r"pip install '\.\[modal\]'"):
         ModalSandbox()
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import random
 import resource
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-pytest.importorskip("tinker", reason="the Tinker SDK is not installed: pip install 'assay-rl[serve]'")
-pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'assay-rl[serve]'")
+pytest.importorskip("tinker", reason="the Tinker SDK is not installed: pip install '.[serve]'")
+pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install '.[serve]'")
 
 from tinker.proto.response_conv import deserialize_sample_response
 
@@ -240,7 +239,7 @@ def test_requests_to_sample_are_repeated_cancelled_and_checked(wire: Wire) -> No
     }
 
 
-def test_a_full_disk_fails_the_save_and_nothing_else(wire: Wire, tmp_path: Path) -> None:
+def test_a_full_disk_fails_the_save_and_nothing_else(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
     model = wire.model()
     save = {"model_id": model, "path": "full"}
     first = wire.do("save_weights", {**save, "seq_id": 1})["path"]
@@ -252,6 +251,7 @@ def test_a_full_disk_fails_the_save_and_nothing_else(wire: Wire, tmp_path: Path)
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert failed["category"] == "server" and "cannot write its files" in failed["error"]
     assert "/" not in failed["error"], "a path of the server"
+    assert "set state_path to" in caplog.text and "log_path" not in caplog.text
     listed = wire.http.get(f"training_runs/{model}/checkpoints").json()["checkpoints"]
     assert [c["tinker_path"] for c in listed] == [first]
     assert wire.do("save_weights", {**save, "seq_id": 3, "overwrite": True})["path"] == first

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("tinker", reason="the Tinker SDK is not installed: pip install 'assay-rl[serve]'")
-pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'assay-rl[serve]'")
+pytest.importorskip("tinker", reason="the Tinker SDK is not installed: pip install '.[serve]'")
+pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install '.[serve]'")
 
 import tinker
 import torch

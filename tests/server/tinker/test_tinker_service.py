@@ -20,8 +20,8 @@ from typing import Any
 import httpx
 import pytest
 
-pytest.importorskip("tinker", reason="the Tinker SDK is not installed: pip install 'assay-rl[serve]'")
-pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'assay-rl[serve]'")
+pytest.importorskip("tinker", reason="the Tinker SDK is not installed: pip install '.[serve]'")
+pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install '.[serve]'")
 
 from tinker.proto.response_conv import deserialize_sample_response
 
@@ -226,6 +226,31 @@ def test_settings_that_cannot_be() -> None:
         require_keys(ServeConfig(), frozenset(["a" * 40]))
     with pytest.raises(ConfigError, match="No model to serve"):
         asyncio.run(serve(ServeConfig(), print))
+
+
+def test_mistakes_are_told_before_torch_is_imported(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    (tmp_path / "file").touch()
+    model, state = ["--model", str(model_folder)], f"state_path={tmp_path}/s"
+    program = "import json, sys; from assay.cli.main import main\n"
+    program += "for a in json.loads(sys.argv[1]): main(['serve', *a])\n"
+    with contextlib.closing(_listen(ServeConfig(port=0))) as taken:
+        port = taken.getsockname()[1]
+        mistakes = {
+            "No model to serve": [],
+            "is not a folder with a config.json": ["--model", str(tmp_path)],
+            "is not set: anyone could train": [*model, state, "host=0.0.0.0"],
+            "Set state_path to a folder": [*model, f"state_path={tmp_path}/file/s"],
+            f"Port {port} at 127.0.0.1 cannot be used": [*model, state, f"port={port}"],
+        }
+        command = [sys.executable, "-c", program + "print('torch' in sys.modules)", json.dumps([*mistakes.values()])]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False\n", done.stderr
+    assert len(done.stderr.splitlines()) == len(mistakes)
+    for said, line in zip(mistakes, done.stderr.splitlines(), strict=True):
+        assert said in line
 
 
 def test_the_command_serves_until_it_is_told_to_stop(model_folder: Path, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_tensorboard_is_written_where_it_is_installed_unless_a_run_says(tmp_path
     assert [writes_tensorboard(enabled) for enabled in (None, True, False)] == [True, True, False]
     monkeypatch.setattr(sinks, "find_spec", lambda name: None)
     assert [writes_tensorboard(enabled) for enabled in (None, True, False)] == [False, True, False]
-    with pytest.raises(MissingDependencyError, match=r"pip install assay-rl\[tensorboard\].*tensorboard_enabled=false"):
+    with pytest.raises(MissingDependencyError, match=r"pip install '\.\[tensorboard\]'.*tensorboard_enabled=false"):
         TensorBoardSink(tmp_path / "tensorboard")
     assert "no TensorBoard files (tensorboardX is not installed" in describe(load_config(None), 1, 1)
 
@@ -209,7 +209,7 @@ def test_a_resumed_wandb_run_is_the_same_run_and_is_told_every_step_once(tmp_pat
 
 def test_wandb_that_is_not_installed_is_named_with_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install assay-rl\[wandb\].*wandb_project=null"):
+    with pytest.raises(MissingDependencyError, match=r"pip install '\.\[wandb\]'.*wandb_project=null"):
         WandbSink(tmp_path, project="p", name=None, config={})
     assert list(tmp_path.iterdir()) == []
 

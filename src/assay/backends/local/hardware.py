@@ -18,7 +18,7 @@ from assay.backends.local.architectures.own_forward import own_forward, refuse_p
 from assay.backends.local.compiled import compiled
 from assay.backends.local.decoder import Decoder
 from assay.backends.local.module import Module, checkpoint_layers
-from assay.errors import first_line
+from assay.errors import first_line, pip_install
 from assay.storage.files import human_bytes
 from assay.types import Check
 
@@ -57,7 +57,7 @@ def checks(local: LocalBackend) -> list[Check]:
     lacking = [name for name in packages if not found[name] and name != "triton"]  # which torch brings where it can
     words = ", ".join(f"{name} {version or 'not installed'}" for name, version in found.items())
     return [
-        Check("versions", not lacking, words, "pip install 'assay-rl[torch]'"),
+        Check("versions", not lacking, words, pip_install("torch")),
         _device_check(local.device),
     ]
 

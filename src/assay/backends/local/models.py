@@ -34,7 +34,7 @@ from transformers.utils import logging as transformers_logging
 
 from assay.backends.config import LocalBackend, ScratchModel
 from assay.envs.base import TokenizerCorpus
-from assay.errors import MissingDependencyError, ModelError, first_line
+from assay.errors import MissingDependencyError, ModelError, first_line, pip_install
 
 EOS = "<|eos|>"
 TRAINED = "trained.safetensors"
@@ -228,7 +228,7 @@ def add_lora(model: PreTrainedModel, rank: int, local: LocalBackend, seed: int) 
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
-        raise MissingDependencyError("lora_rank > 0 needs peft: pip install 'assay-rl[torch]'.") from error
+        raise MissingDependencyError(f"lora_rank > 0 needs peft: {pip_install('torch')}.") from error
     named = local.lora_targets
     targets: str | list[str] = named if named == "all-linear" else [n.strip() for n in named.split(",")]
     config = LoraConfig(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.cli.options import config_of
-from assay.errors import ConfigError
+from assay.errors import ConfigError, pip_install
 from assay.terminal import inert
 
 if TYPE_CHECKING:
@@ -74,5 +74,5 @@ def tokenizer_of(model: str | None) -> Any:
     try:
         from assay.backends.local.models import load_tokenizer
     except ImportError as missing:
-        raise ConfigError(f"--tokenizer needs transformers ({missing}): pip install 'assay-rl[torch]'.") from missing
+        raise ConfigError(f"--tokenizer needs transformers ({missing}): {pip_install('torch')}.") from missing
     return load_tokenizer(model)

@@ -46,9 +46,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
             raise ConfigError("The model is named twice: by --model and by model=. Give one of them.")
         given["model"] = args.model
     config = build(ServeConfig, [Layer(COMMAND_LINE, given)], unknown="`assay serve --settings` lists all settings.")
-    if config.model is None:
-        raise ConfigError("No model to serve. Name one: assay serve --model DIR_OR_ID.")
-    from assay.server.tinker.serving import serve
+    from assay.server.tinker.serving import serve  # needs what the extra `serve` installs
 
     asyncio.run(serve(config, lambda url: _started(config, url)))
     return 0

@@ -18,7 +18,7 @@ from pathlib import Path
 from string import Template
 from typing import Any, Literal, Protocol
 
-from assay.errors import MissingDependencyError
+from assay.errors import MissingDependencyError, pip_install
 from assay.kernels.base import Language
 from assay.kernels.problems.sources import Problem
 from assay.retrieval.code_text import code_hash
@@ -169,7 +169,7 @@ def open_retrieval(path: Path, k: int, language: Language, problems: Sequence[Pr
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f"prompt_option=raicl reads an index with the package {error.name}, which is not installed: "
-            "pip install 'assay-rl[retrieval]', or set prompt_option to zero_shot, one_shot or few_shot."
+            f"{pip_install('retrieval')}, or set prompt_option to zero_shot, one_shot or few_shot."
         ) from error
     exclude = exclusion_of(problems)
     return Retrieval(index.open_index(path), exclude, k, language)

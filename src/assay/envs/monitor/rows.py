@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from assay.envs.monitor.answers import true_measurements
-from assay.errors import DataError, MissingDependencyError
+from assay.errors import DataError, MissingDependencyError, pip_install
 from assay.types import Json
 
 Split = Literal["train", "validation", "final"]
@@ -239,4 +239,4 @@ def _hub(name: str) -> Any:
 
 
 def _needs(what: str, package: str) -> str:
-    return f"{what} is read with {package}, which is not installed: pip install 'assay-rl[data]'."
+    return f"{what} is read with {package}, which is not installed: {pip_install('data')}."

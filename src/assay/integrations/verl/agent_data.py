@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from assay.errors import ConfigError, MissingDependencyError
+from assay.errors import ConfigError, MissingDependencyError, pip_install
 from assay.integrations.environments import ListedTask, Prepared, tasks_of
 from assay.integrations.environments.access import Share
 from assay.integrations.environments.reference import Split
@@ -42,8 +42,8 @@ def write_data(one: Prepared, folder: Path, share: Share = "process") -> list[st
         import datasets  # noqa: F401
     except ImportError as missing:
         raise MissingDependencyError(
-            f"verl's data sets are parquet files, and what writes them cannot be imported ({missing}): pip install "
-            "'assay-rl[data]'."
+            f"verl's data sets are parquet files, and what writes them cannot be imported ({missing}): "
+            f"{pip_install('data')}."
         ) from missing
     listed: dict[Split, Sequence[ListedTask]] = {
         split: tasks_of(one.environment, split, share) for split in ("train", "heldout")

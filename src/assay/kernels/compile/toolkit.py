@@ -17,7 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from assay.errors import MissingDependencyError
+from assay.errors import MissingDependencyError, pip_install
 from assay.types import Check
 
 ASK_S = 60.0
@@ -107,7 +107,7 @@ def checks() -> list[Check]:
     except MissingDependencyError:
         cuda = Check("compiler: CUDA", False, "no nvcc with a host compiler; Triton kernels do not need them", CURE)
     found = triton_executables()
-    lack = "pip install 'assay-rl[kernelbench]' (Linux)"
+    lack = f"{pip_install('kernelbench')} (Linux)"
     seen = found[0] if found else "Triton is not installed"
     return [cuda, Check("compiler: Triton", bool(found), seen, lack)]
 

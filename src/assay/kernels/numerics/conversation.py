@@ -14,7 +14,7 @@ import time
 from collections import deque
 from types import TracebackType
 
-from assay.errors import MissingDependencyError, ReferenceModelError
+from assay.errors import MissingDependencyError, ReferenceModelError, pip_install
 from assay.kernels.frames import Frame, read_frame
 from assay.kernels.numerics.reference_launch import Walls, await_end, drain, launch, read, write
 from assay.sandbox.host.bubblewrap import kill
@@ -144,7 +144,7 @@ class Conversation:
             text = b"".join(errors).decode(errors="replace").strip().rpartition("\n")[2]
             if "No module named 'torch'" in text:
                 raise MissingDependencyError(
-                    f"references run on PyTorch, which {self._python} does not have: pip install 'assay-rl[torch]'."
+                    f"references run on PyTorch, which {self._python} does not have: {pip_install('torch')}."
                 ) from error
             raise ReferenceModelError("crash", f"the process that runs references did not start: {text}") from error
         return process

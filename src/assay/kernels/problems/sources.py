@@ -20,7 +20,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Literal
 
-from assay.errors import ConfigError, DataError, MissingDependencyError
+from assay.errors import ConfigError, DataError, MissingDependencyError, pip_install
 from assay.kernels.problems.imported import read_modules
 from assay.syntax import parsed
 from assay.types import Json
@@ -362,7 +362,7 @@ def read_huggingface(levels: Sequence[int], revision: str | None = None) -> list
     except ImportError as error:
         raise MissingDependencyError(
             "dataset_src=huggingface reads the problems with the package `datasets`, which is not installed: "
-            "pip install 'assay-rl[data]', or use dataset_src=shipped, local or jsonl."
+            f"{pip_install('data')}, or use dataset_src=shipped, local or jsonl."
         ) from error
     source = f"huggingface:{HUGGINGFACE_NAME}@{revision or 'main'}"
     problems: list[Problem] = []

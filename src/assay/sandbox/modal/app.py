@@ -10,14 +10,14 @@ away. It has no network and no access to the workspace.
 # Modal reads the annotations of parameters as they stand, so they cannot be postponed here.
 from pathlib import Path
 
-from assay.errors import MissingDependencyError
+from assay.errors import MissingDependencyError, pip_install
 from assay.sandbox.modal.container import Contained
 
 try:
     import modal
 except ImportError as error:
     raise MissingDependencyError(
-        "The app for Modal needs the package modal, which is not installed. Run `pip install assay-rl[modal]`."
+        f"The app for Modal needs the package modal, which is not installed. Run {pip_install('modal')}."
     ) from error
 
 APP_NAME = "assay-kernels"

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from assay.errors import DataError, MissingDependencyError, SandboxError
+from assay.errors import DataError, MissingDependencyError, SandboxError, pip_install
 from assay.sandbox.base import AfterRound, Job, JobResult
 from assay.sandbox.lockstep import Group
 from assay.sandbox.modal.config import BatchLost, Lost, ModalConfig
@@ -292,7 +292,7 @@ def modal_remote(config: ModalConfig) -> Remote:
         from assay.sandbox.modal.service import ModalRemote
     except ImportError as error:
         raise MissingDependencyError(
-            f"Jobs at Modal need the package modal, version 1.6 or newer ({error}). Run `pip install assay-rl[modal]`, "
+            f"Jobs at Modal need the package modal, version 1.6 or newer ({error}). Run {pip_install('modal')}, "
             "or grade on this machine (use_modal=false)."
         ) from error
     return ModalRemote(config)

@@ -10,7 +10,7 @@ import asyncio
 import hmac
 import inspect
 import ipaddress
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,7 @@ API = "/api/v1"
 BODY_S = 60
 """Seconds in which the body of a request has to arrive."""
 Answer = Mapping[str, Json] | Response
+Answering = Awaitable[Mapping[str, Json]] | Mapping[str, Json]
 PostHandler = Callable[[Desk, str, bytes], Any]
 
 POSTS: Mapping[str, PostHandler] = {
@@ -191,22 +192,22 @@ class App:
             return JSONResponse(found.body)
         return Response(found.body, media_type=found.kind)
 
-    def _query(self, handler: Callable[[Desk, str, Mapping[str, str]], Answer]) -> Callable[..., Answer]:
+    def _query(self, handler: Callable[[Desk, str, Mapping[str, str]], Answering]) -> Callable[..., Answering]:
         return lambda owner, request, body: handler(self._desk, owner, request.query_params)
 
-    def _named(self, handler: Callable[[Desk, str, str], Answer], what: str) -> Callable[..., Answer]:
+    def _named(self, handler: Callable[[Desk, str, str], Answering], what: str) -> Callable[..., Answering]:
         return lambda owner, request, body: handler(self._desk, owner, request.path_params[what])
 
     def _finish(self, owner: str, request: Request, body: bytes) -> Answer:
         return listing.finish(self._desk, owner, request.path_params["session"], body)
 
-    def _delete(self, owner: str, request: Request, body: bytes) -> Answer:
+    def _delete(self, owner: str, request: Request, body: bytes) -> Answering:
         return listing.delete_checkpoint(self._desk, owner, _path(request))
 
-    def _ttl(self, owner: str, request: Request, body: bytes) -> Answer:
+    def _ttl(self, owner: str, request: Request, body: bytes) -> Answering:
         return listing.set_ttl(self._desk, owner, _path(request), body)
 
-    def _publish(self, owner: str, request: Request, body: bytes) -> Answer:
+    def _publish(self, owner: str, request: Request, body: bytes) -> Answering:
         return listing.publish(self._desk, owner, _path(request), request.method == "POST")
 
     def _archive(self, owner: str, request: Request, body: bytes) -> Answer:

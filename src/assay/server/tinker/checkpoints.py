@@ -11,14 +11,16 @@ import json
 import re
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from assay.backends.local.adapters.bank import PARTS, Part, Shape
+from assay.server.tinker.config import STATE
 from assay.server.tinker.errors import RequestError, absent, bad
 from assay.storage.files import Writing, read_object, remove, replace_file, sync_directory, sync_file
 from assay.types import Json
@@ -95,16 +97,24 @@ def stamp(seconds: float) -> str:
 
 
 class CheckpointStore:
-    """The checkpoints in a folder."""
+    """The checkpoints in a folder; all but `save` reads or writes files at once, so call it off the event loop.
 
-    def __init__(self, root: Path) -> None:
+    `now` is the clock by which checkpoints expire, in seconds since 1970.
+    """
+
+    def __init__(self, root: Path, now: Callable[[], float] = time.time) -> None:
         """What a server that ended while it wrote left behind is removed.
 
         Raises:
             RunDirectoryError: the folder cannot be made or written to.
         """
         self._root = root / "runs"
-        with Writing(self._root, "checkpoints"):
+        self.now = now
+        # Held while checkpoints change places or records, which savers, clients and the sweep do on several threads.
+        self._moving = threading.Lock()
+        self._made: dict[str, tuple[str, float]] = {}
+        """Run -> whose it is, and when it was made: what lists are made of, without reading thousands of records."""
+        with Writing(self._root, "checkpoints", home=STATE):
             self._root.mkdir(parents=True, exist_ok=True)
             for half in self._root.glob("*/*/.writing-*"):
                 remove(half)
@@ -122,9 +132,10 @@ class CheckpointStore:
             RunDirectoryError: it cannot be written.
         """
         folder = self._root / run.id
-        with Writing(folder, "the record of a run"):
+        with Writing(folder, "the record of a run", home=STATE):
             folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / RUN_RECORD, json.dumps(asdict(run)).encode())
+        replace_file(folder / RUN_RECORD, json.dumps(asdict(run)).encode(), home=STATE)
+        self._made[run.id] = (run.owner, run.created)
 
     def run(self, run_id: str) -> Run | None:
         """A run by its name; None where there is none."""
@@ -133,10 +144,16 @@ class CheckpointStore:
         record = read_object(self._root / run_id / RUN_RECORD)
         return None if record is None else _run(record)
 
-    def runs(self) -> list[Run]:
-        """All runs, newest first."""
-        found = [run for folder in self._root.iterdir() if (run := self.run(folder.name)) is not None]
-        return sorted(found, key=lambda run: (-run.created, run.id))
+    def runs_of(self, owner: str, prefix: str = "") -> list[str]:
+        """The names of a client's runs, newest first, that begin so; a record is read where it was not yet."""
+        found = []
+        for name in (folder.name for folder in self._root.iterdir() if folder.name.startswith(prefix)):
+            if name not in self._made and (run := self.run(name)) is not None:
+                self._made[name] = (run.owner, run.created)
+            of, created = self._made.get(name, ("", 0.0))
+            if of == owner:
+                found.append((-created, name))
+        return [name for _, name in sorted(found)]
 
     async def save(
         self,
@@ -152,17 +169,17 @@ class CheckpointStore:
             RunDirectoryError: the disk is full or cannot be written to; nothing is left of it, and an older one stays.
         """
         place = self._place(checkpoint.run.id, checkpoint.kind, checkpoint.name)
-        if place.exists() and not overwrite:
+        if place.exists() and not overwrite and not self._is_over(place):
             raise bad(f"{checkpoint.path} exists already. Save under another name, or with overwrite.")
         half = place.parent / f".writing-{secrets.token_hex(6)}"
-        with Writing(place, f"the checkpoint {checkpoint.name}"):
+        with Writing(place, f"the checkpoint {checkpoint.name}", home=STATE):
             try:
                 half.mkdir(parents=True)
                 await write(half)
                 size = sum(f.stat().st_size for f in half.iterdir())
                 checkpoint = replace(checkpoint, size=size)
                 (half / RECORD).write_text(json.dumps(_record(checkpoint)))
-                await asyncio.to_thread(_put, half, place)
+                await asyncio.to_thread(self._put, half, place)
             finally:
                 shutil.rmtree(half, ignore_errors=True)
         return checkpoint
@@ -179,7 +196,7 @@ class CheckpointStore:
         if run is None or record is None:
             raise missing(path)
         found = _checkpoint(run, kind, name, record)
-        if found.expires is not None and found.expires <= time.time():
+        if found.expires is not None and found.expires <= self.now():
             raise missing(path)
         return found
 
@@ -195,32 +212,49 @@ class CheckpointStore:
                 record = read_object(folder / RECORD)
                 if record is not None:
                     found.append(_checkpoint(run, kind, folder.name, record))
-        now = time.time()
+        now = self.now()
         return sorted((c for c in found if c.expires is None or c.expires > now), key=lambda c: (c.created, c.path))
 
-    def update(self, checkpoint: Checkpoint) -> None:
-        """Write what a checkpoint says of itself again."""
-        replace_file(self.folder(checkpoint) / RECORD, json.dumps(_record(checkpoint)).encode())
+    def change(self, checkpoint: Checkpoint, **changes: Any) -> None:
+        """Change what a checkpoint says of itself.
+
+        Raises:
+            RequestError: it is not there any more.
+        """
+        with self._moving:
+            changed = replace(self.find(checkpoint.path), **changes)
+            record = json.dumps(_record(changed)).encode()
+            replace_file(self.folder(checkpoint) / RECORD, record, home=STATE)
 
     def delete(self, checkpoint: Checkpoint) -> None:
-        """Remove a checkpoint."""
-        place = self.folder(checkpoint)
-        gone = place.with_name(f".writing-{secrets.token_hex(6)}")
-        place.rename(gone)
+        """Remove a checkpoint.
+
+        Raises:
+            RequestError: it is not there any more.
+        """
+        with self._moving:
+            gone = _aside(self.folder(self.find(checkpoint.path)))
         remove(gone)
 
     def remove_expired(self) -> int:
         """Remove the checkpoints whose time is over; returns how many."""
-        count, now = 0, time.time()
-        for run in self.runs():
-            for kind in KINDS:
-                for folder in (self._root / run.id / kind).glob("[!.]*"):
-                    record = read_object(folder / RECORD)
-                    expires = None if record is None else record.get("expires")
-                    if isinstance(expires, (int, float)) and expires <= now:
-                        remove(folder)
-                        count += 1
+        count = 0
+        for run in self._root.iterdir():
+            for place in (place for kind in KINDS for place in (run / kind).glob("[!.]*")):
+                if not self._is_over(place):
+                    continue
+                with self._moving:
+                    # Again: a client may have saved under the name of one that is over.
+                    gone = _aside(place) if self._is_over(place) else None
+                if gone is not None:
+                    remove(gone)
+                    count += 1
         return count
+
+    def _is_over(self, place: Path) -> bool:
+        record = read_object(place / RECORD)
+        expires = None if record is None else record.get("expires")
+        return isinstance(expires, (int, float)) and expires <= self.now()
 
     def files(self, checkpoint: Checkpoint) -> Iterator[Path]:
         """Its files, without the server's own record."""
@@ -229,18 +263,25 @@ class CheckpointStore:
     def _place(self, run_id: str, kind: Kind, name: str) -> Path:
         return self._root / run_id / kind / name
 
-
-def _put(half: Path, place: Path) -> None:
-    """Make a folder that was written durable, and put it in its place."""
-    for file in half.iterdir():
-        sync_file(file)
-    old = place.with_name(REPLACED + place.name)
-    if place.exists():
+    def _put(self, half: Path, place: Path) -> None:
+        """Make a folder that was written durable, and put it in its place."""
+        for file in half.iterdir():
+            sync_file(file)
+        old = place.with_name(REPLACED + place.name)
+        with self._moving:
+            if place.exists():
+                remove(old)
+                place.rename(old)
+            half.rename(place)
+        sync_directory(place.parent)
         remove(old)
-        place.rename(old)
-    half.rename(place)
-    sync_directory(place.parent)
-    remove(old)
+
+
+def _aside(place: Path) -> Path:
+    """Take a checkpoint out of its place; what is left of it where the server ends now goes when it starts again."""
+    gone = place.with_name(f".writing-{secrets.token_hex(6)}")
+    place.rename(gone)
+    return gone
 
 
 def parse(path: str) -> tuple[str, Kind, str]:

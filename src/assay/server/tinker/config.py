@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import chz
 
 from assay.backends.config import LocalBackend
 from assay.config import Above, AtLeast, AtMost, Settings, refuse, resolved
-from assay.errors import ConfigError
+from assay.errors import ConfigError, ModelError
+from assay.storage.files import Home
 
 KEY_VARIABLE = "ASSAY_SERVE_KEY"
 """Where the keys that clients may use stand, separated by spaces or commas."""
@@ -18,6 +20,11 @@ SHORTEST_KEY = 20
 """Characters of a key that guards more than this machine, the SDK's `tml-` included."""
 IDLE_LOCAL = ("lora_targets", "cohort_tokens", "compile", "cuda_graphs")
 """Settings of the local backend that the server does not use."""
+STATE = Home(
+    "The server",
+    "state_path",
+    "have clients save again. Or stop the server, move the folder to a larger disk and set state_path to its new place",
+)
 
 
 @chz.chz
@@ -49,8 +56,11 @@ class ServeConfig(Settings):
     max_batch_tokens: Annotated[int, AtLeast(1)] = 4_194_304
     """Most tokens of one training request, or of the samples of one sampling request."""
     session_idle_s: Annotated[float, Above(0)] = 3600.0
-    """Seconds without a sign of life after which a session is closed and its adapters leave memory. The SDK gives one
-    every few seconds."""
+    """Seconds without a sign of life after which a session is closed and its adapters leave memory, where its client
+    never sent a heartbeat."""
+    heartbeat_timeout_s: Annotated[float, AtLeast(60)] = 300.0
+    """Seconds without a heartbeat or a request after which a session whose client sends heartbeats is closed too. The
+    SDK sends one every 10 seconds. While an adapter is worked on, its session stays."""
     result_s: Annotated[float, AtLeast(300)] = 3600.0
     """Seconds for which a result that nobody fetched is kept; one that was fetched is kept for 300 more."""
     max_results_mb: Annotated[int, AtLeast(1), AtMost(1_000_000)] = 2048
@@ -101,3 +111,20 @@ def require_keys(config: ServeConfig, keys: frozenset[str]) -> None:
                 f"A key in {KEY_VARIABLE} has {len(key)} characters, and one that others could try needs at least "
                 f'{SHORTEST_KEY}. Export a longer one, such as "tml-$(openssl rand -hex 32)".'
             )
+
+
+def require_model(config: ServeConfig) -> None:
+    """Refuse to serve no model, or a folder that holds none, without loading anything.
+
+    Raises:
+        ConfigError: none is named.  ModelError: what is written as a folder is not one, or holds no model.
+    """
+    if config.model is None:
+        raise ConfigError("No model to serve. Name one: assay serve --model DIR_OR_ID.")
+    folder = Path(config.model).expanduser()
+    is_folder = folder.is_dir() or folder.is_absolute() or config.model.startswith((".", "~"))
+    if is_folder and not (folder / "config.json").is_file():
+        raise ModelError(
+            f"--model {config.model} is not a folder with a config.json. Give one with a Hugging Face causal LM and "
+            "its tokenizer, or a hub id."
+        )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from assay.backends.local.adapters.layers import Weights
@@ -18,6 +18,8 @@ from assay.server.tinker.host import ModelHost
 from assay.server.tinker.sessions import Sessions
 from assay.storage.files import encode_json
 from assay.types import Json
+
+T = TypeVar("T")
 
 
 def owner_of(key: str) -> str:
@@ -41,6 +43,7 @@ class Desk:
         self.promises = Promises(config.result_s, config.max_requests, config.max_results_mb << 20)
         self._weights: WeakValueDictionary[tuple[str, float], Weights] = WeakValueDictionary()
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._reading = asyncio.Lock()
 
     async def weights(self, checkpoint: Checkpoint) -> Weights:
         """What to sample from; those who sample from one checkpoint share it.
@@ -54,6 +57,11 @@ class Desk:
             read = await self.host.read_weights(self.store.folder(checkpoint), checkpoint.run.rank)
             held = self._weights.setdefault(key, read)
         return held
+
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        """Do what reads or changes many files on a thread, one such work at a time, while the server goes on."""
+        async with self._reading:
+            return await asyncio.to_thread(work)
 
     def work(self, work: Coroutine[Any, Any, None], promise: Promise) -> None:
         """Work on a request side by side with others."""

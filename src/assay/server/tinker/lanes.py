@@ -43,6 +43,11 @@ class Lane:
         return 0 < number < self._next
 
     @property
+    def busy(self) -> bool:
+        """Whether a request is being worked on."""
+        return self._task is not None and not self._task.done()
+
+    @property
     def started(self) -> bool:
         """Whether any numbered request was begun."""
         return self._next > 1
@@ -56,7 +61,7 @@ class Lane:
             self._numbered[number] = job
         else:
             self._unnumbered.append(job)
-        if self._task is None or self._task.done():
+        if not self.busy:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
@@ -79,8 +84,7 @@ class Lane:
 
     def check_gap(self, now: float) -> None:
         """Fail the requests that wait, where the one before them has not come for too long."""
-        idle = self._task is None or self._task.done()
-        if idle and self._numbered and now - self._waits_since > self._missing_s:
+        if not self.busy and self._numbered and now - self._waits_since > self._missing_s:
             self.close(RequestError(400, GAP.format(missing=self._next), "user"))
 
     def close(self, error: RequestError) -> None:

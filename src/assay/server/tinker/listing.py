@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import io
 import tarfile
-import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from tinker import types
 
 from assay.server.tinker import wire
-from assay.server.tinker.checkpoints import SCHEME, Checkpoint, Run, expiry, stamp
+from assay.server.tinker.checkpoints import SCHEME, Checkpoint, CheckpointStore, Run, expiry, stamp
 from assay.server.tinker.desk import Desk
-from assay.server.tinker.errors import absent, bad
+from assay.server.tinker.errors import RequestError, absent, bad
 from assay.types import Json
 
 MOST_LISTED = 1000
@@ -41,8 +39,15 @@ def create_session(desk: Desk, owner: str, body: bytes) -> dict[str, Json]:
 
 
 def heartbeat(desk: Desk, owner: str, body: bytes) -> dict[str, Json]:
-    """A sign of life."""
-    desk.sessions.get(owner, wire.read_json(types.SessionHeartbeatRequest, body).session_id)
+    """A sign of life.
+
+    Raises:
+        RequestError: there is no such session; 410 where it is closed, at which the SDK sends no more.
+    """
+    session = desk.sessions.get(owner, wire.read_json(types.SessionHeartbeatRequest, body).session_id, active=False)
+    if session.finished:
+        raise RequestError(410, f"The session is closed ({session.finished}). Make a new ServiceClient.")
+    session.beats = True
     return {"type": "session_heartbeat"}
 
 
@@ -56,13 +61,14 @@ def finish(desk: Desk, owner: str, session_id: str, body: bytes) -> dict[str, Js
     return {}
 
 
-def get_session(desk: Desk, owner: str, session_id: str) -> dict[str, Json]:
+async def get_session(desk: Desk, owner: str, session_id: str) -> dict[str, Json]:
     """A session's adapters and samplers."""
     session = desk.sessions.get(owner, session_id, active=False)
     prefix = f"{session.id}:train:"
     metadata = session.user_metadata
+    runs = await desk.off_loop(lambda: desk.store.runs_of(owner, prefix))
     return {
-        "training_run_ids": [run.id for run in desk.store.runs() if run.id.startswith(prefix)],
+        "training_run_ids": [*runs],
         "sampler_ids": [s.id for s in session.samplers.values()],
         "user_metadata": None if not metadata else {k: str(v) for k, v in metadata.items()},
         "display_name": session.display_name,
@@ -75,17 +81,29 @@ def list_sessions(desk: Desk, owner: str, query: Mapping[str, str]) -> dict[str,
     return {"sessions": [s.id for s in desk.sessions.of(owner)][offset : offset + limit]}
 
 
-def list_runs(desk: Desk, owner: str, query: Mapping[str, str]) -> dict[str, Json]:
+async def list_runs(desk: Desk, owner: str, query: Mapping[str, str]) -> dict[str, Json]:
     """A client's runs."""
     offset, limit = page(query)
-    runs = [run for run in desk.store.runs() if run.owner == owner]
-    cursor: Json = {"offset": offset, "limit": limit, "total_count": len(runs)}
-    return {"training_runs": [_run(desk, r) for r in runs[offset : offset + limit]], "cursor": cursor}
+    live = _last_requests(desk)
+
+    def read() -> dict[str, Json]:
+        runs = desk.store.runs_of(owner)
+        shown = [own_run(desk, owner, name) for name in runs[offset : offset + limit]]
+        cursor: Json = {"offset": offset, "limit": limit, "total_count": len(runs)}
+        return {"training_runs": [_run(desk.store, run, live) for run in shown], "cursor": cursor}
+
+    return await desk.off_loop(read)
 
 
-def get_run(desk: Desk, owner: str, run_id: str) -> dict[str, Json]:
+async def get_run(desk: Desk, owner: str, run_id: str) -> dict[str, Json]:
     """A run of a client."""
-    return _run(desk, own_run(desk, owner, run_id))
+    live = _last_requests(desk)
+    return await desk.off_loop(lambda: _run(desk.store, own_run(desk, owner, run_id), live))
+
+
+def _last_requests(desk: Desk) -> dict[str, float]:
+    """When each adapter in training had its last request."""
+    return {model.run.id: model.last_request for model in desk.sessions.models}
 
 
 def own_run(desk: Desk, owner: str, run_id: str) -> Run:
@@ -100,10 +118,9 @@ def own_run(desk: Desk, owner: str, run_id: str) -> Run:
     return run
 
 
-def _run(desk: Desk, run: Run) -> dict[str, Json]:
-    saved = desk.store.of_run(run)
+def _run(store: CheckpointStore, run: Run, live: Mapping[str, float]) -> dict[str, Json]:
+    saved = store.of_run(run)
     last = {kind: [c.to_json() for c in saved if c.kind == kind][-1:] for kind in ("weights", "sampler_weights")}
-    live = next((m for m in desk.sessions.models if m.run.id == run.id), None)
     return {
         "training_run_id": run.id,
         "base_model": run.base_model,
@@ -111,23 +128,29 @@ def _run(desk: Desk, run: Run) -> dict[str, Json]:
         "is_lora": True,
         "lora_rank": run.rank,
         "corrupted": False,
-        "last_request_time": stamp(run.created if live is None else live.last_request),
+        "last_request_time": stamp(live.get(run.id, run.created)),
         "last_checkpoint": last["weights"][0] if last["weights"] else None,
         "last_sampler_checkpoint": last["sampler_weights"][0] if last["sampler_weights"] else None,
         "user_metadata": None if run.user_metadata is None else dict(run.user_metadata),
     }
 
 
-def list_checkpoints(desk: Desk, owner: str, run_id: str) -> dict[str, Json]:
+async def list_checkpoints(desk: Desk, owner: str, run_id: str) -> dict[str, Json]:
     """The checkpoints of a run."""
-    return {"checkpoints": [c.to_json() for c in desk.store.of_run(own_run(desk, owner, run_id))]}
+    found = await desk.off_loop(lambda: desk.store.of_run(own_run(desk, owner, run_id)))
+    return {"checkpoints": [c.to_json() for c in found]}
 
 
-def list_all_checkpoints(desk: Desk, owner: str, query: Mapping[str, str]) -> dict[str, Json]:
+async def list_all_checkpoints(desk: Desk, owner: str, query: Mapping[str, str]) -> dict[str, Json]:
     """All checkpoints of a client, newest first."""
     offset, limit = page(query)
-    found = [c for run in desk.store.runs() if run.owner == owner for c in desk.store.of_run(run)]
-    found.sort(key=lambda c: (-c.created, c.path))
+
+    def read() -> list[Checkpoint]:
+        runs = [own_run(desk, owner, name) for name in desk.store.runs_of(owner)]
+        found = [c for run in runs for c in desk.store.of_run(run)]
+        return sorted(found, key=lambda c: (-c.created, c.path))
+
+    found = await desk.off_loop(read)
     cursor: Json = {"offset": offset, "limit": limit, "total_count": len(found)}
     return {"checkpoints": [c.to_json() for c in found[offset : offset + limit]], "cursor": cursor}
 
@@ -164,25 +187,25 @@ def weights_info(desk: Desk, owner: str, body: bytes) -> dict[str, Json]:
     }
 
 
-def delete_checkpoint(desk: Desk, owner: str, path: str) -> dict[str, Json]:
+async def delete_checkpoint(desk: Desk, owner: str, path: str) -> dict[str, Json]:
     """Remove a checkpoint."""
-    desk.store.delete(desk.own_checkpoint(owner, path))
+    await desk.off_loop(lambda: desk.store.delete(desk.own_checkpoint(owner, path)))
     return {}
 
 
-def publish(desk: Desk, owner: str, path: str, public: bool) -> dict[str, Json]:
+async def publish(desk: Desk, owner: str, path: str, public: bool) -> dict[str, Json]:
     """Let every key of this server read a checkpoint, or only its own again."""
-    desk.store.update(replace(desk.own_checkpoint(owner, path), public=public))
+    await desk.off_loop(lambda: desk.store.change(desk.own_checkpoint(owner, path), public=public))
     return {}
 
 
-def set_ttl(desk: Desk, owner: str, path: str, body: bytes) -> dict[str, Json]:
+async def set_ttl(desk: Desk, owner: str, path: str, body: bytes) -> dict[str, Json]:
     """When a checkpoint expires, from now on."""
     ttl = wire.read_object(body).get("ttl_seconds")
     if ttl is not None and (not isinstance(ttl, int) or isinstance(ttl, bool)):
         raise bad("ttl_seconds must be a whole number, or null.")
-    checkpoint = desk.own_checkpoint(owner, path)
-    desk.store.update(replace(checkpoint, expires=expiry(ttl, time.time())))
+    expires = expiry(ttl, desk.store.now())
+    await desk.off_loop(lambda: desk.store.change(desk.own_checkpoint(owner, path), expires=expires))
     return {}
 
 

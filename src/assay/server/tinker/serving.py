@@ -13,18 +13,20 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 
 from assay.errors import ConfigError
 from assay.server.running import address_of, ended_by_signals
-from assay.server.tinker.app import App
-from assay.server.tinker.config import KEY_VARIABLE, ServeConfig, require_keys
-from assay.server.tinker.desk import Desk
-from assay.server.tinker.host import ModelHost
+from assay.server.tinker.config import KEY_VARIABLE, STATE, ServeConfig, require_keys, require_model
 from assay.storage.files import Writing
 from assay.storage.sqlite_file import locked
 from assay.transport.keys import read_key
+
+if TYPE_CHECKING:
+    from assay.server.tinker.desk import Desk
+    from assay.server.tinker.host import ModelHost
 
 logger = logging.getLogger(__name__)
 
@@ -59,15 +61,20 @@ async def serve(
 
     Raises:
         ConfigError: no model, no key where one is needed, or the port cannot be had.
-        ModelError: the model cannot be served.
+        ModelError: there is no such model, or it cannot be served.
         RunDirectoryError: `state_path` cannot be used.
     """
-    if config.model is None and host is None:
-        raise ConfigError("No model to serve. Name one: assay serve --model DIR_OR_ID.")
+    if host is None:
+        require_model(config)
     keys = frozenset(filter(None, re.split(r"[\s,]+", read_key(KEY_VARIABLE))))
     require_keys(config, keys)
     stop = stop or asyncio.Event()
     with _alone(Path(config.state_path)), contextlib.closing(_listen(config)) as listener:
+        # Behind the checks: these import torch, which takes seconds, and a mistake is told at once.
+        from assay.server.tinker.app import App
+        from assay.server.tinker.desk import Desk
+        from assay.server.tinker.host import ModelHost
+
         desk = Desk(config, host or ModelHost(config))
         port = listener.getsockname()[1]
         app = App(desk, keys, port)
@@ -104,11 +111,11 @@ def _alone(state: Path) -> Iterator[None]:
         ConfigError: another server holds it.
         RunDirectoryError: it cannot be made or written to.
     """
-    with Writing(state, "the server's state"):
-        state.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(locked(state / "serve.lock", 0.0))
+            with Writing(state, "the server's state", home=STATE):
+                state.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(locked(state / "serve.lock", 0.0))
         except TimeoutError:
             raise ConfigError(f"Another server uses state_path={state}. Stop it, or give another folder.") from None
         yield
@@ -136,8 +143,11 @@ async def _sweep(desk: Desk) -> None:
     """Now and then forget what is over."""
     looked = -math.inf
     while True:
+        asleep = time.monotonic()
         await asyncio.sleep(SWEEP_S)
         now = time.monotonic()
+        # After a time in which this process stood still, the heartbeats that came in meanwhile have yet to be read.
+        desk.sessions.excuse(now - asleep - SWEEP_S)
         desk.promises.forget(now)
         gone = 0
         try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from assay.backends.local.adapters.bank import Adapter
 from assay.backends.local.adapters.layers import Weights
 from assay.server.tinker.checkpoints import Run
-from assay.server.tinker.config import ServeConfig
+from assay.server.tinker.config import STATE, ServeConfig
 from assay.server.tinker.errors import RequestError, absent, bad
 from assay.server.tinker.lanes import Lane
 from assay.storage.files import Writing, read_object, remove, replace_file
@@ -71,6 +71,8 @@ class Session:
     models: dict[int, Model] = field(default_factory=dict)
     samplers: dict[int, Sampler] = field(default_factory=dict)
     last_sign: float = field(default_factory=time.monotonic)
+    beats: bool = False
+    """Whether its client sends heartbeats, so that their absence means something."""
     finished: str = ""
 
 
@@ -85,7 +87,7 @@ class Sessions:
         """
         self._config = config
         self._root = Path(config.state_path) / "sessions"
-        with Writing(self._root, "sessions"):
+        with Writing(self._root, "sessions", home=STATE):
             self._root.mkdir(parents=True, exist_ok=True)
         self._by_id: dict[str, Session] = {}
         for file in sorted(self._root.glob("*.json")):
@@ -213,16 +215,31 @@ class Sessions:
         session.samplers.clear()
         remove(self._root / f"{session.id}.json")
 
+    def excuse(self, seconds: float) -> None:
+        """Leave out of account a time in which the server itself stood still and could hear nobody."""
+        for session in self._by_id.values():
+            session.last_sign += seconds
+
     def sweep(self, now: float) -> None:
         """Close sessions that gave no sign of life, forget closed ones, and see to requests that wait in vain."""
         for session in list(self._by_id.values()):
             if session.finished:
                 if now - session.last_sign > self._config.session_idle_s:
                     del self._by_id[session.id]
-            elif now - session.last_sign > self._config.session_idle_s:
-                self.finish(session, f"no sign of life for {self._config.session_idle_s:g} s")
+                continue
+            if any(model.lane.busy for model in session.models.values()):
+                session.last_sign = now  # what it asked for is still being done
+            elif why := self._silence(session, now - session.last_sign):
+                self.finish(session, why)
             for model in session.models.values():
                 model.lane.check_gap(now)
+
+    def _silence(self, session: Session, seconds: float) -> str:
+        """Why a session that gave no sign of life for some time is over; empty where it is not."""
+        beat, idle = self._config.heartbeat_timeout_s, self._config.session_idle_s
+        if session.beats and seconds > beat:
+            return f"no heartbeat for {beat:g} s (heartbeat_timeout_s)"
+        return f"no sign of life for {idle:g} s" if seconds > idle else ""
 
     def note(self, session: Session) -> None:
         """Write down what outlives the server."""
@@ -234,7 +251,7 @@ class Sessions:
             "display_name": session.display_name,
             "samplers": {str(n): s.path for n, s in session.samplers.items() if s.base or s.path is not None},
         }
-        replace_file(self._root / f"{session.id}.json", json.dumps(record).encode(), durable=False)
+        replace_file(self._root / f"{session.id}.json", json.dumps(record).encode(), durable=False, home=STATE)
 
 
 def _session(file: Path) -> Session | None:

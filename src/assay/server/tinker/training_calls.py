@@ -258,7 +258,7 @@ async def _save(
     about: tuple[int | None, Mapping[str, str] | None],
     overwrite: bool,
 ) -> Checkpoint:
-    now, optimizer = time.time(), kind == "weights"
+    now, optimizer = desk.store.now(), kind == "weights"
 
     async def write(folder: Path) -> None:
         await desk.host.write(folder, adapter, optimizer)

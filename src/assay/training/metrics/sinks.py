@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from assay.errors import ConfigError, MissingDependencyError
+from assay.errors import ConfigError, MissingDependencyError, pip_install
 from assay.storage.files import Writing, append, encode_json, read_object, replace_file
 from assay.training.metrics.tables import Table, markdown
 from assay.training.run.directory import Sink
@@ -137,7 +137,7 @@ class TensorBoardSink(_AppendFile):
         if not has_tensorboard():
             raise MissingDependencyError(
                 "tensorboard_enabled=true needs tensorboardX, which is not installed. Run "
-                "`pip install assay-rl[tensorboard]`, or set tensorboard_enabled=false."
+                f"{pip_install('tensorboard')}, or set tensorboard_enabled=false."
             )
         super().__init__(folder / "events.out.tfevents.0000000000.assay")
         self._per_tag = per_tag
@@ -207,7 +207,7 @@ class WandbSink:
         except ImportError as error:
             raise MissingDependencyError(
                 f"wandb_project={project} needs Weights & Biases, which is not installed. "
-                "Run `pip install assay-rl[wandb]`, or set wandb_project=null."
+                f"Run {pip_install('wandb')}, or set wandb_project=null."
             ) from error
         self._table: Any = wandb.Table
         self._state_path = folder / "wandb.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from assay.backends.local.adapters.engine import Call, Engine, Sampled
 from assay.backends.local.adapters.layers import Weights
 from assay.backends.local.adapters.training import WholeDatum, forward_backward, step
 from assay.backends.local.backend import TorchBackend
+from assay.backends.local.decoder import prefill
 from assay.backends.local.models import add_lora
 from assay.errors import CheckpointError, ModelError
 from assay.types import SamplingParams
@@ -92,6 +94,31 @@ def test_samples_of_many_that_join_a_running_batch_are_those_of_each_alone(
             assert (list(one.tokens), one.stop_reason) == (other.tokens, other.stop_reason)
             np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
     assert engine.peak > 4, "nothing ran side by side"
+
+
+def test_a_prompt_is_run_once_for_a_group_however_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    bank, prompt, seeds = bank_of("qwen3"), prompts(1)[0], (1, 2, 3)
+    adapter = stirred(bank, 1)
+    alone_each = []
+    for seed in seeds:
+        engine = Engine(bank, 65536)
+        alone_each += engine.add(Call(prompt, (seed,), ENDLESS, adapter.weights))
+        run(engine)
+    ran: list[tuple[int, ...]] = []
+
+    def counted(decoder: Any, tokens: torch.Tensor, *rest: Any) -> Any:
+        ran.append(tuple(tokens.shape))
+        return prefill(decoder, tokens, *rest)
+
+    monkeypatch.setattr(engines, "prefill", counted)
+    monkeypatch.setattr(engines, "PREFILL_TOKENS", len(prompt))
+    for requests in ([seeds], [(seed,) for seed in seeds]):
+        engine = Engine(bank, 65536)
+        got = [s for one in requests for s in engine.add(Call(prompt, one, ENDLESS, adapter.weights))]
+        run(engine)
+        assert tokens(got) == tokens(alone_each)
+        assert ran == [(1, len(prompt))]
+        ran.clear()
 
 
 def test_rows_that_live_on_stay_where_they_are() -> None:

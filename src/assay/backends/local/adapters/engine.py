@@ -33,6 +33,8 @@ PREFILL_TOKENS = 8192
 
 EndsText = Callable[[Sequence[int]], bool]
 """Whether the tokens so far end with what stops a completion, where that is text."""
+Prompt = tuple[int, tuple[int, ...]]
+"""The identity of the weights, and the tokens: what is equal in both is run once for all that are admitted together."""
 
 
 @dataclass(frozen=True)
@@ -166,12 +168,12 @@ class Engine:
             return
         chosen: list[Sampled] = []
         held = sum(len(s.call.prompt) + s.limit for s in self._rows)
-        width, prompts = 0, set[int]()
+        width, prompts = 0, set[Prompt]()
         while self._waiting:
             sample = self._waiting[0]
             held += len(sample.call.prompt) + sample.limit
             width = max(width, len(sample.call.prompt))
-            prompts.add(id(sample.call))
+            prompts.add(_key(sample))
             full = held > self._batch_tokens or (chosen and width * len(prompts) > PREFILL_TOKENS)
             if full and (self._rows or chosen):
                 break
@@ -260,13 +262,17 @@ def filled(living: Sequence[int]) -> list[int]:
     return [place if place in there else next(last) for place in range(count)]
 
 
+def _key(sample: Sampled) -> Prompt:
+    return id(sample.call.weights), sample.call.prompt
+
+
 def _distinct(samples: Sequence[Sampled]) -> tuple[list[Call], list[int]]:
     """One call for each prompt under an adapter, and the place among them of each sample."""
-    places: dict[tuple[int, tuple[int, ...]], int] = {}
+    places: dict[Prompt, int] = {}
     calls: list[Call] = []
     found = []
     for sample in samples:
-        key = (id(sample.call.weights), sample.call.prompt)
+        key = _key(sample)
         if key not in places:
             places[key] = len(calls)
             calls.append(sample.call)

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from assay.backends.local.models import library_is_quiet, load_config, source_of
-from assay.errors import MissingDependencyError, ModelError, first_line
+from assay.errors import MissingDependencyError, ModelError, first_line, pip_install
 
 Precision = Literal["float32", "bfloat16", "float16"]
 ADAPTER = "adapter_config.json"
@@ -109,7 +109,7 @@ def _merged(base: Any, adapters: Path) -> Any:
     try:
         from peft import PeftModel
     except ImportError as error:
-        raise MissingDependencyError("Merging adapters needs peft: pip install 'assay-rl[torch]'.") from error
+        raise MissingDependencyError(f"Merging adapters needs peft: {pip_install('torch')}.") from error
     with library_is_quiet():
         wrapped = PeftModel.from_pretrained(base, str(adapters)).eval()
     tokens = _some_tokens(base.config.vocab_size)
