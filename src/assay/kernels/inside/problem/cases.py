@@ -7,11 +7,12 @@ are varied one after the other there, and those stay as they were drawn with whi
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,14 +24,39 @@ from assay.kernels.numerics.families import Family, has_flags, vary, with_number
 from assay.kernels.numerics.tolerance import compare, tolerance_for
 from assay.types import Json
 
-if TYPE_CHECKING:
-    from assay.kernels.inside.reference_model import Reference
-
 MOST_VARIED = 8
 """Inputs of a problem above which none is varied without the others."""
 MAX_VARIED_S = 0.2
 """CPU seconds of a case above which that is so, too: each input takes as much for each family."""
 _TIES = "equal elements, in whose order its outputs are one answer of several"
+
+
+class Reference(Protocol):
+    """What is asked of a problem's module (`inside.reference_model.Reference`)."""
+
+    precision: torch.dtype
+    """The working precision."""
+    after: dict[int, Value]
+    """What the last pass left in inputs that it changed and did not return."""
+
+    def inputs(self, seed: int) -> tuple[Value, ...]:
+        """A draw of its inputs."""
+        ...
+
+    def outputs(
+        self,
+        model: torch.nn.Module,
+        inputs: Sequence[Value],
+        dtype: torch.dtype,
+        seed: int,
+        under: contextlib.AbstractContextManager[object] | None = None,
+    ) -> list[HostTensor]:
+        """Its outputs in some dtype, `under` what changes operators."""
+        ...
+
+    def work(self, model: torch.nn.Module, inputs: Sequence[Value], seed: int) -> dict[str, tuple[int, int]]:
+        """Calls and work of each operator."""
+        ...
 
 
 class TooLargeError(Exception):
