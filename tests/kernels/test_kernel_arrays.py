@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from assay.kernels.arrays import FLOATS, HostTensor, Value, host_tensor, size_in_bytes
+from assay.kernels.arrays import FLOATS, HostTensor, Layout, Value, host_tensor, settled, size_in_bytes
 from assay.kernels.frames import Frame, read_frame, write_frame
 
 DTYPES = (
@@ -117,3 +117,36 @@ def test_damaged_frames_are_refused() -> None:
     lying = read_frame(whole)
     with pytest.raises(ValueError, match="8 bytes for"):
         lying.tensor(lying.header["x"] | {"shape": [3]})
+
+
+def test_tensors_that_share_memory_agree_and_travel_with_their_layout() -> None:
+    whole, part, row = Layout(0, 12, (1, 3), 0), Layout(0, 12, (1,), 9), Layout(1, 4, (0, 1), 0)
+    given = (
+        HostTensor("int8", (3, 4), bytes(range(12)), whole),
+        (HostTensor("int8", (3,), bytes((50, 51, 52)), part), "text"),
+        HostTensor("int8", (2, 4), bytes((1, 2, 3, 4, 5, 6, 7, 8)), row),
+    )
+    made = settled(given)
+    assert made[0] == HostTensor("int8", (3, 4), bytes((0, 1, 2, 50, 4, 5, 6, 51, 8, 9, 10, 52)), whole)
+    assert made[1] == given[1] and made[2].array().tolist() == [[5, 6, 7, 8]] * 2  # type: ignore[union-attr]
+    frame = Frame({})
+    assert [frame.value(entry) for entry in [frame.add(value) for value in made]] == list(made)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(0, 5, (2, 1), 0),
+        Layout(0, 6, (2, 1), 1),
+        Layout(0, 6, (1, 1), 0),
+        Layout(0, 6, (-3, 1), 3),
+        Layout(0, 6, (1,), 0),
+        Layout(0, 1 << 60, (2, 1), 0),
+        Layout(1 << 40, 6, (2, 1), 0),
+        Layout(0, 6, (2, True), 0),
+    ],
+)
+def test_layouts_that_are_none_are_refused(layout: Layout) -> None:
+    HostTensor("int8", (3, 2), bytes(6), Layout(0, 6, (2, 1), 0))
+    with pytest.raises(ValueError):
+        HostTensor("int8", (3, 2), bytes(6), layout)

@@ -7,10 +7,13 @@ takes is a tensor, a plain Python constant, or a tuple of values.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from assay.types import Json
 
 Array = npt.NDArray[np.generic]
 Exact = npt.NDArray[np.float64]
@@ -28,21 +31,78 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 DIGEST_CHARACTERS = 16
 """Of what tells whether two tensors hold the same."""
+MAX_STORAGE_BYTES = 1 << 38
+"""Of the memory that tensors with a layout of their own lie in."""
+_MOST_STORAGES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the elements of a tensor lie that is not dense in memory of its own. Counts are of elements."""
+
+    storage: int
+    """Tensors among the arguments of a call that have one number lie in the same memory, and have one dtype."""
+    extent: int
+    """Elements of that memory."""
+    stride: tuple[int, ...]
+    """0 along a dimension whose elements are one and the same."""
+    offset: int
+
+    def to_json(self) -> Json:
+        """As `layout_of` reads it."""
+        return [self.storage, self.extent, list(self.stride), self.offset]
+
+
+def layout_of(found: Json) -> Layout | None:
+    """The layout that an entry of a header names; None where it names none.
+
+    Raises:
+        TypeError, ValueError: it has another form. Its numbers are for `check_layout`.
+    """
+    if found is None:
+        return None
+    storage, extent, stride, offset = found
+    return Layout(storage, extent, tuple(stride), offset)
+
+
+def check_layout(layout: Layout, dtype: str, shape: Sequence[int]) -> None:
+    """See to it that a tensor of some dtype and shape fits into its memory, each of its elements at a place of its own.
+
+    Raises:
+        ValueError: it does not.
+    """
+    numbers = (layout.storage, layout.extent, layout.offset, *layout.stride)
+    if len(layout.stride) != len(shape) or any(type(number) is not int or number < 0 for number in numbers):
+        raise ValueError("a layout has numbers that are none")
+    if layout.storage >= _MOST_STORAGES or layout.extent * _NUMPY[dtype].itemsize > MAX_STORAGE_BYTES:
+        raise ValueError(f"tensors lie in more than {MAX_STORAGE_BYTES >> 30} GiB")
+    reach = 0
+    for stride, size in sorted(zip(layout.stride, shape, strict=True)):
+        if stride and size > 1:
+            if stride <= reach:
+                raise ValueError("elements of a tensor overlap, as those of `unfold` do: give it memory of its own")
+            reach += stride * (size - 1)
+    if math.prod(shape) and layout.offset + reach >= layout.extent:
+        raise ValueError("a tensor reaches beyond its memory")
 
 
 @dataclass(frozen=True, slots=True)
 class HostTensor:
-    """A dense tensor in row-major order. `dtype` is PyTorch's name without `torch.`; `data` are its bytes."""
+    """A tensor. `dtype` is PyTorch's name without `torch.`; `data` are its elements, densely in row-major order."""
 
     dtype: str
     shape: tuple[int, ...]
     data: bytes
+    layout: Layout | None = None
+    """How an argument lies in memory; None where it is dense in memory of its own."""
 
     def __post_init__(self) -> None:
         if self.dtype not in _NUMPY:
             raise ValueError(f"dtype {self.dtype!r} is not one of {sorted(_NUMPY)}")
         if len(self.data) != size_in_bytes(self.dtype, self.shape):
             raise ValueError(f"{len(self.data)} bytes are not a {self.dtype} tensor of shape {self.shape}")
+        if self.layout is not None:
+            check_layout(self.layout, self.dtype, self.shape)
 
     @property
     def is_float(self) -> bool:
@@ -84,3 +144,46 @@ def _narrowed(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     bits = np.ascontiguousarray(values).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
+
+
+def settled(values: Sequence[Value]) -> tuple[Value, ...]:
+    """The arguments of a call, alike where they share memory: an element has there what was written last.
+
+    Raises:
+        ValueError: two lie in one memory and have other dtypes, or say that it has another size.
+    """
+    memory: dict[int, tuple[str, Array]] = {}
+    for tensor in host_tensors(values):
+        if tensor.layout is not None:
+            raw = np.frombuffer(tensor.data, dtype=_NUMPY[tensor.dtype])
+            _shown(tensor, tensor.layout, memory)[...] = raw.reshape(tensor.shape)
+    return tuple(_settled(value, memory) for value in values) if memory else tuple(values)
+
+
+def host_tensors(values: Sequence[Value]) -> Iterator[HostTensor]:
+    """The tensors among some values, nested ones included."""
+    for value in values:
+        if isinstance(value, HostTensor):
+            yield value
+        elif isinstance(value, tuple):
+            yield from host_tensors(value)
+
+
+def _settled(value: Value, memory: dict[int, tuple[str, Array]]) -> Value:
+    if isinstance(value, tuple):
+        return tuple(_settled(part, memory) for part in value)
+    if not isinstance(value, HostTensor) or value.layout is None:
+        return value
+    return HostTensor(value.dtype, value.shape, _shown(value, value.layout, memory).tobytes(), value.layout)
+
+
+def _shown(tensor: HostTensor, layout: Layout, memory: dict[int, tuple[str, Array]]) -> Array:
+    """The elements of a tensor where they lie."""
+    dtype = _NUMPY[tensor.dtype]
+    if layout.storage not in memory:
+        memory[layout.storage] = tensor.dtype, np.zeros(layout.extent, dtype)
+    name, whole = memory[layout.storage]
+    if name != tensor.dtype or len(whole) != layout.extent:
+        raise ValueError("tensors of several dtypes lie in one memory: give each its own")
+    strides = tuple(stride * dtype.itemsize for stride in layout.stride)
+    return np.lib.stride_tricks.as_strided(whole[layout.offset :], tensor.shape, strides)

@@ -2,7 +2,8 @@
 
     length of the header (8 bytes, little endian) | header | blob 0 | blob 1 | ...
 
-In the header a tensor stands as `{"dtype", "shape", "blob"}`, a tuple as a list, any other value as itself.
+In the header a tensor stands as `{"dtype", "shape", "blob"}`, with its `layout` (`arrays.Layout`) where it has one, a
+tuple as a list, any other value as itself.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import IO, Any
 
-from assay.kernels.arrays import HostTensor, Value, size_in_bytes
+from assay.kernels.arrays import HostTensor, Value, layout_of, size_in_bytes
 from assay.types import Json
 
 _BLOBS = "_blobs"
@@ -28,7 +29,8 @@ class Frame:
         """Take in a value; what is returned stands for it in the header."""
         if isinstance(value, HostTensor):
             self.blobs.append(value.data)
-            return {"dtype": value.dtype, "shape": list(value.shape), "blob": len(self.blobs) - 1}
+            layout = {} if value.layout is None else {"layout": value.layout.to_json()}
+            return {"dtype": value.dtype, "shape": list(value.shape), "blob": len(self.blobs) - 1, **layout}
         return [self.add(part) for part in value] if isinstance(value, tuple) else value
 
     def value(self, entry: Json) -> Value:
@@ -43,7 +45,7 @@ class Frame:
         data = self.blobs[entry["blob"]]
         if len(data) != size_in_bytes(entry["dtype"], shape):
             raise ValueError(f"a frame has {len(data)} bytes for {entry}")
-        return HostTensor(entry["dtype"], shape, data)
+        return HostTensor(entry["dtype"], shape, data, layout_of(entry.get("layout")))
 
 
 def write_frame(sink: IO[bytes], frame: Frame) -> None:

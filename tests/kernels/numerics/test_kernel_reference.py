@@ -194,6 +194,37 @@ def test_a_family_that_the_problem_refuses_is_named_and_left_out(process: Refere
     assert "AssertionError" in result.refused["signed"]
 
 
+GATED = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x, p, y):
+        BODY
+        return torch.relu(x) * torch.log(p) + torch.relu(y)
+
+
+def get_inputs():
+    return [torch.rand(20, 30), torch.rand(20, 30) * 0.9 + 0.05, torch.rand(20, 30)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize("body", ["pass", "assert 0 <= p.min() and p.max() <= 1"])
+def test_an_input_that_must_stay_as_it_is_does_not_keep_the_others_from_being_varied(
+    process: ReferenceProcess, body: str
+) -> None:
+    result = process.evaluate(GATED.replace("BODY", body), input_seed=1, weight_seed=0)
+    assert [case.family for case in result.cases] == list(FAMILIES) and all(case.finite for case in result.cases)
+    for case in result.cases[1:4]:
+        x, p, y = (value.array() for value in case.inputs if isinstance(value, HostTensor))
+        assert x.min() < 0 < p.min() and p.max() <= 1 and y.min() < 0, case.family
+    assert not result.refused
+
+
 def test_a_module_that_insists_on_float32_is_its_own_truth(process: ReferenceProcess) -> None:
     stubborn = TINY.replace("return torch.relu(x)", "return torch.ones(4096, 3, dtype=torch.float32).T @ x.T")
     stubborn = stubborn.replace(" * self.scale", "")

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.kernels.program.form import Program, Window, operations_in, table_of, windows_in
+from assay.kernels.arrays import Layout
+from assay.kernels.program.form import Program, Window, misplaced, operations_in, table_of, windows_in
 from assay.kernels.program.limits import Limits
 from assay.kernels.program.reading import Refusal, read
-from support.programs import HELPER, N, launch, operation, window, written
+from support.programs import HELPER, N, launch, made, operation, window, written
 
 
 def read_json(program: Any, limits: Limits | None = None) -> Program | Refusal:
@@ -69,10 +70,14 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], object]] = {
     "a window with too few strides": lambda p: p.update(outputs=[[1, "float32", [2, 2], [1], 0]]),
     "a window of too many elements": lambda p: p.update(outputs=[[1, "float32", [1 << 20, 1 << 20], [0, 0], 0]]),
     "a window of a thousand axes": lambda p: p.update(outputs=[[1, "float32", [1] * 1000, [1] * 1000, 0]]),
-    "an input with memory around it": lambda p: p.update(storages=[8 * N, 4 * N, 4 * N]),
-    "an input that does not lie row by row": lambda p: p.update(inputs=[[0, "float32", [2, N // 2], [1, 2], 0]]),
-    "an input that begins later": lambda p: p.update(inputs=[window(0, (N - 1,), offset=1)]),
-    "two inputs in one storage": lambda p: p.update(inputs=[window(0), window(0)]),
+    "an input of the constructor with memory around it": lambda p: p.update(
+        storages=[8 * N, 4 * N, 4 * N], init_inputs=[window(0)], inputs=[]
+    ),
+    "one that does not lie row by row": lambda p: p.update(
+        init_inputs=[[0, "float32", [2, N // 2], [1, 2], 0]], inputs=[]
+    ),
+    "one that begins later": lambda p: p.update(init_inputs=[window(0, (N - 1,), offset=1)], inputs=[]),
+    "one in the storage of another input": lambda p: p.update(init_inputs=[window(0)]),
     "an input that lasts": lambda p: p.update(kept=[0]),
     "a launch of the first call alone": lambda p: p.update(once=[0]),
     "a buffer that is no window": lambda p: p.update(buffers=[["running_mean", [0]]]),
@@ -250,3 +255,27 @@ def test_options_that_mean_the_same_everywhere_are_taken() -> None:
     found = read_json(bent(lambda p: variant(p).update(options=options)))
     assert isinstance(found, Program), found
     assert found.forward[0].variants[0].options == tuple(options.items())  # type: ignore[union-attr]
+
+
+def test_inputs_must_lie_as_those_of_the_problem() -> None:
+    whole, dense = [0, "float32", [2, N // 2], [1, 2], 0], window(0)
+    turned, tail = Layout(0, N, (1, 2), 0), Layout(0, N, (1,), N // 2)
+    right: list[tuple[list[Any], list[Layout | None]]] = [
+        ([dense], [None]),
+        ([whole], [turned]),
+        ([whole, window(0, (N // 2,), offset=N // 2)], [turned, tail]),
+        ([dense, window(1)], [None, None]),
+    ]
+    for inputs, layouts in right:
+        assert not misplaced(made(inputs=inputs), layouts)
+    wrong: list[tuple[list[Any], list[Layout | None]]] = [
+        ([whole], [None]),
+        ([dense], [turned]),
+        ([window(0, (N - 1,), offset=1)], [None]),
+        ([window(0, (N - 1,))], [None]),
+        ([dense, dense], [None, None]),
+        ([whole, window(1, (N // 2,), offset=N // 2)], [turned, tail]),
+        ([dense], []),
+    ]
+    for inputs, layouts in wrong:
+        assert misplaced(made(inputs=inputs), layouts), inputs

@@ -171,8 +171,13 @@ def test_where_the_reference_only_moves_elements_pytorch_moves_none() -> None:
     same = operation("clone.default", window(0), outs=(window(2),))
     transposed = operation("copy_.default", window(2, (N // 2, 2)), {"window": turned}, outs=(window(2, (N // 2, 2)),))
     flipped = operation("flip.default", window(0), [0], outs=(window(2),))
+    half, other = window(2, (N // 2,)), window(2, (N // 2,), offset=N // 2)
+    shifted = operation("copy_.default", other, half, outs=(other,))
+    named = operation("copy_.default", other, outs=(other,), src={"window": half})
+    in_place = operation("copy_.default", half, window(0, (N // 2,)), outs=(half,))
+    assert not rules.rearrangement(forward(in_place), 0)
     assert not rules.rearrangement(forward(same), 0)
-    for step in (transposed, flipped):
+    for step in (transposed, flipped, shifted, named):
         assert rules.rearrangement(forward(step), 0)[0].refused
         assert not rules.rearrangement(forward(step), 1)
 

@@ -90,10 +90,73 @@ KEPT = {
     "nested": (BACK, "y, (z,)", "wrong", "forward returned (tensor, (tensor))"),
 }
 
+LAID = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x, bias, whole, part):
+        whole.mul_(0.5)
+        return torch.softmax(x + bias, -1), torch.tanh(part) + 1.0
+
+
+def get_inputs():
+    whole = torch.randn(8, 48)
+    return [torch.randn(48, 8).t(), torch.randn(1, 48).expand(8, 48), whole, whole[:4]]
+
+
+def get_init_inputs():
+    return []
+"""
+LYING = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rows(x_ptr, b_ptr, y_ptr, n, xr, xc, br, bc, BLOCK: tl.constexpr):
+    row, i = tl.program_id(0), tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * xr + i * xc, mask=i < n, other=0.0)
+    x = tl.where(i < n, x + tl.load(b_ptr + row * br + i * bc, mask=i < n, other=0.0), float("-inf"))
+    e = tl.exp(x - tl.max(x, 0))
+    tl.store(y_ptr + row * n + i, e / tl.sum(e, 0), mask=i < n)
+
+
+@triton.jit
+def halved(x_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + i, 0.5 * tl.load(x_ptr + i, mask=i < n), mask=i < n)
+
+
+@triton.jit
+def squashed(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + i, 2.0 * tl.sigmoid(2.0 * tl.load(x_ptr + i, mask=i < n)), mask=i < n)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x, bias, whole, part):
+        y, z = torch.empty(x.shape, device=x.device), torch.empty_like(part)
+        m, n = x.shape
+        rows[(m,)](x, bias, y, n, *STRIDES, BLOCK=64)
+        STEPS
+        return y, z
+"""
+HALVED, SQUASHED = "halved[(m,)](whole, m * n, BLOCK=64)", "squashed[(4,)](part, z, part.numel(), BLOCK=64)"
+STRIDES = "x.stride(), *bias.stride()"
+IN_PLACES = {
+    "as they lie": (STRIDES, f"{HALVED}; {SQUASHED}", "ok", ""),
+    "rows one after the other": ("(n, 1), *bias.stride()", f"{HALVED}; {SQUASHED}", "wrong", "family"),
+    "a row for each": ("x.stride(), n, 1", f"{HALVED}; {SQUASHED}", "crash", "past the end of a tensor"),
+    "memory of their own": (STRIDES, f"{SQUASHED}; {HALVED}", "wrong", "family"),
+}
+
 
 @pytest.fixture(scope="module")
 def trials(bench: Bench) -> Trials:
-    return Trials(bench, [make_problem(9, 1, "Doubles", DOUBLES, "local")])
+    own = [make_problem(9, 1, "Doubles", DOUBLES, "local"), make_problem(9, 2, "Laid", LAID, "local")]
+    return Trials(bench, own)
 
 
 @pytest.mark.parametrize("what", DEVICES)
@@ -113,4 +176,11 @@ def test_an_input_stays_the_tensor_that_its_caller_holds(trials: Trials, how: st
 def test_inputs_and_outputs_are_those_of_the_reference(trials: Trials, what: str) -> None:
     write, returned, end, said = KEPT[what]
     outcome = trials.run("9/1", KERNEL.replace("WRITE", write).replace("RETURNED", returned))
+    assert outcome.end == end and said in outcome.message, outcome
+
+
+@pytest.mark.parametrize("how", IN_PLACES)
+def test_inputs_lie_in_memory_as_the_problem_makes_them(trials: Trials, how: str) -> None:
+    strides, steps, end, said = IN_PLACES[how]
+    outcome = trials.run("9/2", LYING.replace("STRIDES", strides).replace("STEPS", steps))
     assert outcome.end == end and said in outcome.message, outcome

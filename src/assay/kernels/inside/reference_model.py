@@ -11,29 +11,32 @@ import contextlib
 import copy
 import gc
 import linecache
-import math
 import sys
 import types
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from assay.kernels.arrays import HostTensor, Value
+from assay.kernels.arrays import HostTensor, Layout, Value, host_tensors
 from assay.kernels.frames import Frame
 from assay.kernels.inside.construction import ConstructionTrace
+from assay.kernels.inside.problem.cases import Families, Tried, add_case, evaluated
 from assay.kernels.inside.problem.recurrent import RecurrentLayers
 from assay.kernels.inside.problem.starts import telling
-from assay.kernels.inside.problem.ties import AnyOrder, chooses, same
-from assay.kernels.inside.problem.values import flat_outputs, from_value, tensors_in, tensors_of_output, to_value
+from assay.kernels.inside.problem.values import (
+    flat_outputs,
+    from_arguments,
+    layouts_of,
+    tensors_in,
+    tensors_of_output,
+    to_arguments,
+    to_value,
+)
 from assay.kernels.inside.problem.weights import constant_buffers, growth_of, move
 from assay.kernels.inside.record import light
 from assay.kernels.inside.tensors import digest, structure_of
 from assay.kernels.inside.work import WorkTrace
-from assay.kernels.numerics.families import has_flags, vary, with_numbers
-from assay.kernels.numerics.tolerance import compare, tolerance_for
 from assay.kernels.source_text import lines_of
 from assay.types import Json
 
@@ -44,40 +47,6 @@ def _seed(seed: int, device: str) -> None:
         torch.default_generator.manual_seed(seed)
     else:
         torch.manual_seed(seed)
-
-
-class TooLargeError(Exception):
-    """The output has more elements than the request allows."""
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError | OSError)
-        and any(sign in str(error) for sign in ("allocate memory", "Cannot allocate", "not enough memory"))
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """Inputs that a problem takes, and its outputs in the working precision and in float64."""
-
-    inputs: tuple[Value, ...]
-    rounded: list[HostTensor]
-    exact: list[HostTensor]
-
-    @property
-    def finite(self) -> bool:
-        """Whether all outputs are finite."""
-        return all(np.isfinite(output.array()).all() for output in self.rounded)
-
-    def gives(self, outputs: Sequence[HostTensor], precision: str) -> bool:
-        """Whether outputs are the same within the tolerance: rounding differs with where memory lies."""
-        known = [(one.array(), other.array()) for one, other in zip(self.exact, self.rounded, strict=True)]
-        return len(outputs) == len(known) and all(
-            compare(output.array(), rounded, tolerance_for(exact, rounded, precision)).ok
-            for output, (exact, rounded) in zip(outputs, known, strict=True)
-        )
 
 
 class Reference:
@@ -100,6 +69,7 @@ class Reference:
         """What the last pass left in inputs that it changed and did not return."""
         self.overwritten: set[int] = set()
         """Numbers of the tensors among the inputs into which forward wrote so far."""
+        self._layouts: dict[int, Layout] | None = None
 
     def built(self, seed: int) -> tuple[torch.nn.Module, ConstructionTrace]:
         """The model as its constructor leaves it under a seed, and what the constructor did."""
@@ -129,8 +99,17 @@ class Reference:
         return model.to(self.device, self.precision)
 
     def inputs(self, seed: int) -> tuple[Value, ...]:
-        """A draw of `get_inputs`, floating tensors in the working precision."""
-        return tuple(to_value(value) for value in self.drawn(seed))
+        """A draw of `get_inputs`, floating tensors in the working precision.
+
+        Raises:
+            TypeError, ValueError: they cannot travel, or lie otherwise in memory than those of another draw.
+        """
+        drawn = to_arguments(self.drawn(seed))
+        layouts = {place: tensor.layout for place, tensor in enumerate(host_tensors(drawn)) if tensor.layout}
+        if self._layouts not in (None, layouts):
+            raise ValueError("get_inputs returns tensors that lie otherwise in memory in each draw")
+        self._layouts = layouts
+        return drawn
 
     def drawn(self, seed: int) -> list[Any]:
         """The same, as the problem made it."""
@@ -142,7 +121,8 @@ class Reference:
 
     def _rounded(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return value.to(self.precision) if value.is_floating_point() else value
+            plain = value.resolve_conj().resolve_neg()
+            return plain.to(self.precision) if plain.is_floating_point() else plain
         return [self._rounded(part) for part in value] if isinstance(value, list | tuple) else value
 
     def outputs(
@@ -206,7 +186,7 @@ class Reference:
         torch.set_default_dtype(dtype if dtype.itemsize >= 4 else torch.float32)
         try:
             _seed(seed, self.device)
-            arguments = [from_value(value, dtype, self.device) for value in inputs]
+            arguments = from_arguments(inputs, dtype, self.device)
             given = tensors_in(arguments)
             versions = [tensor._version for tensor in given]
             with torch.no_grad(), trace or contextlib.nullcontext():
@@ -215,8 +195,9 @@ class Reference:
             changed = [place for place, tensor in enumerate(given) if tensor._version != versions[place]]
             self.overwritten |= set(changed)
             own = {tensor.untyped_storage().data_ptr() for tensor in tensors_of_output(output)}
-            # What it returns is compared in any case, wherever a submission has it.
-            changed = [place for place in changed if given[place].untyped_storage().data_ptr() not in own]
+            memory = [tensor.untyped_storage().data_ptr() for tensor in given]
+            # What it returns is compared in any case, wherever a submission has it, but not what lies beside it.
+            changed = [place for place in changed if memory[place] not in own or memory.count(memory[place]) > 1]
             self.after = {place: to_value(given[place]) for place in changed}
             return output
         finally:
@@ -235,7 +216,7 @@ def evaluate(request: Json) -> Frame:
     frame.header["init_work"] = reference.init_work
     frame.header["weights"] = [[name, list(weight.shape)] for name, weight in weights]
     frame.header["initial"] = [digest(weight) for _, weight in weights]
-    tried = _add_families(frame, reference, model, request)
+    tried = Families(frame, reference, model, request).add()
     if tried:
         first = tried[0].inputs
         frame.header["work"] = reference.work(model, first, seed)
@@ -243,115 +224,16 @@ def evaluate(request: Json) -> Frame:
         frame.header["structure"] = reference.structure
         if request["screen"]:
             frame.header["carries"] = reference.carries(model, (*tried[:2], tried[0]), seed)
-            _add_case(frame, "again", reference, model, first, seed + 1)
+            add_case(frame, "again", evaluated(reference, model, first, seed + 1))
         elif request["perturb"] == "none":
             buffers = reference.buffers_that_matter(model, first, seed)
             frame.header["needed"] = [*telling(reference.built, seed), *buffers]
         if request["screen"] and parameters:
-            _add_case(frame, "other_weights", reference, reference.model(seed + 1, "all"), first, 0)
+            add_case(frame, "other_weights", evaluated(reference, reference.model(seed + 1, "all"), first, 0))
     if request["state"]:
         frame.header["state"] = {name: frame.add(to_value(tensor)) for name, tensor in model.state_dict().items()}
     frame.header["init_inputs"] = frame.add(to_value(reference.init_inputs))
     return frame
-
-
-def _add_families(frame: Frame, reference: Reference, model: torch.nn.Module, request: Json) -> list[Tried]:
-    """Add a case of each family that the problem takes, and its work in the first one."""
-    tried: list[Tried] = []
-    other = reference.inputs(request["number_seed"]) if request["number_seed"] != request["input_seed"] else None
-    for number, family in enumerate(request["families"]):
-        # Each family starts from a fresh draw of its own, so no two show the same numbers in another dress.
-        given = reference.inputs(request["input_seed"] + number)
-        other = given if other is None else other
-        drawn = with_numbers(given, other)
-        for flags in (True, False) if has_flags(drawn, family) else (False,):
-            chance = np.random.default_rng((request["input_seed"], number))
-            if (inputs := vary(drawn, family, chance, other, flags=flags)) is None:
-                break
-            found = _tried(frame, family, reference, model, inputs, request, first=not tried)
-            # That they may be turned is a guess: if it gives no numbers, the rest of the family shall not be lost.
-            if found is not None and flags and not found.finite:
-                frame.header["cases"].pop()
-            elif found is not None:
-                frame.header["refused"].pop(family, None)
-                tried.append(found)
-                break
-        if number == 0 and tried:
-            frame.header["work"] = reference.work(model, tried[0].inputs, request["weight_seed"])
-    return tried
-
-
-def _tried(
-    frame: Frame,
-    family: str,
-    reference: Reference,
-    model: torch.nn.Module,
-    inputs: tuple[Value, ...],
-    request: Json,
-    first: bool,
-) -> Tried | None:
-    """Add a case of a family; None where the problem refuses the inputs."""
-    try:
-        found = _add_case(frame, family, reference, model, inputs, request["weight_seed"], request["max_output"])
-    except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        # Inputs that the problem refuses are not part of it; its own have to work.
-        if first or out_of_memory(error):
-            raise
-        frame.header["refused"][family] = f"{type(error).__name__}: {error}"[:500]
-        return None
-    if not first and chooses(frame.header["work"]) and _has_ties(frame, reference, model, inputs, request):
-        frame.header["cases"].pop()
-        frame.header["refused"][family] = "equal elements, in whose order its outputs are one answer of several"
-        return None
-    return found
-
-
-def _add_case(
-    frame: Frame,
-    name: str,
-    reference: Reference,
-    model: torch.nn.Module,
-    inputs: tuple[Value, ...],
-    seed: int,
-    limit: int | None = None,
-) -> Tried:
-    """Add a case, and say what it has."""
-    rounded = reference.outputs(model, inputs, reference.precision, seed)
-    rounded_after = dict(reference.after)
-    size = sum(math.prod(tensor.shape) for tensor in rounded)
-    if limit is not None and size > limit:
-        raise TooLargeError(f"{size} elements in the output, more than {limit}")
-    try:
-        exact = reference.outputs(model, inputs, torch.float64, seed)
-        after = dict(reference.after)
-    except RuntimeError as error:
-        if out_of_memory(error):
-            raise
-        # Some modules insist on float32 inside; their own output is then the best truth there is.
-        frame.header["exact"] = str(reference.precision).removeprefix("torch.")
-        exact, after = rounded, rounded_after
-    if after.keys() != rounded_after.keys():
-        raise ValueError("it changes other inputs in float64")
-    frame.header["cases"].append(
-        {
-            "family": name,
-            "inputs": [frame.add(value) for value in inputs],
-            "exact": [frame.add(value) for value in exact],
-            "rounded": [frame.add(value) for value in rounded],
-            "after": [[place, frame.add(after[place]), frame.add(rounded_after[place])] for place in sorted(after)],
-        }
-    )
-    return Tried(inputs, rounded, exact)
-
-
-def _has_ties(
-    frame: Frame, reference: Reference, model: torch.nn.Module, inputs: Sequence[Value], request: Json
-) -> bool:
-    """Whether the last case has other outputs where equal elements come in another order."""
-    dtype: torch.dtype = getattr(torch, frame.header["exact"])
-    seed = request["weight_seed"]
-    found = (reference.outputs(model, inputs, dtype, seed, under) for under in (None, AnyOrder(seed)))
-    return not same(*found)
 
 
 def shapes(request: Json) -> Frame:
@@ -365,8 +247,10 @@ def shapes(request: Json) -> Frame:
     with torch.device("meta"):
         reference = Reference(request["code"], "meta", request["precision"])
         model = reference.model(0, "none")
-        inputs = [_without_memory(value) for value in reference.drawn(0)]
-        entries = {"inputs": _entry(inputs), "init_inputs": _entry(reference.init_inputs)}
+        drawn = reference.drawn(0)
+        layouts = iter(layouts_of(tensors_in(drawn)))
+        entries = {"inputs": _entry(drawn, layouts), "init_inputs": _entry(reference.init_inputs, iter(()))}
+        inputs = [_without_memory(value) for value in drawn]
         with torch.no_grad(), RecurrentLayers() as layers, WorkTrace() as trace:
             model(*inputs)
     return Frame({**entries, "work": {**trace.operations, **layers.operations}})
@@ -378,14 +262,17 @@ def _without_memory(value: Any) -> Any:
     return [_without_memory(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def _entry(value: Any) -> Json:
-    """A value as in a frame, but for the bytes of tensors.
+def _entry(value: Any, layouts: Iterator[Layout | None]) -> Json:
+    """A value as in a frame, but for the bytes of tensors. `layouts`: of its tensors, of which none has one that are
+    not there.
 
     Raises:
         TypeError: it is none that can travel.
     """
     if isinstance(value, torch.Tensor):
-        return {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
+        layout = next(layouts, None)
+        entry: dict[str, Json] = {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
+        return entry if layout is None else {**entry, "layout": layout.to_json()}
     if isinstance(value, list | tuple):
-        return [_entry(part) for part in value]
+        return [_entry(part, layouts) for part in value]
     return to_value(value)

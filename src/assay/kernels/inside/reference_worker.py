@@ -26,7 +26,8 @@ from typing import Literal, NoReturn
 import torch
 
 from assay.kernels.frames import Frame, write_frame
-from assay.kernels.inside.reference_model import TooLargeError, evaluate, out_of_memory, shapes
+from assay.kernels.inside.problem.cases import TooLargeError, out_of_memory
+from assay.kernels.inside.reference_model import evaluate, shapes
 from assay.kernels.numerics.families import FAMILIES
 from assay.sandbox.inside import jail, linux
 from assay.sandbox.inside.seccomp import Filter

@@ -1,7 +1,8 @@
 """Bytes of a job's buffers as tensors, and a candidate's output as bytes, with every property checked on the way.
 
 An entry stands for a value in a job's header: `{"dtype", "shape", "blob"}` for a tensor whose bytes are that buffer of
-the round, a list for a tuple, anything else for itself (the form of `assay.kernels.frames`).
+the round, with its `layout` where it has one, a list for a tuple, anything else for itself (the form of
+`assay.kernels.frames`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from assay.kernels.arrays import DIGEST_CHARACTERS
+from assay.kernels.arrays import DIGEST_CHARACTERS, Layout, layout_of
 from assay.types import Json
 
 _contiguous = torch.Tensor.contiguous
@@ -58,17 +59,45 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def tensors_of(entries: Sequence[Json], blobs: Sequence[memoryview], device: str) -> list[Any]:
-    """The values that some entries stand for; tensors own memory that is not shared, on `device`."""
-    return [_value(entry, blobs, device) for entry in entries]
+    """The values that some entries stand for, on `device`. Tensors lie as they say: each in memory of its own, unless
+    they have a layout."""
+    memory: dict[int, torch.Tensor] = {}
+    return [_value(entry, blobs, device, memory) for entry in entries]
 
 
-def _value(entry: Json, blobs: Sequence[memoryview], device: str) -> Any:
+def _value(entry: Json, blobs: Sequence[memoryview], device: str, memory: dict[int, torch.Tensor]) -> Any:
     if isinstance(entry, dict):
         dtype: torch.dtype = getattr(torch, entry["dtype"])
         if not math.prod(entry["shape"]):
             return torch.empty(entry["shape"], dtype=dtype, device=device)
-        return torch.frombuffer(blobs[entry["blob"]], dtype=dtype).reshape(entry["shape"]).to(device)
-    return [_value(part, blobs, device) for part in entry] if isinstance(entry, list) else entry
+        dense = torch.frombuffer(blobs[entry["blob"]], dtype=dtype).reshape(entry["shape"]).to(device)
+        return as_laid_out(dense, entry, memory)
+    return [_value(part, blobs, device, memory) for part in entry] if isinstance(entry, list) else entry
+
+
+def as_laid_out(dense: torch.Tensor, entry: Json, memory: dict[int, torch.Tensor]) -> torch.Tensor:
+    """A tensor as its entry says that it lies. `memory`: what the tensors of a call share, by number, as far as it is
+    made."""
+    layout = layout_of(entry.get("layout"))
+    return dense if layout is None else laid_out(dense, layout, memory)
+
+
+def laid_out(dense: torch.Tensor, layout: Layout, memory: dict[int, torch.Tensor]) -> torch.Tensor:
+    """The same of a layout."""
+    whole = memory.get(layout.storage)
+    if whole is None:
+        whole = memory[layout.storage] = dense.new_zeros(layout.extent)
+    found = whole.as_strided(dense.shape, layout.stride, layout.offset)
+    write(found, dense)
+    return found
+
+
+def write(place: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy into a tensor, which may show elements several times along a dimension of stride 0."""
+    if 0 in place.stride():
+        once = tuple(slice(None) if stride else slice(1) for stride in place.stride())
+        place, values = place[once], values[once]
+    place.copy_(values)
 
 
 def output_bytes(value: Any, outputs: Sequence[Json], device: str) -> list[memoryview]:

@@ -14,18 +14,19 @@ numbers that are (kinds, flags, lengths), are not in some families. Complex numb
 absolute value 1 stay so. Elements that are equal in two draws stay equal. Rows that sum to 1 stay probabilities; floats
 that are a few whole numbers stay labels from among them. Triangles keep their zeros and symmetric matrices their
 symmetry. A domain that cannot be seen (a square root that wants positive inputs) shows in the reference: a family in
-which it is not finite is dropped when it is evaluated.
+which it is not finite has only those inputs varied that it takes, or is dropped (`inside.problem.cases`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from assay.kernels.arrays import Array, HostTensor, Value, host_tensor
+from assay.kernels.arrays import Array, HostTensor, Value, host_tensor, settled
 
 Family = Literal["given", "signed", "large", "sparse", "faint", "permuted"]
 FAMILIES: tuple[Family, ...] = ("given", "signed", "large", "sparse", "faint", "permuted")
@@ -69,7 +70,8 @@ def vary(
         first = next(at for at in range(place + 1) if values[at] == value and others[at] == twin)
         if isinstance(value, HostTensor) and value != twin and twin is not None:
             changed[place] = changed[first]
-    return tuple(changed) if any(new != old for new, old in zip(changed, values, strict=True)) else None
+    made = settled(changed)
+    return made if any(new != old for new, old in zip(made, values, strict=True)) else None
 
 
 def has_flags(values: Sequence[Value], family: Family) -> bool:
@@ -135,7 +137,8 @@ def _vary_value(value: Value, family: Family, rng: np.random.Generator, other: V
             new = _moved_rows(array, rng) if family == "permuted" else array
         case _:
             new = array
-    return host_tensor(new, value.dtype)
+    made = host_tensor(new, value.dtype)
+    return made if value.layout is None else replace(made, layout=value.layout)
 
 
 def role_of(array: Array) -> Role:

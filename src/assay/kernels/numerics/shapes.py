@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from assay.kernels.arrays import size_in_bytes
+from assay.kernels.arrays import check_layout, layout_of, size_in_bytes
 from assay.terminal import shown
 from assay.types import Json
 
@@ -29,7 +29,7 @@ _MOST_COUNTED = 1 << 62
 class Shapes:
     """The arguments of the constructor and of forward, and what the reference does with them.
 
-    A tensor is `{"dtype", "shape"}`, a list or tuple a list, any other value itself.
+    A tensor is `{"dtype", "shape"}`, and `layout` where it has one, a list or tuple a list, any other value itself.
     """
 
     init_inputs: tuple[Json, ...]
@@ -106,6 +106,9 @@ class _Checked:
             raise ValueError("a shape that is none")
         sizes = [counted(size) for size in shape]
         self.bytes += size_in_bytes(dtype, tuple(sizes))
+        if (layout := layout_of(found.get("layout"))) is not None:
+            check_layout(layout, dtype, sizes)
+            self.bytes += size_in_bytes(dtype, (layout.extent,))
         if self.bytes > MAX_BYTES:
             raise ValueError(f"tensors of more than {MAX_BYTES >> 30} GiB")
-        return {"dtype": dtype, "shape": sizes}
+        return {"dtype": dtype, "shape": sizes} | ({} if layout is None else {"layout": layout.to_json()})

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from assay.kernels.arrays import Layout
+
 if TYPE_CHECKING:
     from assay.types import Json
 
@@ -255,17 +257,39 @@ def table_of(program: Program) -> dict[str, Json]:
 
 def contradiction(program: Program) -> str:
     """What a program says of itself that no recording does; empty where it says nothing of the kind."""
-    inputs = (*program.inputs, *program.init_inputs)
-    for window in inputs:  # as the recorder makes them: around one nothing may be read
+    for window in program.init_inputs:  # as the recorder makes them: around one nothing may be read
         dense = math.prod(window.size) * DTYPES[window.dtype]
         if window.offset or window.stride != dense_strides(window.size) or program.storages[window.storage] != dense:
-            return "an input does not fill a storage of its own, row by row"
-    if len({window.storage for window in inputs}) != len(inputs):
-        return "two inputs share a storage"
+            return "an input of the constructor does not fill a storage of its own, row by row"
+    own = {window.storage for window in program.init_inputs}
+    if len(own) != len(program.init_inputs) or own & {window.storage for window in program.inputs}:
+        return "two inputs share a storage, one of the constructor"
     if any(isinstance(program.forward[place], Launch) for place in program.once):
         return "a launch is left out of later calls, which make the same launches as the first"
     if {window.storage for window in program.inputs} & set(program.kept):
         return "an input is kept from call to call, and each call is given its own"
+    return ""
+
+
+def misplaced(program: Program, layouts: Sequence[Layout | None]) -> str:
+    """How the inputs of forward lie otherwise in memory than those of the problem; empty where they do not. Around them
+    nothing may be read.
+
+    Args:
+        program: What was recorded.
+        layouts: Of each tensor among the arguments; None where it fills memory of its own, row by row.
+    """
+    if len(layouts) != len(program.inputs):
+        return f"the program takes {len(program.inputs)} tensors and is given {len(layouts)}"
+    owners: set[tuple[int, int]] = set()
+    for place, (window, layout) in enumerate(zip(program.inputs, layouts, strict=True)):
+        layout = layout or Layout(-1 - place, window.elements, dense_strides(window.size), 0)
+        size = layout.extent * DTYPES[window.dtype]
+        if (window.stride, window.offset, program.storages[window.storage]) != (layout.stride, layout.offset, size):
+            return f"input {place} lies otherwise in memory than the problem's"
+        owners.add((window.storage, layout.storage))
+    if any(len({pair[side] for pair in owners}) < len(owners) for side in (0, 1)):
+        return "inputs share other storages than the problem's"
     return ""
 
 

@@ -1,7 +1,7 @@
 """The two jobs of a submission: one that records its program without values, one that replays it on real ones.
 
     result = await sandbox.run(record_job(code, draw, limits, precision))
-    found = recorded(result)
+    found = recorded_for(draw, result)
     if isinstance(found, Recorded): result = await sandbox.run(replay_job(found.text, draw, calls, limits))
 
 The recording job is given nothing secret: no seed, no input, no expected output.
@@ -10,17 +10,17 @@ The recording job is given nothing secret: no seed, no input, no expected output
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from assay.kernels.arrays import DIGEST_CHARACTERS, HostTensor, Value, size_in_bytes
+from assay.kernels.arrays import DIGEST_CHARACTERS, HostTensor, Layout, host_tensors, layout_of, size_in_bytes
 from assay.kernels.frames import Frame
 from assay.kernels.job_reports import explain, fault_of, line_of, told
 from assay.kernels.numerics.calls import job_inputs
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.numerics.shapes import Shapes
-from assay.kernels.program.form import Program
+from assay.kernels.program.form import Program, misplaced
 from assay.kernels.program.limits import Limits as ProgramLimits
 from assay.kernels.program.reading import Refusal, read
 from assay.kernels.text.examined import Examined
@@ -140,6 +140,15 @@ def recorded_bytes(result: JobResult) -> int:
     return int.from_bytes(result.outputs[0][0][:8], "little") if result.end == "ok" and result.outputs else 0
 
 
+def recorded_for(
+    draw: InputSet | Shapes, result: JobResult, sizes: ProgramLimits | None = None
+) -> Recorded | NotRecorded:
+    """What came of a recording for a draw, as `recorded` has it: its inputs lie in memory as those of the draw do."""
+    found = recorded(result, sizes)
+    said = misplaced(found.program, _layouts_of(draw)) if isinstance(found, Recorded) else ""
+    return NotRecorded("refused", said) if said else found
+
+
 def recorded(result: JobResult, sizes: ProgramLimits | None = None) -> Recorded | NotRecorded:
     """What came of a recording; `sizes`: how large the program may be. Never raises for what a candidate left there."""
     fault = fault_of(result)
@@ -154,6 +163,21 @@ def recorded(result: JobResult, sizes: ProgramLimits | None = None) -> Recorded 
         kind = kind if kind in ("host_read", "unsupported", "wrong_output") else "error"
         return NotRecorded(kind, told(fault, crashed=kind == "error"), line_of(fault))
     return NotRecorded(result.end if result.end != "ok" else "error", explain(result)[:2000])
+
+
+def _layouts_of(draw: InputSet | Shapes) -> list[Layout | None]:
+    """How the tensors among the arguments of forward lie in memory."""
+    if isinstance(draw, InputSet):
+        return [tensor.layout for tensor in host_tensors(draw.cases[0].inputs)]
+    return [layout_of(entry.get("layout")) for entry in _entries_of_tensors(draw.inputs)]
+
+
+def _entries_of_tensors(entries: Sequence[Json]) -> Iterator[Mapping[str, Json]]:
+    for entry in entries:
+        if isinstance(entry, Mapping):
+            yield entry
+        elif isinstance(entry, list):
+            yield from _entries_of_tensors(entry)
 
 
 def replay_job(text: str, draw: InputSet, calls: Sequence[Replay], limits: Limits, max_programs: int) -> Job:
@@ -177,22 +201,12 @@ def rounds_of(draw: InputSet, calls: Sequence[Replay]) -> tuple[range, ...]:
     are small, since the way of a round through three processes takes longer than a small call. Nothing is given away
     by that: whoever could read the inputs of a later call in the replaying process could also compute its outputs.
     """
-    tensors = [value for call in calls[1:] for value in (*_tensors_in(call.case.inputs), *call.weights.values())]
+    tensors = [value for call in calls[1:] for value in (*host_tensors(call.case.inputs), *call.weights.values())]
     given = sum(len(tensor.data) for tensor in tensors)
     made = len(calls[1:]) * sum(size_in_bytes(dtype, shape) for dtype, shape in draw.outputs)
     if given + made <= BATCH_BYTES:
         return (range(1), range(1, len(calls)))[: len(calls)]
     return tuple(range(place, place + 1) for place in range(len(calls)))
-
-
-def _tensors_in(values: Sequence[Value]) -> list[HostTensor]:
-    found = []
-    for value in values:
-        if isinstance(value, HostTensor):
-            found.append(value)
-        elif isinstance(value, tuple):
-            found += _tensors_in(value)
-    return found
 
 
 def _round(calls: Sequence[Replay], outputs: tuple[int, ...]) -> Round:

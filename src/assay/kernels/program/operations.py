@@ -143,13 +143,20 @@ def moved_bytes(operation: Operation) -> int:
 
 
 def rearranges(operation: Operation) -> bool:
-    """Whether an operator puts elements elsewhere than a copy of the same layout would."""
+    """Whether an operator puts elements elsewhere than at the places of a storage at which it finds them: copies of
+    many windows, each to another place, can make any order."""
     if role_of(operation) != "move":
         return False
     if base_name(operation) not in ("clone", "_to_copy", "copy", "contiguous", "lift_fresh_copy"):
         return True
-    sources = [window for value in operation.args for window in windows_in(value)][-1:]
-    return not sources or any((out.size, out.stride) != (sources[0].size, sources[0].stride) for out in operation.outs)
+    read = [window for value in operation.values for window in windows_in(value)]
+    return not read or len({_places(window) for window in (*read, *operation.outs)}) > 1
+
+
+def _places(window: Window) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Which elements of its storage a window shows, in their order."""
+    extents = zip(window.size, window.stride, strict=True)
+    return window.offset, tuple((size, stride if size > 1 else 0) for size, stride in extents)
 
 
 def arithmetic_of(operation: Operation) -> int:

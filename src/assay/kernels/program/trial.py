@@ -31,8 +31,8 @@ from assay.kernels.program.jobs import (
     examined_of,
     measured,
     record_job,
-    recorded,
     recorded_bytes,
+    recorded_for,
     replay_job,
     rounds_of,
     starts,
@@ -129,7 +129,7 @@ def _attempt(
     examined, cpu_s = examined_of(result), result.cpu_s
     if examined.fault is not None or examined.cheats:
         return Outcome("text", stage="parse", cpu_s=cpu_s, examined=examined)
-    found = recorded(result, sizes)
+    found = recorded_for(draw, result, sizes)
     if isinstance(found, NotRecorded):
         return Outcome(_end_of(found), found.message, found.line, stage="record", cpu_s=cpu_s, examined=examined)
     reference = reference_arithmetic(draw.work)

@@ -16,7 +16,7 @@ import chz
 import numpy as np
 
 from assay.errors import ConfigError
-from assay.kernels.arrays import HostTensor, Value, size_in_bytes
+from assay.kernels.arrays import Value, host_tensors, size_in_bytes
 from assay.kernels.base import Precision
 from assay.kernels.config import GraderConfig
 from assay.kernels.numerics.families import vary
@@ -149,17 +149,11 @@ def timed_problem(
 def work_of(draw: InputSet, precision: str) -> Work:
     """What a call has to move (inputs, weights, outputs, once each) and to compute: two operations for each
     multiply-add of the reference's products and their like, nothing for anything lighter."""
-    moved = sum(len(tensor.data) for value in draw.cases[0].inputs for tensor in _tensors(value))
+    moved = sum(len(tensor.data) for tensor in host_tensors(draw.cases[0].inputs))
     moved += sum(size_in_bytes(precision, shape) for _, shape in draw.weights)
     moved += sum(size_in_bytes(dtype, shape) for dtype, shape in draw.outputs)
     heavy = sum(work for name, (_, work) in draw.work.items() if is_heavy(name))
     return Work(moved, 2.0 * heavy, precision)
-
-
-def _tensors(value: Value) -> list[HostTensor]:
-    if isinstance(value, tuple):
-        return [tensor for part in value for tensor in _tensors(part)]
-    return [value] if isinstance(value, HostTensor) else []
 
 
 async def timed(

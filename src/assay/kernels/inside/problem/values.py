@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from assay.kernels.arrays import HostTensor, Value
+from assay.kernels.arrays import HostTensor, Layout, Value, check_layout
+from assay.kernels.inside.tensors import laid_out
 
 
 def to_value(value: Any) -> Value:
@@ -27,8 +30,60 @@ def to_value(value: Any) -> Value:
     raise TypeError(f"an input or output of type {type(value).__name__} cannot be compared; only tensors and constants")
 
 
-def from_value(value: Value, dtype: torch.dtype | None, device: str) -> Any:
-    """The value that PyTorch takes, floating tensors in `dtype`, complex ones no narrower than they are."""
+def to_arguments(values: Sequence[Any]) -> tuple[Value, ...]:
+    """The arguments of a call as plain data, with how their tensors lie in memory.
+
+    Raises:
+        TypeError, ValueError: one of them cannot travel.
+    """
+    layouts = iter(layouts_of(tensors_in(list(values))))
+    return tuple(_with_layout(to_value(value), layouts) for value in values)
+
+
+def _with_layout(value: Value, layouts: Iterator[Layout | None]) -> Value:
+    if isinstance(value, tuple):
+        return tuple(_with_layout(part, layouts) for part in value)
+    if not isinstance(value, HostTensor) or (layout := next(layouts)) is None:
+        return value
+    return replace(value, layout=layout)
+
+
+def layouts_of(tensors: Sequence[torch.Tensor]) -> list[Layout | None]:
+    """How each of the tensors of a call lies in memory; None where it is dense in memory of its own.
+
+    Raises:
+        ValueError: they lie so that no submission could be given the same.
+    """
+    places = [_storage_of(tensor) for tensor in tensors]
+    numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
+    dtypes = {place: tensor.dtype for place, tensor in zip(places, tensors, strict=True)}
+    found: list[Layout | None] = []
+    for place, tensor in zip(places, tensors, strict=True):
+        shared = place is not None and places.count(place) > 1
+        if place is None or (not shared and not tensor.storage_offset() and tensor.is_contiguous()):
+            found.append(None)
+            continue
+        if dtypes[place] != tensor.dtype:
+            raise ValueError("get_inputs returns tensors of two dtypes in one memory: give each its own")
+        extent = tensor.untyped_storage().nbytes() // tensor.element_size()
+        layout = Layout(numbers[place], extent, tuple(tensor.stride()), int(tensor.storage_offset()))
+        check_layout(layout, str(tensor.dtype).removeprefix("torch."), tensor.shape)
+        found.append(layout)
+    return found
+
+
+def _storage_of(tensor: torch.Tensor) -> int | None:
+    """What tells the memory of one tensor from that of another; None where it has none."""
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided and tensor.numel() else None
+
+
+def from_arguments(values: Sequence[Value], dtype: torch.dtype | None, device: str) -> list[Any]:
+    """The arguments that PyTorch takes, floating tensors in `dtype`, complex ones no narrower than they are."""
+    memory: dict[int, torch.Tensor] = {}
+    return [_argument(value, dtype, device, memory) for value in values]
+
+
+def _argument(value: Value, dtype: torch.dtype | None, device: str, memory: dict[int, torch.Tensor]) -> Any:
     if isinstance(value, HostTensor):
         name = "uint16" if value.dtype == "bfloat16" else value.dtype
         array = np.frombuffer(bytearray(value.data), dtype=name)
@@ -40,8 +95,9 @@ def from_value(value: Value, dtype: torch.dtype | None, device: str) -> Any:
             tensor = tensor.to(dtype)
         elif dtype == torch.float64 and tensor.is_complex():
             tensor = tensor.to(torch.complex128)
-        return tensor.to(device)
-    return [from_value(part, dtype, device) for part in value] if isinstance(value, tuple) else value
+        tensor = tensor.to(device)
+        return tensor if value.layout is None else laid_out(tensor, value.layout, memory)
+    return [_argument(part, dtype, device, memory) for part in value] if isinstance(value, tuple) else value
 
 
 def flat_outputs(output: Any) -> list[HostTensor]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from assay.kernels.arrays import layout_of
 from assay.kernels.inside import pretend_cuda, submission
 from assay.kernels.inside.pretend_cuda import DEVICE
 from assay.kernels.inside.record import launches, light, streams
@@ -213,13 +214,19 @@ def _call(
 
 
 def _arguments(entries: Sequence[Json]) -> list[Any]:
-    return [_argument(entry) for entry in entries]
+    memory: dict[int, torch.Tensor] = {}
+    return [_argument(entry, memory) for entry in entries]
 
 
-def _argument(entry: Json) -> Any:
+def _argument(entry: Json, memory: dict[int, torch.Tensor]) -> Any:
     if isinstance(entry, Mapping):
-        return torch.empty(entry["shape"], dtype=getattr(torch, entry["dtype"]), device=META)
-    return _arguments(entry) if isinstance(entry, list) else entry
+        shape, dtype = entry["shape"], getattr(torch, entry["dtype"])
+        if (layout := layout_of(entry.get("layout"))) is None:
+            return torch.empty(shape, dtype=dtype, device=META)
+        if layout.storage not in memory:
+            memory[layout.storage] = torch.empty(layout.extent, dtype=dtype, device=META)
+        return memory[layout.storage].as_strided(shape, layout.stride, layout.offset)
+    return [_argument(part, memory) for part in entry] if isinstance(entry, list) else entry
 
 
 def _tensors(value: Any, returned: bool = False) -> list[torch.Tensor]:

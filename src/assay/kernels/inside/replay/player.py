@@ -20,6 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from assay.kernels.inside.replay import operators
 from assay.kernels.inside.replay.memory import Memory
 from assay.kernels.inside.replay.state import State
+from assay.kernels.inside.tensors import write
 from assay.kernels.program.form import (
     DTYPES,
     Descriptor,
@@ -356,7 +357,7 @@ def _fill_in(memory: Memory, windows: Sequence[Window], tensors: Sequence[torch.
                 f"the program takes {window.dtype} {window.size}, "
                 f"the problem gives {tensor.dtype} {tuple(tensor.shape)}"
             )
-        place.copy_(tensor)
+        write(place, tensor)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,8 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from assay.kernels.inside.tensors import write
+
 Launched = Literal["host code", "one by one", "cuda graph"]
 """How kernels are launched in a timed call."""
 Seconds = Callable[[Callable[[], Any]], float]
@@ -47,7 +49,7 @@ class Module:
             self._inputs = list(inputs)
             return
         for place, given in zip(tensors_in(self._inputs), tensors_in(inputs), strict=True):
-            place.copy_(given)
+            write(place, given)
 
     def call(self) -> Any:
         """What forward returns."""

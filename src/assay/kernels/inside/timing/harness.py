@@ -24,7 +24,7 @@ import torch
 
 from assay.kernels.inside.precision import set_precision_policy
 from assay.kernels.inside.submission import fault, load
-from assay.kernels.inside.tensors import WrongOutputError, output_bytes, tensors_of
+from assay.kernels.inside.tensors import WrongOutputError, as_laid_out, output_bytes, tensors_of
 from assay.kernels.inside.timing import masking
 from assay.kernels.inside.timing.contestants import Contestant, Module, Seconds, tensors_in
 
@@ -199,13 +199,15 @@ def _masked_words(blob: memoryview) -> torch.Tensor:
 
 
 def _inputs(header: Json, tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """The arguments of one call; their memory is that of the unmasked words."""
+    """The arguments of one call; their memory is that of the unmasked words, unless they have a layout."""
+    memory: dict[int, torch.Tensor] = {}
 
     def value(entry: Json) -> Any:
         if isinstance(entry, dict):
             dtype: torch.dtype = getattr(torch, entry["dtype"])
             size = header["sizes"][entry["blob"]]
-            return tensors[entry["blob"]].view(torch.uint8)[:size].view(dtype).reshape(entry["shape"])
+            dense = tensors[entry["blob"]].view(torch.uint8)[:size].view(dtype).reshape(entry["shape"])
+            return as_laid_out(dense, entry, memory)
         return [value(part) for part in entry] if isinstance(entry, list) else entry
 
     return [value(entry) for entry in header["inputs"]]

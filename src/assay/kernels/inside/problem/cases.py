@@ -1,0 +1,250 @@
+"""Cases of a problem: its reference on inputs of each family, as far as it takes them.
+
+What an input may be is a guess where it cannot be seen. Where the reference refuses a family, or is not finite in it,
+one input may be to blame (a probability, an argument of `log`), and the others would never be varied. So its inputs
+are varied one after the other there, and those stay as they were drawn with which the reference gives no numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from assay.kernels.arrays import HostTensor, Value, host_tensors
+from assay.kernels.frames import Frame
+from assay.kernels.inside.problem.ties import AnyOrder, chooses, same
+from assay.kernels.numerics.families import Family, has_flags, vary, with_numbers
+from assay.kernels.numerics.tolerance import compare, tolerance_for
+from assay.types import Json
+
+MOST_VARIED = 8
+"""Inputs of a problem above which none is varied without the others."""
+MAX_VARIED_S = 0.2
+"""CPU seconds of a case above which that is so, too: each input takes as much for each family."""
+_TIES = "equal elements, in whose order its outputs are one answer of several"
+
+
+class Reference(Protocol):
+    """What is asked of a problem's module (`inside.reference_model.Reference`)."""
+
+    precision: torch.dtype
+    """The working precision."""
+    after: dict[int, Value]
+    """What the last pass left in inputs that it changed and did not return."""
+
+    def inputs(self, seed: int) -> tuple[Value, ...]:
+        """A draw of its inputs."""
+        ...
+
+    def outputs(
+        self,
+        model: torch.nn.Module,
+        inputs: Sequence[Value],
+        dtype: torch.dtype,
+        seed: int,
+        under: contextlib.AbstractContextManager[object] | None = None,
+    ) -> list[HostTensor]:
+        """Its outputs in some dtype, `under` what changes operators."""
+        ...
+
+    def work(self, model: torch.nn.Module, inputs: Sequence[Value], seed: int) -> dict[str, tuple[int, int]]:
+        """Calls and work of each operator."""
+        ...
+
+
+class TooLargeError(Exception):
+    """The output has more elements than the request allows."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError | OSError)
+        and any(sign in str(error) for sign in ("allocate memory", "Cannot allocate", "not enough memory"))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """Inputs that a problem takes, and its outputs in the working precision and in float64."""
+
+    inputs: tuple[Value, ...]
+    rounded: list[HostTensor]
+    exact: list[HostTensor]
+    precision: str = "float64"
+    """What `exact` is in."""
+    after: Mapping[int, tuple[Value, Value]] | None = None
+    """Number of an input that it changes and does not return -> what it leaves there: exact, and rounded."""
+
+    @property
+    def finite(self) -> bool:
+        """Whether all outputs are finite."""
+        return all(np.isfinite(output.array()).all() for output in self.rounded)
+
+    def gives(self, outputs: Sequence[HostTensor], precision: str) -> bool:
+        """Whether outputs are the same within the tolerance: rounding differs with where memory lies."""
+        known = [(one.array(), other.array()) for one, other in zip(self.exact, self.rounded, strict=True)]
+        return len(outputs) == len(known) and all(
+            compare(output.array(), rounded, tolerance_for(exact, rounded, precision)).ok
+            for output, (exact, rounded) in zip(outputs, known, strict=True)
+        )
+
+
+class Families:
+    """Adds cases to the answer to one request."""
+
+    def __init__(self, frame: Frame, reference: Reference, model: torch.nn.Module, request: Json) -> None:
+        self._frame, self._reference, self._model, self._request = frame, reference, model, request
+        self._tried: list[Tried] = []
+        self._seconds = 0.0
+
+    def add(self) -> list[Tried]:
+        """Add a case of each family that the problem takes, and its work in the first one."""
+        request, reference = self._request, self._reference
+        other = reference.inputs(request["number_seed"]) if request["number_seed"] != request["input_seed"] else None
+        for number, family in enumerate(request["families"]):
+            # Each family starts from a fresh draw of its own, so no two show the same numbers in another dress.
+            given = reference.inputs(request["input_seed"] + number)
+            other = given if other is None else other
+            self._add_family(number, family, with_numbers(given, other), other)
+            if number == 0 and self._tried:
+                first = self._tried[0].inputs
+                self._frame.header["work"] = reference.work(self._model, first, request["weight_seed"])
+        return self._tried
+
+    def _add_family(self, number: int, family: Family, drawn: tuple[Value, ...], other: tuple[Value, ...]) -> None:
+        flags = has_flags(drawn, family)
+        found, refused = None, ""
+        for turned in (True, False) if flags else (False,):
+            if (inputs := self._varied(number, family, drawn, other, turned)) is None:
+                return
+            found, refused = self._try(inputs)
+            # That they may be turned is a guess: if it gives no numbers, the rest of the family shall not be lost.
+            if found is not None and (found.finite or not turned):
+                break
+        if number and (found is None or not found.finite):
+            inputs = self._varied(number, family, drawn, other, flags)
+            found = self._in_part(drawn, inputs or drawn, other, number) or found
+        if found is None:
+            self._frame.header["refused"][family] = refused
+            return
+        self._tried.append(found)
+        add_case(self._frame, family, found)
+
+    def _varied(
+        self, number: int, family: Family, drawn: tuple[Value, ...], other: tuple[Value, ...], flags: bool
+    ) -> tuple[Value, ...] | None:
+        return vary(drawn, family, np.random.default_rng((self._request["input_seed"], number)), other, flags=flags)
+
+    def _try(self, inputs: tuple[Value, ...]) -> tuple[Tried | None, str]:
+        """What some inputs give, or why the problem refuses them: those are no part of it, its own have to work."""
+        first = not self._tried
+        began = time.process_time()
+        try:
+            found = evaluated(
+                self._reference, self._model, inputs, self._request["weight_seed"], self._request["max_output"]
+            )
+        except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            if first or out_of_memory(error):
+                raise
+            return None, f"{type(error).__name__}: {error}"[:500]
+        if first:
+            self._seconds = time.process_time() - began
+        elif chooses(self._frame.header["work"]) and self._has_ties(found):
+            return None, _TIES
+        return found, ""
+
+    def _has_ties(self, found: Tried) -> bool:
+        """Whether a case has other outputs where equal elements come in another order."""
+        dtype: torch.dtype = getattr(torch, found.precision)
+        seed = self._request["weight_seed"]
+        orders = (None, AnyOrder(seed))
+        return not same(*(self._reference.outputs(self._model, found.inputs, dtype, seed, under) for under in orders))
+
+    def _in_part(
+        self, drawn: tuple[Value, ...], varied: tuple[Value, ...], other: tuple[Value, ...], number: int
+    ) -> Tried | None:
+        """The case with as many varied inputs as the problem takes, tried in turn; None where it takes none.
+        Another one comes first in each family, since two may be taken alone and not together."""
+        units = [unit for unit in _units(drawn, other) if any(drawn[place] != varied[place] for place in unit)]
+        if not 1 < len(units) <= MOST_VARIED or self._seconds > MAX_VARIED_S:
+            return None
+        kept, found = drawn, None
+        start = number % len(units)
+        for unit in (*units[start:], *units[:start]):
+            inputs = tuple(varied[place] if place in unit else value for place, value in enumerate(kept))
+            tried, _ = self._try(inputs)
+            if tried is not None and tried.finite:
+                kept, found = inputs, tried
+        return found
+
+
+def _units(drawn: Sequence[Value], other: Sequence[Value]) -> list[list[int]]:
+    """The places of arguments that are varied together: equal ones, and those that share memory."""
+    units: list[tuple[set[int], list[int]]] = []
+    for place, value in enumerate(drawn):
+        memory = {tensor.layout.storage for tensor in host_tensors([value]) if tensor.layout is not None}
+        joined: list[int] = [place]
+        for unit in [*units]:
+            first = unit[1][0]
+            if memory & unit[0] or (
+                len(other) == len(drawn) and value == drawn[first] and other[place] == other[first]
+            ):
+                units.remove(unit)
+                memory |= unit[0]
+                joined = [*unit[1], *joined]
+        units.append((memory, joined))
+    return [places for _, places in units]
+
+
+def evaluated(
+    reference: Reference, model: torch.nn.Module, inputs: tuple[Value, ...], seed: int, limit: int | None = None
+) -> Tried:
+    """What the reference makes of some inputs.
+
+    Raises:
+        TooLargeError: its outputs have more than `limit` elements.
+        Exception: whatever the problem raises.
+    """
+    rounded = reference.outputs(model, inputs, reference.precision, seed)
+    rounded_after = dict(reference.after)
+    size = sum(math.prod(tensor.shape) for tensor in rounded)
+    if limit is not None and size > limit:
+        raise TooLargeError(f"{size} elements in the output, more than {limit}")
+    precision = "float64"
+    try:
+        exact = reference.outputs(model, inputs, torch.float64, seed)
+        after = dict(reference.after)
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise
+        # Some modules insist on float32 inside; their own output is then the best truth there is.
+        precision = str(reference.precision).removeprefix("torch.")
+        exact, after = rounded, rounded_after
+    if after.keys() != rounded_after.keys():
+        raise ValueError("it changes other inputs in float64")
+    held = {place: (after[place], rounded_after[place]) for place in sorted(after)}
+    return Tried(inputs, rounded, exact, precision, held)
+
+
+def add_case(frame: Frame, name: str, found: Tried) -> None:
+    """Add a case to an answer, and say what it has."""
+    if found.precision != "float64":
+        frame.header["exact"] = found.precision
+    after = found.after or {}
+    frame.header["cases"].append(
+        {
+            "family": name,
+            "inputs": [frame.add(value) for value in found.inputs],
+            "exact": [frame.add(value) for value in found.exact],
+            "rounded": [frame.add(value) for value in found.rounded],
+            "after": [[place, frame.add(exact), frame.add(rounded)] for place, (exact, rounded) in after.items()],
+        }
+    )
