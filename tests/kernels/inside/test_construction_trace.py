@@ -100,6 +100,11 @@ def of_norm_one() -> torch.Tensor:
     return weight / weight.norm().item()
 
 
+def larger() -> torch.Tensor:
+    weight = torch.randn(20)
+    return torch.where(weight > weight.flip(0), weight, weight.flip(0))
+
+
 def by_list() -> torch.Tensor:
     weight = torch.randn(20)
     torch._foreach_add_([weight], [torch.randn(20)])
@@ -147,6 +152,7 @@ def seen(build: Any) -> tuple[list[str], list[str]]:
             "divided": torch.randn(9) / torch.tensor(5.0).sqrt(),
         },
         lambda: {"blocks": blocks(), "rnn": nn.GRUCell(3, 5), "conv": nn.ConvTranspose2d(3, 2, 3)},
+        lambda: {"narrowed": nn.init.trunc_normal_(torch.empty(50), mean=3.0)},
         lambda: {"wide": torch.randn(9, dtype=torch.float64), "both": torch.randn(9, dtype=torch.complex64)},
     ],
 )
@@ -180,6 +186,7 @@ def test_parameters_of_one_draw_for_each_element_need_no_name(build: Any) -> Non
         (lambda: {"unit": of_norm_one()}, ["unit"]),
         (lambda: {"list": by_list()}, ["list"]),
         (lambda: {"given": torch.tensor(torch.rand(9).tolist())}, ["given"]),
+        (lambda: {"larger": larger()}, ["larger"]),
         (lambda: {"sum": torch.randn(9) + torch.randn(9)}, ["sum"]),
         (lambda: {"narrow": torch.randn(9, dtype=torch.float16).float()}, ["narrow"]),
         (

@@ -1,8 +1,9 @@
 """Which storages of a constructor hold numbers that were drawn one for each element, and from which draws.
 
 A list of what may be done, not of what may not: a storage is `own` after a continuous draw, and stays so while its
-elements are moved, or changed one by one by smooth functions of themselves and of fixed numbers. After anything else
-(other draws, comparisons, roundings, sums, copies over a part of it) it is not, nor is one that nothing traced filled.
+elements are moved, chosen from two draws, or changed one by one by smooth functions of themselves and of fixed numbers.
+After anything else (other draws, comparisons, roundings, sums, copies over a part of it) it is not, nor is one that
+nothing traced filled.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ class Lineage:
         sources = _sources(operation)
         draws = frozenset[int]().union(*(self.held(window.storage).draws for window in sources))
         if not written:
-            self.told |= draws
+            # Whether a loop goes on that draws again until all is within bounds is no number to compute with.
+            self.told |= draws if any(window.dtype != "bool" for window in sources) else frozenset()
         elif role_of(operation) == "random":
             number, self._draws = self._draws, self._draws + 1
             plain = base_name(operation) in CONTINUOUS and not sources and all(_is_one_each(out) for out in written)
@@ -118,10 +120,20 @@ class Lineage:
         if name in TAKEN:
             once = len({window.storage for window in sources}) == len(sources)
             return once and all(self._is_own(window) for window in sources) and _elements(sources) == outs[0].elements
+        if name == "where":
+            return self._chooses(sources, outs[0])
         if name not in SMOOTH or any(key == "rounding_mode" for key, _ in operation.kwargs):
             return False
         large = [window for window in sources if window.elements != 1 or self.held(window.storage).draws]
         return len(large) == 1 and self._is_own(large[0]) and large[0].elements == outs[0].elements
+
+    def _chooses(self, sources: Sequence[Window], out: Window) -> bool:
+        """Whether each element is the one of two draws or the other, as where what is beyond a bound is drawn again."""
+        if len(sources) != 3 or sources[0].dtype != "bool":
+            return False
+        one, other = sources[1:]
+        apart = not self.held(one.storage).draws & self.held(other.storage).draws
+        return apart and all(self._is_own(each) and each.elements == out.elements for each in (one, other))
 
     def _is_own(self, window: Window) -> bool:
         return self.held(window.storage).own and _is_one_each(window)
