@@ -9,6 +9,7 @@ trace.origins(dict(model.named_parameters()))
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from assay.kernels.inside.problem.lineage import Lineage, is_apart
+from assay.kernels.operators import MOST_KEPT
 from assay.kernels.program.form import DTYPES, Operation, Value, Window
 from assay.kernels.program.weight_work import tainted_by, work_on
 
@@ -54,7 +56,8 @@ class ConstructionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         windows = {name: self._window(tensor) for name, tensor in tensors.items() if _has_form(tensor)}
         places: dict[int, set[int]] = defaultdict(set)
         for place, held in self._lineage.storages():
-            for draw in held.draws if not self._seen[place].expired() else ():
+            gone = self._seen[place].expired()  # type: ignore[no-untyped-call]
+            for draw in () if gone else held.draws:
                 places[draw].add(place)
         users = Counter(draw for window in windows.values() for draw in self._lineage.held(window.storage).draws)
         shared = {draw for draw in places if len(places[draw]) > 1 or users[draw] > 1} | self._lineage.told
@@ -88,17 +91,11 @@ class ConstructionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operation = Operation(schema.name, given, tuple((name, self._value(named[name])) for name in named), outs, 0)
         self.amount += work_on(operation, self._tainted)
         self._tainted |= tainted_by(operation, self._tainted)
-        written = tuple(dict.fromkeys((*outs, *self._overwritten(schema, args))))
+        changed = (args[place] for place in _written(func) if place < len(args))
+        own = (self._window(tensor) for value in changed for tensor in _tensors(value) if _has_form(tensor))
+        written = tuple(dict.fromkeys((*outs, *own)))
         self._lineage.follow(operation, written, self._bytes.__getitem__)
         return result
-
-    def _overwritten(self, schema: Any, args: Sequence[Any]) -> tuple[Window, ...]:
-        """The arguments that an operator writes."""
-        named = zip(schema.arguments, args, strict=False) if schema.is_mutable else ()
-        changed = (
-            value for argument, value in named if argument.alias_info is not None and argument.alias_info.is_write
-        )
-        return tuple(self._window(tensor) for value in changed for tensor in _tensors(value) if _has_form(tensor))
 
     def _value(self, found: Any) -> Value:
         if isinstance(found, list | tuple):
@@ -116,6 +113,13 @@ class ConstructionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._bytes[number] = storage.nbytes()
         dtype = str(tensor.dtype).removeprefix("torch.")
         return Window(number, dtype, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
+
+
+@functools.lru_cache(maxsize=MOST_KEPT)
+def _written(func: Any) -> tuple[int, ...]:
+    """The places of the arguments that an operator writes; kept, since a schema is slow to read."""
+    aliases = (argument.alias_info for argument in func._schema.arguments)
+    return tuple(place for place, alias in enumerate(aliases) if alias is not None and alias.is_write)
 
 
 def _has_form(tensor: torch.Tensor) -> bool:

@@ -23,7 +23,7 @@ OTHERS = 2
 """Further constructions, each from another seed, that a parameter is compared with."""
 FEW = 8
 """So many different elements at most are labels, which may be alike by chance."""
-MOST_LOOKED_AT = 1 << 14
+MOST_LOOKED_AT = 1 << 12
 """Elements of a tensor in which repeated values are looked for."""
 MOST_SORTED = 1 << 10
 """Elements of a tensor whose order is compared with that of others."""
