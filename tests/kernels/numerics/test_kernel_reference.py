@@ -158,6 +158,21 @@ def test_constant_buffers_that_matter_move_with_constant_parameters(process: Ref
     assert moved.state["linear.weight"] == in_eval.state["linear.weight"]
 
 
+def test_a_copy_of_a_weight_in_a_buffer_moves_as_the_weight_does(process: ReferenceProcess) -> None:
+    made = "nn.Linear(20, wide)\n        self.register_buffer('anchor', self.linear.weight.detach().clone())"
+    code = LINEAR.replace("nn.Linear(20, wide)", made)
+    kept = process.evaluate(code, input_seed=7, weight_seed=3)
+    assert set(kept.needed) == {"norm.weight", "norm.bias", "linear.weight"}, "no output depends on the copy"
+    code = code.replace("torch.relu(", "torch.relu(nn.functional.linear(x, self.linear.weight - self.anchor) + ")
+    used = process.evaluate(code, input_seed=7, weight_seed=3, with_state=True)
+    assert set(used.needed) == {"norm.weight", "norm.bias", "linear.weight", "anchor"}
+    moved = process.evaluate(
+        code, input_seed=7, weight_seed=3, with_state=True, perturb_weights="all", only=used.needed
+    )
+    assert used.state["linear.weight"].array().tolist() == used.state["anchor"].array().tolist()
+    assert not np.any(moved.state["linear.weight"].array() == moved.state["anchor"].array())
+
+
 def test_inputs_that_forward_writes_into(process: ReferenceProcess) -> None:
     assert process.evaluate(LINEAR, input_seed=7, weight_seed=3).overwritten == frozenset()
     code = LINEAR.replace("def forward(self, x, scale):", "def forward(self, x, scale):\n        x[:0].add_(0)")

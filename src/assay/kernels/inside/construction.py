@@ -1,15 +1,17 @@
-"""How much a reference's constructor computes of what it draws, counted as a submission's is, and which draws the
-numbers of a tensor come from.
+"""How much a reference's constructor computes of what it draws, counted as a submission's is, and what the numbers of a
+tensor were drawn from.
 
 with ConstructionTrace(init_inputs) as trace:
     model = Model(*init_inputs)
 trace.amount
-trace.origin_of(model.weight).draws
+trace.origins(dict(model.named_parameters()))
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,25 +19,20 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from assay.kernels.operators import kind_of
+from assay.kernels.inside.problem.lineage import Lineage, is_apart
+from assay.kernels.operators import MOST_KEPT
 from assay.kernels.program.form import DTYPES, Operation, Value, Window
-from assay.kernels.program.operations import base_name, role_of
-from assay.kernels.program.weight_work import storages_read, tainted_by, work_on
-
-ELEMENTWISE = ("pointwise", "free", "index")
-"""Kinds of operators of which an element depends on no others of an operand."""
+from assay.kernels.program.weight_work import tainted_by, work_on
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Where the numbers of a tensor come from."""
 
-    draws: frozenset[int] = frozenset()
-    """Calls of random operators, by number."""
-    drawn: int = 0
-    """How many numbers those drew together."""
-    mixed: bool = False
-    """Whether an element may depend on several of them (a norm, a product, a sum)."""
+    own: bool = False
+    """Whether each element is made of one drawn number of a continuous draw, smoothly, and of nothing else."""
+    shared: bool = False
+    """Whether something else that is still there, or that the host computed with, depends on the same draws."""
 
 
 class ConstructionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -50,18 +47,25 @@ class ConstructionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Arithmetic operations, as `program.weight_work` counts them."""
         self._numbers: dict[int, int] = {}
         self._seen: list[StorageWeakRef] = []
+        self._bytes: list[int] = []
         self._tainted = {self._window(tensor).storage for tensor in _tensors(init_inputs) if _has_form(tensor)}
-        self._drawn: list[int] = []
-        self._draws: dict[int, frozenset[int]] = {}
-        self._mixed: set[int] = set()
+        self._lineage = Lineage()
 
-    def origin_of(self, tensor: torch.Tensor) -> Origin:
-        """Where the numbers of a tensor come from that the constructor made."""
-        if not _has_form(tensor):
-            return Origin()
-        place = self._window(tensor).storage
-        draws = self._draws.get(place, frozenset())
-        return Origin(draws, sum(self._drawn[draw] for draw in draws), place in self._mixed)
+    def origins(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Origin]:
+        """Where the numbers of tensors come from that the constructor made and that are still there."""
+        windows = {name: self._window(tensor) for name, tensor in tensors.items() if _has_form(tensor)}
+        places: dict[int, set[int]] = defaultdict(set)
+        for place, held in self._lineage.storages():
+            gone = self._seen[place].expired()  # type: ignore[no-untyped-call]
+            for draw in () if gone else held.draws:
+                places[draw].add(place)
+        users = Counter(draw for window in windows.values() for draw in self._lineage.held(window.storage).draws)
+        shared = {draw for draw in places if len(places[draw]) > 1 or users[draw] > 1} | self._lineage.told
+        return {name: self._origin(windows[name], shared) if name in windows else Origin() for name in tensors}
+
+    def _origin(self, window: Window, shared: Set[int]) -> Origin:
+        held = self._lineage.held(window.storage)
+        return Origin(held.own and is_apart(window), bool(held.draws & shared))
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -87,20 +91,11 @@ class ConstructionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operation = Operation(schema.name, given, tuple((name, self._value(named[name])) for name in named), outs, 0)
         self.amount += work_on(operation, self._tainted)
         self._tainted |= tainted_by(operation, self._tainted)
-        self._follow(operation)
+        changed = (args[place] for place in _written(func) if place < len(args))
+        own = (self._window(tensor) for value in changed for tensor in _tensors(value) if _has_form(tensor))
+        written = tuple(dict.fromkeys((*outs, *own)))
+        self._lineage.follow(operation, written, self._bytes.__getitem__)
         return result
-
-    def _follow(self, operation: Operation) -> None:
-        """Note which draws the numbers come from that an operation writes."""
-        read = storages_read(operation)
-        mixed = bool(read & self._mixed) or kind_of(base_name(operation)) not in ELEMENTWISE
-        draws = frozenset[int]().union(*(self._draws.get(place, ()) for place in read))
-        if role_of(operation) == "random":
-            mixed, draws = False, draws | {len(self._drawn)}
-            self._drawn.append(sum(out.elements for out in operation.outs))
-        for out in operation.outs if draws else ():
-            self._draws[out.storage] = self._draws.get(out.storage, frozenset()) | draws
-            self._mixed |= {out.storage} if mixed else set()
 
     def _value(self, found: Any) -> Value:
         if isinstance(found, list | tuple):
@@ -114,8 +109,17 @@ class ConstructionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # A weak reference keeps the address, not the memory, so no other storage comes to have this number.
             number = self._numbers[storage._cdata] = len(self._seen)
             self._seen.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
+            self._bytes.append(0)
+        self._bytes[number] = storage.nbytes()
         dtype = str(tensor.dtype).removeprefix("torch.")
         return Window(number, dtype, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
+
+
+@functools.lru_cache(maxsize=MOST_KEPT)
+def _written(func: Any) -> tuple[int, ...]:
+    """The places of the arguments that an operator writes; kept, since a schema is slow to read."""
+    aliases = (argument.alias_info for argument in func._schema.arguments)
+    return tuple(place for place, alias in enumerate(aliases) if alias is not None and alias.is_write)
 
 
 def _has_form(tensor: torch.Tensor) -> bool:

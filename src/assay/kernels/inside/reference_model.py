@@ -33,7 +33,7 @@ from assay.kernels.inside.problem.values import (
     to_arguments,
     to_value,
 )
-from assay.kernels.inside.problem.weights import constant_buffers, growth_of, move
+from assay.kernels.inside.problem.weights import constant_buffers, growth_of, movable_buffers, move
 from assay.kernels.inside.record import light
 from assay.kernels.inside.tensors import digest, structure_of
 from assay.kernels.inside.work import WorkTrace
@@ -83,7 +83,7 @@ class Reference:
         """The model with weights from a seed, rounded to the working precision.
 
         `perturb` is `none`; `all`, which moves weights at random; or `far`, which moves them further.
-        `only`: the parameters and constant buffers that are moved; empty for all parameters.
+        `only`: the parameters and buffers that are moved; empty for all parameters.
         """
         model, trace = self.built(seed)
         self.init_work = trace.amount
@@ -93,7 +93,7 @@ class Reference:
                 for name, weight in model.named_parameters():
                     if not only or name in only:
                         move(weight, growth)
-                for name, buffer in constant_buffers(model).items():
+                for name, buffer in movable_buffers(model).items():
                     if name in only:
                         move(buffer)
         return model.to(self.device, self.precision)
@@ -149,16 +149,19 @@ class Reference:
         made = ((call, self._call(row, call.inputs, self.precision, seed)) for call in calls)
         return any(not call.gives(flat_outputs(output), name) for call, output in made)
 
-    def buffers_that_matter(self, model: torch.nn.Module, inputs: Sequence[Value], seed: int) -> list[str]:
-        """The constant buffers whose values the outputs depend on: not running statistics that are only kept."""
-        names = list(constant_buffers(model))
+    def that_matter(
+        self, model: torch.nn.Module, names: Sequence[str], inputs: Sequence[Value], seed: int
+    ) -> list[str]:
+        """The buffers among some on whose values the outputs depend: not running statistics that are only kept."""
+        there = movable_buffers(model)  # in the working precision
+        names = [name for name in dict.fromkeys(names) if name in there]
         if not names or not self._changes(model, names, inputs, seed):
             return []
         return [name for name in names if len(names) == 1 or self._changes(model, [name], inputs, seed)]
 
     def _changes(self, model: torch.nn.Module, names: Sequence[str], inputs: Sequence[Value], seed: int) -> bool:
         other = copy.deepcopy(model)
-        own = constant_buffers(other)
+        own = movable_buffers(other)
         with torch.no_grad():
             for name in names:
                 move(own[name])
@@ -226,8 +229,9 @@ def evaluate(request: Json) -> Frame:
             frame.header["carries"] = reference.carries(model, (*tried[:2], tried[0]), seed)
             add_case(frame, "again", evaluated(reference, model, first, seed + 1))
         elif request["perturb"] == "none":
-            buffers = reference.buffers_that_matter(model, first, seed)
-            frame.header["needed"] = [*telling(reference.built, seed), *buffers]
+            named, buffers = telling(reference.built, seed)
+            buffers = reference.that_matter(model, [*constant_buffers(model), *buffers], first, seed)
+            frame.header["needed"] = [*named, *buffers]
         if request["screen"] and parameters:
             add_case(frame, "other_weights", evaluated(reference, reference.model(seed + 1, "all"), first, 0))
     if request["state"]:

@@ -75,9 +75,8 @@ class ReferenceResult:
     exact_dtype: str
     """`float64`, or the working precision where the model cannot be run in float64."""
     needed: tuple[str, ...] = ()
-    """Names of those whose start gives something away that training does not keep (`inside.problem.starts`), and of
-    buffers that are constant and that the outputs depend on. Neither is looked for in screening, nor where weights are
-    moved."""
+    """Names of those whose start may give something away that training does not keep (`inside.problem.starts`), buffers
+    only where the outputs depend on them. Not looked for in screening, nor where weights are moved."""
     carries: bool = False
     """Whether outputs depend on what earlier calls left in the model. Looked for in screening alone."""
     init_inputs: Value = None

@@ -15,14 +15,19 @@ def is_constant(weight: torch.Tensor) -> bool:
     return weight.numel() > 0 and bool((weight == weight.flatten()[0]).all())
 
 
-def constant_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The buffers of a state that hold one finite fraction everywhere (running statistics, say)."""
+def movable_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers of a state that hold finite fractions."""
     kept = model.state_dict()
     return {
         name: buffer
         for name, buffer in model.named_buffers()
-        if name in kept and buffer.is_floating_point() and is_constant(buffer) and bool(buffer.isfinite().all())
+        if name in kept and buffer.is_floating_point() and bool(buffer.isfinite().all())
     }
+
+
+def constant_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Those that hold one number everywhere (running statistics, say)."""
+    return {name: buffer for name, buffer in movable_buffers(model).items() if is_constant(buffer)}
 
 
 def growth_of(model: torch.nn.Module) -> float:
