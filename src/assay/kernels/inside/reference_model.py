@@ -24,15 +24,17 @@ import torch
 from assay.kernels.arrays import HostTensor, Value
 from assay.kernels.frames import Frame
 from assay.kernels.inside.construction import ConstructionTrace
+from assay.kernels.inside.problem.held import Held, Left, same_in_both
 from assay.kernels.inside.problem.recurrent import RecurrentLayers
 from assay.kernels.inside.problem.starts import telling
 from assay.kernels.inside.problem.ties import AnyOrder, chooses, same
-from assay.kernels.inside.problem.values import flat_outputs, from_value, tensors_in, tensors_of_output, to_value
+from assay.kernels.inside.problem.values import flat_outputs, from_value, to_value
 from assay.kernels.inside.problem.weights import constant_buffers, growth_of, move
 from assay.kernels.inside.record import light
 from assay.kernels.inside.tensors import digest, structure_of
 from assay.kernels.inside.work import WorkTrace
 from assay.kernels.numerics.families import has_flags, vary, with_numbers
+from assay.kernels.numerics.held_inputs import tensors_among
 from assay.kernels.numerics.tolerance import compare, tolerance_for
 from assay.kernels.source_text import lines_of
 from assay.types import Json
@@ -96,10 +98,8 @@ class Reference:
         """Arithmetic that the constructor does on what it draws, as of the last model."""
         self.structure: Json = None
         """How the tensors lie in the last output."""
-        self.after: dict[int, Value] = {}
-        """What the last pass left in inputs that it changed and did not return."""
-        self.overwritten: set[int] = set()
-        """Numbers of the tensors among the inputs into which forward wrote so far."""
+        self.left = Left()
+        """What the last pass left in its inputs."""
 
     def built(self, seed: int) -> tuple[torch.nn.Module, ConstructionTrace]:
         """The model as its constructor leaves it under a seed, and what the constructor did."""
@@ -182,7 +182,8 @@ class Reference:
         with torch.no_grad():
             for name in names:
                 move(own[name])
-        return self.outputs(other, inputs, self.precision, seed) != self.outputs(model, inputs, self.precision, seed)
+        found = [(self.outputs(one, inputs, self.precision, seed), self.left.after) for one in (other, model)]
+        return found[0] != found[1]
 
     def _run(
         self,
@@ -207,17 +208,11 @@ class Reference:
         try:
             _seed(seed, self.device)
             arguments = [from_value(value, dtype, self.device) for value in inputs]
-            given = tensors_in(arguments)
-            versions = [tensor._version for tensor in given]
+            held = Held(arguments)
             with torch.no_grad(), trace or contextlib.nullcontext():
                 output = instance(*arguments)
             self.structure = structure_of(output)
-            changed = [place for place, tensor in enumerate(given) if tensor._version != versions[place]]
-            self.overwritten |= set(changed)
-            own = {tensor.untyped_storage().data_ptr() for tensor in tensors_of_output(output)}
-            # What it returns is compared in any case, wherever a submission has it.
-            changed = [place for place in changed if given[place].untyped_storage().data_ptr() not in own]
-            self.after = {place: to_value(given[place]) for place in changed}
+            self.left = held.left(output)
             return output
         finally:
             torch.set_default_dtype(before)
@@ -239,7 +234,6 @@ def evaluate(request: Json) -> Frame:
     if tried:
         first = tried[0].inputs
         frame.header["work"] = reference.work(model, first, seed)
-        frame.header["overwritten"] = sorted(reference.overwritten)
         frame.header["structure"] = reference.structure
         if request["screen"]:
             frame.header["carries"] = reference.carries(model, (*tried[:2], tried[0]), seed)
@@ -317,31 +311,44 @@ def _add_case(
 ) -> Tried:
     """Add a case, and say what it has."""
     rounded = reference.outputs(model, inputs, reference.precision, seed)
-    rounded_after = dict(reference.after)
+    rounded_left = reference.left
     size = sum(math.prod(tensor.shape) for tensor in rounded)
     if limit is not None and size > limit:
         raise TooLargeError(f"{size} elements in the output, more than {limit}")
     try:
         exact = reference.outputs(model, inputs, torch.float64, seed)
-        after = dict(reference.after)
+        exact_left, dtype = reference.left, torch.float64
     except RuntimeError as error:
         if out_of_memory(error):
             raise
         # Some modules insist on float32 inside; their own output is then the best truth there is.
         frame.header["exact"] = str(reference.precision).removeprefix("torch.")
-        exact, after = rounded, rounded_after
-    if after.keys() != rounded_after.keys():
-        raise ValueError("it changes other inputs in float64")
+        exact, exact_left, dtype = rounded, rounded_left, reference.precision
+    alike = same_in_both(rounded_left, exact_left)
     frame.header["cases"].append(
         {
             "family": name,
             "inputs": [frame.add(value) for value in inputs],
             "exact": [frame.add(value) for value in exact],
             "rounded": [frame.add(value) for value in rounded],
-            "after": [[place, frame.add(after[place]), frame.add(rounded_after[place])] for place in sorted(after)],
+            "after": _after(frame, inputs, (exact_left, dtype), (rounded_left, reference.precision)),
+            "own": [[*place, frame.add(to_value(same))] for place, same in alike.items()],
         }
     )
     return Tried(inputs, rounded, exact)
+
+
+def _after(
+    frame: Frame, inputs: Sequence[Value], exact: tuple[Left, torch.dtype], rounded: tuple[Left, torch.dtype]
+) -> list[Json]:
+    """Inputs that a pass in either precision changes, what both leave there, and whether the outputs show all of it."""
+    tensors = tensors_among(inputs)
+    both = (exact, rounded)
+    shown = exact[0].returned & rounded[0].returned
+    return [
+        [place, *(frame.add(left.value(place, tensors, dtype)) for left, dtype in both), place in shown]
+        for place in sorted({*exact[0].after, *rounded[0].after})
+    ]
 
 
 def _has_ties(

@@ -287,7 +287,7 @@ def calls(program: Program) -> list[Finding]:
 
 def outputs_written(program: Program, unwritten: Sequence[int]) -> list[Finding]:
     """Every element of every output must be written last by a kernel, or by a fill with one number beside what kernels
-    wrote; moves of both included.
+    wrote, moves of both included, or be an element of an input that the reference returns where it lies and as it was.
 
     Args:
         program: What was recorded.
