@@ -41,10 +41,10 @@ class Left:
     @property
     def settled(self) -> bool:
         """Whether both precisions are finite at the same elements."""
-        pair = (self.exact.array(), self.rounded.array())
-        if not all(np.issubdtype(array.dtype, np.inexact) for array in pair):
+        exact, rounded = self.exact.array(), self.rounded.array()
+        if not all(np.issubdtype(array.dtype, np.inexact) for array in (exact, rounded)):
             return True
-        return np.array_equal(*(np.isfinite(array) for array in pair))
+        return np.array_equal(np.isfinite(exact), np.isfinite(rounded))
 
     def tolerance(self, precision: str) -> Tolerance:
         """How far a submission may be off."""

@@ -188,7 +188,7 @@ def _call(
     inputs = [tape.window(tensor) for _, tensor in given]
     held = [(f"the parameter {name}", tensor) for name, tensor in parameters.items()]
     places = [*inputs, *(tape.window(tensor) for _, tensor in held)]
-    # What changes parameters, or other inputs than the reference, is refused in any case, so that streams may share them.
+    # Whoever changes parameters, or other inputs than the reference, is refused: streams may share them.
     changed = [inputs[number] for number in header.get("changed", ())]
     streams.order.begin(
         {window[0] for window in inputs if window not in changed}
