@@ -351,7 +351,8 @@ def kernels_matter(program: Program, changed: Mapping[int, bool]) -> list[Findin
 
     Args:
         program: What was recorded.
-        changed: Kernel -> whether the output had other bytes without its launches.
+        changed: Kernel -> whether the output, or an input that the reference changes, had other bytes without its
+            launches.
     """
     return [
         Finding("kernels", f"the output is the same without the kernel {program.kernels[kernel].name}")
