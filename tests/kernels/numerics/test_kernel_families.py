@@ -136,6 +136,14 @@ def test_whole_numbers_that_are_all_alike_differ_in_some_families(value: int, le
     assert has_flags(given, "sparse") and not has_flags(given, "large")
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (2, 2)])
+def test_of_few_flags_one_is_turned_at_least(shape: tuple[int, ...]) -> None:
+    flags = np.zeros(shape, np.bool_)
+    for seed in range(20):
+        (turned,) = vary((host_tensor(flags, "bool"),), "sparse", np.random.default_rng(seed)) or (None,)
+        assert isinstance(turned, HostTensor) and turned.shape == shape and turned.array().any()
+
+
 @pytest.mark.parametrize("family", CHANGED)
 def test_complex_numbers_vary_in_both_parts(family: Family) -> None:
     z = UNIFORM + 1j * UNIFORM[::-1]

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.kernels.arrays import host_tensor
+from assay.kernels.arrays import HostTensor, host_tensor
+from assay.kernels.numerics.held_inputs import Left, forms_of
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.program.jobs import (
@@ -138,13 +139,23 @@ def test_arithmetic_beside_kernels_that_do_none() -> None:
     assert outcome.facts["kernel_share"] == 0.5, "of all arithmetic, which is less than what is left of the reference's"
 
 
-def test_inputs_change_where_the_references_do() -> None:
+@pytest.mark.parametrize(("everywhere", "end"), [(True, "ok"), (False, "wrong")])
+def test_inputs_change_where_the_references_do(everywhere: bool, end: str) -> None:
     told = report(inputs_changed=[0])
     assert judged(told=told) == "wrong"
-    taken, given = Answers(replace(DRAW, overwritten=frozenset({0})), CALLS, "float32"), in_rounds(answers())
-    for number, outputs in enumerate(given):
+    changed = {}
+    for each in (call.case for call in CALLS):
+        (given,) = each.inputs
+        assert isinstance(given, HostTensor)
+        changes = everywhere or each.family != "large"
+        changed[id(each)] = replace(each, after=(Left(0, given, given),) if changes else ())
+    calls = [replace(call, case=changed[id(call.case)]) for call in CALLS]
+    taken = Answers(replace(DRAW, after=forms_of([call.case.after for call in calls])), calls, "float32")
+    held = [given.data for call in calls for given in call.case.inputs if isinstance(given, HostTensor)]
+    made = in_rounds(((), *((*right, data) for right, data in zip(answers()[1:], held, strict=True))))
+    for number, outputs in enumerate(made):
         taken.take(number, outputs)
-    assert judge(JobResult("ok", "ended", given, report=told), ATTEMPT, taken).end == "ok"
+    assert judge(JobResult("ok", "ended", made, report=told), ATTEMPT, taken).end == end
 
 
 def test_weights_of_another_form_need_not_follow() -> None:

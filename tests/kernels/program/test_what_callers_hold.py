@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 
 from assay.kernels.problems.sources import make_problem
@@ -89,6 +91,109 @@ KEPT = {
     "a dictionary": (BACK, "{'a': y, 'b': z}", "wrong", "the reference returns (tensor, tensor)"),
     "nested": (BACK, "y, (z,)", "wrong", "forward returned (tensor, (tensor))"),
 }
+STATES = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, state, x, fresh):
+        if bool(fresh.any()):
+            state.data.mul_(0.5)
+        return torch.sin(x) + 1.0
+
+
+def get_inputs():
+    return [torch.randn(8, 96), torch.randn(8, 96), torch.zeros(4, dtype=torch.bool)]
+
+
+def get_init_inputs():
+    return []
+"""
+STATE_KERNELS = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def read(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + i, tl.sin(tl.load(x_ptr + i, mask=i < n, other=0.0)) + 1.0, mask=i < n)
+
+
+@triton.jit
+def renew(s_ptr, f_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    fresh = tl.max(tl.load(f_ptr + tl.arange(0, 4)).to(tl.int32), 0) > 0
+    s = tl.load(s_ptr + i, mask=i < n, other=0.0)
+    tl.store(s_ptr + i, s * 0.5, mask=WHERE)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, state, x, fresh):
+        y = torch.empty_like(x)
+        read[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+        RENEW
+        return y
+"""
+RENEW = "renew[(triton.cdiv(x.numel(), 256),)](state, fresh, x.numel(), BLOCK=256)"
+RENEWED = {
+    "on the flag": (RENEW, "(i < n) & fresh", "ok", ""),
+    "never": ("pass", "(i < n) & fresh", "wrong", "input 0 is left otherwise"),
+    "always": (RENEW, "i < n", "wrong", "forward changes input 0"),
+}
+CACHE = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, cache, k):
+        cache[:, 2:5] = torch.sin(k)
+        return cache[:, :6]
+
+
+def get_inputs():
+    return [torch.randn(4, 8, 32), torch.randn(4, 3, 32)]
+
+
+def get_init_inputs():
+    return []
+"""
+CACHE_KERNEL = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def put(c_ptr, out_ptr, k_ptr, T, ALL: tl.constexpr):
+    b, t, i = tl.program_id(0), tl.program_id(1), tl.arange(0, 32)
+    new = (t >= 2) & (t < 5)
+    k = tl.sin(tl.load(k_ptr + (b * 3 + t - 2) * 32 + i, mask=(i < 32) & new, other=0.0))
+    c = tl.load(c_ptr + (b * 8 + t) * 32 + i)
+    tl.store(out_ptr + (b * T + t) * 32 + i, tl.where(new, k, c), mask=(i < 32) & (new | ALL))
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, cache, k):
+        FORWARD
+"""
+IN_PLACE = "put[(4, 6)](cache, cache, k, 8, ALL=False)"
+CACHED = {
+    "rows in place": (f"{IN_PLACE}\nreturn cache[:, :6]", "ok", ""),
+    "all in place": (f"{IN_PLACE.replace('False', 'True')}\nreturn cache[:, :6]", "ok", ""),
+    "elsewhere": (
+        "out = torch.empty_like(cache[:, :6])\nput[(4, 6)](cache, out, k, 6, ALL=True)\nreturn out",
+        "wrong",
+        "input 0 is left otherwise",
+    ),
+    "copied": (f"{IN_PLACE}\nreturn cache[:, :6].clone()", "cheat", "384 of 768 elements of output 0"),
+    "on a stream that nobody waits for": (
+        f"with torch.cuda.stream(torch.cuda.Stream()):\n    {IN_PLACE}\nreturn cache[:, :6]",
+        "unsupported",
+        "on another stream",
+    ),
+}
 
 LAID = """
 import torch
@@ -155,7 +260,8 @@ IN_PLACES = {
 
 @pytest.fixture(scope="module")
 def trials(bench: Bench) -> Trials:
-    own = [make_problem(9, 1, "Doubles", DOUBLES, "local"), make_problem(9, 2, "Laid", LAID, "local")]
+    named = {"Doubles": DOUBLES, "States": STATES, "Cache": CACHE, "Laid": LAID}
+    own = [make_problem(9, place, *each, "local") for place, each in enumerate(named.items(), 1)]
     return Trials(bench, own)
 
 
@@ -182,5 +288,19 @@ def test_inputs_and_outputs_are_those_of_the_reference(trials: Trials, what: str
 @pytest.mark.parametrize("how", IN_PLACES)
 def test_inputs_lie_in_memory_as_the_problem_makes_them(trials: Trials, how: str) -> None:
     strides, steps, end, said = IN_PLACES[how]
-    outcome = trials.run("9/2", LYING.replace("STRIDES", strides).replace("STEPS", steps))
+    outcome = trials.run("9/4", LYING.replace("STRIDES", strides).replace("STEPS", steps))
+    assert outcome.end == end and said in outcome.message, outcome
+
+
+@pytest.mark.parametrize("when", RENEWED)
+def test_an_input_is_changed_where_the_reference_changes_it_alone(trials: Trials, when: str) -> None:
+    renew, where, end, said = RENEWED[when]
+    outcome = trials.run("9/2", STATE_KERNELS.replace("RENEW", renew).replace("WHERE", where))
+    assert outcome.end == end and said in outcome.message, outcome
+
+
+@pytest.mark.parametrize("where", CACHED)
+def test_what_the_reference_returns_of_an_input_needs_no_kernel_in_its_place(trials: Trials, where: str) -> None:
+    forward, end, said = CACHED[where]
+    outcome = trials.run("9/3", CACHE_KERNEL.replace("FORWARD", textwrap.indent(forward, " " * 8).strip()))
     assert outcome.end == end and said in outcome.message, outcome

@@ -22,6 +22,7 @@ from assay.kernels.arrays import HostTensor, Layout, Value, host_tensors
 from assay.kernels.frames import Frame
 from assay.kernels.inside.construction import ConstructionTrace
 from assay.kernels.inside.problem.cases import Families, Tried, add_case, evaluated
+from assay.kernels.inside.problem.held import Held, Left
 from assay.kernels.inside.problem.recurrent import RecurrentLayers
 from assay.kernels.inside.problem.starts import telling
 from assay.kernels.inside.problem.values import (
@@ -29,7 +30,6 @@ from assay.kernels.inside.problem.values import (
     from_arguments,
     layouts_of,
     tensors_in,
-    tensors_of_output,
     to_arguments,
     to_value,
 )
@@ -65,10 +65,8 @@ class Reference:
         """Arithmetic that the constructor does on what it draws, as of the last model."""
         self.structure: Json = None
         """How the tensors lie in the last output."""
-        self.after: dict[int, Value] = {}
-        """What the last pass left in inputs that it changed and did not return."""
-        self.overwritten: set[int] = set()
-        """Numbers of the tensors among the inputs into which forward wrote so far."""
+        self.left = Left()
+        """What the last pass left in its inputs."""
         self._layouts: dict[int, Layout] | None = None
 
     def built(self, seed: int) -> tuple[torch.nn.Module, ConstructionTrace]:
@@ -165,7 +163,8 @@ class Reference:
         with torch.no_grad():
             for name in names:
                 move(own[name])
-        return self.outputs(other, inputs, self.precision, seed) != self.outputs(model, inputs, self.precision, seed)
+        found = [(self.outputs(one, inputs, self.precision, seed), self.left.after) for one in (other, model)]
+        return found[0] != found[1]
 
     def _run(
         self,
@@ -190,18 +189,11 @@ class Reference:
         try:
             _seed(seed, self.device)
             arguments = from_arguments(inputs, dtype, self.device)
-            given = tensors_in(arguments)
-            versions = [tensor._version for tensor in given]
+            held = Held(arguments)
             with torch.no_grad(), trace or contextlib.nullcontext():
                 output = instance(*arguments)
             self.structure = structure_of(output)
-            changed = [place for place, tensor in enumerate(given) if tensor._version != versions[place]]
-            self.overwritten |= set(changed)
-            own = {tensor.untyped_storage().data_ptr() for tensor in tensors_of_output(output)}
-            memory = [tensor.untyped_storage().data_ptr() for tensor in given]
-            # What it returns is compared in any case, wherever a submission has it, but not what lies beside it.
-            changed = [place for place in changed if memory[place] not in own or memory.count(memory[place]) > 1]
-            self.after = {place: to_value(given[place]) for place in changed}
+            self.left = held.left(output)
             return output
         finally:
             torch.set_default_dtype(before)
@@ -223,7 +215,6 @@ def evaluate(request: Json) -> Frame:
     if tried:
         first = tried[0].inputs
         frame.header["work"] = reference.work(model, first, seed)
-        frame.header["overwritten"] = sorted(reference.overwritten)
         frame.header["structure"] = reference.structure
         if request["screen"]:
             frame.header["carries"] = reference.carries(model, (*tried[:2], tried[0]), seed)

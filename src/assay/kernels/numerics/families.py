@@ -240,8 +240,13 @@ def _turned(array: Array, rng: np.random.Generator) -> Array:
     if not 0 <= value <= _LARGEST:
         return array
     other = rng.integers(1, value, array.shape, endpoint=True) if value > 1 else np.full(array.shape, 1 - value)
+    if array.size == 1:  # a flag of its own
+        return other.astype(array.dtype)
     new = np.where(rng.random(array.shape) < MASKED_SHARE, other.astype(array.dtype), array)
     new[..., 0] = array[..., 0]
+    if array.shape[-1] > 1 and np.array_equal(new, array):  # few elements, and chance turned none
+        place = (*(rng.integers(size) for size in array.shape[:-1]), rng.integers(1, array.shape[-1]))
+        new[place] = rng.integers(1, value) if value > 1 else 1 - value
     return new
 
 

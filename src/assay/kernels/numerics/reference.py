@@ -27,6 +27,7 @@ from assay.kernels.base import Precision
 from assay.kernels.frames import Frame
 from assay.kernels.numerics.conversation import Conversation
 from assay.kernels.numerics.families import FAMILIES, Family
+from assay.kernels.numerics.held_inputs import left_of, own_of
 from assay.kernels.numerics.reference_launch import Walls
 from assay.kernels.numerics.screening import Case, Screening, screen
 from assay.kernels.numerics.shapes import Shapes, counted, shapes_of_answer, work_of
@@ -85,8 +86,6 @@ class ReferenceResult:
     """The model's weights and buffers by name, where they were asked for."""
     initial: tuple[str, ...] = ()
     """A digest of each parameter (`inside.tensors.digest`)."""
-    overwritten: frozenset[int] = frozenset()
-    """Numbers of the tensors among the inputs that forward changes."""
     structure: Json = None
     """How the tensors lie in its output (`inside.tensors.structure_of`)."""
     work: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -262,9 +261,10 @@ def _result(frame: Frame, precision: Precision, seconds: float) -> ReferenceResu
         exact = tuple(frame.tensor(tensor).array() for tensor in entry["exact"])
         outputs = outputs or tuple((tensor.dtype, tensor.shape) for tensor in rounded)
         inputs = tuple(frame.value(value) for value in entry["inputs"])
-        after = tuple((int(place), frame.tensor(one), frame.tensor(other)) for place, one, other in entry["after"])
+        after = left_of(frame, entry["after"], inputs)
+        own = own_of(frame, entry["own"], inputs, rounded)
         arrays = tuple(tensor.array() for tensor in rounded)
-        cases[entry["family"]] = Case(entry["family"], inputs, exact, arrays, after)
+        cases[entry["family"]] = Case(entry["family"], inputs, exact, arrays, after, own)
     other_weights, again = cases.pop("other_weights", None), cases.pop("again", None)
     return ReferenceResult(
         cases=tuple(cases.values()),
@@ -274,7 +274,6 @@ def _result(frame: Frame, precision: Precision, seconds: float) -> ReferenceResu
         needed=tuple(header.get("needed", ())),
         carries=header.get("carries") is True,
         initial=tuple(header["initial"]),
-        overwritten=frozenset(header.get("overwritten", [])),
         structure=header.get("structure"),
         precision=precision,
         exact_dtype=header["exact"],

@@ -17,6 +17,7 @@ import numpy as np
 
 from assay.kernels.arrays import Array, HostTensor, Value
 from assay.kernels.numerics.families import Family
+from assay.kernels.numerics.held_inputs import Left, Own
 from assay.kernels.numerics.tolerance import (
     MAX_ENVELOPE_SHARE,
     Tolerance,
@@ -55,9 +56,10 @@ class Case:
     inputs: tuple[Value, ...]
     exact: tuple[Array, ...]
     rounded: tuple[Array, ...]
-    after: tuple[tuple[int, HostTensor, HostTensor], ...] = ()
-    """What the reference leaves in inputs that it changes and does not return: the number of the input among its
-    tensors, what it holds in float64, and in the working precision."""
+    after: tuple[Left, ...] = ()
+    """Inputs that the reference changes, in the order of their numbers."""
+    own: tuple[Own, ...] = ()
+    """Outputs that it makes in the memory of an input."""
 
     def tolerances(self, precision: str) -> tuple[Tolerance, ...]:
         """The tolerance of each output."""
@@ -88,16 +90,21 @@ class Case:
     def noisy(self) -> bool:
         """Whether the reference's own rounding decides too much of an output for that to decide anything.
 
-        That is an error as large as a good part of the signal, or whole numbers that come out otherwise.
+        That is an error as large as a good part of the signal, or whole numbers that come out otherwise; of
+        inputs that it changes also elements that are finite in one precision alone.
         """
-        return any(_noisy(e, r) for e, r in zip(self.exact, self.rounded, strict=True))
+        pairs = [*zip(self.exact, self.rounded, strict=True)]
+        pairs += [(left.exact.array(), left.rounded.array()) for left in self.after]
+        return any(_noisy(e, r) for e, r in pairs) or not all(left.settled for left in self.after)
 
 
 def _noisy(exact: Array, rounded: Array) -> bool:
     if not np.issubdtype(exact.dtype, np.inexact):
         return not np.array_equal(exact, rounded)
     truth = as_reals(exact).astype(np.float64)
-    return rms(truth - as_reals(rounded).astype(np.float64)) > MAX_ENVELOPE_SHARE * rms(truth)
+    with np.errstate(invalid="ignore"):  # of an infinity and itself
+        error = truth - as_reals(rounded).astype(np.float64)
+    return rms(error) > MAX_ENVELOPE_SHARE * rms(truth)
 
 
 @dataclass(frozen=True, slots=True)

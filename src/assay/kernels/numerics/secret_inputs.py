@@ -20,6 +20,7 @@ from assay.errors import ReferenceModelError
 from assay.kernels.arrays import HostTensor, Value
 from assay.kernels.base import Precision
 from assay.kernels.numerics.families import FAMILIES, Family
+from assay.kernels.numerics.held_inputs import Form, forms_of
 from assay.kernels.numerics.reference import Perturbation, ReferenceProcess, ReferenceResult, screening_of
 from assay.kernels.numerics.screening import Case, Screening
 from assay.kernels.problems.scaling import ScaledProblem
@@ -58,10 +59,8 @@ class InputSet:
     nudged_weights: Mapping[str, HostTensor] = field(default_factory=dict)
     initial: tuple[str, ...] = ()
     """A digest of each parameter at the start, in the order of `weights`."""
-    overwritten: frozenset[int] = frozenset()
-    """Numbers of the tensors among the inputs that the reference changes."""
-    after: tuple[tuple[int, str, tuple[int, ...]], ...] = ()
-    """Number, dtype and shape of each input that the reference changes and does not return, alike in all cases."""
+    after: tuple[Form, ...] = ()
+    """The inputs that the reference changes in some case."""
     structure: Json = None
     """How the tensors lie in the reference's output (`inside.tensors.structure_of`)."""
     init_work: int = 0
@@ -171,10 +170,7 @@ class InputBank:
         one = (self._random.choice(names),) if self._updates and len(names) > 1 else ()
         nudged, nudged_weights = self._perturbed(input_seed, weight_seed, "all", one, one)
         cases = tuple(case for case in result.cases if usable(case) and _has_form(case, result.outputs))
-        after = tuple((place, rounded.dtype, rounded.shape) for place, _, rounded in cases[0].after) if cases else ()
         others = (*cases, *moved, *updated, *far, *nudged)
-        if any([place for place, *_ in case.after] != [place for place, *_ in after] for case in others):
-            after = ()  # values decide what it changes
         return InputSet(
             input_seed,
             weight_seed,
@@ -192,8 +188,7 @@ class InputBank:
             next(iter(nudged), None),
             nudged_weights,
             result.initial,
-            result.overwritten,
-            after,
+            forms_of([case.after for case in others]),
             result.structure,
             result.init_work,
         )

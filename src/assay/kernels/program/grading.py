@@ -204,7 +204,7 @@ class Grading:
         if isinstance(shapes, str):
             return replace(verdict, evidence={**verdict.evidence, "published": f"not looked at: {shapes}"})
         found = await self._record(code, shapes, OTHER_SLACK, UNALLOCATED)
-        again = await self._of_published(found, first, verdict.evidence.get("filled", []))
+        again = await self._of_published(found, first, verdict.evidence.get("partly", []))
         evidence = again.evidence
         if not again.ok:
             where = "right at the sizes it was graded at, but at the published one"
@@ -213,7 +213,7 @@ class Grading:
         more = {**evidence, "findings": told} if told else evidence
         return replace(verdict, cpu_s=verdict.cpu_s + again.cpu_s, evidence={**verdict.evidence, **more})
 
-    async def _of_published(self, found: Attempt | Outcome, first: Program, filled: Collection[int]) -> Verdict:
+    async def _of_published(self, found: Attempt | Outcome, first: Program, partly: Collection[int]) -> Verdict:
         """The verdict on what was recorded at the published size, its launches read by Triton where that compiles."""
         refused: dict[str, Json] = {"published": "refused"}
         report = None
@@ -223,7 +223,7 @@ class Grading:
                 return replace(early, cpu_s=early.cpu_s + found.cpu_s)
         if isinstance(found, Attempt):
             stored = report.stored if report is not None else None
-            found = at_published_size(first, found, stored, self.config.policy == "strict", filled)
+            found = at_published_size(first, found, stored, self.config.policy == "strict", partly)
         verdict = verdict_of(found, {"published": "recorded"} if found.end == "ok" else refused)
         return replace(verdict, cpu_s=verdict.cpu_s + (report.cpu_s if report is not None else 0.0))
 

@@ -110,8 +110,9 @@ class Measured:
     """What may explain wrong results."""
     left: tuple[Mapping[str, int], ...] = ()
     """Memory of earlier calls that it read and left otherwise: `elements`, and the `line` that writes them."""
-    filled: tuple[int, ...] = ()
-    """Outputs that have elements of a fill of PyTorch's beside those that kernels wrote."""
+    partly: tuple[int, ...] = ()
+    """Outputs that have elements that need no kernel beside those that kernels wrote: of a fill of PyTorch's, or those
+    of an input that the reference returns as they are."""
 
 
 def record_job(code: str, draw: InputSet | Shapes, limits: Limits, precision: str, text_checks: bool = True) -> Job:
@@ -120,6 +121,8 @@ def record_job(code: str, draw: InputSet | Shapes, limits: Limits, precision: st
     shapes = _shapes_of(draw) if isinstance(draw, InputSet) else draw
     header: dict[str, Json] = {"init_inputs": list(shapes.init_inputs), "inputs": list(shapes.inputs)}
     header |= {"precision": precision, "program_bytes": room, "text_checks": text_checks}
+    if isinstance(draw, InputSet) and draw.after:
+        header["changed"] = [place for place, *_ in draw.after]
     if isinstance(draw, InputSet) and len(json.dumps(draw.structure)) <= _MOST_STRUCTURE:
         header["structure"] = draw.structure
     return Job(code, RECORD, (Round((), (room,)),), header, limits)
@@ -203,7 +206,8 @@ def rounds_of(draw: InputSet, calls: Sequence[Replay]) -> tuple[range, ...]:
     """
     tensors = [value for call in calls[1:] for value in (*host_tensors(call.case.inputs), *call.weights.values())]
     given = sum(len(tensor.data) for tensor in tensors)
-    made = len(calls[1:]) * sum(size_in_bytes(dtype, shape) for dtype, shape in draw.outputs)
+    forms = (*draw.outputs, *((dtype, shape) for _, dtype, shape in draw.after))
+    made = len(calls[1:]) * sum(size_in_bytes(dtype, shape) for dtype, shape in forms)
     if given + made <= BATCH_BYTES:
         return (range(1), range(1, len(calls)))[: len(calls)]
     return tuple(range(place, place + 1) for place in range(len(calls)))
@@ -222,10 +226,13 @@ def _buffers(call: Replay) -> tuple[list[bytes], dict[str, Json]]:
     for value in call.case.inputs:
         frame.add(value)
     weights = {name: frame.add(tensor) for name, tensor in call.weights.items()}
+    own: list[Json] = [
+        [each.output, each.place, each.offset, list(each.stride), frame.add(each.same)] for each in call.case.own
+    ]
     manner: dict[str, Json] = {"poison": call.poison, "skip": call.skip, "seed": call.seed}
     manner |= {"in_order": call.in_order, "follow": call.follow, "restored": call.restored}
     manner |= {"configurations": list(call.configurations), "products": call.products, "tuning": call.tuning}
-    return frame.blobs, {**manner, "weights": weights, "needed": call.needed}
+    return frame.blobs, {**manner, "weights": weights, "needed": call.needed, "own": own}
 
 
 def starts(result: JobResult) -> tuple[str, ...]:
@@ -250,12 +257,12 @@ def _measured(entry: Mapping[str, Json]) -> Measured:
         tuple(_count(number) for number in _list(entry.get("unwritten"))[:_OUTPUTS]),
         entry.get("weights") is True,
         plain_text(fault.get("message"))[:500] if isinstance(fault, Mapping) else "",
-        tuple(_count(number) for number in _list(entry.get("inputs_changed"))[:_LISTED]),
+        tuple(_count(number) for number in _list(entry.get("inputs_changed"))[:_OUTPUTS]),
         tuple(plain_text(name)[:128] for name in _list(entry.get("params_changed"))[:_LISTED]),
         None if arithmetic is None else _count(arithmetic),
         tuple(plain_text(note)[:200] for note in _list(entry.get("notes"))[:2]),
         tuple(_left(found) for found in _list(entry.get("left"))[:_LISTED]),
-        tuple(_count(number) for number in _list(entry.get("filled"))[:_OUTPUTS]),
+        tuple(_count(number) for number in _list(entry.get("partly"))[:_OUTPUTS]),
     )
 
 

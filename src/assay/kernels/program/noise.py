@@ -19,7 +19,7 @@ NOISES = 8.0
 """How many times what two whole calls differ by a left-out kernel has to move the output, where they differ at all."""
 
 Outputs = Mapping[int, tuple[bytes, ...]]
-"""Number of a call -> the bytes of its outputs."""
+"""Number of a call -> the bytes of its outputs, and of the inputs that the reference changes in its case."""
 
 
 def changed_beyond_noise(calls: Sequence[Replay], outputs: Outputs, draw: InputSet, precision: str) -> dict[int, bool]:
@@ -37,19 +37,23 @@ def changed_beyond_noise(calls: Sequence[Replay], outputs: Outputs, draw: InputS
             for other, alike in enumerate(calls)
             if alike.case is call.case and alike.skip == NO_KERNEL and not alike.weights
         ]
-        found[call.skip] = _is_wrong(call, outputs[place], draw, precision) or _moved(outputs[place], whole, draw)
+        wrong = _is_wrong(call, outputs[place], draw, precision)
+        found[call.skip] = wrong or _moved(call, outputs[place], whole, draw)
     return found
 
 
 def _is_wrong(call: Replay, outputs: Sequence[bytes], draw: InputSet, precision: str) -> bool:
-    tolerances = call.case.tolerances(precision)
-    parts = zip(draw.outputs, outputs, call.case.exact, tolerances, strict=True)
-    return any(not compare(HostTensor(*form, data).array(), exact, allowed).ok for form, data, exact, allowed in parts)
+    answers = [*zip(draw.outputs, call.case.exact, call.case.tolerances(precision), strict=True)]
+    answers += [(left.form[1:], left.exact.array(), left.tolerance(precision)) for left in call.case.after]
+    parts = zip(answers, outputs, strict=True)
+    return any(
+        not compare(HostTensor(*form, data).array(), exact, allowed).ok for (form, exact, allowed), data in parts
+    )
 
 
-def _moved(without: Sequence[bytes], whole: Sequence[tuple[bytes, ...]], draw: InputSet) -> bool:
+def _moved(call: Replay, without: Sequence[bytes], whole: Sequence[tuple[bytes, ...]], draw: InputSet) -> bool:
     first, *others = whole
-    for place, (dtype, shape) in enumerate(draw.outputs):
+    for place, (dtype, shape) in enumerate((*draw.outputs, *(left.form[1:] for left in call.case.after))):
         here, there = (HostTensor(dtype, shape, data[place]).array() for data in (without, first))
         noise = max((_distance(HostTensor(dtype, shape, other[place]).array(), there) for other in others), default=0.0)
         if _distance(here, there) > NOISES * noise:

@@ -29,7 +29,7 @@ def at_published_size(
     attempt: Attempt,
     stored: int | None = None,
     strict: bool = True,
-    filled: Collection[int] = (),
+    partly: Collection[int] = (),
 ) -> Outcome:
     """What the program recorded at the published size shows, beside the one that was graded: `ok` or a `cheat`.
 
@@ -38,9 +38,9 @@ def at_published_size(
         attempt: What was recorded at the published size, and breaks no rule that a program alone can break.
         stored: What its launches store at most (`outputs_reached`).
         strict: Whether all of the outputs must be written by kernels.
-        filled: Outputs of which kernels wrote a part alone at the size graded first, PyTorch having filled the rest.
+        partly: Outputs of which kernels wrote a part alone at the size graded first, the rest needing none.
     """
-    reached = outputs_reached(attempt.program, stored, filled) if strict else []
+    reached = outputs_reached(attempt.program, stored, partly) if strict else []
     findings = (*attempt.findings, *launched_alike(first, attempt.program), *reached)
     examined, cpu_s = attempt.examined, attempt.cpu_s
     if (decided := first_refused(findings)) is None:
@@ -48,7 +48,7 @@ def at_published_size(
     return Outcome("cheat", decided.message, decided.line, findings, "rules", cpu_s=cpu_s, examined=examined)
 
 
-def outputs_reached(program: Program, stored: int | None, filled: Collection[int] = ()) -> list[Finding]:
+def outputs_reached(program: Program, stored: int | None, partly: Collection[int] = ()) -> list[Finding]:
     """The launches must be able to write all of the outputs: a block that is stored once by each program reaches no
     further than its size, at any size of the problem.
 
@@ -56,11 +56,11 @@ def outputs_reached(program: Program, stored: int | None, filled: Collection[int
         program: What was recorded at the published size.
         stored: Bytes that its launches store at most (`CompileReport.stored`); None where that is not known, as of
             kernels with loops.
-        filled: Outputs of which kernels need to write a part alone.
+        partly: Outputs of which kernels need to write a part alone.
     """
     wanted: dict[int, int] = {}
     for place, window in enumerate(program.outputs):
-        if place in filled:
+        if place in partly:
             continue
         extents = [size for size, stride in zip(window.size, window.stride, strict=True) if stride]
         shown = math.prod(extents) * DTYPES[window.dtype] if window.elements else 0

@@ -287,7 +287,7 @@ def calls(program: Program) -> list[Finding]:
 
 def outputs_written(program: Program, unwritten: Sequence[int]) -> list[Finding]:
     """Every element of every output must be written last by a kernel, or by a fill with one number beside what kernels
-    wrote; moves of both included.
+    wrote, moves of both included, or be an element of an input that the reference returns where it lies and as it was.
 
     Args:
         program: What was recorded.
@@ -351,7 +351,8 @@ def kernels_matter(program: Program, changed: Mapping[int, bool]) -> list[Findin
 
     Args:
         program: What was recorded.
-        changed: Kernel -> whether the output had other bytes without its launches.
+        changed: Kernel -> whether the output, or an input that the reference changes, had other bytes without its
+            launches.
     """
     return [
         Finding("kernels", f"the output is the same without the kernel {program.kernels[kernel].name}")

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from assay.kernels.arrays import HostTensor
 from assay.kernels.base import Policy
 from assay.kernels.job_reports import explain, fault_of, line_of, told
+from assay.kernels.numerics.held_inputs import compare_left, held_in
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.numerics.shapes import Shapes
-from assay.kernels.numerics.tolerance import Comparison, compare, tolerance_for
+from assay.kernels.numerics.tolerance import Comparison, compare
 from assay.kernels.program import rules
 from assay.kernels.program.form import Program
 from assay.kernels.program.jobs import (
@@ -204,7 +205,8 @@ class Answers:
 
     def _take_call(self, place: int, outputs: tuple[bytes, ...]) -> bool:
         call = self.calls[place]
-        self.outputs[place] = outputs[: len(self.draw.outputs)]
+        made, held = outputs[: len(self.draw.outputs)], outputs[len(self.draw.outputs) :]
+        self.outputs[place] = (*made, *held_in(self.draw.after, call.case.after, held))
         if call.skip != NO_KERNEL:
             return True
         found = self.comparisons[place] = self._compare(call, outputs)
@@ -220,21 +222,9 @@ class Answers:
             if not found.ok:
                 return found
             worst = found if found.worst >= worst.worst else worst
-        return self._compare_inputs(call, outputs[len(self.draw.outputs) :], worst)
-
-    def _compare_inputs(self, call: Replay, held: Sequence[bytes], worst: Comparison) -> Comparison:
-        """What inputs hold after the call that the reference changes."""
-        for (place, dtype, shape), data, (_, exact, rounded) in zip(
-            self.draw.after, held, call.case.after if self.draw.after else (), strict=True
-        ):
-            allowed = tolerance_for(exact.array(), rounded.array(), self.precision)
-            found = compare(HostTensor(dtype, shape, data).array(), exact.array(), allowed)
-            if not found.ok:
-                return replace(
-                    found, message=f"input {place} is left otherwise than the reference does: {found.message}"
-                )
-            worst = found if found.worst >= worst.worst else worst
-        return worst
+        held = outputs[len(self.draw.outputs) :]
+        left = compare_left(self.draw.after, call.case.after, call.case.inputs, held, self.precision)
+        return worst if left.ok and left.worst < worst.worst else left
 
     @property
     def passed(self) -> int:
@@ -266,8 +256,8 @@ def judge(result: JobResult, attempt: Attempt, answers: Answers, policy: Policy 
         "worst": answers.worst,
         "host_share": round(min(attempt.host_share, 1e9), 6),
     }
-    if filled := sorted({place for account in seen for place in account.filled}):
-        facts["filled"] = list(filled)
+    if partly := sorted({place for account in seen for place in account.partly}):
+        facts["partly"] = list(partly)
     if policy == "partial":
         done = _kernels_arithmetic(answers.calls, seen)
         measured_share = 1.0 if done is None else rules.kernel_share(attempt.program, done)
@@ -356,9 +346,9 @@ def _findings(
     replaced = replaced_storages(program, draw.weights, draw.initial, begun) if follows else frozenset()
     folded = policy == "strict" and bool(draw.weights)
     reference = reference_arithmetic(draw.work)
-    whole = [account for call, account in zip(calls, seen, strict=True) if call.skip == NO_KERNEL]
-    inputs = {number for account in whole for number in account.inputs_changed} - draw.overwritten
-    params = {name for account in whole for name in account.params_changed}
+    whole = [(call, account) for call, account in zip(calls, seen, strict=True) if call.skip == NO_KERNEL]
+    inputs = {number for call, account in whole for number in _changed_beside(call, account)}
+    params = {name for _, account in whole for name in account.params_changed}
     done = _kernels_arithmetic(calls, seen)
     return [
         *rules.kept_by_first_call(program),
@@ -370,6 +360,12 @@ def _findings(
         *rules.constructor(program, reference, draw.init_work, replaced, refused=folded),
         *rules.races([race for account in seen for race in account.races]),
     ]
+
+
+def _changed_beside(call: Replay, account: Measured) -> set[int]:
+    """Inputs that a call changed and the reference does not on the same inputs and weights."""
+    same = account.weights_set or not call.weights
+    return set(account.inputs_changed) - {left.place for left in call.case.after} if same else set()
 
 
 def _kernels_arithmetic(calls: Sequence[Replay], seen: Sequence[Measured]) -> int | None:

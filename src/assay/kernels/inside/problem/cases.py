@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +19,9 @@ import torch
 
 from assay.kernels.arrays import HostTensor, Value, host_tensors
 from assay.kernels.frames import Frame
+from assay.kernels.inside.problem.held import Left, same_in_both
 from assay.kernels.inside.problem.ties import AnyOrder, chooses, same
+from assay.kernels.inside.problem.values import to_value
 from assay.kernels.numerics.families import Family, has_flags, vary, with_numbers
 from assay.kernels.numerics.tolerance import compare, tolerance_for
 from assay.types import Json
@@ -36,8 +38,8 @@ class Reference(Protocol):
 
     precision: torch.dtype
     """The working precision."""
-    after: dict[int, Value]
-    """What the last pass left in inputs that it changed and did not return."""
+    left: Left
+    """What the last pass left in its inputs."""
 
     def inputs(self, seed: int) -> tuple[Value, ...]:
         """A draw of its inputs."""
@@ -78,10 +80,10 @@ class Tried:
     inputs: tuple[Value, ...]
     rounded: list[HostTensor]
     exact: list[HostTensor]
-    precision: str = "float64"
-    """What `exact` is in."""
-    after: Mapping[int, tuple[Value, Value]] | None = None
-    """Number of an input that it changes and does not return -> what it leaves there: exact, and rounded."""
+    left: tuple[Left, Left]
+    """What it leaves in these inputs: exact, and rounded."""
+    dtypes: tuple[torch.dtype, torch.dtype]
+    """What `exact` is in, and the working precision."""
 
     @property
     def finite(self) -> bool:
@@ -163,10 +165,9 @@ class Families:
 
     def _has_ties(self, found: Tried) -> bool:
         """Whether a case has other outputs where equal elements come in another order."""
-        dtype: torch.dtype = getattr(torch, found.precision)
         seed = self._request["weight_seed"]
-        orders = (None, AnyOrder(seed))
-        return not same(*(self._reference.outputs(self._model, found.inputs, dtype, seed, under) for under in orders))
+        given = (self._model, found.inputs, found.dtypes[0], seed)
+        return not same(*(self._reference.outputs(*given, under) for under in (None, AnyOrder(seed))))
 
     def _in_part(
         self, drawn: tuple[Value, ...], varied: tuple[Value, ...], other: tuple[Value, ...], number: int
@@ -214,37 +215,45 @@ def evaluated(
         Exception: whatever the problem raises.
     """
     rounded = reference.outputs(model, inputs, reference.precision, seed)
-    rounded_after = dict(reference.after)
+    rounded_left = reference.left
     size = sum(math.prod(tensor.shape) for tensor in rounded)
     if limit is not None and size > limit:
         raise TooLargeError(f"{size} elements in the output, more than {limit}")
-    precision = "float64"
     try:
-        exact = reference.outputs(model, inputs, torch.float64, seed)
-        after = dict(reference.after)
+        exact, dtype = reference.outputs(model, inputs, torch.float64, seed), torch.float64
+        left = reference.left
     except RuntimeError as error:
         if out_of_memory(error):
             raise
         # Some modules insist on float32 inside; their own output is then the best truth there is.
-        precision = str(reference.precision).removeprefix("torch.")
-        exact, after = rounded, rounded_after
-    if after.keys() != rounded_after.keys():
-        raise ValueError("it changes other inputs in float64")
-    held = {place: (after[place], rounded_after[place]) for place in sorted(after)}
-    return Tried(inputs, rounded, exact, precision, held)
+        exact, dtype, left = rounded, reference.precision, rounded_left
+    return Tried(inputs, rounded, exact, (left, rounded_left), (dtype, reference.precision))
 
 
 def add_case(frame: Frame, name: str, found: Tried) -> None:
     """Add a case to an answer, and say what it has."""
-    if found.precision != "float64":
-        frame.header["exact"] = found.precision
-    after = found.after or {}
+    if found.dtypes[0] != torch.float64:
+        frame.header["exact"] = str(found.dtypes[0]).removeprefix("torch.")
+    alike = same_in_both(*found.left)
     frame.header["cases"].append(
         {
             "family": name,
             "inputs": [frame.add(value) for value in found.inputs],
             "exact": [frame.add(value) for value in found.exact],
             "rounded": [frame.add(value) for value in found.rounded],
-            "after": [[place, frame.add(exact), frame.add(rounded)] for place, (exact, rounded) in after.items()],
+            "after": _after(frame, found),
+            "own": [[*place, frame.add(to_value(same))] for place, same in alike.items()],
         }
     )
+
+
+def _after(frame: Frame, found: Tried) -> list[Json]:
+    """Inputs that a pass in either precision changes, what both leave there, and whether the outputs show all of it."""
+    tensors = list(host_tensors(found.inputs))
+    exact, rounded = found.left
+    shown = exact.returned & rounded.returned
+    both = list(zip(found.left, found.dtypes, strict=True))
+    return [
+        [place, *(frame.add(left.value(place, tensors, dtype)) for left, dtype in both), place in shown]
+        for place in sorted({*exact.after, *rounded.after})
+    ]

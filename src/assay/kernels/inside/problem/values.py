@@ -101,16 +101,21 @@ def _argument(value: Value, dtype: torch.dtype | None, device: str, memory: dict
 
 
 def flat_outputs(output: Any) -> list[HostTensor]:
-    """The tensors of an output, however nested; numbers become tensors without dimensions."""
+    """The tensors of an output, as plain data."""
+    return [value for tensor in tensors_of_output(output) if isinstance(value := to_value(tensor), HostTensor)]
+
+
+def tensors_of_output(output: Any) -> list[torch.Tensor]:
+    """The tensors of an output, however nested, in the order in which they are compared; numbers become tensors without
+    dimensions."""
     if isinstance(output, torch.Tensor):
-        value = to_value(output)
-        return [value] if isinstance(value, HostTensor) else []
+        return [output]
     if isinstance(output, list | tuple):
-        return [tensor for part in output for tensor in flat_outputs(part)]
+        return [tensor for part in output for tensor in tensors_of_output(part)]
     if isinstance(output, dict):
-        return [tensor for name in sorted(output) for tensor in flat_outputs(output[name])]
+        return [tensor for name in sorted(output) for tensor in tensors_of_output(output[name])]
     if isinstance(output, bool | int | float):
-        return flat_outputs(torch.tensor(output))
+        return [torch.tensor(output)]
     return []
 
 
@@ -119,11 +124,3 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     return [tensor for part in value for tensor in tensors_in(part)] if isinstance(value, list) else []
-
-
-def tensors_of_output(output: Any) -> list[torch.Tensor]:
-    """The tensors of an output, however nested."""
-    if isinstance(output, torch.Tensor):
-        return [output]
-    parts = output.values() if isinstance(output, dict) else output if isinstance(output, list | tuple) else ()
-    return [tensor for part in parts for tensor in tensors_of_output(part)]

@@ -2,6 +2,7 @@
 
 The header has `init_inputs` and `inputs` (entries as in `assay.kernels.frames`, whose bytes are never delivered),
 `structure`, how the tensors lie in the reference's output (`inside.tensors.structure_of`), where that is compared,
+`changed`, the numbers of the inputs that the reference changes, where those are known,
 `precision`, `text_checks`, and `program_bytes`, the size of the one output: a length (8 bytes, little endian) and the
 program as JSON. A report with `fault` says why there is none, and `examined` what the text shows, which is looked at
 before anything of it runs. All comes through the candidate's hands: `assay.kernels.program.reading` takes the program
@@ -188,9 +189,11 @@ def _call(
     inputs = [tape.window(tensor) for _, tensor in given]
     held = [(f"the parameter {name}", tensor) for name, tensor in parameters.items()]
     places = [*inputs, *(tape.window(tensor) for _, tensor in held)]
-    # What changes inputs or parameters is refused in any case, so that streams may share them.
+    # Whoever changes parameters, or other inputs than the reference, is refused: streams may share them.
+    changed = [inputs[number] for number in header.get("changed", ())]
     streams.order.begin(
-        {window[0] for window in inputs} | {tape.storage(parameter) for parameter in parameters.values()}
+        {window[0] for window in inputs if window not in changed}
+        | {tape.storage(parameter) for parameter in parameters.values()}
     )
     tape.follows_streams = tape.places.strict = True
     with tape.phase("forward") as steps, torch.no_grad():
@@ -209,7 +212,7 @@ def _call(
             f"output {on_host[0]} is on the host, where the inputs are on {DEVICE}: it was copied there, or made "
             "without a device. Make it with device=x.device"
         )
-    streams.order.end(outputs)
+    streams.order.end([*outputs, *changed])
     return inputs, steps, outputs
 
 

@@ -1,11 +1,12 @@
 """What the replay harnesses share: a program built once and called on sets of inputs, on some `Machine`.
 
 The header has `init_inputs`, `inputs`, `outputs`, `parameters`, `weight_seed`, and `after`, the number, dtype and shape
-of each input that the reference changes: what they hold after a call follows its outputs.
+of each input that the reference changes in some case: what they hold after a call follows its outputs.
 The first round has the tensors of `get_init_inputs`. A later one has the buffers of one or several calls, one after
 the other, and last a list with a control record for each: the fields of `player.Manner`, `weights`, by name, `needed`,
-and `blobs`, how many buffers are its own. Outputs are bytes; the report has, for each of the `calls`, what the kernels
-did, or the fault that ended it, and `starts`: a digest of each parameter as the constructor leaves it.
+`own`, the fields of each `numerics.held_inputs.Own`, and `blobs`, how many buffers are its own. Outputs are bytes; the
+report has, for each of the `calls`, what the kernels did, or the fault that ended it, and `starts`: a digest of each
+parameter as the constructor leaves it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from assay.kernels.inside import submission
 from assay.kernels.inside.replay.kernels import NotInLanguageError
 from assay.kernels.inside.replay.operators import ForgedError
+from assay.kernels.inside.replay.outputs.written import Own
 from assay.kernels.inside.replay.player import NO_KERNEL, Account, CompilerError, Machine, Manner, Player
 from assay.kernels.inside.tensors import WrongOutputError, digest, tensors_of
 from assay.kernels.program.form import Program
@@ -82,11 +84,12 @@ def _call(
     program = player.program
     inputs = _tensors(tensors_of(header["inputs"], blobs, "cpu"))
     weights, whole = control.pop("weights"), not control.pop("needed")
+    own = {output: _own(entry, blobs) for output, *entry in control.pop("own", ())}
     entry: dict[str, Json] = {}
     try:
         moved = _weights(program, header["parameters"], weights, blobs, whole)
         entry["weights"] = moved is not None
-        account = player.call(inputs, Manner(**control), moved)
+        account = player.call(inputs, Manner(**control), moved, own)
     except Exception as error:  # noqa: BLE001 - whatever a program makes the interpreter raise is data
         entry["fault"] = submission.fault("forward", error, _kind(error, machine)) | _place(error)
         entry["unwritten"] = [0] * len(program.outputs)
@@ -96,6 +99,11 @@ def _call(
         return entry, [_all_ones(dtype, shape) for dtype, shape in forms]  # bytes never right
     windows = (*program.outputs, *(program.inputs[place] for place, *_ in header.get("after", ())))
     return entry | _told(account), [_bytes(player.memory.tensor(window)) for window in windows]
+
+
+def _own(entry: Sequence[Any], blobs: Sequence[memoryview]) -> Own:
+    place, offset, stride, same = entry
+    return Own(place, offset, tuple(stride), tensors_of([same], blobs, "cpu")[0])
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -162,7 +170,7 @@ def _weights(
 def _told(account: Account) -> dict[str, Json]:
     changed: dict[str, Json] = {"inputs_changed": list(account.inputs_changed)}
     changed |= {"params_changed": list(account.params_changed), "left": list(account.left)}
-    return {**account.told, **changed, "unwritten": list(account.unwritten), "filled": list(account.filled)}
+    return {**account.told, **changed, "unwritten": list(account.unwritten), "partly": list(account.partly)}
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:

@@ -5,7 +5,6 @@ Where kernels run is a `Machine`: `interpreted` (Triton's interpreter) or `on_de
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -19,10 +18,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from assay.kernels.inside.replay import operators
 from assay.kernels.inside.replay.memory import Memory
+from assay.kernels.inside.replay.outputs.written import Own, is_whole, written
 from assay.kernels.inside.replay.state import State
 from assay.kernels.inside.tensors import write
 from assay.kernels.program.form import (
-    DTYPES,
     Descriptor,
     Function,
     Launch,
@@ -34,7 +33,6 @@ from assay.kernels.program.form import (
     Value,
     Variant,
     Window,
-    dense_strides,
     lasting,
     of_earlier_calls,
 )
@@ -76,10 +74,10 @@ class Account:
     told: dict[str, Json]
     """What its `Run` says: `launches` by the kernel's name, and `races`."""
     unwritten: tuple[int, ...]
-    """Of each output, elements that neither a kernel nor a fill with one number wrote last; all where no kernel wrote
-    one. Zeros where accesses were not followed."""
-    filled: tuple[int, ...] = ()
-    """Outputs that have elements of a fill beside those that kernels wrote."""
+    """Of each output, elements that need a kernel and that none wrote last (`outputs.written`). Zeros where accesses
+    were not followed."""
+    partly: tuple[int, ...] = ()
+    """Outputs that have elements that need no kernel beside those that kernels wrote."""
     inputs_changed: tuple[int, ...] = ()
     """Inputs that hold other bytes than they were given."""
     params_changed: tuple[str, ...] = ()
@@ -172,13 +170,17 @@ class Player:
         torch.default_generator.manual_seed(self._weight_seed)
         self._run(program.init, manner)
         self._start = {place: self.memory.raw[place].clone() for place in sorted(lasting(program))}
-        self._given = {window.storage for window in program.inputs if _is_whole(window, program)} - self._start.keys()
+        self._given = {window.storage for window in program.inputs if is_whole(window, program)} - self._start.keys()
         known = self._start.keys() | self._given
         self._fresh = [place for place in range(len(program.storages)) if place not in known]
         self._left_out = {id(program.forward[place]) for place in program.once}
 
     def call(
-        self, inputs: Sequence[torch.Tensor], manner: Manner, weights: Mapping[int, torch.Tensor] | None = None
+        self,
+        inputs: Sequence[torch.Tensor],
+        manner: Manner,
+        weights: Mapping[int, torch.Tensor] | None = None,
+        own: Mapping[int, Own] | None = None,
     ) -> Account:
         """One call of forward; its outputs lie in `memory` then.
 
@@ -186,6 +188,7 @@ class Player:
             inputs: The tensors among its arguments.
             manner: How it is made.
             weights: Number of a parameter, or of a buffer after those -> other values that it holds in this call.
+            own: Number of an output -> how the reference makes it in the memory of an input.
 
         Raises:
             ForgedError: the program is not what it says.
@@ -207,19 +210,11 @@ class Player:
         told = self.forward(manner)
         self.memory.state = None
         left = state.left({window.storage for window in self.program.outputs}) if state is not None else ()
-        unwritten = tuple(self._unwritten(window) if follow else 0 for window in self.program.outputs)
-        filled = tuple(place for place, window in enumerate(self.program.outputs) if follow and self._is_filled(window))
-        return Account(told, unwritten, filled, self._changed_inputs(inputs), self._changed_params(params), tuple(left))
-
-    def _unwritten(self, window: Window) -> int:
-        # A kernel could write the number of a fill as well, so that it is no one's work.
-        made = self.memory.is_made(window)
-        return int((~(made | self.memory.is_filled(window))).sum()) if bool(made.any()) else made.numel()
-
-    def _is_filled(self, window: Window) -> bool:
-        if window.storage not in self.memory.filled:
-            return False
-        return bool((self.memory.is_filled(window) & ~self.memory.is_made(window)).any())
+        outputs = range(len(self.program.outputs))
+        found = [written(self.memory, self.program, place, inputs, own or {}) for place in outputs] if follow else []
+        unwritten = tuple(each.unwritten for each in found) if follow else (0,) * len(outputs)
+        partly = tuple(place for place, each in enumerate(found) if each.partly)
+        return Account(told, unwritten, partly, self._changed_inputs(inputs), self._changed_params(params), tuple(left))
 
     def _go_on(self, inputs: Sequence[torch.Tensor], poison: int) -> None:
         """Make memory what a later call finds: all that lasts is as the last call left it, the rest is fresh."""
@@ -367,13 +362,6 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def _same(tensor: torch.Tensor, given: torch.Tensor) -> bool:
     return torch.equal(_bytes_of(tensor), _bytes_of(given.to(tensor.device)))
-
-
-def _is_whole(window: Window, program: Program) -> bool:
-    """Whether a window shows every byte of its storage, each once and in order."""
-    size = math.prod(window.size) * DTYPES[window.dtype]
-    dense = tuple(window.stride) == dense_strides(window.size)
-    return dense and not window.offset and size == program.storages[window.storage]
 
 
 def _launches(steps: Sequence[Step]) -> list[Launch]:

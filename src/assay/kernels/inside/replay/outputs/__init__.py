@@ -1,0 +1,1 @@
+"""Who wrote the outputs of a call."""
