@@ -97,9 +97,9 @@ def compare(answer: Array, exact: Array, tolerance: Tolerance) -> Comparison:
     if not np.issubdtype(exact.dtype, np.floating):
         wrong = answer != exact
         return _verdict(wrong, np.where(wrong, np.inf, 0.0), answer, exact)
-    truth, given = exact.astype(np.float64), answer.astype(np.float64)
-    finite = np.isfinite(truth) & np.isfinite(given)
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore"):  # "invalid" is also the cast of a signalling NaN
+        truth, given = exact.astype(np.float64), answer.astype(np.float64)
+        finite = np.isfinite(truth) & np.isfinite(given)
         deviation = np.abs(given - truth)
         allowed = tolerance.allowed(truth)
         ratio = np.where(deviation == 0, 0.0, deviation / allowed)
