@@ -136,7 +136,7 @@ def test_whole_numbers_that_are_all_alike_differ_in_some_families(value: int, le
     assert has_flags(given, "sparse") and not has_flags(given, "large")
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (4,), (2, 2)])
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (2, 2), (4, 1)])
 def test_of_few_flags_one_is_turned_at_least(shape: tuple[int, ...]) -> None:
     flags = np.zeros(shape, np.bool_)
     for seed in range(20):

@@ -241,6 +241,16 @@ def test_an_input_that_must_stay_as_it_is_does_not_keep_the_others_from_being_va
     assert not result.refused
 
 
+def test_a_flag_that_must_stay_does_not_keep_a_mask_beside_it_from_being_turned(process: ReferenceProcess) -> None:
+    code = GATED.replace("x, p, y", "x, p").replace("BODY", "assert int(p.min()) == int(p.max()) == 3")
+    code = code.replace("torch.relu(x) * torch.log(p) + torch.relu(y)", "x * 2.0 + p")
+    drawn = "torch.rand(20, 30), torch.rand(20, 30) * 0.9 + 0.05, torch.rand(20, 30)"
+    code = code.replace(drawn, "torch.ones(4, 8, dtype=torch.bool), torch.full((4, 8), 3)")
+    result = process.evaluate(code, input_seed=1, weight_seed=0)
+    masks = [case.inputs[0] for case in result.cases]
+    assert any(isinstance(mask, HostTensor) and not mask.array().all() for mask in masks), result.refused
+
+
 def test_a_module_that_insists_on_float32_is_its_own_truth(process: ReferenceProcess) -> None:
     stubborn = TINY.replace("return torch.relu(x)", "return torch.ones(4096, 3, dtype=torch.float32).T @ x.T")
     stubborn = stubborn.replace(" * self.scale", "")

@@ -126,6 +126,13 @@ def test_no_call_is_added_where_nothing_is_tuned() -> None:
     assert [call.skip for call in calls].count(NO_KERNEL) == 6 and sum(call.follow for call in calls) == 1
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_calls_decide_by_each_bit_of_their_secrets_in_both_ways(seed: int) -> None:
+    calls = plan(made(), DRAW, 5, random.Random(seed))
+    secrets = [call.seed for call in calls if not call.in_order and not call.follow and call.seed >> 30]
+    assert all({secret >> bit & 1 for secret in secrets} == {0, 1} for bit in range(30)), secrets
+
+
 ATOMIC = {
     "tl.atomic_add(x, 1)": False,
     "tl.atomic_add(\n        x,  # atomic_add in words\n        1,\n    )": False,

@@ -66,6 +66,15 @@ def beat(desk: Desk, session: Session) -> None:
     listing.heartbeat(desk, "me", json.dumps({"session_id": session.id}).encode())
 
 
+def test_only_heartbeats_count_for_a_client_that_sends_some(server: Running, tmp_path: Path) -> None:
+    desk = Desk(ServeConfig(state_path=str(tmp_path), heartbeat_timeout_s=900, session_idle_s=60), server.host)
+    beating, silent = (desk.sessions.open("me", None, None) for _ in range(2))
+    beat(desk, beating)
+    for seconds, gone in ((61, [False, True]), (901, [True, True])):
+        desk.sessions.sweep(beating.last_sign + seconds)
+        assert [bool(session.finished) for session in (beating, silent)] == gone
+
+
 def test_a_client_that_misses_its_heartbeats_is_closed_and_a_slow_one_is_not(
     server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -243,10 +243,12 @@ def _turned(array: Array, rng: np.random.Generator) -> Array:
     if array.size == 1:  # a flag of its own
         return other.astype(array.dtype)
     new = np.where(rng.random(array.shape) < MASKED_SHARE, other.astype(array.dtype), array)
-    new[..., 0] = array[..., 0]
-    if array.shape[-1] > 1 and np.array_equal(new, array):  # few elements, and chance turned none
-        place = (*(rng.integers(size) for size in array.shape[:-1]), rng.integers(1, array.shape[-1]))
-        new[place] = rng.integers(1, value) if value > 1 else 1 - value
+    axis = max(axis for axis, size in enumerate(array.shape) if size > 1)
+    rows, given = np.moveaxis(new, axis, -1), np.moveaxis(array, axis, -1)
+    rows[..., 0] = given[..., 0]
+    if np.array_equal(new, array):  # few elements, and chance turned none
+        place = (*(rng.integers(size) for size in rows.shape[:-1]), rng.integers(1, rows.shape[-1]))
+        rows[place] = rng.integers(1, value) if value > 1 else 1 - value
     return new
 
 

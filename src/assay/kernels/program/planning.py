@@ -93,28 +93,44 @@ def plan(
     pairs += [(case, rng.choice(every)) for place, case in enumerate(cases) if place not in telling]
     pairs += [(cases[rng.choice(telling)], rng.choice(every)) for _ in range(AT_ONCE if _asks(program) else 0)]
     rng.shuffle(pairs)
+    secrets = _secrets(rng)
     others = [
-        Replay(case, _poison(rng), seed=rng.getrandbits(32), follow=tuned, configurations=choice)
-        for case, choice in pairs
+        Replay(case, _poison(rng), seed=next(secrets), follow=tuned, configurations=choice) for case, choice in pairs
     ]
     again = Replay(whole.case, _poison(rng), seed=rng.getrandbits(32), follow=True, configurations=first)
     row = _in_a_row([again, *others], [cases[place] for place in telling], rng, bool(of_earlier_calls(program)))
     if any(isinstance(step, Launch) and step.tuning is not None for step in program.steps):
         row = _tuning(row, rng)
-    calls = [*row, whole, *left_out]
-    plain = Replay(whole.case, NAN, follow=False)
+    return [*row, whole, *left_out, *_under_other_weights(draw, whole.case, every, secrets, rng)]
+
+
+def _under_other_weights(
+    draw: InputSet, case: Case, choices: Sequence[tuple[int, ...]], secrets: Iterator[int], rng: random.Random
+) -> Iterator[Replay]:
+    """The calls under weights that changed. `case`: on its inputs, where weights do not have some of their own."""
+    plain = Replay(case, NAN, follow=False)
     if draw.moved is not None:
-        moved = replace(plain, case=draw.moved, weights=draw.moved_weights, seed=rng.getrandbits(32))
-        calls.append(replace(moved, configurations=rng.choice(every)))
+        moved = replace(plain, case=draw.moved, weights=draw.moved_weights, seed=next(secrets))
+        yield replace(moved, configurations=rng.choice(choices))
     # Weights of another form than the reference's (fused, permuted) cannot be updated from outside, and need not.
     updates = [(draw.updated, draw.updated_weights), (draw.nudged, draw.nudged_weights)]
     heavy = reference_arithmetic(draw.work) > MAX_WORK_FAR
     far = rng.sample(draw.far, min(FEW_FAR, len(draw.far))) if heavy else draw.far
-    for case, weights in (*updates, *((case, draw.far_weights) for case in far)):
-        if case is not None:
-            updated = replace(plain, case=case, weights=weights, needed=False)
-            calls.append(replace(updated, seed=rng.getrandbits(32), configurations=rng.choice(every)))
-    return calls
+    for other, weights in (*updates, *((other, draw.far_weights) for other in far)):
+        if other is not None:
+            updated = replace(plain, case=other, weights=weights, needed=False)
+            yield replace(updated, seed=next(secrets), configurations=rng.choice(choices))
+
+
+def _secrets(rng: random.Random) -> Iterator[int]:
+    """Secrets of calls. In each pair one has every bit that the other lacks: what a call decides by a bit of its secret
+    is decided either way in one of the two. A quarter is below 2**30, which rounds to nearest."""
+    while True:
+        secret = rng.getrandbits(30)
+        yield 1 << 30 | secret
+        yield 1 << 31 | (secret ^ (1 << 30) - 1)
+        if rng.random() < 2 / 3:
+            yield rng.getrandbits(30)
 
 
 def _asks(program: Program) -> bool:

@@ -97,7 +97,8 @@ def stamp(seconds: float) -> str:
 
 
 class CheckpointStore:
-    """The checkpoints in a folder; all but `save` reads or writes files at once, so call it off the event loop.
+    """The checkpoints in a folder; listings and whatever removes or moves files take as long as there
+    are many, so call those off the event loop.
 
     `now` is the clock by which checkpoints expire, in seconds since 1970.
     """

@@ -237,8 +237,8 @@ class Sessions:
     def _silence(self, session: Session, seconds: float) -> str:
         """Why a session that gave no sign of life for some time is over; empty where it is not."""
         beat, idle = self._config.heartbeat_timeout_s, self._config.session_idle_s
-        if session.beats and seconds > beat:
-            return f"no heartbeat for {beat:g} s (heartbeat_timeout_s)"
+        if session.beats:
+            return f"no heartbeat for {beat:g} s (heartbeat_timeout_s)" if seconds > beat else ""
         return f"no sign of life for {idle:g} s" if seconds > idle else ""
 
     def note(self, session: Session) -> None:

@@ -126,7 +126,7 @@ class Families:
         found, refused = None, ""
         for turned in (True, False) if flags else (False,):
             if (inputs := self._varied(number, family, drawn, other, turned)) is None:
-                return
+                break
             found, refused = self._try(inputs)
             # That they may be turned is a guess: if it gives no numbers, the rest of the family shall not be lost.
             if found is not None and (found.finite or not turned):
@@ -135,7 +135,8 @@ class Families:
             inputs = self._varied(number, family, drawn, other, flags)
             found = self._in_part(drawn, inputs or drawn, other, number) or found
         if found is None:
-            self._frame.header["refused"][family] = refused
+            if refused:
+                self._frame.header["refused"][family] = refused
             return
         self._tried.append(found)
         add_case(self._frame, family, found)

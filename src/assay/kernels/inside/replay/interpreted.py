@@ -114,7 +114,7 @@ def _rounding(manner: Manner) -> int:
     """The secret that decides how a call rounds; 0 for rounding to nearest. Calls that are compared bit by bit have the
     same seed. Those that are followed and a quarter of the others round to nearest: a kernel must be right either way,
     so that it cannot ask which one it is."""
-    return manner.seed if manner.in_order or (not manner.follow and manner.seed % 4) else 0
+    return manner.seed if manner.in_order or (not manner.follow and manner.seed >> 30) else 0
 
 
 class _InterpretedRun:
