@@ -65,6 +65,16 @@ def test_what_an_output_shows_of_an_input_as_it_was() -> None:
     }
 
 
+def test_only_inputs_that_fill_their_memory_have_elements_of_their_own() -> None:
+    both = torch.zeros(2, 3, 4)
+    held = Held([both[0], both[1]])
+    left = held.left((both[0], both[1].add_(1)))
+    assert set(left.after) == {1} and not left.same and not left.returned
+    held = Held([both, both[0]])
+    same = held.left(both[1:].mul_(2)).same
+    assert {place: alike.any().item() for place, alike in same.items()} == {(0, 0, 12, (12, 4, 1)): False}
+
+
 FIRST, LATER = host_tensor(np.arange(4.0), "float32"), host_tensor(np.arange(4.0) + 1, "float32")
 
 

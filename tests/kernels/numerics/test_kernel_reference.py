@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from assay.errors import MissingDependencyError, ReferenceModelError
-from assay.kernels.arrays import HostTensor
+from assay.kernels.arrays import HostTensor, Layout, host_tensors, layout_of
+from assay.kernels.base import Precision
 from assay.kernels.numerics.families import FAMILIES
 from assay.kernels.numerics.reference import ReferenceProcess, ReferenceResult, fit_problem
 from assay.kernels.problems.scaling import scale
@@ -532,3 +533,34 @@ def test_weights_that_are_moved_far_change_their_signs_and_grow(process: Referen
     assert 0.1 < (scale < 0).mean() < 0.4 and 0.05 < (abs(scale) > 5).mean() < 0.25
     plain = process.evaluate(code, input_seed=7, weight_seed=3, families=("given",))
     assert {case.inputs[1] for case in other.cases} == {plain.cases[0].inputs[1]}
+
+
+LAID = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x, row, whole, part):
+        whole.mul_(0.5)
+        return x + row, part * 1
+
+
+def get_inputs():
+    whole = torch.rand(4, 6)
+    return [torch.rand(6, 4).t(), torch.rand(1, 6).expand(4, 6), whole, whole[:2]]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_inputs_lie_as_they_are_made_in_any_precision(process: ReferenceProcess, precision: Precision) -> None:
+    case = process.evaluate(LAID, input_seed=1, weight_seed=0, families=("given",), precision=precision).cases[0]
+    given = list(host_tensors(case.inputs))
+    layouts = [Layout(0, 24, (1, 4), 0), Layout(1, 6, (0, 1), 0), Layout(2, 24, (6, 1), 0), Layout(2, 24, (6, 1), 0)]
+    assert [tensor.layout for tensor in given] == layouts and given[0].dtype == precision
+    entries = process.shapes(LAID, precision=precision).inputs
+    assert [layout_of(entry["layout"]) for entry in entries] == layouts
+    assert np.allclose(case.exact[1], 0.5 * given[3].array(), rtol=1e-6)

@@ -88,6 +88,23 @@ def test_real_problems_pass(reference_process: ReferenceProcess, name: str) -> N
     assert found.rewarded, found
 
 
+@pytest.mark.parametrize(
+    ("forward", "reason"),
+    [
+        ("x.sub_(1e-5 * rest[0]); return torch.sin(rest[0])", "tolerance_exceeds_signal"),
+        ("x.sub_(5e-3 * rest[0]); return torch.sin(rest[0])", None),
+        ("x.sub_(1e-5 * rest[0]); return torch.sin(rest[0]), x", None),  # shown, and judged as an output
+    ],
+)
+def test_a_change_of_an_input_must_be_more_than_the_tolerance(
+    reference_process: ReferenceProcess, forward: str, reason: str | None
+) -> None:
+    code = module(forward, inputs="[torch.rand(6, 40) + 1, torch.rand(6, 40)]")
+    result = reference_process.evaluate(code, input_seed=3, weight_seed=0, for_screening=True)
+    found = screening_of(result)
+    assert found.reason == reason and ("changes input 0" in found.detail) == bool(reason), found
+
+
 def test_families_that_prove_nothing_are_named(reference_process: ReferenceProcess) -> None:
     saturated = reference_process.evaluate(
         module("return torch.clamp(x - 0.5, 0, 1)"), input_seed=0, weight_seed=0, for_screening=True

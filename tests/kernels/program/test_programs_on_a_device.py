@@ -13,6 +13,7 @@ import pytest
 from assay.kernels.arrays import host_tensor
 from assay.kernels.config import GraderConfig
 from assay.kernels.numerics import on_gpu
+from assay.kernels.numerics.held_inputs import Left
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.program.jobs import NO_KERNEL, Replay, measured
@@ -172,3 +173,13 @@ def test_a_kernel_matters_by_more_than_noise(again: float, without: float, matte
     calls = [whole, replace(whole, seed=3), replace(whole, skip=2)]
     answers = {place: (host_tensor(ONES + by, "float32").data,) for place, by in enumerate((0.0, again, without))}
     assert changed_beyond_noise(calls, answers, DRAW, "float32") == {2: mattered}
+
+
+@pytest.mark.parametrize("returned", [True, False])
+def test_an_input_that_is_returned_may_be_left_as_given(returned: bool) -> None:
+    after = Left(0, host_tensor(ONES * 2, "float32"), host_tensor(ONES * 2, "float32"), returned)
+    case = replace(CASE, exact=(ONES * 2,), rounded=(ONES * 2,), after=(after,))
+    right, given = host_tensor(ONES * 2, "float32").data, host_tensor(ONES, "float32").data
+    calls = [Replay(case), replace(Replay(case), skip=0)]
+    found = changed_beyond_noise(calls, {0: (right, given), 1: (right, given)}, DRAW, "float32")
+    assert found == {0: not returned}

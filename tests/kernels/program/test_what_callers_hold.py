@@ -256,11 +256,52 @@ IN_PLACES = {
     "a row for each": ("x.stride(), n, 1", f"{HALVED}; {SQUASHED}", "crash", "past the end of a tensor"),
     "memory of their own": (STRIDES, f"{SQUASHED}; {HALVED}", "wrong", "family"),
 }
+HALVES = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x, kept, sums):
+        return sums.add_(torch.sin(x) * kept)
+
+
+def get_inputs():
+    both = torch.randn(2, 8, 32)
+    return [torch.randn(8, 32), both[0], both[1]]
+
+
+def get_init_inputs():
+    return []
+"""
+HALF = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add(x_ptr, k_ptr, s_ptr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(s_ptr + i, tl.load(s_ptr + i) + tl.sin(tl.load(x_ptr + i)) * tl.load(k_ptr + i))
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x, kept, sums):
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            add[(1,)](x, kept, sums, BLOCK=256)
+        WAIT
+        return sums
+"""
+WAITS = {
+    "torch.cuda.current_stream().wait_stream(side)": ("ok", ""),
+    "pass": ("unsupported", "on another stream"),
+}
 
 
 @pytest.fixture(scope="module")
 def trials(bench: Bench) -> Trials:
-    named = {"Doubles": DOUBLES, "States": STATES, "Cache": CACHE, "Laid": LAID}
+    named = {"Doubles": DOUBLES, "States": STATES, "Cache": CACHE, "Laid": LAID, "Halves": HALVES}
     own = [make_problem(9, place, *each, "local") for place, each in enumerate(named.items(), 1)]
     return Trials(bench, own)
 
@@ -303,4 +344,11 @@ def test_an_input_is_changed_where_the_reference_changes_it_alone(trials: Trials
 def test_what_the_reference_returns_of_an_input_needs_no_kernel_in_its_place(trials: Trials, where: str) -> None:
     forward, end, said = CACHED[where]
     outcome = trials.run("9/3", CACHE_KERNEL.replace("FORWARD", textwrap.indent(forward, " " * 8).strip()))
+    assert outcome.end == end and said in outcome.message, outcome
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_streams_are_watched_where_a_changed_input_shares_its_memory(trials: Trials, wait: str) -> None:
+    end, said = WAITS[wait]
+    outcome = trials.run("9/5", HALF.replace("WAIT", wait))
     assert outcome.end == end and said in outcome.message, outcome

@@ -1,8 +1,9 @@
 """A problem's module, run with PyTorch: weights from one seed, inputs from others, outputs in two precisions.
 
 `evaluate` answers one request of `assay.kernels.numerics.reference`, `shapes` one that asks for no values. Both run in
-a fork of the reference worker and may raise whatever the problem raises. A family of inputs that the problem refuses,
-by raising, is named and left out; only the given inputs have to work.
+a fork of the reference worker and may raise whatever the problem raises. Only the given inputs have to work. Where the
+problem raises on a family of inputs, they are varied one after the other; if it takes none of them varied, the family
+is named and left out.
 """
 
 from __future__ import annotations
@@ -102,26 +103,31 @@ class Reference:
         Raises:
             TypeError, ValueError: they cannot travel, or lie otherwise in memory than those of another draw.
         """
-        drawn = to_arguments(self.drawn(seed))
+        drawn = to_arguments(*self.drawn(seed))
         layouts = {place: tensor.layout for place, tensor in enumerate(host_tensors(drawn)) if tensor.layout}
         if self._layouts not in (None, layouts):
-            raise ValueError("get_inputs returns tensors that lie otherwise in memory in each draw")
+            raise ValueError(
+                "get_inputs returns tensors that lie otherwise in memory in each draw, and a program has "
+                "one layout: return .contiguous() tensors from it"
+            )
         self._layouts = layouts
         return drawn
 
-    def drawn(self, seed: int) -> list[Any]:
-        """The same, as the problem made it."""
+    def drawn(self, seed: int) -> tuple[list[Any], list[Layout | None]]:
+        """The same with the problem's own tensors, rounded to the working precision, and how they lay before that."""
         _seed(seed, self.device)
         drawn = self.space["get_inputs"]()
         if not isinstance(drawn, list | tuple):
             raise TypeError(f"get_inputs returns a {type(drawn).__name__}, not a list of arguments")
-        return [self._rounded(value) for value in drawn]
+        plain = _plain(drawn)
+        rounded = self._rounded(plain)
+        # Rounding gives each tensor dense memory of its own.
+        return rounded, layouts_of(tensors_in(plain), [tensor.dtype for tensor in tensors_in(rounded)])
 
     def _rounded(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            plain = value.resolve_conj().resolve_neg()
-            return plain.to(self.precision) if plain.is_floating_point() else plain
-        return [self._rounded(part) for part in value] if isinstance(value, list | tuple) else value
+            return value.to(self.precision) if value.is_floating_point() else value
+        return [self._rounded(part) for part in value] if isinstance(value, list) else value
 
     def outputs(
         self,
@@ -214,7 +220,6 @@ def evaluate(request: Json) -> Frame:
     tried = Families(frame, reference, model, request).add()
     if tried:
         first = tried[0].inputs
-        frame.header["work"] = reference.work(model, first, seed)
         frame.header["structure"] = reference.structure
         if request["screen"]:
             frame.header["carries"] = reference.carries(model, (*tried[:2], tried[0]), seed)
@@ -242,13 +247,19 @@ def shapes(request: Json) -> Frame:
     with torch.device("meta"):
         reference = Reference(request["code"], "meta", request["precision"])
         model = reference.model(0, "none")
-        drawn = reference.drawn(0)
-        layouts = iter(layouts_of(tensors_in(drawn)))
-        entries = {"inputs": _entry(drawn, layouts), "init_inputs": _entry(reference.init_inputs, iter(()))}
+        drawn, layouts = reference.drawn(0)
+        entries = {"inputs": _entry(drawn, iter(layouts)), "init_inputs": _entry(reference.init_inputs, iter(()))}
         inputs = [_without_memory(value) for value in drawn]
         with torch.no_grad(), RecurrentLayers() as layers, WorkTrace() as trace:
             model(*inputs)
     return Frame({**entries, "work": {**trace.operations, **layers.operations}})
+
+
+def _plain(value: Any) -> Any:
+    """A value with lists for tuples, and tensors whose memory holds what they show."""
+    if isinstance(value, torch.Tensor):
+        return value.resolve_conj().resolve_neg()
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _without_memory(value: Any) -> Any:
@@ -258,8 +269,8 @@ def _without_memory(value: Any) -> Any:
 
 
 def _entry(value: Any, layouts: Iterator[Layout | None]) -> Json:
-    """A value as in a frame, but for the bytes of tensors. `layouts`: of its tensors, of which none has one that are
-    not there.
+    """A value as in a frame, but for the bytes of tensors. `layouts`: of its tensors, in their order; tensors for
+    which there are none left are dense.
 
     Raises:
         TypeError: it is none that can travel.

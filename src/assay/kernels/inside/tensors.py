@@ -76,14 +76,14 @@ def _value(entry: Json, blobs: Sequence[memoryview], device: str, memory: dict[i
 
 
 def as_laid_out(dense: torch.Tensor, entry: Json, memory: dict[int, torch.Tensor]) -> torch.Tensor:
-    """A tensor as its entry says that it lies. `memory`: what the tensors of a call share, by number, as far as it is
-    made."""
+    """A tensor that lies as its entry says. `memory`: storages that the tensors of a call share, by number, to which
+    those not made yet are added."""
     layout = layout_of(entry.get("layout"))
     return dense if layout is None else laid_out(dense, layout, memory)
 
 
 def laid_out(dense: torch.Tensor, layout: Layout, memory: dict[int, torch.Tensor]) -> torch.Tensor:
-    """The same of a layout."""
+    """A tensor with the elements of `dense` that lies as a layout says. `memory`: as in `as_laid_out`."""
     whole = memory.get(layout.storage)
     if whole is None:
         whole = memory[layout.storage] = dense.new_zeros(layout.extent)

@@ -2,8 +2,9 @@
 
 A problem is refused when, over all families of inputs, its output is zero, or one constant, or one of its inputs, or
 does not depend on the inputs, or not on the weights it has, or varies less than the tolerance allows, or varies by
-itself or with earlier calls, or is not finite. A family in which the output is constant, while others vary, proves
-nothing by itself and is named, so that a grader does not take it for evidence.
+itself or with earlier calls, or is not finite. It is refused as well when it changes an input, which its outputs do not
+show, by no more than the tolerance: a kernel could leave that input as it was given. A family in which the output is
+constant, while others vary, proves nothing by itself and is named, so that a grader does not take it for evidence.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from assay.kernels.arrays import Array, HostTensor, Value
+from assay.kernels.arrays import Array, HostTensor, Value, host_tensors
 from assay.kernels.numerics.families import Family
 from assay.kernels.numerics.held_inputs import Left, Own
 from assay.kernels.numerics.tolerance import (
@@ -184,7 +185,26 @@ def _reason(
         return "weight_independent", "other weights give the same output"
     if len(constant) == len(cases) and any(output.size > 1 for output in cases[0].exact):
         return "tolerance_exceeds_signal", "within a call, a constant is as close to the output as the tolerance allows"
+    if (place := _left_alone(cases, precision)) is not None:
+        detail = (
+            f"forward changes input {place} by no more than the tolerance, so a kernel could leave it as it was given: "
+            f"return it, change it by more, or grade in a precision finer than {precision}"
+        )
+        return "tolerance_exceeds_signal", detail
     return None, ""
+
+
+def _left_alone(cases: Sequence[Case], precision: str) -> int | None:
+    """The number of the first input that the reference changes and that passes unchanged in all cases. None where there
+    is none; inputs that the outputs show do not count, since those decide."""
+    passes: dict[int, bool] = {}
+    for case in cases:
+        given = list(host_tensors(case.inputs))
+        for left in case.after:
+            if not left.returned:
+                alike = compare(given[left.place].array(), left.exact.array(), left.tolerance(precision)).ok
+                passes[left.place] = passes.get(left.place, True) and alike
+    return next((place for place, alike in sorted(passes.items()) if alike), None)
 
 
 def _first(case: Case) -> float:

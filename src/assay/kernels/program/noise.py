@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from assay.kernels.arrays import Array, HostTensor
+from assay.kernels.numerics.held_inputs import compare_left, forms_of
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.numerics.tolerance import compare
 from assay.kernels.program.jobs import NO_KERNEL, Replay
@@ -43,12 +44,11 @@ def changed_beyond_noise(calls: Sequence[Replay], outputs: Outputs, draw: InputS
 
 
 def _is_wrong(call: Replay, outputs: Sequence[bytes], draw: InputSet, precision: str) -> bool:
-    answers = [*zip(draw.outputs, call.case.exact, call.case.tolerances(precision), strict=True)]
-    answers += [(left.form[1:], left.exact.array(), left.tolerance(precision)) for left in call.case.after]
-    parts = zip(answers, outputs, strict=True)
-    return any(
-        not compare(HostTensor(*form, data).array(), exact, allowed).ok for (form, exact, allowed), data in parts
-    )
+    case, made, held = call.case, outputs[: len(draw.outputs)], outputs[len(draw.outputs) :]
+    answers = zip(draw.outputs, made, case.exact, case.tolerances(precision), strict=True)
+    if any(not compare(HostTensor(*form, data).array(), exact, allowed).ok for form, data, exact, allowed in answers):
+        return True
+    return not compare_left(forms_of([case.after]), case.after, case.inputs, held, precision).ok
 
 
 def _moved(call: Replay, without: Sequence[bytes], whole: Sequence[tuple[bytes, ...]], draw: InputSet) -> bool:

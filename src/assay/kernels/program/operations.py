@@ -143,8 +143,8 @@ def moved_bytes(operation: Operation) -> int:
 
 
 def rearranges(operation: Operation) -> bool:
-    """Whether an operator puts elements elsewhere than at the places of a storage at which it finds them: copies of
-    many windows, each to another place, can make any order."""
+    """Whether an operator writes elements to other places of a storage (offset, strides) than it reads them from: many
+    such copies can put elements in any order."""
     if role_of(operation) != "move":
         return False
     if base_name(operation) not in ("clone", "_to_copy", "copy", "contiguous", "lift_fresh_copy"):

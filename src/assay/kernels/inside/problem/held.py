@@ -25,9 +25,10 @@ class Left:
     after: Mapping[int, Value] = field(default_factory=dict)
     """Number of each input that holds other bytes than before -> what it holds."""
     returned: frozenset[int] = frozenset()
-    """Those of them of which the outputs show every element, and that share no memory with another input."""
+    """Those of them whose every element the outputs show, and that share no memory with another input."""
     same: Mapping[Place, torch.Tensor] = field(default_factory=dict)
-    """Of each output in the memory of an input, which of its elements hold what the input was given (booleans)."""
+    """For each output in the memory of an input that fills its memory row by row: booleans in the output's shape, true
+    where an element holds what the input was given."""
 
     def value(self, place: int, inputs: Sequence[Value], dtype: torch.dtype) -> Value:
         """What an input holds, changed or not; `inputs`: the tensors as they were given, `dtype`: of the call."""
@@ -63,14 +64,17 @@ class Held:
     def _is_changed(self, place: int) -> bool:
         now, before = self._given[place], self._before[place]
         if now.shape != before.shape or now.dtype != before.dtype:
-            raise ValueError(f"forward gives input {place} another shape or dtype, in which no kernel can leave it")
+            raise ValueError(
+                f"forward gives input {place} another shape or dtype, in which no kernel can leave it: do not reshape "
+                "or cast inputs in place"
+            )
         return not torch.equal(_bytes(now), _bytes(before))
 
     def _same(self, within: Sequence[tuple[int, torch.Tensor]]) -> list[tuple[Place, torch.Tensor]]:
         found: list[tuple[Place, torch.Tensor]] = []
         for number, made in within:
             for place, given in enumerate(self._given):
-                moved = given.data_ptr() != self._starts[place] or not given.is_contiguous() or given.storage_offset()
+                moved = given.data_ptr() != self._starts[place] or not _is_whole(given)
                 inside = made.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
                 if moved or not inside or made.dtype != given.dtype or made.is_neg() or made.is_conj():
                     continue
@@ -89,6 +93,12 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of each element, as rows."""
     dense = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return dense.view(torch.uint8).reshape(dense.numel(), dense.element_size())
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Whether a tensor shows every element of its storage, each once and in order."""
+    dense = tensor.is_contiguous() and not tensor.storage_offset()
+    return dense and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
 def _is_shown(given: torch.Tensor, outputs: Sequence[torch.Tensor]) -> bool:

@@ -30,13 +30,13 @@ def to_value(value: Any) -> Value:
     raise TypeError(f"an input or output of type {type(value).__name__} cannot be compared; only tensors and constants")
 
 
-def to_arguments(values: Sequence[Any]) -> tuple[Value, ...]:
-    """The arguments of a call as plain data, with how their tensors lie in memory.
+def to_arguments(values: Sequence[Any], lying: Sequence[Layout | None]) -> tuple[Value, ...]:
+    """The arguments of a call as plain data. `lying`: how their tensors are to lie in memory (`layouts_of`).
 
     Raises:
         TypeError, ValueError: one of them cannot travel.
     """
-    layouts = iter(layouts_of(tensors_in(list(values))))
+    layouts = iter(lying)
     return tuple(_with_layout(to_value(value), layouts) for value in values)
 
 
@@ -48,26 +48,30 @@ def _with_layout(value: Value, layouts: Iterator[Layout | None]) -> Value:
     return replace(value, layout=layout)
 
 
-def layouts_of(tensors: Sequence[torch.Tensor]) -> list[Layout | None]:
+def layouts_of(tensors: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> list[Layout | None]:
     """How each of the tensors of a call lies in memory; None where it is dense in memory of its own.
+
+    Args:
+        tensors: As the problem makes them.
+        dtypes: Those in which a submission is given them.
 
     Raises:
         ValueError: they lie so that no submission could be given the same.
     """
     places = [_storage_of(tensor) for tensor in tensors]
     numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
-    dtypes = {place: tensor.dtype for place, tensor in zip(places, tensors, strict=True)}
+    made = {place: tensor.dtype for place, tensor in zip(places, tensors, strict=True)}
     found: list[Layout | None] = []
-    for place, tensor in zip(places, tensors, strict=True):
+    for place, tensor, dtype in zip(places, tensors, dtypes, strict=True):
         shared = place is not None and places.count(place) > 1
         if place is None or (not shared and not tensor.storage_offset() and tensor.is_contiguous()):
             found.append(None)
             continue
-        if dtypes[place] != tensor.dtype:
+        if made[place] != tensor.dtype:
             raise ValueError("get_inputs returns tensors of two dtypes in one memory: give each its own")
         extent = tensor.untyped_storage().nbytes() // tensor.element_size()
         layout = Layout(numbers[place], extent, tuple(tensor.stride()), int(tensor.storage_offset()))
-        check_layout(layout, str(tensor.dtype).removeprefix("torch."), tensor.shape)
+        check_layout(layout, str(dtype).removeprefix("torch."), tensor.shape)
         found.append(layout)
     return found
 

@@ -189,10 +189,11 @@ def _call(
     inputs = [tape.window(tensor) for _, tensor in given]
     held = [(f"the parameter {name}", tensor) for name, tensor in parameters.items()]
     places = [*inputs, *(tape.window(tensor) for _, tensor in held)]
-    # Whoever changes parameters, or other inputs than the reference, is refused: streams may share them.
+    # Streams may share the memory of parameters and of inputs that the reference leaves alone: a submission that
+    # changes these is refused later.
     changed = [inputs[number] for number in header.get("changed", ())]
     streams.order.begin(
-        {window[0] for window in inputs if window not in changed}
+        ({window[0] for window in inputs} - {window[0] for window in changed})
         | {tape.storage(parameter) for parameter in parameters.values()}
     )
     tape.follows_streams = tape.places.strict = True

@@ -1,8 +1,9 @@
 """Which elements of an output need a kernel, and whether one wrote them.
 
-Every element does that is no fill with one number around what kernels wrote, but for one kind: an element of an input
-that the reference returns where it lies and as it was given, as the rest of a cache into which it writes some rows. A
-submission may return it likewise, from the same address and with the same bytes; a copy of it elsewhere needs a kernel.
+Two kinds of elements need none. One is a fill with one number around what kernels wrote. The other is an element of an
+input that the reference returns unchanged in its place, like the rest of a cache into which it writes some rows: a
+submission may return it from the same address with the same bytes, and a copy of it elsewhere needs a kernel. Such an
+input has to fill its memory row by row: one that is a part of a larger tensor does not count.
 """
 
 from __future__ import annotations
@@ -40,7 +41,15 @@ class Written:
 def written(
     memory: Memory, program: Program, output: int, inputs: Sequence[torch.Tensor], own: Mapping[int, Own]
 ) -> Written:
-    """What is known of an output after a call. `inputs`: what the tensors were given, `own`: by the output's number."""
+    """What is known of an output after a call.
+
+    Args:
+        memory: As the call left it.
+        program: What was replayed.
+        output: Number of the output.
+        inputs: The tensors among the inputs, with the values that the call was given.
+        own: Number of an output -> how the reference makes it in the memory of an input.
+    """
     window = program.outputs[output]
     made = memory.is_made(window)
     # A kernel could write the number of a fill as well, so that it is no one's work.
@@ -53,7 +62,9 @@ def written(
 def _as_given(
     memory: Memory, program: Program, window: Window, own: Own, inputs: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """The elements of an output that are an input's own, at the reference's places and as it leaves them."""
+    """Booleans in the output's shape: which elements hold what an input was given, where the reference returns them
+    from the same places and leaves them as given, too. None where the output lies elsewhere or the input does not fill
+    its memory."""
     held = program.inputs[own.place]
     strides = zip(window.size, window.stride, own.stride, strict=False)
     alike = (
