@@ -29,7 +29,7 @@ from assay.kernels.inside.triton.values import bfloat16
 _FACTOR = 2654435761
 _SINGLE, _DOUBLE, _HALF = np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16)
 _BITS: dict[Any, Any] = {_SINGLE: np.dtype(np.uint32), _DOUBLE: np.dtype(np.uint64)}
-_LEAST = np.float32(2.0**-126)
+LEAST = np.float32(2.0**-126)
 """The least normal float32: what is smaller is zero to a GPU's approximations."""
 _WHOLE = 2.0**24
 """Up to it a float32 has all whole numbers."""
@@ -144,13 +144,13 @@ def canonical(values: Any) -> Any:
 
 def flushed(values: Any) -> Any:
     """Numbers below the least normal float32 as zeros of their sign."""
-    return np.where(np.abs(values) < _LEAST, np.copysign(values.dtype.type(0), values), values)
+    return np.where(np.abs(values) < LEAST, np.copysign(values.dtype.type(0), values), values)
 
 
 def perhaps_flushed(values: Any, name: str) -> Any:
     """The same where a function takes denormal numbers for zero or gives none: in calls with a secret, of a share. Its
     multiplications may keep them, and the compiler does of constants."""
-    small = np.abs(values) < _LEAST
+    small = np.abs(values) < LEAST
     if not small.any():
         return values
     small &= values != 0
