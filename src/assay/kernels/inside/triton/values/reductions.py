@@ -140,10 +140,7 @@ def _leftmost(self: Any, data: Any, dtype: Any, first_of: Any) -> Any:
     """The first of the extremes, with its own sign where it is a zero, and its place."""
     _refuse_nan(data)
     places = first_of(data, axis=self.axis, keepdims=True)
-    if self.axis is None:
-        found = data.reshape(-1)[places]
-    else:
-        found = np.take_along_axis(data, places, self.axis)
+    found = data.reshape(-1)[places] if self.axis is None else np.take_along_axis(data, places, self.axis)
     return self.to_tensor(_shaped(self, found), dtype), self.to_tensor(_shaped(self, places), tl.int32)
 
 
