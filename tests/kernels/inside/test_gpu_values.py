@@ -210,6 +210,25 @@ EXACT: Exact = {
         [0x7FFFFFFF],
     ),
     "the largest of a block of zeros": (case("1.0 / (tl.max(a, 0) + a * 0)", "float32", single(-0.0, 0.0)), [INF, INF]),
+    "a sum of minus zeros": (case("1.0 / (tl.sum(a, 0) + a)", "float32", single(-0.0, -0.0)), [-INF, -INF]),
+    "a sum of two zeros": (case("1.0 / tl.where(a == a, tl.sum(a, 0), a)", "float32", single(-0.0, 0.0)), [INF, INF]),
+    "products of minus zeros": (
+        case(
+            "m = tl.broadcast_to(a[None, :], (16, 16))\n"
+            "found = 1.0 / tl.max(tl.dot(m, tl.abs(m) + 1.0, m, input_precision='ieee'), 0)",
+            "float32",
+            single(*[-0.0] * 16),
+        ),
+        [-INF] * 16,
+    ),
+    "the first of two zeros": (
+        case("v, p = tl.max(a, 0, return_indices=True)\nfound = 1.0 / (v + a)", "float32", single(-0.0, 0.0)),
+        [-INF, INF],
+    ),
+    "the number after a zero": (
+        case("libdevice.nextafter(a, b)", "float32", single(0.0, -1e-40, 2.0**-126), single(1.0, -1.0, 0.0)),
+        [2.0**-126, -(2.0**-126), 2.0**-126 - 2.0**-149],
+    ),
     "a block that is NaN": (case("tl.max(a, 0) + a * 0", "float32", single(NAN, NAN)), [NAN, NAN]),
     "a clamp keeps NaN if told": (
         case("tl.clamp(a, 0.0, 1.0, propagate_nan=tl.PropagateNan.ALL)", "float32", single(NAN, -3.0, 3.0)),
@@ -591,6 +610,7 @@ KNOWN = {
     "a quotient by a power of two": case("a / b", "float32", single(3.7, 5.0), single(4.0, 0.5)),
     "whole powers of two": case("tl.exp2(a)", "float32", single(0.0, 3.0, 30.0)),
     "an exponential of zero": case("tl.exp(a)", "float32", single(0.0)),
+    "a root of a denormal": case("tl.sqrt(a) + libdevice.sqrt(a)", "float32", single(1e-40, 2e-39, 3e-41, 7e-39)),
     "roots in float64": case("tl.sqrt(a)", "float64", ("float64", [2.0, 9.0])),
     "powers that are 1": case("libdevice.pow(a, b)", "float32", single(1.0, 7.3), single(7.3, 0.0)),
     "a side that is 0": case("libdevice.hypot(a, b)", "float32", single(5.7), single(0.0)),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.kernels.inside.triton.values.rounding import fused
+from assay.kernels.inside.triton.values.rounding import LEAST, flushed, fused
 
 Function = Callable[..., Any]
 
@@ -64,13 +64,21 @@ def _excess(x: Any, y: Any) -> Any:
     return np.where(x <= y, x.dtype.type(0), x - y)
 
 
+def _next(x: Any, y: Any) -> Any:
+    """`nextafter`: of float32 the arguments, but not the result, have denormal numbers for zero, always."""
+    if x.dtype != np.float32:
+        return np.nextafter(x, y)
+    x, y = flushed(x), flushed(y)
+    return np.where((x == 0) & (y != 0) & ~np.isnan(y), np.copysign(LEAST, y), np.nextafter(x, y))
+
+
 _FLOAT: dict[str, Function] = {
     **{name: getattr(np, name) for name in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "cbrt")},
     **{
         name: getattr(np, name)
         for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "floor", "ceil", "trunc", "rint")
     },
-    **{name: getattr(np, name) for name in ("fabs", "fmod", "hypot", "copysign", "nextafter", "ldexp")},
+    **{name: getattr(np, name) for name in ("fabs", "fmod", "hypot", "copysign", "ldexp")},
     "acos": np.arccos,
     "asin": np.arcsin,
     "atan": np.arctan,
@@ -81,6 +89,7 @@ _FLOAT: dict[str, Function] = {
     "pow": np.power,
     "powi": np.power,
     "fma": fused,
+    "nextafter": _next,
     "fdim": _excess,
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "rcbrt": lambda x: 1 / np.cbrt(x),
@@ -153,6 +162,6 @@ TERMS: dict[str, Function] = dict.fromkeys(("__nv_lgamma", "__nv_lgammaf"), _ter
 KEEPS_NAN = frozenset(f"__nv_{name}{suffix}" for name in ("fabs", "copysign") for suffix in ("", "f"))
 """Those that change the sign alone, and so keep the bits of NaN."""
 DENORMAL = frozenset(f"__nv_{name}f" for name in ("trunc", "rint", "nearbyint", "copysign", "nextafter", "signbit"))
-"""Those of float32 that do not take denormal numbers for zero."""
+"""Those of float32 that do not take denormal numbers for zero, or say themselves of which they do."""
 LOGARITHMS = frozenset(f"__nv_{name}f" for name in ("log", "log2", "log10", "log1p"))
 """Those that do so or not."""

@@ -37,6 +37,8 @@ def install(builder: Any) -> None:
         if d.data.dtype == np.float16:
             return engine.TensorHandle(_summed_in_halves(a.data, b.data, d.data), tl.float16)
         found = dot(self, a, b, d, input_precision, *rest)
+        if input_precision == engine._ir.INPUT_PRECISION.IEEE and a.data.dtype in (np.float32, np.float64):
+            found.data = _signed(found.data, (a.data, b.data, d.data))
         if found.data.dtype == np.int32:
             if not d.data.any():
                 found.attr[_OPERANDS] = a.data, b.data
@@ -61,6 +63,16 @@ def install(builder: Any) -> None:
         return found
 
     builder.create_add = create_add
+
+
+def _signed(found: Any, operands: tuple[Any, Any, Any]) -> Any:
+    """Products added to a sum one after the other: -0.0 where all of them are, and the sum was."""
+    left, right, total = operands
+    minus = (found == 0) & (total == 0) & np.signbit(total)
+    if not minus.any():
+        return found
+    left, right = (np.copysign(np.float32(1), side, dtype=np.float32, casting="same_kind") for side in (left, right))
+    return np.where(minus & (np.matmul(left, right) == -left.shape[-1]), found.dtype.type(-0.0), found)
 
 
 def _saturated(found: Any, operands: tuple[Any, Any, Any]) -> Any:

@@ -60,14 +60,23 @@ def _summed(handle: Any, axis: Any, add: Any) -> Any:
     """Sums one after the other, or of halves of a block, as `_in_tree` says; of products that are not rounded yet."""
     data, product = handle.data, summed(handle)
     if product is not None and product.shape == data.shape and product.dtype == np.float64:
-        return np.add.reduce(product, axis=axis, keepdims=True).astype(data.dtype)
-    if data.dtype.kind != "f" or not _in_tree():
+        return _signed(np.add.reduce(product, axis=axis, keepdims=True), product, axis).astype(data.dtype)
+    if data.dtype.kind != "f":
         return add.reduce(data, axis=axis, keepdims=True, dtype=data.dtype)
+    if not _in_tree():
+        return _signed(add.reduce(data, axis=axis, keepdims=True, dtype=data.dtype), data, axis)
     found = data.reshape((-1,) + (1,) * (data.ndim - 1)) if axis is None else np.moveaxis(data, axis, 0)
     while len(found) > 1:
         middle = len(found) // 2
         found = found[:middle] + found[middle:]
     return found if axis is None else np.moveaxis(found, 0, axis)
+
+
+def _signed(found: Any, data: Any, axis: Any) -> Any:
+    """Sums that begin with their first element: -0.0 of nothing but -0.0, of which NumPy's begin with 0.0."""
+    if found.all():
+        return found
+    return np.where((found == 0) & np.signbit(data).all(axis, keepdims=True), found.dtype.type(-0.0), found)
 
 
 def _in_tree() -> bool:
@@ -115,7 +124,7 @@ def _extreme(self: Any, values: Any, val_reduce_op: Any, idx_reduce_op: Any = No
     values = values[0] if isinstance(values, tuple) else values
     data = values.handle.data
     if idx_reduce_op is not None:
-        _refuse_nan(data)
+        return _leftmost(self, data, values.dtype, idx_reduce_op)
     found = val_reduce_op(data, axis=self.axis, keepdims=True)
     if data.dtype.kind == "f" and (zero := found == 0).any():
         # Of zeros a GPU takes +0.0 for the larger one.
@@ -124,10 +133,15 @@ def _extreme(self: Any, values: Any, val_reduce_op: Any, idx_reduce_op: Any = No
         signs = np.all(minus | ~zeros, self.axis, keepdims=True) if largest else None
         signs = np.any(minus & zeros, self.axis, keepdims=True) if signs is None else signs
         found = np.where(zero, np.where(signs, -0.0, 0.0), found).astype(data.dtype)
-    value = self.to_tensor(_shaped(self, canonical(found)), values.dtype)
-    if idx_reduce_op is None:
-        return value
-    return value, self.to_tensor(idx_reduce_op(data, axis=self.axis, keepdims=self.keep_dims), tl.int32)
+    return self.to_tensor(_shaped(self, canonical(found)), values.dtype)
+
+
+def _leftmost(self: Any, data: Any, dtype: Any, first_of: Any) -> Any:
+    """The first of the extremes, with its own sign where it is a zero, and its place."""
+    _refuse_nan(data)
+    places = first_of(data, axis=self.axis, keepdims=True)
+    found = data.reshape(-1)[places] if self.axis is None else np.take_along_axis(data, places, self.axis)
+    return self.to_tensor(_shaped(self, found), dtype), self.to_tensor(_shaped(self, places), tl.int32)
 
 
 def _refuse_nan(data: Any) -> None:
@@ -139,10 +153,11 @@ def _any_place(self: Any, values: Any, extreme: Any) -> Any:
     """An extreme and its place, with `tie_break_left=False`: any of several, another one in calls with a secret."""
     data, places = (part.handle.data for part in values)
     _refuse_nan(data)
-    found, order = extreme(data, axis=self.axis, keepdims=True), _order(data.shape[self.axis])
-    first = np.argmax(np.take(data == found, order, self.axis), axis=self.axis, keepdims=True)
-    place = np.take_along_axis(np.take(places, order, self.axis), first, self.axis)
-    parts = zip((found, place), values, strict=True)
+    order = _order(data.shape[self.axis])
+    alike = data == extreme(data, axis=self.axis, keepdims=True)
+    first = np.argmax(np.take(alike, order, self.axis), axis=self.axis, keepdims=True)
+    chosen = [np.take_along_axis(np.take(each, order, self.axis), first, self.axis) for each in (data, places)]
+    parts = zip(chosen, values, strict=True)
     return [self.to_tensor(_shaped(self, each), part.dtype) for each, part in parts]
 
 

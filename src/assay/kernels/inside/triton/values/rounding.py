@@ -25,11 +25,12 @@ from assay.kernels.inside.triton.unsettled.certain import powers_of_two, settled
 from assay.kernels.inside.triton.unsettled.nans import folded
 from assay.kernels.inside.triton.unsettled.products import keep, mark, unrounded, widened
 from assay.kernels.inside.triton.values import bfloat16
+from assay.kernels.inside.triton.values.constants import is_constant
 
 _FACTOR = 2654435761
 _SINGLE, _DOUBLE, _HALF = np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16)
 _BITS: dict[Any, Any] = {_SINGLE: np.dtype(np.uint32), _DOUBLE: np.dtype(np.uint64)}
-_LEAST = np.float32(2.0**-126)
+LEAST = np.float32(2.0**-126)
 """The least normal float32: what is smaller is zero to a GPU's approximations."""
 _WHOLE = 2.0**24
 """Up to it a float32 has all whole numbers."""
@@ -40,6 +41,8 @@ _QUIET: dict[Any, Any] = {
 """The only NaN that a GPU's arithmetic gives, and that of the compiler's."""
 _FLUSHED = ("exp2", "sin", "cos", "sqrt", "rsqrt", "erf", "floor", "ceil")
 """Functions of float32 that take a denormal number for zero, and give none."""
+_ALWAYS_FLUSHED = ("root", "__nv_sqrtf")
+"""Those that do so in every call: `sqrt.approx.ftz`, but for constants, whose roots the compiler takes."""
 _PERHAPS_FLUSHED = ("exp", "log", "log2")
 """Those that do so or not, as Triton writes them."""
 _ULPS = {"log": 1, "log2": 1, "sqrt": 1}
@@ -144,18 +147,18 @@ def canonical(values: Any) -> Any:
 
 def flushed(values: Any) -> Any:
     """Numbers below the least normal float32 as zeros of their sign."""
-    return np.where(np.abs(values) < _LEAST, np.copysign(values.dtype.type(0), values), values)
+    return np.where(np.abs(values) < LEAST, np.copysign(values.dtype.type(0), values), values)
 
 
 def perhaps_flushed(values: Any, name: str) -> Any:
     """The same where a function takes denormal numbers for zero or gives none: in calls with a secret, of a share. Its
     multiplications may keep them, and the compiler does of constants."""
-    small = np.abs(values) < _LEAST
+    small = np.abs(values) < LEAST
     if not small.any():
         return values
     small &= values != 0
     ledger = current()
-    if ledger.rounding:
+    if ledger.rounding and name not in _ALWAYS_FLUSHED:
         values = np.ascontiguousarray(values)
         small &= (_noise(values, _salt(name)) >> np.uint32(16) & np.uint32(1) == 1) & (not ledger.products)
     return np.where(small, np.copysign(values.dtype.type(0), values), values)
@@ -269,7 +272,8 @@ def _after_function(builder: Any, name: str) -> None:
     def operation(self: Any, arg: Any) -> Any:
         single = arg.data.dtype == _SINGLE
         if single and name in _FLUSHED:
-            arg = engine.TensorHandle(perhaps_flushed(arg.data, name), arg.dtype)
+            kind = "root" if name == "sqrt" and not is_constant(arg) else name
+            arg = engine.TensorHandle(perhaps_flushed(arg.data, kind), arg.dtype)
         elif single and name in _PERHAPS_FLUSHED and perhaps_flushes():
             arg = engine.TensorHandle(flushed(arg.data), arg.dtype)
         found = compute(self, arg)
