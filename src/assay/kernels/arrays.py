@@ -160,6 +160,15 @@ def settled(values: Sequence[Value]) -> tuple[Value, ...]:
     return tuple(_settled(value, memory) for value in values) if memory else tuple(values)
 
 
+def same_value(one: Value, other: Value) -> bool:
+    """Whether two values are equal. A number that is NaN equals NaN: it is the same argument."""
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(same_value, one, other))
+    if isinstance(one, float) and isinstance(other, float) and math.isnan(one):
+        return math.isnan(other)
+    return one == other
+
+
 def host_tensors(values: Sequence[Value]) -> Iterator[HostTensor]:
     """The tensors among some values, nested ones included."""
     for value in values:

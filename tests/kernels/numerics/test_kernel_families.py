@@ -179,6 +179,31 @@ def test_slices_of_zeros_and_close_to_zero_along_each_axis(shape: tuple[int, ...
         assert (along == 1).sum() == size - (size > 1) - (size > 3), "the others as they were given"
 
 
+@pytest.mark.parametrize("family", CHANGED)
+def test_floats_that_are_sorted_in_both_draws_stay_so(family: Family) -> None:
+    """A search in edges, knots or a CDF in another order is undefined."""
+
+    def draw(seed: int) -> tuple[HostTensor, ...]:
+        x = np.random.default_rng(seed).random((4, 16))
+        knots = np.linspace(0.0, 1.0, 17)
+        return tuple(host_tensor(each, "float32") for each in (np.sort(x), np.cumsum(x, 0), knots[::-1], x))
+
+    made = vary(draw(1), family, np.random.default_rng(3), draw(2))
+    assert made is not None and made[3] != draw(1)[3]
+    edges, totals, knots, drawn = (value.array() for value in made if isinstance(value, HostTensor))
+    assert (np.diff(edges) > 0).all() and (np.diff(totals, axis=0) > 0).all() and (np.diff(knots) < 0).all()
+    assert (np.diff(drawn) < 0).any()
+    if family == "signed":
+        assert not np.array_equal(edges, draw(1)[0].array())
+
+
+def test_a_number_that_is_not_one_is_the_same_argument_again() -> None:
+    given = (host_tensor(NORMAL, "float32"), float("nan"), (2, float("nan")))
+    made = vary(given, "signed", np.random.default_rng(0), (host_tensor(UNIFORM, "float32"), float("nan"), (2, 0.5)))
+    assert made is not None and made[0] != given[0]
+    assert vary((float("nan"), (-float("nan"),)), "signed", np.random.default_rng(0), (0.5, (0.5,))) is None
+
+
 def test_a_constant_input_does_not_stay_constant() -> None:
     assert varied(np.ones((10, 10)), "signed").std() > 0.5
 

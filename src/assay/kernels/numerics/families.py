@@ -8,13 +8,14 @@
     permuted    the given elements in another order
 
 What an input may be is read off the given draw. Whole numbers stay within the range that was drawn, distinct ones stay
-distinct, sorted ones are left alone (offsets, positions). Boolean masks only change places of whole rows, so a row that
-was legal stays so, or of the elements of a row where all rows are alike; masks that are the same everywhere, and whole
-numbers that are (kinds, flags, lengths), are not in some families. Complex numbers are varied in both parts; those of
-absolute value 1 stay so. Elements that are equal in two draws stay equal. Rows that sum to 1 stay probabilities; floats
-that are a few whole numbers stay labels from among them. Triangles keep their zeros and symmetric matrices their
-symmetry. A domain that cannot be seen (a square root that wants positive inputs) shows in the reference: a family in
-which it is not finite has only those inputs varied that it takes, or is dropped (`inside.problem.cases`).
+distinct, sorted ones are left alone (offsets, positions). Floats that are sorted along an axis stay so (edges, knots,
+CDFs), and distinct where they were: a search in others is undefined. Boolean masks only change places of whole rows, so
+a row that was legal stays so, or of the elements of a row where all rows are alike; masks that are the same everywhere,
+and whole numbers that are (kinds, flags, lengths), are not in some families. Complex numbers are varied in both parts;
+those of absolute value 1 stay so. Elements that are equal in two draws stay equal. Rows that sum to 1 stay
+probabilities; floats that are a few whole numbers stay labels from among them. Triangles keep their zeros and symmetric
+matrices their symmetry. A domain that cannot be seen (a square root that wants positive inputs) shows in the reference:
+a family in which it is not finite has only those inputs varied that it takes, or is dropped (`inside.problem.cases`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from assay.kernels.arrays import Array, HostTensor, Value, host_tensor, settled
+from assay.kernels.arrays import Array, HostTensor, Value, host_tensor, same_value, settled
 
 Family = Literal["given", "signed", "large", "sparse", "faint", "permuted"]
 FAMILIES: tuple[Family, ...] = ("given", "signed", "large", "sparse", "faint", "permuted")
@@ -67,11 +68,11 @@ def vary(
     others = list(other) if other is not None and len(other) == len(values) else [None] * len(values)
     changed = [_vary_value(value, family, rng, twin, flags) for value, twin in zip(values, others, strict=True)]
     for place, (value, twin) in enumerate(zip(values, others, strict=True)):
-        first = next(at for at in range(place + 1) if values[at] == value and others[at] == twin)
+        first = next(at for at in range(place + 1) if same_value(values[at], value) and same_value(others[at], twin))
         if isinstance(value, HostTensor) and value != twin and twin is not None:
             changed[place] = changed[first]
     made = settled(changed)
-    return made if any(new != old for new, old in zip(made, values, strict=True)) else None
+    return None if same_value(made, tuple(values)) else made
 
 
 def has_flags(values: Sequence[Value], family: Family) -> bool:
@@ -137,6 +138,8 @@ def _vary_value(value: Value, family: Family, rng: np.random.Generator, other: V
             new = _moved_rows(array, rng) if family == "permuted" else array
         case _:
             new = array
+    if np.issubdtype(new.dtype, np.floating):
+        new = _as_sorted(new, array.astype(np.float64), (array if twin is None else twin).astype(np.float64))
     made = host_tensor(new, value.dtype)
     return made if value.layout is None else replace(made, layout=value.layout)
 
@@ -231,6 +234,34 @@ def _as_repeated(new: Floats, one: Floats, other: Floats) -> Floats:
     made = new.ravel().copy()
     made[drawn] = made[drawn][first][repeated.ravel()]
     return made.reshape(new.shape)
+
+
+def _as_sorted(new: Array, one: Floats, other: Floats) -> Array:
+    """New elements, sorted along each axis along which two draws both are; the given ones, where elements that differ
+    along it would not. Triangles and symmetric matrices have a form of their own, and probabilities their sums."""
+    if _triangle(one) is not None or _is_symmetric(one):
+        return new
+    summed = _probability_axis(one)
+    for axis in range(one.ndim) if summed is None else (summed,):
+        for step in (1, -1):  # ascending, descending
+            draws = [np.moveaxis(draw, axis, -1)[..., ::step] for draw in (one, other)]
+            if not all(_is_sorted(draw) for draw in draws):
+                continue
+            new = np.flip(np.sort(new, axis), axis) if step < 0 else np.sort(new, axis)
+            found = np.moveaxis(new, axis, -1)[..., ::step]
+            if any(_is_strict(draw) for draw in draws) and not _is_strict(found):
+                return one
+    return new
+
+
+def _is_sorted(rows: Array) -> bool:
+    """Whether all rows ascend, and not by being of one value or of too few elements to tell."""
+    low, high = rows[..., :-1], rows[..., 1:]
+    return low.size > 1 and bool((low <= high).all()) and bool((low < high).any())
+
+
+def _is_strict(rows: Array) -> bool:
+    return bool((rows[..., :-1] < rows[..., 1:]).all())
 
 
 def _turned(array: Array, rng: np.random.Generator) -> Array:

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from assay.kernels.arrays import HostTensor, Value, host_tensors
+from assay.kernels.arrays import HostTensor, Value, host_tensors, same_value
 from assay.kernels.frames import Frame
 from assay.kernels.inside.problem.held import Left, same_in_both
 from assay.kernels.inside.problem.ties import AnyOrder, chooses, same
@@ -175,7 +175,9 @@ class Families:
     ) -> Tried | None:
         """The case with as many varied inputs as the problem takes, tried in turn; None where it takes none.
         Another one comes first in each family, since two may be taken alone and not together."""
-        units = [unit for unit in _units(drawn, other) if any(drawn[place] != varied[place] for place in unit)]
+        units = [
+            unit for unit in _units(drawn, other) if any(not same_value(drawn[place], varied[place]) for place in unit)
+        ]
         if not 1 < len(units) <= MOST_VARIED or self._seconds > MAX_VARIED_S:
             return None
         kept, found = drawn, None
@@ -197,7 +199,7 @@ def _units(drawn: Sequence[Value], other: Sequence[Value]) -> list[list[int]]:
         for unit in [*units]:
             first = unit[1][0]
             if memory & unit[0] or (
-                len(other) == len(drawn) and value == drawn[first] and other[place] == other[first]
+                len(other) == len(drawn) and same_value(value, drawn[first]) and same_value(other[place], other[first])
             ):
                 units.remove(unit)
                 memory |= unit[0]
