@@ -248,19 +248,19 @@ def _as_sorted(new: Array, one: Floats, other: Floats) -> Array:
             if not all(_is_sorted(draw) for draw in draws):
                 continue
             new = np.flip(np.sort(new, axis), axis) if step < 0 else np.sort(new, axis)
-            found = np.moveaxis(new, axis, -1)[..., ::step]
+            found = np.moveaxis(new, axis, -1)[..., ::step].astype(np.float64)
             if any(_is_strict(draw) for draw in draws) and not _is_strict(found):
                 return one
     return new
 
 
-def _is_sorted(rows: Array) -> bool:
+def _is_sorted(rows: Floats) -> bool:
     """Whether all rows ascend, and not by being of one value or of too few elements to tell."""
     low, high = rows[..., :-1], rows[..., 1:]
     return low.size > 1 and bool((low <= high).all()) and bool((low < high).any())
 
 
-def _is_strict(rows: Array) -> bool:
+def _is_strict(rows: Floats) -> bool:
     return bool((rows[..., :-1] < rows[..., 1:]).all())
 
 
