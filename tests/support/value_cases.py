@@ -3,7 +3,7 @@ input, prints what came of each.
 
 A case has `lines` of a kernel, which computes `found`; `inputs`, each a dtype and numbers, that it finds in `a`, `b`
 and `c`, with more of them up to a power of two; `out`, the dtype of what comes out; `names` of helpers with their text;
-`secret` of the call, and `products`: whether it moves all products. The answer is the bits of `found`, as whole
+`secret` of the call, `products`: whether it moves all products; `device`: the secret of one GPU instead. The answer is the bits of `found`, as whole
 numbers, or what was raised.
 """
 
@@ -57,7 +57,8 @@ def outcome(case: dict[str, Any]) -> Any:
         return f"Refused: {kernels}"
     out = torch.zeros(size, dtype=getattr(torch, case["out"]))
     secret = case.get("secret", 0)
-    account = ledger.Ledger(rounding=secret, products=case.get("products", bool(secret)))
+    device = case.get("device", 0)
+    account = ledger.Ledger(rounding=secret, products=case.get("products", bool(secret)), device=device)
     try:
         with ledger.recording(account):
             rebuild(kernels)["kernel"][(1,)](*inputs, out, size)

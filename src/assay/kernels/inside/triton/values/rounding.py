@@ -21,6 +21,7 @@ import triton.language as tl
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.ledger import current
+from assay.kernels.inside.triton.unsettled import device
 from assay.kernels.inside.triton.unsettled.certain import powers_of_two, settled_results
 from assay.kernels.inside.triton.unsettled.nans import folded
 from assay.kernels.inside.triton.unsettled.products import keep, mark, unrounded, widened
@@ -186,13 +187,15 @@ def _after(builder: Any, name: str, function: Callable[[Any, Any], Any]) -> None
     def operation(self: Any, lhs: Any, rhs: Any) -> Any:
         found = compute(self, lhs, rhs)
         found.data = canonical(found.data)
-        if not current().rounding or name == "create_precise_divf":
+        if not current().fuses or name == "create_precise_divf":
             return found
         if function is np.multiply:
             product = mark(found, function(widened(lhs), widened(rhs)))
             # Of a product with 1 a GPU fuses the one before it, or this one, whose operands are rounded.
             return keep(product, (lhs, rhs)) if current().rounding & 32 else product
-        if found.data.dtype == _SINGLE:
+        if found.data.dtype == _SINGLE and current().device:
+            found.data = canonical(device.quotients(*np.broadcast_arrays(lhs.data, rhs.data)))
+        elif found.data.dtype == _SINGLE:
             # A GPU multiplies by the inverse, so that exact quotients are off as well.
             settled = np.broadcast_to(powers_of_two(rhs.data), found.data.shape)
             found.data = moved(found.data, settled, _MOST_ULPS)
@@ -206,7 +209,7 @@ def _after_sum(builder: Any, name: str, sign: int) -> None:
     compute = getattr(builder, name)
 
     def operation(self: Any, lhs: Any, rhs: Any) -> Any:
-        if current().rounding and (lhs.attr or rhs.attr):
+        if current().fuses and (lhs.attr or rhs.attr):
             left, right = unrounded(lhs), unrounded(rhs)
             if left is not None or right is not None:
                 exact = _fused_sum(lhs, rhs, sign, left, right)
@@ -220,11 +223,12 @@ def _after_sum(builder: Any, name: str, sign: int) -> None:
 
 def _fused_sum(lhs: Any, rhs: Any, sign: int, left: Any, right: Any) -> Any:
     """A sum with the one product or the other unrounded; of two, in calls that move products, the second, and in
-    half of the others the first."""
-    if left is None or (right is not None and current().products):
+    half of the others the first. One GPU has always the same one."""
+    ledger = current()
+    if left is None or (right is not None and (ledger.products or ledger.device & 2)):
         return _added(widened(lhs), sign * right)
     one = _added(left, sign * widened(rhs))
-    if right is None or current().rounding & 64:
+    if right is None or ledger.device or ledger.rounding & 64:
         return one
     other = _added(widened(lhs), sign * right)
     noise = _noise(np.ascontiguousarray(left, dtype=np.float64), 0x2545F491)
@@ -265,6 +269,20 @@ def _exponential(self: Any, arg: Any) -> Any:
     return engine.TensorHandle(np.exp2(arg.data * _TO_TWO), arg.dtype.scalar)
 
 
+def _approximated(self: Any, compute: Callable[[Any, Any], Any], arg: Any, name: str, ulps: int) -> Any:
+    """What one GPU has for a function of float32."""
+    if name == "exp":
+        arg, compute, name = engine.TensorHandle(arg.data * _TO_TWO, arg.dtype), _powers_of_two, "exp2"
+    exact = compute(self, engine.TensorHandle(arg.data.astype(np.float64), arg.dtype)).data
+    settled = settled_results(name, exact.astype(np.float32), (arg.data,))
+    found = np.where(settled, exact.astype(np.float32), device.near(name, exact, _SINGLE, ulps))
+    return engine.TensorHandle(found, arg.dtype.scalar)
+
+
+def _powers_of_two(self: Any, arg: Any) -> Any:
+    return self.unary_op(arg, np.exp2)
+
+
 def _after_function(builder: Any, name: str) -> None:
     compute = _exponential if name == "exp" else getattr(builder, f"create_{name}")
     exact, ulps = name in ("floor", "ceil"), _ULPS.get(name, _MOST_ULPS)
@@ -276,7 +294,8 @@ def _after_function(builder: Any, name: str) -> None:
             arg = engine.TensorHandle(perhaps_flushed(arg.data, kind), arg.dtype)
         elif single and name in _PERHAPS_FLUSHED and perhaps_flushes():
             arg = engine.TensorHandle(flushed(arg.data), arg.dtype)
-        found = compute(self, arg)
+        found = _approximated(self, compute, arg, name, ulps) if single and not exact and current().device else None
+        found = compute(self, arg) if found is None else found
         found.data = canonical(perhaps_flushed(found.data, name) if single else found.data)
         if exact or not current().rounding:
             return found
