@@ -3,8 +3,8 @@ input, prints what came of each.
 
 A case has `lines` of a kernel, which computes `found`; `inputs`, each a dtype and numbers, that it finds in `a`, `b`
 and `c`, with more of them up to a power of two; `out`, the dtype of what comes out; `names` of helpers with their text;
-`secret` of the call, `products`: whether it moves all products; `device`: the secret of one GPU instead. The answer is the bits of `found`, as whole
-numbers, or what was raised.
+`secret` of the call, `products`: whether it moves all products; `device`: the secret of one GPU instead. The answer is
+the bits of `found`, as whole numbers, or what was raised.
 """
 
 from __future__ import annotations

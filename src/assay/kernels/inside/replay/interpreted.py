@@ -183,8 +183,8 @@ class _InterpretedRun:
     def _like(self, chance: random.Random | None, other: Accesses | None, order: Sequence[int]) -> ledgers.Ledger:
         """A ledger under which programs compute the same, in a given order or in a random one."""
         mine = self._ledger
-        alike = {"rounding": mine.rounding, "products": mine.products, "device": mine.device}
-        return ledgers.Ledger(self._machine.max_programs, chance, other, schedule=order, **alike)
+        most = self._machine.max_programs
+        return ledgers.Ledger(most, chance, other, mine.rounding, mine.products, order, mine.device)
 
     def told(self) -> dict[str, Json]:
         races = self._accesses.told() if self._accesses is not None else []

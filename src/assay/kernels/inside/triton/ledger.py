@@ -121,8 +121,8 @@ class Ledger:
     """What kernels did in one call of forward. `order`: programs of a launch run in random order, and so do the lanes
     of an atomic operation; `schedule`: the programs in the order in which they are to run instead; `observer` is told
     of each access, and may pause a program; `rounding`: a secret that decides how inexact results are rounded, 0 for
-    rounding to nearest; `products`: those of `tl.dot`, too; `device`: in place of `rounding`, the secret of one GPU that
-    all is computed as on (`unsettled.device`), 0 for none."""
+    rounding to nearest; `products`: those of `tl.dot`, too; `device`: in place of `rounding`, the secret of one GPU
+    that all is computed as on (`unsettled.device`), 0 for none."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
 """One GPU that there could be: calls that act as it does throughout (`Ledger.device`).
 
 Other calls move what is inexact at random, and so break what is true on every GPU: that sines are odd, that twice a
-quotient is the quotient of twice the number, that powers do not fall. A kernel could tell these calls by that, and calls
-that round to nearest by their quotients, and be right in both alone. Here nothing inexact is rounded to nearest, and
-all of that is true.
+quotient is the quotient of twice the number, that powers do not fall. A kernel could tell these calls by that, and
+calls that round to nearest by their quotients, and be right in both alone. Here nothing inexact is rounded to nearest,
+and all of that is true.
 
 A function of the secret maps each exact result to what the device's approximation has in its place. The map rises, is
 odd, has the same shape between any two powers of two, and leaves these alone. So what is equal, ordered or scaled
@@ -12,6 +12,7 @@ stays so.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable
 from functools import lru_cache
@@ -27,6 +28,13 @@ _KNOTS = 16
 _LEAST_PART, _MOST_PART = 0.45, 0.95
 """Of the largest error at the knots, as shares of what CUDA's documents allow beyond rounding."""
 
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    **{name: getattr(np, name) for name in ("exp", "exp2", "log", "log2", "sin", "cos", "sqrt")},
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "erf": np.vectorize(math.erf, otypes=[np.float64]),
+}
+"""The language's own."""
+
 
 def near(name: str, exact: Any, dtype: Any, ulps: float) -> Any:
     """What the device has in place of exact results.
@@ -36,11 +44,11 @@ def near(name: str, exact: Any, dtype: Any, ulps: float) -> Any:
     ulps: By how many last bits it may differ, rounding included.
     """
     error = _errors(current().device, name) * ((ulps - 0.5) * float(np.finfo(dtype).epsneg))
-    mantissa = 2.0 * np.frexp(np.abs(np.where(np.isfinite(exact), exact, 1)))[0] - 1.0
-    place = np.clip(mantissa.astype(np.float64), 0.0, 1.0) * _KNOTS
+    finite = np.where(np.isfinite(exact), exact, 0)
+    place = np.clip(2.0 * np.frexp(np.abs(finite))[0].astype(np.float64) - 1.0, 0.0, 1.0) * _KNOTS
     before = np.minimum(place.astype(np.int64), _KNOTS - 1)
     moved = error[before] + (place - before) * (error[before + 1] - error[before])
-    return (exact + exact * moved).astype(dtype)
+    return (exact + finite * moved).astype(dtype)
 
 
 @lru_cache(256)

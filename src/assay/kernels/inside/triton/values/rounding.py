@@ -130,9 +130,9 @@ def all_orders_agree(magnitude: Any, whole: Any) -> Any:
     return whole & (magnitude <= _WHOLE)
 
 
-def canonical(values: Any) -> Any:
+def canonical(values: Any, constant: bool = False) -> Any:
     """NaN as a GPU's arithmetic gives it, or as its compiler does: a processor's has the sign bit set. That of a
-    float64 has any sign."""
+    float64 has any sign. `constant`: one GPU's compiler computes it."""
     if values.dtype.kind != "f":
         return values
     nan = np.isnan(values)
@@ -142,7 +142,7 @@ def canonical(values: Any) -> Any:
     if quiet is None:
         found: Any = np.copysign(np.nan, -1.0 if current().rounding & 8 else 1.0)
     else:
-        found = quiet[folded()].view(values.dtype)
+        found = quiet[folded() or (constant and current().device != 0)].view(values.dtype)
     return np.where(nan, found, values)
 
 
@@ -186,15 +186,16 @@ def _after(builder: Any, name: str, function: Callable[[Any, Any], Any]) -> None
 
     def operation(self: Any, lhs: Any, rhs: Any) -> Any:
         found = compute(self, lhs, rhs)
-        found.data = canonical(found.data)
+        found.data = canonical(found.data, is_constant(found))
         if not current().fuses or name == "create_precise_divf":
             return found
         if function is np.multiply:
             product = mark(found, function(widened(lhs), widened(rhs)))
             # Of a product with 1 a GPU fuses the one before it, or this one, whose operands are rounded.
             return keep(product, (lhs, rhs)) if current().rounding & 32 else product
-        if found.data.dtype == _SINGLE and current().device:
-            found.data = canonical(device.quotients(*np.broadcast_arrays(lhs.data, rhs.data)))
+        if current().device:
+            if found.data.dtype == _SINGLE and not is_constant(found):
+                found.data = canonical(device.quotients(*np.broadcast_arrays(lhs.data, rhs.data)))
         elif found.data.dtype == _SINGLE:
             # A GPU multiplies by the inverse, so that exact quotients are off as well.
             settled = np.broadcast_to(powers_of_two(rhs.data), found.data.shape)
@@ -215,7 +216,7 @@ def _after_sum(builder: Any, name: str, sign: int) -> None:
                 exact = _fused_sum(lhs, rhs, sign, left, right)
                 return keep(_narrowed(exact, lhs.dtype.scalar), (lhs, rhs))
         found = compute(self, lhs, rhs)
-        found.data = canonical(found.data)
+        found.data = canonical(found.data, is_constant(found))
         return found
 
     setattr(builder, name, operation)
@@ -269,18 +270,14 @@ def _exponential(self: Any, arg: Any) -> Any:
     return engine.TensorHandle(np.exp2(arg.data * _TO_TWO), arg.dtype.scalar)
 
 
-def _approximated(self: Any, compute: Callable[[Any, Any], Any], arg: Any, name: str, ulps: int) -> Any:
-    """What one GPU has for a function of float32."""
-    if name == "exp":
-        arg, compute, name = engine.TensorHandle(arg.data * _TO_TWO, arg.dtype), _powers_of_two, "exp2"
-    exact = compute(self, engine.TensorHandle(arg.data.astype(np.float64), arg.dtype)).data
-    settled = settled_results(name, exact.astype(np.float32), (arg.data,))
-    found = np.where(settled, exact.astype(np.float32), device.near(name, exact, _SINGLE, ulps))
-    return engine.TensorHandle(found, arg.dtype.scalar)
-
-
-def _powers_of_two(self: Any, arg: Any) -> Any:
-    return self.unary_op(arg, np.exp2)
+def _approximated(arg: Any, name: str, ulps: int) -> Any:
+    """What one GPU has for a function."""
+    if name == "exp" and arg.data.dtype == _SINGLE:
+        arg, name = engine.TensorHandle(arg.data * _TO_TWO, arg.dtype), "exp2"
+    kind, exact = arg.data.dtype, device.FUNCTIONS[name](device.wide(arg.data))
+    found = exact.astype(kind)
+    settled = settled_results(name, found, (arg.data,))
+    return engine.TensorHandle(np.where(settled, found, device.near(name, exact, kind, ulps)), arg.dtype.scalar)
 
 
 def _after_function(builder: Any, name: str) -> None:
@@ -294,9 +291,12 @@ def _after_function(builder: Any, name: str) -> None:
             arg = engine.TensorHandle(perhaps_flushed(arg.data, kind), arg.dtype)
         elif single and name in _PERHAPS_FLUSHED and perhaps_flushes():
             arg = engine.TensorHandle(flushed(arg.data), arg.dtype)
-        found = _approximated(self, compute, arg, name, ulps) if single and not exact and current().device else None
-        found = compute(self, arg) if found is None else found
-        found.data = canonical(perhaps_flushed(found.data, name) if single else found.data)
+        if current().device and not exact and arg.data.dtype in _BITS and not is_constant(arg):
+            found = _approximated(arg, name, 1 if name == "exp" and not single else ulps)
+        else:
+            found = compute(self, arg)
+        data = perhaps_flushed(found.data, name) if single else found.data
+        found.data = canonical(data, is_constant(found))
         if exact or not current().rounding:
             return found
         settled = settled_results(name, found.data, (arg.data,))
