@@ -135,6 +135,14 @@ def test_results_are_not_rounded_to_nearest_but_near(name: str) -> None:
     assert (answers()[f"{name} {DEVICES[0]}"] != answers()[f"{name} {DEVICES[1]}"]).any()
 
 
+def test_a_launch_may_say_that_nothing_is_fused() -> None:
+    lines = [("a * b + 0.3", {}), ("a * b + 0.3", {"enable_fp_fusion": False}), ("tl.fma(a, b, 0.3)", {})]
+    cases = [case(line, DEVICES[0]) | {"options": options} for line, options in lines]
+    fused, apart, asked = program("value_cases", given=json.dumps(cases))
+    assert fused == asked != apart
+    assert np.array_equal(np.array(apart, np.int32).view(np.float32), A * B + np.float32(0.3))
+
+
 @pytest.mark.parametrize("name", RISING)
 def test_functions_rise(name: str) -> None:
     assert (np.diff(answers()[f"{name} rises"]) >= 0).all()

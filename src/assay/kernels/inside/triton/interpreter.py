@@ -71,6 +71,7 @@ def _launch(executor: Any, *args: Any, **kwargs: Any) -> None:
     grid = executor.grid(bound) if callable(executor.grid) else executor.grid
     extents = _extents(function.__name__, grid)
     current().count(function.__name__, extents)
+    current().fuse(bool(kwargs.get("enable_fp_fusion", True)))
     # Hooks and kernels are the candidate's Python, so only what is done around them is kept from the modes that watch.
     for hook in executor.pre_run_hooks:
         hook(*args, **{name: value for name, value in kwargs.items() if name in names})

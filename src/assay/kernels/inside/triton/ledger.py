@@ -142,7 +142,7 @@ class Ledger:
         self.order, self.observer, self.schedule = order, observer, schedule
         self.rounding, self.products, self.device = rounding, products, device
         self.fuses = bool(rounding or device)
-        """Whether sums may take products without rounding (`unsettled.products`)."""
+        """Whether sums of the launch under way may take products without rounding (`unsettled.products`)."""
         self.nans = 0
         """Operations that gave NaN (`unsettled.nans`)."""
         self.turns: Turning | None = None
@@ -155,6 +155,10 @@ class Ledger:
         """The first refusal, kept because a candidate may catch it and go on."""
         self.notes: list[str] = []
         """What explains a wrong result, where there is one."""
+
+    def fuse(self, asked: bool) -> None:
+        """Let sums of the next launch be as its `enable_fp_fusion` says."""
+        self.fuses = asked and bool(self.rounding or self.device)
 
     def count(self, name: str, grid: tuple[int, ...]) -> None:
         """Take a launch into the account.
