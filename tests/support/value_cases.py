@@ -3,8 +3,8 @@ input, prints what came of each.
 
 A case has `lines` of a kernel, which computes `found`; `inputs`, each a dtype and numbers, that it finds in `a`, `b`
 and `c`, with more of them up to a power of two; `out`, the dtype of what comes out; `names` of helpers with their text;
-`secret` of the call, and `products`: whether it moves all products. The answer is the bits of `found`, as whole
-numbers, or what was raised.
+`secret` of the call, `products`: whether it moves all products; `device`: the secret of one GPU instead; `options` of
+the launch. The answer is the bits of `found`, as whole numbers, or what was raised.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ def outcome(case: dict[str, Any]) -> Any:
         return f"Refused: {kernels}"
     out = torch.zeros(size, dtype=getattr(torch, case["out"]))
     secret = case.get("secret", 0)
-    account = ledger.Ledger(rounding=secret, products=case.get("products", bool(secret)))
+    device = case.get("device", 0)
+    account = ledger.Ledger(rounding=secret, products=case.get("products", bool(secret)), device=device)
     try:
         with ledger.recording(account):
-            rebuild(kernels)["kernel"][(1,)](*inputs, out, size)
+            rebuild(kernels)["kernel"][(1,)](*inputs, out, size, **case.get("options", {}))
     except Exception as error:  # noqa: BLE001  whatever it was is reported
         return f"{type(error).__name__}: {error}"
     return out.view(BITS[out.itemsize]).tolist()[:length]

@@ -72,6 +72,7 @@ class Interpreted:
             observer=accesses,
             rounding=_rounding(manner),
             products=manner.products,
+            device=0 if _rounding(manner) else _device(manner),
         )
         with ledgers.recording(ledger):
             yield _InterpretedRun(self, memory, manner, ledger, accesses)
@@ -111,10 +112,15 @@ def _overlaps(touched: Touched, variant: Variant) -> bool:
 
 
 def _rounding(manner: Manner) -> int:
-    """The secret that decides how a call rounds; 0 for rounding to nearest. Calls that are compared bit by bit have the
-    same seed. Those that are followed and a quarter of the others round to nearest: a kernel must be right either way,
-    so that it cannot ask which one it is."""
+    """The secret that decides how a call rounds; 0 for one that acts as one GPU. Calls that are compared bit by bit
+    have the same seed. Those that are followed and a quarter of the others act as one GPU each: a kernel must be right
+    either way, so that it cannot ask which one it is."""
     return manner.seed if manner.in_order or (not manner.follow and manner.seed >> 30) else 0
+
+
+def _device(manner: Manner) -> int:
+    """The secret of the GPU that a call acts as; never 0."""
+    return 1 << 32 | manner.seed
 
 
 class _InterpretedRun:
@@ -176,8 +182,9 @@ class _InterpretedRun:
 
     def _like(self, chance: random.Random | None, other: Accesses | None, order: Sequence[int]) -> ledgers.Ledger:
         """A ledger under which programs compute the same, in a given order or in a random one."""
-        rounding, products = self._ledger.rounding, self._ledger.products
-        return ledgers.Ledger(self._machine.max_programs, chance, other, rounding, products, schedule=order)
+        mine = self._ledger
+        most = self._machine.max_programs
+        return ledgers.Ledger(most, chance, other, mine.rounding, mine.products, order, mine.device)
 
     def told(self) -> dict[str, Json]:
         races = self._accesses.told() if self._accesses is not None else []

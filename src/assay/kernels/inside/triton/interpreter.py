@@ -28,6 +28,7 @@ from assay.kernels.inside.triton import guards
 from assay.kernels.inside.triton.ledger import PausedError, UnsupportedError, current, refuse
 from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, KEEPS_NAN, LIBRARY, LOGARITHMS, TERMS, ULPS
 from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
+from assay.kernels.inside.triton.unsettled import device
 from assay.kernels.inside.triton.unsettled import products as unsettled_products
 from assay.kernels.inside.triton.unsettled.certain import settled_results
 from assay.kernels.inside.triton.values import (
@@ -70,6 +71,7 @@ def _launch(executor: Any, *args: Any, **kwargs: Any) -> None:
     grid = executor.grid(bound) if callable(executor.grid) else executor.grid
     extents = _extents(function.__name__, grid)
     current().count(function.__name__, extents)
+    current().fuse(bool(kwargs.get("enable_fp_fusion", True)))
     # Hooks and kernels are the candidate's Python, so only what is done around them is kept from the modes that watch.
     for hook in executor.pre_run_hooks:
         hook(*args, **{name: value for name, value in kwargs.items() if name in names})
@@ -244,16 +246,20 @@ def _extern_elementwise(_self: Any, _name: str, _path: str, symbol: str, args: A
     operands = [
         rounding.perhaps_flushed(arg.data, symbol) if flushes and arg.data.dtype == single else arg.data for arg in args
     ]
-    data = np.asarray(function(*operands))
     dtype, kind = result.scalar, engine._get_np_dtype(result)
+    as_device = current().device and symbol not in EXACT and kind.kind == "f"
+    data = np.asarray(function(*(device.wide(each) for each in operands) if as_device else operands))
     if data.dtype.kind == "f" and kind.kind == "i":
         return engine.TensorHandle(casts.saturated(data, kind), dtype)
-    data = data.astype(kind)
+    exact, data, ulps = data, data.astype(kind), ULPS.get(symbol, 1)
+    if as_device:
+        settled = settled_results(symbol, data, operands)
+        data = np.where(settled, data, device.near(device.name_of(symbol), exact, kind, ulps))
     data = rounding.perhaps_flushed(data, symbol) if flushes and kind == single else data
     found = engine.TensorHandle(data if symbol in KEEPS_NAN else rounding.canonical(data), dtype)
     if symbol in EXACT or not current().rounding or kind.kind != "f":
         return found
-    settled, ulps = settled_results(symbol, found.data, operands), ULPS.get(symbol, 1)
+    settled = settled_results(symbol, found.data, operands)
     found.data = rounding.moved(found.data, settled, ulps)
     if symbol in TERMS:
         terms = TERMS[symbol](found.data, operands[0])

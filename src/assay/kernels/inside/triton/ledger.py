@@ -121,7 +121,8 @@ class Ledger:
     """What kernels did in one call of forward. `order`: programs of a launch run in random order, and so do the lanes
     of an atomic operation; `schedule`: the programs in the order in which they are to run instead; `observer` is told
     of each access, and may pause a program; `rounding`: a secret that decides how inexact results are rounded, 0 for
-    rounding to nearest; `products`: those of `tl.dot`, too."""
+    rounding to nearest; `products`: those of `tl.dot`, too; `device`: in place of `rounding`, the secret of one GPU
+    that all is computed as on (`unsettled.device`), 0 for none."""
 
     def __init__(
         self,
@@ -131,6 +132,7 @@ class Ledger:
         rounding: int = 0,
         products: bool = False,
         schedule: Sequence[int] = (),
+        device: int = 0,
     ) -> None:
         self.launches: Counter[str] = Counter()
         self.programs = 0
@@ -138,7 +140,9 @@ class Ledger:
         """Operations that kernels did (`values.counting`)."""
         self.max_programs = max_programs
         self.order, self.observer, self.schedule = order, observer, schedule
-        self.rounding, self.products = rounding, products
+        self.rounding, self.products, self.device = rounding, products, device
+        self.fuses = bool(rounding or device)
+        """Whether sums of the launch under way may take products without rounding (`unsettled.products`)."""
         self.nans = 0
         """Operations that gave NaN (`unsettled.nans`)."""
         self.turns: Turning | None = None
@@ -151,6 +155,10 @@ class Ledger:
         """The first refusal, kept because a candidate may catch it and go on."""
         self.notes: list[str] = []
         """What explains a wrong result, where there is one."""
+
+    def fuse(self, asked: bool) -> None:
+        """Let sums of the next launch be as its `enable_fp_fusion` says."""
+        self.fuses = asked and bool(self.rounding or self.device)
 
     def count(self, name: str, grid: tuple[int, ...]) -> None:
         """Take a launch into the account.

@@ -87,7 +87,7 @@ def widened(handle: Any) -> Any:
 
 def keep(found: Any, operands: Any) -> Any:
     """Let a result that has the bits of a product, or of one with the other sign, be that product."""
-    if not current().rounding:
+    if not current().fuses:
         return found
     data = found.data
     for operand in operands:
@@ -140,7 +140,7 @@ def _move(builder: Any, name: str) -> None:
 
     def operation(self: Any, *args: Any) -> Any:
         found = compute(self, *args)
-        for place, arg in enumerate(args if current().rounding else ()):
+        for place, arg in enumerate(args if current().fuses else ()):
             if not isinstance(arg, engine.TensorHandle) or _PRODUCT not in arg.attr:
                 continue
             product = _known(arg)
@@ -187,6 +187,6 @@ def watch(apply: Callable[..., Any]) -> Callable[..., Any]:
 
     def apply_impl(self: Any, values: Any) -> Any:
         found = apply(self, values)
-        return of_one(found, values[0].handle, self.axis) if len(values) == 1 and current().rounding else found
+        return of_one(found, values[0].handle, self.axis) if len(values) == 1 and current().fuses else found
 
     return apply_impl

@@ -16,6 +16,7 @@ from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.arithmetic import MeaningError
 from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
+from assay.kernels.inside.triton.unsettled import device
 from assay.kernels.inside.triton.unsettled.certain import whole_results
 from assay.kernels.inside.triton.values import bfloat16
 from assay.kernels.inside.triton.values.rounding import moved
@@ -47,7 +48,7 @@ def install() -> None:
 def _in_trees(operation: Any, values: Sequence[Any], found: Any, name: str, made: Callable[..., list[Parts]]) -> Any:
     """What was made in a row, or in a call with a secret in a tree: both must be alike, in every call."""
     ledger = current()
-    arithmetic, chance = ledger.arithmetic, np.random.default_rng(ledger.rounding)
+    arithmetic, chance = ledger.arithmetic, np.random.default_rng(ledger.rounding or ledger.device)
     combine = _Combine(operation.combine_fn.fn, [part.dtype.scalar for part in values])
     parts = [_axis_last(part.handle.data, operation.axis) for part in values]
     try:
@@ -61,7 +62,11 @@ def _in_trees(operation: Any, values: Sequence[Any], found: Any, name: str, made
     length = parts[0].shape[-1]
     if not all(_alike(*both, length) for tree in trees for both in zip(tree, rows, combine.dtypes, strict=True)):
         _refuse(name)
-    if ledger.rounding:
+    if ledger.device:
+        for place, part in enumerate(found):
+            data = _of_device(trees, made is _reduced)[place]
+            part.handle.data = _axis_back(data, part.handle.data.shape, operation.axis if made is _scanned else -1)
+    elif ledger.rounding:
         chosen = trees[int(chance.integers(len(trees)))] if ledger.products or chance.integers(3) else rows
         for place, part in enumerate(found):
             agree = np.logical_and.reduce([tree[place] == rows[place] for tree in trees])
@@ -69,6 +74,13 @@ def _in_trees(operation: Any, values: Sequence[Any], found: Any, name: str, made
             data = moved(chosen[place], settled)
             part.handle.data = _axis_back(data, part.handle.data.shape, operation.axis if made is _scanned else -1)
     return found
+
+
+def _of_device(trees: list[Parts], reduced: bool) -> Parts:
+    """What one GPU makes, in the order of its own sums."""
+    if len(trees) == 1:
+        return trees[0]
+    return trees[0 if reduced and device.neighbours_first() else 1]
 
 
 def _refuse(name: str) -> None:
@@ -134,7 +146,9 @@ def _reduced(combine: _Combine, parts: Parts, chance: np.random.Generator) -> li
     cube = np.arange(length).reshape((2,) * bits)
     some = [range(bits), range(bits)[::-1], chance.permutation(bits)]
     orders = [cube.transpose(tuple(axes)).ravel() for axes in some] + [chance.permutation(length)]
-    if combine.one_by_one:
+    if combine.one_by_one and current().device:
+        orders = [orders[0 if device.neighbours_first() else 1]]
+    elif combine.one_by_one:
         orders = [orders[int(chance.integers(len(orders)))]]
     found = [np.stack([part[..., order] for order in orders]) for part in parts]
     while found[0].shape[-1] > 1:

@@ -9,6 +9,7 @@ import triton.language as tl
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.ledger import UnsupportedError, current, refuse
+from assay.kernels.inside.triton.unsettled import device
 from assay.kernels.inside.triton.values import casts
 from assay.kernels.inside.triton.values.rounding import all_orders_agree, canonical, reordered
 
@@ -43,7 +44,9 @@ def install(builder: Any) -> None:
             if not d.data.any():
                 found.attr[_OPERANDS] = a.data, b.data
             found.data = _saturated(found.data, (a.data, b.data, d.data))
-        if current().products:
+        if current().device and d.data.dtype == np.float32:
+            found.data = _of_device(found.data, (a.data, b.data, d.data), input_precision)
+        elif current().products:
             found.data = _in_another_order(found.data, (a.data, b.data, d.data))
             if d.data.dtype == np.float32:
                 found.data = _cut_off(found.data, (a.data, b.data, d.data), input_precision)
@@ -110,6 +113,13 @@ def _cut_off(found: Any, operands: tuple[Any, Any, Any], input_precision: Any) -
     else:
         return found
     return np.where(np.isfinite(made), made, found)
+
+
+def _of_device(found: Any, operands: tuple[Any, Any, Any], input_precision: Any) -> Any:
+    """Products as one GPU makes them: by tensor cores, or by one fused sum after the other."""
+    if operands[0].dtype == np.float32 and input_precision == engine._ir.INPUT_PRECISION.IEEE:
+        return device.one_after_the_other(*operands)
+    return _cut_off(found, operands, input_precision)
 
 
 def _split(values: Any) -> tuple[Any, Any]:

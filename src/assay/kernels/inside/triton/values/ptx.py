@@ -16,6 +16,7 @@ from triton.runtime import interpreter as engine
 from assay.kernels.inside.triton.arithmetic import MeaningError
 from assay.kernels.inside.triton.ledger import UnsupportedError, WrongValueError, current, refuse
 from assay.kernels.inside.triton.values import bfloat16
+from assay.kernels.inside.triton.values.constants import is_constant
 from assay.kernels.inside.triton.values.rounding import canonical, flushed
 
 _BOOL = np.dtype(np.bool_)
@@ -124,7 +125,7 @@ _EXTREMES: dict[str, Callable[[Any, Any], Any]] = {
 def _install_extreme(builder: Any, name: str, function: Callable[[Any, Any], Any]) -> None:
     def extreme(self: Any, lhs: Any, rhs: Any) -> Any:
         found = self.binary_op(lhs, rhs, function)
-        found.data = canonical(found.data)
+        found.data = canonical(found.data, is_constant(found))
         return found
 
     setattr(builder, name, extreme)

@@ -11,6 +11,7 @@ import triton.language as tl
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
+from assay.kernels.inside.triton.unsettled import device
 from assay.kernels.inside.triton.unsettled.certain import whole_results
 from assay.kernels.inside.triton.unsettled.products import may_fuse, summed
 from assay.kernels.inside.triton.values import bfloat16
@@ -59,6 +60,8 @@ def _sum(self: Any, values: Any) -> Any:
 def _summed(handle: Any, axis: Any, add: Any) -> Any:
     """Sums one after the other, or of halves of a block, as `_in_tree` says; of products that are not rounded yet."""
     data, product = handle.data, summed(handle)
+    if current().device and data.dtype.kind == "f":
+        return device.in_a_tree(data, axis, lambda sums: sums)
     if product is not None and product.shape == data.shape and product.dtype == np.float64:
         return _signed(np.add.reduce(product, axis=axis, keepdims=True), product, axis).astype(data.dtype)
     if data.dtype.kind != "f":
@@ -82,7 +85,7 @@ def _signed(found: Any, data: Any, axis: Any) -> Any:
 def _in_tree() -> bool:
     """Whether sums of this call are made in a tree: a thread adds one after the other, threads make a tree."""
     ledger = current()
-    return bool(ledger.rounding and (ledger.products or ledger.rounding & 16))
+    return bool(ledger.device or (ledger.rounding and (ledger.products or ledger.rounding & 16)))
 
 
 def _orders(handle: Any, add: Callable[[Any], Any]) -> tuple[Any, Any]:
@@ -97,6 +100,10 @@ def _orders(handle: Any, add: Callable[[Any], Any]) -> tuple[Any, Any]:
 
 def _sum_of_halves(data: Any, axis: Any, is_bfloat16: bool) -> Any:
     """In a tree, each sum rounded: GPUs add halves as they are."""
+    if current().device:
+        narrowed = (lambda sums: bfloat16.wide(bfloat16.narrow(sums))) if is_bfloat16 else lambda sums: sums
+        found = device.in_a_tree(data, axis, narrowed)
+        return bfloat16.narrow(found) if is_bfloat16 else found
     rank = data.ndim
     data = data.reshape(-1) if axis is None else np.moveaxis(data, axis, 0)
     data = np.take(data, _order(len(data)), 0)

@@ -21,6 +21,7 @@ import triton.language as tl
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.ledger import current
+from assay.kernels.inside.triton.unsettled import device
 from assay.kernels.inside.triton.unsettled.certain import powers_of_two, settled_results
 from assay.kernels.inside.triton.unsettled.nans import folded
 from assay.kernels.inside.triton.unsettled.products import keep, mark, unrounded, widened
@@ -129,9 +130,9 @@ def all_orders_agree(magnitude: Any, whole: Any) -> Any:
     return whole & (magnitude <= _WHOLE)
 
 
-def canonical(values: Any) -> Any:
+def canonical(values: Any, constant: bool = False) -> Any:
     """NaN as a GPU's arithmetic gives it, or as its compiler does: a processor's has the sign bit set. That of a
-    float64 has any sign."""
+    float64 has any sign. `constant`: one GPU's compiler computes it."""
     if values.dtype.kind != "f":
         return values
     nan = np.isnan(values)
@@ -141,7 +142,7 @@ def canonical(values: Any) -> Any:
     if quiet is None:
         found: Any = np.copysign(np.nan, -1.0 if current().rounding & 8 else 1.0)
     else:
-        found = quiet[folded()].view(values.dtype)
+        found = quiet[folded() or (constant and current().device != 0)].view(values.dtype)
     return np.where(nan, found, values)
 
 
@@ -185,14 +186,17 @@ def _after(builder: Any, name: str, function: Callable[[Any, Any], Any]) -> None
 
     def operation(self: Any, lhs: Any, rhs: Any) -> Any:
         found = compute(self, lhs, rhs)
-        found.data = canonical(found.data)
-        if not current().rounding or name == "create_precise_divf":
+        found.data = canonical(found.data, is_constant(found))
+        if not current().fuses or name == "create_precise_divf":
             return found
         if function is np.multiply:
             product = mark(found, function(widened(lhs), widened(rhs)))
             # Of a product with 1 a GPU fuses the one before it, or this one, whose operands are rounded.
             return keep(product, (lhs, rhs)) if current().rounding & 32 else product
-        if found.data.dtype == _SINGLE:
+        if current().device:
+            if found.data.dtype == _SINGLE and not is_constant(found):
+                found.data = canonical(device.quotients(*np.broadcast_arrays(lhs.data, rhs.data)))
+        elif found.data.dtype == _SINGLE:
             # A GPU multiplies by the inverse, so that exact quotients are off as well.
             settled = np.broadcast_to(powers_of_two(rhs.data), found.data.shape)
             found.data = moved(found.data, settled, _MOST_ULPS)
@@ -206,13 +210,13 @@ def _after_sum(builder: Any, name: str, sign: int) -> None:
     compute = getattr(builder, name)
 
     def operation(self: Any, lhs: Any, rhs: Any) -> Any:
-        if current().rounding and (lhs.attr or rhs.attr):
+        if current().fuses and (lhs.attr or rhs.attr):
             left, right = unrounded(lhs), unrounded(rhs)
             if left is not None or right is not None:
                 exact = _fused_sum(lhs, rhs, sign, left, right)
                 return keep(_narrowed(exact, lhs.dtype.scalar), (lhs, rhs))
         found = compute(self, lhs, rhs)
-        found.data = canonical(found.data)
+        found.data = canonical(found.data, is_constant(found))
         return found
 
     setattr(builder, name, operation)
@@ -220,11 +224,12 @@ def _after_sum(builder: Any, name: str, sign: int) -> None:
 
 def _fused_sum(lhs: Any, rhs: Any, sign: int, left: Any, right: Any) -> Any:
     """A sum with the one product or the other unrounded; of two, in calls that move products, the second, and in
-    half of the others the first."""
-    if left is None or (right is not None and current().products):
+    half of the others the first. One GPU has always the same one."""
+    ledger = current()
+    if left is None or (right is not None and (ledger.products or ledger.device & 2)):
         return _added(widened(lhs), sign * right)
     one = _added(left, sign * widened(rhs))
-    if right is None or current().rounding & 64:
+    if right is None or ledger.device or ledger.rounding & 64:
         return one
     other = _added(widened(lhs), sign * right)
     noise = _noise(np.ascontiguousarray(left, dtype=np.float64), 0x2545F491)
@@ -265,6 +270,16 @@ def _exponential(self: Any, arg: Any) -> Any:
     return engine.TensorHandle(np.exp2(arg.data * _TO_TWO), arg.dtype.scalar)
 
 
+def _approximated(arg: Any, name: str, ulps: int) -> Any:
+    """What one GPU has for a function."""
+    if name == "exp" and arg.data.dtype == _SINGLE:
+        arg, name = engine.TensorHandle(arg.data * _TO_TWO, arg.dtype), "exp2"
+    kind, exact = arg.data.dtype, device.FUNCTIONS[name](device.wide(arg.data))
+    found = exact.astype(kind)
+    settled = settled_results(name, found, (arg.data,))
+    return engine.TensorHandle(np.where(settled, found, device.near(name, exact, kind, ulps)), arg.dtype.scalar)
+
+
 def _after_function(builder: Any, name: str) -> None:
     compute = _exponential if name == "exp" else getattr(builder, f"create_{name}")
     exact, ulps = name in ("floor", "ceil"), _ULPS.get(name, _MOST_ULPS)
@@ -276,8 +291,12 @@ def _after_function(builder: Any, name: str) -> None:
             arg = engine.TensorHandle(perhaps_flushed(arg.data, kind), arg.dtype)
         elif single and name in _PERHAPS_FLUSHED and perhaps_flushes():
             arg = engine.TensorHandle(flushed(arg.data), arg.dtype)
-        found = compute(self, arg)
-        found.data = canonical(perhaps_flushed(found.data, name) if single else found.data)
+        if current().device and not exact and arg.data.dtype in _BITS and not is_constant(arg):
+            found = _approximated(arg, name, 1 if name == "exp" and not single else ulps)
+        else:
+            found = compute(self, arg)
+        data = perhaps_flushed(found.data, name) if single else found.data
+        found.data = canonical(data, is_constant(found))
         if exact or not current().rounding:
             return found
         settled = settled_results(name, found.data, (arg.data,))

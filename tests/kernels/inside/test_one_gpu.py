@@ -1,0 +1,148 @@
+"""Calls that act as one GPU: what is true on every GPU is true in them, and nothing inexact is rounded to nearest."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.own_process import program
+
+pytestmark = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("torch", "triton")), reason="no torch or no triton here"
+)
+DEVICES = (0x1_2345_6789, 0x1_0BAD_CAFE)
+chance = np.random.default_rng(5)
+A = chance.uniform(0.51, 7.9, 256).astype(np.float32)
+B = chance.uniform(0.3, 20.0, 256).astype(np.float32)
+ADD = {"add": "def add(x, y):\n    return x + y\n"}
+
+SAME: dict[str, tuple[str, str]] = {
+    "quotients are odd": ("(-a) / b", "-(a / b)"),
+    "quotients double": ("(a * 2.0) / b", "(a / b) * 2.0"),
+    "quotients halve": ("a / (b * 2.0)", "(a / b) * 0.5"),
+    "quotients are products with inverses": ("a / b", "a * (1.0 / b)"),
+    "sines are odd": ("tl.sin(-a)", "-tl.sin(a)"),
+    "cosines are even": ("tl.cos(-a)", "tl.cos(a)"),
+    "erf is odd": ("tl.erf(-a)", "-tl.erf(a)"),
+    "tanh is odd": ("libdevice.tanh(-a)", "-libdevice.tanh(a)"),
+    "roots of four times as much": ("tl.sqrt(a * 4.0)", "tl.sqrt(a) * 2.0"),
+    "inverse roots of four times as much": ("tl.rsqrt(a * 4.0)", "tl.rsqrt(a) * 0.5"),
+    "powers of two": ("tl.exp2(a + 1.0)", "tl.exp2((a + 1.0) - 1.0) * 2.0"),
+    "exp is a power of two": ("tl.exp(a)", "tl.exp2(a * 1.4426950408889634)"),
+    "hypot of both orders": ("libdevice.hypot(a, b)", "libdevice.hypot(b, a)"),
+    "a function by both of its names": ("tl.sin(a)", "libdevice.sin(a)"),
+    "a root by both of its names": ("tl.rsqrt(a)", "libdevice.rsqrt(a)"),
+    "sums are odd": ("tl.sum(tl.reshape(-a, (16, 16)), 1)", "-tl.sum(tl.reshape(a, (16, 16)), 1)"),
+    "sums are scaled": ("tl.sum(tl.reshape(a * 8.0, (16, 16)), 1)", "tl.sum(tl.reshape(a, (16, 16)), 1) * 8.0"),
+    "sums by both names": ("tl.sum(tl.reshape(a, (16, 16)), 1)", "tl.reduce(tl.reshape(a, (16, 16)), 1, add)"),
+    "scans by both names": ("tl.cumsum(a, 0)", "tl.associative_scan(a, 0, add)"),
+    "sums of halves": (
+        "tl.sum(tl.reshape(a, (16, 16)).to(tl.float16), 1).to(tl.float32)",
+        "tl.reduce(tl.reshape(a, (16, 16)).to(tl.float16), 1, add).to(tl.float32)",
+    ),
+    "products of matrices are odd": (
+        "tl.dot(tl.reshape(-a, (16, 16)), tl.reshape(b, (16, 16)))",
+        "-tl.dot(tl.reshape(a, (16, 16)), tl.reshape(b, (16, 16)))",
+    ),
+    "constants": ("1.0 / tl.full((N,), 3.0, tl.float32)", "tl.div_rn(tl.full((N,), 1.0, tl.float32), 3.0)"),
+    "roots of constants": ("tl.sqrt(tl.full((N,), 3.0, tl.float32))", "tl.sqrt_rn(tl.full((N,), 3.0, tl.float32))"),
+    "NaN of the compiler": (
+        "((tl.full((N,), float('inf'), tl.float32) * 0.0).to(tl.int32, bitcast=True) & 0xFF).to(tl.float32)",
+        "a * 0.0",
+    ),
+    "NaN of arithmetic": ("((a / 0.0 * 0.0).to(tl.int32, bitcast=True) & 0xFF).to(tl.float32)", "a * 0.0 + 255.0"),
+    "float64 by both names": (
+        "(tl.exp(a.to(tl.float64)) - libdevice.exp(a.to(tl.float64))).to(tl.float32)",
+        "a * 0.0",
+    ),
+    "fused sums": ("tl.fma(a, b, -1.0)", "a * b - 1.0"),
+    "casts beyond the range": ("(a * 1e20).to(tl.int32).to(tl.float32)", "a * 0.0 + 2147483648.0"),
+    "shifts beyond the width": (
+        "((a * 100).to(tl.int32) << ((b * 0.0).to(tl.int32) + 40)).to(tl.float32)",
+        "a * 0.0",
+    ),
+}
+EXACT: dict[str, tuple[str, Any]] = {
+    "quotient": ("a / b", A.astype(np.float64) / B),
+    "inverse": ("1.0 / b", 1.0 / B.astype(np.float64)),
+    "exp2": ("tl.exp2(a)", np.exp2(A.astype(np.float64))),
+    "exp": ("libdevice.exp(a)", np.exp(A.astype(np.float64))),
+    "log": ("tl.log(a)", np.log(A.astype(np.float64))),
+    "log2": ("tl.log2(a)", np.log2(A.astype(np.float64))),
+    "sin": ("tl.sin(a)", np.sin(A.astype(np.float64))),
+    "cos": ("tl.cos(a)", np.cos(A.astype(np.float64))),
+    "sqrt": ("tl.sqrt(a)", np.sqrt(A.astype(np.float64))),
+    "rsqrt": ("tl.rsqrt(a)", 1 / np.sqrt(A.astype(np.float64))),
+    "tanh": ("libdevice.tanh(a)", np.tanh(A.astype(np.float64))),
+    "pow": ("libdevice.pow(a, b)", np.power(A.astype(np.float64), B)),
+    "atan2": ("libdevice.atan2(a, b)", np.arctan2(A.astype(np.float64), B)),
+}
+ULPS = {"log": 1, "log2": 1, "sqrt": 1, "exp": 1, "inverse": 1, "tanh": 2, "pow": 4, "atan2": 3}
+RISING = {name: EXACT[name][0] for name in ("exp2", "exp", "log", "sqrt", "tanh")} | {"erf": "tl.erf(a * 0.3)"}
+NEIGHBOURS = np.sort(
+    np.concatenate([(start + np.arange(64) * 2.0**-22).astype(np.float32) for start in (0.7, 1.9, 2, 3)])
+)
+
+
+def case(expression: str, device: int, a: Any = A, b: Any = B) -> dict[str, Any]:
+    """A case of the program, which wants as many results as inputs."""
+    if "tl.dot" not in expression and "(16, 16)" in expression:
+        expression = f"tl.reshape(tl.broadcast_to(({expression})[:, None], (16, 16)), (256,))"
+    elif "tl.dot" in expression:
+        expression = f"tl.reshape({expression}, (256,))"
+    inputs = [("float32", a.tolist()), ("float32", b.tolist())]
+    names = ADD if "add)" in expression else {}
+    return {"lines": f"found = {expression}", "out": "float32", "inputs": inputs, "device": device, "names": names}
+
+
+@cache
+def answers() -> dict[str, Any]:
+    """Name -> bits of float32."""
+    cases = {
+        f"{name} {side} {device}": case(expression, device)
+        for device in DEVICES
+        for name, sides in SAME.items()
+        for side, expression in enumerate(sides)
+    }
+    cases |= {f"{name} {device}": case(line, device) for device in DEVICES for name, (line, _) in EXACT.items()}
+    cases |= {f"{name} rises": case(line, DEVICES[0], NEIGHBOURS) for name, line in RISING.items()}
+    found = program("value_cases", given=json.dumps(list(cases.values())))
+    for name, answer in zip(cases, found, strict=True):
+        assert isinstance(answer, list), (name, answer)
+    return {name: np.array(answer, np.int32).view(np.float32) for name, answer in zip(cases, found, strict=True)}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_what_is_true_on_every_gpu(name: str) -> None:
+    for device in DEVICES:
+        one, other = (answers()[f"{name} {side} {device}"] for side in (0, 1))
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_results_are_not_rounded_to_nearest_but_near(name: str) -> None:
+    exact = EXACT[name][1]
+    nearest = exact.astype(np.float32)
+    for device in DEVICES:
+        found = answers()[f"{name} {device}"]
+        off = np.abs(found - exact) / np.spacing(np.abs(nearest)).astype(np.float64)
+        assert (found != nearest).mean() > 0.1 and off.max() <= ULPS.get(name, 2)
+    assert (answers()[f"{name} {DEVICES[0]}"] != answers()[f"{name} {DEVICES[1]}"]).any()
+
+
+def test_a_launch_may_say_that_nothing_is_fused() -> None:
+    lines = [("a * b + 0.3", {}), ("a * b + 0.3", {"enable_fp_fusion": False}), ("tl.fma(a, b, 0.3)", {})]
+    cases = [case(line, DEVICES[0]) | {"options": options} for line, options in lines]
+    fused, apart, asked = program("value_cases", given=json.dumps(cases))
+    assert fused == asked != apart
+    assert np.array_equal(np.array(apart, np.int32).view(np.float32), A * B + np.float32(0.3))
+
+
+@pytest.mark.parametrize("name", RISING)
+def test_functions_rise(name: str) -> None:
+    assert (np.diff(answers()[f"{name} rises"]) >= 0).all()
