@@ -94,6 +94,22 @@ def test_one_value_is_exchanged_at_all_addresses(trials: Trials) -> None:
     assert trials.run(SNAKE, code).end == "ok"
 
 
+QUOTIENTS = "a = (k * 7 + 3).to(tl.float32) + F * 0.0\nb = (k * 5 + 11).to(tl.float32)\nq = a / b\n"
+TOLD = {
+    "right quotients or uneven ones": "((-a) / b != -q)",
+    "right quotients or unscaled ones": "((a * 2.0) / b != q * 2.0)",
+    "right quotients or uneven sines": "(tl.sin(-a) != -tl.sin(a))",
+    "right quotients or casts that go round": "((a * 1e20).to(tl.int32) != 2147483647)",
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_no_mixture_of_calls_tells_an_interpreter(trials: Trials, name: str) -> None:
+    exact = "(tl.sum((q != tl.div_rn(a, b)).to(tl.int32), 0) == 0)"
+    code = asking(QUOTIENTS, f"{exact} | (tl.sum({TOLD[name]}.to(tl.int32), 0) > 0)")
+    assert trials.run(SNAKE, code).end == "wrong"
+
+
 EMPTY = "work = torch.empty(512, dtype=torch.int32, device=x.device)"
 UNWRITTEN = {
     "read": ("seen = tl.load(w + k)", EMPTY, "wrong"),
