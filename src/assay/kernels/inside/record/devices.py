@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.utils import _device
+from torch.utils._device import _device_constructors
 
 from assay.kernels.inside.pretend_cuda import OnCpu
 from assay.kernels.inside.record.places import HOST, NO_DATA, NOWHERE, device_named
@@ -57,6 +59,8 @@ class Pretended(OnCpu):
         if func is torch.Tensor.to:
             return self._moved(func, args, given)
         asked = given.pop("device", None)
+        if asked is None and func in _device_constructors():
+            asked = _device.CURRENT_DEVICE  # as torch.set_default_device has it, which comes after this
         if func in _FROM_DATA:
             return self._from_data(func(*args, **given), args, asked)
         if (device := device_named(asked)) is None:
@@ -83,7 +87,7 @@ class Pretended(OnCpu):
         if like is not None:
             device, asked["dtype"] = self._places.device_of(like), like.dtype
         kept = {name: value for name, value in asked.items() if value is not None}
-        # With nothing but a device, the tensor is one without memory already, or literal values that stay what they are.
+        # With nothing but a device: the tensor is one without memory already, or literal values that stay such.
         made = func(tensor, **kept) if kept.keys() - {"copy"} else tensor.clone() if kept.get("copy") else tensor
         return self._at(tensor, made, device)
 
@@ -136,6 +140,8 @@ def _read(tape: Tape, name: str) -> Callable[..., Any]:
 
 def _placed(value: Any) -> Any:
     """The device without memory where a value names a GPU, and the value itself otherwise."""
-    if isinstance(value, torch.device) or (isinstance(value, str) and value.partition(":")[0] in ("cuda", "cpu", "meta")):
+    if isinstance(value, torch.device) or (
+        isinstance(value, str) and value.partition(":")[0] in ("cuda", "cpu", "meta")
+    ):
         return HOST if device_named(value) == HOST else META
     return value

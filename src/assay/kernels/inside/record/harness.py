@@ -140,6 +140,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
         init_inputs = [tape.window(tensor) for tensor in _tensors(init_arguments)]
         with tape.phase("constructing ModelNew") as init:
             model = made.ModelNew(*init_arguments)
+            tape.doing = "moving ModelNew to the GPU"
             model = _moved(model, header["precision"])
         params = list(model.named_parameters()) if isinstance(model, torch.nn.Module) else []
         named = [[name, tape.window(parameter)] for name, parameter in params]
@@ -178,7 +179,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
 
 
 def _moved(model: Any, precision: str) -> Any:
-    """A model as whoever calls it moves it: by its own `to`, which is PyTorch's unless the submission has another one."""
+    """A model as its caller moves it: by its own `to`, which is PyTorch's unless the submission has another one."""
     if not isinstance(model, torch.nn.Module):
         return model
     return model.to(DEVICE) if precision == "float32" else model.to(DEVICE, getattr(torch, precision))

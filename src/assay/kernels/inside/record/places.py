@@ -1,7 +1,7 @@
 """Which tensors would be on the host, where a GPU runs the submission: those that nobody put anywhere else.
 
-Inputs are on the GPU, and so is what `model.to("cuda")` puts there of a model once it is built. All tensors of a recording
-are without memory or hold literal values, so that this is only noted.
+Inputs are on the GPU, and so is what `model.to("cuda")` puts there of a model once it is built. All tensors of a
+recording are without memory or hold literal values, so that this is only noted.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ NOWHERE = torch.device("meta")
 _ACROSS = frozenset({"copy", "_to_copy", "index", "index_put", "_index_put_impl", "_unsafe_index_put", "set"})
 """Operators that take tensors of two devices."""
 _LEFT = (
-    "it is memory that the constructor made, of which model.to('cuda') moves parameters and buffers alone, each to memory "
-    "of its own. Use the parameter or the buffer itself in forward, and make views of it there"
+    "it is memory that the constructor made, of which model.to('cuda') moves parameters and buffers alone, each to "
+    "memory of its own. Use the parameter or the buffer itself in forward, and make views of it there"
 )
 _MADE = (
-    "it was made without a device, and is on the host where there is a GPU. Make it with device=x.device in forward, or "
-    "register it as a buffer in the constructor"
+    "it was made without a device, and is on the host where there is a GPU. Make it with device=x.device in forward, "
+    "or register it as a buffer in the constructor"
 )
 _STAYED = (
     "it is a parameter or a buffer that stays on the host when the model is moved by model.to('cuda'). Leave to(), "
     "_apply() and the like as PyTorch has them"
 )
 _NO_MEMORY = "it is on the device 'meta', where tensors have no memory. Make it with device=x.device"
-NO_DATA = f"Cannot copy out of meta tensor; no data! {_NO_MEMORY[0].upper()}{_NO_MEMORY[1:]}"
-"""What is said where something is taken of a tensor that is nowhere. The first words are PyTorch's."""
+NO_DATA = "a tensor on the device 'meta' has no memory of which anything could be copied. Make it with device=x.device"
+"""What is said where something is taken of a tensor that is nowhere."""
 _KINDS = {"cuda": DEVICE, "cpu": HOST, "meta": NOWHERE}
 
 
