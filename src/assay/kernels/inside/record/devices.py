@@ -108,6 +108,8 @@ class Pretended(OnCpu):
                 made.layout is tensor.layout is torch.strided
                 and made.untyped_storage()._cdata == tensor.untyped_storage()._cdata
             )
+            if before != device and not self._places.strict:
+                self._places.leave(tensor)
             if same and before != device:
                 # What forward copies is counted.
                 made = made.clone() if self._places.strict else self._tape.moved(made)

@@ -42,7 +42,7 @@ class Places:
     def __init__(self) -> None:
         self._known: dict[int, tuple[torch.UntypedStorage, torch.device]] = {}
         """Each that was put anywhere. Others are on the host if they hold literal values, on the GPU if they do not."""
-        self._why: dict[int, str] = {}
+        self._why: dict[int, tuple[torch.UntypedStorage, str]] = {}
         """What is to be said of one that is on the host."""
         self.strict = False
         """Whether devices must not be mixed: in calls of forward. A constructor may run on either."""
@@ -66,22 +66,26 @@ class Places:
                 storage = tensor.untyped_storage()
                 self._known[storage._cdata] = (storage, device)
 
-    def leave(self, storage: torch.UntypedStorage) -> None:
-        """Note that a storage stays behind where the tensor that moves is put into another one."""
-        self._why[storage._cdata] = _LEFT
+    def leave(self, tensor: torch.Tensor) -> None:
+        """Note that a storage stays behind where a tensor in it is copied to another device."""
+        self._say(tensor, _LEFT)
 
     def stays(self, tensor: torch.Tensor) -> None:
         """Note that a parameter or a buffer is where it was, once its model was moved."""
+        self._say(tensor, _STAYED)
+
+    def _say(self, tensor: torch.Tensor, why: str) -> None:
         with torch._C.DisableTorchFunction():
             if tensor.layout is torch.strided:
-                self._why[tensor.untyped_storage()._cdata] = _STAYED
+                storage = tensor.untyped_storage()
+                self._why[storage._cdata] = storage, why
 
     def why_away(self, tensor: torch.Tensor) -> str:
         """Why a tensor is not on the GPU, and what to do."""
         if self.device_of(tensor) == NOWHERE:
             return _NO_MEMORY
         with torch._C.DisableTorchFunction():
-            return self._why.get(tensor.untyped_storage()._cdata, _MADE)
+            return self._why.get(tensor.untyped_storage()._cdata, (None, _MADE))[1]
 
     def note(
         self, base: str, asked: torch.device | None, makes: bool, given: Sequence[Any], outs: Sequence[Any]
