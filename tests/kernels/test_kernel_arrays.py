@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import itertools
+import operator
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from assay.kernels.arrays import FLOATS, HostTensor, Layout, Value, host_tensor, settled, size_in_bytes
+from assay.kernels.arrays import FLOATS, HostTensor, Layout, Lying, Value, host_tensor, meetings, settled, size_in_bytes
 from assay.kernels.frames import Frame, read_frame, write_frame
 
 DTYPES = (
@@ -150,3 +152,38 @@ def test_layouts_that_are_none_are_refused(layout: Layout) -> None:
     HostTensor("int8", (3, 2), bytes(6), Layout(0, 6, (2, 1), 0))
     with pytest.raises(ValueError):
         HostTensor("int8", (3, 2), bytes(6), layout)
+
+
+STEPS = st.tuples(st.integers(0, 4), st.sampled_from((0, 1, 2, 3, 4, 5, 6, 8, 12)))
+
+
+@st.composite
+def lying(draw: st.DrawFn) -> Lying:
+    steps = draw(st.lists(STEPS, max_size=3))
+    size, stride = tuple(size for size, _ in steps), tuple(stride for _, stride in steps)
+    storage, itemsize = draw(st.sampled_from((0, 0, 1))), draw(st.sampled_from((1, 2, 4)))
+    return Lying(storage, itemsize, size, stride, draw(st.integers(0, 12)))
+
+
+def _bytes(tensor: Lying) -> list[tuple[int, int]]:
+    places = (sum(map(operator.mul, place, tensor.stride)) for place in np.ndindex(tensor.size))
+    first = [(tensor.offset + place) * tensor.itemsize for place in places]
+    return [(tensor.storage, byte + each) for byte in first for each in range(tensor.itemsize)]
+
+
+@settings(max_examples=300)
+@given(st.lists(lying(), min_size=2, max_size=3))
+def test_tensors_meet_where_they_show_a_byte_in_common(tensors: list[Lying]) -> None:
+    shown = list(map(_bytes, tensors))
+    twice = {(place, place) for place, each in enumerate(shown) if len(set(each)) < len(each)}
+    pairs = itertools.combinations(range(len(shown)), 2)
+    assert meetings(tensors) == twice | {pair for pair in pairs if set(shown[pair[0]]) & set(shown[pair[1]])}
+
+
+def test_meetings_of_large_and_of_tangled_tensors_are_told_in_little_time() -> None:
+    columns = [Lying(0, 4, (1 << 20, 1 << 10), (3 << 10, 1), place << 10) for place in range(3)]
+    assert meetings(columns) == set()
+    assert meetings([*columns, Lying(0, 4, (1 << 20,), (3 << 10,), 1 << 11)]) == {(2, 3)}
+    steps = tuple(7919 + 2 * place for place in range(12))
+    tangled = [Lying(0, 1, (1 << 12,) * 12, steps, place) for place in range(2)]
+    assert (0, 1) in meetings(tangled)

@@ -121,6 +121,104 @@ Value = HostTensor | int | float | bool | str | None | tuple["Value", ...]
 """What a problem hands to `forward` or to its constructor."""
 
 
+@dataclass(frozen=True, slots=True)
+class Lying:
+    """Where the elements of a tensor lie. Strides and offset count elements."""
+
+    storage: int
+    """Tensors with one number lie in the same memory."""
+    itemsize: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    """None is negative."""
+    offset: int
+
+    @property
+    def begin(self) -> int:
+        """Its first byte."""
+        return self.offset * self.itemsize
+
+    @property
+    def end(self) -> int:
+        """The byte after its last one."""
+        last = sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
+        return (self.offset + last + 1) * self.itemsize
+
+    def steps(self) -> list[tuple[int, int]]:
+        """Bytes and counts of the steps that lead from its first byte to each other."""
+        pairs = zip(self.stride, self.size, strict=True)
+        return [(stride * self.itemsize, size - 1) for stride, size in pairs] + [(1, self.itemsize - 1)]
+
+
+_MOST_LOOKED_AT = 1 << 16
+"""Pairs of tensors, and ways from one to the other, that are looked at before they are taken to meet."""
+
+
+def meetings(tensors: Sequence[Lying]) -> frozenset[tuple[int, int]]:
+    """The pairs of tensors that show a byte in common, the smaller number first; a tensor and itself where it shows a
+    byte twice. Where tensors are so interleaved that this takes too long to tell, they are taken to meet."""
+    left = [_MOST_LOOKED_AT]
+    there = [(place, tensor) for place, tensor in enumerate(tensors) if math.prod(tensor.size)]
+    found = {(place, place) for place, tensor in there if _repeats(tensor, left)}
+    there.sort(key=lambda pair: (pair[1].storage, pair[1].begin))
+    for number, (place, tensor) in enumerate(there):
+        for other, behind in there[number + 1 :]:
+            if behind.storage != tensor.storage or behind.begin >= tensor.end:
+                break
+            steps = [(size, 0, count) for size, count in tensor.steps()]
+            steps += [(size, -count, 0) for size, count in behind.steps()]
+            left[0] -= 1
+            if left[0] < 0 or _leads(behind.begin - tensor.begin, _joined(steps), left):
+                found.add((min(place, other), max(place, other)))
+    return frozenset(found)
+
+
+def _repeats(tensor: Lying, left: list[int]) -> bool:
+    """Whether a tensor shows an element at two places: whether there is a way, other than none, back to where it began.
+    The longest step in it may be taken to go forward."""
+    steps = sorted(((size, count) for size, count in tensor.steps() if count), reverse=True)
+    return any(
+        _leads(
+            -size, _joined([(size, 0, count - 1), *((each, -most, most) for each, most in steps[place + 1 :])]), left
+        )
+        for place, (size, count) in enumerate(steps)
+    )
+
+
+Steps = list[tuple[int, int, int, int, int]]
+"""Bytes of a step, the least and the most of them, and the least and the most bytes of all steps behind it."""
+
+
+def _joined(steps: Sequence[tuple[int, int, int]]) -> Steps:
+    """Steps by their length, the longest first, with how far those behind each lead."""
+    counts: dict[int, tuple[int, int]] = {}
+    for size, least, most in steps:
+        before = counts.get(size, (0, 0))
+        counts[size] = before[0] + least, before[1] + most
+    found: Steps = []
+    back = forth = 0
+    for size in sorted(size for size in counts if size):
+        least, most = counts[size]
+        found.append((size, least, most, back, forth))
+        back, forth = back + least * size, forth + most * size
+    return found[::-1]
+
+
+def _leads(distance: int, steps: Steps, left: list[int], at: int = 0) -> bool:
+    """Whether some count of each step leads so many bytes away. `left`: the ways that may yet be looked at."""
+    if at == len(steps):
+        return distance == 0
+    size, least, most, back, forth = steps[at]
+    least, most = max(least, -((forth - distance) // size)), min(most, (distance - back) // size)
+    if least <= most and size == 1:
+        return True
+    for count in range(least, most + 1):
+        left[0] -= 1
+        if left[0] < 0 or _leads(distance - count * size, steps, left, at + 1):
+            return True
+    return False
+
+
 def size_in_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes of a dense tensor."""
     return math.prod(shape) * _NUMPY[dtype].itemsize

@@ -10,35 +10,6 @@ from assay.kernels.problems.sources import make_problem
 from support.kernel_graders import Bench
 from support.trials import SNAKE, Trials, snaking
 
-HOST = "is on the host"
-RIGHT = "return snake(x, self.frequency, torch.empty_like(x))"
-DEVICES = {
-    "made without a device": (
-        "return snake(x, self.frequency, torch.empty(x.shape))",
-        "crash",
-        "Pointer argument (at 2",
-    ),
-    "made with one": ("return snake(x, self.frequency, torch.empty(x.shape, device=x.device))", "ok", ""),
-    "made on the host": ("return snake(x, self.frequency, torch.empty(x.shape, device='cpu'))", "crash", "cpu tensor"),
-    "moved": ("return snake(x, self.frequency, torch.zeros(x.shape).to(x.device))", "ok", ""),
-    "moved as another tensor": ("return snake(x, self.frequency, torch.zeros(x.shape, dtype=int).to(x))", "ok", ""),
-    "under a context": (
-        "with torch.device('cuda'):\n    y = torch.zeros(x.shape)\nreturn snake(x, self.frequency, y)",
-        "ok",
-        "",
-    ),
-    "another GPU": ("return snake(x, self.frequency, torch.empty_like(x, device='cuda:1'))", "crash", "invalid device"),
-    "mixed": (
-        "y = snake(x, self.frequency, torch.empty_like(x))\nreturn y + torch.zeros(x.shape)",
-        "crash",
-        "same device",
-    ),
-    "a number of the host": (f"x = x.clone()\nx[0, 0].mul_(torch.tensor(1.0))\n{RIGHT}", "ok", ""),
-    "a literal": ("return snake(x, torch.tensor([1.0] * x.shape[1]), torch.empty_like(x))", "crash", "at 1"),
-    "copied to the host": ("return snake(x, self.frequency, torch.empty_like(x)).cpu()", "wrong", HOST),
-    "asked for": (f"assert x.is_cuda and not x.is_cpu and torch.zeros(1).device.type == 'cpu'\n{RIGHT}", "ok", ""),
-    "an attribute": ("return snake(x, self.frequency, self.y.expand(x.shape))", "crash", "register it as a buffer"),
-}
 REPLACED = {
     "data": "y = snake(x, self.frequency, torch.empty_like(x))\nx.data = y\nreturn y",
     "swapped": "y, z = snake(x, self.frequency, torch.empty_like(x)), torch.empty_like(x)\n"
@@ -90,6 +61,49 @@ KEPT = {
     "a list": (BACK, "[y, z]", "ok", ""),
     "a dictionary": (BACK, "{'a': y, 'b': z}", "wrong", "the reference returns (tensor, tensor)"),
     "nested": (BACK, "y, (z,)", "wrong", "forward returned (tensor, (tensor))"),
+}
+ALIKE = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        y = torch.sin(x)
+        return y, y.clone(), y
+
+
+def get_inputs():
+    return [torch.randn(20, 30)]
+
+
+def get_init_inputs():
+    return []
+"""
+SINES = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + i, tl.sin(tl.load(x_ptr + i, mask=i < n)), mask=i < n)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        both = torch.empty((2, *x.shape), device=x.device)
+        for y in both.unbind():
+            kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+        y, z = both
+        return RETURNED
+"""
+TOGETHER = {
+    "as the reference's": ("y, z, y", "ok", ""),
+    "each apart": ("y, z, y.clone()", "ok", ""),
+    "one for all": ("y, y, y", "wrong", "outputs 0 and 1 lie in the same memory"),
+    "one that was a view": ("y, z, z.view(-1).view(x.shape)", "wrong", "outputs 1 and 2 lie in the same memory"),
 }
 STATES = """
 import torch
@@ -301,15 +315,15 @@ WAITS = {
 
 @pytest.fixture(scope="module")
 def trials(bench: Bench) -> Trials:
-    named = {"Doubles": DOUBLES, "States": STATES, "Cache": CACHE, "Laid": LAID, "Halves": HALVES}
+    named = {"Doubles": DOUBLES, "States": STATES, "Cache": CACHE, "Laid": LAID, "Halves": HALVES, "Alike": ALIKE}
     own = [make_problem(9, place, *each, "local") for place, each in enumerate(named.items(), 1)]
     return Trials(bench, own)
 
 
-@pytest.mark.parametrize("what", DEVICES)
-def test_kernels_and_callers_take_tensors_of_one_gpu(trials: Trials, what: str) -> None:
-    forward, end, said = DEVICES[what]
-    outcome = trials.run(SNAKE, snaking(forward, constructor="self.y = torch.zeros(1)"))
+@pytest.mark.parametrize("what", TOGETHER)
+def test_outputs_lie_in_one_memory_where_the_reference_has_them_so(trials: Trials, what: str) -> None:
+    returned, end, said = TOGETHER[what]
+    outcome = trials.run("9/6", SINES.replace("RETURNED", returned))
     assert outcome.end == end and said in outcome.message, outcome
 
 

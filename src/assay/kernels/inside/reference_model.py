@@ -31,12 +31,13 @@ from assay.kernels.inside.problem.values import (
     from_arguments,
     layouts_of,
     tensors_in,
+    tensors_of_output,
     to_arguments,
     to_value,
 )
 from assay.kernels.inside.problem.weights import constant_buffers, growth_of, movable_buffers, move
 from assay.kernels.inside.record import light
-from assay.kernels.inside.tensors import digest, structure_of
+from assay.kernels.inside.tensors import digest, meeting, structure_of
 from assay.kernels.inside.work import WorkTrace
 from assay.kernels.source_text import lines_of
 from assay.types import Json
@@ -66,6 +67,8 @@ class Reference:
         """Arithmetic that the constructor does on what it draws, as of the last model."""
         self.structure: Json = None
         """How the tensors lie in the last output."""
+        self.meeting: frozenset[tuple[int, int]] = frozenset()
+        """The pairs of tensors in some output that lie in the same memory (`arrays.meetings`)."""
         self.left = Left()
         """What the last pass left in its inputs."""
         self._layouts: dict[int, Layout] | None = None
@@ -199,6 +202,7 @@ class Reference:
             with torch.no_grad(), trace or contextlib.nullcontext():
                 output = instance(*arguments)
             self.structure = structure_of(output)
+            self.meeting |= meeting(tensors_of_output(output))
             self.left = held.left(output)
             return output
         finally:
@@ -221,6 +225,7 @@ def evaluate(request: Json) -> Frame:
     if tried:
         first = tried[0].inputs
         frame.header["structure"] = reference.structure
+        frame.header["meeting"] = sorted(reference.meeting)
         if request["screen"]:
             frame.header["carries"] = reference.carries(model, (*tried[:2], tried[0]), seed)
             add_case(frame, "again", evaluated(reference, model, first, seed + 1))

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from assay.kernels.arrays import DIGEST_CHARACTERS, Layout, layout_of
+from assay.kernels.arrays import DIGEST_CHARACTERS, Layout, Lying, layout_of, meetings
 from assay.types import Json
 
 _contiguous = torch.Tensor.contiguous
@@ -49,6 +49,24 @@ def structure_text(structure: Json) -> str:
     if isinstance(structure, dict):
         return f"{{{', '.join(f'{name}: {structure_text(part)}' for name, part in structure.items())}}}"
     return "tensor"
+
+
+def meeting(tensors: Sequence[torch.Tensor]) -> frozenset[tuple[int, int]]:
+    """The pairs of tensors that lie in the same memory, by their places (`arrays.meetings`)."""
+    places = [(place, tensor) for place, tensor in enumerate(tensors) if tensor.layout is torch.strided]
+    found = meetings(
+        [
+            Lying(
+                tensor.untyped_storage()._cdata,
+                tensor.element_size(),
+                tuple(tensor.size()),
+                tuple(tensor.stride()),
+                int(tensor.storage_offset()),
+            )
+            for _, tensor in places
+        ]
+    )
+    return frozenset((places[one][0], places[other][0]) for one, other in found)
 
 
 def digest(tensor: torch.Tensor) -> str:

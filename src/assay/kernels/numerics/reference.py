@@ -88,6 +88,8 @@ class ReferenceResult:
     """A digest of each parameter (`inside.tensors.digest`)."""
     structure: Json = None
     """How the tensors lie in its output (`inside.tensors.structure_of`)."""
+    meeting: frozenset[tuple[int, int]] = frozenset()
+    """The pairs of tensors in its output that lie in the same memory (`arrays.meetings`)."""
     work: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Calls and work of each PyTorch operator in one forward pass (see `inside.work` and `operators`)."""
     init_work: int = 0
@@ -275,6 +277,7 @@ def _result(frame: Frame, precision: Precision, seconds: float) -> ReferenceResu
         carries=header.get("carries") is True,
         initial=tuple(header["initial"]),
         structure=header.get("structure"),
+        meeting=frozenset((int(one), int(other)) for one, other in header.get("meeting", ())),
         precision=precision,
         exact_dtype=header["exact"],
         init_inputs=frame.value(header["init_inputs"]),

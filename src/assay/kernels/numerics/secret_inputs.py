@@ -65,6 +65,8 @@ class InputSet:
     """How the tensors lie in the reference's output (`inside.tensors.structure_of`)."""
     init_work: int = 0
     """Arithmetic that the reference's constructor does on what it draws."""
+    meeting: frozenset[tuple[int, int]] = frozenset()
+    """The pairs of tensors in the reference's output that lie in the same memory (`arrays.meetings`)."""
 
 
 class InputBank:
@@ -191,6 +193,7 @@ class InputBank:
             forms_of([case.after for case in others]),
             result.structure,
             result.init_work,
+            result.meeting,
         )
 
     def _far(

@@ -8,11 +8,11 @@ Every tensor is a window onto a storage, so views, parameters and `detach` need 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from assay.kernels.arrays import Layout
+from assay.kernels.arrays import Layout, Lying, meetings
 
 if TYPE_CHECKING:
     from assay.types import Json
@@ -291,6 +291,31 @@ def misplaced(program: Program, layouts: Sequence[Layout | None]) -> str:
     if any(len({pair[side] for pair in owners}) < len(owners) for side in (0, 1)):
         return "inputs share other storages than the problem's"
     return ""
+
+
+def lying_together(program: Program, meeting: Collection[tuple[int, int]]) -> str:
+    """Which outputs of forward lie in one memory, though the reference's do not; empty where none do. Whoever writes
+    into one in place would change the other.
+
+    Args:
+        program: What was recorded.
+        meeting: The pairs of the reference's outputs that do (`arrays.meetings`).
+    """
+    outputs = [Lying(each.storage, DTYPES[each.dtype], each.size, each.stride, each.offset) for each in program.outputs]
+    found = sorted(meetings(outputs) - set(meeting))
+    if not found:
+        return ""
+    one, other = found[0]
+    if one == other:
+        return (
+            f"output {one} shows an element of its memory at several places, as expand() has it, and the reference's "
+            "does not: whoever writes into it in place changes several elements, or fails. Return each element at a "
+            "place of its own"
+        )
+    return (
+        f"outputs {one} and {other} lie in the same memory, and the reference's do not: whoever writes into one of "
+        "them in place changes the other. Return two tensors, each in memory of its own"
+    )
 
 
 def dense_strides(size: Sequence[int]) -> tuple[int, ...]:

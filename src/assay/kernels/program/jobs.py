@@ -20,7 +20,7 @@ from assay.kernels.numerics.calls import job_inputs
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.numerics.shapes import Shapes
-from assay.kernels.program.form import Program, misplaced
+from assay.kernels.program.form import Program, lying_together, misplaced
 from assay.kernels.program.limits import Limits as ProgramLimits
 from assay.kernels.program.reading import Refusal, read
 from assay.kernels.text.examined import Examined
@@ -146,10 +146,15 @@ def recorded_bytes(result: JobResult) -> int:
 def recorded_for(
     draw: InputSet | Shapes, result: JobResult, sizes: ProgramLimits | None = None
 ) -> Recorded | NotRecorded:
-    """What came of a recording for a draw, as `recorded` has it: its inputs lie in memory as those of the draw do."""
+    """What came of a recording for a draw, as `recorded` has it: its inputs lie in memory as those of the draw do, and
+    its outputs in one memory only where the reference's do, if that was run."""
     found = recorded(result, sizes)
-    said = misplaced(found.program, _layouts_of(draw)) if isinstance(found, Recorded) else ""
-    return NotRecorded("refused", said) if said else found
+    if not isinstance(found, Recorded):
+        return found
+    if said := misplaced(found.program, _layouts_of(draw)):
+        return NotRecorded("refused", said)
+    said = lying_together(found.program, draw.meeting) if isinstance(draw, InputSet) else ""
+    return NotRecorded("wrong_output", said) if said else found
 
 
 def recorded(result: JobResult, sizes: ProgramLimits | None = None) -> Recorded | NotRecorded:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.utils import _device
+from torch.utils._device import _device_constructors
 
 from assay.kernels.inside.pretend_cuda import OnCpu
-from assay.kernels.inside.record.places import HOST, gpu_or_host
+from assay.kernels.inside.record.places import HOST, NO_DATA, NOWHERE, device_named
 from assay.kernels.inside.record.reads import Address
 from assay.kernels.inside.record.tape import Tape
 
@@ -30,15 +32,17 @@ class Pretended(OnCpu):
     def __init__(self, tape: Tape) -> None:
         """`tape` gives tensors their pretended addresses and takes note of reads."""
         super().__init__()
-        self._places = places = tape.places
+        self._tape, self._places = tape, tape.places
+        places = tape.places
         self._special |= {
+            **{name: name for name in (torch.device, torch._C._nn._parse_to)},  # a device is only named, not used
             torch.Tensor.cuda: lambda tensor, device=None, *_, **__: self._at(tensor, tensor, device or 0),
             torch.Tensor.cpu: lambda tensor, *_, **__: self._at(tensor, tensor, "cpu"),
-            torch.Tensor.get_device: lambda tensor, *_, **__: -1 if places.is_host(tensor) else 0,
-            torch.Tensor.is_cuda.__get__: lambda tensor, *_: not places.is_host(tensor),  # type: ignore[attr-defined]
-            torch.Tensor.is_cpu.__get__: lambda tensor, *_: places.is_host(tensor),  # type: ignore[attr-defined]
+            torch.Tensor.get_device: lambda tensor, *_, **__: -1 if places.is_away(tensor) else 0,
+            torch.Tensor.is_cuda.__get__: lambda tensor, *_: not places.is_away(tensor),  # type: ignore[attr-defined]
+            torch.Tensor.is_cpu.__get__: lambda tensor, *_: places.device_of(tensor) == HOST,  # type: ignore[attr-defined]
             torch.Tensor.device.__get__: lambda tensor, *_: places.device_of(tensor),
-            torch.Tensor.is_meta.__get__: lambda *_: False,  # type: ignore[attr-defined]
+            torch.Tensor.is_meta.__get__: lambda tensor, *_: places.device_of(tensor) == NOWHERE,  # type: ignore[attr-defined]
             torch.Tensor.data_ptr: lambda tensor: Address(tape.address(tensor)),
             torch.Tensor.untyped_storage: lambda tensor: _storage_of(tensor),
             **{getattr(torch.Tensor, name): _read(tape, name) for name in _READS},
@@ -55,18 +59,21 @@ class Pretended(OnCpu):
         if func is torch.Tensor.to:
             return self._moved(func, args, given)
         asked = given.pop("device", None)
+        if asked is None and func in _device_constructors():
+            asked = _device.CURRENT_DEVICE  # as torch.set_default_device has it, which comes after this
         if func in _FROM_DATA:
             return self._from_data(func(*args, **given), args, asked)
-        if asked is not None:
-            given["device"] = _placed(torch.device("cuda", asked) if type(asked) is int else asked)
-        return func(*map(_placed, args), **given)
+        if (device := device_named(asked)) is None:
+            return func(*map(_placed, args), **given)
+        made = func(*map(_placed, args), **given, device=HOST if device == HOST else META)
+        return self._put(made, NOWHERE) if device == NOWHERE and isinstance(made, torch.Tensor) else made
 
     def _from_data(self, made: torch.Tensor, args: tuple[Any, ...], asked: Any) -> torch.Tensor:
-        device = gpu_or_host(asked)
+        device = device_named(asked)
         if device is not None:
             return self._at(made, made, device) if args and made is args[0] else self._put(made, device)
         if not (args and isinstance(args[0], torch.Tensor)):
-            self._places.put(made, host=True)
+            self._places.put(made, HOST)
         return made
 
     def _moved(self, func: Any, args: tuple[Any, ...], given: dict[str, Any]) -> torch.Tensor:
@@ -80,26 +87,36 @@ class Pretended(OnCpu):
         if like is not None:
             device, asked["dtype"] = self._places.device_of(like), like.dtype
         kept = {name: value for name, value in asked.items() if value is not None}
-        # With nothing but a device, PyTorch wants that one.
-        made = func(tensor, **kept) if kept.keys() - {"copy"} else func(tensor, META, **kept)
+        # With nothing but a device: the tensor is one without memory already, or literal values that stay such.
+        made = func(tensor, **kept) if kept.keys() - {"copy"} else tensor.clone() if kept.get("copy") else tensor
         return self._at(tensor, made, device)
 
     def _at(self, tensor: torch.Tensor, made: torch.Tensor, named: Any) -> torch.Tensor:
-        """What was made of a tensor, at a device: a copy where it is none yet and the device is another one."""
-        device = gpu_or_host(named)
+        """What was made of a tensor, at a device: a copy where it is none yet and the device is another one.
+
+        Raises:
+            NotImplementedError: the tensor is nowhere, and the device is not.
+        """
+        device = device_named(named)
         if device is None:
             return made
+        before = self._places.device_of(tensor)
+        if before == NOWHERE != device:
+            raise NotImplementedError(NO_DATA)
         with torch._C.DisableTorchFunction():
             same = made is tensor or (
                 made.layout is tensor.layout is torch.strided
                 and made.untyped_storage()._cdata == tensor.untyped_storage()._cdata
             )
-            if same and self._places.device_of(tensor) != device and not isinstance(tensor, torch.nn.Parameter):
-                made = made.clone()
+            if before != device and not self._places.strict:
+                self._places.leave(tensor)
+            if same and before != device:
+                # What forward copies is counted.
+                made = made.clone() if self._places.strict else self._tape.moved(made)
         return self._put(made, device)
 
     def _put(self, made: torch.Tensor, device: torch.device) -> torch.Tensor:
-        self._places.put(made, device.type == "cpu")
+        self._places.put(made, device)
         return made
 
 
@@ -125,6 +142,8 @@ def _read(tape: Tape, name: str) -> Callable[..., Any]:
 
 def _placed(value: Any) -> Any:
     """The device without memory where a value names a GPU, and the value itself otherwise."""
-    if isinstance(value, torch.device) or (isinstance(value, str) and value.partition(":")[0] in ("cuda", "cpu")):
-        return HOST if gpu_or_host(value) == HOST else META
+    if isinstance(value, torch.device) or (
+        isinstance(value, str) and value.partition(":")[0] in ("cuda", "cpu", "meta")
+    ):
+        return HOST if device_named(value) == HOST else META
     return value

@@ -28,6 +28,7 @@ from assay.kernels.inside.record import launches, light, streams
 from assay.kernels.inside.record.comparing import compare
 from assay.kernels.inside.record.devices import META, Pretended
 from assay.kernels.inside.record.operators import Operators
+from assay.kernels.inside.record.places import HOST
 from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
 from assay.kernels.inside.record.tape import Tape
 from assay.kernels.inside.tensors import WrongOutputError, structure_of, structure_text
@@ -139,14 +140,15 @@ def record(source: str, header: Json, tape: Tape) -> Json:
         init_inputs = [tape.window(tensor) for tensor in _tensors(init_arguments)]
         with tape.phase("constructing ModelNew") as init:
             model = made.ModelNew(*init_arguments)
-            if isinstance(model, torch.nn.Module) and header["precision"] != "float32":
-                model = model.to(getattr(torch, header["precision"]))
+            tape.doing = "moving ModelNew to the GPU"
+            model = _moved(model, header["precision"])
         params = list(model.named_parameters()) if isinstance(model, torch.nn.Module) else []
         named = [[name, tape.window(parameter)] for name, parameter in params]
         buffers = list(model.named_buffers()) if isinstance(model, torch.nn.Module) else []
         held = [[name, tape.window(buffer)] for name, buffer in buffers if buffer.is_floating_point()]
-        for tensor in (*(parameter for _, parameter in params), *(buffer for _, buffer in buffers)):
-            tape.places.put(tensor, host=False)  # as whoever calls a model moves it
+        for _, tensor in (*params, *buffers):
+            if tape.places.is_away(tensor):
+                tape.places.stays(tensor)
         before = len(tape.sizes())
         calls: list[tuple[list[Json], list[Json], list[Json]]] = []
         parameters = [parameter for _, parameter in params]
@@ -169,9 +171,18 @@ def record(source: str, header: Json, tape: Tape) -> Json:
     return {
         **{"version": 1, "storages": tape.sizes(), "constants": tape.constants},
         **{"inputs": inputs, "init_inputs": init_inputs, "params": named, "buffers": held},
-        **{"outputs": outputs, "module": module, "init": init, "forward": forward, "kernels": capture.kernels.entries},
+        # A step is empty where a move was none, since nothing uses what it left behind.
+        **{"module": [step for step in module if step], "init": [step for step in init if step]},
+        **{"outputs": outputs, "forward": forward, "kernels": capture.kernels.entries},
         **{"differs": compared.differs[:MAX_DIFFERS], "kept": compared.kept, "once": compared.once},
     }
+
+
+def _moved(model: Any, precision: str) -> Any:
+    """A model as its caller moves it: by its own `to`, which is PyTorch's unless the submission has another one."""
+    if not isinstance(model, torch.nn.Module):
+        return model
+    return model.to(DEVICE) if precision == "float32" else model.to(DEVICE, getattr(torch, precision))
 
 
 def _count_change(parameters: Sequence[torch.Tensor]) -> None:
@@ -208,9 +219,10 @@ def _call(
     if "structure" in header and (structure := structure_of(value)) != header["structure"]:
         found, wanted = structure_text(structure)[:MAX_DIFFERS], structure_text(header["structure"])[:MAX_DIFFERS]
         raise WrongOutputError(f"forward returned {found}, the reference returns {wanted}")
-    if on_host := [place for place, tensor in enumerate(returned) if tape.places.is_host(tensor)]:
+    if away := [place for place, tensor in enumerate(returned) if tape.places.is_away(tensor)]:
+        where = "the host" if tape.places.device_of(returned[away[0]]) == HOST else "the device 'meta'"
         raise WrongOutputError(
-            f"output {on_host[0]} is on the host, where the inputs are on {DEVICE}: it was copied there, or made "
+            f"output {away[0]} is on {where}, where the inputs are on {DEVICE}: it was copied there, or made "
             "without a device. Make it with device=x.device"
         )
     streams.order.end([*outputs, *changed])

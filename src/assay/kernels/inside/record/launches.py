@@ -62,17 +62,16 @@ class Capture:
             self._variants.append(variant)
 
     def _check_places(self, kernel: str, bound: dict[str, Any]) -> None:
-        """Raises ValueError, as Triton does, where a launch of forward's is given a tensor of the host."""
+        """Raises ValueError, as Triton does, where a launch of forward's is given a tensor that is not on the GPU."""
         for number, (name, value) in enumerate(bound.items()):
             for found in value if isinstance(value, list | tuple) else (value,):
                 tensor = getattr(found, "base", found)
                 if not isinstance(tensor, torch.Tensor) or not self.tape.places.strict:
                     continue
-                if self.tape.places.is_host(tensor):
+                if self.tape.places.is_away(tensor):
                     raise ValueError(
                         f"Pointer argument (at {number}, {name} of {kernel}) cannot be accessed from Triton (cpu "
-                        "tensor?): it was made without a device, and is on the host where there is a GPU. Make it with "
-                        "device=x.device in forward, or register it as a buffer in the constructor"
+                        f"tensor?): {self.tape.places.why_away(tensor)}"
                     )
 
     def tune(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -113,7 +113,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             number = self._tape.storage(value)
             known = self._twins[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device=META)
             self._tape.same(known, number)
-            self._tape.places.put(known, self._tape.places.is_host(value))
+            self._tape.places.put(known, self._tape.places.device_of(value))
         twin = torch.empty(0, dtype=value.dtype, device=META)
         return twin.set_(known.untyped_storage(), value.storage_offset(), value.shape, value.stride())
 

@@ -46,6 +46,9 @@ class Tape:
         self._numbers: dict[int, int] = {}
         self._held: list[torch.UntypedStorage] = []
         self._literals: list[torch.UntypedStorage] = []
+        self._left: dict[int, tuple[int, Json]] = {}
+        """What moves have left behind and nothing has used since: its number -> that of what moved, and the step that
+        copies it back, empty as yet."""
         self._literal_bytes = 0
 
     @contextmanager
@@ -65,8 +68,8 @@ class Tape:
         return error
 
     def sizes(self) -> list[int]:
-        """Bytes of each storage, as it is by now."""
-        return [storage.nbytes() for storage in self._held]
+        """Bytes of each storage, as it is by now; none where a move has left it behind and nothing uses it."""
+        return [0 if number in self._left else storage.nbytes() for number, storage in enumerate(self._held)]
 
     def storage(self, tensor: torch.Tensor) -> int:
         """The number of a tensor's storage; one that was made from literal values is taken in with them."""
@@ -77,7 +80,34 @@ class Tape:
             self._held.append(held)
             if tensor.device.type != "meta":
                 self._add_constant(number, held)
+        elif number in self._left:
+            moved, step = self._left.pop(number)
+            whole = ["uint8", [held.nbytes()], [1], 0]
+            step |= {"op": "clone.default", "args": [{"window": [moved, *whole]}], "kwargs": {}}
+            step |= {"outs": [[number, *whole]], "line": 0}
         return number
+
+    def moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of a tensor in memory of its own, as a move to another device makes it.
+
+        Where the tensor fills its memory, the copy goes on under its number in the program, and what is left behind
+        becomes a copy of it once something uses that: nothing does, as a rule, and then the move is no step.
+        """
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            copied = tensor.clone()
+            storage = tensor.untyped_storage()
+        fills = storage.nbytes() == copied.untyped_storage().nbytes() and copied.stride() == tensor.stride()
+        if not fills:
+            with torch._C.DisableTorchFunction():
+                return tensor.clone()
+        number, left = self.storage(tensor), len(self._held)
+        self._numbers |= {place: left for place, known in self._numbers.items() if known == number}
+        self._held.append(self._held[number])
+        self.same(copied, number)
+        step: Json = {}
+        self._left[left] = number, step
+        self.steps.append(step)
+        return copied
 
     def _add_constant(self, number: int, storage: torch.UntypedStorage) -> None:
         self._literal_bytes += storage.nbytes()
