@@ -7,11 +7,14 @@ import re
 import tempfile
 from dataclasses import dataclass
 
-from triton.compiler.errors import CompilationError
+from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from assay.kernels.language import CompilerText
 from assay.kernels.language.writing import VARIABLE
 
+PASSED_OVER = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
+"""What an autotuner of Triton's forgives a configuration; whatever else one raises, the launch raises."""
 FILE = "<kernels>"
 """What the compiler takes the generated text's file for."""
 _PLACE = re.compile(re.escape(FILE) + r"\"?:(\d+)(?::\d+)?")
