@@ -230,7 +230,7 @@ def test_configurations_that_do_not_compile_are_passed_over_and_told(bench: Benc
     text = recorded_text(bench, tuned((256, 4), (1, 4), (512, 4), (1, 8)))
     report = compiled(text)
     assert report.outcome == "ok" and len(report.kernels) == 2
-    assert report.message.startswith("2 of 4 configurations do not compile for sm_90, as kernel tuned: line 23: ")
+    assert report.message.startswith("2 of 4 configurations do not compile for sm_90, as kernel tuned: line 22: ")
     left = compiled_part(text, report)
     assert (variants_of(text), variants_of(left)) == (4, 2)
     again = compiled(left)
@@ -239,7 +239,7 @@ def test_configurations_that_do_not_compile_are_passed_over_and_told(bench: Benc
 
 def test_a_launch_of_which_no_configuration_compiles_is_rejected(bench: Bench, compiled: Compile) -> None:
     report = compiled(recorded_text(bench, tuned((256, 4), (512, 4))))
-    assert report.outcome == "rejected" and report.message.startswith("kernel tuned: line 23: ")
+    assert report.outcome == "rejected" and report.message.startswith("kernel tuned: line 22: ")
 
 
 def test_configurations_are_compiled_up_to_a_bound(bench: Bench, compiled: Compile) -> None:
