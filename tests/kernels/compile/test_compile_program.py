@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import re
+import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from benchmarks.common.submissions import read_submission
+from triton.runtime.autotuner import Autotuner
 
 from assay.errors import ConfigError
 from assay.kernels.base import shared_limit
@@ -19,6 +24,7 @@ from assay.kernels.compile.stage import (
     shortened,
 )
 from assay.kernels.compile.toolkit import triton_executables
+from assay.kernels.inside.triton.compiler_words import PASSED_OVER
 from assay.kernels.program.reading import Refusal, read
 from assay.sandbox import JobResult, Limits
 from assay.sandbox.local import LocalConfig, LocalSandbox
@@ -202,15 +208,13 @@ TUNED = """
 @triton.jit
 def tuned(x, out, n, WIDE: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    if WIDE > 128:
-        tl.store(out + i, tl.load(x + i, mask=i < n) + tl.zeros((WIDE,), tl.float32), mask=i < n)
-    else:
-        tl.store(out + i, tl.load(x + i, mask=i < n), mask=i < n)
+    tl.static_assert(WIDE <= 128)
+    tl.store(out + i, tl.load(x + i, mask=i < n), mask=i < n)
 """
 
 
 def tuned(*configurations: tuple[int, int], launches: int = 1) -> str:
-    """A submission whose kernel is tuned over (WIDE, num_warps); those wider than 128 do not compile."""
+    """A submission whose kernel is tuned over (WIDE, num_warps); those wider than 128 fail an assertion."""
     every = ", ".join(f"triton.Config({{'WIDE': {wide}}}, num_warps={warps})" for wide, warps in configurations)
     launch = "\n        ".join(["tuned[(triton.cdiv(n, 128),)](x, out, n, BLOCK=128)"] * launches)
     return module(head=TUNED.replace("CONFIGURATIONS", every), launch=launch)
@@ -226,7 +230,7 @@ def test_configurations_that_do_not_compile_are_passed_over_and_told(bench: Benc
     text = recorded_text(bench, tuned((256, 4), (1, 4), (512, 4), (1, 8)))
     report = compiled(text)
     assert report.outcome == "ok" and len(report.kernels) == 2
-    assert report.message.startswith("2 of 4 configurations do not compile for sm_90, as kernel tuned: line 23: ")
+    assert report.message.startswith("2 of 4 configurations do not compile for sm_90, as kernel tuned: line 22: ")
     left = compiled_part(text, report)
     assert (variants_of(text), variants_of(left)) == (4, 2)
     again = compiled(left)
@@ -235,7 +239,7 @@ def test_configurations_that_do_not_compile_are_passed_over_and_told(bench: Benc
 
 def test_a_launch_of_which_no_configuration_compiles_is_rejected(bench: Bench, compiled: Compile) -> None:
     report = compiled(recorded_text(bench, tuned((256, 4), (512, 4))))
-    assert report.outcome == "rejected" and report.message.startswith("kernel tuned: line 23: ")
+    assert report.outcome == "rejected" and report.message.startswith("kernel tuned: line 22: ")
 
 
 def test_configurations_are_compiled_up_to_a_bound(bench: Bench, compiled: Compile) -> None:
@@ -251,6 +255,48 @@ def test_beyond_the_bound_one_that_compiles_is_looked_for(bench: Bench, compiled
     report = compiled(text)
     assert (report.outcome, len(report.kernels)) == ("ok", 1) and "20 of 21" in report.message
     assert variants_of(compiled_part(text, report)) == 1
+
+
+def raising(statement: str, configurations: str, key: str) -> str:
+    """A submission whose kernel is tuned over `configurations`, launched for 128 and for 256, and makes a statement."""
+    head = TUNED.replace("CONFIGURATIONS", configurations).replace("tl.static_assert(WIDE <= 128)", statement)
+    head += "@triton.jit\ndef helper(WIDE: tl.constexpr):\n    tl.static_assert(WIDE <= 128)\n    return 0\n"
+    launch = "tuned[(8,)](x, out, n, BLOCK=128)\n        tuned[(8,)](x, out, n, BLOCK=256)"
+    return module(head=head.replace("key=[]", f"key={key}"), launch=launch)
+
+
+PAIR = "triton.Config({'WIDE': 1}), triton.Config({'WIDE': 256})"
+MANY = "*(triton.Config({'WIDE': each}) for each in range(32)), "
+RAISING = {
+    "warps that are no power of 2": ("pass", "triton.Config({'WIDE': 1}), triton.Config({'WIDE': 1}, num_warps=3)"),
+    "a block that is no power of 2": ("i += tl.max(tl.arange(0, WIDE), 0)", PAIR.replace("256", "48")),
+    "a block that is too large": ("i += tl.max(tl.arange(0, WIDE), 0)", PAIR.replace("256", "2097152")),
+    "shapes that do not fit": ("if WIDE > 128:\n        i = tl.reshape(i, (BLOCK, 4))", PAIR),
+    "an assertion of a helper": ("i += helper(WIDE)", PAIR),
+    "what is beyond the bound": ("if WIDE > 128:\n        i = tl.reshape(i, (BLOCK, 4))", MANY + PAIR),
+    "a launch that is not tuned again": ("tl.static_assert(BLOCK * WIDE <= 32768)", PAIR),
+}
+
+
+@pytest.mark.parametrize("name", RAISING)
+def test_a_configuration_at_which_an_autotuner_raises_is_rejected(bench: Bench, compiled: Compile, name: str) -> None:
+    key = '["n"]' if name == "a launch that is not tuned again" else '["BLOCK"]'
+    report = compiled(recorded_text(bench, raising(*RAISING[name], key=key)))
+    assert report.outcome == "rejected" and report.message.startswith("kernel tuned: line "), report
+    said = r"WIDE=(256|48|2097152)[\s,.]" if "warps" not in name else "num_warps=3"
+    assert re.search(rf"in the configuration [^\n]*{said}", report.message), report.message
+    assert ("Add to `key`" in report.message) == ("tuned again" in name)
+
+
+def test_what_an_autotuner_passes_over_is_what_triton_says() -> None:
+    (handler,) = (
+        node
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(Autotuner._bench))))
+        if isinstance(node, ast.Try) and any(isinstance(part, ast.Return) for part in node.body)
+    )
+    (caught,) = (each.type for each in handler.handlers)
+    assert isinstance(caught, ast.Tuple)
+    assert {ast.unparse(each) for each in caught.elts} == {each.__name__ for each in PASSED_OVER}
 
 
 def test_every_launch_is_compiled_whatever_the_bound(bench: Bench, compiled: Compile) -> None:

@@ -13,9 +13,10 @@ from support.kernel_graders import QUICK, Bench
 from support.trials import SNAKE, snaking
 
 TUNED = """
-@triton.autotune([triton.Config({"LAZY": lazy}, num_warps=warps) for lazy, warps in CONFIGURATIONS], key=[])
+@triton.autotune([triton.Config({"LAZY": lazy, "ROOM": room}) for lazy, room in CONFIGURATIONS], key=[])
 @triton.jit
-def tuned(x_ptr, f_ptr, y_ptr, n, F, LAZY: tl.constexpr, BLOCK: tl.constexpr):
+def tuned(x_ptr, f_ptr, y_ptr, n, F, LAZY: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr):
+    tl.static_assert(ROOM >= 0)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + i, mask=i < n)
     if LAZY:
@@ -36,12 +37,12 @@ def submission(configurations: str) -> str:
     return snaking(FORWARD, TUNED.replace("CONFIGURATIONS", configurations))
 
 
-NOT_POWERS = "[(False, warps) for warps in range(3, 33) if warps & (warps - 1)]"
+LACKING = "[(False, -room) for room in range(1, 27)]"
 CASES = {
-    "some do not compile": ("[(False, 3), (False, 4)]", "ok", "1 of 2 configurations do not compile"),
-    "all that compile are right": (f"{NOT_POWERS} + [(False, 8)]", "ok", "of 27 configurations do not compile"),
-    "the one that compiles is wrong": (f"{NOT_POWERS} + [(True, 4)]", "wrong", ""),
-    "none compiles": (NOT_POWERS, "compile_error", ""),
+    "some do not compile": ("[(False, -1), (False, 4)]", "ok", "1 of 2 configurations do not compile"),
+    "all that compile are right": (f"{LACKING} + [(False, 8)]", "ok", "of 27 configurations do not compile"),
+    "the one that compiles is wrong": (f"{LACKING} + [(True, 4)]", "wrong", ""),
+    "none compiles": (LACKING, "compile_error", ""),
 }
 
 

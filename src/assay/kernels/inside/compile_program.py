@@ -2,8 +2,9 @@
 
 The `source` of the job is a program, and no Python of whoever submitted it runs: the compiler is given text that is
 generated from the kernels as the kernel language reads them. A launch is compiled in each of its variants, those of an
-autotuned kernel up to a bound, or only read (`read_only` in the header). The report says what compiled, what the
-compiler refused, and which variants a program is left with.
+autotuned kernel up to a bound and the rest only read, or all of them only read (`read_only` in the header). The report
+says what compiled, what the compiler refused, and which variants a program is left with: an autotuner passes over some
+refusals, and raises at any other.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from triton.runtime.jit import get_jit_fn_file_line
 
 from assay.kernels import language
 from assay.kernels.inside.triton import ahead_of_time
-from assay.kernels.inside.triton.compiler_words import FILE, Translation
+from assay.kernels.inside.triton.compiler_words import FILE, PASSED_OVER, Translation
 from assay.kernels.inside.triton.stand_ins import argument
 from assay.kernels.language import CompilerText, Kernels
 from assay.kernels.program.form import Launch, Program, Step, Variant, table_of
@@ -39,6 +40,16 @@ if TYPE_CHECKING:
 
 MOST = 16
 """Compilations of a program. Each launch is compiled in one variant at least, whatever their number."""
+DIFFERENCES_TOLD = 8
+"""Values by which a configuration is named."""
+_RAISES = (
+    "Triton's autotuner passes over a configuration that fails a tl.static_assert of the kernel itself or needs more "
+    "than the GPU has. At any other failure it raises, and the kernel never runs. Leave this configuration out"
+)
+_CHOSEN = (
+    "An earlier launch of this kernel compiles in this configuration, and is tuned: it may choose it for this launch, "
+    "which is not tuned again and raises. Add to `key` what differs, or leave this configuration out"
+)
 KERNELS_TOLD = 64
 LAUNCHES_TOLD = 512
 """Launches that may have lost variants."""
@@ -114,6 +125,8 @@ class Refused:
     kernel: str
     line: int
     text: str
+    passed_over: bool = False
+    """Whether an autotuner goes on without the configuration."""
 
 
 class Compiler:
@@ -135,7 +148,8 @@ class Compiler:
         """What came of each compilation, by what tells it from others."""
         self._names: dict[str, str] = {}
         self.lost: Refused | None = None
-        """What ends it all: a launch of which no variant compiles, or a variant of which nothing is left."""
+        """What ends it all: a launch of which no variant compiles, a variant at which its autotuner raises, or one of
+        which nothing is left."""
         self.keys = [
             [self._key(place, number) for number in range(len(launch.variants))]
             for place, (_, launch) in enumerate(self.launches)
@@ -146,9 +160,10 @@ class Compiler:
         return getattr(self._module, self.text.names[str(key)])
 
     def compile(self) -> None:
-        """Compile what is chosen, and of a launch that has no variant so far the others too, until one is taken.
+        """Compile what is chosen, and of a launch that has no variant so far the others too, until one is taken. The
+        rest is only read.
 
-        Ends early where a launch has none left, or where nothing is left of a variant: a GPU may choose that one.
+        Ends early where a launch has none left or raises, or where nothing is left of a variant: a GPU may choose it.
         """
         for place, number in chosen(self.keys, MOST):
             self._compile(place, number)
@@ -160,15 +175,50 @@ class Compiler:
                     self._compile(place, number)
             if self._is_lost(place):
                 return
+        ahead_of_time.read_only()
+        for place, keys in enumerate(self.keys):
+            for number in range(len(keys)):
+                self._compile(place, number, read=True)
+            if self._is_lost(place):
+                return
+        self.lost = next(filter(None, map(self._chosen_before, range(len(self.keys)))), None)
 
     def _is_accepted(self, place: int) -> bool:
         return any(isinstance(self.outcomes.get(key), ahead_of_time.Usage) for key in self.keys[place])
 
     def _is_lost(self, place: int) -> bool:
         found = [self.outcomes.get(key) for key in self.keys[place]]
-        if isinstance(found[0], Refused) and all(isinstance(each, Refused) for each in found):
+        raising = [number for number, each in enumerate(found) if isinstance(each, Refused) and not each.passed_over]
+        if raising and len(found) > 1:
+            self.lost = self.lost or self._of_configuration(place, raising[0], _RAISES)
+        elif isinstance(found[0], Refused) and all(isinstance(each, Refused) for each in found):
             self.lost = self.lost or found[0]
         return self.lost is not None
+
+    def _of_configuration(self, place: int, number: int, means: str) -> Refused:
+        """The refusal of a configuration, with its name and what it means."""
+        refused = self.outcomes[self.keys[place][number]]
+        assert isinstance(refused, Refused), "only asked of one"
+        differs = difference(self.launches[place][1].variants, number)
+        return replace(refused, text=f"{refused.text}\nin the configuration {differs or number}. {means}")
+
+    def _chosen_before(self, place: int) -> Refused | None:
+        """The first configuration in which a launch that is not tuned cannot be made, and which an earlier launch may
+        have been tuned to: of the same kernel, in as many configurations, and this one compiles there."""
+        launch, keys = self.launches[place][1], self.keys[place]
+        tuned = [
+            earlier
+            for earlier, (_, other) in zip(self.keys[:place], self.launches, strict=False)
+            if other.tuning is not None and other.kernel == launch.kernel and len(earlier) == len(keys)
+        ]
+        if launch.tuning is not None or not tuned:
+            return None
+        for number, key in enumerate(keys):
+            before = [self.outcomes.get(earlier[number]) for earlier in tuned]
+            chosen = all(isinstance(each, ahead_of_time.Usage) for each in before)
+            if chosen and isinstance(self.outcomes.get(key), Refused):
+                return self._of_configuration(place, number, _CHOSEN)
+        return None
 
     def _key(self, place: int, number: int) -> str:
         """What tells the compilation of a variant from others; one that cannot be begun is refused at once."""
@@ -181,7 +231,8 @@ class Compiler:
         self._names.setdefault(key, self._kernels.functions[str(launch.kernel)].name)
         return key
 
-    def _compile(self, place: int, number: int) -> None:
+    def _compile(self, place: int, number: int, read: bool = False) -> None:
+        """Compile a variant, unless that is done. One that is `read` is as open as before where nothing refuses it."""
         key = self.keys[place][number]
         if key in self.outcomes:
             return
@@ -189,6 +240,8 @@ class Compiler:
         start = ahead_of_time.written()
         try:
             kernel = ahead_of_time.compiled(*self._call(launch, launch.variants[number]))
+            if read:
+                return
             self.outcomes[key] = ahead_of_time.usage(kernel)
             if fault := ahead_of_time.fault(kernel):
                 self.lost = Refused(self._names[key], launch.line, fault)
@@ -214,7 +267,7 @@ class Compiler:
         name = self._kernels.functions[str(launch.kernel)].name
         shown = self._lines.get(words.line, "").strip()[:LINE_CHARACTERS]
         text = f"{words.text[:TEXT_CHARACTERS]}\n    {shown}" if shown else words.text[:TEXT_CHARACTERS]
-        self.outcomes[key] = Refused(name, words.line or launch.line, text)
+        self.outcomes[key] = Refused(name, words.line or launch.line, text, isinstance(error, PASSED_OVER))
 
     def report(self) -> Json:
         """What came of it, as plain data."""
@@ -276,6 +329,18 @@ def chosen(keys: Sequence[Sequence[str]], most: int) -> list[tuple[int, int]]:
             if number < len(variants) and len(found) < most:
                 found.setdefault(variants[number], (place, number))
     return list(found.values())
+
+
+def difference(variants: Sequence[Variant], number: int) -> str:
+    """What tells one variant from the others of its launch, in words; empty where nothing does."""
+    every = [dict((*each.args, *each.options)) for each in variants]
+    found = {
+        name: value
+        for name, value in every[number].items()
+        if any(name not in each or each[name] != value for each in every)
+        if value is None or isinstance(value, bool | int | float | str)
+    }
+    return ", ".join(f"{name}={value!r}"[:LINE_CHARACTERS] for name, value in list(found.items())[:DIFFERENCES_TOLD])
 
 
 def _executed(text: CompilerText) -> ModuleType:

@@ -11,6 +11,7 @@ from collections import deque
 from types import ModuleType
 from typing import Any
 
+import torch
 import triton.language as tl
 from triton.language.core import _unwrap_if_constexpr
 from triton.runtime.autotuner import Autotuner, Heuristics
@@ -20,6 +21,9 @@ from assay.kernels.inside import submission
 from assay.kernels.inside.record.reads import NotRecordableError
 from assay.kernels.inside.record.tape import Tape
 from assay.types import Json
+
+_PLAIN = (bool, int, float, str, type(None), torch.Tensor, torch.dtype)
+"""What a launch may be given beside functions, dtypes and descriptors of Triton's, and tuples."""
 
 
 class Kernels:
@@ -95,6 +99,11 @@ class Kernels:
         if type(found).__name__ == "TensorDescriptor" and type(found).__module__ == "triton.tools.tensor_descriptor":
             sizes = ([int(part) for part in sizes] for sizes in (found.shape, found.strides, found.block_shape))
             return {"descriptor": [self._tape.window(found.base), *sizes, found.padding]}
+        if not isinstance(found, _PLAIN):
+            raise NotRecordableError(
+                f"a value of type {type(found).__name__}, with which Triton computes nothing when it compiles: give "
+                "int(...) or float(...)"
+            )
         return self._tape.value(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import operator
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import triton.testing
 from triton.backends.nvidia.compiler import CUDAOptions
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.driver import driver
-from triton.runtime.jit import JITFunction
+from triton.runtime.jit import JITFunction, mangle_type
 
 from assay.kernels.inside.record.kernels import Kernels
 from assay.kernels.inside.record.reads import NotRecordableError
@@ -46,6 +47,7 @@ class Capture:
         for hook in function.pre_run_hooks:
             hook(*args, **kwargs)
         bound = _bound(function, args, kwargs)
+        _check_types(function, bound)
         self._check_places(function.__name__, bound)
         variant: Json = {
             "grid": _extents(function.__name__, grid(bound) if callable(grid) else grid),
@@ -205,6 +207,52 @@ def _bound(function: JITFunction[Any], args: tuple[Any, ...], kwargs: dict[str, 
     bound = function.signature.bind(*args, **named)
     bound.apply_defaults()
     return dict(bound.arguments)
+
+
+def _check_types(function: JITFunction[Any], bound: dict[str, Any]) -> None:
+    """Let Triton say what it would compile the kernel for, as its launcher asks before it compiles.
+
+    Raises:
+        TypeError: an argument for which there is no type in a kernel.
+        OverflowError: a whole number of more than 64 bits.
+    """
+    types: list[tuple[Any, Any]] = []
+    binder = function.device_caches[driver.active.get_current_device()][4]
+    with torch._C.DisableTorchFunction():  # a tensor is asked for its address, which is no read
+        try:
+            types = binder(**bound)[1]
+        except TypeError as error:
+            raise TypeError(_untaken(function, bound) or str(error)) from error
+    for parameter, (kind, _) in zip(function.params, types, strict=True):
+        wanted = _number(kind)
+        # Where an annotation names the type, nothing but the conversion asks for the value's.
+        if wanted is not None and not isinstance(value := bound[parameter.name], wanted):
+            raise TypeError(
+                f"the argument {parameter.name} of {function.__name__}() is annotated as {kind} and is a "
+                f"{type(value).__name__}, so Triton raises at the launch. Give a number of the annotated type"
+            )
+
+
+def _number(kind: Any) -> type | None:
+    """What Triton's launcher takes for a type of a kernel's; None for a type that is not a number's."""
+    if not isinstance(kind, str) or not kind[-1:].isdigit():
+        return None
+    return {"i": numbers.Integral, "u": numbers.Integral, "f": numbers.Real, "b": numbers.Real}.get(kind[0])
+
+
+def _untaken(function: JITFunction[Any], bound: dict[str, Any]) -> str:
+    """Which argument has no type in a kernel, and what to do; empty where each has one."""
+    for parameter in function.params:
+        try:
+            if not parameter.is_constexpr:
+                mangle_type(bound[parameter.name])
+        except TypeError as error:
+            return (
+                f"the argument {parameter.name} of {function.__name__}() has no type in a kernel, so Triton raises at "
+                f"the launch ({error}). It takes tensors, tensor descriptors, bool, int, float, None and tuples of "
+                "these: give int(...), float(...) or tuple(...), or make it tl.constexpr where it is no number"
+            )
+    return ""
 
 
 def _options(function: JITFunction[Any], kwargs: dict[str, Any]) -> dict[str, Json]:

@@ -17,21 +17,19 @@ from typing import Any, Literal
 import torch
 import triton
 from triton import knobs
-from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
+from triton.compiler.errors import CompilationError
 from triton.runtime._allocation import NullAllocator
-from triton.runtime.errors import OutOfResources, PTXASError
 
 from assay.kernels import language
 from assay.kernels.inside.replay.kernels import kernels_of
 from assay.kernels.inside.replay.memory import Memory
 from assay.kernels.inside.replay.player import CompilerError, Manner, NoRoomError
+from assay.kernels.inside.triton.compiler_words import PASSED_OVER
 from assay.kernels.program.form import Launch, Program, Variant
 from assay.kernels.source_text import lines_of
 from assay.types import Json
 
 FILE = "<kernels>"
-_PASSED_OVER = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
-"""What an autotuner of Triton's forgives a configuration."""
 _PASSES = "PassManager::run failed"
 """How Triton says that a stage of its compiler has failed."""
 
@@ -68,7 +66,7 @@ class Compiled:
         triton.set_allocator(self._allocator if launch.allocator else NullAllocator())
         try:
             self.functions[launch.kernel][variant.grid](**named, **dict(variant.options))
-        except _PASSED_OVER as error:
+        except PASSED_OVER as error:
             raise NoRoomError(str(error), launch.line) from error
         except CompilationError as error:
             raise CompilerError(str(error), self._line_of(error) or launch.line) from error

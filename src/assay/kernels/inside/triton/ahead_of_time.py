@@ -34,6 +34,7 @@ MAX_THREADS = 1024
 """Of a block."""
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _SPILLS = re.compile(r"(\d+) bytes spill stores")
+_ALL_STAGES = nvidia.CUDABackend.add_stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ def install(capability: int, shared_limit: int) -> None:
     """Make Triton compile for a GPU that is not there, for the rest of this process."""
     driver.set_active(Driver(capability, shared_limit))
     nvidia.CUDABackend.make_cubin = _make_cubin
+    nvidia.CUDABackend.add_stages = _add_stages
     cache.triton_key = lambda: "one process"  # a hash of all files of Triton, a third of a second
     knobs.cache.manager_class = OneProcessCache
     knobs.compilation.always_compile = True  # its cache takes some compile-time strings for one another
@@ -98,18 +100,17 @@ def install(capability: int, shared_limit: int) -> None:
 
 
 def read_only() -> None:
-    """Let Triton read kernels and not compile them, for the rest of this process: it types every value and checks the
-    size of every block, in a hundredth of the time. What stands for a cubin then is its text after that."""
+    """Let Triton read kernels and not compile them, until the next `install`: it types every value and checks the size
+    of every block, in a hundredth of the time. What stands for a cubin then is its text after that."""
     driver.active.reads_only = True
-    all_stages = nvidia.CUDABackend.add_stages
 
-    def stages(self: Any, found: dict[str, Any], options: Any, language: Any) -> None:
-        all_stages(self, found, options, language)
+
+def _add_stages(self: Any, found: dict[str, Any], options: Any, language: Any) -> None:
+    _ALL_STAGES(self, found, options, language)
+    if driver.active.reads_only:
         first = found["ttir"]
         found.clear()
         found |= {"ttir": first, "cubin": _as_it_is}
-
-    nvidia.CUDABackend.add_stages = stages
 
 
 def _as_it_is(module: Any, metadata: dict[str, Any]) -> bytes:

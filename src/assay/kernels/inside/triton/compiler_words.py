@@ -7,11 +7,14 @@ import re
 import tempfile
 from dataclasses import dataclass
 
-from triton.compiler.errors import CompilationError
+from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from assay.kernels.language import CompilerText
 from assay.kernels.language.writing import VARIABLE
 
+PASSED_OVER = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
+"""What an autotuner of Triton's forgives a configuration; whatever else one raises, the launch raises."""
 FILE = "<kernels>"
 """What the compiler takes the generated text's file for."""
 _PLACE = re.compile(re.escape(FILE) + r"\"?:(\d+)(?::\d+)?")
@@ -41,19 +44,20 @@ class Translation:
 
     def words(self, error: BaseException, diagnostics: str = "") -> Words:
         """An error of the compiler: the innermost line of the submission, and the innermost reason."""
-        line, reason = 0, ""
+        line, reason, kind = 0, "", type(error).__name__
         found: BaseException | None = error
         for _ in range(_DEEPEST):
             if found is None:
                 break
             if isinstance(found, CompilationError):
                 line = self._line(found) or line
-                reason = found.error_message or reason
+                reason, kind = found.error_message or reason, type(found).__name__
             else:
                 reason = reason if reason and not str(found) else f"{type(found).__name__}: {found}"
             found = found.__cause__
         told = "\n".join(part for part in (reason.strip(), diagnostics.strip()) if part)
-        return Words(line, self.translated(told or f"{type(error).__name__}: {error}"))
+        # Without a message of its own an error of Triton's shows generated text, which nobody wrote.
+        return Words(line, self.translated(told or (kind if line else f"{kind}: {error}")))
 
     def translated(self, said: str) -> str:
         """Names and lines of the generated text as the submission's."""
