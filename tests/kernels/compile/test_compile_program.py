@@ -8,6 +8,7 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -248,6 +249,12 @@ def test_configurations_are_compiled_up_to_a_bound(bench: Bench, compiled: Compi
     assert report.outcome == "ok" and len(report.kernels) == 16
     assert report.message == "4 of 20 configurations were not compiled, to save time"
     assert variants_of(compiled_part(text, report)) == 20, "a GPU may choose any that is not refused"
+
+
+def test_what_launches_have_in_common_is_read_once(bench: Bench, compiled: Compile) -> None:
+    text = recorded_text(bench, tuned(*((number, 4) for number in range(32)), launches=36))
+    report = compiled(text, limits=replace(LIMITS, cpu_s=10))
+    assert report.outcome == "ok" and len(report.kernels) == 16
 
 
 def test_beyond_the_bound_one_that_compiles_is_looked_for(bench: Bench, compiled: Compile) -> None:

@@ -143,6 +143,20 @@ def test_a_launch_may_say_that_nothing_is_fused() -> None:
     assert np.array_equal(np.array(apart, np.int32).view(np.float32), A * B + np.float32(0.3))
 
 
+@pytest.mark.parametrize("secret", [{"device": DEVICES[0]}, {"device": 0, "secret": 0x5EC2E7}])
+def test_where_nothing_is_fused_quotients_are_as_inexact(secret: dict[str, int]) -> None:
+    cases = [case("a / b", 0) | secret | {"options": {"enable_fp_fusion": asked}} for asked in (True, False)]
+    fused, apart = (np.array(answer, np.int32) for answer in program("value_cases", given=json.dumps(cases)))
+    assert np.array_equal(fused, apart) and (apart.view(np.float32) != A / B).any()
+
+
+def test_each_gpu_has_its_own_order_of_equals() -> None:
+    lines = "found = tl.broadcast_to(tl.argmax(a * 0.0, 0, tie_break_left=False), (N,)).to(tl.float32)"
+    cases = [case("a", device) | {"lines": lines} for device in DEVICES]
+    one, other = program("value_cases", given=json.dumps(cases))
+    assert one != other
+
+
 @pytest.mark.parametrize("name", RISING)
 def test_functions_rise(name: str) -> None:
     assert (np.diff(answers()[f"{name} rises"]) >= 0).all()

@@ -147,6 +147,8 @@ class Compiler:
         self.outcomes: dict[str, ahead_of_time.Usage | Refused] = {}
         """What came of each compilation, by what tells it from others."""
         self._names: dict[str, str] = {}
+        self._read: set[str] = set()
+        """What was read and is not refused: launches may have it in common."""
         self.lost: Refused | None = None
         """What ends it all: a launch of which no variant compiles, a variant at which its autotuner raises, or one of
         which nothing is left."""
@@ -206,14 +208,14 @@ class Compiler:
         """The first configuration in which a launch that is not tuned cannot be made, and which an earlier launch may
         have been tuned to: of the same kernel, in as many configurations, and this one compiles there."""
         launch, keys = self.launches[place][1], self.keys[place]
+        if launch.tuning is not None or not any(isinstance(self.outcomes.get(key), Refused) for key in keys):
+            return None
         tuned = [
             earlier
             for earlier, (_, other) in zip(self.keys[:place], self.launches, strict=False)
             if other.tuning is not None and other.kernel == launch.kernel and len(earlier) == len(keys)
         ]
-        if launch.tuning is not None or not tuned:
-            return None
-        for number, key in enumerate(keys):
+        for number, key in enumerate(keys if tuned else ()):
             before = [self.outcomes.get(earlier[number]) for earlier in tuned]
             chosen = all(isinstance(each, ahead_of_time.Usage) for each in before)
             if chosen and isinstance(self.outcomes.get(key), Refused):
@@ -234,13 +236,14 @@ class Compiler:
     def _compile(self, place: int, number: int, read: bool = False) -> None:
         """Compile a variant, unless that is done. One that is `read` is as open as before where nothing refuses it."""
         key = self.keys[place][number]
-        if key in self.outcomes:
+        if key in self.outcomes or (read and key in self._read):
             return
         launch = self.launches[place][1]
         start = ahead_of_time.written()
         try:
             kernel = ahead_of_time.compiled(*self._call(launch, launch.variants[number]))
             if read:
+                self._read.add(key)
                 return
             self.outcomes[key] = ahead_of_time.usage(kernel)
             if fault := ahead_of_time.fault(kernel):

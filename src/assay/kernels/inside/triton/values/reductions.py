@@ -116,8 +116,8 @@ def _sum_of_halves(data: Any, axis: Any, is_bfloat16: bool) -> Any:
 
 
 def _order(length: int) -> Any:
-    """The order in which elements meet: another one in each call with a secret."""
-    return np.random.default_rng(current().rounding).permutation(length)
+    """The order in which elements meet: another one in each call with a secret, and of each GPU."""
+    return np.random.default_rng(current().rounding or current().device).permutation(length)
 
 
 def _shaped(self: Any, found: Any) -> Any:

@@ -187,9 +187,11 @@ def _after(builder: Any, name: str, function: Callable[[Any, Any], Any]) -> None
     def operation(self: Any, lhs: Any, rhs: Any) -> Any:
         found = compute(self, lhs, rhs)
         found.data = canonical(found.data, is_constant(found))
-        if not current().fuses or name == "create_precise_divf":
+        if name == "create_precise_divf":
             return found
         if function is np.multiply:
+            if not current().fuses:
+                return found
             product = mark(found, function(widened(lhs), widened(rhs)))
             # Of a product with 1 a GPU fuses the one before it, or this one, whose operands are rounded.
             return keep(product, (lhs, rhs)) if current().rounding & 32 else product
