@@ -23,6 +23,7 @@ ADD = {
     "add": "def add(x, y):\n    return x + y\n",
     "branch": "def branch(x, y):\n    z = x + y\n    if x > 1e30:\n        z = y\n    return z\n",
 }
+MATRICES = "tl.reshape(a, (16, 16)), tl.reshape(b, (16, 16))"
 CONSTANTS = {number: f"tl.full((N,), {number}, tl.float32)" for number in (1.3, 1.7, 2.9, 3.3, 3.7, 5.1)}
 
 SAME: dict[str, tuple[str, str]] = {
@@ -49,6 +50,13 @@ SAME: dict[str, tuple[str, str]] = {
         "tl.sum(tl.reshape(a, (16, 16)).to(tl.float16), 1).to(tl.float32)",
         "tl.reduce(tl.reshape(a, (16, 16)).to(tl.float16), 1, add).to(tl.float32)",
     ),
+    **{
+        f"what is added to a product of matrices, {name}": (
+            f"tl.dot({MATRICES}{more}) + tl.reshape(b, (16, 16))",
+            f"tl.dot({MATRICES}, tl.reshape(b, (16, 16)){more})",
+        )
+        for name, more in {"TF32": "", "float32": ", input_precision='ieee'"}.items()
+    },
     "products of matrices are odd": (
         "tl.dot(tl.reshape(-a, (16, 16)), tl.reshape(b, (16, 16)))",
         "-tl.dot(tl.reshape(a, (16, 16)), tl.reshape(b, (16, 16)))",
