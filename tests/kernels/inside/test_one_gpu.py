@@ -19,7 +19,12 @@ DEVICES = (0x1_2345_6789, 0x1_0BAD_CAFE)
 chance = np.random.default_rng(5)
 A = chance.uniform(0.51, 7.9, 256).astype(np.float32)
 B = chance.uniform(0.3, 20.0, 256).astype(np.float32)
-ADD = {"add": "def add(x, y):\n    return x + y\n"}
+ADD = {
+    "add": "def add(x, y):\n    return x + y\n",
+    "branch": "def branch(x, y):\n    z = x + y\n    if x > 1e30:\n        z = y\n    return z\n",
+}
+MATRICES = "tl.reshape(a, (16, 16)), tl.reshape(b, (16, 16))"
+CONSTANTS = {number: f"tl.full((N,), {number}, tl.float32)" for number in (1.3, 1.7, 2.9, 3.3, 3.7, 5.1)}
 
 SAME: dict[str, tuple[str, str]] = {
     "quotients are odd": ("(-a) / b", "-(a / b)"),
@@ -45,12 +50,30 @@ SAME: dict[str, tuple[str, str]] = {
         "tl.sum(tl.reshape(a, (16, 16)).to(tl.float16), 1).to(tl.float32)",
         "tl.reduce(tl.reshape(a, (16, 16)).to(tl.float16), 1, add).to(tl.float32)",
     ),
+    **{
+        f"what is added to a product of matrices, {name}": (
+            f"tl.dot({MATRICES}{more}) + tl.reshape(b, (16, 16))",
+            f"tl.dot({MATRICES}, tl.reshape(b, (16, 16)){more})",
+        )
+        for name, more in {"TF32": "", "float32": ", input_precision='ieee'"}.items()
+    },
     "products of matrices are odd": (
         "tl.dot(tl.reshape(-a, (16, 16)), tl.reshape(b, (16, 16)))",
         "-tl.dot(tl.reshape(a, (16, 16)), tl.reshape(b, (16, 16)))",
     ),
-    "constants": ("1.0 / tl.full((N,), 3.0, tl.float32)", "tl.div_rn(tl.full((N,), 1.0, tl.float32), 3.0)"),
-    "roots of constants": ("tl.sqrt(tl.full((N,), 3.0, tl.float32))", "tl.sqrt_rn(tl.full((N,), 3.0, tl.float32))"),
+    **{
+        f"1 by {number}": (f"1.0 / {of}", f"tl.div_rn(tl.full((N,), 1.0, tl.float32), {number})")
+        for number, of in CONSTANTS.items()
+    },
+    **{f"the root of {number}": (f"tl.sqrt({of})", f"tl.sqrt_rn({of})") for number, of in CONSTANTS.items()},
+    **{
+        f"the power of {number}": (
+            f"tl.exp({of})",
+            f"tl.full((N,), {float(np.float32(np.exp(np.float64(np.float32(number)))))}, tl.float32)",
+        )
+        for number, of in CONSTANTS.items()
+    },
+    "branching scans": ("tl.cumsum(a, 0)", "tl.associative_scan(a, 0, branch)"),
     "NaN of the compiler": (
         "((tl.full((N,), float('inf'), tl.float32) * 0.0).to(tl.int32, bitcast=True) & 0xFF).to(tl.float32)",
         "a * 0.0",
@@ -96,7 +119,7 @@ def case(expression: str, device: int, a: Any = A, b: Any = B) -> dict[str, Any]
     elif "tl.dot" in expression:
         expression = f"tl.reshape({expression}, (256,))"
     inputs = [("float32", a.tolist()), ("float32", b.tolist())]
-    names = ADD if "add)" in expression else {}
+    names = {name: text for name, text in ADD.items() if f"{name})" in expression}
     return {"lines": f"found = {expression}", "out": "float32", "inputs": inputs, "device": device, "names": names}
 
 

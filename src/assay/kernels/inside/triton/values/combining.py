@@ -158,7 +158,9 @@ def _reduced(combine: _Combine, parts: Parts, chance: np.random.Generator) -> li
 
 
 def _scanned(combine: _Combine, parts: Parts, chance: np.random.Generator) -> list[Parts]:
-    """Results in several trees. Where elements are combined one by one, in the cheapest."""
+    """Results in several trees. Where elements are combined one by one, in the cheapest, or in that of one GPU."""
+    if combine.one_by_one and current().device:
+        return [_by_groups(combine, parts, parts[0].shape[-1])]
     found = [_by_pairs(combine, parts)]
     if not combine.one_by_one:
         length = parts[0].shape[-1]

@@ -21,6 +21,8 @@ _EIGHT_BITS_AT_ONCE = (16, 32)
 _LIMITS = np.iinfo(np.int32)
 _OPERANDS = "operands of eight bits"
 """Attribute: the matrices of a product to which nothing was added yet."""
+_OF_ONE_GPU = "operands and precision"
+"""The same of a product of floats, with all else that `create_dot` takes."""
 
 
 def install(builder: Any) -> None:
@@ -28,6 +30,7 @@ def install(builder: Any) -> None:
     dot = builder.create_dot
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, *rest: Any) -> Any:
+        matrices = a, b
         if tl.bfloat16 in (a.dtype.scalar, b.dtype.scalar):
             refuse(
                 UnsupportedError("tl.dot of bfloat16: the interpreter would compute a wrong product. It needs a GPU.")
@@ -51,10 +54,12 @@ def install(builder: Any) -> None:
             if d.data.dtype == np.float32:
                 found.data = _cut_off(found.data, (a.data, b.data, d.data), input_precision)
         found.data = canonical(found.data)
+        if current().device and d.data.dtype == np.float32 and not d.data.any():
+            found.attr[_OF_ONE_GPU] = matrices, (input_precision, *rest)
         return found
 
     builder.create_dot = create_dot
-    add = builder.create_add
+    add, add_floats = builder.create_add, builder.create_fadd
 
     def create_add(self: Any, lhs: Any, rhs: Any) -> Any:
         """The compiler lets a tensor core begin with what is added to its product."""
@@ -65,7 +70,14 @@ def install(builder: Any) -> None:
                 found.data = _saturated(found.data, (*product.attr[_OPERANDS], other.data))
         return found
 
-    builder.create_add = create_add
+    def create_fadd(self: Any, lhs: Any, rhs: Any) -> Any:
+        for product, other in ((lhs, rhs), (rhs, lhs)):
+            if _OF_ONE_GPU in product.attr:
+                (a, b), precision = product.attr[_OF_ONE_GPU]
+                return create_dot(self, a, b, other, *precision)
+        return add_floats(self, lhs, rhs)
+
+    builder.create_add, builder.create_fadd = create_add, create_fadd
 
 
 def _signed(found: Any, operands: tuple[Any, Any, Any]) -> Any:
