@@ -12,17 +12,25 @@ from assay.types import Json
 
 FILE = "submission.py"
 MESSAGE_CHARACTERS = 2000
+_lines: tuple[str, ...] = ()
 
 
 def load(source: str) -> ModuleType:
     """Execute a submission's text and return its module."""
-    linecache.cache[FILE] = (len(source), None, lines_of(source), FILE)
+    global _lines
+    _lines = tuple(lines_of(source))
+    linecache.cache[FILE] = (len(source), None, list(_lines), FILE)
     module = ModuleType("submission")
     module.__file__ = FILE
     sys.modules["submission"] = module  # dataclasses and pickle look a class's module up there
     # Without the `__future__` imports of this module, which would turn a submission's annotations into text.
     exec(compile(source, FILE, "exec", dont_inherit=True), module.__dict__)
     return module
+
+
+def lines(file: str) -> tuple[str, ...]:
+    """The lines of the submission; none where a file is another one."""
+    return _lines if file == FILE else ()
 
 
 def fault(stage: str, error: BaseException, kind: str = "error") -> dict[str, Json]:

@@ -89,6 +89,7 @@ def preload() -> None:
     light.install()
     launches.install()
     pretend_cuda.install(pretend_cuda.SHARED_LIMIT, pretend_cuda.CAPABILITY)
+    launches.hold()
     header: Json = {"init_inputs": [], "inputs": [{"dtype": "float32", "shape": [4], "blob": 0}]}
     header |= {"precision": "float32", "program_bytes": PROGRAM_BYTES, "text_checks": True}
     for _ in range(WARM_UPS):

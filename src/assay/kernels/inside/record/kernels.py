@@ -18,6 +18,7 @@ from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.jit import JITFunction
 
 from assay.kernels.inside import submission
+from assay.kernels.inside.record import made
 from assay.kernels.inside.record.reads import NotRecordableError
 from assay.kernels.inside.record.tape import Tape
 from assay.types import Json
@@ -35,6 +36,8 @@ class Kernels:
         self._held: list[JITFunction[Any]] = []
         self._globals: list[dict[str, tuple[Any, dict[str, Any]]]] = []
         """Of each, the globals that Triton compiled it with: value and namespace by name."""
+        self._bound: list[dict[str, tuple[Any, Any]]] = []
+        """Of each, what its names stood for at its first launch, and that as it is compared."""
         self._tape = tape
 
     def number(self, function: JITFunction[Any]) -> int:
@@ -46,15 +49,19 @@ class Kernels:
         known = self._numbers.get(id(function))
         if known is not None:
             return known
+        made.check(function)
+        made.check_text(function, submission.lines(function.fn.__code__.co_filename))
         number = self._numbers[id(function)] = len(self.entries)
         self._held.append(function)
         source = "".join(function.raw_src)
         self._globals.append({})
+        self._bound.append(bound := {})
         entry: dict[str, Json] = {"name": function.__name__, "source": source, "line": _line_of(function), "names": {}}
         self.entries.append(entry)
         scope = function.get_capture_scope()
         for name in names_in(source):
             if name in scope and name != function.__name__ and scope[name] is not getattr(builtins, name, scope):
+                bound[name] = scope[name], made.frozen(scope[name])
                 helper = helper_of(scope[name])
                 if helper is not None:
                     entry["names"][name] = {"function": str(self.number(helper))}
@@ -70,21 +77,43 @@ class Kernels:
         if space.get(name) is not None:
             self._globals[number][name] = copy.deepcopy(space[name]), space
 
+    def check_made(self, number: int) -> None:
+        """Raises NotRecordableError where a launched function, or one that it calls, is not what it was made, or where
+        one of its names stands for something else than at its first launch."""
+        for at in self._reached(number):
+            made.check(function := self._held[at])
+            scope = function.get_capture_scope()
+            for name, (value, found) in self._bound[at].items():
+                if made.frozen(scope.get(name)) != found and not self._is_watched(at, name):
+                    raise NotRecordableError(
+                        f"the name {name} in {function.__name__} stands for another {type(value).__name__} than at its "
+                        "first launch, which Triton compiled it with: a GPU may run something else than was recorded. "
+                        "Make another kernel, or give it an argument"
+                    )
+
+    def _is_watched(self, number: int, name: str) -> bool:
+        return name in self._globals[number]
+
+    def _reached(self, number: int) -> set[int]:
+        """A function and those that it calls."""
+        waiting, seen = [number], {number}
+        while waiting:
+            names = self.entries[waiting.pop()]["names"].values()
+            called = {int(found["function"]) for found in names if "function" in found}
+            waiting += called - seen
+            seen |= called
+        return seen
+
     def check_globals(self, number: int) -> None:
         """Raises RuntimeError, as Triton does at a launch, where a global has changed with which the function, or one
         that it calls, was compiled."""
-        waiting, seen = [number], {number}
-        while waiting:
-            at = waiting.pop()
+        for at in self._reached(number):
             for name, (value, space) in self._globals[at].items():
                 if (now := space.get(name)) != value:
                     raise RuntimeError(
                         f"Global variable {name} has changed since we compiled this kernel, from {value} to {now}: "
                         "Triton compiles a kernel with the globals of its first launch. Give it an argument instead"
                     )
-            called = {int(found["function"]) for found in self.entries[at]["names"].values() if "function" in found}
-            waiting += called - seen
-            seen |= called
 
     def value(self, found: Any) -> Json:
         """An argument of a launch, where kernels and Triton's own constants are among the values."""

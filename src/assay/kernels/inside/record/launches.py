@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import numbers
 import operator
 from collections.abc import Callable
@@ -12,10 +13,13 @@ import torch
 import triton
 import triton.testing
 from triton.backends.nvidia.compiler import CUDAOptions
-from triton.runtime.autotuner import Autotuner
+from triton.compiler.compiler import make_backend
+from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.driver import driver
-from triton.runtime.jit import JITFunction, mangle_type
+from triton.runtime.jit import JITFunction, create_function_from_signature, mangle_type
 
+from assay.kernels.inside.record import made
+from assay.kernels.inside.record.host_state import HostState
 from assay.kernels.inside.record.kernels import Kernels
 from assay.kernels.inside.record.reads import NotRecordableError
 from assay.kernels.inside.record.tape import Tape
@@ -44,6 +48,7 @@ class Capture:
 
     def launch(self, function: JITFunction[Any], args: tuple[Any, ...], grid: Any, kwargs: dict[str, Any]) -> None:
         """Note one launch, or one configuration of it."""
+        made.check(function)
         for hook in function.pre_run_hooks:
             hook(*args, **kwargs)
         bound = _bound(function, args, kwargs)
@@ -55,8 +60,12 @@ class Capture:
             "options": _options(function, kwargs),
             "before": [],
         }
+        known = len(self.kernels.entries)
         number = self.kernels.number(function)
+        self.kernels.check_made(number)
         self.kernels.check_globals(number)
+        if _state is not None:
+            _state.check(deep=len(self.kernels.entries) > known)
         if self._variants is None:
             self.tape.add_launch(number, [variant])
         else:
@@ -78,6 +87,7 @@ class Capture:
 
     def tune(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note one launch of an autotuned kernel, with all of its configurations."""
+        made.check(tuner)
         tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
         configurations = tuner.prune_configs(kwargs) if len(tuner.configs) > 1 else tuner.configs
         if len(configurations) > self.tape.limits.variants:
@@ -122,6 +132,7 @@ class Capture:
 
     def _configure(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], configuration: Any) -> None:
         assert self._variants is not None, "only called while configurations are collected"
+        made.check_configuration(tuner, configuration)
         chosen = configuration.all_kwargs()
         if conflicts := kwargs.keys() & configuration.kwargs.keys():
             raise ValueError(f"{', '.join(sorted(conflicts))}: given by the launch and by a configuration")
@@ -148,6 +159,8 @@ class _Compiled:
 
 
 _capture: Capture | None = None
+_state: HostState | None = None
+"""What launches depend on, as it is before a submission is imported."""
 
 
 def begin(capture: Capture) -> None:
@@ -163,6 +176,20 @@ def install() -> None:
     JITFunction.run = _run
     Autotuner.run = _tune
     Autotuner.best_config = property(_best_config, _set_best_config)
+    run = Heuristics.run
+
+    def asked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        made.check(self)
+        return run(self, *args, **kwargs)
+
+    Heuristics.run = asked
+    made.install()
+
+
+def hold() -> None:
+    """Take Triton, its settings and the environment for what they have to be at each launch from now on."""
+    global _state
+    _state = HostState()
 
 
 def _run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -217,7 +244,8 @@ def _check_types(function: JITFunction[Any], bound: dict[str, Any]) -> None:
         OverflowError: a whole number of more than 64 bits.
     """
     types: list[tuple[Any, Any]] = []
-    binder = function.device_caches[driver.active.get_current_device()][4]
+    # The kernel's own stays unmade: what is in its caches would be launched without being compiled.
+    binder = create_function_from_signature(function.signature, function.params, _backend())
     with torch._C.DisableTorchFunction():  # a tensor is asked for its address, which is no read
         try:
             types = binder(**bound)[1]
@@ -231,6 +259,11 @@ def _check_types(function: JITFunction[Any], bound: dict[str, Any]) -> None:
                 f"the argument {parameter.name} of {function.__name__}() is annotated as {kind} and is a "
                 f"{type(value).__name__}, so Triton raises at the launch. Give a number of the annotated type"
             )
+
+
+@functools.cache
+def _backend() -> Any:
+    return make_backend(driver.active.get_current_target())
 
 
 def _number(kind: Any) -> type | None:

@@ -1,0 +1,145 @@
+"""Kernels, tuners and heuristics as Triton's decorators made them, compared at each launch.
+
+Triton compiles a kernel from what its decorator kept: text, parameters, options. Host code can set each of it later, and
+more beside it. A launch is recorded only of what is as it was made.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
+
+from triton.language.core import constexpr
+from triton.runtime.autotuner import Autotuner, Config, Heuristics
+from triton.runtime.jit import JITFunction, KernelParam
+
+from assay.kernels.inside.record.reads import NotRecordableError
+
+_LATER: dict[type, frozenset[str]] = {
+    JITFunction: frozenset({"hash", "used_global_vals"}),
+    Autotuner: frozenset({"nargs", "best_config", "configs_timings", "bench_time", "restore_copies", "do_bench"}),
+    Heuristics: frozenset(),
+}
+"""What Triton itself sets after an object was made, by class. The hash of a kernel is looked at on its own."""
+_OF_PARAMETERS = ("num", "_param", "do_not_specialize", "do_not_specialize_on_alignment")
+_OF_CONFIGS = frozenset(vars(Config({})))
+_born: dict[int, tuple[Any, dict[str, Any]]] = {}
+"""Objects and their attributes as they were when they were made, by id: held, so that an id stays one object's."""
+
+
+def install() -> None:
+    """Take note of what Triton's decorators make from now on."""
+    for kind in _LATER:
+        kind.__init__ = _noting(kind, kind.__init__)  # type: ignore[misc]
+
+
+def _noting(kind: type, make: Callable[..., None]) -> Callable[..., None]:
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        if id(self) in _born:  # made a second time: launches before it were of something else
+            _born[id(self)] = self, {}
+        else:
+            _born[id(self)] = self, {name: _attribute(name, value) for name, value in vars(self).items()}
+
+    return made
+
+
+def check(found: Any) -> None:
+    """Compare a kernel, a tuner or heuristics with what its decorator made.
+
+    Raises:
+        NotRecordableError: it is not that.
+    """
+    later = _LATER.get(type(found))
+    held, before = _born.get(id(found), (None, {}))
+    if later is None or held is not found:
+        raise _other(found, f"is a {type(found).__name__} that no decorator of Triton's made")
+    now = vars(found)
+    for name in before.keys() | now.keys():
+        if name not in later and (name not in before or name not in now or _attribute(name, now[name]) != before[name]):
+            raise _other(found, f"has another {name}")
+    if type(found) is JITFunction and (now["hash"] is not None or now["used_global_vals"]):
+        _check_hash(found)
+
+
+def _check_hash(found: JITFunction[Any]) -> None:
+    """Triton looks kernels up under their hash on disk: it has to be this kernel's."""
+    again = object.__new__(JITFunction)
+    vars(again).update(vars(found), hash=None, used_global_vals={})
+    if again.cache_key != found.hash or again.used_global_vals != found.used_global_vals:
+        raise _other(found, "has another hash")
+
+
+def check_text(found: JITFunction[Any], lines: Sequence[str]) -> None:
+    """Compare the text of a kernel with the file that it says it comes from, and what is compiled with the text.
+
+    Args:
+        lines: Of the file, as far as it is the submission's; none for another one.
+
+    Raises:
+        NotRecordableError: they differ.
+    """
+    first, text = found.starting_line_number - 1, "".join(found.raw_src)
+    start = re.search(r"^def\s+\w+\s*\(", dedented := textwrap.dedent(text), re.MULTILINE)
+    if start is None or found.src != dedented[start.start() :]:
+        raise _other(found, "is compiled from another text than its own")
+    if lines and "".join(lines[first : first + len(found.raw_src)]).rstrip("\n") != text.rstrip("\n"):
+        raise _other(found, "has another text than the submission's lines")
+
+
+def check_configuration(tuner: Any, found: Any) -> None:
+    """Raises NotRecordableError where a configuration is not one of Triton's."""
+    if type(found) is not Config or vars(found).keys() != _OF_CONFIGS:
+        raise _other(tuner, "is tuned with what is no plain triton.Config")
+
+
+def _attribute(name: str, value: Any) -> Any:
+    """An attribute as it is compared. What the globals of a kernel hold is looked at by the names in its text."""
+    return id(value) if name == "__globals__" else frozen(value)
+
+
+def frozen(value: Any) -> Any:
+    """What is compared of a value: the parts of what host code can change in place, and which object it is of others."""
+    if isinstance(value, bool | int | float | str | bytes | type(None)):
+        return type(value), repr(value)
+    if isinstance(value, list | tuple):
+        return type(value), tuple(map(frozen, value))
+    if isinstance(value, dict):
+        made = getattr(value, "default_factory", None)
+        return type(value), made, tuple((frozen(key), frozen(part)) for key, part in value.items())
+    if isinstance(value, inspect.Signature):
+        return id(value), tuple(map(frozen, value.parameters.values()))
+    if isinstance(value, inspect.Parameter):
+        return value.name, value.kind, frozen(value.default), id(value.annotation)
+    if isinstance(value, KernelParam):
+        return _parameter(value)
+    if isinstance(value, constexpr):
+        return type(value), frozen(value.value)
+    if isinstance(value, Config):
+        return type(value), tuple((name, frozen(part)) for name, part in vars(value).items())
+    if isinstance(value, FunctionType):
+        return id(value), id(value.__code__), id(value.__closure__)
+    return id(value)
+
+
+def _parameter(value: KernelParam) -> Any:
+    """A parameter of a kernel; what it keeps of what was asked has to be what it would say anew."""
+    own = tuple(vars(value)[name] for name in _OF_PARAMETERS)
+    fresh = KernelParam(*own)
+    right = type(value) is KernelParam and all(
+        name in _OF_PARAMETERS or (hasattr(fresh, name) and frozen(getattr(fresh, name)) == frozen(kept))
+        for name, kept in vars(value).items()
+    )
+    return right, tuple(map(frozen, own))
+
+
+def _other(found: Any, how: str) -> NotRecordableError:
+    name = getattr(getattr(found, "base_fn", found), "__name__", type(found).__name__)
+    return NotRecordableError(
+        f"the launched {name} {how}: a GPU would run something else than was recorded. Launch what @triton.jit, "
+        "@triton.autotune or @triton.heuristics made, and set nothing on it afterwards"
+    )
