@@ -15,11 +15,15 @@ from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
+import triton.compiler.code_generator  # noqa: F401 - Triton imports it when it first compiles
+
 from assay.kernels.inside.record.reads import NotRecordableError
 
 _ELSEWHERE = ("triton.experimental", "triton.backends.amd", "triton.language.extra.hip", "triton.testing")
 """Modules of Triton by which no kernel is compiled for a GPU of NVIDIA, or that only measure."""
-_CACHES = frozenset({"triton.runtime.jit._triton_jit_function_registry", "triton.runtime._allocation._profile_allocator"})
+_CACHES = frozenset(
+    {"triton.runtime.jit._triton_jit_function_registry", "triton.runtime._allocation._profile_allocator"}
+)
 """What Triton itself fills while a submission is imported, and no launch reads."""
 _OTHERS = frozenset({"sys", "torch", "numpy", "warnings", "time", "contextlib"})
 """Modules that Triton names, and that say nothing of what a kernel is."""
@@ -40,17 +44,26 @@ def _tells_changes() -> bool:
     sample: dict[str, int] = {"a": 1}
     before = _at(id(sample) + _VERSION).value
     sample["a"] = 2
-    return sys.implementation.name == "cpython" and sys.version_info < (3, 13) and _at(id(sample) + _VERSION).value != before
+    return (
+        sys.implementation.name == "cpython"
+        and sys.version_info < (3, 13)
+        and _at(id(sample) + _VERSION).value != before
+    )
 
 
-def _code_place() -> int:
-    """Where in a function its code is."""
-    words = (ctypes.c_uint64 * 16).from_address(id(_code_place))
-    return _WORD * list(words).index(id(_code_place.__code__))
+def _places() -> list[int]:
+    """Where in a function its code, its defaults and those by keyword are."""
+
+    def sample(first: int = 1, *, second: int = 2) -> None: ...
+
+    words = list((ctypes.c_uint64 * 16).from_address(id(sample)))
+    return [_WORD * words.index(id(part)) for part in (sample.__code__, sample.__defaults__, sample.__kwdefaults__)]
 
 
 def _is_triton(name: Any) -> bool:
-    return isinstance(name, str) and (name == "triton" or name.startswith("triton.")) and not name.startswith(_ELSEWHERE)
+    return (
+        isinstance(name, str) and (name == "triton" or name.startswith("triton.")) and not name.startswith(_ELSEWHERE)
+    )
 
 
 class HostState:
@@ -73,8 +86,8 @@ class HostState:
                 self._take_library(module)
         self._environment = _environment()
         self._python_environment = dict(os.environ)
-        place = _code_place()
-        self._codes = [_at(id(function) + place) for _, function in self._functions]
+        places = _places()
+        self._codes = [_at(id(function) + place) for _, function in self._functions for place in places]
         self._code_words = [word.value for word in self._codes]
         self._objects_words = [(_at(id(found) + _CLASS), id(type(found))) for _, found in self._objects]
         self._fast = _tells_changes()
@@ -93,9 +106,7 @@ class HostState:
         self._functions += [(f"{module.__name__}.{k}", v) for k, v in kept.items() if isinstance(v, FunctionType)]
 
     def _hold(self, name: str, found: dict[Any, Any], grows: bool) -> None:
-        if id(found) not in self._seen:
-            self._seen.add(id(found))
-            self._dicts.append((name, found, dict(found), grows))
+        self._dicts.append((name, found, dict(found), grows))
 
     def _take(self, name: str, found: Any) -> None:
         """Hold an object of Triton's, and what it is made of."""
@@ -109,7 +120,7 @@ class HostState:
 
     def _parts(self, name: str, found: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(found, FunctionType):
-            if not _is_triton(found.__module__):
+            if not _is_triton(found.__module__) and not str(found.__module__).startswith("assay."):
                 return
             self._functions.append((name, found))
             yield from ((name, cell.cell_contents) for cell in found.__closure__ or () if cell != type(cell)())
@@ -126,7 +137,8 @@ class HostState:
             yield from ((name, part) for part in found)
             return
         if isinstance(found, dict):
-            self._hold(name, found, False)
+            if found is not sys.modules:
+                self._hold(name, found, True)
             return
         home = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", None)
         space = getattr(found, "__dict__", None)
@@ -159,7 +171,7 @@ class HostState:
             now = [word.value for word in self._codes]
             if now != self._code_words:
                 place = next(place for place, word in enumerate(now) if word != self._code_words[place])
-                raise _changed(f"the code of {self._functions[place][0]}")
+                raise _changed(f"the code of {self._functions[place // 3][0]}")
             for name, module in self._modules.items():
                 if sys.modules.get(name) is not module:
                     raise _changed(f"sys.modules[{name!r}]")

@@ -1,6 +1,6 @@
 """Kernels, tuners and heuristics as Triton's decorators made them, compared at each launch.
 
-Triton compiles a kernel from what its decorator kept: text, parameters, options. Host code can set each of it later, and
+Triton compiles a kernel from what its decorator kept: text, parameters, options. Host code can set each later, and
 more beside it. A launch is recorded only of what is as it was made.
 """
 
@@ -103,7 +103,7 @@ def _attribute(name: str, value: Any) -> Any:
 
 
 def frozen(value: Any) -> Any:
-    """What is compared of a value: the parts of what host code can change in place, and which object it is of others."""
+    """What is compared of a value: the parts of what host code can change in place, and which object others are."""
     if isinstance(value, bool | int | float | str | bytes | type(None)):
         return type(value), repr(value)
     if isinstance(value, list | tuple):
