@@ -1,7 +1,7 @@
 """What Triton's host code is made of, held from before a submission's import and compared at each launch.
 
-Triton compiles and launches by its own modules, classes, functions and settings, by the standard library's that it uses,
-and by the environment. A launch is recorded only while all of that is as it was: otherwise a GPU would compile or launch
+Triton compiles and launches by its modules, classes, functions and settings, by the standard library that it uses,
+and by the environment. A launch is recorded only while all that is as it was: otherwise a GPU would compile or launch
 something else than was recorded.
 """
 
