@@ -196,7 +196,14 @@ def _outside(x: Any) -> Any:
     return np.where(x < 0, 2.0 - tail, tail)
 
 
+def _share_below(x: Any) -> Any:
+    """`normcdf`: of a positive number what is left of 1 beyond its opposite."""
+    tail = _curve("normcdf", _NORMCDF, -np.abs(x), 5.0)
+    return np.where(x > 0, 1.0 - tail, tail)
+
+
 _ERFC = np.vectorize(math.erfc, otypes=[np.float64])
+_NORMCDF = np.vectorize(lambda x: 0.5 * math.erfc(-x / math.sqrt(2)), otypes=[np.float64])
 _COMPOSED: dict[str, Callable[..., Any]] = {
     "asin": _arc_sine,
     "acos": _arc_cosine,
@@ -210,5 +217,6 @@ _COMPOSED: dict[str, Callable[..., Any]] = {
     "log10": _decimal_logarithm,
     "hypot": _length,
     "erfc": _outside,
+    "normcdf": _share_below,
 }
 """Functions of float32 that CUDA makes of others."""

@@ -52,7 +52,6 @@ def _in_trees(operation: Any, values: Sequence[Any], found: Any, name: str, made
     arithmetic, chance = ledger.arithmetic, np.random.default_rng(ledger.rounding or ledger.device)
     combine = _Combine(operation.combine_fn.fn, [part.dtype.scalar for part in values])
     parts = [_axis_last(part.handle.data, operation.axis) for part in values]
-    combine.products = _products(operation, values)
     try:
         trees = made(combine, parts, chance)
     except MeaningError:  # a branch: there are no blocks on a GPU, either
@@ -65,6 +64,11 @@ def _in_trees(operation: Any, values: Sequence[Any], found: Any, name: str, made
     if not all(_alike(*both, length) for tree in trees for both in zip(tree, rows, combine.dtypes, strict=True)):
         _refuse(name)
     if ledger.device:
+        combine.products = _products(operation, values)
+        if any(known is not None for known in combine.products):
+            trees = made(combine, parts, np.random.default_rng(ledger.device))
+            trees = [[each.reshape(row.shape) for each, row in zip(tree, rows, strict=True)] for tree in trees]
+            ledger.arithmetic = arithmetic
         for place, part in enumerate(found):
             data = _of_device(trees, made is _reduced)[place]
             part.handle.data = _axis_back(data, part.handle.data.shape, operation.axis if made is _scanned else -1)
