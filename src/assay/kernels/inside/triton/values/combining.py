@@ -170,14 +170,18 @@ def _reduced(combine: _Combine, parts: Parts, chance: np.random.Generator) -> li
     elif combine.one_by_one:
         orders = [orders[int(chance.integers(len(orders)))]]
     found, known = (
-        [None if part is None else np.stack([part[..., order] for order in orders]) for part in each]
-        for each in (parts, combine.products)
+        _each(sides, lambda part: np.stack([part[..., order] for order in orders]))
+        for sides in (parts, combine.products)
     )
     while found[0].shape[-1] > 1:
         left, right = ([part[..., start::2] for part in found] for start in (0, 1))
         found = combine(left, right, _halves(known, lambda part, start: part[..., start::2]))
         known = []
     return [[part[number] for part in found] for number in range(len(orders))]
+
+
+def _each(parts: Parts, change: Callable[[Any], Any]) -> Parts:
+    return [None if part is None else change(part) for part in parts]
 
 
 def _halves(products: Sequence[Any], half: Callable[[Any, int], Any]) -> list[Any]:
@@ -217,10 +221,8 @@ def _joined(combine: _Combine, before: Parts, parts: Parts, step: int, products:
 def _by_groups(combine: _Combine, parts: Parts, size: int) -> Parts:
     """As the lanes of a warp do: with the neighbour, then with the pair before, and so on; group by group."""
     shape = parts[0].shape
-    known: list[Any]
     found, known = (
-        [None if part is None else part.reshape(*shape[:-1], -1, size) for part in each]
-        for each in (parts, combine.products)
+        _each(sides, lambda part: part.reshape(*shape[:-1], -1, size)) for sides in (parts, combine.products)
     )
     step = 1
     while step < size:
