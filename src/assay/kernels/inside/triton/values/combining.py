@@ -134,6 +134,9 @@ class _Combine:
         found = [np.empty_like(part) for part in left]
         for place in np.ndindex(left[0].shape):
             operands = [_scalar(part[place], dtype) for part, dtype in zip(left + right, self.dtypes * 2, strict=True)]
+            for operand, known in zip(operands, products, strict=False):
+                if known is not None:
+                    mark(operand.handle, known[place].reshape(1))
             for whole, one in zip(found, self._results(operands), strict=True):
                 whole[place] = one.item()
         return found

@@ -13,7 +13,7 @@ from triton.runtime import interpreter as engine
 from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
 from assay.kernels.inside.triton.unsettled import device
 from assay.kernels.inside.triton.unsettled.certain import whole_results
-from assay.kernels.inside.triton.unsettled.products import may_fuse, summed
+from assay.kernels.inside.triton.unsettled.products import mark, may_fuse, summed, unrounded
 from assay.kernels.inside.triton.values import bfloat16
 from assay.kernels.inside.triton.values.rounding import all_orders_agree, canonical, moved, pairs, reordered
 
@@ -40,8 +40,28 @@ def install() -> None:
         return apply(self, values) if extreme is None else _any_place(self, values, extreme)
 
     engine.ReduceOps.apply_impl = apply_impl
+    engine.ScanOps.apply_impl = _backwards(engine.ScanOps.apply_impl)
     for name, function in (("cumsum", np.add), ("cumprod", np.multiply)):
         setattr(engine.ScanOps, name, _scanned(name, function))
+
+
+def _backwards(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """Scans of one GPU in which products that go backwards stay products."""
+
+    def apply_impl(self: Any, values: Any) -> Any:
+        if not (self.reverse and current().device):
+            return apply(self, values)
+        turned = [self.to_tensor(np.flip(part.handle.data, self.axis), part.dtype) for part in values]
+        for part, other in zip(values, turned, strict=True):
+            if (known := unrounded(part.handle)) is not None:
+                mark(other.handle, np.flip(known, self.axis))
+        self.reverse = False
+        found = apply(self, turned)
+        for part in found:
+            part.handle.data = np.flip(part.handle.data, self.axis)
+        return found
+
+    return apply_impl
 
 
 def _sum(self: Any, values: Any) -> Any:

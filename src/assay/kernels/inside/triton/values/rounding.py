@@ -196,7 +196,8 @@ def _after(builder: Any, name: str, function: Callable[[Any, Any], Any]) -> None
                 return found
             product = mark(found, function(widened(lhs), widened(rhs)))
             # Of a product with 1 a GPU fuses the one before it, or this one, whose operands are rounded.
-            return keep(product, (lhs, rhs)) if current().rounding & 32 else product
+            one_gpu = current().device and (is_constant(lhs) or is_constant(rhs))
+            return keep(product, (lhs, rhs)) if one_gpu or current().rounding & 32 else product
         if current().device:
             if found.data.dtype == _SINGLE and not is_constant(found):
                 found.data = canonical(device.quotients(*np.broadcast_arrays(lhs.data, rhs.data)))
