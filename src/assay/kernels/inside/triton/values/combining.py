@@ -66,7 +66,8 @@ def _in_trees(operation: Any, values: Sequence[Any], found: Any, name: str, made
     if ledger.device:
         combine.products = _products(operation, values)
         if any(known is not None for known in combine.products):
-            trees = made(combine, parts, np.random.default_rng(ledger.device))
+            again = np.random.default_rng(ledger.device)
+            trees = [_by_groups(combine, parts, length)] if made is _scanned else made(combine, parts, again)
             trees = [[each.reshape(row.shape) for each, row in zip(tree, rows, strict=True)] for tree in trees]
             ledger.arithmetic = arithmetic
         for place, part in enumerate(found):
