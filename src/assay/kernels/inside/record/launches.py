@@ -181,7 +181,7 @@ def _check_measure(tuner: Any) -> None:
         NotRecordableError: it is the submission's, which may do anything between two launches.
         Exception: what Triton's raises of its options.
     """
-    measure = vars(tuner).get("do_bench", tuner._do_bench) or measure_nothing
+    measure: Any = vars(tuner).get("do_bench", tuner._do_bench) or measure_nothing
     options = measure.keywords if type(measure) is functools.partial and not measure.args else {}
     of_triton = (measure.func if options else measure) is measure_nothing and options.keys() <= {"warmup", "rep"}
     if not of_triton and getattr(measure, "__code__", None) not in _MEASURES:
