@@ -77,6 +77,9 @@ RETURNS = {
     "a parameter of its own class": ("return Own(y)", "wrong", "forward returned a Own"),
     "a tuple of its own class": ("return Named([y])", "wrong", "forward returned a Named"),
     "a dictionary by texts of its own": ("return {Text('y'): y}", "wrong", "forward returned a dict"),
+    "a tensor with a note": ("y.note = 3\nreturn y", "ok", ""),
+    "a method of its own": ("y.cpu = lambda: 0\nreturn y", "wrong", "a tensor with a cpu of its own"),
+    "an input's method": ("x.sub = lambda *a: 0\nreturn y", "wrong", "another sub in the place of that of input 0"),
     "an input of its class": ("x.__class__ = Mine\nreturn y", "wrong", "a Mine"),
     "a weight of its class": (
         "self.frequency.__class__ = Own\nreturn y",

@@ -86,6 +86,20 @@ def test_an_autotuner_measures_as_triton_does(bench: Bench, name: str) -> None:
         assert np.array_equal(ok(ran), X)
 
 
+HOW = {
+    "the tuner's class": "class Own(type(kernel)):\n    def do_bench(self, *a, **k): pass\nkernel.__class__ = Own",
+    "the tuner's": "kernel._bench = lambda *a, **k: [0.0]",
+    "all tuners'": "type(kernel)._bench = lambda *a, **k: [0.0]",
+    "what is kept": "kernel.do_bench = lambda *a, **k: [0.0]",
+}
+
+
+@pytest.mark.parametrize("whose", HOW)
+def test_how_an_autotuner_measures_is_not_replaced(bench: Bench, whose: str) -> None:
+    code = TUNED.replace("BODY", COPIES).replace("CONFIGURATIONS", SIZES).replace("OPTIONS", "") + HOW[whose]
+    assert OWN in bench.run(module(code, LAUNCH), X, outputs=OUT).fault["message"]
+
+
 def test_a_key_is_tuned_for_once(bench: Bench) -> None:
     code = TUNED.replace("BODY", ADDS).replace("CONFIGURATIONS", SIZES).replace("OPTIONS", "")
     twice = f"{LAUNCH}\nout.zero_()\n{LAUNCH}"

@@ -35,6 +35,11 @@ def is_plain(value: Any) -> bool:
     return kind is torch.Tensor or kind is torch.nn.Parameter
 
 
+def hidden(tensor: torch.Tensor) -> str:
+    """The first attribute of PyTorch's that one of the tensor's own hides; empty where none is."""
+    return next((str(name) for name in vars(tensor) if hasattr(type(tensor), name)), "")
+
+
 def structure_of(value: Any) -> Json:
     """How the tensors of an output lie in it: None for a tensor or a number, a list for a list or a tuple, a dictionary
     for itself. What is neither is left out."""

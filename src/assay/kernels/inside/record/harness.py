@@ -31,7 +31,7 @@ from assay.kernels.inside.record.operators import Operators
 from assay.kernels.inside.record.places import HOST
 from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
 from assay.kernels.inside.record.tape import Tape
-from assay.kernels.inside.tensors import WrongOutputError, is_plain, structure_of, structure_text
+from assay.kernels.inside.tensors import WrongOutputError, hidden, is_plain, structure_of, structure_text
 from assay.kernels.text.examined import Examined
 from assay.kernels.text.examining import examine
 from assay.types import Json
@@ -224,11 +224,17 @@ def _call(
     for (what, tensor), place, kind in zip((*given, *held), places, kinds, strict=True):
         if not tape.replaced and type(tensor) is not kind:
             tape.replaced = f"forward makes a {type(tensor).__name__:.80} of {what}, which its caller still holds"
+        if not tape.replaced and (name := hidden(tensor)):
+            tape.replaced = (
+                f"forward puts another {name:.80} in the place of that of {what}, which its caller still holds"
+            )
         if not tape.replaced and tape.window(tensor) != place:
             tape.replaced = f"forward puts another tensor in the place of {what}, which its caller still holds"
     if "structure" in header and (structure := structure_of(value)) != header["structure"]:
         found, wanted = structure_text(structure)[:MAX_DIFFERS], structure_text(header["structure"])[:MAX_DIFFERS]
         raise WrongOutputError(f"forward returned {found}, the reference returns {wanted}")
+    if name := next(filter(None, map(hidden, returned)), ""):
+        raise WrongOutputError(f"forward returned a tensor with a {name:.80} of its own in the place of PyTorch's")
     if away := [place for place, tensor in enumerate(returned) if tape.places.is_away(tensor)]:
         where = "the host" if tape.places.device_of(returned[away[0]]) == HOST else "the device 'meta'"
         raise WrongOutputError(

@@ -35,6 +35,8 @@ _MEASURES = frozenset(
     if isinstance(found, CodeType) and found.co_varnames[:1] == ("kernel_call",)
 )
 """The functions that Triton makes of `warmup`, `rep` and `use_cuda_graph`."""
+_TUNING = {name: vars(Autotuner)[name] for name in ("_bench", "do_bench", "check_disk_cache")}
+"""How Triton's tuner measures."""
 
 
 class Capture:
@@ -184,7 +186,9 @@ def _check_measure(tuner: Any) -> None:
     measure: Any = vars(tuner).get("do_bench", tuner._do_bench) or measure_nothing
     options = measure.keywords if type(measure) is functools.partial and not measure.args else {}
     of_triton = (measure.func if options else measure) is measure_nothing and options.keys() <= {"warmup", "rep"}
-    if not of_triton and getattr(measure, "__code__", None) not in _MEASURES:
+    as_it_was = type(tuner) is Autotuner and all(vars(Autotuner)[name] is found for name, found in _TUNING.items())
+    as_it_was = as_it_was and not {"_bench", "check_disk_cache"} & vars(tuner).keys()
+    if not as_it_was or (not of_triton and getattr(measure, "__code__", None) not in _MEASURES):
         raise NotRecordableError(
             f"the autotuner of {tuner.base_fn.__name__} measures by a do_bench of its own, and a program has no form "
             "for what that does. Leave it out, or give do_bench=functools.partial(triton.testing.do_bench, warmup=25, "
