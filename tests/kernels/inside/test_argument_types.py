@@ -12,7 +12,7 @@ KERNEL = """
 import numpy as np
 class Whole(int): pass
 class Types: int8, constexpr = tl.int32, tl.int32
-BYTE, CONSTANT = tl.int8, tl.constexpr
+BYTE, CONSTANT, SAME = tl.int8, tl.constexpr, tl.const
 @triton.jit
 def kernel(x, out, n, a TYPE, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -58,6 +58,9 @@ GIVEN: dict[str, tuple[str, str, str]] = {
     "neither true nor false": ("2", ": bool", "give True or False"),
     "a number of eight bits": ("2.0", ": tl.float8e5", "a type that Triton's launcher has not"),
     "a pointer": ("x", ": '*fp32'", ""),
+    "a pointer that nothing is stored to": ("x", ": 'const *fp32'", ""),
+    "the same by the type of the tensor": ("x", ": tl.const", ""),
+    "the same by another name": ("x", ": SAME", OTHER_NAME),
     "a pointer to another type": ("x", ": tl.pointer_type(tl.float16)", "Triton takes the tensor's own type"),
     "a number for a pointer": ("3.0", ": '*fp32'", "Triton takes the tensor's own type"),
     "another name for a type": ("300", ": BYTE", OTHER_NAME),

@@ -36,10 +36,10 @@ _OTHER_NAMES = {
     "float32": "fp32 float",
     "float64": "fp64 double",
 }
-_TYPES_BY_NAME = {name: name for name in TYPES} | {
+_TYPES_BY_NAME = {name: name for name in (*TYPES, "const")} | {
     other: name for name, others in _OTHER_NAMES.items() for other in _words(others)
 }
-"""What an annotation may call a type, as Triton reads it."""
+"""What an annotation may call a type, as Triton reads it. What `const` points to must not be stored to."""
 CONSTANTS = frozenset({"PropagateNan.ALL", "PropagateNan.NONE"})
 _ATOMIC = "pointer val mask sem scope"
 
@@ -319,4 +319,5 @@ def names_constexpr(annotation: ast.expr | None) -> bool:
 
 def type_named(annotation: ast.expr | None) -> str:
     """The type of Triton that an annotation names; empty for others, which mean nothing to the compiler."""
-    return _TYPES_BY_NAME.get(last_name(annotation).replace("_t", ""), "")
+    name = last_name(annotation)
+    return "const" if name.startswith(("const ", "*k")) else _TYPES_BY_NAME.get(name.replace("_t", ""), "")

@@ -48,7 +48,7 @@ def _check_annotated(what: str, kind: str, value: Any) -> None:
     within 64 bits; those without a sign must have none."""
     shown = f"{what} is annotated as {kind} and is {_text(value)}"
     if kind.startswith("*"):
-        if not isinstance(value, torch.Tensor) or mangle_type(value, kind.startswith("*k")) != kind:
+        if not isinstance(value, torch.Tensor) or mangle_type(value) != kind.replace("*k", "*"):
             raise NotRecordableError(f"{shown}: leave the annotation out, Triton takes the tensor's own type")
     elif kind in _SIGNED or kind in _UNSIGNED:
         if not isinstance(value, int if kind in _UNSIGNED else numbers.Integral):
@@ -87,7 +87,8 @@ def check_annotations(function: JITFunction[Any], source: str) -> None:
     for parameter in function.params:
         annotation = written.get(parameter.name)
         named, found = type_named(annotation), parameter.annotation_type
-        alike = type_canonicalisation_dict.get(named, "") == found or (not named and found.startswith("*"))
+        alike = type_canonicalisation_dict.get(named, "") == found or (named in ("", "const") and found.startswith("*"))
+        alike = alike and parameter.is_const == (named == "const")
         if parameter.is_constexpr != names_constexpr(annotation) or not (alike or parameter.is_constexpr):
             raise NotRecordableError(
                 f"the parameter {parameter.name} of {function.__name__}() is annotated as "
