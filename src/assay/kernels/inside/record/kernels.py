@@ -18,6 +18,7 @@ from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.jit import JITFunction
 
 from assay.kernels.inside import submission
+from assay.kernels.inside.record.argument_types import check_annotations
 from assay.kernels.inside.record.reads import NotRecordableError
 from assay.kernels.inside.record.tape import Tape
 from assay.types import Json
@@ -49,6 +50,7 @@ class Kernels:
         number = self._numbers[id(function)] = len(self.entries)
         self._held.append(function)
         source = "".join(function.raw_src)
+        check_annotations(function, source)
         self._globals.append({})
         entry: dict[str, Json] = {"name": function.__name__, "source": source, "line": _line_of(function), "names": {}}
         self.entries.append(entry)
