@@ -15,7 +15,8 @@ from support.own_process import program
 pytestmark = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("torch", "triton")), reason="no torch or no triton here"
 )
-DEVICES = (0x1_2345_6789, 0x1_0BAD_CAFE)
+KNOWS_LITTLE, KNOWS_MUCH = DEVICES = (0x1_2345_6789, 0x1_0BAD_CAFE)
+"""Two GPUs, and what their compilers know (`device.KNOWS`)."""
 chance = np.random.default_rng(5)
 A = chance.uniform(0.51, 7.9, 256).astype(np.float32)
 B = chance.uniform(0.3, 20.0, 256).astype(np.float32)
@@ -232,6 +233,53 @@ def test_a_launch_may_say_that_nothing_is_fused() -> None:
     fused, apart, asked = program("value_cases", given=json.dumps(cases))
     assert fused == asked != apart
     assert np.array_equal(np.array(apart, np.int32).view(np.float32), A * B + np.float32(0.3))
+
+
+DROPPED = (
+    *("p * 1.0", "p * -1.0 * -1.0", "p / 1.0", "p - 0.0", "tl.maximum(p, p)", "tl.where(a > 1.0, p, p)"),
+    *("tl.where(tl.full((N,), 1, tl.int1), p, a)", "tl.where(i - i == 0, p, a)"),
+    "(p.to(tl.int32, bitcast=True) | (i - i)).to(tl.float32, bitcast=True)",
+)
+DONE = ("tl.maximum(p, -3e38)", "tl.where(a > 0.0, p, a)", "tl.abs(p)", "p + 0.0", "tl.clamp(p, -3e38, 3e38)")
+
+
+def test_a_product_stays_one_through_what_a_compiler_drops() -> None:
+    lines = [f"p = a * b\nfound = {step} + 0.3" for step in DROPPED + DONE]
+    cases = [case("a", device) | {"lines": each} for device in (KNOWS_LITTLE, KNOWS_MUCH) for each in lines]
+    found = np.array(program("value_cases", given=json.dumps(cases)), np.int32).view(np.float32)
+    little, much = found.reshape(2, len(lines), -1)
+    fused = (A.astype(np.float64) * B + np.float64(np.float32(0.3))).astype(np.float32)
+    apart = A * B + np.float32(0.3)
+    assert (fused != apart).any() and (little == fused).all()
+    kept = [step for step, each in zip(DROPPED + DONE, much, strict=True) if (each == fused).all()]
+    assert kept == list(DROPPED)
+    assert (much[len(DROPPED) :] == apart).all()
+
+
+ZEROS = (
+    *("i - i", "i * 0", "i ^ i", "i % 1", "(i * 2) & 1", "(i << 3) % 8", "i // N", "i >> 20", "(i < 0).to(tl.int32)"),
+    *("tl.program_id(0) % 1", "tl.program_id(0) >> 31", "(i + 1) // (i + 1) - 1", "tl.minimum(i, 0)", "(i + 0) - i"),
+    *(
+        "(tl.program_id(0).to(tl.int64) * 4 & 3).to(tl.int32)",
+        "tl.program_id(0) - tl.program_id(0)",
+        "(i == i + 0).to(tl.int32) - 1",
+    ),
+)
+NUMBERS = ("i", "tl.program_id(0)", "(a * 0.0).to(tl.int32)", "i % 3", "i & 6", "i * 2 - i", "(i < 9).to(tl.int32)")
+
+
+def test_quotients_of_what_the_compiler_finds_out_are_its_own() -> None:
+    """A number of quotients that are not the nearest ones."""
+    off = " + ".join(
+        f"((1.0 + h) / ({number}.0 + h) != tl.div_rn(1.0 + h, {number}.0 + h)).to(tl.float32)"
+        for number in (3, 5, 7, 9, 11, 13, 15, 17)
+    )
+    lines = [f"h = ({number} + tl.zeros((N,), tl.int32)).to(tl.float32)\nfound = {off}" for number in ZEROS + NUMBERS]
+    cases = [case("a", device) | {"lines": each} for device in (KNOWS_LITTLE, KNOWS_MUCH) for each in lines]
+    found = np.array(program("value_cases", given=json.dumps(cases)), np.int32).view(np.float32)
+    little, much = (each.any(-1) for each in found.reshape(2, len(lines), -1))
+    assert little.all()
+    assert [line for line, any_off in zip(ZEROS + NUMBERS, much, strict=True) if any_off] == list(NUMBERS)
 
 
 @pytest.mark.parametrize("secret", [{"device": DEVICES[0]}, {"device": 0, "secret": 0x5EC2E7}])

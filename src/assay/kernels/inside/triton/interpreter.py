@@ -28,7 +28,7 @@ from assay.kernels.inside.triton import guards
 from assay.kernels.inside.triton.ledger import PausedError, UnsupportedError, current, refuse
 from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, KEEPS_NAN, LIBRARY, LOGARITHMS, SMALL, TERMS, ULPS
 from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
-from assay.kernels.inside.triton.unsettled import device
+from assay.kernels.inside.triton.unsettled import device, found_out
 from assay.kernels.inside.triton.unsettled import products as unsettled_products
 from assay.kernels.inside.triton.unsettled.certain import settled_results
 from assay.kernels.inside.triton.unsettled.functions import approximated
@@ -203,6 +203,7 @@ def install() -> None:
     constants.install(builder)
     promises.install(builder)
     quotients.install(builder)
+    found_out.install(builder)
     builder.create_extern_elementwise = _extern_elementwise
     counting.install(builder)
     doubts.install()

@@ -27,6 +27,11 @@ _KNOTS = 16
 """Places of a mantissa between which an approximation's error goes in straight lines."""
 _LEAST_PART, _MOST_PART = 0.45, 0.95
 """Of the largest error at the knots, as shares of what CUDA's documents allow beyond rounding."""
+FINDS_OUT, BY_FORM, NEGATES, RELAYS = 16, 32, 64, 128
+"""Bits of the secret: the compiler finds out what is constant (`found_out`); a product stays one by form alone, through
+`0.0 - p` too, through other layouts too (`products`)."""
+KNOWS = FINDS_OUT | BY_FORM
+"""What every compiler does."""
 
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     **{name: getattr(np, name) for name in ("exp", "exp2", "log", "log2", "sin", "cos", "sqrt")},

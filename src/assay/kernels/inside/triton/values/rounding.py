@@ -197,7 +197,7 @@ def _after(builder: Any, name: str, function: Callable[[Any, Any], Any]) -> None
             product = mark(found, function(widened(lhs), widened(rhs)))
             # Of a product with 1 a GPU fuses the one before it, or this one, whose operands are rounded.
             one_gpu = current().device and (is_constant(lhs) or is_constant(rhs))
-            return keep(product, (lhs, rhs)) if one_gpu or current().rounding & 32 else product
+            return keep(product, (lhs, rhs), np.multiply) if one_gpu or current().rounding & 32 else product
         if current().device:
             if found.data.dtype == _SINGLE and not is_constant(found):
                 found.data = canonical(device.quotients(*np.broadcast_arrays(lhs.data, rhs.data)))
@@ -219,7 +219,7 @@ def _after_sum(builder: Any, name: str, sign: int) -> None:
             left, right = unrounded(lhs), unrounded(rhs)
             if left is not None or right is not None:
                 exact = _fused_sum(lhs, rhs, sign, left, right)
-                return keep(_narrowed(exact, lhs.dtype.scalar), (lhs, rhs))
+                return keep(_narrowed(exact, lhs.dtype.scalar), (lhs, rhs), np.add if sign > 0 else np.subtract)
         found = compute(self, lhs, rhs)
         found.data = canonical(found.data, is_constant(found))
         return found
