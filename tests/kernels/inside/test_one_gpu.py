@@ -262,6 +262,10 @@ ZEROS = (
     *(
         "(tl.program_id(0).to(tl.int64) * 4 & 3).to(tl.int32)",
         "tl.program_id(0) - tl.program_id(0)",
+        "i + 3 - i - 3",
+        "2 * i - i - i",
+        "~i & i",
+        "tl.where(i < 0, i, 0)",
         "(i == i + 0).to(tl.int32) - 1",
     ),
 )

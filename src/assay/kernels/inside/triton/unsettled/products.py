@@ -18,6 +18,7 @@ from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.ledger import current
 from assay.kernels.inside.triton.unsettled import device
+from assay.kernels.inside.triton.unsettled.found_out import is_known
 from assay.kernels.inside.triton.values import bfloat16
 from assay.kernels.inside.triton.values.constants import is_constant
 
@@ -132,16 +133,18 @@ def by_form(op: Any, operands: Any) -> Any:
         condition, left, right = operands
         if left is right:
             return [left]
-        if not is_constant(condition) or condition.data.min() != condition.data.max():
-            return []
-        return [left if condition.data.all() else right]
+        return [left if condition.data.all() else right] if is_known(condition) else []
     if len(operands) != 2:
         return []
     left, right = operands
     if left is right:
         return [left] if getattr(op, "func", op).__name__ in _OF_EQUALS else []
     ways = ((left, right, 1), (right, left, 0))
-    return [one for one, other, place in ways if is_constant(other) and _is_neutral(op, other.data, place)]
+    return [
+        one
+        for one, other, place in ways
+        if (is_constant(other) or is_known(other)) and _is_neutral(op, other.data, place)
+    ]
 
 
 def _is_neutral(op: Any, number: Any, place: int) -> bool:

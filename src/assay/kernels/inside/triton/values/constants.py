@@ -15,7 +15,7 @@ from triton.runtime import interpreter as engine
 _MARK = "constant"
 """The attribute of a constant."""
 _MADE = (
-    *("get_fp16", "get_bf16", "get_fp32", "get_fp64", "get_null_value", "get_int1"),
+    *("get_fp16", "get_bf16", "get_fp32", "get_fp64", "get_null_value", "get_all_ones_value", "get_int1"),
     *(f"get_{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
 )
 _KEPT = (
