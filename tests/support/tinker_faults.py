@@ -217,9 +217,13 @@ class Lost(Fault):
 
 @dataclass
 class Storm(Fault):
-    """The first answers to each kind of request have these `statuses` in turn, after the server has done its work."""
+    """The first two answers to each kind of request are errors, after the server has done its work.
 
-    statuses: tuple[int, ...] = (500, 500)
+    What comes to all kinds in turn are the `statuses`.
+    """
+
+    statuses: tuple[int, ...] = (500, 408, 429)
+    given: int = 0
     seen: dict[str, int] = field(default_factory=dict)
 
     def place(self, call: Call) -> int:
@@ -230,9 +234,9 @@ class Storm(Fault):
         return self.seen[call.path] - 1
 
     def answered(self, call: Call) -> None:
-        place = self.place(call)
-        if place < len(self.statuses):
-            call.status, call.answer = self.statuses[place], b'{"detail":"storm"}'
+        if self.place(call) < 2:
+            call.status, call.answer = self.statuses[self.given % len(self.statuses)], b'{"detail":"storm"}'
+            self.given += 1
 
 
 class Resets(Storm):

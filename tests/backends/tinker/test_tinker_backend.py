@@ -247,10 +247,9 @@ def faulty(server: LocalServer, path: Path, fault: Fault, **changes: Any) -> lis
     [
         *(Lost(kind=kind, times=1) for kind in ("optim_step", "forward_backward", "asample")),
         Storm(),
-        Storm(statuses=(408, 429)),
         Resets(),
     ],
-    ids=["optim_step", "forward_backward", "asample", "500", "408 and 429", "resets"],
+    ids=["optim_step", "forward_backward", "asample", "errors", "resets"],
 )
 def test_lost_results_and_storms_change_nothing(
     server: LocalServer, tmp_path: Path, undisturbed: list[list[float]], fault: Fault

@@ -11,14 +11,19 @@ from support.kernel_graders import Bench
 KERNEL = """
 import numpy as np
 class Whole(int): pass
+class Types: int8, constexpr = tl.int32, tl.int32
+BYTE, CONSTANT, SAME = tl.int8, tl.constexpr, tl.const
 @triton.jit
 def kernel(x, out, n, a TYPE, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m = i < n
     tl.store(out + i, tl.load(x + i, mask=m), mask=m)
 """
+RAISES, LARGE = "so Triton raises at the launch", "too large to represent"
+OTHER_NAME = "or the type by its own name"
 CONSTANT, NO_TYPE = ": tl.constexpr", "the argument a of kernel() has no type in a kernel"
-NO_CONSTANT, ANNOTATED = "with which Triton computes nothing when it compiles", "annotated as i32 and is a float"
+NO_CONSTANT, ANNOTATED = "with which Triton computes nothing when it compiles", "annotated as i32 and is 3.0"
+ERRORS = (NO_TYPE, ANNOTATED, RAISES, LARGE, "a type that Triton's launcher has not")
 GIVEN: dict[str, tuple[str, str, str]] = {
     "bool": ("True", "", ""),
     "a float of NumPy's that is one": ("np.float64(2)", "", ""),
@@ -41,6 +46,27 @@ GIVEN: dict[str, tuple[str, str, str]] = {
     "a compile-time number of NumPy's": ("np.int64(2)", CONSTANT, NO_CONSTANT),
     "a constant of NumPy's": ("tl.constexpr(np.int64(2))", "", NO_CONSTANT),
     "a float for an annotated whole number": ("3.0", ": tl.int32", ANNOTATED),
+    "a number below zero for one without a sign": ("-3", ": tl.uint32", RAISES),
+    "the same of Python's types": ("-3", ": 'u8'", RAISES),
+    "a number of more than 64 bits": ("1 << 64", ": 'uint64_t'", LARGE),
+    "a number below zero of more than 64 bits": ("-1 - (1 << 63)", ": tl.int8", LARGE),
+    "a number that wraps around": ("300", ": tl.int8", ""),
+    "a number too large for halves": ("1e5", ": tl.float16", RAISES),
+    "a number too large for floats": ("10 ** 400", ": float", RAISES),
+    "a whole number for a float": ("3", ": float", ""),
+    "a truth value for a whole number": ("True", ": int", ""),
+    "neither true nor false": ("2", ": bool", "give True or False"),
+    "a number of eight bits": ("2.0", ": tl.float8e5", "a type that Triton's launcher has not"),
+    "a pointer": ("x", ": '*fp32'", ""),
+    "a pointer that nothing is stored to": ("x", ": 'const *fp32'", ""),
+    "the same by the type of the tensor": ("x", ": tl.const", ""),
+    "the same by another name": ("x", ": SAME", OTHER_NAME),
+    "a pointer to another type": ("x", ": tl.pointer_type(tl.float16)", "Triton takes the tensor's own type"),
+    "a number for a pointer": ("3.0", ": '*fp32'", "Triton takes the tensor's own type"),
+    "another name for a type": ("300", ": BYTE", OTHER_NAME),
+    "the name of another type": ("3", ": Types.int8", OTHER_NAME),
+    "another name for a constant": ("3", ": CONSTANT", OTHER_NAME),
+    "a constant that is none": ("3", ": Types.constexpr", OTHER_NAME),
 }
 
 
@@ -51,6 +77,33 @@ def test_a_launch_takes_what_triton_has_a_type_for(bench: Bench, name: str) -> N
     ran = bench.run(code, X, outputs=OUT)
     if said:
         assert said in ran.fault["message"], ran.fault
-        assert ran.fault["kind"] == ("unsupported" if said == NO_CONSTANT else "error")
+        assert ran.fault["kind"] == ("error" if said in ERRORS else "unsupported")
     else:
         assert np.array_equal(ok(ran), X)
+
+
+SHOWN = """
+@triton.jit
+def kernel(x, out, n, a: TYPE, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.zeros([BLOCK], tl.float32) + a, mask=i < n)
+"""
+
+
+@pytest.mark.parametrize(
+    ("annotation", "given", "seen"),
+    [
+        ("'u8'", "300", 44.0),
+        ("int", "(1 << 32) + 7", 7.0),
+        ("int", "True", 1.0),
+        ("float", "3", 3.0),
+        ("bool", "True", 1.0),
+        ("tl.bfloat16", "1.0077", 1.0),
+        ("tl.int8", "300", 44.0),
+    ],
+)
+def test_a_kernel_sees_what_the_launcher_makes_of_an_argument(
+    bench: Bench, annotation: str, given: str, seen: float
+) -> None:
+    code = module(SHOWN.replace("TYPE", annotation), f"kernel[(1,)](x, out, n, {given}, BLOCK=128)")
+    assert set(ok(bench.run(code, X, outputs=OUT)).tolist()) == {seen}

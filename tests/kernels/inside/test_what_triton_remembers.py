@@ -54,6 +54,52 @@ def test_what_an_autotuner_tries_stays_in_memory(bench: Bench, name: str) -> Non
     assert same or round(float(tried[0] / X[0])) in (2, 3, 4), "one to three launches before the one that counts"
 
 
+OWN = "measures by a do_bench of its own"
+MEASURED = {
+    "raises": ("do_bench=refuse", OWN),
+    "returns what cannot be compared": ("do_bench=lambda call, quantiles: {}[call]", OWN),
+    "measures by Triton's and looks": ("do_bench=lambda call, quantiles: look(call, quantiles)", OWN),
+    "is a method": ("do_bench=[].append", OWN),
+    "is a part of its own": ("do_bench=functools.partial(refuse, warmup=1)", OWN),
+    "counts in a part": ("do_bench=functools.partial(triton.testing.do_bench, grad_to_none=[1])", OWN),
+    "for a text": ("rep='a'", "are milliseconds"),
+    "for ever": ("warmup=float('inf')", "are milliseconds"),
+    "is Triton's": ("do_bench=triton.testing.do_bench", ""),
+    "is Triton's, for shorter": ("do_bench=functools.partial(triton.testing.do_bench, warmup=5, rep=10.5)", ""),
+    "is a graph": ("use_cuda_graph=True, rep=20", ""),
+    "is not said": ("warmup=5, rep=50", ""),
+    "goes into a file": ("cache_results=True", ""),
+}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_an_autotuner_measures_as_triton_does(bench: Bench, name: str) -> None:
+    option, said = MEASURED[name]
+    head = "import functools, triton.testing\ndef refuse(call, quantiles=None, warmup=0): raise ValueError\n"
+    head += "def look(call, quantiles):\n    times = triton.testing.do_bench(call, quantiles=quantiles)\n"
+    head += "    assert times[0] == 0.0\n    return times\n"
+    code = head + TUNED.replace("BODY", COPIES).replace("CONFIGURATIONS", SIZES).replace("OPTIONS", f", {option}")
+    ran = bench.run(module(code, LAUNCH), X, outputs=OUT)
+    if said:
+        assert said in ran.fault["message"], ran.fault
+    else:
+        assert np.array_equal(ok(ran), X)
+
+
+HOW = {
+    "is a Own": "class Own(type(kernel)):\n    def do_bench(self, *a, **k): pass\nkernel.__class__ = Own",
+    "has another _bench": "kernel._bench = lambda *a, **k: [0.0]",
+    "changed triton": "type(kernel)._bench = lambda *a, **k: [0.0]",
+    OWN: "kernel.do_bench = lambda *a, **k: [0.0]",
+}
+
+
+@pytest.mark.parametrize("said", HOW)
+def test_how_an_autotuner_measures_is_not_replaced(bench: Bench, said: str) -> None:
+    code = TUNED.replace("BODY", COPIES).replace("CONFIGURATIONS", SIZES).replace("OPTIONS", "") + HOW[said]
+    assert said in bench.run(module(code, LAUNCH), X, outputs=OUT).fault["message"]
+
+
 def test_a_key_is_tuned_for_once(bench: Bench) -> None:
     code = TUNED.replace("BODY", ADDS).replace("CONFIGURATIONS", SIZES).replace("OPTIONS", "")
     twice = f"{LAUNCH}\nout.zero_()\n{LAUNCH}"

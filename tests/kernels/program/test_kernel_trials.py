@@ -213,6 +213,7 @@ def test_cheats_are_not_ok(trials: Trials, what: str) -> None:
 
 FORGED = """
 import json
+import types
 from assay.kernels.inside.record import harness
 
 def forged(program, **named):
@@ -222,7 +223,7 @@ def forged(program, **named):
     return real(program, **named)
 
 real = json.dumps
-harness.json.dumps = forged
+harness.json = types.SimpleNamespace(**vars(json) | {{"dumps": forged}})
 """
 
 

@@ -28,6 +28,18 @@ class WrongOutputError(Exception):
     """The output is not of the form that the reference's has. The text says how, for the author of the kernel."""
 
 
+def is_plain(value: Any) -> bool:
+    """Whether a value is a tensor that is compared. One of a class that is derived may override everything, and a class
+    what it is equal to."""
+    kind = type(value)
+    return kind is torch.Tensor or kind is torch.nn.Parameter
+
+
+def hidden(tensor: torch.Tensor) -> str:
+    """The first attribute of PyTorch's that one of the tensor's own hides; empty where none is."""
+    return next((str(name) for name in vars(tensor) if hasattr(type(tensor), name)), "")
+
+
 def structure_of(value: Any) -> Json:
     """How the tensors of an output lie in it: None for a tensor or a number, a list for a list or a tuple, a dictionary
     for itself. What is neither is left out."""
@@ -137,7 +149,7 @@ def output_bytes(value: Any, outputs: Sequence[Json], device: str) -> list[memor
 
 def _flat(value: Any) -> list[torch.Tensor]:
     kind = type(value)
-    if kind is torch.Tensor or kind is torch.nn.Parameter:
+    if is_plain(value):
         return [value]
     if kind is list or kind is tuple:
         return [tensor for part in value for tensor in _flat(part)]

@@ -34,7 +34,7 @@ from assay.kernels.language.form import (
     While,
 )
 from assay.kernels.language.limits import MAX_LOOPS, MAX_PARAMETERS
-from assay.kernels.language.refusals import MAX_REFUSALS, Refused, shown
+from assay.kernels.language.refusals import MAX_REFUSALS, Refused
 from assay.kernels.language.scopes import promises_of_itself
 from assay.kernels.language.why import refused_statement
 
@@ -137,7 +137,11 @@ class FunctionReader(Reader):
 
     def annotated(self, node: ast.AnnAssign) -> Statement:
         """`x: tl.constexpr = value`."""
-        if not isinstance(node.target, ast.Name) or node.value is None or not self.is_constexpr(node.annotation):
+        if (
+            not isinstance(node.target, ast.Name)
+            or node.value is None
+            or not vocabulary.names_constexpr(node.annotation)
+        ):
             raise Refused(
                 node.lineno,
                 f"`{self.snippet(node)}`",
@@ -219,10 +223,6 @@ class FunctionReader(Reader):
         message = Text("") if node.msg is None else self.message(node.msg)
         return Do(node.lineno, Call("tl.device_assert", Arguments((self.value(node.test), message), ())))
 
-    def is_constexpr(self, node: ast.expr | None) -> bool:
-        """Whether an annotation says that a value is known when compiled."""
-        return _last_name(node) == "constexpr"
-
     def parameters(self, node: ast.arguments, unspecialized: frozenset[str]) -> tuple[Parameter, ...]:
         """The parameters of a function."""
         if node.posonlyargs or node.kwonlyargs or node.vararg or node.kwarg or len(node.args) > MAX_PARAMETERS:
@@ -236,15 +236,10 @@ class FunctionReader(Reader):
         found = []
         for place, argument in enumerate(node.args):
             default = node.defaults[place - first] if place >= first else None
-            constexpr = self.is_constexpr(argument.annotation)
-            special = argument.arg not in unspecialized
-            found.append(Parameter(argument.arg, constexpr, self.type_of(argument), self.default(default), special))
+            constexpr = vocabulary.names_constexpr(argument.annotation)
+            special, kind = argument.arg not in unspecialized, vocabulary.type_named(argument.annotation)
+            found.append(Parameter(argument.arg, constexpr, kind, self.default(default), special))
         return tuple(found)
-
-    def type_of(self, argument: ast.arg) -> str:
-        """The type of Triton that an annotation names; other annotations mean nothing to the compiler."""
-        last = _last_name(argument.annotation)
-        return last if last in vocabulary.TYPES else ""
 
     def default(self, node: ast.expr | None) -> Expression | None:
         """The default of a parameter: a constant."""
@@ -267,7 +262,7 @@ class FunctionReader(Reader):
         """
         noinline, unspecialized = False, frozenset[str]()
         for node in decorators:
-            name = _last_name(node.func if isinstance(node, ast.Call) else node)
+            name = vocabulary.last_name(node.func if isinstance(node, ast.Call) else node)
             if name not in _DECORATORS:
                 raise Refused(
                     node.lineno,
@@ -337,14 +332,6 @@ def check_returns(body: Sequence[Statement]) -> None:
             "the compiler and Python would disagree about what it returns there",
             "End every branch with `return`, or the function with one after all branches",
         )
-
-
-def _last_name(node: ast.expr | None) -> str:
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return shown(node.value).rpartition(".")[2]
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _is_negative(node: ast.expr) -> bool:

@@ -5,7 +5,10 @@ Checked against the installed Triton by the tests, so that a parameter that Trit
 
 from __future__ import annotations
 
+import ast
 from typing import NamedTuple
+
+from assay.kernels.language.refusals import shown
 
 
 def _words(text: str) -> list[str]:
@@ -18,6 +21,25 @@ TYPES = frozenset(
         "float8e4b15 float8e4nv float8e4b8 float8e5 float8e5b16"
     )
 )
+_OTHER_NAMES = {
+    "int1": "bool i1 u1 uint1",
+    "int8": "i8",
+    "int16": "i16",
+    "int32": "i32 int",
+    "int64": "i64",
+    "uint8": "u8",
+    "uint16": "u16",
+    "uint32": "u32",
+    "uint64": "u64",
+    "float16": "fp16 half",
+    "bfloat16": "bf16",
+    "float32": "fp32 float",
+    "float64": "fp64 double",
+}
+_TYPES_BY_NAME = {name: name for name in (*TYPES, "const")} | {
+    other: name for name, others in _OTHER_NAMES.items() for other in _words(others)
+}
+"""What an annotation may call a type, as Triton reads it. What `const` points to must not be stored to."""
 CONSTANTS = frozenset({"PropagateNan.ALL", "PropagateNan.NONE"})
 _ATOMIC = "pointer val mask sem scope"
 
@@ -279,3 +301,23 @@ def slots(parameters: list[str], positional: int, named: list[str | None]) -> li
         free = [] if parameters[star] == "*args" else parameters[star + 1 :] + parameters[positional:star]
     fits = len(filled) >= positional and len(set(named)) == len(named) and all(name in free for name in named)
     return filled[:positional] if fits else None
+
+
+def last_name(node: ast.expr | None) -> str:
+    """The last name of a dotted one, which may be a string; empty for anything else."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return shown(node.value).strip().rpartition(".")[2]
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def names_constexpr(annotation: ast.expr | None) -> bool:
+    """Whether an annotation says that a value is known when compiled."""
+    return last_name(annotation) == "constexpr"
+
+
+def type_named(annotation: ast.expr | None) -> str:
+    """The type of Triton that an annotation names; empty for others, which mean nothing to the compiler."""
+    name = last_name(annotation)
+    return "const" if name.startswith(("const ", "*k")) else _TYPES_BY_NAME.get(name.replace("_t", ""), "")

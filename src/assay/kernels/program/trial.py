@@ -236,11 +236,18 @@ class Answers:
         """Ordinary calls in the plan."""
         return sum(call.skip == NO_KERNEL and not call.weights for call in self.calls)
 
-    @property
-    def worst(self) -> float:
-        """The worst error of all calls, in units of what is allowed; finite, since JSON has no infinity."""
-        found = max((comparison.worst for comparison in self.comparisons.values()), default=0.0)
+    def worst(self, seen: Sequence[Measured]) -> float:
+        """The worst error of all calls that count, in units of what is allowed; finite, since JSON has no infinity."""
+        found = max((each.worst for place, each in self.comparisons.items() if self._counts(place, seen)), default=0.0)
         return min(round(float(found), 6), 1e300) if found == found else 1e300
+
+    def first_wrong(self, seen: Sequence[Measured]) -> int | None:
+        """The first call that counts and was not answered rightly."""
+        wrong = (place for place, found in self.comparisons.items() if not found.ok and self._counts(place, seen))
+        return next(wrong, None)
+
+    def _counts(self, place: int, seen: Sequence[Measured]) -> bool:  # not under weights that it could not be given
+        return not self.calls[place].weights or _weights_set(seen, place)
 
 
 def judge(result: JobResult, attempt: Attempt, answers: Answers, policy: Policy = "strict") -> Outcome:
@@ -253,7 +260,7 @@ def judge(result: JobResult, attempt: Attempt, answers: Answers, policy: Policy 
         "weights_moved": _weights_moved(answers, seen),
         "launches": dict(seen[0].launches) if seen else {},
         "families": sorted({call.case.family for call in answers.calls}),
-        "worst": answers.worst,
+        "worst": answers.worst(seen),
         "host_share": round(min(attempt.host_share, 1e9), 6),
     }
     if partly := sorted({place for account in seen for place in account.partly}):
@@ -275,11 +282,9 @@ def _decide(
 ) -> Decision:
     calls = answers.calls
     plain = [place for place, found in answers.comparisons.items() if found.ok and not calls[place].tuning]
-    for place, found in answers.comparisons.items():
-        call = calls[place]
-        if not found.ok and not (call.weights and not _weights_set(seen, place)):
-            where = call.circumstances({calls[each].configurations for each in plain})
-            return "wrong", f"{where}, {found.message}{_noted(seen)}", 0, ()
+    if (place := answers.first_wrong(seen)) is not None:
+        where = calls[place].circumstances({calls[each].configurations for each in plain})
+        return "wrong", f"{where}, {answers.comparisons[place].message}{_noted(seen)}", 0, ()
     if result.end == "infra":
         return "infra", f"the sandbox failed: {result.message}", 0, ()
     if fault := fault_of(result):

@@ -31,7 +31,7 @@ from assay.kernels.inside.record.operators import Operators
 from assay.kernels.inside.record.places import HOST
 from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
 from assay.kernels.inside.record.tape import Tape
-from assay.kernels.inside.tensors import WrongOutputError, structure_of, structure_text
+from assay.kernels.inside.tensors import WrongOutputError, hidden, is_plain, structure_of, structure_text
 from assay.kernels.text.examined import Examined
 from assay.kernels.text.examining import examine
 from assay.types import Json
@@ -143,9 +143,9 @@ def record(source: str, header: Json, tape: Tape) -> Json:
             model = made.ModelNew(*init_arguments)
             tape.doing = "moving ModelNew to the GPU"
             model = _moved(model, header["precision"])
-        params = list(model.named_parameters()) if isinstance(model, torch.nn.Module) else []
+        params = list(model.named_parameters())
         named = [[name, tape.window(parameter)] for name, parameter in params]
-        buffers = list(model.named_buffers()) if isinstance(model, torch.nn.Module) else []
+        buffers = list(model.named_buffers())
         held = [[name, tape.window(buffer)] for name, buffer in buffers if buffer.is_floating_point()]
         for _, tensor in (*params, *buffers):
             if tape.places.is_away(tensor):
@@ -180,9 +180,16 @@ def record(source: str, header: Json, tape: Tape) -> Json:
 
 
 def _moved(model: Any, precision: str) -> Any:
-    """A model as its caller moves it: by its own `to`, which is PyTorch's unless the submission has another one."""
+    """A model as its caller moves it: by its own `to`, which is PyTorch's unless the submission has another one.
+
+    Raises:
+        TypeError: it is none.
+    """
     if not isinstance(model, torch.nn.Module):
-        return model
+        raise TypeError(
+            "ModelNew is no torch.nn.Module, so that its caller can neither move it (model.to('cuda')) nor set its "
+            "weights. Derive it from torch.nn.Module"
+        )
     return model.to(DEVICE) if precision == "float32" else model.to(DEVICE, getattr(torch, precision))
 
 
@@ -201,6 +208,7 @@ def _call(
     inputs = [tape.window(tensor) for _, tensor in given]
     held = [(f"the parameter {name}", tensor) for name, tensor in parameters.items()]
     places = [*inputs, *(tape.window(tensor) for _, tensor in held)]
+    kinds = [type(tensor) for _, tensor in (*given, *held)]
     # Streams may share the memory of parameters and of inputs that the reference leaves alone: a submission that
     # changes these is refused later.
     changed = [inputs[number] for number in header.get("changed", ())]
@@ -214,12 +222,20 @@ def _call(
         returned = _tensors(value, returned=True)
         outputs = [tape.window(tensor) for tensor in returned]
     tape.follows_streams = tape.places.strict = False
-    for (what, tensor), place in zip((*given, *held), places, strict=True):
+    for (what, tensor), place, kind in zip((*given, *held), places, kinds, strict=True):
+        if not tape.replaced and type(tensor) is not kind:
+            tape.replaced = f"forward makes a {type(tensor).__name__:.80} of {what}, which its caller still holds"
+        if not tape.replaced and (name := hidden(tensor)):
+            tape.replaced = (
+                f"forward puts another {name:.80} in the place of that of {what}, which its caller still holds"
+            )
         if not tape.replaced and tape.window(tensor) != place:
             tape.replaced = f"forward puts another tensor in the place of {what}, which its caller still holds"
     if "structure" in header and (structure := structure_of(value)) != header["structure"]:
         found, wanted = structure_text(structure)[:MAX_DIFFERS], structure_text(header["structure"])[:MAX_DIFFERS]
         raise WrongOutputError(f"forward returned {found}, the reference returns {wanted}")
+    if name := next(filter(None, map(hidden, returned)), ""):
+        raise WrongOutputError(f"forward returned a tensor with a {name:.80} of its own in the place of PyTorch's")
     if away := [place for place, tensor in enumerate(returned) if tape.places.is_away(tensor)]:
         where = "the host" if tape.places.device_of(returned[away[0]]) == HOST else "the device 'meta'"
         raise WrongOutputError(
@@ -252,15 +268,18 @@ def _tensors(value: Any, returned: bool = False) -> list[torch.Tensor]:
     Raises:
         WrongOutputError: forward returned what cannot be compared.
     """
-    if isinstance(value, torch.Tensor):
+    kind = type(value)  # of a class of its own, whoever uses it would run its code
+    if is_plain(value):
         return [value]
-    if isinstance(value, list | tuple):
+    if kind is list or kind is tuple:
         return [tensor for part in value for tensor in _tensors(part, returned)]
-    if isinstance(value, dict) and all(type(name) is str for name in value):
+    if kind is dict and all(type(name) is str for name in value):
         return [tensor for name in sorted(value) for tensor in _tensors(value[name], returned)]
     if returned:
-        kind = type(value).__name__
-        raise WrongOutputError(f"forward returned a {kind}; tensors are compared, and tuples and the like of them")
+        raise WrongOutputError(
+            f"forward returned a {kind.__name__:.80}; torch.Tensor and torch.nn.Parameter are compared, and tuples, "
+            "lists and dictionaries (by strings) of them: return one of these classes, none that is derived from it"
+        )
     return []
 
 

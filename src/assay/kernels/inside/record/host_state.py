@@ -32,6 +32,10 @@ _FREE_NAMES = frozenset({"CUDA_LAUNCH_BLOCKING", "MAX_JOBS", "TRITON_PRINT_AUTOT
 """Variables of the environment, by their beginnings and whole, that change nothing of what Triton compiles."""
 _VERSION, _CLASS, _WORD = 24, 8, 8
 """Where a dict of CPython 3.11 and 3.12 keeps the number that each change makes another, and an object its class."""
+_OF_PYTHON = frozenset(
+    {"__doc__", "__annotations__", "__warningregistry__", "__abstractmethods__", "_abc_impl", "__slotnames__"}
+)
+"""What Python itself keeps in the dict of a class or a module."""
 _MISSING = object()
 
 
@@ -182,9 +186,9 @@ class HostState:
             if self._fast and self._versions[place].value == self._numbers[place]:
                 continue
             for key, value in before.items():
-                if held.get(key, _MISSING) is not value and not _cached(key):
+                if held.get(key, _MISSING) is not value and key not in _OF_PYTHON:
                     raise _changed(f"{name}.{key}")
-            if not grows and (more := [key for key in held if key not in before and not _cached(key)]):
+            if not grows and (more := [key for key in held if key not in before and key not in _OF_PYTHON]):
                 raise _changed(f"{name}.{more[0]}")
             if self._fast:
                 self._numbers[place] = self._versions[place].value
@@ -200,11 +204,6 @@ class HostState:
                         "compiler or the driver may do something else than was recorded. Leave the environment alone; "
                         "give the launch what it needs as an argument (num_warps=..., input_precision=... in tl.dot)"
                     )
-
-
-def _cached(key: Any) -> bool:
-    """Whether Python itself keeps something under a name in a dict of a class or a module."""
-    return key in ("__doc__", "__annotations__", "__warningregistry__", "__abstractmethods__", "_abc_impl")
 
 
 def _under(space: MappingProxyType[str, Any]) -> Any:

@@ -19,6 +19,7 @@ from triton.runtime.jit import JITFunction
 
 from assay.kernels.inside import submission
 from assay.kernels.inside.record import made
+from assay.kernels.inside.record.argument_types import check_annotations
 from assay.kernels.inside.record.reads import NotRecordableError
 from assay.kernels.inside.record.tape import Tape
 from assay.types import Json
@@ -54,6 +55,7 @@ class Kernels:
         number = self._numbers[id(function)] = len(self.entries)
         self._held.append(function)
         source = "".join(function.raw_src)
+        check_annotations(function, source)
         self._globals.append({})
         self._bound.append(bound := {})
         entry: dict[str, Json] = {"name": function.__name__, "source": source, "line": _line_of(function), "names": {}}

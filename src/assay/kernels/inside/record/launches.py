@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import functools
-import numbers
+import json
 import operator
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 import torch
 import triton
 import triton.testing
 from triton.backends.nvidia.compiler import CUDAOptions
-from triton.compiler.compiler import make_backend
 from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.driver import driver
-from triton.runtime.jit import JITFunction, create_function_from_signature, mangle_type
+from triton.runtime.jit import JITFunction
 
 from assay.kernels.inside.record import made
+from assay.kernels.inside.record.argument_types import check_types
 from assay.kernels.inside.record.host_state import HostState
 from assay.kernels.inside.record.kernels import Kernels
 from assay.kernels.inside.record.reads import NotRecordableError
@@ -31,6 +31,12 @@ _KNOWN = frozenset(CUDAOptions.__dataclass_fields__)
 """What a launch may tell Triton's compiler, whether or not a program can carry it."""
 
 _BEST = "best_config"
+_MEASURES = frozenset(
+    found
+    for found in Autotuner.__init__.__code__.co_consts
+    if isinstance(found, CodeType) and found.co_varnames[:1] == ("kernel_call",)
+)
+"""The functions that Triton makes of `warmup`, `rep` and `use_cuda_graph`."""
 
 
 class Capture:
@@ -52,7 +58,7 @@ class Capture:
         for hook in function.pre_run_hooks:
             hook(*args, **kwargs)
         bound = _bound(function, args, kwargs)
-        _check_types(function, bound)
+        check_types(function, bound)
         self._check_places(function.__name__, bound)
         variant: Json = {
             "grid": _extents(function.__name__, grid(bound) if callable(grid) else grid),
@@ -115,6 +121,7 @@ class Capture:
         if place in self._tuned:
             return None
         self._tuned[place] = tuner
+        _check_measure(tuner)
         everything |= configuration.all_kwargs()
         return [
             self._of_hook(lambda: tuner.pre_hook(everything)),
@@ -192,6 +199,27 @@ def hold() -> None:
     _state = HostState()
 
 
+def _check_measure(tuner: Any) -> None:
+    """Measure nothing with what a tuner measures with, which has to be Triton's own.
+
+    Raises:
+        NotRecordableError: it is the submission's, which may do anything between two launches.
+        Exception: what Triton's raises of its options.
+    """
+    measure: Any = vars(tuner).get("do_bench", tuner._do_bench) or measure_nothing
+    options = measure.keywords if type(measure) is functools.partial and not measure.args else {}
+    of_triton = (measure.func if options else measure) is measure_nothing and options.keys() <= {"warmup", "rep"}
+    if not of_triton and getattr(measure, "__code__", None) not in _MEASURES:
+        raise NotRecordableError(
+            f"the autotuner of {tuner.base_fn.__name__} measures by a do_bench of its own, and a program has no form "
+            "for what that does. Leave it out, or give do_bench=functools.partial(triton.testing.do_bench, warmup=25, "
+            "rep=100), or warmup=, rep= or use_cuda_graph="
+        )
+    measure(lambda: None, quantiles=(0.5, 0.2, 0.8))
+    if tuner.cache_results:  # Triton writes what it found into a file
+        json.dumps([vars(configuration) for configuration in tuner.configs if not configuration.pre_hook])
+
+
 def _run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
     assert _capture is not None, "a recording has begun"
     if warmup:
@@ -234,58 +262,6 @@ def _bound(function: JITFunction[Any], args: tuple[Any, ...], kwargs: dict[str, 
     bound = function.signature.bind(*args, **named)
     bound.apply_defaults()
     return dict(bound.arguments)
-
-
-def _check_types(function: JITFunction[Any], bound: dict[str, Any]) -> None:
-    """Let Triton say what it would compile the kernel for, as its launcher asks before it compiles.
-
-    Raises:
-        TypeError: an argument for which there is no type in a kernel.
-        OverflowError: a whole number of more than 64 bits.
-    """
-    types: list[tuple[Any, Any]] = []
-    # The kernel's own stays unmade: what is in its caches would be launched without being compiled.
-    binder = create_function_from_signature(function.signature, function.params, _backend())
-    with torch._C.DisableTorchFunction():  # a tensor is asked for its address, which is no read
-        try:
-            types = binder(**bound)[1]
-        except TypeError as error:
-            raise TypeError(_untaken(function, bound) or str(error)) from error
-    for parameter, (kind, _) in zip(function.params, types, strict=True):
-        wanted = _number(kind)
-        # Where an annotation names the type, nothing but the conversion asks for the value's.
-        if wanted is not None and not isinstance(value := bound[parameter.name], wanted):
-            raise TypeError(
-                f"the argument {parameter.name} of {function.__name__}() is annotated as {kind} and is a "
-                f"{type(value).__name__}, so Triton raises at the launch. Give a number of the annotated type"
-            )
-
-
-@functools.cache
-def _backend() -> Any:
-    return make_backend(driver.active.get_current_target())
-
-
-def _number(kind: Any) -> type | None:
-    """What Triton's launcher takes for a type of a kernel's; None for a type that is not a number's."""
-    if not isinstance(kind, str) or not kind[-1:].isdigit():
-        return None
-    return {"i": numbers.Integral, "u": numbers.Integral, "f": numbers.Real, "b": numbers.Real}.get(kind[0])
-
-
-def _untaken(function: JITFunction[Any], bound: dict[str, Any]) -> str:
-    """Which argument has no type in a kernel, and what to do; empty where each has one."""
-    for parameter in function.params:
-        try:
-            if not parameter.is_constexpr:
-                mangle_type(bound[parameter.name])
-        except TypeError as error:
-            return (
-                f"the argument {parameter.name} of {function.__name__}() has no type in a kernel, so Triton raises at "
-                f"the launch ({error}). It takes tensors, tensor descriptors, bool, int, float, None and tuples of "
-                "these: give int(...), float(...) or tuple(...), or make it tl.constexpr where it is no number"
-            )
-    return ""
 
 
 def _options(function: JITFunction[Any], kwargs: dict[str, Any]) -> dict[str, Json]:

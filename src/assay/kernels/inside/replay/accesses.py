@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 
 from assay.kernels.inside.replay.lanes import KINDS, Lanes, Spread
-from assay.kernels.inside.replay.memory import Memory
+from assay.kernels.inside.replay.memory import OF_OTHERS, UNWRITTEN, Memory
 from assay.kernels.inside.replay.order.units import Units
 from assay.kernels.inside.replay.ordering import Ordering
 from assay.kernels.inside.replay.state import State, Step
 from assay.kernels.inside.triton.bounds import spread
-from assay.kernels.inside.triton.ledger import Access, WrongValueError, current, refuse
+from assay.kernels.inside.triton.ledger import Access, OutOfBoundsError, WrongValueError, current, refuse
 from assay.kernels.inside.triton.rebuilt import FILE
 from assay.types import Json
 
@@ -92,6 +92,7 @@ class Accesses:
         self._memory = memory
         self._made = {place: memory.made[place].numpy() for place in order}
         self._known = {place: memory.known[place].numpy() for place in order}
+        self._others = {place: flags.numpy() for place, flags in memory.others.items()}
         self._seen: dict[int, _Seen] = {}
         self._launch = ("", 0)
         self._stages = 1
@@ -216,15 +217,12 @@ class Accesses:
             inside = None
         else:
             slots = slots[inside]
+        if storage in self._others and (count := int(np.count_nonzero(self._others[storage][slots]))):
+            refuse(OutOfBoundsError(OF_OTHERS.format(self.name, what, count, len(slots))))
         known = self._known[storage]
         if what != "store" and not (written := known[slots]).all():
             name, count = self._launch[0], len(slots) - int(np.count_nonzero(written))
-            refuse(
-                WrongValueError(
-                    f"{name}() reads memory that nothing wrote ({count} of {len(slots)} elements of one access): write "
-                    "it first, make it with torch.zeros, or mask the access"
-                )
-            )
+            refuse(WrongValueError(UNWRITTEN.format(name, count, len(slots))))
         if what != "load":
             self._made[storage][slots] = True
             known[slots] = True

@@ -19,11 +19,14 @@ from assay.kernels.inside.replay.reruns import Rerun, rerun
 from assay.kernels.inside.triton import ledger as ledgers
 from assay.kernels.inside.triton.rebuilt import Rebuilt, rebuild
 from assay.kernels.inside.triton.running.turns import Turns
+from assay.kernels.inside.triton.unsettled import device
 from assay.kernels.language.flow.lowering import Touched
 from assay.kernels.program.form import Descriptor, Launch, Program, Variant, storages_of, windows_in
 from assay.types import Json
 
 MOST_LINES = 1 << 20
+_SELDOM = 0x700
+"""Bits of a secret of which 7 of 8 have one set."""
 CROWDED = 0.3
 """The chance that the programs of a launch begin in a crowd."""
 
@@ -119,8 +122,9 @@ def _rounding(manner: Manner) -> int:
 
 
 def _device(manner: Manner) -> int:
-    """The secret of the GPU that a call acts as; never 0."""
-    return 1 << 32 | manner.seed
+    """The secret of the GPU that a call acts as; never 0. A call that is followed, which each grade has at each size,
+    knows nearly always what compilers know."""
+    return 1 << 32 | manner.seed | (device.KNOWS if manner.follow and manner.seed & _SELDOM else 0)
 
 
 class _InterpretedRun:

@@ -11,6 +11,14 @@ from assay.kernels.inside.replay.state import State
 from assay.kernels.program.form import DTYPES, Program, Window, operations_in, windows_in
 
 BYTES = 256
+OF_OTHERS = (
+    "{0}() makes a {1} between or beyond the elements of an input, in memory that belongs to another tensor of the "
+    "caller's ({2} of {3} elements of one access). Mask it, or use the input's own strides"
+)
+UNWRITTEN = (
+    "{0}() reads memory that nothing wrote ({1} of {2} elements of one access): write it first, make it with "
+    "torch.zeros, or mask the access"
+)
 Copy = dict[int, tuple[torch.Tensor, ...]]
 
 
@@ -41,11 +49,28 @@ class Memory:
         self.state: State | None = None
         """Where the call under way is to leave what lasts as it found it."""
         self._given = {window.storage for window in program.inputs}
+        self.others: dict[int, torch.Tensor] = self._of_others((*program.inputs, *program.init_inputs))
+        """Of storages that the caller gives: which elements are no part of what it gives. Those hold something else."""
         for storage, content in program.constants:
             self.raw[storage].copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
             self.known[storage].fill_(True)
         for window in (*program.inputs, *program.init_inputs):
             self.known[window.storage].fill_(True)
+
+    def _of_others(self, given: Sequence[Window]) -> dict[int, torch.Tensor]:
+        found = {
+            place: torch.ones(-(-len(self.raw[place]) // self.granularity[place]), dtype=torch.bool)
+            for place in {window.storage for window in given}
+        }
+        for window in given:
+            for part in self.flags(window, found[window.storage]):
+                part.fill_(False)
+        return {place: flags for place, flags in found.items() if bool(flags.any())}
+
+    def reaches_others(self, window: Window) -> bool:
+        """Whether a window shows elements of a storage of the caller's that are no part of what it gave."""
+        flags = self.others.get(window.storage)
+        return flags is not None and any(bool(part.any()) for part in self.flags(window, flags))
 
     def tensor(self, window: Window) -> torch.Tensor:
         """The tensor that a window shows."""

@@ -10,6 +10,7 @@ import torch
 
 from assay.kernels.inside.replay.memory import Memory
 from assay.kernels.inside.replay.state import State
+from assay.kernels.inside.triton.ledger import OutOfBoundsError
 from assay.kernels.program.form import Name, Operation, Value, Window, windows_in
 from assay.kernels.program.operations import CONSTANT_FILLS, base_name, role_of
 
@@ -23,12 +24,15 @@ def run(memory: Memory, operation: Operation) -> None:
 
     Raises:
         ForgedError: the operation is on no list, or its results are not what the program says.
+        OutOfBoundsError: it reaches beyond what the caller gave.
         Exception: whatever PyTorch raises for its arguments.
     """
     if role_of(operation) == "unknown":
         raise ForgedError(f"the operator {operation.name} is never run")
     operator = _operator(operation.name)
     _check_places(operation, operator)
+    if memory.others:
+        _check_reach(memory, operation)
     tensors = [memory.tensor(window) for window in operation.outs]
     if memory.marked or not _done_in_place(memory, operation, tensors):
         _copy_results(memory, operation, operator, tensors)
@@ -40,6 +44,17 @@ def run(memory: Memory, operation: Operation) -> None:
         for window, flag in zip(operation.outs, _made(memory, operation, operator), strict=True):
             memory.mark(window, flag, known)
             memory.fill_in(window, filled)
+
+
+def _check_reach(memory: Memory, operation: Operation) -> None:
+    """Raises OutOfBoundsError where an operation comes to memory of an input's that is no part of the input."""
+    given = (*operation.args, *(value for _, value in operation.kwargs))
+    for window in (*operation.outs, *(window for value in given for window in windows_in(value))):
+        if memory.reaches_others(window):
+            raise OutOfBoundsError(
+                f"line {operation.line}: {base_name(operation)} reads or writes memory of an input between or beyond "
+                "the input's own elements, which belongs to another tensor of the caller's. Keep to the input as it is"
+            )
 
 
 def _follow(memory: Memory, state: State, operation: Operation) -> None:

@@ -26,11 +26,12 @@ from triton.runtime.driver import driver
 
 from assay.kernels.inside.triton import guards
 from assay.kernels.inside.triton.ledger import PausedError, UnsupportedError, current, refuse
-from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, KEEPS_NAN, LIBRARY, LOGARITHMS, TERMS, ULPS
+from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, KEEPS_NAN, LIBRARY, LOGARITHMS, SMALL, TERMS, ULPS
 from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
-from assay.kernels.inside.triton.unsettled import device
+from assay.kernels.inside.triton.unsettled import device, found_out
 from assay.kernels.inside.triton.unsettled import products as unsettled_products
 from assay.kernels.inside.triton.unsettled.certain import settled_results
+from assay.kernels.inside.triton.unsettled.functions import approximated
 from assay.kernels.inside.triton.values import (
     bfloat16,
     block_types,
@@ -71,7 +72,7 @@ def _launch(executor: Any, *args: Any, **kwargs: Any) -> None:
     grid = executor.grid(bound) if callable(executor.grid) else executor.grid
     extents = _extents(function.__name__, grid)
     current().count(function.__name__, extents)
-    current().fuse(bool(kwargs.get("enable_fp_fusion", True)))
+    current().fuse(bool(kwargs.get("enable_fp_fusion", True)), kwargs.get("num_warps", 4))
     # Hooks and kernels are the candidate's Python, so only what is done around them is kept from the modes that watch.
     for hook in executor.pre_run_hooks:
         hook(*args, **{name: value for name, value in kwargs.items() if name in names})
@@ -202,6 +203,7 @@ def install() -> None:
     constants.install(builder)
     promises.install(builder)
     quotients.install(builder)
+    found_out.install(builder)
     builder.create_extern_elementwise = _extern_elementwise
     counting.install(builder)
     doubts.install()
@@ -241,21 +243,23 @@ def _extern_elementwise(_self: Any, _name: str, _path: str, symbol: str, args: A
     function = LIBRARY.get(symbol)
     if function is None:
         refuse(UnsupportedError(f"the interpreter does not have libdevice's {symbol}"))
-    flushes = symbol not in DENORMAL and (symbol not in LOGARITHMS or rounding.perhaps_flushes())
+    flushes = symbol not in DENORMAL and (symbol not in LOGARITHMS or rounding.perhaps_flushes(symbol))
     single = np.dtype(np.float32)
     operands = [
         rounding.perhaps_flushed(arg.data, symbol) if flushes and arg.data.dtype == single else arg.data for arg in args
     ]
     dtype, kind = result.scalar, engine._get_np_dtype(result)
     as_device = current().device and symbol not in EXACT and kind.kind == "f"
-    data = np.asarray(function(*(device.wide(each) for each in operands) if as_device else operands))
+    wide = [device.wide(each) for each in operands] if as_device else operands
+    data = np.asarray(function(*wide))
     if data.dtype.kind == "f" and kind.kind == "i":
         return engine.TensorHandle(casts.saturated(data, kind), dtype)
     exact, data, ulps = data, data.astype(kind), ULPS.get(symbol, 1)
     if as_device:
         settled = settled_results(symbol, data, operands)
-        data = np.where(settled, data, device.near(device.name_of(symbol), exact, kind, ulps))
-    data = rounding.perhaps_flushed(data, symbol) if flushes and kind == single else data
+        data = np.where(settled, data, approximated(device.name_of(symbol), exact, wide, kind, ulps))
+    if flushes and kind == single and not (current().device and symbol in SMALL):
+        data = rounding.perhaps_flushed(data, symbol)
     found = engine.TensorHandle(data if symbol in KEEPS_NAN else rounding.canonical(data), dtype)
     if symbol in EXACT or not current().rounding or kind.kind != "f":
         return found

@@ -143,6 +143,8 @@ class Ledger:
         self.rounding, self.products, self.device = rounding, products, device
         self.fuses = bool(rounding or device)
         """Whether sums of the launch under way may take products without rounding (`unsettled.products`)."""
+        self.threads = 128
+        """Of a program of the launch under way."""
         self.nans = 0
         """Operations that gave NaN (`unsettled.nans`)."""
         self.turns: Turning | None = None
@@ -156,8 +158,9 @@ class Ledger:
         self.notes: list[str] = []
         """What explains a wrong result, where there is one."""
 
-    def fuse(self, asked: bool) -> None:
-        """Let sums of the next launch be as its `enable_fp_fusion` says."""
+    def fuse(self, asked: bool, warps: object = 4) -> None:
+        """Let sums of the next launch be as its `enable_fp_fusion` and its `num_warps` say."""
+        self.threads = 32 * warps if isinstance(warps, int) else 128
         self.fuses = asked and bool(self.rounding or self.device)
 
     def count(self, name: str, grid: tuple[int, ...]) -> None:

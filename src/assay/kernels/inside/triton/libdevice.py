@@ -72,13 +72,20 @@ def _next(x: Any, y: Any) -> Any:
     return np.where((x == 0) & (y != 0) & ~np.isnan(y), np.copysign(LEAST, y), np.nextafter(x, y))
 
 
+def _scaled(x: Any, power: Any) -> Any:
+    """`ldexp`: of a denormal float32 it is twice as much, whatever the power; results may be denormal."""
+    if x.dtype != np.float32:
+        return np.ldexp(x, power)
+    return np.where(np.abs(x) < LEAST, x + x, np.ldexp(x, power))
+
+
 _FLOAT: dict[str, Function] = {
     **{name: getattr(np, name) for name in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "cbrt")},
     **{
         name: getattr(np, name)
         for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "floor", "ceil", "trunc", "rint")
     },
-    **{name: getattr(np, name) for name in ("fabs", "fmod", "hypot", "copysign", "ldexp")},
+    **{name: getattr(np, name) for name in ("fabs", "fmod", "hypot", "copysign")},
     "acos": np.arccos,
     "asin": np.arcsin,
     "atan": np.arctan,
@@ -91,6 +98,7 @@ _FLOAT: dict[str, Function] = {
     "fma": fused,
     "nextafter": _next,
     "fdim": _excess,
+    "ldexp": _scaled,
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "rcbrt": lambda x: 1 / np.cbrt(x),
     "exp10": lambda x: np.power(10.0, x),
@@ -161,7 +169,10 @@ TERMS: dict[str, Function] = dict.fromkeys(("__nv_lgamma", "__nv_lgammaf"), _ter
 """What is lost of a result, in last bits of terms that may be larger than it; 0 where it is lost of the result."""
 KEEPS_NAN = frozenset(f"__nv_{name}{suffix}" for name in ("fabs", "copysign") for suffix in ("", "f"))
 """Those that change the sign alone, and so keep the bits of NaN."""
-DENORMAL = frozenset(f"__nv_{name}f" for name in ("trunc", "rint", "nearbyint", "copysign", "nextafter", "signbit"))
+_WHATEVER = ("trunc", "rint", "nearbyint", "copysign", "nextafter", "signbit", "ldexp", "fdim")
+DENORMAL = frozenset(f"__nv_{name}f" for name in _WHATEVER)
 """Those of float32 that do not take denormal numbers for zero, or say themselves of which they do."""
 LOGARITHMS = frozenset(f"__nv_{name}f" for name in ("log", "log2", "log10", "log1p"))
 """Those that do so or not."""
+SMALL = frozenset(f"__nv_{name}f" for name in ("exp", "exp10", "erfc", "normcdf", "pow", "powi", "tgamma"))
+"""Those that end in a product which may be denormal, though the arguments may not."""

@@ -138,13 +138,18 @@ def argument(value: Any, parameter: Parameter) -> Any:
         if kind is not None and not kind.is_floating():
             raise MeaningError(f"the argument {parameter.name} is {value!r}, but the kernel says that it is {kind}")
         return _tensor(value, kind or tl.float32)
-    if not isinstance(value, tl.tensor) or not value.dtype.is_int() or value.dtype == tl.int1:
+    if not isinstance(value, tl.tensor) or not value.dtype.is_int():
         return value
     if kind is not None:
         return value.to(kind)
+    if value.dtype == tl.int1:
+        return value
     return 1 if parameter.specialized and int(value.handle.data[0]) == 1 else value
 
 
 def _tensor(value: float, dtype: Any) -> Any:
+    if dtype == tl.bfloat16:  # Triton's launcher cuts the bits of a float32 off
+        bits = np.array([value]).astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
+        value = float(bits.view(np.float32)[0])
     number = tl.tensor(engine.TensorHandle(np.array([value], dtype=np.float64), tl.float64), tl.float64)
     return number if dtype == tl.float64 else number.to(dtype)

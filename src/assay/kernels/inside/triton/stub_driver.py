@@ -11,9 +11,26 @@ import triton
 
 from assay.kernels.inside.pretend_cuda import DEVICE, driver_properties
 
+MOST_MS = 1e6
+"""Milliseconds that a measurement may take."""
 
-def measure_nothing(*_: Any, quantiles: Any = None, **__: Any) -> Any:
-    """A benchmark that runs nothing: everything is equally fast."""
+
+def measure_nothing(
+    *_: Any, quantiles: Any = None, warmup: float | None = None, rep: float | None = None, **__: Any
+) -> Any:
+    """A benchmark that runs nothing: everything is equally fast.
+
+    Args:
+        quantiles: One time is given back for each; None for a single one.
+        warmup: Milliseconds that a GPU would be kept busy before it measures.
+        rep: Milliseconds that it would measure.
+
+    Raises:
+        ValueError: Triton cannot make a number of launches of `warmup` or `rep`.
+    """
+    for milliseconds in (warmup, rep):
+        if milliseconds is not None and (type(milliseconds) not in (int, float) or not abs(milliseconds) <= MOST_MS):
+            raise ValueError(f"warmup and rep are milliseconds, a number each, not {milliseconds!r:.40}")
     return 0.0 if quantiles is None else [0.0 for _ in quantiles]
 
 

@@ -27,6 +27,11 @@ _KNOTS = 16
 """Places of a mantissa between which an approximation's error goes in straight lines."""
 _LEAST_PART, _MOST_PART = 0.45, 0.95
 """Of the largest error at the knots, as shares of what CUDA's documents allow beyond rounding."""
+FINDS_OUT, BY_FORM, NEGATES, RELAYS = 16, 32, 64, 128
+"""Bits of the secret: the compiler finds out what is constant (`found_out`); a product stays one by form alone, through
+`0.0 - p` too, through other layouts too (`products`)."""
+KNOWS = FINDS_OUT | BY_FORM
+"""What every compiler does."""
 
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     **{name: getattr(np, name) for name in ("exp", "exp2", "log", "log2", "sin", "cos", "sqrt")},
@@ -36,19 +41,20 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 """The language's own."""
 
 
-def near(name: str, exact: Any, dtype: Any, ulps: float) -> Any:
+def near(name: str, exact: Any, dtype: Any, ulps: float, share: Any = 1.0) -> Any:
     """What the device has in place of exact results.
 
     name: The function, as `name_of` has it.
     exact: float64 for results of float32, longdouble for those of float64.
     ulps: By how many last bits it may differ, rounding included.
+    share: How much of that results have beyond rounding, 0 to 1.
     """
     error = _errors(current().device, name) * ((ulps - 0.5) * float(np.finfo(dtype).epsneg))
     finite = np.where(np.isfinite(exact), exact, 0)
     place = np.clip(2.0 * np.frexp(np.abs(finite))[0].astype(np.float64) - 1.0, 0.0, 1.0) * _KNOTS
     before = np.minimum(place.astype(np.int64), _KNOTS - 1)
     moved = error[before] + (place - before) * (error[before + 1] - error[before])
-    return (exact + finite * moved).astype(dtype)
+    return (exact + finite * moved * share).astype(dtype)
 
 
 @lru_cache(256)
@@ -99,12 +105,24 @@ def halves_first(length: int) -> Any:
     return np.arange(length).reshape((2,) * bits).transpose(tuple(range(bits))[::-1]).ravel()
 
 
-def in_a_tree(data: Any, axis: int | None, round_off: Callable[[Any], Any]) -> Any:
-    """Sums along an axis, which stays with one place; each rounded by `round_off`."""
+def in_a_tree(data: Any, axis: int | None, round_off: Callable[[Any], Any], first: Any = None) -> Any:
+    """Sums along an axis, which stays with one place; each rounded by `round_off`.
+
+    first: Of products, what takes them without rounding and rounded to the sums of neighbours; and the former.
+    """
     rank, data = data.ndim, in_order(data, axis)
+    if first is not None and data.shape[-1] > 1:
+        pairs, products = first
+        data = round_off(pairs(in_order(products, axis), data))
     while data.shape[-1] > 1:
         data = round_off(data[..., 0::2] + data[..., 1::2])
     return data.reshape((1,) * rank) if axis is None else np.moveaxis(data, -1, axis)
+
+
+def meet_in_a_thread(data: Any) -> bool:
+    """Whether threads have several elements of a block each, whose sums may take products without rounding. Other
+    threads are given a product rounded."""
+    return bool(data.size > current().threads)
 
 
 def one_after_the_other(left: Any, right: Any, total: Any) -> Any:

@@ -3,7 +3,8 @@
 A product that has yet to be summed is known without its rounding. It stays so through all that leaves its bits alone,
 lane by lane: a compiler may know as much, and drop the step (`* 1.0`, `tl.maximum(p, p)`, `tl.where` of what is always
 true, a bitcast to whole numbers and back). Casts of floats keep it whatever they do: a compiler may multiply in the
-narrow type.
+narrow type. What leaves the bits of some values alone and not of all (`tl.maximum(p, -1e30)`) a GPU does: in half of
+the calls that act as one GPU a product stays one through what every compiler drops (`by_form`), and nothing else.
 """
 
 from __future__ import annotations
@@ -16,12 +17,25 @@ import triton.language as tl
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.ledger import current
+from assay.kernels.inside.triton.unsettled import device
+from assay.kernels.inside.triton.unsettled.found_out import is_known
 from assay.kernels.inside.triton.values import bfloat16
+from assay.kernels.inside.triton.values.constants import is_constant
 
 _PRODUCT, _ALONE, _WIDTH = "product", "alone", "width of the product"
 """Attributes: what a value is without rounding; of one that is no product; the bits of the narrowest type that it went
 through, in which alone it is fused."""
 _DOUBLE = np.dtype(np.float64)
+_OF_EQUALS = frozenset({"larger", "smaller", "bitwise_and", "bitwise_or"})
+"""Functions that give back what both operands are."""
+_RELAID = ("create_reshape", "create_trans")
+"""Moves after which values may lie in other threads, and have been stored on the way."""
+_NEUTRAL = (
+    *((op, 0, 0) for op in (np.add, np.bitwise_or, np.bitwise_xor)),
+    *((op, 0, 1) for op in (np.subtract, np.left_shift, np.right_shift)),
+    *((np.multiply, 1, 0), (np.bitwise_and, -1, 0)),
+)
+"""Of whole numbers: a function, what leaves the other operand as it is, and its first place."""
 
 
 def install(builder: Any) -> None:
@@ -85,10 +99,15 @@ def widened(handle: Any) -> Any:
     return handle.data.astype(np.longdouble if handle.data.dtype == _DOUBLE else np.float64)
 
 
-def keep(found: Any, operands: Any) -> Any:
-    """Let a result that has the bits of a product, or of one with the other sign, be that product."""
+def keep(found: Any, operands: Any, op: Any = None) -> Any:
+    """Let a result that has the bits of a product, or of one with the other sign, be that product.
+
+    op: NumPy's function of the operands.
+    """
     if not current().fuses:
         return found
+    if current().device & device.BY_FORM:
+        operands = by_form(op, operands)
     data = found.data
     for operand in operands:
         if _PRODUCT not in operand.attr or operand.data.shape != data.shape or operand.data.dtype != data.dtype:
@@ -108,6 +127,40 @@ def keep(found: Any, operands: Any) -> Any:
     return found
 
 
+def by_form(op: Any, operands: Any) -> Any:
+    """The operand that a compiler takes in place of a result, whatever the values are: in a list, or none."""
+    if op is np.where:
+        condition, left, right = operands
+        if left is right:
+            return [left]
+        return [left if condition.data.all() else right] if is_known(condition) else []
+    if len(operands) != 2:
+        return []
+    left, right = operands
+    if left is right:
+        return [left] if getattr(op, "func", op).__name__ in _OF_EQUALS else []
+    ways = ((left, right, 1), (right, left, 0))
+    return [
+        one
+        for one, other, place in ways
+        if (is_constant(other) or is_known(other)) and _is_neutral(op, other.data, place)
+    ]
+
+
+def _is_neutral(op: Any, number: Any, place: int) -> bool:
+    """Whether an operand, the second (1) or the first (0), leaves the other one as it is, or changes its sign alone."""
+    if number.dtype.kind != "f":
+        return any(op is which and place >= least and (number == value).all() for which, value, least in _NEUTRAL)
+    if op is np.multiply:
+        return bool((np.abs(number) == 1).all())
+    if op is np.divide:
+        return place == 1 and bool((number == 1).all())
+    zero, minus = bool((number == 0).all()), bool(np.signbit(number).all())
+    if op is np.subtract and place == 0:  # Triton writes -p as 0.0 - p, which a compiler may take for the same
+        return zero and (minus or bool(current().device & device.NEGATES))
+    return zero and ((op is np.add and minus) or (op is np.subtract and not np.signbit(number).any()))
+
+
 def _keep(builder: Any, name: str) -> None:
     compute = getattr(builder, name)
 
@@ -115,7 +168,7 @@ def _keep(builder: Any, name: str) -> None:
         found = compute(self, *args)
         for arg in args:
             if type(arg) is engine.TensorHandle and _PRODUCT in arg.attr:
-                return keep(found, [each for each in args if type(each) is engine.TensorHandle])
+                return keep(found, [each for each in args if type(each) is engine.TensorHandle], args[-1])
         return found
 
     setattr(builder, name, operation)
@@ -140,7 +193,8 @@ def _move(builder: Any, name: str) -> None:
 
     def operation(self: Any, *args: Any) -> Any:
         found = compute(self, *args)
-        for place, arg in enumerate(args if current().fuses else ()):
+        still = name not in _RELAID or not current().device & device.BY_FORM or current().device & device.RELAYS
+        for place, arg in enumerate(args if current().fuses and still else ()):
             if not isinstance(arg, engine.TensorHandle) or _PRODUCT not in arg.attr:
                 continue
             product = _known(arg)

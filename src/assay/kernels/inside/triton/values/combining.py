@@ -18,6 +18,7 @@ from assay.kernels.inside.triton.arithmetic import MeaningError
 from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
 from assay.kernels.inside.triton.unsettled import device
 from assay.kernels.inside.triton.unsettled.certain import whole_results
+from assay.kernels.inside.triton.unsettled.products import mark, unrounded
 from assay.kernels.inside.triton.values import bfloat16
 from assay.kernels.inside.triton.values.rounding import moved
 
@@ -63,6 +64,12 @@ def _in_trees(operation: Any, values: Sequence[Any], found: Any, name: str, made
     if not all(_alike(*both, length) for tree in trees for both in zip(tree, rows, combine.dtypes, strict=True)):
         _refuse(name)
     if ledger.device:
+        combine.products = _products(operation, values)
+        if any(known is not None for known in combine.products):
+            again = np.random.default_rng(ledger.device)
+            trees = [_by_groups(combine, parts, length)] if made is _scanned else made(combine, parts, again)
+            trees = [[each.reshape(row.shape) for each, row in zip(tree, rows, strict=True)] for tree in trees]
+            ledger.arithmetic = arithmetic
         for place, part in enumerate(found):
             data = _of_device(trees, made is _reduced)[place]
             part.handle.data = _axis_back(data, part.handle.data.shape, operation.axis if made is _scanned else -1)
@@ -74,6 +81,13 @@ def _in_trees(operation: Any, values: Sequence[Any], found: Any, name: str, made
             data = moved(chosen[place], settled)
             part.handle.data = _axis_back(data, part.handle.data.shape, operation.axis if made is _scanned else -1)
     return found
+
+
+def _products(operation: Any, values: Sequence[Any]) -> list[Any]:
+    """Of each operand what it is without rounding, if it is a product that one GPU may fuse; the axis last."""
+    fuses = current().device and device.meet_in_a_thread(values[0].handle.data)
+    known = [unrounded(part.handle) if fuses else None for part in values]
+    return [None if each is None else _axis_last(each, operation.axis) for each in known]
 
 
 def _of_device(trees: list[Parts], reduced: bool) -> Parts:
@@ -107,14 +121,23 @@ class _Combine:
 
     def __init__(self, function: Callable[..., Any], dtypes: Sequence[Any]) -> None:
         self.function, self.dtypes, self.one_by_one = function, list(dtypes), False
+        self.products: list[Any] = [None] * len(self.dtypes)
+        """What operands are without rounding, as long as nothing was combined."""
 
-    def __call__(self, left: Parts, right: Parts) -> Parts:
+    def __call__(self, left: Parts, right: Parts, products: Sequence[Any] = ()) -> Parts:
+        """`products`: of all operands what they are without rounding, or None."""
         if not self.one_by_one:
             blocks = [_block(part, dtype) for part, dtype in zip(left + right, self.dtypes * 2, strict=True)]
+            for block, known in zip(blocks, products, strict=False):
+                if known is not None:
+                    mark(block.handle, known)
             return self._results(blocks)
         found = [np.empty_like(part) for part in left]
         for place in np.ndindex(left[0].shape):
             operands = [_scalar(part[place], dtype) for part, dtype in zip(left + right, self.dtypes * 2, strict=True)]
+            for operand, known in zip(operands, products, strict=False):
+                if known is not None:
+                    mark(operand.handle, known[place].reshape(1))
             for whole, one in zip(found, self._results(operands), strict=True):
                 whole[place] = one.item()
         return found
@@ -150,11 +173,24 @@ def _reduced(combine: _Combine, parts: Parts, chance: np.random.Generator) -> li
         orders = [orders[0 if device.neighbours_first() else 1]]
     elif combine.one_by_one:
         orders = [orders[int(chance.integers(len(orders)))]]
-    found = [np.stack([part[..., order] for order in orders]) for part in parts]
+    found, known = (
+        _each(sides, lambda part: np.stack([part[..., order] for order in orders]))
+        for sides in (parts, combine.products)
+    )
     while found[0].shape[-1] > 1:
         left, right = ([part[..., start::2] for part in found] for start in (0, 1))
-        found = combine(left, right)
+        found = combine(left, right, _halves(known, lambda part, start: part[..., start::2]))
+        known = []
     return [[part[number] for part in found] for number in range(len(orders))]
+
+
+def _each(parts: Parts, change: Callable[[Any], Any]) -> Parts:
+    return [None if part is None else change(part) for part in parts]
+
+
+def _halves(products: Sequence[Any], half: Callable[[Any, int], Any]) -> list[Any]:
+    """What the operands of the one side and of the other are without rounding."""
+    return [None if part is None else half(part, side) for side in (0, 1) for part in products]
 
 
 def _scanned(combine: _Combine, parts: Parts, chance: np.random.Generator) -> list[Parts]:
@@ -179,18 +215,22 @@ def _by_pairs(combine: _Combine, parts: Parts) -> Parts:
     return [np.stack(both, -1).reshape(parts[0].shape) for both in zip(joined, pairs, strict=True)]
 
 
-def _joined(combine: _Combine, before: Parts, parts: Parts, step: int) -> Parts:
+def _joined(combine: _Combine, before: Parts, parts: Parts, step: int, products: Sequence[Any] = ()) -> Parts:
     """Each with what is some steps before it, the first ones as they are; blocks of the language have all lanes."""
-    found = combine([np.roll(part, step, -1) for part in before], parts)
+    known = _halves(products, lambda part, side: part if side else np.roll(part, step, -1))
+    found = combine([np.roll(part, step, -1) for part in before], parts, known)
     return [np.concatenate([part[..., :step], one[..., step:]], -1) for part, one in zip(parts, found, strict=True)]
 
 
 def _by_groups(combine: _Combine, parts: Parts, size: int) -> Parts:
     """As the lanes of a warp do: with the neighbour, then with the pair before, and so on; group by group."""
     shape = parts[0].shape
-    found, step = [part.reshape(*shape[:-1], -1, size) for part in parts], 1
+    found, known = (
+        _each(sides, lambda part: part.reshape(*shape[:-1], -1, size)) for sides in (parts, combine.products)
+    )
+    step = 1
     while step < size:
-        found = _joined(combine, found, found, step)
+        found, known = _joined(combine, found, found, step, known), []
         step *= 2
     for group in range(1, found[0].shape[-2]):
         before = [np.repeat(part[..., group - 1, -1:], size, -1) for part in found]

@@ -15,7 +15,7 @@ from triton.runtime import interpreter as engine
 _MARK = "constant"
 """The attribute of a constant."""
 _MADE = (
-    *("get_fp16", "get_bf16", "get_fp32", "get_fp64", "get_null_value"),
+    *("get_fp16", "get_bf16", "get_fp32", "get_fp64", "get_null_value", "get_all_ones_value", "get_int1"),
     *(f"get_{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
 )
 _KEPT = (
@@ -52,6 +52,12 @@ def install(builder: Any) -> None:
 def is_constant(*handles: Any) -> bool:
     """Whether the compiler knows some values: they are written in the kernel, or computed from what is."""
     return all(_MARK in handle.attr for handle in handles)
+
+
+def set_constant(handle: Any) -> Any:
+    """Say that the compiler knows a value."""
+    handle.attr[_MARK] = True
+    return handle
 
 
 def _half(_self: Any, value: Any) -> Any:

@@ -13,9 +13,9 @@ from triton.runtime import interpreter as engine
 from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
 from assay.kernels.inside.triton.unsettled import device
 from assay.kernels.inside.triton.unsettled.certain import whole_results
-from assay.kernels.inside.triton.unsettled.products import may_fuse, summed
+from assay.kernels.inside.triton.unsettled.products import mark, may_fuse, summed, unrounded
 from assay.kernels.inside.triton.values import bfloat16
-from assay.kernels.inside.triton.values.rounding import all_orders_agree, canonical, moved, reordered
+from assay.kernels.inside.triton.values.rounding import all_orders_agree, canonical, moved, pairs, reordered
 
 _ANY_OF_EQUALS = {
     tl.standard._argmax_combine_tie_break_fast: np.max,
@@ -40,14 +40,34 @@ def install() -> None:
         return apply(self, values) if extreme is None else _any_place(self, values, extreme)
 
     engine.ReduceOps.apply_impl = apply_impl
+    engine.ScanOps.apply_impl = _backwards(engine.ScanOps.apply_impl)
     for name, function in (("cumsum", np.add), ("cumprod", np.multiply)):
         setattr(engine.ScanOps, name, _scanned(name, function))
+
+
+def _backwards(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """Scans of one GPU in which products that go backwards stay products."""
+
+    def apply_impl(self: Any, values: Any) -> Any:
+        if not (self.reverse and current().device):
+            return apply(self, values)
+        turned = [self.to_tensor(np.flip(part.handle.data, self.axis), part.dtype) for part in values]
+        for part, other in zip(values, turned, strict=True):
+            if (known := unrounded(part.handle)) is not None:
+                mark(other.handle, np.flip(known, self.axis))
+        self.reverse = False
+        found = apply(self, turned)
+        for part in found:
+            part.handle.data = np.flip(part.handle.data, self.axis)
+        return found
+
+    return apply_impl
 
 
 def _sum(self: Any, values: Any) -> Any:
     data, kind = values.handle.data, values.dtype.scalar
     if kind in (tl.float16, tl.bfloat16):
-        found = _sum_of_halves(bfloat16.wide(data) if kind == tl.bfloat16 else data, self.axis, kind == tl.bfloat16)
+        found = _sum_of_halves(values.handle, self.axis, kind == tl.bfloat16)
     else:
         add = np.logical_xor if data.dtype == np.bool_ else np.add
         found = _summed(values.handle, self.axis, add)
@@ -61,7 +81,7 @@ def _summed(handle: Any, axis: Any, add: Any) -> Any:
     """Sums one after the other, or of halves of a block, as `_in_tree` says; of products that are not rounded yet."""
     data, product = handle.data, summed(handle)
     if current().device and data.dtype.kind == "f":
-        return device.in_a_tree(data, axis, lambda sums: sums)
+        return device.in_a_tree(data, axis, lambda sums: sums.astype(data.dtype), _first(handle))
     if product is not None and product.shape == data.shape and product.dtype == np.float64:
         return _signed(np.add.reduce(product, axis=axis, keepdims=True), product, axis).astype(data.dtype)
     if data.dtype.kind != "f":
@@ -73,6 +93,12 @@ def _summed(handle: Any, axis: Any, add: Any) -> Any:
         middle = len(found) // 2
         found = found[:middle] + found[middle:]
     return found if axis is None else np.moveaxis(found, 0, axis)
+
+
+def _first(handle: Any) -> Any:
+    """What `device.in_a_tree` takes of products; None for all else."""
+    product = summed(handle) if device.meet_in_a_thread(handle.data) else None
+    return None if product is None or product.shape != handle.data.shape else (pairs, product)
 
 
 def _signed(found: Any, data: Any, axis: Any) -> Any:
@@ -98,11 +124,11 @@ def _orders(handle: Any, add: Callable[[Any], Any]) -> tuple[Any, Any]:
     return magnitude, all_orders_agree(magnitude, whole) | few
 
 
-def _sum_of_halves(data: Any, axis: Any, is_bfloat16: bool) -> Any:
+def _sum_of_halves(handle: Any, axis: Any, is_bfloat16: bool) -> Any:
     """In a tree, each sum rounded: GPUs add halves as they are."""
+    data = bfloat16.wide(handle.data) if is_bfloat16 else handle.data
     if current().device:
-        narrowed = (lambda sums: bfloat16.wide(bfloat16.narrow(sums))) if is_bfloat16 else lambda sums: sums
-        found = device.in_a_tree(data, axis, narrowed)
+        found = device.in_a_tree(data, axis, _to_bfloat16 if is_bfloat16 else _to_half, _first(handle))
         return bfloat16.narrow(found) if is_bfloat16 else found
     rank = data.ndim
     data = data.reshape(-1) if axis is None else np.moveaxis(data, axis, 0)
@@ -113,6 +139,14 @@ def _sum_of_halves(data: Any, axis: Any, is_bfloat16: bool) -> Any:
         data = bfloat16.wide(bfloat16.narrow(data)) if is_bfloat16 else data
     data = bfloat16.narrow(data) if is_bfloat16 else data
     return data.reshape((1,) * rank) if axis is None else np.moveaxis(data, 0, axis)
+
+
+def _to_half(sums: Any) -> Any:
+    return sums.astype(np.float16)
+
+
+def _to_bfloat16(sums: Any) -> Any:
+    return bfloat16.wide(bfloat16.narrow(sums))
 
 
 def _order(length: int) -> Any:
@@ -174,9 +208,9 @@ def _scanned(name: str, function: Any) -> Any:
     def scanned(self: Any, values: Any) -> Any:
         data = values.handle.data
         if data.dtype == np.float16 and not current().rounding & 1:
-            return [self.to_tensor(canonical(_scan_in_tree(data, self.axis, function)), values.dtype)]
+            return [self.to_tensor(canonical(_scan_in_tree(values.handle, self.axis, function)), values.dtype)]
         if data.dtype.kind == "f" and data.dtype != np.float16 and _in_tree():
-            found = self.to_tensor(_scan_in_tree(data, self.axis, function), values.dtype)
+            found = self.to_tensor(_scan_in_tree(values.handle, self.axis, function), values.dtype)
         else:
             (found,) = scan(self, values)
         found.handle.data = canonical(found.handle.data)
@@ -184,17 +218,22 @@ def _scanned(name: str, function: Any) -> Any:
             orders = _orders(values.handle, partial(np.cumsum, axis=self.axis))
             found.handle.data = reordered(found.handle.data, *orders)
         elif current().rounding and data.dtype.kind == "f":
-            alike = _scan_in_tree(data, self.axis, function) == function.accumulate(data, axis=self.axis)
+            alike = _scan_in_tree(values.handle, self.axis, function) == function.accumulate(data, axis=self.axis)
             found.handle.data = moved(found.handle.data, alike & whole_results(found.handle.data))
         return [found]
 
     return scanned
 
 
-def _scan_in_tree(data: Any, axis: int, function: Any) -> Any:
+def _scan_in_tree(handle: Any, axis: int, function: Any) -> Any:
     """As the lanes of a warp make it: with the neighbour, then with the pair before, and so on. A thread adds one
     after the other, which is done in some of the calls with a secret."""
+    data = handle.data
     found, step = np.moveaxis(data, axis, 0).copy(), 1
+    if current().device and function is np.add and len(found) > 1 and (first := _first(handle)) is not None:
+        products = np.moveaxis(first[1], axis, -1)
+        both = (np.stack([each[..., :-1], each[..., 1:]], -1) for each in (products, np.moveaxis(data, axis, -1)))
+        found[1:], step = np.moveaxis(pairs(*both)[..., 0], -1, 0).astype(data.dtype), 2
     while step < len(found):
         found[step:] = function(found[step:], found[:-step].copy())
         step *= 2

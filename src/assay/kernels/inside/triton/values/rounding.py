@@ -23,6 +23,7 @@ from triton.runtime import interpreter as engine
 from assay.kernels.inside.triton.ledger import current
 from assay.kernels.inside.triton.unsettled import device
 from assay.kernels.inside.triton.unsettled.certain import powers_of_two, settled_results
+from assay.kernels.inside.triton.unsettled.functions import approximated
 from assay.kernels.inside.triton.unsettled.nans import folded
 from assay.kernels.inside.triton.unsettled.products import keep, mark, unrounded, widened
 from assay.kernels.inside.triton.values import bfloat16
@@ -170,9 +171,10 @@ def _salt(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
-def perhaps_flushes() -> bool:
-    """Whether functions that may take denormal numbers for zero do so in this call."""
-    return bool(current().rounding & 2)
+def perhaps_flushes(name: str = "") -> bool:
+    """Whether functions that may take denormal numbers for zero do so in this call. On one GPU the logarithm of what
+    is added to 1 does."""
+    return bool(current().rounding & 2) or (bool(current().device) and name == "__nv_log1pf")
 
 
 def _narrowed(values: Any, dtype: Any) -> Any:
@@ -194,7 +196,8 @@ def _after(builder: Any, name: str, function: Callable[[Any, Any], Any]) -> None
                 return found
             product = mark(found, function(widened(lhs), widened(rhs)))
             # Of a product with 1 a GPU fuses the one before it, or this one, whose operands are rounded.
-            return keep(product, (lhs, rhs)) if current().rounding & 32 else product
+            one_gpu = current().device and (is_constant(lhs) or is_constant(rhs))
+            return keep(product, (lhs, rhs), np.multiply) if one_gpu or current().rounding & 32 else product
         if current().device:
             if found.data.dtype == _SINGLE and not is_constant(found):
                 found.data = canonical(device.quotients(*np.broadcast_arrays(lhs.data, rhs.data)))
@@ -216,7 +219,7 @@ def _after_sum(builder: Any, name: str, sign: int) -> None:
             left, right = unrounded(lhs), unrounded(rhs)
             if left is not None or right is not None:
                 exact = _fused_sum(lhs, rhs, sign, left, right)
-                return keep(_narrowed(exact, lhs.dtype.scalar), (lhs, rhs))
+                return keep(_narrowed(exact, lhs.dtype.scalar), (lhs, rhs), np.add if sign > 0 else np.subtract)
         found = compute(self, lhs, rhs)
         found.data = canonical(found.data, is_constant(found))
         return found
@@ -236,6 +239,15 @@ def _fused_sum(lhs: Any, rhs: Any, sign: int, left: Any, right: Any) -> Any:
     other = _added(widened(lhs), sign * right)
     noise = _noise(np.ascontiguousarray(left, dtype=np.float64), 0x2545F491)
     return np.where(noise >> np.uint32(31) == 1, other, one)
+
+
+def pairs(products: Any, rounded: Any) -> Any:
+    """Sums of neighbours along the last axis, which are products: one of both is fused, as one GPU does it.
+
+    products: without rounding. rounded: the same with it.
+    """
+    first, second = (rounded, products) if current().device & 2 else (products, rounded)
+    return _added(first[..., 0::2].astype(products.dtype), second[..., 1::2].astype(products.dtype))
 
 
 def _added(left: Any, right: Any) -> Any:
@@ -276,10 +288,12 @@ def _approximated(arg: Any, name: str, ulps: int) -> Any:
     """What one GPU has for a function."""
     if name == "exp" and arg.data.dtype == _SINGLE:
         arg, name = engine.TensorHandle(arg.data * _TO_TWO, arg.dtype), "exp2"
-    kind, exact = arg.data.dtype, device.FUNCTIONS[name](device.wide(arg.data))
+    kind, wide = arg.data.dtype, device.wide(arg.data)
+    exact = device.FUNCTIONS[name](wide)
     found = exact.astype(kind)
     settled = settled_results(name, found, (arg.data,))
-    return engine.TensorHandle(np.where(settled, found, device.near(name, exact, kind, ulps)), arg.dtype.scalar)
+    data = np.where(settled, found, approximated(name, exact, (wide,), kind, ulps))
+    return engine.TensorHandle(data, arg.dtype.scalar)
 
 
 def _of_a_constant(found: Any, arg: Any, name: str) -> Any:
@@ -306,7 +320,8 @@ def _after_function(builder: Any, name: str) -> None:
             found = _approximated(arg, name, 1 if name == "exp" and not single else ulps)
         else:
             found = compute(self, arg)
-        data = perhaps_flushed(found.data, name) if single else found.data
+        keeps = current().device and name in _PERHAPS_FLUSHED
+        data = perhaps_flushed(found.data, name) if single and not keeps else found.data
         found.data = canonical(data, is_constant(found))
         if exact or not current().rounding:
             return found

@@ -1,0 +1,131 @@
+"""What Triton's launcher takes for the types of a kernel's parameters, and what the text says of them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import numbers
+import struct
+import textwrap
+from typing import Any
+
+import torch
+from triton._utils import type_canonicalisation_dict
+from triton.compiler.compiler import make_backend
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction, create_function_from_signature, mangle_type
+
+from assay.kernels.inside.record.reads import NotRecordableError
+from assay.kernels.language.vocabulary import names_constexpr, type_named
+
+_SIGNED = frozenset({"i1", "i8", "i16", "i32", "i64"})
+_UNSIGNED = frozenset({"u1", "u8", "u16", "u32", "u64"})
+_FLOATS = frozenset({"fp16", "bf16", "fp32", "f32", "fp64"})
+_binders: dict[int, tuple[JITFunction[Any], Any]] = {}
+_GIVE = "so Triton raises at the launch. Give a number of the annotated type"
+
+
+def check_types(function: JITFunction[Any], bound: dict[str, Any]) -> None:
+    """Let Triton say what it would compile the kernel for, as its launcher asks before it compiles.
+
+    Raises:
+        TypeError: an argument for which there is no type in a kernel.
+        OverflowError: a number that the launcher cannot read for its type.
+        NotRecordableError: a pointer that is annotated as one to another type.
+    """
+    types: list[tuple[Any, Any]] = []
+    binder = _binder(function)
+    with torch._C.DisableTorchFunction():  # a tensor is asked for its address, which is no read
+        try:
+            types = binder(**bound)[1]
+        except TypeError as error:
+            raise TypeError(_untaken(function, bound) or str(error)) from error
+    for parameter, (kind, _) in zip(function.params, types, strict=True):
+        # Where an annotation names the type, nothing but the conversion asks for the value's.
+        if parameter.annotation_type:
+            _check_annotated(f"the argument {parameter.name} of {function.__name__}()", kind, bound[parameter.name])
+
+
+def _binder(function: JITFunction[Any]) -> Any:
+    """What Triton takes a launch's arguments by. The kernel's own stays unmade: what is in its caches would be launched
+    without being compiled."""
+    held, binder = _binders.get(id(function), (None, None))
+    if held is not function:
+        binder = create_function_from_signature(function.signature, function.params, _backend())
+        _binders[id(function)] = function, binder
+    return binder
+
+
+@functools.cache
+def _backend() -> Any:
+    return make_backend(driver.active.get_current_target())
+
+
+def _check_annotated(what: str, kind: str, value: Any) -> None:
+    """What the launcher does with a value for a parameter whose annotation names its type: whole numbers wrap around
+    within 64 bits; those without a sign must have none."""
+    shown = f"{what} is annotated as {kind} and is {_text(value)}"
+    if kind.startswith("*"):
+        if not isinstance(value, torch.Tensor) or mangle_type(value) != kind.replace("*k", "*"):
+            raise NotRecordableError(f"{shown}: leave the annotation out, Triton takes the tensor's own type")
+    elif kind in _SIGNED or kind in _UNSIGNED:
+        if not isinstance(value, int if kind in _UNSIGNED else numbers.Integral):
+            raise TypeError(f"{shown}, {_GIVE}")
+        least, beyond = (0, 1 << 64) if kind in _UNSIGNED else (-1 << 63, 1 << 63)
+        if not least <= int(value) < beyond:
+            raise OverflowError(f"{shown}, {_GIVE}, from {least} to {beyond - 1}")
+        if kind == "u1" and int(value) not in (0, 1):
+            raise NotRecordableError(f"{shown}: give True or False")
+    elif kind in _FLOATS:
+        if not isinstance(value, numbers.Real):
+            raise TypeError(f"{shown}, {_GIVE}")
+        try:
+            struct.pack("<e" if kind == "fp16" else "<d", float(value))
+        except OverflowError as error:
+            raise OverflowError(f"{shown}, {_GIVE} that is not too large for it") from error
+    else:
+        raise TypeError(f"{shown}, a type that Triton's launcher has not. Leave the annotation out")
+
+
+def _text(value: Any) -> str:
+    """A value in a message: a number where it is one."""
+    if type(value) in (bool, int, float):
+        return f"{value!r:.40}" if not isinstance(value, int) or value.bit_length() < 128 else "a larger number"
+    return f"a {type(value).__name__}"
+
+
+def check_annotations(function: JITFunction[Any], source: str) -> None:
+    """Hold what Triton takes for the types of parameters against what the text names, from which it is replayed.
+
+    Raises:
+        NotRecordableError: they differ, as where the annotation is another name for a type.
+    """
+    tree = ast.parse(textwrap.dedent(source)).body[0]
+    written = {each.arg: each.annotation for each in tree.args.args} if isinstance(tree, ast.FunctionDef) else {}
+    for parameter in function.params:
+        annotation = written.get(parameter.name)
+        named, found = type_named(annotation), parameter.annotation_type
+        alike = type_canonicalisation_dict.get(named, "") == found or (named in ("", "const") and found.startswith("*"))
+        alike = alike and parameter.is_const == (named == "const")
+        if parameter.is_constexpr != names_constexpr(annotation) or not (alike or parameter.is_constexpr):
+            raise NotRecordableError(
+                f"the parameter {parameter.name} of {function.__name__}() is annotated as "
+                f"{ast.unparse(annotation) if annotation is not None else 'nothing':.80}, which Triton takes for "
+                f"{'tl.constexpr' if parameter.is_constexpr else found or 'no type'}: write tl.constexpr, or the type "
+                "by its own name (tl.int32), or nothing"
+            )
+
+
+def _untaken(function: JITFunction[Any], bound: dict[str, Any]) -> str:
+    """Which argument has no type in a kernel, and what to do; empty where each has one."""
+    for parameter in function.params:
+        try:
+            if not parameter.is_constexpr:
+                mangle_type(bound[parameter.name])
+        except TypeError as error:
+            return (
+                f"the argument {parameter.name} of {function.__name__}() has no type in a kernel, so Triton raises at "
+                f"the launch ({error}). It takes tensors, tensor descriptors, bool, int, float, None and tuples of "
+                "these: give int(...), float(...) or tuple(...), or make it tl.constexpr where it is no number"
+            )
+    return ""
