@@ -89,13 +89,13 @@ def preload() -> None:
     light.install()
     launches.install()
     pretend_cuda.install(pretend_cuda.SHARED_LIMIT, pretend_cuda.CAPABILITY)
-    launches.hold()
     header: Json = {"init_inputs": [], "inputs": [{"dtype": "float32", "shape": [4], "blob": 0}]}
     header |= {"precision": "float32", "program_bytes": PROGRAM_BYTES, "text_checks": True}
     for _ in range(WARM_UPS):
         report = execute(_WARM_UP, header, lambda: None, lambda outputs, short=False: None)
         if "fault" in report:
             raise RuntimeError(f"a program of ours cannot be recorded: {report['fault']}")
+    launches.hold()  # once Triton has all that it keeps from a first launch on
 
 
 def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: WriteOutputs) -> Json:

@@ -15,44 +15,64 @@ from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
+import numpy as np
 import triton.compiler.code_generator  # noqa: F401 - Triton imports it when it first compiles
 
 from assay.kernels.inside.record.reads import NotRecordableError
 
 _ELSEWHERE = ("triton.experimental", "triton.backends.amd", "triton.language.extra.hip", "triton.testing")
 """Modules of Triton by which no kernel is compiled for a GPU of NVIDIA, or that only measure."""
+_NEAR = ("triton.knobs", "triton.runtime.jit", "triton.runtime.autotuner")
+"""Where what a launch goes through once a kernel is compiled has its names."""
 _CACHES = frozenset(
     {"triton.runtime.jit._triton_jit_function_registry", "triton.runtime._allocation._profile_allocator"}
 )
 """What Triton itself fills while a submission is imported, and no launch reads."""
-_OTHERS = frozenset({"sys", "torch", "numpy", "warnings", "time", "contextlib"})
-"""Modules that Triton names, and that say nothing of what a kernel is."""
+_OTHERS = frozenset({"sys", "torch", "numpy", "warnings", "time", "contextlib", "threading", "logging", "signal"})
+"""Modules that Triton names, and that say nothing of what a kernel is, or that change by themselves."""
 _FREE = ("TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "OMP_", "MKL_", "NCCL_", "HF_", "TOKENIZERS_", "WANDB_")
 _FREE_NAMES = frozenset({"CUDA_LAUNCH_BLOCKING", "MAX_JOBS", "TRITON_PRINT_AUTOTUNING"})
 """Variables of the environment, by their beginnings and whole, that change nothing of what Triton compiles."""
-_VERSION, _CLASS, _WORD = 24, 8, 8
-"""Where a dict of CPython 3.11 and 3.12 keeps the number that each change makes another, and an object its class."""
+_VERSION, _CLASS, _SIZE, _ITEMS, _WORD = 24, 8, 16, 24, 8
+"""Where a dict of CPython 3.11 and 3.12 keeps the number that each change makes another, an object its class, and a
+list its length and the address of its elements."""
 _OF_PYTHON = frozenset(
     {"__doc__", "__annotations__", "__warningregistry__", "__abstractmethods__", "_abc_impl", "__slotnames__"}
 )
 """What Python itself keeps in the dict of a class or a module."""
 _MISSING = object()
+_environ = ctypes.c_uint64.in_dll(ctypes.CDLL(None), "environ")
+"""Where C code finds the environment: the address of the addresses of its entries, the last one 0."""
+_memory = np.ctypeslib.as_array((ctypes.c_uint64 * (1 << 44)).from_address(_WORD))
+"""This process's memory in words, from the second one on."""
 
 
-def _at(address: int) -> ctypes.c_uint64:
-    return ctypes.c_uint64.from_address(address)
+def _words(addresses: Any) -> Any:
+    """What is at some addresses. To look at the objects there would count a reference to each, and so copy its page in
+    every child."""
+    return _memory[_indices(addresses)]
+
+
+def _indices(addresses: Any) -> Any:
+    """Of words in `_memory`."""
+    return np.asarray(addresses, np.int64) // _WORD - 1
+
+
+def version(found: dict[Any, Any]) -> int:
+    """The number that each change of a dict makes another."""
+    return int(_memory[(id(found) + _VERSION) // _WORD - 1])
 
 
 def _tells_changes() -> bool:
-    """Whether this Python's dicts keep such a number."""
     sample: dict[str, int] = {"a": 1}
-    before = _at(id(sample) + _VERSION).value
+    before = version(sample)
     sample["a"] = 2
-    return (
-        sys.implementation.name == "cpython"
-        and sys.version_info < (3, 13)
-        and _at(id(sample) + _VERSION).value != before
-    )
+    old = sys.implementation.name == "cpython" and sys.version_info < (3, 13)
+    return old and version(sample) != before
+
+
+TELLS_CHANGES = _tells_changes()
+"""Whether this Python's dicts keep such a number."""
 
 
 def _places() -> list[int]:
@@ -60,7 +80,7 @@ def _places() -> list[int]:
 
     def sample(first: int = 1, *, second: int = 2) -> None: ...
 
-    words = list((ctypes.c_uint64 * 16).from_address(id(sample)))
+    words = _words(id(sample) + np.arange(16) * _WORD).tolist()
     return [_WORD * words.index(id(part)) for part in (sample.__code__, sample.__defaults__, sample.__kwdefaults__)]
 
 
@@ -79,7 +99,7 @@ class HostState:
         """Name, dict, what was in it, and whether it may get more."""
         self._lists: list[tuple[str, list[Any], list[Any]]] = []
         self._functions: list[tuple[str, Any]] = []
-        self._objects: list[tuple[str, Any]] = []
+        self._objects: list[tuple[str, Any, type]] = []
         self._seen: set[int] = set()
         self._modules = {name: module for name, module in list(sys.modules.items()) if _is_triton(name)}
         for name, module in self._modules.items():
@@ -88,15 +108,27 @@ class HostState:
         for module in used.values():
             if self._is_library(module):
                 self._take_library(module)
-        self._environment = _environment()
-        self._python_environment = dict(os.environ)
-        places = _places()
-        self._codes = [_at(id(function) + place) for _, function in self._functions for place in places]
-        self._code_words = [word.value for word in self._codes]
-        self._objects_words = [(_at(id(found) + _CLASS), id(type(found))) for _, found in self._objects]
-        self._fast = _tells_changes()
-        self._versions = [_at(id(held) + _VERSION) for _, held, _, _ in self._dicts] if self._fast else []
-        self._numbers = [word.value for word in self._versions]
+        self._entries, self._environ, self._of_python = _entries(), os.environ, dict(vars(os.environ)["_data"])
+        codes = [id(function) + place for _, function in self._functions for place in _places()]
+        self._codes = _indices(codes)
+        self._were_codes = _memory[self._codes]
+        self._note()
+
+    def _note(self) -> None:
+        """Note where what changes is told, and what is there now."""
+        dicts, lists = ([held for _, held, *_ in kept] for kept in (self._dicts, self._lists))
+        plain = [id(found) + _CLASS for _, found, _ in self._objects]
+        plain += [id(held) + place for held in lists for place in (_SIZE, _ITEMS)]
+        plain += [ctypes.addressof(_environ)]
+        dicts = [vars(os.environ)["_data"], vars(os), *dicts]
+        plain += [id(held) + _VERSION for held in dicts] if TELLS_CHANGES else []
+        starts = _words([id(held) + _ITEMS for held in lists]).tolist()
+        items = [start + place * _WORD for held, start in zip(lists, starts, strict=True) for place in range(len(held))]
+        items += [_environ.value + place * _WORD for place in range(len(_entries()) + 1)]
+        near = [id(held) + _VERSION for name, held, *_ in self._dicts if name.startswith(_NEAR)]
+        self._near, self._plain, self._items = _indices(near), _indices(plain), _indices(items)
+        self._were_near = _memory[self._near]
+        self._were = _memory[self._plain], _memory[self._items]
 
     @staticmethod
     def _is_library(module: ModuleType) -> bool:
@@ -150,7 +182,7 @@ class HostState:
             space = _under(space)
         if not isinstance(space, dict) or not _is_triton(home):
             return
-        self._objects.append((name, found))
+        self._objects.append((name, found, type(found)))
         self._hold(name, space, isinstance(found, ModuleType))
         yield from ((f"{name}.{key}", part) for key, part in list(space.items()) if not isinstance(part, ModuleType))
 
@@ -158,49 +190,59 @@ class HostState:
         """Look at all that a launch depends on.
 
         Args:
-            deep: Also at the code of each function: for a launch at which a kernel is compiled.
+            deep: At all of it: for a launch at which a kernel is compiled. Else where Python tells changes, at what
+                later launches go through.
 
         Raises:
             NotRecordableError: something is not what it was.
         """
-        if not self._fast or [word.value for word in self._versions] != self._numbers:
+        if TELLS_CHANGES and not deep:
+            if (_memory[self._near] != self._were_near).any():
+                self._compare()
+            return
+        plain, items = self._were
+        # Where a list has moved, its elements are no longer where they were.
+        if not TELLS_CHANGES or (_memory[self._plain] != plain).any() or (_memory[self._items] != items).any():
             self._compare()
-        for (word, wanted), (name, _) in zip(self._objects_words, self._objects, strict=True):
-            if word.value != wanted:
-                raise _changed(f"the class of {name}")
-        for name, held, before in self._lists:
-            if len(held) != len(before) or any(a is not b for a, b in zip(held, before, strict=True)):
-                raise _changed(name)
         if deep:
-            now = [word.value for word in self._codes]
-            if now != self._code_words:
-                place = next(place for place, word in enumerate(now) if word != self._code_words[place])
+            for place in np.flatnonzero(_memory[self._codes] != self._were_codes)[:1]:
                 raise _changed(f"the code of {self._functions[place // 3][0]}")
             for name, module in self._modules.items():
                 if sys.modules.get(name) is not module:
                     raise _changed(f"sys.modules[{name!r}]")
-        self._check_environment()
 
     def _compare(self) -> None:
-        for place, (name, held, before, grows) in enumerate(self._dicts):
-            if self._fast and self._versions[place].value == self._numbers[place]:
-                continue
-            for key, value in before.items():
+        for name, found, kind in self._objects:
+            if type(found) is not kind:
+                raise _changed(f"the class of {name}")
+        for name, part, before in self._lists:
+            if len(part) != len(before) or any(one is not other for one, other in zip(part, before, strict=True)):
+                raise _changed(name)
+        first = len(self._plain) - len(self._dicts)
+        told = (
+            np.flatnonzero(_memory[self._plain] != self._were[0]) - first if TELLS_CHANGES else range(len(self._dicts))
+        )
+        for name, held, kept, grows in (self._dicts[place] for place in told if place >= 0):
+            for key, value in kept.items():
                 if held.get(key, _MISSING) is not value and key not in _OF_PYTHON:
                     raise _changed(f"{name}.{key}")
-            if not grows and (more := [key for key in held if key not in before and key not in _OF_PYTHON]):
+            if not grows and (more := [key for key in held if key not in kept and key not in _OF_PYTHON]):
                 raise _changed(f"{name}.{more[0]}")
-            if self._fast:
-                self._numbers[place] = self._versions[place].value
+        self._check_environment()
+        self._note()
 
     def _check_environment(self) -> None:
-        for before, now in ((self._environment, _environment()), (self._python_environment, dict(os.environ))):
-            if now == before:
-                continue
+        entries, of_python = _entries(), vars(os.environ)["_data"]
+        if os.environ is not self._environ:
+            raise _changed("os.environ")
+        if entries == self._entries and of_python == self._of_python:
+            return
+        for before, now in ((_by_name(self._entries), _by_name(entries)), (self._of_python, of_python)):
             for name in sorted(now.keys() | before.keys()):
-                if now.get(name) != before.get(name) and not name.startswith(_FREE) and name not in _FREE_NAMES:
+                text = os.fsdecode(name)
+                if now.get(name) != before.get(name) and not text.startswith(_FREE) and text not in _FREE_NAMES:
                     raise NotRecordableError(
-                        f"a launch after host code changed the environment variable {name}, by which Triton, its "
+                        f"a launch after host code changed the environment variable {text}, by which Triton, its "
                         "compiler or the driver may do something else than was recorded. Leave the environment alone; "
                         "give the launch what it needs as an argument (num_warps=..., input_precision=... in tl.dot)"
                     )
@@ -211,16 +253,17 @@ def _under(space: MappingProxyType[str, Any]) -> Any:
     return gc.get_referents(space)[0]
 
 
-def _environment() -> dict[str, str]:
+def _entries() -> list[bytes]:
     """The process's environment as C code reads it, which `os.putenv` changes too."""
-    found: dict[str, str] = {}
-    array = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
-    place = 0
-    while array and (entry := array[place]) is not None:
-        name, _, value = entry.decode(errors="surrogateescape").partition("=")
-        found[name] = value
-        place += 1
+    found: list[bytes] = []
+    entries = ctypes.cast(_environ.value, ctypes.POINTER(ctypes.c_char_p))
+    while entries and (entry := entries[len(found)]) is not None:
+        found.append(entry)
     return found
+
+
+def _by_name(entries: list[bytes]) -> dict[bytes, bytes]:
+    return {name: value for name, _, value in (entry.partition(b"=") for entry in entries)}
 
 
 def _changed(what: str) -> NotRecordableError:

@@ -50,7 +50,6 @@ class Kernels:
         known = self._numbers.get(id(function))
         if known is not None:
             return known
-        made.check(function)
         made.check_text(function, submission.lines(function.fn.__code__.co_filename))
         number = self._numbers[id(function)] = len(self.entries)
         self._held.append(function)
@@ -63,7 +62,8 @@ class Kernels:
         scope = function.get_capture_scope()
         for name in names_in(source):
             if name in scope and name != function.__name__ and scope[name] is not getattr(builtins, name, scope):
-                bound[name] = scope[name], made.frozen(scope[name])
+                if name not in function.arg_names:
+                    bound[name] = scope[name], made.frozen(scope[name])
                 helper = helper_of(scope[name])
                 if helper is not None:
                     entry["names"][name] = {"function": str(self.number(helper))}

@@ -54,7 +54,6 @@ class Capture:
 
     def launch(self, function: JITFunction[Any], args: tuple[Any, ...], grid: Any, kwargs: dict[str, Any]) -> None:
         """Note one launch, or one configuration of it."""
-        made.check(function)
         for hook in function.pre_run_hooks:
             hook(*args, **kwargs)
         bound = _bound(function, args, kwargs)
@@ -197,6 +196,7 @@ def hold() -> None:
     """Take Triton, its settings and the environment for what they have to be at each launch from now on."""
     global _state
     _state = HostState()
+    _state.check(deep=True)
 
 
 def _check_measure(tuner: Any) -> None:

@@ -17,6 +17,7 @@ from triton.language.core import constexpr
 from triton.runtime.autotuner import Autotuner, Config, Heuristics
 from triton.runtime.jit import JITFunction, KernelParam
 
+from assay.kernels.inside.record import host_state
 from assay.kernels.inside.record.reads import NotRecordableError
 
 _LATER: dict[type, frozenset[str]] = {
@@ -29,6 +30,10 @@ _OF_PARAMETERS = ("num", "_param", "do_not_specialize", "do_not_specialize_on_al
 _OF_CONFIGS = frozenset(vars(Config({})))
 _born: dict[int, tuple[Any, dict[str, Any]]] = {}
 """Objects and their attributes as they were when they were made, by id: held, so that an id stays one object's."""
+_checked: dict[int, int] = {}
+"""The number that told changes of an object's attributes when they were last compared."""
+_fresh: dict[int, tuple[KernelParam, tuple[Any, ...], KernelParam]] = {}
+"""Parameters, what they were made of, and another one that was made of the same."""
 
 
 def install() -> None:
@@ -59,11 +64,17 @@ def check(found: Any) -> None:
     if later is None or held is not found:
         raise _other(found, f"is a {type(found).__name__} that no decorator of Triton's made")
     now = vars(found)
+    # What it holds was looked at before its first launch, and is compiled by then.
+    stays = type(found) is JITFunction and host_state.TELLS_CHANGES
+    if stays and _checked.get(id(found)) == host_state.version(now):
+        return
     for name in before.keys() | now.keys():
         if name not in later and (name not in before or name not in now or _attribute(name, now[name]) != before[name]):
             raise _other(found, f"has another {name}")
     if type(found) is JITFunction and (now["hash"] is not None or now["used_global_vals"]):
         _check_hash(found)
+    if stays:
+        _checked[id(found)] = host_state.version(now)
 
 
 def _check_hash(found: JITFunction[Any]) -> None:
@@ -129,7 +140,10 @@ def frozen(value: Any) -> Any:
 def _parameter(value: KernelParam) -> Any:
     """A parameter of a kernel; what it keeps of what was asked has to be what it would say anew."""
     own = tuple(vars(value)[name] for name in _OF_PARAMETERS)
-    fresh = KernelParam(*own)
+    held, before, fresh = _fresh.get(id(value), (None, (), None))
+    if held is not value or any(one is not other for one, other in zip(before, own, strict=True)):
+        fresh = KernelParam(*own)
+        _fresh[id(value)] = value, own, fresh
     right = type(value) is KernelParam and all(
         name in _OF_PARAMETERS or (hasattr(fresh, name) and frozen(getattr(fresh, name)) == frozen(kept))
         for name, kept in vars(value).items()
