@@ -81,12 +81,21 @@ def test_jsonl_reads_the_published_columns(tmp_path: Path) -> None:
     assert problems[1].source == f"{path}, line 1"
 
 
+def test_names_are_one_line_without_commands_and_lines_end_at_line_feeds(tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    path.write_text(json.dumps(row(name="a\x1b[2J\nok 1/2\u2028"), ensure_ascii=False) + "\n", encoding="utf-8")
+    (problem,) = load_problems("jsonl", (1,), path)
+    assert problem.name == "a\ufffd[2J ok 1/2\ufffd"
+
+
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
         (["not an object"], "line 1: a row is an object"),
-        ([row(), row(code=None)], "line 2: column 'code' must be a str"),
-        ([row(problem_id="19")], "column 'problem_id' must be a int"),
+        ([row(), row(code=None)], "line 2: column 'code' must be text"),
+        ([row(problem_id="19")], "column 'problem_id' must be a whole number"),
+        ([row(level=True)], "column 'level' must be a whole number"),
+        ([row(problem_id=-1)], "must be a whole number from 0"),
         ([row(code="pass")], "does not define Model"),
         ([], "has no problem in it"),
     ],

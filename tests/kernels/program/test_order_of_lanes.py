@@ -133,6 +133,19 @@ def test_lanes_are_in_order_by_one_thread_or_a_barrier(trials: Trials, way: str)
         assert outcome.line or "in line" in outcome.message
 
 
+@pytest.mark.parametrize(
+    ("operation", "first"),
+    [
+        ("tl.atomic_cas(w + k * 0, k * 0, k + 1)", "(k == 0) | (old == 1)"),
+        ("tl.atomic_xchg(w + k * 0, k + 1)", "old == k"),
+    ],
+)
+def test_lanes_of_an_atomic_operation_come_in_no_order(trials: Trials, operation: str, first: str) -> None:
+    right = f"tl.min(({first}).to(tl.int32), 0) > 0"
+    outcome = trials.run(SNAKE, asking(f"old = {operation}", right, "w, ", "work, ", WORK))
+    assert outcome.end == "wrong", outcome
+
+
 def test_lanes_are_followed_in_every_call(trials: Trials) -> None:
     """A race on inputs of one kind alone, which one call in five has."""
     lines = STORED + "large = tl.max(tl.abs(tl.load(x_ptr + k)), 0) > 50.0\nseen = k\nif large:\n    " + SHIFTED

@@ -22,6 +22,7 @@ from typing import Literal
 
 from assay.errors import ConfigError, DataError, MissingDependencyError, pip_install
 from assay.kernels.problems.imported import read_modules
+from assay.kernels.verdicts import plain_text
 from assay.syntax import parsed
 from assay.types import Json
 
@@ -47,6 +48,8 @@ _FILE_NAME = re.compile(r"(\d+)_(.+)\.py")
 _CHECKOUTS = (".", "KernelBench", "kernelbench", "src/kernelbench", "data")
 _GUESSES = ("KernelBench", "../KernelBench", "~/KernelBench", "/workspace/KernelBench")
 _WANTED = {"Model": ast.ClassDef, "get_inputs": ast.FunctionDef, "get_init_inputs": ast.FunctionDef}
+MAX_NUMBER = 10**9
+"""Of a level, or of a problem in it."""
 _COLUMNS = {"code": str, "level": int, "name": str, "problem_id": int}
 
 
@@ -321,7 +324,7 @@ def read_jsonl(path: Path) -> list[Problem]:
     Raises:
         DataError: the file is missing or damaged; the message names the line.
     """
-    lines = _read_text(path).splitlines()
+    lines = _read_text(path).split("\n")
     problems = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -342,12 +345,15 @@ def _from_row(row: Json, where: str) -> Problem:
     if not isinstance(row, Mapping):
         raise DataError(f"{where}: a row is an object with {', '.join(_COLUMNS)}, not a {type(row).__name__}.")
     for column, kind in _COLUMNS.items():
-        if not isinstance(row.get(column), kind):
+        value = row.get(column)
+        if type(value) is not kind or (isinstance(value, int) and not 0 <= value <= MAX_NUMBER):
+            wanted = f"a whole number from 0 to {MAX_NUMBER}" if kind is int else "text"
             raise DataError(
-                f"{where}: column {column!r} must be a {kind.__name__}, not {row.get(column)!r:.80}. "
+                f"{where}: column {column!r} must be {wanted}, not {value!r:.80}. "
                 f"The published columns are {', '.join(_COLUMNS)}."
             )
-    return make_problem(row["level"], row["problem_id"], row["name"], row["code"], where)
+    name = " ".join(plain_text(row["name"]).split())
+    return make_problem(row["level"], row["problem_id"], name, row["code"], where)
 
 
 def read_huggingface(levels: Sequence[int], revision: str | None = None) -> list[Problem]:

@@ -6,6 +6,7 @@ could tell the interpreter from a GPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -115,19 +116,8 @@ def _guard_atomics(builder: Any) -> None:
         _check_type(ptr, val, "atomic operation")
         ticket = op == engine._ir.ATOMIC_OP.ADD and val.data.dtype.kind in "iu" and bool(val.data.all())
         _check(ptr.data, mask.data, val.data.dtype.itemsize, "atomic operation", sync=_sync(*rest), ticket=ticket)
-        order = current().order
-        if order is None or ptr.data.size < 2:
-            return _result(ptr, rmw(self, op, ptr, val, mask, *rest, **named))
-        # The lanes of an atomic operation come in no order.
-        shape, places = ptr.data.shape, np.random.default_rng(order.getrandbits(32)).permutation(ptr.data.size)
-        lanes = (
-            engine.TensorHandle(np.broadcast_to(side.data, shape).reshape(-1)[places], side.dtype)
-            for side in (ptr, val, mask)
-        )
-        found = rmw(self, op, *lanes, *rest, **named)
-        back = np.empty_like(found.data)
-        back[places] = found.data
-        return _result(ptr, engine.TensorHandle(back.reshape(shape), found.dtype))
+        found = _in_no_order(lambda *lanes: rmw(self, op, *lanes, *rest, **named), ptr, val, mask)
+        return _result(ptr, found)
 
     def create_atomic_cas(self: Any, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
         for side in (cmp, val):
@@ -136,12 +126,28 @@ def _guard_atomics(builder: Any) -> None:
         cmp, val = (_as_wide(side, ptr.data.shape) for side in (cmp, val))
         bits = _BITS.get(val.data.dtype)
         if bits is None:
-            return _result(ptr, cas(self, ptr, cmp, val, *rest))
+            return _result(ptr, _in_no_order(lambda *lanes: cas(self, *lanes, *rest), ptr, cmp, val))
         # A GPU compares bits: to it 0.0 and -0.0 differ.
-        found = cas(self, ptr, *(engine.TensorHandle(side.data.view(bits.name), bits) for side in (cmp, val)), *rest)
+        sides = (engine.TensorHandle(side.data.view(bits.name), bits) for side in (cmp, val))
+        found = _in_no_order(lambda *lanes: cas(self, *lanes, *rest), ptr, *sides)
         return _result(ptr, engine.TensorHandle(found.data.view(val.data.dtype), val.dtype))
 
     builder.create_atomic_rmw, builder.create_atomic_cas = create_atomic_rmw, create_atomic_cas
+
+
+def _in_no_order(compute: Callable[..., Any], ptr: Any, *sides: Any) -> Any:
+    """The lanes of an atomic operation, one after the other as they come by chance."""
+    order, shape = current().order, ptr.data.shape
+    if order is None or ptr.data.size < 2:
+        return compute(ptr, *sides)
+    places = np.random.default_rng(order.getrandbits(32)).permutation(ptr.data.size)
+    lanes = (
+        engine.TensorHandle(np.broadcast_to(side.data, shape).reshape(-1)[places], side.dtype) for side in (ptr, *sides)
+    )
+    found = compute(*lanes)
+    back = np.empty_like(found.data)
+    back[places] = found.data
+    return engine.TensorHandle(back.reshape(shape), found.dtype)
 
 
 def _result(ptr: Any, found: Any) -> Any:
