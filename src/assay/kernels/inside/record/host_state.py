@@ -267,8 +267,9 @@ def _by_name(entries: list[bytes]) -> dict[bytes, bytes]:
 
 
 def _changed(what: str) -> NotRecordableError:
+    what = what.partition("__builtins__.")[2] or what
     return NotRecordableError(
-        f"a launch after host code changed {what.partition('__builtins__.')[2] or what}, by which Triton compiles and launches kernels: a GPU would run "
+        f"a launch after host code changed {what}, by which Triton compiles and launches kernels: a GPU would run "
         "something else than was recorded. Leave Triton, the Python library and their settings as they are, and give "
         "the launch or the kernel's text what it needs (num_warps=..., enable_fp_fusion=..., input_precision=... in "
         "tl.dot)"

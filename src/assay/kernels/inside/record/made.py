@@ -25,8 +25,8 @@ _LATER: dict[type, frozenset[str]] = {
     Autotuner: frozenset({"nargs", "best_config", "configs_timings", "bench_time", "restore_copies", "do_bench"}),
     Heuristics: frozenset(),
 }
-"""What Triton sets after an object was made, by class. The hash of a kernel is looked at on its own, and hooks are called
-while a launch is recorded."""
+"""What Triton sets after an object was made, by class. The hash of a kernel is looked at on its own, and hooks are
+called while a launch is recorded."""
 _OF_PARAMETERS = ("num", "_param", "do_not_specialize", "do_not_specialize_on_alignment")
 _OF_CONFIGS = frozenset(vars(Config({})))
 _born: dict[int, tuple[Any, dict[str, Any]]] = {}
