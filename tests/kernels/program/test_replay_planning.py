@@ -99,13 +99,15 @@ def test_every_configuration_has_a_followed_call_on_inputs_that_tell(counts: tup
     assert all(call.configurations == whole.configurations for call in calls if call.skip != NO_KERNEL)
 
 
-@pytest.mark.parametrize(("count", "trials"), [(1, 1), (1, 5), (3, 1), (3, 5)])
+@pytest.mark.parametrize(("count", "trials"), [(1, 1), (1, 5), (3, 1), (3, 5), (20, 5)])
 def test_where_an_autotuner_tunes_calls_begin_with_what_it_tries(count: int, trials: int) -> None:
     step = launch() | {"variants": launch()["variants"] * count}
     for seed in range(8):
         tried = plan(made(forward=[step | {"tuning": [[], [], []]}]), DRAW, trials, random.Random(seed))
         assert any(call.tuning and call.configurations == tried[0].configurations for call in tried[1:])
         assert not tried[0].tuning
+        without = {call.configurations for call in tried if not call.tuning and not call.in_order}
+        assert {call.configurations for call in tried if call.tuning} <= without and len(without) == count
         assert all(call.restored and call.skip == NO_KERNEL and not call.in_order for call in tried if call.tuning)
         assert not any(call.tuning for call in plan(made(forward=[step]), DRAW, trials, random.Random(seed)))
 

@@ -42,6 +42,8 @@ MAX_TOGETHER = 64
 many as one launch has, with each configuration among them."""
 TRIES = 0.5
 """The chance of a call that an autotuner tries configurations in it first."""
+MAX_TRIED_AGAIN = 6
+"""Further calls in which an autotuner tries configurations first."""
 MAX_PAIRED = 6
 """Tuned kernels whose pairs of configurations are looked after where there are more choices."""
 
@@ -217,14 +219,19 @@ def _tells(call: Replay, before: Replay, telling: Sequence[Case]) -> bool:
 
 def _tuning(calls: Sequence[Replay], rng: random.Random) -> list[Replay]:
     """The calls, some of those that start anew with what an autotuner tries first. At least one is in the configuration
-    of the first call, which says whether the kernel is right without."""
+    of the first call. Each configuration has a call without, since a GPU tunes in its first call alone: where there
+    would be none, the one with it is a further one."""
     fresh = [place for place, call in enumerate(calls) if place and call.restored]
     alike = [place for place in fresh if calls[place].configurations == calls[0].configurations]
     tried = {place for place in fresh if rng.random() < TRIES} | set(rng.sample(alike, min(len(alike), 1)))
-    found = [replace(call, tuning=place in tried) for place, call in enumerate(calls)]
-    if alike:
-        return found
-    return [*found, replace(calls[0], poison=_poison(rng), seed=rng.getrandbits(32), tuning=True)]
+    found, further = list(calls), [] if alike else [calls[0]]
+    for place in sorted(tried):
+        one = calls[place]
+        if any(each.configurations == one.configurations and not each.tuning for each in found if each is not one):
+            found[place] = replace(one, tuning=True)
+        elif len(further) < MAX_TRIED_AGAIN:
+            further.append(one)
+    return found + [replace(each, poison=_poison(rng), seed=rng.getrandbits(32), tuning=True) for each in further]
 
 
 def _poison(rng: random.Random) -> int:
