@@ -46,7 +46,7 @@ KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "leaves": (variant("        os._exit(0)\n", "import os\n"), ("crash",)),
     "faults": (variant("        ctypes.string_at(0)\n", "import ctypes\n"), ("crash",)),
     "loops": (variant("        while True: pass\n"), ("timeout",)),
-    "eats": (variant("        kept = [torch.ones(1 << 22) for _ in range(10000)]\n"), ("crash",)),
+    "eats": (variant("        kept = [bytearray(b'x') * (1 << 24) for _ in range(10000)]\n"), ("crash",)),
     "forks": (variant("        while True: os.fork()\n", "import os\n"), ("crash",)),
     "floods": (variant("        for _ in range(2000): print('flood' * 20)\n"), ("ok",)),
     "outside": (KERNEL.replace("tl.store(out_ptr + i,", "tl.store(out_ptr + i + 7,"), ("crash",)),
