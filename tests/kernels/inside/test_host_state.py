@@ -41,6 +41,7 @@ FOUND: dict[str, tuple[str, Callable[[Any, pytest.MonkeyPatch], Any]]] = {
     "code": ("the code of", lambda t, patch: patch.setattr(t.cdiv.fn, "__code__", _other.__code__)),
     "a module": ("sys.modules", lambda t, patch: patch.setitem(sys.modules, "triton.knobs", types.ModuleType("x"))),
     "Python's": ("ast.parse", lambda t, patch: patch.setattr(sys.modules["ast"], "parse", len)),
+    "all of the environment": ("os.environ", lambda t, patch: patch.setattr(sys.modules["os"], "environ", {})),
     "the environment": ("TRITON_CACHE_DIR", lambda t, patch: patch.setenv("TRITON_CACHE_DIR", "/nowhere")),
 }
 

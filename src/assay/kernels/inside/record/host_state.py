@@ -232,9 +232,9 @@ class HostState:
         self._note()
 
     def _check_environment(self) -> None:
-        entries, of_python = _entries(), vars(os.environ)["_data"]
         if os.environ is not self._environ:
             raise _changed("os.environ")
+        entries, of_python = _entries(), vars(os.environ)["_data"]
         if entries == self._entries and of_python == self._of_python:
             return
         for before, now in ((_by_name(self._entries), _by_name(entries)), (self._of_python, of_python)):
