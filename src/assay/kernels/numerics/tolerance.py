@@ -34,6 +34,11 @@ class Tolerance:
         """Allowed deviation of each element, in the shape of `exact`."""
         return self.absolute + self.relative * np.abs(exact.astype(np.float64))
 
+    def share_of(self, exact: Array) -> float:
+        """It as a share of an element's size and of the root mean square of all: what is at most allowed."""
+        scale = rms(as_reals(exact).astype(np.float64))
+        return max(self.relative, self.absolute / scale if scale else 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:

@@ -36,6 +36,8 @@ _THREADS = 192
 _MOST = 1 << 62
 """Counts of a report are cut here: whoever wrote it may write thousands of digits."""
 _LISTED = 16
+MOST_SHARE = 1e300
+"""A share of a report is cut here."""
 _MOST_STRUCTURE = 1 << 12
 """Characters of a structure of outputs above which it is not compared."""
 _OUTPUTS = ProgramLimits().tensors
@@ -113,6 +115,11 @@ class Measured:
     partly: tuple[int, ...] = ()
     """Outputs that have elements that need no kernel beside those that kernels wrote: of a fill of PyTorch's, or those
     of an input that the reference returns as they are."""
+    inexact: tuple[float, ...] = ()
+    """Of each output, and each input that was handed back, how far a GPU may be from it: as a part of the size of its
+    elements. Empty where nobody looked."""
+    undecided: tuple[int, ...] = ()
+    """Lines in which numbers are compared that GPUs have in either order."""
 
 
 def record_job(code: str, draw: InputSet | Shapes, limits: Limits, precision: str, text_checks: bool = True) -> Job:
@@ -268,6 +275,8 @@ def _measured(entry: Mapping[str, Json]) -> Measured:
         tuple(plain_text(note)[:200] for note in _list(entry.get("notes"))[:2]),
         tuple(_left(found) for found in _list(entry.get("left"))[:_LISTED]),
         tuple(_count(number) for number in _list(entry.get("partly"))[:_OUTPUTS]),
+        tuple(_share(number) for number in _list(entry.get("inexact"))[:_OUTPUTS]),
+        tuple(_count(number) for number in _list(entry.get("undecided"))[:_LISTED]),
     )
 
 
@@ -288,6 +297,11 @@ def _race(race: Json) -> dict[str, object]:
 
 def _list(found: Json) -> list[Json]:
     return found if isinstance(found, list) else []
+
+
+def _share(number: Json) -> float:
+    """A share that a child tells; anything else is one that is too large."""
+    return float(number) if type(number) in (int, float) and 0 <= number < MOST_SHARE else MOST_SHARE
 
 
 def _count(number: Json) -> int:

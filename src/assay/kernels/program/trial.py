@@ -11,6 +11,7 @@ are not small are read and judged in threads.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -26,6 +27,7 @@ from assay.kernels.program import rules
 from assay.kernels.program.form import Program
 from assay.kernels.program.jobs import (
     NO_KERNEL,
+    MOST_SHARE,
     Measured,
     NotRecorded,
     Replay,
@@ -57,6 +59,9 @@ End = Literal[
 larger than any that is taken, or forged. `not_triton`: a kernel is written in what Triton does not take, or refused by
 its compiler."""
 
+MOST_INEXACT = 16.0
+"""How many times the tolerance an output may be off on a GPU, as far as the error bounds of its call tell. Bounds add up
+what hardly ever comes together; those of honest kernels are 3 tolerances at most."""
 LOOP_BYTES = 1 << 18
 """Larger outputs are compared in a thread."""
 LOOP_CHARACTERS = 1 << 12
@@ -238,15 +243,16 @@ class Answers:
 
     def worst(self, seen: Sequence[Measured]) -> float:
         """The worst error of all calls that count, in units of what is allowed; finite, since JSON has no infinity."""
-        found = max((each.worst for place, each in self.comparisons.items() if self._counts(place, seen)), default=0.0)
+        found = max((each.worst for place, each in self.comparisons.items() if self.counts(place, seen)), default=0.0)
         return min(round(float(found), 6), 1e300) if found == found else 1e300
 
     def first_wrong(self, seen: Sequence[Measured]) -> int | None:
         """The first call that counts and was not answered rightly."""
-        wrong = (place for place, found in self.comparisons.items() if not found.ok and self._counts(place, seen))
+        wrong = (place for place, found in self.comparisons.items() if not found.ok and self.counts(place, seen))
         return next(wrong, None)
 
-    def _counts(self, place: int, seen: Sequence[Measured]) -> bool:  # not under weights that it could not be given
+    def counts(self, place: int, seen: Sequence[Measured]) -> bool:
+        """Whether a call has to be right: not under weights that it could not be given."""
         return not self.calls[place].weights or _weights_set(seen, place)
 
 
@@ -303,10 +309,47 @@ def _decide(
             "grading: keep all of the reference's parameters and buffers, under their names (or parameters in order)"
         )
         return "wrong", said, 0, ()
+    if said := _inexact(answers, seen):
+        return "wrong", said, 0, ()
     findings = _findings(program, answers, seen, policy, starts(result))
     if (refused := first_refused(findings)) is None:
         return "ok", "", 0, findings
     return ("wrong" if refused.rule in ("races", "state") else "cheat"), refused.message, refused.line, findings
+
+
+def _inexact(answers: Answers, seen: Sequence[Measured]) -> str:
+    """Which output may be another one on a GPU, as far as its error bounds tell; empty for none."""
+    for place, (call, account) in enumerate(zip(answers.calls, seen, strict=True)):
+        if not account.inexact or not answers.counts(place, seen):
+            continue
+        allowed = _allowed(call, answers)
+        if len(account.inexact) != len(answers.draw.outputs) + len(answers.draw.after):
+            return "the replay did not say how far each output may be off"
+        for output, (found, most) in enumerate(zip(account.inexact, allowed, strict=False)):
+            if found > most:
+                return _said_of_inexact(call, output, found, most, account.undecided)
+    return ""
+
+
+def _allowed(call: Replay, answers: Answers) -> list[float]:
+    """How far each output may be off on a GPU, as a part of its size."""
+    sides = zip(call.case.exact, call.case.tolerances(answers.precision), strict=True)
+    found = [MOST_INEXACT * tolerance.share_of(exact) for exact, tolerance in sides]
+    left = {each.place: each for each in call.case.after}
+    for place, *_ in answers.draw.after:
+        each = left.get(place)
+        share = 0.0 if each is None else each.tolerance(answers.precision).share_of(each.exact.array())
+        found.append(MOST_INEXACT * share if each is not None else math.inf)
+    return found
+
+
+def _said_of_inexact(call: Replay, output: int, found: float, most: float, lines: Sequence[int]) -> str:
+    far = "may be anything" if found >= MOST_SHARE else f"may be off by {found:.2g} of its size, where {most:.2g} is allowed"
+    where = f" Lines in which they decide: {', '.join(map(str, lines))}." if lines else ""
+    return (
+        f"{call.circumstances()}, output {output} is right here and {far} on a GPU: it depends on last bits of inexact "
+        f"results (of divisions, functions, sums), which are other ones on each GPU.{where}"
+    )
 
 
 def _faulted(fault: Mapping[str, Json]) -> tuple[End, str, int]:

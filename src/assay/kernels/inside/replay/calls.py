@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from assay.kernels.inside import submission
+from assay.kernels.inside.replay import inexact
 from assay.kernels.inside.replay.kernels import NotInLanguageError
 from assay.kernels.inside.replay.operators import ForgedError
 from assay.kernels.inside.replay.outputs.written import Own
@@ -98,7 +99,8 @@ def _call(
         forms = (*header["outputs"], *(form for _, *form in header.get("after", ())))
         return entry, [_all_ones(dtype, shape) for dtype, shape in forms]  # bytes never right
     windows = (*program.outputs, *(program.inputs[place] for place, *_ in header.get("after", ())))
-    return entry | _told(account), [_bytes(player.memory.tensor(window)) for window in windows]
+    entry |= _told(account) | inexact.told(player.memory, windows)
+    return entry, [_bytes(player.memory.tensor(window)) for window in windows]
 
 
 def _own(entry: Sequence[Any], blobs: Sequence[memoryview]) -> Own:

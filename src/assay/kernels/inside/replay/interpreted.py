@@ -17,16 +17,14 @@ from assay.kernels.inside.replay.memory import Memory
 from assay.kernels.inside.replay.player import NO_KERNEL, Manner
 from assay.kernels.inside.replay.reruns import Rerun, rerun
 from assay.kernels.inside.triton import ledger as ledgers
+from assay.kernels.inside.triton.error_bounds.memory import Bounds
 from assay.kernels.inside.triton.rebuilt import Rebuilt, rebuild
 from assay.kernels.inside.triton.running.turns import Turns
-from assay.kernels.inside.triton.unsettled import device
 from assay.kernels.language.flow.lowering import Touched
 from assay.kernels.program.form import Descriptor, Launch, Program, Variant, storages_of, windows_in
 from assay.types import Json
 
 MOST_LINES = 1 << 20
-_SELDOM = 0x700
-"""Bits of a secret of which 7 of 8 have one set."""
 CROWDED = 0.3
 """The chance that the programs of a launch begin in a crowd."""
 
@@ -69,13 +67,15 @@ class Interpreted:
         follow = manner.follow or (manner.skip == NO_KERNEL and self._meets)
         accesses = Accesses(memory, self._two_ways) if follow and self.follows else None
         order = None if manner.in_order else random.Random(manner.seed)
+        rounding = _rounding(manner)
+        memory.bounds = _bounds(memory) if self.follows and not rounding else None
         ledger = ledgers.Ledger(
             self.max_programs,
             order=order,
             observer=accesses,
-            rounding=_rounding(manner),
+            rounding=rounding,
             products=manner.products,
-            device=0 if _rounding(manner) else _device(manner),
+            bounds=memory.bounds,
         )
         with ledgers.recording(ledger):
             yield _InterpretedRun(self, memory, manner, ledger, accesses)
@@ -121,10 +121,9 @@ def _rounding(manner: Manner) -> int:
     return manner.seed if manner.in_order or (not manner.follow and manner.seed >> 30) else 0
 
 
-def _device(manner: Manner) -> int:
-    """The secret of the GPU that a call acts as; never 0. A call that is followed, which each grade has at each size,
-    knows nearly always what compilers know."""
-    return 1 << 32 | manner.seed | (device.KNOWS if manner.follow and manner.seed & _SELDOM else 0)
+def _bounds(memory: Memory) -> Bounds:
+    """Error bounds of storages that are exact so far."""
+    return Bounds([raw.data_ptr() for raw in memory.raw], [len(raw) for raw in memory.raw])
 
 
 class _InterpretedRun:
@@ -158,7 +157,7 @@ class _InterpretedRun:
         kernel, manner = self._machine.kernels[launch.kernel], self._manner
         if kernel.touches is not None and not _overlaps(kernel.touches(), variant):
             return
-        ledger = self._like(None if manner.in_order else random.Random(manner.seed), None, ())
+        ledger = self._like(None if manner.in_order else random.Random(manner.seed), None, (), self._ledger.bounds)
         ledger.turns = self._turns(launch, alone=True) if kernel.asks else None
         with ledgers.recording(ledger):
             kernel[variant.grid](**arguments, **dict(variant.options))
@@ -171,7 +170,7 @@ class _InterpretedRun:
         """The same launch, on the same account, its programs at once."""
         assert self._accesses is not None
         _begin(self._accesses, kernel, launch, variant)
-        ledger = self._like(random.Random(self._manner.seed), self._accesses, ())
+        ledger = self._like(random.Random(self._manner.seed), self._accesses, (), self._ledger.bounds)
         ledger.turns = self._turns(launch, alone=False, crowd=True)
         with ledgers.recording(ledger):
             run()
@@ -184,11 +183,13 @@ class _InterpretedRun:
         with ledgers.recording(self._like(chance, other, order)):
             run()
 
-    def _like(self, chance: random.Random | None, other: Accesses | None, order: Sequence[int]) -> ledgers.Ledger:
+    def _like(
+        self, chance: random.Random | None, other: Accesses | None, order: Sequence[int], bounds: Bounds | None = None
+    ) -> ledgers.Ledger:
         """A ledger under which programs compute the same, in a given order or in a random one."""
         mine = self._ledger
         most = self._machine.max_programs
-        return ledgers.Ledger(most, chance, other, mine.rounding, mine.products, order, mine.device)
+        return ledgers.Ledger(most, chance, other, mine.rounding, mine.products, order, bounds=bounds)
 
     def told(self) -> dict[str, Json]:
         races = self._accesses.told() if self._accesses is not None else []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from assay.kernels.inside.replay.state import State
+from assay.kernels.inside.triton.error_bounds.memory import Bounds, Noted
 from assay.kernels.program.form import DTYPES, Program, Window, operations_in, windows_in
 
 BYTES = 256
@@ -19,7 +21,14 @@ UNWRITTEN = (
     "{0}() reads memory that nothing wrote ({1} of {2} elements of one access): write it first, make it with "
     "torch.zeros, or mask the access"
 )
-Copy = dict[int, tuple[torch.Tensor, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """What some storages held, and what was known of them."""
+
+    held: dict[int, tuple[torch.Tensor, ...]]
+    bounds: dict[int, Noted] | None
 
 
 class Memory:
@@ -46,6 +55,8 @@ class Memory:
         self.filled: dict[int, torch.Tensor] = {}
         """Of storages that PyTorch filled with one number in this call: whether each element was, and nothing but a
         kernel wrote it since."""
+        self.bounds: Bounds | None = None
+        """How far what lies there may be from what a GPU has, in calls with error bounds."""
         self.state: State | None = None
         """Where the call under way is to leave what lasts as it found it."""
         self._given = {window.storage for window in program.inputs}
@@ -126,11 +137,15 @@ class Memory:
 
     def copy(self, storages: Iterable[int]) -> Copy:
         """All that some storages hold and what is known of them."""
-        return {place: tuple(kind[place].clone() for kind in (self.raw, self.made, self.known)) for place in storages}
+        kinds = self.raw, self.made, self.known
+        held = {place: tuple(kind[place].clone() for kind in kinds) for place in storages}
+        return Copy(held, None if self.bounds is None else self.bounds.copy())
 
     def take_back(self, copy: Copy) -> None:
         """Hold and know what it did then."""
-        for place, then in copy.items():
+        if self.bounds is not None and copy.bounds is not None:
+            self.bounds.take_back(copy.bounds)
+        for place, then in copy.held.items():
             for kind, held in zip((self.raw, self.made, self.known), then, strict=True):
                 kind[place].copy_(held)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from assay.kernels.inside.replay import inexact
 from assay.kernels.inside.replay.memory import Memory
 from assay.kernels.inside.replay.state import State
 from assay.kernels.inside.triton.ledger import OutOfBoundsError
@@ -34,8 +35,11 @@ def run(memory: Memory, operation: Operation) -> None:
     if memory.others:
         _check_reach(memory, operation)
     tensors = [memory.tensor(window) for window in operation.outs]
+    limits = _bounds_after(memory, operation, operator)
     if memory.marked or not _done_in_place(memory, operation, tensors):
         _copy_results(memory, operation, operator, tensors)
+    for window, limit in zip(operation.outs, limits, strict=True):
+        inexact.note(memory, window, limit)
     if memory.state is not None:
         _follow(memory, memory.state, operation)
     if memory.marked:
@@ -239,13 +243,48 @@ def _known(memory: Memory, operation: Operation, operator: Any) -> Any:
     return ~_moved(operation, operator, lambda window: ~memory.is_known(window))
 
 
-def _moved(operation: Operation, operator: Any, flags: Callable[[Window], torch.Tensor]) -> Any:
+def _bounds_after(memory: Memory, operation: Operation, operator: Any) -> Sequence[Any]:
+    """The error bounds of the results, before the operation has run; None for exact ones."""
+    exact = [None] * len(operation.outs)
+    if memory.bounds is None or not memory.bounds.noted or role_of(operation) in ("fill", "random"):
+        return exact
+    inputs = _operands(operation, operator)
+    limits = [inexact.bounds_of(memory, window) for window in inputs]
+    if all(limit is None for limit in limits):
+        return exact
+    if role_of(operation) == "move":
+        moved = _moved(operation, operator, lambda window: inexact.as_tensor(memory, window), torch.float64)
+        return [inexact.cast(moved.expand(out.size).numpy(), out) for out in operation.outs]
+
+    def compute(operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        given = iter([operand.clone() for operand in operands])
+        own = _own_outs(operator, operation, memory.device)
+        named = {name: _with(value, given) for name, value in operation.kwargs if name not in own}
+        with torch.no_grad():
+            return _flat(operator(*(_with(value, given) for value in operation.args), **named, **own))
+
+    return inexact.of_arithmetic([memory.tensor(window) for window in inputs], limits, compute, operation.line)
+
+
+def _with(value: Value, tensors: Iterator[torch.Tensor]) -> Any:
+    """An argument with other tensors in the places of windows."""
+    if isinstance(value, Window):
+        return next(tensors)
+    if isinstance(value, tuple):
+        return [_with(part, tensors) for part in value]
+    return getattr(torch, value.text) if isinstance(value, Name) else value
+
+
+def _moved(
+    operation: Operation, operator: Any, flags: Callable[[Window], torch.Tensor], dtype: torch.dtype = torch.bool
+) -> Any:
+    """What an operator that takes elements elsewhere makes of flags of theirs, or of other numbers of a type."""
     if base_name(operation) in ("clone", "_to_copy", "copy", "contiguous", "lift_fresh_copy"):
         given = _given(operation, operator)
         return flags(given.get("src", given["self"])).expand(operation.outs[0].size)
     results = {argument.name for argument in operator._schema.arguments if argument.is_out}
     named = {
-        name: torch.empty(value.size, dtype=torch.bool)
+        name: torch.empty(value.size, dtype=dtype)
         if isinstance(value, Window) and name in results
         else _flagged(value, flags)
         for name, value in operation.kwargs

@@ -134,7 +134,7 @@ def rerun(memory: Memory, before: Copy, accesses: Accesses, again: Again, chance
     """
     if accesses.lost() or not (accesses.ordered or accesses.leaning):
         return
-    after, state = memory.copy(before), memory.state
+    after, state = memory.copy(before.held), memory.state
     memory.state = None
     for stamp in _some(sorted(accesses.ordered.values()), chance):
         memory.take_back(before)

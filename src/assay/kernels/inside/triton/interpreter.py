@@ -25,6 +25,7 @@ from triton.runtime import interpreter as engine
 from triton.runtime.driver import driver
 
 from assay.kernels.inside.triton import guards
+from assay.kernels.inside.triton.error_bounds import builder as error_bounds
 from assay.kernels.inside.triton.ledger import PausedError, UnsupportedError, current, refuse
 from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, KEEPS_NAN, LIBRARY, LOGARITHMS, SMALL, TERMS, ULPS
 from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
@@ -83,9 +84,11 @@ def _launch(executor: Any, *args: Any, **kwargs: Any) -> None:
         }
     try:
         try:
+            error_bounds.switch(current().bounds is not None)
             _run_programs(function, values, (*extents, 1, 1)[:3])
         finally:
             doubts.forget()
+            error_bounds.switch(False)
     except Exception as error:
         refusal = current().refusal
         if refusal is not None:
@@ -207,6 +210,7 @@ def install() -> None:
     builder.create_extern_elementwise = _extern_elementwise
     counting.install(builder)
     doubts.install()
+    error_bounds.install()
     _serve_libdevice()
 
 

@@ -133,6 +133,7 @@ class Ledger:
         products: bool = False,
         schedule: Sequence[int] = (),
         device: int = 0,
+        bounds: Any = None,
     ) -> None:
         self.launches: Counter[str] = Counter()
         self.programs = 0
@@ -143,6 +144,10 @@ class Ledger:
         self.rounding, self.products, self.device = rounding, products, device
         self.fuses = bool(rounding or device)
         """Whether sums of the launch under way may take products without rounding (`unsettled.products`)."""
+        self.bounds = bounds
+        """Of what lies in memory, where values have error bounds (`error_bounds.memory.Bounds`)."""
+        self.may_fuse = True
+        """Whether a GPU may fuse products with sums in the launch under way."""
         self.threads = 128
         """Of a program of the launch under way."""
         self.nans = 0
@@ -161,6 +166,7 @@ class Ledger:
     def fuse(self, asked: bool, warps: object = 4) -> None:
         """Let sums of the next launch be as its `enable_fp_fusion` and its `num_warps` say."""
         self.threads = 32 * warps if isinstance(warps, int) else 128
+        self.may_fuse = asked
         self.fuses = asked and bool(self.rounding or self.device)
 
     def count(self, name: str, grid: tuple[int, ...]) -> None:

@@ -24,6 +24,7 @@ from assay.kernels.inside.triton.arithmetic import (
     raw,
     shown,
 )
+from assay.kernels.inside.triton.error_bounds import builder as error_bounds
 from assay.kernels.inside.triton.ledger import current
 from assay.kernels.inside.triton.values.doubts import decide
 from assay.kernels.inside.triton.values.promises import PROMISES
@@ -87,6 +88,7 @@ def truth(condition: Any) -> bool:
         if condition.handle.data.size != 1:
             raise MeaningError("a condition that is a block: reduce it with tl.max, or select with tl.where")
         decide(condition.handle)
+        error_bounds.decide(condition.handle)
         return bool(condition.handle.data.reshape(-1)[0])
     if condition is None or type(condition) in (bool, int):
         return bool(condition)
@@ -195,6 +197,7 @@ def loop(
         if bound.dtype.is_int_unsigned():
             raise MeaningError("a loop with an unsigned bound, which the compiler takes for a signed one: cast it")
         decide(bound.handle)
+        error_bounds.decide(bound.handle)
     kind = semantic.integer_promote_impl(
         semantic.integer_promote_impl(bounds[0].dtype, bounds[1].dtype), bounds[2].dtype
     )

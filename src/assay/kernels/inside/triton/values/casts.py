@@ -52,9 +52,7 @@ def _to_integer(_self: Any, src: Any, dst_type: Any) -> Any:
                             "anything it likes: clamp it first")
         )  # fmt: skip
     found = saturated(values, kind)
-    if current().rounding:
-        held = np.iinfo(_held(kind))
-        found = unspecified(found, np.isfinite(values) & ~_fits(values, held))
+    found = unspecified(found, np.isfinite(values) & ~_fits(values, np.iinfo(_held(kind))))
     return engine.TensorHandle(found, dtype)
 
 

@@ -15,6 +15,8 @@ import triton.language as tl
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.arithmetic import MeaningError
+from assay.kernels.inside.triton.error_bounds.bounds import bound, give, or_zero
+from assay.kernels.inside.triton.error_bounds.sums import unlike
 from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
 from assay.kernels.inside.triton.unsettled import device
 from assay.kernels.inside.triton.unsettled.certain import whole_results
@@ -57,12 +59,17 @@ def _in_trees(operation: Any, values: Sequence[Any], found: Any, name: str, made
     except MeaningError:  # a branch: there are no blocks on a GPU, either
         combine.one_by_one = True
         trees = made(combine, parts, chance)
+    limits = None if ledger.bounds is None else _bounds_of(combine, values, operation, made, chance)
     ledger.arithmetic = arithmetic
     rows = [_axis_last(part.handle.data, operation.axis if made is _scanned else -1) for part in found]
     trees = [[each.reshape(row.shape) for each, row in zip(tree, rows, strict=True)] for tree in trees]
     length = parts[0].shape[-1]
     if not all(_alike(*both, length) for tree in trees for both in zip(tree, rows, combine.dtypes, strict=True)):
         _refuse(name)
+    if limits is not None:
+        for place, part in enumerate(found):
+            both = unlike(*_as_numbers(trees, rows, place, combine.dtypes[place])) + limits[place].reshape(rows[place].shape)
+            give(part.handle, _axis_back(both, part.handle.data.shape, operation.axis if made is _scanned else -1))
     if ledger.device:
         combine.products = _products(operation, values)
         if any(known is not None for known in combine.products):
@@ -81,6 +88,27 @@ def _in_trees(operation: Any, values: Sequence[Any], found: Any, name: str, made
             data = moved(chosen[place], settled)
             part.handle.data = _axis_back(data, part.handle.data.shape, operation.axis if made is _scanned else -1)
     return found
+
+
+def _as_numbers(trees: list[Parts], rows: Parts, place: int, dtype: Any) -> tuple[list[Any], Any]:
+    """What several orders make of an operand, and what a row makes, as float64."""
+    made = [*(tree[place] for tree in trees), rows[place]]
+    made = [(bfloat16.wide(each) if dtype == tl.bfloat16 else each).astype(np.float64) for each in made]
+    return made[:-1], made[-1]
+
+
+def _bounds_of(
+    combine: _Combine, values: Sequence[Any], operation: Any, made: Callable[..., list[Parts]], chance: Any
+) -> list[Any]:
+    """The error bounds of what a tree makes, of each operand."""
+    parts = [_axis_last(part.handle.data, operation.axis) for part in values]
+    limits = [
+        _axis_last(np.broadcast_to(or_zero(bound(part.handle)), part.handle.data.shape), operation.axis) for part in values
+    ]
+    bounded = _Bounded(combine.function, combine.dtypes)
+    bounded.one_by_one = combine.one_by_one
+    tree = made(bounded, [*parts, *limits], chance)[0]
+    return tree[len(parts) :]
 
 
 def _products(operation: Any, values: Sequence[Any]) -> list[Any]:
@@ -151,6 +179,36 @@ class _Combine:
             part.to(dtype).handle.data if isinstance(part, tl.tensor) else np.full(shape, part, kind)
             for part, dtype, kind in zip(parts, self.dtypes, kinds, strict=False)
         ]
+
+
+class _Bounded(_Combine):
+    """The same with error bounds: each side has its arrays, and as many of bounds."""
+
+    def __call__(self, left: Parts, right: Parts, products: Sequence[Any] = ()) -> Parts:
+        """Operands as blocks, or one by one."""
+        count = len(self.dtypes)
+        sides = [(side[:count], side[count:]) for side in (left, right)]
+        data, limits = ([part for side in sides for part in side[place]] for place in (0, 1))
+        if not self.one_by_one:
+            return self._bounded([_block(part, dtype) for part, dtype in zip(data, self.dtypes * 2, strict=True)], limits)
+        found = [np.empty_like(part) for part in left]
+        for place in np.ndindex(left[0].shape):
+            operands = [_scalar(part[place], dtype) for part, dtype in zip(data, self.dtypes * 2, strict=True)]
+            for whole, one in zip(found, self._bounded(operands, [part[place] for part in limits]), strict=True):
+                whole[place] = one.item()
+        return found
+
+    def _bounded(self, operands: Sequence[Any], limits: Sequence[Any]) -> Parts:
+        for operand, limit in zip(operands, limits, strict=True):
+            give(operand.handle, np.reshape(limit, operand.handle.data.shape))
+        found = self.function(*operands)
+        results = found if isinstance(found, tuple) else (found,)
+        shape = operands[0].handle.data.shape
+        parts = [
+            part.to(dtype).handle if isinstance(part, tl.tensor) else engine.TensorHandle(np.full(shape, part), dtype)
+            for part, dtype in zip(results, self.dtypes, strict=False)
+        ]
+        return [*(part.data for part in parts), *(np.broadcast_to(or_zero(bound(part)), shape) for part in parts)]
 
 
 def _scalar(value: Any, dtype: Any) -> Any:

@@ -15,15 +15,12 @@ from triton.runtime import interpreter as engine
 Spreads = Callable[[], None]
 """Called once a value in doubt is used by other threads. May raise."""
 
-_plain: Any = engine.InterpreterBuilder
-_following: Any = None
+_following: dict[type, type] = {}
+"""For each class of builders the one that follows doubts, too."""
 
 
 def install() -> None:
-    """Put it into the interpreter, after all else that changes its builder and its reductions."""
-    global _following
-    members = {name: _followed(name) for name in dir(_plain) if name.startswith("create_")}
-    _following = type("Following", (_plain,), members)
+    """Put it into the interpreter, after all else that changes its reductions."""
     for owner in (engine.ReduceOps, engine.ScanOps):
         owner.apply_impl = _reduced(owner.apply_impl)
 
@@ -31,13 +28,24 @@ def install() -> None:
 def mark(handle: Any, spreads: Spreads) -> Any:
     """Take a value for one in doubt, and follow it to the end of the launch."""
     handle.spreads = spreads
-    engine.interpreter_builder.__class__ = _following
+    builder = engine.interpreter_builder
+    if type(builder) not in _following.values():
+        builder.__class__ = _follower(type(builder))
     return handle
+
+
+def _follower(plain: type) -> type:
+    if plain not in _following:
+        names = [name for name in dir(plain) if name.startswith("create_")]
+        _following[plain] = type("Following", (plain,), {name: _followed(plain, name) for name in names})
+    return _following[plain]
 
 
 def forget() -> None:
     """A launch is over."""
-    engine.interpreter_builder.__class__ = _plain
+    builder = engine.interpreter_builder
+    if type(builder) in _following.values():
+        builder.__class__ = type(builder).__base__
 
 
 def decide(handle: Any) -> None:
@@ -66,8 +74,8 @@ def _follow(found: Any, operands: Any) -> Any:
     return found
 
 
-def _followed(name: str) -> Callable[..., Any]:
-    function: Callable[..., Any] = getattr(_plain, name)
+def _followed(plain: type, name: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(plain, name)
     if name.startswith("create_atomic"):  # the one thread makes it, and hands the result to all
         return function
 
@@ -80,7 +88,7 @@ def _followed(name: str) -> Callable[..., Any]:
 def _reduced(apply: Callable[..., Any]) -> Callable[..., Any]:
     def apply_impl(self: Any, values: Any) -> Any:
         found = apply(self, values)
-        if type(engine.interpreter_builder) is _following:
+        if type(engine.interpreter_builder) in _following.values():
             results = found if isinstance(found, tuple | list) else (found,)
             _follow([each.handle for each in results], [each.handle for each in values])
         return found

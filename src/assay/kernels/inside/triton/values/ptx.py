@@ -43,6 +43,14 @@ def install(builder: Any) -> None:
 
 def unspecified(values: Any, lanes: Any) -> Any:
     """Values of which those in some lanes are none: in calls with a secret they are anything."""
+    bounds = current().bounds
+    if bounds is not None and np.any(lanes):
+        bounds.unspecified = np.broadcast_to(lanes, values.shape)
+    return anything(values, lanes)
+
+
+def anything(values: Any, lanes: Any) -> Any:
+    """The same, of which nobody says so to the error bounds."""
     secret = current().rounding
     if not secret or not np.any(lanes):
         return values
@@ -138,6 +146,8 @@ def _clamp(self: Any, arg: Any, low: Any, high: Any, propagate_nan: Any) -> Any:
         return self.create_minimumf(self.create_maximumf(arg, low), high)
     found = self.create_minnumf(self.create_maxnumf(arg, low), high)
     nan = np.broadcast_to(np.isnan(arg.data), found.data.shape)
+    if current().bounds is not None and nan.any():
+        current().bounds.unspecified = nan
     if current().rounding and nan.any():
         # Either bound: which one depends on how the compiler writes it.
         bounds = (np.broadcast_to(side.data, found.data.shape) for side in (low, high))
@@ -228,7 +238,7 @@ def _install_atomics(builder: Any) -> None:
             _flush(ptr.data, mask.data)
         off = ~np.broadcast_to(mask.data, found.data.shape)
         # The interpreter leaves there what was in memory.
-        found.data = unspecified(np.where(off, found.data.dtype.type(0), found.data), off)
+        found.data = anything(np.where(off, found.data.dtype.type(0), found.data), off)
         return found
 
     builder.create_atomic_rmw = create_atomic_rmw

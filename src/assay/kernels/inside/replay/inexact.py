@@ -1,0 +1,108 @@
+"""How far outputs may be from what a GPU makes of the same program, by the error bounds of the call that made them.
+
+Operators of PyTorch's between launches take bounds along: moves as they move elements, arithmetic by what other values
+within the bounds would give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from assay.kernels.inside.replay.memory import Memory
+from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN, Kind
+from assay.kernels.program.form import DTYPES, Window
+from assay.types import Json
+
+MOST = 1e300
+"""What is told of a share that is larger, or infinite."""
+_TRIALS = 3
+_MARGIN = 2.0
+
+
+def kind_of(window: Window) -> Kind:
+    """What kind of elements a window shows."""
+    return Kind(DTYPES[window.dtype], "float" in window.dtype)
+
+
+def bounds_of(memory: Memory, window: Window) -> Any:
+    """The bounds of the elements of a window; None where all are exact."""
+    if memory.bounds is None or (found := memory.bounds.of_window(window, kind_of(window))) is None:
+        return None
+    return np.where(found.other, UNKNOWN, np.maximum(found.limits, 0.0))
+
+
+def told(memory: Memory, windows: Sequence[Window]) -> dict[str, Json]:
+    """What is told of some outputs: the share of each, and in which lines numbers are compared that GPUs may have in
+    either order. Nothing in calls without bounds."""
+    if memory.bounds is None:
+        return {}
+    return {"inexact": [share(memory, window) for window in windows], "undecided": list(memory.bounds.lines)}
+
+
+def share(memory: Memory, window: Window) -> float:
+    """The largest bound of an output's elements, as a part of their own size and of the root mean square of all; of
+    whole numbers 0 or `MOST`."""
+    limits = bounds_of(memory, window)
+    if limits is None:
+        return 0.0
+    values = memory.tensor(window)
+    if not values.dtype.is_floating_point:
+        return MOST
+    size = np.abs(values.to(torch.float64).numpy())
+    finite = size[np.isfinite(size)]
+    scale = float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0
+    with np.errstate(all="ignore"):
+        found = limits / (np.where(np.isfinite(size), size, 0.0) + scale)
+    return float(min(np.nan_to_num(found, nan=MOST, posinf=MOST).max(initial=0.0), MOST))
+
+
+def note(memory: Memory, window: Window, limits: Any) -> None:
+    """Give the elements of a window other bounds; None for exact ones."""
+    bounds = memory.bounds
+    if bounds is None or (limits is None and window.storage not in bounds.noted):
+        return
+    kind = kind_of(window)
+    bounds.note(window.storage, bounds.places_of(window, kind), kind, 0.0 if limits is None else limits)
+
+
+def as_tensor(memory: Memory, window: Window) -> torch.Tensor:
+    """The bounds of the elements of a window, 0 for exact ones."""
+    limits = bounds_of(memory, window)
+    return torch.zeros(window.size, dtype=torch.float64) if limits is None else torch.from_numpy(limits)
+
+
+def cast(limits: Any, out: Window) -> Any:
+    """Bounds of elements that were moved into another type: whole numbers may be any then."""
+    return limits if "float" in out.dtype else np.where(limits > 0, UNKNOWN, 0.0)
+
+
+def of_arithmetic(
+    operands: Sequence[torch.Tensor],
+    limits: Sequence[Any],
+    compute: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
+    seed: int,
+) -> list[Any]:
+    """Bounds of what an operator computes: how far results are moved by operands at their bounds, all up, all down and
+    up or down at random."""
+    chance = np.random.default_rng(seed)
+    plain = [each.to(torch.float64).numpy() for each in compute(operands)]
+    found = [np.zeros(each.shape) for each in plain]
+    for trial in range(_TRIALS + 2):
+        others = []
+        for operand, limit in zip(operands, limits, strict=True):
+            if limit is None or not operand.dtype.is_floating_point:
+                others.append(operand)
+                continue
+            signs = chance.choice((-1.0, 1.0), limit.shape) if trial < _TRIALS else (-1.0) ** trial
+            shift = torch.from_numpy(np.broadcast_to(signs * limit, tuple(operand.shape)).copy())
+            others.append((operand.to(torch.float64) + shift).to(operand.dtype))
+        for place, each in enumerate(compute(others)):
+            with np.errstate(invalid="ignore"):
+                apart = np.abs(each.to(torch.float64).numpy() - plain[place])
+            found[place] = np.maximum(found[place], np.where(np.isnan(apart), UNKNOWN, apart))
+    unknown = any(limit is not None and not operand.dtype.is_floating_point for operand, limit in zip(operands, limits, strict=True))
+    return [np.full(each.shape, UNKNOWN) if unknown else _MARGIN * each for each in found]

@@ -1,0 +1,302 @@
+"""Error bounds of decisions, whole numbers and casts.
+
+A comparison that what is inexact could turn is undecided; what is chosen by it may be either side. Whole numbers that
+come of fractions have bounds as those do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from assay.kernels.inside.triton.error_bounds.bounds import (
+    UNKNOWN,
+    apart,
+    bound,
+    difference,
+    ends,
+    hull,
+    last_bits,
+    or_zero,
+    total,
+    wide,
+)
+from assay.kernels.inside.triton.values import bfloat16
+
+_BOOL = np.dtype(np.bool_)
+_OF_EIGHT_BITS = "operands of eight bits"
+"""The attribute of products of such (`values.products`)."""
+PAIR = "exclusive or of a pair"
+"""Attribute: the bounds of the two whose bits were combined, and along which axis they lie."""
+_MOST = {"fp16": 65504.0, "bf16": 3.3895e38, "fp32": 3.4028235e38, "fp8e4nv": 448.0, "fp8e5": 57344.0}
+
+
+def compared(found: Any, lhs: Any, rhs: Any) -> Any:
+    """Any comparison: undecided where the two are no further apart than they may be off. A NaN that is certain decides."""
+    limits, _ = difference(lhs, rhs, -1.0)
+    with np.errstate(invalid="ignore"):
+        between = np.abs(wide(lhs) - wide(rhs))
+    between = np.where(np.isnan(between) & (wide(lhs) == wide(rhs)), 0.0, between)  # equal infinities
+    undecided = (between <= limits) & (limits > 0)
+    for side in (lhs, rhs):
+        undecided = undecided | (np.isnan(wide(side)) & (or_zero(bound(side)) > 0))
+    return undecided.astype(np.float64)
+
+
+def selected(found: Any, condition: Any, lhs: Any, rhs: Any) -> Any:
+    """`where`."""
+    chosen = np.where(condition.data, or_zero(bound(lhs)), or_zero(bound(rhs)))
+    doubt = bound(condition)
+    if doubt is None:
+        return chosen
+    either = _apart(lhs, rhs) + np.maximum(or_zero(bound(lhs)), or_zero(bound(rhs)))
+    return np.where(doubt > 0, either, chosen)
+
+
+def _apart(lhs: Any, rhs: Any) -> Any:
+    if lhs.dtype.scalar.is_ptr():
+        return np.where(lhs.data == rhs.data, 0.0, UNKNOWN)
+    return apart(wide(lhs), wide(rhs))
+
+
+def _limits(dtype: Any) -> tuple[float, float]:
+    info = np.iinfo(dtype)
+    return float(info.min), float(info.max)
+
+
+def _held(found: Any, limits: Any) -> Any:
+    """A bound of whole numbers, as long as their type holds them."""
+    if limits is None:
+        return None
+    low, high = _limits(found.data.dtype)
+    values = wide(found)
+    return np.where((values - limits < low) | (values + limits > high), np.where(limits > 0, UNKNOWN, 0.0), limits)
+
+
+def summed(found: Any, lhs: Any, rhs: Any) -> Any:
+    """Sums and differences."""
+    if found.data.dtype == _BOOL:
+        return np.maximum(or_zero(bound(lhs)), or_zero(bound(rhs)))
+    limits = _held(found, total(bound(lhs), bound(rhs)))
+    if _OF_EIGHT_BITS in lhs.attr or _OF_EIGHT_BITS in rhs.attr:  # wraps, or stays at the end of its type
+        outside = np.abs(wide(lhs) + wide(rhs)) >= 2.0**31
+        return np.where(outside, UNKNOWN, or_zero(limits))
+    return limits
+
+
+def multiplied(found: Any, lhs: Any, rhs: Any) -> Any:
+    """Products."""
+    if found.data.dtype == _BOOL:
+        return conjunction(found, lhs, rhs)
+    left, right = or_zero(bound(lhs)), or_zero(bound(rhs))
+    with np.errstate(invalid="ignore"):
+        return _held(found, np.where((left == 0) & (right == 0), 0.0, left * np.abs(wide(rhs)) + right * (np.abs(wide(lhs)) + left)))
+
+
+def whole_extreme(found: Any, lhs: Any, rhs: Any) -> Any:
+    """The larger or smaller of two: no further apart than the operands."""
+    return np.maximum(or_zero(bound(lhs)), or_zero(bound(rhs)))
+
+
+def divided(found: Any, lhs: Any, rhs: Any) -> Any:
+    """Quotients, cut towards zero."""
+    if bound(rhs) is not None:
+        return np.where((or_zero(bound(lhs)) > 0) | (bound(rhs) > 0), UNKNOWN, 0.0)
+    return _of_ends(found, lhs, lambda values: np.trunc(values / wide(rhs)))
+
+
+def rest(found: Any, lhs: Any, rhs: Any) -> Any:
+    """Remainders."""
+    if bound(rhs) is not None:
+        return np.where((or_zero(bound(lhs)) > 0) | (bound(rhs) > 0), UNKNOWN, 0.0)
+    low, high = ends(lhs)
+    same = np.trunc(low / wide(rhs)) == np.trunc(high / wide(rhs))
+    return np.where(same | (bound(lhs) == 0), bound(lhs), np.abs(wide(rhs)))
+
+
+def shifted(found: Any, lhs: Any, rhs: Any, *, left: bool) -> Any:
+    """Shifts by a number that is certain."""
+    if bound(rhs) is not None:
+        return np.where((or_zero(bound(lhs)) > 0) | (bound(rhs) > 0), UNKNOWN, 0.0)
+    power = np.ldexp(1.0, np.clip(wide(rhs), 0, 64).astype(np.int64))
+    if left:
+        return _held(found, bound(lhs) * power)
+    return _of_ends(found, lhs, lambda values: np.floor(values / power))
+
+
+def _of_ends(found: Any, lhs: Any, compute: Callable[[Any], Any]) -> Any:
+    limits = bound(lhs)
+    low, high = ends(lhs)
+    least, most = _limits(lhs.data.dtype)
+    outside = (low < least) | (high > most)
+    return np.where(limits == 0, 0.0, np.where(outside, UNKNOWN, hull(wide(found), compute(low), compute(high))))
+
+
+def conjunction(found: Any, lhs: Any, rhs: Any) -> Any:
+    """`and` of truth values, and of bits: those of numbers without a sign are no more than either."""
+    left, right = or_zero(bound(lhs)), or_zero(bound(rhs))
+    if found.data.dtype == _BOOL:
+        return (((left > 0) & (rhs.data | (right > 0))) | ((right > 0) & (lhs.data | (left > 0)))).astype(np.float64)
+    doubt = (left > 0) | (right > 0)
+    most = np.minimum(np.where(wide(lhs) >= left, wide(lhs) + left, UNKNOWN), np.where(wide(rhs) >= right, wide(rhs) + right, UNKNOWN))
+    return np.where(doubt, most, 0.0)
+
+
+def disjunction(found: Any, lhs: Any, rhs: Any) -> Any:
+    """`or` of truth values, and of bits."""
+    left, right = or_zero(bound(lhs)), or_zero(bound(rhs))
+    if found.data.dtype == _BOOL:
+        return (((left > 0) & (~rhs.data | (right > 0))) | ((right > 0) & (~lhs.data | (left > 0)))).astype(np.float64)
+    return np.where((left > 0) | (right > 0), UNKNOWN, 0.0)
+
+
+def exclusive(found: Any, lhs: Any, rhs: Any) -> Any:
+    """Exclusive `or`. Of a number and the same with its partner's bits it is the partner, as `tl.sort` swaps them."""
+    for one, both in ((lhs, rhs), (rhs, lhs)):
+        if PAIR in both.attr:
+            data, limits, axis = both.attr[PAIR]
+            if data.shape == one.data.shape and np.array_equal(data, one.data):
+                return np.flip(limits, axis)
+    left, right = or_zero(bound(lhs)), or_zero(bound(rhs))
+    if found.data.dtype == _BOOL:
+        return np.maximum(left, right)
+    return np.where((left > 0) | (right > 0), UNKNOWN, 0.0)
+
+
+def pair(found: Any, source: Any, axis: int) -> Any:
+    """Note that a result has the bits of two neighbours along an axis."""
+    found.attr[PAIR] = source.data, np.broadcast_to(or_zero(bound(source)), source.data.shape), axis
+    return found
+
+
+def cast(found: Any, source: Any) -> Any:
+    """Casts between numbers."""
+    limits = bound(source)
+    kind, before = found.dtype.scalar, source.dtype.scalar
+    if kind.is_floating():
+        return _to_fraction(found, source, limits)
+    if kind.is_bool():
+        return (limits > 0).astype(np.float64)
+    low, high = ends(source)
+    if before.is_floating():
+        low, high = np.trunc(low), np.trunc(high)
+    least, most = _limits(found.data.dtype)
+    outside = ~((low >= least) & (high <= most))
+    values = np.trunc(wide(source)) if before.is_floating() else wide(source)
+    return np.where(limits == 0, 0.0, np.where(outside, UNKNOWN, hull(values, low, high)))
+
+
+def _to_fraction(found: Any, source: Any, limits: Any) -> Any:
+    values = wide(source)
+    most = _MOST.get(found.dtype.scalar.name, np.inf)
+    finite = np.isfinite(values)
+    size = np.where(finite, np.abs(values) + np.where(np.isfinite(limits), limits, 0.0), 0.0)
+    if (nearest := _NEAREST.get(found.dtype.scalar.name)) is not None:
+        # Most numbers are rounded to the same one wherever within their bounds they are.
+        spread = hull(wide(found), nearest(values - limits), nearest(values + limits))
+    else:
+        spread = limits + last_bits(size, found.dtype)
+    spread = np.where(size > most, UNKNOWN, spread)
+    return np.where(limits == 0, 0.0, np.where(finite, spread, limits))
+
+
+_NEAREST: dict[str, Callable[[Any], Any]] = {
+    "fp16": lambda values: values.astype(np.float16).astype(np.float64),
+    "bf16": lambda values: bfloat16.wide(bfloat16.narrow(values)).astype(np.float64),
+    "fp32": lambda values: values.astype(np.float32).astype(np.float64),
+}
+"""Rounds float64 to another type."""
+
+
+def read_as(found: Any, source: Any) -> Any:
+    """Bits read as another type. Those of a NaN that was computed are any NaN's."""
+    limits = or_zero(bound(source))
+    kind, before = found.dtype.scalar, source.dtype.scalar
+    nan = np.isnan(wide(source)) if before.is_floating() else np.zeros(source.data.shape, bool)
+    if kind.is_floating() == before.is_floating():
+        spread = np.where(limits > 0, UNKNOWN, 0.0) if kind.name != before.name else limits
+    elif before.is_floating() and before.name in ("fp16", "fp32", "fp64"):
+        spread = _bits_of(source, limits)
+    elif kind.is_floating() and kind.name in ("fp16", "fp32", "fp64"):
+        spread = _read_bits(found, source, limits)
+    else:
+        spread = np.where(limits > 0, UNKNOWN, 0.0)
+    if before.is_floating() and not kind.is_floating():
+        spread = np.where(nan, UNKNOWN, spread)
+    return spread
+
+
+def _bits_of(source: Any, limits: Any) -> Any:
+    """Those of numbers of one sign count up with their sizes."""
+    dtype = source.data.dtype
+    bits = np.dtype(f"i{dtype.itemsize}")
+    values = wide(source)
+    outward = np.where(limits > 0, last_bits(np.abs(values) + np.where(np.isfinite(limits), limits, 0.0), source.dtype), 0.0)
+    low, high = values - limits - outward, values + limits + outward
+    one_sign = (np.sign(low) == np.sign(high)) & np.isfinite(low) & np.isfinite(high)
+    counts = [np.asarray(each).astype(dtype).view(bits).astype(np.float64) for each in (low, source.data, high)]
+    return np.where(limits == 0, 0.0, np.where(one_sign, hull(counts[1], counts[0], counts[2]), UNKNOWN))
+
+
+def _read_bits(found: Any, source: Any, limits: Any) -> Any:
+    dtype = found.data.dtype
+    bits = np.dtype(f"i{dtype.itemsize}")
+    counts = np.ascontiguousarray(source.data).view(bits).astype(np.float64)
+    low, high = counts - limits, counts + limits
+    least, most = _limits(bits)
+    one_sign = (low >= 0) == (high >= 0)
+    inside = one_sign & (low >= least) & (high <= most)
+    sides = [np.where(inside, each, counts).astype(bits).view(dtype).astype(np.float64) for each in (low, high)]
+    return np.where(limits == 0, 0.0, np.where(inside, hull(found.data.astype(np.float64), *sides), UNKNOWN))
+
+
+def moved_pointer(found: Any, pointer: Any, offset: Any) -> Any:
+    """An address that is not certain may be any."""
+    doubt = (or_zero(bound(pointer)) > 0) | (or_zero(bound(offset)) > 0)
+    return np.where(doubt, UNKNOWN, 0.0)
+
+
+def gathered(found: Any, source: Any, places: Any, axis: int) -> Any:
+    """Elements at places."""
+    limits = bound(source)
+    spread = np.zeros(found.data.shape) if limits is None else np.take_along_axis(limits, places.data, axis=axis)
+    return spread if bound(places) is None else np.where(bound(places) > 0, UNKNOWN, spread)
+
+
+def anything(found: Any, *operands: Any) -> Any:
+    """What no rule is for: nothing is known of a result that something inexact went into."""
+    return np.full(found.data.shape, UNKNOWN)
+
+
+_COMPARISONS = (
+    *(f"create_icmp{name}" for name in ("SLE", "SLT", "SGE", "SGT", "ULE", "ULT", "UGE", "UGT", "EQ", "NE")),
+    *(f"create_fcmp{order}{name}" for order in "OU" for name in ("LT", "GT", "LE", "GE", "EQ", "NE")),
+)
+OF_CHOICES: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(_COMPARISONS, compared),
+    "create_select": selected,
+    "create_add": summed,
+    "create_sub": summed,
+    "create_mul": multiplied,
+    **dict.fromkeys(("create_minsi", "create_minui", "create_maxsi", "create_maxui"), whole_extreme),
+    **dict.fromkeys(("create_idiv", "create_sdiv", "create_udiv"), divided),
+    **dict.fromkeys(("create_srem", "create_urem"), rest),
+    "create_shl": partial(shifted, left=True),
+    **dict.fromkeys(("create_lshr", "create_ashr"), partial(shifted, left=False)),
+    "create_and": conjunction,
+    "create_or": disjunction,
+    "create_xor": exclusive,
+    "create_iabs": lambda found, arg: bound(arg),
+    "create_addptr": moved_pointer,
+    "create_umulhi": anything,
+}
+"""Rules of the builder's methods."""
+OF_CASTS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("cast_impl", "create_fp_to_fp", "create_fp_to_si", "create_fp_to_ui"), cast),
+    "create_bitcast": read_as,
+}
+"""The same of what takes a type beside a value."""
+

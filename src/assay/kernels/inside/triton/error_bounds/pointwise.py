@@ -1,0 +1,257 @@
+"""Error bounds of arithmetic on fractions: what operands bring along, and what the operation adds.
+
+Sums, products and differences of exact operands are exact: IEEE 754 has their bits. Divisions and functions are off by
+as much as CUDA's documents say, a sum that takes a product by what the rounding of that has cost.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+
+from assay.kernels.inside.triton.error_bounds.bounds import (
+    UNKNOWN,
+    apart,
+    bound,
+    carries,
+    difference,
+    ends,
+    epsilon,
+    give_loss,
+    hull,
+    last_bits,
+    loss,
+    or_zero,
+    rounded,
+    times,
+    total,
+    wide,
+)
+from assay.kernels.inside.triton.ledger import current
+from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, LIBRARY, TERMS, ULPS
+from assay.kernels.inside.triton.unsettled.certain import powers_of_two, settled_results
+
+Rule = Callable[..., Any]
+"""Of the result and the operands, all handles: the bound of the result."""
+NORMAL = 2.0**-126
+"""The least normal float32: what is smaller is zero to some functions."""
+_DIVISION = 2
+"""Last bits by which a quotient may be off."""
+_ULPS = {"log": 1, "log2": 1, "sqrt": 1}
+"""The same of the language's functions; 2 of those that are not here."""
+_MOST_ULPS = 2
+_FLUSH = ("exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "rsqrt", "erf", "floor", "ceil")
+_PERIODIC: dict[str, tuple[float, float]] = {"sin": (1.0, 2.0), "cos": (1.0, 2.0), "sinpi": (np.pi, 2.0), "cospi": (np.pi, 2.0)}
+"""Functions that rise and fall: their steepest slope, and how far apart two results can be."""
+
+
+def sum_of(found: Any, lhs: Any, rhs: Any, *, sign: float) -> Any:
+    """`fadd`, `fsub`."""
+    limits = None
+    if bound(lhs) is not None or bound(rhs) is not None:
+        limits, _ = difference(lhs, rhs, sign)
+    if current().may_fuse:
+        limits = total(limits, loss(lhs), loss(rhs))
+    return rounded(found, limits, (lhs, rhs))
+
+
+def product_of(found: Any, lhs: Any, rhs: Any) -> Any:
+    """`fmul`; notes what its rounding has cost."""
+    left, right = bound(lhs), bound(rhs)
+    limits = None
+    if left is not None or right is not None:
+        limits = total(times(left, wide(rhs)), times(right, wide(lhs)))
+        if left is not None and right is not None:
+            limits = limits + times(left, right)
+        limits = rounded(found, limits, (lhs, rhs))
+    if current().may_fuse:
+        give_loss(found, partial(_loss, found, lhs, rhs))
+    return limits
+
+
+def _loss(found: Any, lhs: Any, rhs: Any) -> Any:
+    values = wide(found)
+    if carries(lhs) or carries(rhs) or found.dtype.scalar == tl.float64:
+        lost: Any = last_bits(np.where(np.isfinite(values), values, 0.0), found.dtype)
+        lost = total(lost, times(loss(lhs), wide(rhs)), times(loss(rhs), wide(lhs)))
+    else:
+        lost = np.where(np.isfinite(values), np.abs(wide(lhs) * wide(rhs) - values), 0.0)
+    return np.broadcast_to(lost, values.shape)
+
+
+def fused(found: Any, x: Any, y: Any, z: Any) -> Any:
+    """`fma`."""
+    left, right = bound(x), bound(y)
+    limits = total(times(left, wide(y)), times(right, wide(x)), bound(z))
+    if left is not None and right is not None:
+        limits = limits + times(left, right)
+    return rounded(found, limits, (x, y, z))
+
+
+def quotient(found: Any, lhs: Any, rhs: Any, *, exact: bool = False) -> Any:
+    """`fdiv`; `exact`: `div_rn`."""
+    limits = None
+    if bound(lhs) is not None or bound(rhs) is not None:
+        divisor = np.abs(wide(rhs))
+        least = divisor - or_zero(bound(rhs))
+        values = np.where(np.isfinite(wide(found)), wide(found), 0.0)
+        spread = total(bound(lhs), times(bound(rhs), values))
+        limits = np.where(spread == 0, 0.0, np.where(least > 0, spread / least, UNKNOWN))
+        limits = rounded(found, limits, (lhs, rhs))
+    if exact:
+        return limits
+    values = wide(found)
+    plain = ~np.isfinite(values) | (values == 0) | np.broadcast_to(powers_of_two(wide(rhs)), values.shape)
+    own = np.where(plain, 0.0, _DIVISION * last_bits(values, found.dtype))
+    return total(limits, own)
+
+
+def remainder(found: Any, lhs: Any, rhs: Any) -> Any:
+    """`x % y` of fractions, `fmod` and the like: it jumps where the quotient passes a whole number."""
+    if bound(lhs) is None and bound(rhs) is None:
+        return None
+    (low, high), (least, most) = ends(lhs), ends(rhs)
+    quotients = [np.trunc(x / y) for x in (low, high) for y in (least, most)]
+    same = np.logical_and.reduce([each == quotients[0] for each in quotients])
+    limits = total(bound(lhs), times(bound(rhs), quotients[0]))
+    return rounded(found, np.where(same, limits, np.abs(most) + np.abs(least)), (lhs, rhs))
+
+
+def as_it_is(found: Any, arg: Any) -> Any:
+    """`fabs`: no further apart than before."""
+    return bound(arg)
+
+
+def extreme(found: Any, lhs: Any, rhs: Any, *, largest: bool) -> Any:
+    """The larger or smaller of two."""
+    if bound(lhs) is None and bound(rhs) is None:
+        return None
+    choose = np.fmax if largest else np.fmin
+    (low, high), (least, most) = ends(lhs), ends(rhs)
+    return hull(wide(found), choose(low, least), choose(high, most))
+
+
+def function(name: str, exact: Callable[..., Any], *, ulps: int, flushes: bool) -> Rule:
+    """The rule of a function that GPUs approximate. `exact`: NumPy's, or one of arrays of float64."""
+
+    def rule(found: Any, *args: Any) -> Any:
+        values = wide(found)
+        inexact = any(bound(arg) is not None for arg in args)
+        limits: Any = np.zeros(values.shape)
+        if inexact:
+            limits = spread(name, exact, values, args, found.data.dtype)
+            limits = np.where(limits > 0, limits + last_bits(np.abs(values) + limits, found.dtype), 0.0)
+        if flushes and found.data.dtype == np.float32:
+            limits = np.maximum(limits, _flushed(exact, values, args))
+        if ulps:
+            settled = settled_results(name, found.data, [arg.data for arg in args])
+            settled = (settled & (limits == 0)) | ~np.isfinite(values)
+            limits = limits + np.where(settled, 0.0, ulps * last_bits(np.where(settled, 0.0, values), found.dtype))
+        if name in TERMS:
+            terms = TERMS[name](found.data, args[0].data)
+            limits = limits + 2.0 * ulps * epsilon(found.dtype) * terms
+        return limits
+
+    return rule
+
+
+def spread(name: str, exact: Callable[..., Any], values: Any, args: Sequence[Any], dtype: Any = None) -> Any:
+    """How far results may be apart for what operands may be. `dtype`: of NumPy's, what results beyond it are infinite in."""
+    plain = _plain(name)
+    if plain in _PERIODIC:
+        slope, widest = _PERIODIC[plain]
+        limits = np.minimum(slope * bound(args[0]), widest)
+        return np.where(np.isfinite(values), limits, UNKNOWN)
+    corners = [_corners(arg) for arg in args]
+    with np.errstate(all="ignore"):
+        found = [np.asarray(exact(*places)) for places in itertools.product(*corners)]
+        found = [(each if dtype is None else each.astype(dtype)).astype(np.float64) for each in found]
+    limits = np.maximum.reduce([apart(values, each) for each in found])
+    if plain == "tan":
+        return np.where(or_zero(bound(args[0])) * (1.0 + values * values) < 0.1, limits, UNKNOWN)
+    if plain in ("lgamma", "tgamma"):
+        low, _ = ends(args[0])
+        turning = or_zero(bound(args[0]))
+        return np.where((low > 0) | (turning == 0), limits + turning * turning, UNKNOWN)
+    if plain == "nextafter":
+        return limits + np.where(limits > 0, 2.0 * last_bits(values, args[0].dtype), 0.0)
+    return limits
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix("__nv_").removesuffix("f") if name.startswith("__nv_") else name
+
+
+def _corners(arg: Any) -> list[Any]:
+    """What an operand may be at the least and at the most, and nothing, where that lies between."""
+    values, limits = wide(arg), bound(arg)
+    if limits is None:
+        return [values]
+    low, high = values - limits, values + limits
+    found = [low, high]
+    return [*found, np.clip(0.0, low, high)] if np.any((low < 0) & (high > 0)) else found
+
+
+def _flushed(exact: Callable[..., Any], values: Any, args: Sequence[Any]) -> Any:
+    """What becomes of results where denormal operands are zeros, and where denormal results are."""
+    limits = np.where(np.abs(values) < 2.0 * NORMAL, np.abs(values), 0.0)
+    operands = [wide(arg) for arg in args]
+    small = [(np.abs(each) - or_zero(bound(arg)) < NORMAL) & (each != 0) for each, arg in zip(operands, args, strict=True)]
+    if not any(each.any() for each in small):
+        return limits
+    with np.errstate(all="ignore"):
+        zeros = [np.where(here, np.copysign(0.0, each), each) for here, each in zip(small, operands, strict=True)]
+        other = np.asarray(exact(*zeros)).astype(np.float64)
+    return np.maximum(limits, np.where(np.logical_or.reduce(np.broadcast_arrays(*small)), apart(values, other), 0.0))
+
+
+def of_library(symbol: str) -> Rule:
+    """The rule of one of libdevice's functions."""
+    plain = _plain(symbol)
+    if plain in ("fmod", "remainder"):
+        return remainder
+    if plain == "fma":
+        return fused
+    if plain == "fabs":
+        return as_it_is
+    ulps = 0 if symbol in EXACT else ULPS.get(symbol, 1)
+    return function(symbol, LIBRARY[symbol], ulps=ulps, flushes=symbol not in DENORMAL)
+
+
+_EXACT_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(np, name) for name in ("exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "floor", "ceil")},
+    "rsqrt": lambda x: 1.0 / np.sqrt(x),
+    "erf": LIBRARY["__nv_erf"],
+}
+OF_FRACTIONS: dict[str, Rule] = {
+    "create_fadd": partial(sum_of, sign=1.0),
+    "create_fsub": partial(sum_of, sign=-1.0),
+    "create_fmul": product_of,
+    "create_fma": fused,
+    "create_fdiv": quotient,
+    "create_precise_divf": partial(quotient, exact=True),
+    "create_frem": remainder,
+    "create_fabs": as_it_is,
+    "create_maxnumf": partial(extreme, largest=True),
+    "create_maximumf": partial(extreme, largest=True),
+    "create_minnumf": partial(extreme, largest=False),
+    "create_minimumf": partial(extreme, largest=False),
+    "create_precise_sqrt": function("precise_sqrt", np.sqrt, ulps=0, flushes=False),
+    **{
+        f"create_{name}": function(
+            name, exact, ulps=0 if name in ("floor", "ceil") else _ULPS.get(name, _MOST_ULPS), flushes=name in _FLUSH
+        )
+        for name, exact in _EXACT_FUNCTIONS.items()
+    },
+}
+"""Rules of the builder's methods."""
+ALWAYS = frozenset(
+    f"create_{name}"
+    for name in ("fmul", "fdiv", "exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "rsqrt", "erf", "floor", "ceil")
+)
+"""Those whose results may be inexact though all operands are exact, or have a loss to note."""
