@@ -78,7 +78,7 @@ class Replay:
     follow: bool = True
     restored: bool = True
     configurations: tuple[int, ...] = ()
-    products: bool = False
+    bounded: bool = False
     tuning: bool = False
     weights: Mapping[str, HostTensor] = field(default_factory=dict)
     """Parameters of the reference that hold other values than at the start in this call."""
@@ -243,7 +243,7 @@ def _buffers(call: Replay) -> tuple[list[bytes], dict[str, Json]]:
     ]
     manner: dict[str, Json] = {"poison": call.poison, "skip": call.skip, "seed": call.seed}
     manner |= {"in_order": call.in_order, "follow": call.follow, "restored": call.restored}
-    manner |= {"configurations": list(call.configurations), "products": call.products, "tuning": call.tuning}
+    manner |= {"configurations": list(call.configurations), "bounded": call.bounded, "tuning": call.tuning}
     return frame.blobs, {**manner, "weights": weights, "needed": call.needed, "own": own}
 
 

@@ -23,8 +23,6 @@ from assay.kernels.program.form import Launch, Program, of_earlier_calls
 from assay.kernels.program.jobs import Replay
 from assay.kernels.program.operations import reference_arithmetic
 
-LARGE = "large"
-"""A family of inputs at which exponentials make a last bit of a product more than what is allowed."""
 NAN = 0xFF
 """A byte of fresh memory that makes NaN of floats."""
 MAX_LEFT_OUT = 8
@@ -53,8 +51,8 @@ def plan(
 ) -> list[Replay]:
     """The calls of a replay: `trials` on inputs of as many families as can be, one of them once more, and again without
     each kernel, some under other weights; some in a row, on memory as the call before left it. Each has another poison,
-    and runs the programs of a launch in another order, but for the one that is repeated without kernels. Accesses are
-    followed where memory was filled with another byte.
+    and runs the programs of a launch in another order, but for the one that is repeated without kernels. All others
+    have error bounds.
 
     Where kernels are autotuned, calls are added until all configurations have run, on inputs that tell; accesses are
     followed in each of them.
@@ -70,11 +68,9 @@ def plan(
     telling = [place for place, case in enumerate(cases) if not case.shows_answer]
     telling = [place for place in telling if cases[place].family not in constant_families] or telling
     telling = telling or list(range(len(cases)))
-    # The call that must be right with all that is inexact moved: large numbers would be moved too far by that.
-    likely = [place for place in telling if cases[place].family != LARGE] or telling
     # A kernel that only changes inputs has nothing to do where the reference changes none.
-    most = max(len(cases[place].after) for place in likely)
-    chosen = rng.choice([place for place in likely if len(cases[place].after) == most])
+    most = max(len(cases[place].after) for place in telling)
+    chosen = rng.choice([place for place in telling if len(cases[place].after) == most])
     first, *waiting = configurations(program, rng)
     tuned, every = bool(waiting), [first, *waiting]
     # Whole and without each kernel, all else equal: in another order sums of atomic operations have other bytes.
@@ -85,7 +81,6 @@ def plan(
         in_order=True,
         follow=False,
         configurations=first,
-        products=cases[chosen].family != LARGE,
     )
     kernels = rules.launched_kernels(program)
     left_out = [replace(whole, skip=kernel) for kernel in rng.sample(kernels, min(len(kernels), MAX_LEFT_OUT))]
@@ -95,24 +90,26 @@ def plan(
     pairs += [(case, rng.choice(every)) for place, case in enumerate(cases) if place not in telling]
     pairs += [(cases[rng.choice(telling)], rng.choice(every)) for _ in range(AT_ONCE if _asks(program) else 0)]
     rng.shuffle(pairs)
-    secrets = _secrets(rng)
-    others = [
-        Replay(case, _poison(rng), seed=next(secrets), follow=tuned, configurations=choice) for case, choice in pairs
-    ]
-    again = Replay(whole.case, _poison(rng), seed=rng.getrandbits(32), follow=True, configurations=first)
+    others = [_bounded(case, rng, follow=tuned, configurations=choice) for case, choice in pairs]
+    again = _bounded(whole.case, rng, follow=True, configurations=first)
     row = _in_a_row([again, *others], [cases[place] for place in telling], rng, bool(of_earlier_calls(program)))
     if any(isinstance(step, Launch) and step.tuning is not None for step in program.steps):
         row = _tuning(row, rng)
-    return [*row, whole, *left_out, *_under_other_weights(draw, whole.case, every, secrets, rng)]
+    return [*row, whole, *left_out, *_under_other_weights(draw, whole.case, every, rng)]
+
+
+def _bounded(case: Case, rng: random.Random, *, follow: bool, configurations: tuple[int, ...]) -> Replay:
+    seed = rng.getrandbits(32)
+    return Replay(case, _poison(rng), seed=seed, follow=follow, bounded=True, configurations=configurations)
 
 
 def _under_other_weights(
-    draw: InputSet, case: Case, choices: Sequence[tuple[int, ...]], secrets: Iterator[int], rng: random.Random
+    draw: InputSet, case: Case, choices: Sequence[tuple[int, ...]], rng: random.Random
 ) -> Iterator[Replay]:
     """The calls under weights that changed. `case`: on its inputs, where weights do not have some of their own."""
-    plain = Replay(case, NAN, follow=False)
+    plain = Replay(case, NAN, follow=False, bounded=True)
     if draw.moved is not None:
-        moved = replace(plain, case=draw.moved, weights=draw.moved_weights, seed=next(secrets))
+        moved = replace(plain, case=draw.moved, weights=draw.moved_weights, seed=rng.getrandbits(32))
         yield replace(moved, configurations=rng.choice(choices))
     # Weights of another form than the reference's (fused, permuted) cannot be updated from outside, and need not.
     updates = [(draw.updated, draw.updated_weights), (draw.nudged, draw.nudged_weights)]
@@ -121,18 +118,7 @@ def _under_other_weights(
     for other, weights in (*updates, *((other, draw.far_weights) for other in far)):
         if other is not None:
             updated = replace(plain, case=other, weights=weights, needed=False)
-            yield replace(updated, seed=next(secrets), configurations=rng.choice(choices))
-
-
-def _secrets(rng: random.Random) -> Iterator[int]:
-    """Secrets of calls. In each pair one has every bit that the other lacks: what a call decides by a bit of its secret
-    is decided either way in one of the two. A quarter is below 2**30, which rounds to nearest."""
-    while True:
-        secret = rng.getrandbits(30)
-        yield 1 << 30 | secret
-        yield 1 << 31 | (secret ^ (1 << 30) - 1)
-        if rng.random() < 2 / 3:
-            yield rng.getrandbits(30)
+            yield replace(updated, seed=rng.getrandbits(32), configurations=rng.choice(choices))
 
 
 def _asks(program: Program) -> bool:

@@ -26,8 +26,8 @@ from assay.kernels.numerics.tolerance import Comparison, compare
 from assay.kernels.program import rules
 from assay.kernels.program.form import Program
 from assay.kernels.program.jobs import (
-    NO_KERNEL,
     MOST_SHARE,
+    NO_KERNEL,
     Measured,
     NotRecorded,
     Replay,
@@ -60,8 +60,10 @@ larger than any that is taken, or forged. `not_triton`: a kernel is written in w
 its compiler."""
 
 MOST_INEXACT = 16.0
-"""How many times the tolerance an output may be off on a GPU, as far as the error bounds of its call tell. Bounds add up
-what hardly ever comes together; those of honest kernels are 3 tolerances at most."""
+"""How many times the tolerance an output may be off on a GPU, as far as error bounds tell. They add up what hardly ever
+comes together; those of honest kernels are a few tolerances at most."""
+MOST_OF_LARGE = 256.0
+"""The same of inputs so large that exponentials make much of a last bit."""
 LOOP_BYTES = 1 << 18
 """Larger outputs are compared in a thread."""
 LOOP_CHARACTERS = 1 << 12
@@ -333,22 +335,24 @@ def _inexact(answers: Answers, seen: Sequence[Measured]) -> str:
 
 def _allowed(call: Replay, answers: Answers) -> list[float]:
     """How far each output may be off on a GPU, as a part of its size."""
+    most = MOST_OF_LARGE if call.case.family == "large" else MOST_INEXACT
     sides = zip(call.case.exact, call.case.tolerances(answers.precision), strict=True)
-    found = [MOST_INEXACT * tolerance.share_of(exact) for exact, tolerance in sides]
+    found = [most * tolerance.share_of(exact) for exact, tolerance in sides]
     left = {each.place: each for each in call.case.after}
     for place, *_ in answers.draw.after:
         each = left.get(place)
-        share = 0.0 if each is None else each.tolerance(answers.precision).share_of(each.exact.array())
-        found.append(MOST_INEXACT * share if each is not None else math.inf)
+        share = math.inf if each is None else each.tolerance(answers.precision).share_of(each.exact.array())
+        found.append(most * share)
     return found
 
 
 def _said_of_inexact(call: Replay, output: int, found: float, most: float, lines: Sequence[int]) -> str:
-    far = "may be anything" if found >= MOST_SHARE else f"may be off by {found:.2g} of its size, where {most:.2g} is allowed"
-    where = f" Lines in which they decide: {', '.join(map(str, lines))}." if lines else ""
+    off = "anything" if found >= MOST_SHARE else f"off by {found:.2g} of its size, where {most:.2g} is allowed"
+    compared = f". Numbers that GPUs have in either order are compared in line {', '.join(map(str, lines))}"
     return (
-        f"{call.circumstances()}, output {output} is right here and {far} on a GPU: it depends on last bits of inexact "
-        f"results (of divisions, functions, sums), which are other ones on each GPU.{where}"
+        f"{call.circumstances()}, output {output} is right in the interpreter and may be {off}, on a GPU: it makes much "
+        "of the last bits of inexact results (divisions, functions, sums), and each GPU has others"
+        f"{compared if lines else ''}"
     )
 
 

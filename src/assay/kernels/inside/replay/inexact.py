@@ -104,5 +104,8 @@ def of_arithmetic(
             with np.errstate(invalid="ignore"):
                 apart = np.abs(each.to(torch.float64).numpy() - plain[place])
             found[place] = np.maximum(found[place], np.where(np.isnan(apart), UNKNOWN, apart))
-    unknown = any(limit is not None and not operand.dtype.is_floating_point for operand, limit in zip(operands, limits, strict=True))
+    unknown = any(
+        limit is not None and not operand.dtype.is_floating_point
+        for operand, limit in zip(operands, limits, strict=True)
+    )
     return [np.full(each.shape, UNKNOWN) if unknown else _MARGIN * each for each in found]

@@ -67,15 +67,13 @@ class Interpreted:
         follow = manner.follow or (manner.skip == NO_KERNEL and self._meets)
         accesses = Accesses(memory, self._two_ways) if follow and self.follows else None
         order = None if manner.in_order else random.Random(manner.seed)
-        rounding = _rounding(manner)
-        memory.bounds = _bounds(memory) if self.follows and not rounding else None
+        memory.bounds = _bounds(memory) if self.follows and manner.bounded else None
         ledger = ledgers.Ledger(
             self.max_programs,
             order=order,
             observer=accesses,
-            rounding=rounding,
-            products=manner.products,
             bounds=memory.bounds,
+            secret=manner.seed,
         )
         with ledgers.recording(ledger):
             yield _InterpretedRun(self, memory, manner, ledger, accesses)
@@ -112,13 +110,6 @@ def _overlaps(touched: Touched, variant: Variant) -> bool:
         for names in (touched.read, touched.written)
     )
     return bool(read & written)
-
-
-def _rounding(manner: Manner) -> int:
-    """The secret that decides how a call rounds; 0 for one that acts as one GPU. Calls that are compared bit by bit
-    have the same seed. Those that are followed and a quarter of the others act as one GPU each: a kernel must be right
-    either way, so that it cannot ask which one it is."""
-    return manner.seed if manner.in_order or (not manner.follow and manner.seed >> 30) else 0
 
 
 def _bounds(memory: Memory) -> Bounds:
@@ -189,7 +180,7 @@ class _InterpretedRun:
         """A ledger under which programs compute the same, in a given order or in a random one."""
         mine = self._ledger
         most = self._machine.max_programs
-        return ledgers.Ledger(most, chance, other, mine.rounding, mine.products, order, bounds=bounds)
+        return ledgers.Ledger(most, chance, other, order, bounds, mine.secret)
 
     def told(self) -> dict[str, Json]:
         races = self._accesses.told() if self._accesses is not None else []

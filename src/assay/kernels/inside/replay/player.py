@@ -61,8 +61,8 @@ class Manner:
     """From the same start as the first call. Otherwise it follows the last call: what lasts is as that one left it."""
     configurations: Sequence[int] = ()
     """The number of a variant for each launch of the program, in its order; empty for random ones."""
-    products: bool = False
-    """Where inexact results are rounded the other way, do so with products of matrices, too."""
+    bounded: bool = False
+    """Give values error bounds: how far they may be from what a GPU has."""
     tuning: bool = False
     """Let autotuners try variants first, as they do at the first call on a GPU."""
 

@@ -27,12 +27,8 @@ from triton.runtime.driver import driver
 from assay.kernels.inside.triton import guards
 from assay.kernels.inside.triton.error_bounds import builder as error_bounds
 from assay.kernels.inside.triton.ledger import PausedError, UnsupportedError, current, refuse
-from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, KEEPS_NAN, LIBRARY, LOGARITHMS, SMALL, TERMS, ULPS
+from assay.kernels.inside.triton.libdevice import DENORMAL, KEEPS_NAN, LIBRARY, LOGARITHMS
 from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
-from assay.kernels.inside.triton.unsettled import device, found_out
-from assay.kernels.inside.triton.unsettled import products as unsettled_products
-from assay.kernels.inside.triton.unsettled.certain import settled_results
-from assay.kernels.inside.triton.unsettled.functions import approximated
 from assay.kernels.inside.triton.values import (
     bfloat16,
     block_types,
@@ -42,13 +38,13 @@ from assay.kernels.inside.triton.values import (
     contractions,
     counting,
     doubts,
+    functions,
     handles,
     products,
     promises,
     ptx,
     quotients,
     reductions,
-    rounding,
 )
 from assay.kernels.program.limits import OPTIONS
 
@@ -73,7 +69,7 @@ def _launch(executor: Any, *args: Any, **kwargs: Any) -> None:
     grid = executor.grid(bound) if callable(executor.grid) else executor.grid
     extents = _extents(function.__name__, grid)
     current().count(function.__name__, extents)
-    current().fuse(bool(kwargs.get("enable_fp_fusion", True)), kwargs.get("num_warps", 4))
+    current().fuses = bool(kwargs.get("enable_fp_fusion", True))
     # Hooks and kernels are the candidate's Python, so only what is done around them is kept from the modes that watch.
     for hook in executor.pre_run_hooks:
         hook(*args, **{name: value for name, value in kwargs.items() if name in names})
@@ -197,16 +193,13 @@ def install() -> None:
     casts.install(builder)
     guards.install(builder)
     products.install(builder)
-    unsettled_products.install(builder)
-    rounding.install(builder)
+    functions.install(builder)
     reductions.install()
     combining.install()
     contractions.install(builder)
-    engine.ReduceOps.apply_impl = unsettled_products.watch(engine.ReduceOps.apply_impl)
     constants.install(builder)
     promises.install(builder)
     quotients.install(builder)
-    found_out.install(builder)
     builder.create_extern_elementwise = _extern_elementwise
     counting.install(builder)
     doubts.install()
@@ -247,32 +240,17 @@ def _extern_elementwise(_self: Any, _name: str, _path: str, symbol: str, args: A
     function = LIBRARY.get(symbol)
     if function is None:
         refuse(UnsupportedError(f"the interpreter does not have libdevice's {symbol}"))
-    flushes = symbol not in DENORMAL and (symbol not in LOGARITHMS or rounding.perhaps_flushes(symbol))
-    single = np.dtype(np.float32)
-    operands = [
-        rounding.perhaps_flushed(arg.data, symbol) if flushes and arg.data.dtype == single else arg.data for arg in args
-    ]
-    dtype, kind = result.scalar, engine._get_np_dtype(result)
-    as_device = current().device and symbol not in EXACT and kind.kind == "f"
-    wide = [device.wide(each) for each in operands] if as_device else operands
-    data = np.asarray(function(*wide))
+    dtype, kind, single = result.scalar, engine._get_np_dtype(result), np.dtype(np.float32)
+    flushes = symbol not in DENORMAL and symbol not in LOGARITHMS
+    data = np.asarray(
+        function(*(functions.flushed(a.data) if flushes and a.data.dtype == single else a.data for a in args))
+    )
     if data.dtype.kind == "f" and kind.kind == "i":
         return engine.TensorHandle(casts.saturated(data, kind), dtype)
-    exact, data, ulps = data, data.astype(kind), ULPS.get(symbol, 1)
-    if as_device:
-        settled = settled_results(symbol, data, operands)
-        data = np.where(settled, data, approximated(device.name_of(symbol), exact, wide, kind, ulps))
-    if flushes and kind == single and not (current().device and symbol in SMALL):
-        data = rounding.perhaps_flushed(data, symbol)
-    found = engine.TensorHandle(data if symbol in KEEPS_NAN else rounding.canonical(data), dtype)
-    if symbol in EXACT or not current().rounding or kind.kind != "f":
-        return found
-    settled = settled_results(symbol, found.data, operands)
-    found.data = rounding.moved(found.data, settled, ulps)
-    if symbol in TERMS:
-        terms = TERMS[symbol](found.data, operands[0])
-        found.data = rounding.reordered(found.data, 2.0 * ulps * terms, terms == 0)
-    return rounding.by_a_part(found, settled)
+    data = data.astype(kind)
+    if flushes and kind == single:
+        data = functions.flushed(data)
+    return engine.TensorHandle(data if symbol in KEEPS_NAN else functions.canonical(data), dtype)
 
 
 def _serve_libdevice() -> None:

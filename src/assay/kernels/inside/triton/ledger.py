@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
+from assay.kernels.inside.triton.error_bounds.memory import Bounds
 from assay.types import Json
 
 MAX_PROGRAMS = 4096
@@ -120,20 +121,17 @@ class Turning(Protocol):
 class Ledger:
     """What kernels did in one call of forward. `order`: programs of a launch run in random order, and so do the lanes
     of an atomic operation; `schedule`: the programs in the order in which they are to run instead; `observer` is told
-    of each access, and may pause a program; `rounding`: a secret that decides how inexact results are rounded, 0 for
-    rounding to nearest; `products`: those of `tl.dot`, too; `device`: in place of `rounding`, the secret of one GPU
-    that all is computed as on (`unsettled.device`), 0 for none."""
+    of each access, and may pause a program; `bounds`: of what lies in memory, where values have error bounds;
+    `secret`: of what else is left to chance."""
 
     def __init__(
         self,
         max_programs: int = MAX_PROGRAMS,
         order: random.Random | None = None,
         observer: Observer | None = None,
-        rounding: int = 0,
-        products: bool = False,
         schedule: Sequence[int] = (),
-        device: int = 0,
-        bounds: Any = None,
+        bounds: Bounds | None = None,
+        secret: int = 0,
     ) -> None:
         self.launches: Counter[str] = Counter()
         self.programs = 0
@@ -141,17 +139,9 @@ class Ledger:
         """Operations that kernels did (`values.counting`)."""
         self.max_programs = max_programs
         self.order, self.observer, self.schedule = order, observer, schedule
-        self.rounding, self.products, self.device = rounding, products, device
-        self.fuses = bool(rounding or device)
-        """Whether sums of the launch under way may take products without rounding (`unsettled.products`)."""
-        self.bounds = bounds
-        """Of what lies in memory, where values have error bounds (`error_bounds.memory.Bounds`)."""
-        self.may_fuse = True
+        self.bounds, self.secret = bounds, secret
+        self.fuses = True
         """Whether a GPU may fuse products with sums in the launch under way."""
-        self.threads = 128
-        """Of a program of the launch under way."""
-        self.nans = 0
-        """Operations that gave NaN (`unsettled.nans`)."""
         self.turns: Turning | None = None
         """How programs of the launch under way take turns; None: one after another."""
         self.early = self.apart = self.unused = False
@@ -162,12 +152,6 @@ class Ledger:
         """The first refusal, kept because a candidate may catch it and go on."""
         self.notes: list[str] = []
         """What explains a wrong result, where there is one."""
-
-    def fuse(self, asked: bool, warps: object = 4) -> None:
-        """Let sums of the next launch be as its `enable_fp_fusion` and its `num_warps` say."""
-        self.threads = 32 * warps if isinstance(warps, int) else 128
-        self.may_fuse = asked
-        self.fuses = asked and bool(self.rounding or self.device)
 
     def count(self, name: str, grid: tuple[int, ...]) -> None:
         """Take a launch into the account.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.kernels.inside.triton.values.rounding import LEAST, flushed, fused
+from assay.kernels.inside.triton.values.functions import LEAST, flushed, fused
 
 Function = Callable[..., Any]
 

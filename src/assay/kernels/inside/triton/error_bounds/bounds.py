@@ -1,13 +1,14 @@
 """Error bounds of values: how far a value of the interpreter may be from what a GPU has in its place.
 
-A bound is an attribute of a handle, an array of float64 in the shape of its values; a handle without one is exact: every
-GPU has those bits. `UNKNOWN` is the bound of what may be anything. A truth value has 0 or 1: whether it may be the other one.
+A bound is an attribute of a handle, an array of float64 in the shape of its values; a value without one is exact:
+every GPU has those bits. `UNKNOWN` is the bound of what may be anything. A truth value has 0 or 1: whether it may be the
+other one.
 
-Errors of two values may be one error: where one was moved to where the other is, or made of it. What a value shares with
-others (`Lean`) cancels where it is taken from itself, as in `x - tl.max(x)`.
+Errors of two values may be one error: where one was moved to where the other is, or made of it. What a value shares
+with others (`Lean`) cancels where it is taken from itself, as in `x - tl.max(x)`.
 
-Products may be fused with the sum that takes them (`Ledger.may_fuse`). Until then a product is exact, and what its rounding
-has cost (`loss`) goes with it.
+A product may be fused with the sum that takes it (`Ledger.fuses`). Until then it is exact, and what its rounding has
+cost (`loss`) goes with it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,17 @@ _EPSILON = {"fp16": 2.0**-10, "bf16": 2.0**-7, "fp32": 2.0**-23, "fp64": 2.0**-5
 """Last bits of numbers from 1 to 2."""
 _LEAST = {"fp16": 2.0**-24, "bf16": 2.0**-133, "fp32": 2.0**-149, "fp64": 5e-324, "fp8e4nv": 2.0**-9, "fp8e5": 2.0**-16}
 """The least numbers above 0."""
-_BFLOAT16 = tl.bfloat16
+_fresh = itertools.count(1)
+_LANES = 1 << 24
+
+
+class Lean(NamedTuple):
+    """The part of an error that a value shares with others: which error that is, and how much of it, with a sign."""
+
+    origins: Any
+    """Numbers, each of one error; 0 for none."""
+    parts: Any
+    """How far the value is off where that error is the largest it can be; no more than its bound."""
 
 
 def bound(handle: Any) -> Any:
@@ -47,31 +58,25 @@ def carries(handle: Any) -> bool:
     return _BOUND in handle.attr or _LOSS in handle.attr
 
 
-def give(handle: Any, limits: Any) -> Any:
-    """Give a value its bound; None, and zeros, for an exact one."""
-    handle.attr.pop(_LEAN, None)
+def give(handle: Any, limits: Any, shared: Lean | None = None) -> Any:
+    """Give a value its bound, and what it shares of it; None, and zeros, for an exact one."""
+    for name in (_BOUND, _LEAN):
+        handle.attr.pop(name, None)
     if limits is None:
-        handle.attr.pop(_BOUND, None)
         return handle
     limits = np.where(np.isnan(limits), UNKNOWN, limits)
     if limits.any():
-        handle.attr[_BOUND] = np.broadcast_to(limits, handle.data.shape)
-    else:
-        handle.attr.pop(_BOUND, None)
+        handle.attr[_BOUND] = limits = np.broadcast_to(limits, handle.data.shape)
+        if shared is not None:
+            parts = np.clip(np.where(np.isfinite(limits), shared.parts, 0.0), -limits, limits)
+            handle.attr[_LEAN] = Lean(np.broadcast_to(shared.origins, limits.shape), parts)
     return handle
 
 
-_fresh = itertools.count(1)
-_LANES = 1 << 24
-
-
-class Lean(NamedTuple):
-    """The part of an error that a value shares with others: which error that is, and how much of it, with a sign."""
-
-    origins: Any
-    """Numbers, each of one error; 0 for none."""
-    parts: Any
-    """How far the value is off where that error is the largest it can be; no more than its bound."""
+def give_loss(handle: Any, lost: Any) -> Any:
+    """Note what rounding has cost a product: an array, or what computes it once it is asked for."""
+    handle.attr[_LOSS] = lost
+    return handle
 
 
 def lean(handle: Any) -> Lean | None:
@@ -90,13 +95,9 @@ def named(handle: Any) -> Lean | None:
     return lean(handle)
 
 
-def give_lean(handle: Any, origins: Any, parts: Any) -> Any:
-    """Say which errors the lanes of a value share, and how much of them."""
-    limits = bound(handle)
-    if limits is not None:
-        parts = np.clip(np.where(np.isfinite(limits), parts, 0.0), -limits, limits)
-        handle.attr[_LEAN] = Lean(np.broadcast_to(origins, limits.shape), parts)
-    return handle
+def none_shared(shape: Any) -> Lean:
+    """What shares nothing."""
+    return Lean(np.zeros(shape, np.int64), np.zeros(shape))
 
 
 def difference(lhs: Any, rhs: Any, sign: float) -> tuple[Any, Lean | None]:
@@ -107,34 +108,23 @@ def difference(lhs: Any, rhs: Any, sign: float) -> tuple[Any, Lean | None]:
     if one is None and other is None:
         return left + right, None
     shape = np.broadcast_shapes(lhs.data.shape, rhs.data.shape)
-    one, other = one or _none(shape), other or _none(shape)
+    one, other = one or none_shared(shape), other or none_shared(shape)
     same = (one.origins == other.origins) & (one.origins != 0)
     theirs = sign * other.parts
     both = one.parts + theirs
     mine = np.abs(one.parts) >= np.abs(theirs)
-    apart = (left - np.abs(one.parts)) + (right - np.abs(theirs))
-    limits = np.where(same, apart + np.abs(both), left + right)
+    others = (left - np.abs(one.parts)) + (right - np.abs(theirs))
+    limits = np.where(same, others + np.abs(both), left + right)
     origins = np.where(same | mine, one.origins, other.origins)
     return limits, Lean(origins, np.where(same, both, np.where(mine, one.parts, theirs)))
 
 
-def _none(shape: Any) -> Lean:
-    return Lean(np.zeros(shape, np.int64), np.zeros(shape))
-
-
-def give_loss(handle: Any, lost: Any) -> Any:
-    """Note what rounding has cost a product: an array, or what computes it once it is asked for."""
-    handle.attr[_LOSS] = lost
-    return handle
-
-
 def wide(handle: Any) -> Any:
     """Values as float64."""
-    if handle.dtype.scalar == _BFLOAT16:
+    kind = handle.dtype.scalar
+    if kind == tl.bfloat16:
         return bfloat16.wide(handle.data).astype(np.float64)
-    if handle.dtype.scalar.is_fp8():
-        return casts.widened(handle).data.astype(np.float64)
-    return handle.data.astype(np.float64)
+    return (casts.widened(handle) if kind.is_fp8() else handle).data.astype(np.float64)
 
 
 def total(*parts: Any) -> Any:
@@ -189,7 +179,9 @@ def rounded(found: Any, limits: Any, operands: Any) -> Any:
 def apart(left: Any, right: Any) -> Any:
     """How far some numbers are from others: 0 for equals, infinities and NaN among them."""
     found = np.abs(left - right)
-    return np.where((left == right) | (np.isnan(left) & np.isnan(right)), 0.0, np.where(np.isnan(found), UNKNOWN, found))
+    return np.where(
+        (left == right) | (np.isnan(left) & np.isnan(right)), 0.0, np.where(np.isnan(found), UNKNOWN, found)
+    )
 
 
 def ends(handle: Any) -> tuple[Any, Any]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from assay.kernels.inside.triton.error_bounds import sharing
 from assay.kernels.inside.triton.error_bounds.bounds import (
-    UNKNOWN,
     apart,
     bound,
     difference,
@@ -24,18 +24,17 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     total,
     wide,
 )
+from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
 from assay.kernels.inside.triton.values import bfloat16
+from assay.kernels.inside.triton.values.products import OF_EIGHT_BITS
 
 _BOOL = np.dtype(np.bool_)
-_OF_EIGHT_BITS = "operands of eight bits"
-"""The attribute of products of such (`values.products`)."""
-PAIR = "exclusive or of a pair"
-"""Attribute: the bounds of the two whose bits were combined, and along which axis they lie."""
 _MOST = {"fp16": 65504.0, "bf16": 3.3895e38, "fp32": 3.4028235e38, "fp8e4nv": 448.0, "fp8e5": 57344.0}
 
 
 def compared(found: Any, lhs: Any, rhs: Any) -> Any:
-    """Any comparison: undecided where the two are no further apart than they may be off. A NaN that is certain decides."""
+    """Any comparison: undecided where the two are no further apart than they may be off. A NaN that is certain
+    decides."""
     limits, _ = difference(lhs, rhs, -1.0)
     with np.errstate(invalid="ignore"):
         between = np.abs(wide(lhs) - wide(rhs))
@@ -48,12 +47,11 @@ def compared(found: Any, lhs: Any, rhs: Any) -> Any:
 
 def selected(found: Any, condition: Any, lhs: Any, rhs: Any) -> Any:
     """`where`."""
-    chosen = np.where(condition.data, or_zero(bound(lhs)), or_zero(bound(rhs)))
-    doubt = bound(condition)
-    if doubt is None:
-        return chosen
-    either = _apart(lhs, rhs) + np.maximum(or_zero(bound(lhs)), or_zero(bound(rhs)))
-    return np.where(doubt > 0, either, chosen)
+    limits = np.where(condition.data, or_zero(bound(lhs)), or_zero(bound(rhs)))
+    if (doubt := bound(condition)) is not None:
+        either = _apart(lhs, rhs) + np.maximum(or_zero(bound(lhs)), or_zero(bound(rhs)))
+        limits = np.where(doubt > 0, either, limits)
+    return limits, sharing.of_choice(found, condition, lhs, rhs)
 
 
 def _apart(lhs: Any, rhs: Any) -> Any:
@@ -81,7 +79,7 @@ def summed(found: Any, lhs: Any, rhs: Any) -> Any:
     if found.data.dtype == _BOOL:
         return np.maximum(or_zero(bound(lhs)), or_zero(bound(rhs)))
     limits = _held(found, total(bound(lhs), bound(rhs)))
-    if _OF_EIGHT_BITS in lhs.attr or _OF_EIGHT_BITS in rhs.attr:  # wraps, or stays at the end of its type
+    if OF_EIGHT_BITS in lhs.attr or OF_EIGHT_BITS in rhs.attr:  # wraps, or stays at the end of its type
         outside = np.abs(wide(lhs) + wide(rhs)) >= 2.0**31
         return np.where(outside, UNKNOWN, or_zero(limits))
     return limits
@@ -93,7 +91,10 @@ def multiplied(found: Any, lhs: Any, rhs: Any) -> Any:
         return conjunction(found, lhs, rhs)
     left, right = or_zero(bound(lhs)), or_zero(bound(rhs))
     with np.errstate(invalid="ignore"):
-        return _held(found, np.where((left == 0) & (right == 0), 0.0, left * np.abs(wide(rhs)) + right * (np.abs(wide(lhs)) + left)))
+        return _held(
+            found,
+            np.where((left == 0) & (right == 0), 0.0, left * np.abs(wide(rhs)) + right * (np.abs(wide(lhs)) + left)),
+        )
 
 
 def whole_extreme(found: Any, lhs: Any, rhs: Any) -> Any:
@@ -141,7 +142,9 @@ def conjunction(found: Any, lhs: Any, rhs: Any) -> Any:
     if found.data.dtype == _BOOL:
         return (((left > 0) & (rhs.data | (right > 0))) | ((right > 0) & (lhs.data | (left > 0)))).astype(np.float64)
     doubt = (left > 0) | (right > 0)
-    most = np.minimum(np.where(wide(lhs) >= left, wide(lhs) + left, UNKNOWN), np.where(wide(rhs) >= right, wide(rhs) + right, UNKNOWN))
+    most = np.minimum(
+        np.where(wide(lhs) >= left, wide(lhs) + left, UNKNOWN), np.where(wide(rhs) >= right, wide(rhs) + right, UNKNOWN)
+    )
     return np.where(doubt, most, 0.0)
 
 
@@ -156,8 +159,8 @@ def disjunction(found: Any, lhs: Any, rhs: Any) -> Any:
 def exclusive(found: Any, lhs: Any, rhs: Any) -> Any:
     """Exclusive `or`. Of a number and the same with its partner's bits it is the partner, as `tl.sort` swaps them."""
     for one, both in ((lhs, rhs), (rhs, lhs)):
-        if PAIR in both.attr:
-            data, limits, axis = both.attr[PAIR]
+        if sharing.PAIR in both.attr:
+            data, limits, axis = both.attr[sharing.PAIR]
             if data.shape == one.data.shape and np.array_equal(data, one.data):
                 return np.flip(limits, axis)
     left, right = or_zero(bound(lhs)), or_zero(bound(rhs))
@@ -166,18 +169,12 @@ def exclusive(found: Any, lhs: Any, rhs: Any) -> Any:
     return np.where((left > 0) | (right > 0), UNKNOWN, 0.0)
 
 
-def pair(found: Any, source: Any, axis: int) -> Any:
-    """Note that a result has the bits of two neighbours along an axis."""
-    found.attr[PAIR] = source.data, np.broadcast_to(or_zero(bound(source)), source.data.shape), axis
-    return found
-
-
 def cast(found: Any, source: Any) -> Any:
     """Casts between numbers."""
     limits = bound(source)
     kind, before = found.dtype.scalar, source.dtype.scalar
     if kind.is_floating():
-        return _to_fraction(found, source, limits)
+        return sharing.of_cast(found, source, _to_fraction(found, source, limits))
     if kind.is_bool():
         return (limits > 0).astype(np.float64)
     low, high = ends(source)
@@ -226,7 +223,7 @@ def read_as(found: Any, source: Any) -> Any:
         spread = np.where(limits > 0, UNKNOWN, 0.0)
     if before.is_floating() and not kind.is_floating():
         spread = np.where(nan, UNKNOWN, spread)
-    return spread
+    return spread, sharing.of_bits(source, spread)
 
 
 def _bits_of(source: Any, limits: Any) -> Any:
@@ -234,7 +231,9 @@ def _bits_of(source: Any, limits: Any) -> Any:
     dtype = source.data.dtype
     bits = np.dtype(f"i{dtype.itemsize}")
     values = wide(source)
-    outward = np.where(limits > 0, last_bits(np.abs(values) + np.where(np.isfinite(limits), limits, 0.0), source.dtype), 0.0)
+    outward = np.where(
+        limits > 0, last_bits(np.abs(values) + np.where(np.isfinite(limits), limits, 0.0), source.dtype), 0.0
+    )
     low, high = values - limits - outward, values + limits + outward
     one_sign = (np.sign(low) == np.sign(high)) & np.isfinite(low) & np.isfinite(high)
     counts = [np.asarray(each).astype(dtype).view(bits).astype(np.float64) for each in (low, source.data, high)]
@@ -291,7 +290,6 @@ OF_CHOICES: dict[str, Callable[..., Any]] = {
     "create_xor": exclusive,
     "create_iabs": lambda found, arg: bound(arg),
     "create_addptr": moved_pointer,
-    "create_umulhi": anything,
 }
 """Rules of the builder's methods."""
 OF_CASTS: dict[str, Callable[..., Any]] = {
@@ -299,4 +297,3 @@ OF_CASTS: dict[str, Callable[..., Any]] = {
     "create_bitcast": read_as,
 }
 """The same of what takes a type beside a value."""
-

@@ -29,8 +29,8 @@ class Kind(NamedTuple):
 
 
 class Noted(NamedTuple):
-    """What is known of the bytes of a storage: the bound of the element that each is of, the element's kind, and what it
-    shares of its error (`bounds.Lean`), at its first byte."""
+    """What is known of the bytes of a storage: the bound of the element that each is of, the element's kind, and what
+    it shares of its error (`bounds.Lean`), at its first byte."""
 
     limits: Any
     kinds: Any
@@ -43,7 +43,7 @@ class Noted(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What is known of some elements: their bounds, what they share, and which of them were written as the other kind."""
+    """What is known of some elements: their bounds, what they share, and which were written as the other kind."""
 
     limits: Any
     origins: Any
@@ -104,7 +104,10 @@ class Bounds:
         for place, lanes, at in self._by_storage(pointers, mask):
             if limits is None and place not in self.noted:
                 continue
-            parts = (0 if part is None else np.broadcast_to(part, pointers.shape)[lanes] for part in (limits, *(shared or (None, None))))
+            parts = (
+                0 if part is None else np.broadcast_to(part, pointers.shape)[lanes]
+                for part in (limits, *(shared or (None, None)))
+            )
             self.note(place, at, kind, *parts)
 
     def add(self, pointers: Any, mask: Any, limits: Any, kind: Kind) -> None:
@@ -127,7 +130,9 @@ class Bounds:
     def _of(self, place: int) -> Noted:
         if place not in self.noted:
             size = self._sizes[place]
-            self.noted[place] = Noted(np.zeros(size), np.zeros(size, np.uint8), np.zeros(size, np.int64), np.zeros(size))
+            self.noted[place] = Noted(
+                np.zeros(size), np.zeros(size, np.uint8), np.zeros(size, np.int64), np.zeros(size)
+            )
         return self.noted[place]
 
     def _by_storage(self, pointers: Any, mask: Any) -> Iterator[tuple[int, Any, Any]]:

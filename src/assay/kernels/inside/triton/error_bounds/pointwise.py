@@ -13,15 +13,17 @@ from typing import Any
 
 import numpy as np
 import triton.language as tl
+from triton.runtime import interpreter as engine
 
+from assay.kernels.inside.triton.error_bounds import sharing
 from assay.kernels.inside.triton.error_bounds.bounds import (
-    UNKNOWN,
     apart,
     bound,
     carries,
     difference,
     ends,
     epsilon,
+    give,
     give_loss,
     hull,
     last_bits,
@@ -32,9 +34,10 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     total,
     wide,
 )
+from assay.kernels.inside.triton.error_bounds.certain import powers_of_two, settled_results
+from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
 from assay.kernels.inside.triton.ledger import current
 from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, LIBRARY, TERMS, ULPS
-from assay.kernels.inside.triton.unsettled.certain import powers_of_two, settled_results
 
 Rule = Callable[..., Any]
 """Of the result and the operands, all handles: the bound of the result."""
@@ -45,19 +48,26 @@ _DIVISION = 2
 _ULPS = {"log": 1, "log2": 1, "sqrt": 1}
 """The same of the language's functions; 2 of those that are not here."""
 _MOST_ULPS = 2
+_UNROUNDED = 1
+"""A last bit more: functions and quotients end in a product, which a sum may take without its rounding."""
 _FLUSH = ("exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "rsqrt", "erf", "floor", "ceil")
-_PERIODIC: dict[str, tuple[float, float]] = {"sin": (1.0, 2.0), "cos": (1.0, 2.0), "sinpi": (np.pi, 2.0), "cospi": (np.pi, 2.0)}
+_PERIODIC: dict[str, tuple[float, float]] = {
+    "sin": (1.0, 2.0),
+    "cos": (1.0, 2.0),
+    "sinpi": (np.pi, 2.0),
+    "cospi": (np.pi, 2.0),
+}
 """Functions that rise and fall: their steepest slope, and how far apart two results can be."""
 
 
 def sum_of(found: Any, lhs: Any, rhs: Any, *, sign: float) -> Any:
     """`fadd`, `fsub`."""
-    limits = None
+    limits, shared = None, None
     if bound(lhs) is not None or bound(rhs) is not None:
-        limits, _ = difference(lhs, rhs, sign)
-    if current().may_fuse:
+        limits, shared = difference(lhs, rhs, sign)
+    if current().fuses:
         limits = total(limits, loss(lhs), loss(rhs))
-    return rounded(found, limits, (lhs, rhs))
+    return rounded(found, limits, (lhs, rhs)), shared
 
 
 def product_of(found: Any, lhs: Any, rhs: Any) -> Any:
@@ -69,9 +79,16 @@ def product_of(found: Any, lhs: Any, rhs: Any) -> Any:
         if left is not None and right is not None:
             limits = limits + times(left, right)
         limits = rounded(found, limits, (lhs, rhs))
-    if current().may_fuse:
+    if current().fuses:
+        limits = total(limits, _doubled(lhs, rhs), _doubled(rhs, lhs))
         give_loss(found, partial(_loss, found, lhs, rhs))
-    return limits
+    return limits, sharing.of_product(found, lhs, rhs)
+
+
+def _doubled(product: Any, factor: Any) -> Any:
+    """Twice a product is a sum of it and itself to the compiler, which fuses it with one of the two."""
+    lost = loss(product)
+    return None if lost is None or not (np.abs(factor.data) == 2).any() else np.broadcast_to(lost, product.data.shape)
 
 
 def _loss(found: Any, lhs: Any, rhs: Any) -> Any:
@@ -107,7 +124,7 @@ def quotient(found: Any, lhs: Any, rhs: Any, *, exact: bool = False) -> Any:
         return limits
     values = wide(found)
     plain = ~np.isfinite(values) | (values == 0) | np.broadcast_to(powers_of_two(wide(rhs)), values.shape)
-    own = np.where(plain, 0.0, _DIVISION * last_bits(values, found.dtype))
+    own = np.where(plain, 0.0, (_DIVISION + _UNROUNDED) * last_bits(np.where(plain, 0.0, values), found.dtype))
     return total(limits, own)
 
 
@@ -133,7 +150,8 @@ def extreme(found: Any, lhs: Any, rhs: Any, *, largest: bool) -> Any:
         return None
     choose = np.fmax if largest else np.fmin
     (low, high), (least, most) = ends(lhs), ends(rhs)
-    return hull(wide(found), choose(low, least), choose(high, most))
+    limits = hull(wide(found), choose(low, least), choose(high, most))
+    return limits, sharing.of_extreme(found, lhs, rhs)
 
 
 def function(name: str, exact: Callable[..., Any], *, ulps: int, flushes: bool) -> Rule:
@@ -141,9 +159,10 @@ def function(name: str, exact: Callable[..., Any], *, ulps: int, flushes: bool) 
 
     def rule(found: Any, *args: Any) -> Any:
         values = wide(found)
-        inexact = any(bound(arg) is not None for arg in args)
         limits: Any = np.zeros(values.shape)
-        if inexact:
+        if ulps and current().fuses:
+            args = tuple(_unrounded(arg) for arg in args)
+        if any(bound(arg) is not None for arg in args):
             limits = spread(name, exact, values, args, found.data.dtype)
             limits = np.where(limits > 0, limits + last_bits(np.abs(values) + limits, found.dtype), 0.0)
         if flushes and found.data.dtype == np.float32:
@@ -151,7 +170,9 @@ def function(name: str, exact: Callable[..., Any], *, ulps: int, flushes: bool) 
         if ulps:
             settled = settled_results(name, found.data, [arg.data for arg in args])
             settled = (settled & (limits == 0)) | ~np.isfinite(values)
-            limits = limits + np.where(settled, 0.0, ulps * last_bits(np.where(settled, 0.0, values), found.dtype))
+            limits = limits + np.where(
+                settled, 0.0, (ulps + _UNROUNDED) * last_bits(np.where(settled, 0.0, values), found.dtype)
+            )
         if name in TERMS:
             terms = TERMS[name](found.data, args[0].data)
             limits = limits + 2.0 * ulps * epsilon(found.dtype) * terms
@@ -160,8 +181,25 @@ def function(name: str, exact: Callable[..., Any], *, ulps: int, flushes: bool) 
     return rule
 
 
+def _unrounded(arg: Any) -> Any:
+    """An operand as a function may take it that begins with a sum: a product without its rounding."""
+    lost = loss(arg)
+    if lost is None or not np.any(lost):
+        return arg
+    return give(engine.TensorHandle(arg.data, arg.dtype), or_zero(bound(arg)) + lost)
+
+
+def of_signs(symbol: str, found: Any, args: Sequence[Any], limits: Any) -> Any:
+    """The bound of a result that asks for a sign, with the signs of NaN, which nobody knows."""
+    if _plain(symbol) not in ("copysign", "signbit", "signbitd"):
+        return limits
+    nan = np.isnan(wide(args[-1]))
+    other = 2.0 * np.abs(wide(found)) if len(args) == 2 else 1.0
+    return np.where(nan, np.maximum(or_zero(limits), other), or_zero(limits)) if nan.any() else limits
+
+
 def spread(name: str, exact: Callable[..., Any], values: Any, args: Sequence[Any], dtype: Any = None) -> Any:
-    """How far results may be apart for what operands may be. `dtype`: of NumPy's, what results beyond it are infinite in."""
+    """How far results may be apart for what operands may be. `dtype`: of the results, which are infinite beyond it."""
     plain = _plain(name)
     if plain in _PERIODIC:
         slope, widest = _PERIODIC[plain]
@@ -201,7 +239,9 @@ def _flushed(exact: Callable[..., Any], values: Any, args: Sequence[Any]) -> Any
     """What becomes of results where denormal operands are zeros, and where denormal results are."""
     limits = np.where(np.abs(values) < 2.0 * NORMAL, np.abs(values), 0.0)
     operands = [wide(arg) for arg in args]
-    small = [(np.abs(each) - or_zero(bound(arg)) < NORMAL) & (each != 0) for each, arg in zip(operands, args, strict=True)]
+    small = [
+        (np.abs(each) - or_zero(bound(arg)) < NORMAL) & (each != 0) for each, arg in zip(operands, args, strict=True)
+    ]
     if not any(each.any() for each in small):
         return limits
     with np.errstate(all="ignore"):

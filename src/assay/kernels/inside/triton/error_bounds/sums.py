@@ -1,6 +1,6 @@
 """Error bounds of sums, products of matrices, extremes and scans, which a GPU makes in an order of its own.
 
-A sum is off by what its partial sums lose to rounding: the most of that in several orders, twice over.
+In any order a sum of n numbers is off by n - 1 roundings of what all of them come to without signs.
 """
 
 from __future__ import annotations
@@ -12,39 +12,38 @@ import triton.language as tl
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.error_bounds.bounds import (
-    UNKNOWN,
     apart,
     bound,
     epsilon,
     hull,
-    last_bits,
     loss,
     or_zero,
-    times,
     total,
     wide,
 )
+from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
 from assay.kernels.inside.triton.ledger import current
 
 _WHOLE = 2.0**24
 _MARGIN = 2.0
 """Times what an order of ours loses, since a GPU's is another one."""
+_IEEE = engine._ir.INPUT_PRECISION.IEEE
 _TF32 = engine._ir.INPUT_PRECISION.TF32
 _TF32X3 = engine._ir.INPUT_PRECISION.TF32x3
 _LOST_IN_TF32 = 2.0**-10
 _LOST_IN_THREE = 2.0**-20
-_AT_ONCE = 4
-"""At least so many products a tensor core adds before it cuts off."""
+_AT_ONCE = 8
+"""Products that a tensor core adds at once, each of them cut off at the last bit of the largest, and then the sum."""
 _INT32 = 2.0**31
 
 
-def added(values: Any, axis: int, dtype: Any, limits: Any, *, order: bool = True) -> Any:
-    """The bounds of sums along an axis, which stays with one place. `values`: float64. `order`: whether it is open."""
-    found = np.zeros(_shape_without(values, axis)) if limits is None else np.sum(np.broadcast_to(limits, values.shape), axis, keepdims=True)
-    if not order or values.shape[axis] < 2:
-        return found
-    magnitude = np.sum(np.abs(values), axis, keepdims=True)
-    lost = _MARGIN * epsilon(dtype) / 2.0 * _partial_sums(values, axis)
+def added(values: Any, axis: int, dtype: Any, limits: Any) -> Any:
+    """The bounds of sums along an axis, which stays with one place. `values`: float64."""
+    found = np.zeros(_shape_without(values, axis))
+    if limits is not None:
+        found = np.sum(np.broadcast_to(limits, values.shape), axis, keepdims=True)
+    magnitude = np.sum(np.abs(values), axis, keepdims=True) + found
+    lost = (values.shape[axis] - 1) * epsilon(dtype) / 2.0 * magnitude
     return found + np.where(_exact(values, axis, magnitude, dtype) & (found == 0), 0.0, lost)
 
 
@@ -58,31 +57,14 @@ def _exact(values: Any, axis: int, magnitude: Any, dtype: Any) -> Any:
     return whole | (np.count_nonzero(values, axis, keepdims=True) <= 2) | (magnitude == 0)
 
 
-def _partial_sums(values: Any, axis: int) -> Any:
-    """The sizes of all partial sums, one after the other or in a tree of halves or of neighbours: the most of it."""
-    line = np.moveaxis(values, axis, -1)
-    finite = np.where(np.isfinite(line), line, 0.0)
-    sizes = np.abs(np.cumsum(finite, -1)).sum(-1)
-    for neighbours in (False, True):
-        rest, made = finite, np.zeros(sizes.shape)
-        while rest.shape[-1] > 1:
-            middle = rest.shape[-1] // 2
-            rest = rest[..., 0::2] + rest[..., 1::2] if neighbours else rest[..., :middle] + rest[..., middle:]
-            made = made + np.abs(rest).sum(-1)
-        sizes = np.maximum(sizes, made)
-    return np.expand_dims(sizes, axis)
-
-
 def scanned(values: Any, axis: int, dtype: Any, limits: Any) -> Any:
     """The bounds of running sums."""
     found = np.zeros(values.shape) if limits is None else np.cumsum(np.broadcast_to(limits, values.shape), axis)
-    sums = np.cumsum(np.where(np.isfinite(values), values, 0.0), axis)
-    magnitude = np.cumsum(np.abs(values), axis)
+    magnitude = np.cumsum(np.abs(values), axis) + found
     whole = np.logical_and.accumulate(np.rint(values) == values, axis) & (magnitude <= 2.0 / epsilon(dtype))
     few = np.cumsum(values != 0, axis) <= 2
-    # A tree makes sums of parts that need not be partial sums of the row.
-    parts = np.maximum(np.cumsum(np.abs(sums), axis), magnitude)
-    lost = _MARGIN * epsilon(dtype) / 2.0 * parts
+    before = np.arange(values.shape[axis]).reshape((-1,) + (1,) * (values.ndim - axis - 1))
+    lost = before * epsilon(dtype) / 2.0 * magnitude
     return found + np.where((whole | few) & (found == 0), 0.0, lost)
 
 
@@ -130,35 +112,39 @@ def place_of_largest(values: Any, axis: int, limits: Any, *, negated: bool, any_
 
 def matrices(found: Any, a: Any, b: Any, d: Any, input_precision: Any) -> Any:
     """`dot`."""
-    left, right, start = (np.abs(wide(each)) for each in (a, b, d))
-    kind = a.data.dtype
     with np.errstate(all="ignore"):
-        size = np.matmul(left, right)
-        limits = or_zero(bound(d)) + _product(left, bound(b)) + _product(bound(a), right)
-        if bound(a) is not None and bound(b) is not None:
-            limits = limits + np.matmul(bound(a), bound(b))
+        size = np.matmul(np.abs(wide(a)), np.abs(wide(b)))
+        limits = or_zero(bound(d)) + _brought(a, b)
+        sums = size + np.abs(wide(d)) + np.where(np.isfinite(limits), limits, 0.0)
     if found.data.dtype == np.int32:
-        outside = size + start + np.where(np.isfinite(limits), limits, 0.0) >= _INT32
-        return np.where(outside, UNKNOWN, limits)
-    terms = left.shape[-1]
-    sums = size + start
-    if kind == np.float32 and input_precision == _TF32:
-        cut = [_LOST_IN_TF32 * np.where(_fits_tf32(side), 0.0, np.abs(side)) for side in (wide(a), wide(b))]
-        limits = limits + np.matmul(cut[0], right) + np.matmul(left, cut[1]) + np.matmul(cut[0], cut[1])
-    elif kind == np.float32 and input_precision == _TF32X3:
-        limits = limits + _LOST_IN_THREE * size
-    steps = terms / _AT_ONCE + 2.0
+        return np.where(sums >= _INT32, UNKNOWN, limits)
+    if a.data.dtype == np.float32:
+        limits = limits + _cut_off(a, b, size, input_precision)
     whole = all((np.rint(wide(side)) == wide(side)).all() for side in (a, b, d))
-    precise = 2.0 / epsilon(found.dtype)
-    exact = (whole & (sums <= min(precise, _WHOLE))) | (sums == 0)
-    lost = steps * epsilon(found.dtype) * sums
-    limits = limits + np.where(exact & (limits == 0), 0.0, lost)
-    values = wide(found)
-    return np.where(np.isfinite(values), limits, np.where(limits > 0, UNKNOWN, 0.0) if bound(a) is not None or bound(b) is not None else 0.0)
+    exact = (whole & (sums <= min(2.0 / epsilon(found.dtype), _WHOLE))) | (sums == 0)
+    of_threads = a.data.dtype in (np.float32, np.float64) and input_precision == _IEEE
+    terms = wide(a).shape[-1]
+    roundings = (terms + 1) / 2.0 if of_threads else (terms // _AT_ONCE + 1) * (_AT_ONCE + 1)
+    limits = limits + np.where(exact & (limits == 0), 0.0, roundings * epsilon(found.dtype) * sums)
+    inexact = any(bound(side) is not None for side in (a, b, d))
+    return np.where(np.isfinite(wide(found)), limits, UNKNOWN if inexact else 0.0)
 
 
-def _product(left: Any, right: Any) -> Any:
-    return 0.0 if left is None or right is None else np.matmul(left, right)
+def _brought(a: Any, b: Any) -> Any:
+    """What the errors of two matrices make of their product."""
+    left, right = bound(a), bound(b)
+    found = 0.0 if left is None else np.matmul(left, np.abs(wide(b)) + or_zero(right))
+    return found if right is None else found + np.matmul(np.abs(wide(a)), right)
+
+
+def _cut_off(a: Any, b: Any, size: Any, input_precision: Any) -> Any:
+    """What operands of float32 lose that a tensor core takes as TF32."""
+    if input_precision == _TF32X3:
+        return _LOST_IN_THREE * size
+    if input_precision != _TF32:
+        return 0.0
+    cut = [_LOST_IN_TF32 * np.where(_fits_tf32(side), 0.0, np.abs(side)) for side in (wide(a), wide(b))]
+    return np.matmul(cut[0], np.abs(wide(b)) + cut[1]) + np.matmul(np.abs(wide(a)), cut[1])
 
 
 def _fits_tf32(values: Any) -> Any:
@@ -199,7 +185,7 @@ def of_reduction(name: str, handle: Any, axis: int | None) -> tuple[Any, ...]:
     kind = handle.dtype.scalar
     negated = "min" in name
     if name == "sum" and kind.is_floating():
-        lost = loss(handle) if current().may_fuse else None
+        lost = loss(handle) if current().fuses else None
         return (added(values, axis, kind, total(limits, None if lost is None else lost.reshape(values.shape))),)
     if name in ("max", "min"):
         return (largest(values, axis, limits, negated=negated),)
@@ -215,4 +201,3 @@ def of_reduction(name: str, handle: Any, axis: int | None) -> tuple[Any, ...]:
 def unlike(trees: Any, rows: Any) -> Any:
     """How far what several orders make is apart, for functions of a kernel's own."""
     return _MARGIN * 2.0 * np.maximum.reduce([apart(tree, rows) for tree in trees])
-

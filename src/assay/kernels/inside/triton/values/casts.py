@@ -1,7 +1,7 @@
 """Casts as PTX makes them: floats to whole numbers, to fewer bits with another rounding, and to and from eight bits.
 
 A number beyond the range of a whole type is the least or the largest to PTX, and anything to the compiler, which may
-make one cast of two (int16 to float32 to uint32): in calls with a secret it is anything.
+make one cast of two (int16 to float32 to uint32).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter as engine
 
-from assay.kernels.inside.triton.ledger import UnsupportedError, WrongValueError, current, refuse
+from assay.kernels.inside.triton.ledger import UnsupportedError, WrongValueError, refuse
 from assay.kernels.inside.triton.values import bfloat16
 from assay.kernels.inside.triton.values.constants import is_constant
+from assay.kernels.inside.triton.values.functions import canonical
 from assay.kernels.inside.triton.values.handles import numpy_dtype
 from assay.kernels.inside.triton.values.ptx import unspecified
-from assay.kernels.inside.triton.values.rounding import canonical
 
 _EIGHT_BITS = {"fp8e4nv": (torch.float8_e4m3fn, 448.0), "fp8e5": (torch.float8_e5m2, 57344.0)}
 """Name -> PyTorch's type, and the largest number."""

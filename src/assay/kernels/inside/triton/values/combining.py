@@ -1,8 +1,8 @@
 """Reductions and scans with functions of the kernel's own: a GPU combines in a tree, the interpreter in a row.
 
 A reduction also combines in an order of the GPU's, and lanes that exchange what they have do not agree on which of the
-two comes first: its function must be commutative. In some calls with a secret, those that move products among them, a
-kernel is given what one of the trees makes.
+two comes first: its function must be commutative. What a row and some trees make has to be nearly alike; by as much as
+they are apart a GPU may be off.
 """
 
 from __future__ import annotations
@@ -18,11 +18,7 @@ from assay.kernels.inside.triton.arithmetic import MeaningError
 from assay.kernels.inside.triton.error_bounds.bounds import bound, give, or_zero
 from assay.kernels.inside.triton.error_bounds.sums import unlike
 from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
-from assay.kernels.inside.triton.unsettled import device
-from assay.kernels.inside.triton.unsettled.certain import whole_results
-from assay.kernels.inside.triton.unsettled.products import mark, unrounded
 from assay.kernels.inside.triton.values import bfloat16
-from assay.kernels.inside.triton.values.rounding import moved
 
 _RELATIVE, _ABSOLUTE = 1e-2, 1e-3
 """How far two associations may be apart, relative to a result and to the largest one."""
@@ -49,9 +45,9 @@ def install() -> None:
 
 
 def _in_trees(operation: Any, values: Sequence[Any], found: Any, name: str, made: Callable[..., list[Parts]]) -> Any:
-    """What was made in a row, or in a call with a secret in a tree: both must be alike, in every call."""
+    """What was made in a row, which what trees make must be like."""
     ledger = current()
-    arithmetic, chance = ledger.arithmetic, np.random.default_rng(ledger.rounding or ledger.device)
+    arithmetic, chance = ledger.arithmetic, np.random.default_rng(ledger.secret)
     combine = _Combine(operation.combine_fn.fn, [part.dtype.scalar for part in values])
     parts = [_axis_last(part.handle.data, operation.axis) for part in values]
     try:
@@ -68,25 +64,10 @@ def _in_trees(operation: Any, values: Sequence[Any], found: Any, name: str, made
         _refuse(name)
     if limits is not None:
         for place, part in enumerate(found):
-            both = unlike(*_as_numbers(trees, rows, place, combine.dtypes[place])) + limits[place].reshape(rows[place].shape)
+            both = unlike(*_as_numbers(trees, rows, place, combine.dtypes[place])) + limits[place].reshape(
+                rows[place].shape
+            )
             give(part.handle, _axis_back(both, part.handle.data.shape, operation.axis if made is _scanned else -1))
-    if ledger.device:
-        combine.products = _products(operation, values)
-        if any(known is not None for known in combine.products):
-            again = np.random.default_rng(ledger.device)
-            trees = [_by_groups(combine, parts, length)] if made is _scanned else made(combine, parts, again)
-            trees = [[each.reshape(row.shape) for each, row in zip(tree, rows, strict=True)] for tree in trees]
-            ledger.arithmetic = arithmetic
-        for place, part in enumerate(found):
-            data = _of_device(trees, made is _reduced)[place]
-            part.handle.data = _axis_back(data, part.handle.data.shape, operation.axis if made is _scanned else -1)
-    elif ledger.rounding:
-        chosen = trees[int(chance.integers(len(trees)))] if ledger.products or chance.integers(3) else rows
-        for place, part in enumerate(found):
-            agree = np.logical_and.reduce([tree[place] == rows[place] for tree in trees])
-            settled = agree & (np.isin(rows[place], parts[place]) | whole_results(rows[place]))
-            data = moved(chosen[place], settled)
-            part.handle.data = _axis_back(data, part.handle.data.shape, operation.axis if made is _scanned else -1)
     return found
 
 
@@ -103,26 +84,13 @@ def _bounds_of(
     """The error bounds of what a tree makes, of each operand."""
     parts = [_axis_last(part.handle.data, operation.axis) for part in values]
     limits = [
-        _axis_last(np.broadcast_to(or_zero(bound(part.handle)), part.handle.data.shape), operation.axis) for part in values
+        _axis_last(np.broadcast_to(or_zero(bound(part.handle)), part.handle.data.shape), operation.axis)
+        for part in values
     ]
     bounded = _Bounded(combine.function, combine.dtypes)
     bounded.one_by_one = combine.one_by_one
     tree = made(bounded, [*parts, *limits], chance)[0]
     return tree[len(parts) :]
-
-
-def _products(operation: Any, values: Sequence[Any]) -> list[Any]:
-    """Of each operand what it is without rounding, if it is a product that one GPU may fuse; the axis last."""
-    fuses = current().device and device.meet_in_a_thread(values[0].handle.data)
-    known = [unrounded(part.handle) if fuses else None for part in values]
-    return [None if each is None else _axis_last(each, operation.axis) for each in known]
-
-
-def _of_device(trees: list[Parts], reduced: bool) -> Parts:
-    """What one GPU makes, in the order of its own sums."""
-    if len(trees) == 1:
-        return trees[0]
-    return trees[0 if reduced and device.neighbours_first() else 1]
 
 
 def _refuse(name: str) -> None:
@@ -149,23 +117,14 @@ class _Combine:
 
     def __init__(self, function: Callable[..., Any], dtypes: Sequence[Any]) -> None:
         self.function, self.dtypes, self.one_by_one = function, list(dtypes), False
-        self.products: list[Any] = [None] * len(self.dtypes)
-        """What operands are without rounding, as long as nothing was combined."""
 
-    def __call__(self, left: Parts, right: Parts, products: Sequence[Any] = ()) -> Parts:
-        """`products`: of all operands what they are without rounding, or None."""
+    def __call__(self, left: Parts, right: Parts) -> Parts:
         if not self.one_by_one:
             blocks = [_block(part, dtype) for part, dtype in zip(left + right, self.dtypes * 2, strict=True)]
-            for block, known in zip(blocks, products, strict=False):
-                if known is not None:
-                    mark(block.handle, known)
             return self._results(blocks)
         found = [np.empty_like(part) for part in left]
         for place in np.ndindex(left[0].shape):
             operands = [_scalar(part[place], dtype) for part, dtype in zip(left + right, self.dtypes * 2, strict=True)]
-            for operand, known in zip(operands, products, strict=False):
-                if known is not None:
-                    mark(operand.handle, known[place].reshape(1))
             for whole, one in zip(found, self._results(operands), strict=True):
                 whole[place] = one.item()
         return found
@@ -184,13 +143,14 @@ class _Combine:
 class _Bounded(_Combine):
     """The same with error bounds: each side has its arrays, and as many of bounds."""
 
-    def __call__(self, left: Parts, right: Parts, products: Sequence[Any] = ()) -> Parts:
-        """Operands as blocks, or one by one."""
+    def __call__(self, left: Parts, right: Parts) -> Parts:
         count = len(self.dtypes)
         sides = [(side[:count], side[count:]) for side in (left, right)]
         data, limits = ([part for side in sides for part in side[place]] for place in (0, 1))
         if not self.one_by_one:
-            return self._bounded([_block(part, dtype) for part, dtype in zip(data, self.dtypes * 2, strict=True)], limits)
+            return self._bounded(
+                [_block(part, dtype) for part, dtype in zip(data, self.dtypes * 2, strict=True)], limits
+            )
         found = [np.empty_like(part) for part in left]
         for place in np.ndindex(left[0].shape):
             operands = [_scalar(part[place], dtype) for part, dtype in zip(data, self.dtypes * 2, strict=True)]
@@ -227,34 +187,17 @@ def _reduced(combine: _Combine, parts: Parts, chance: np.random.Generator) -> li
     cube = np.arange(length).reshape((2,) * bits)
     some = [range(bits), range(bits)[::-1], chance.permutation(bits)]
     orders = [cube.transpose(tuple(axes)).ravel() for axes in some] + [chance.permutation(length)]
-    if combine.one_by_one and current().device:
-        orders = [orders[0 if device.neighbours_first() else 1]]
-    elif combine.one_by_one:
+    if combine.one_by_one:
         orders = [orders[int(chance.integers(len(orders)))]]
-    found, known = (
-        _each(sides, lambda part: np.stack([part[..., order] for order in orders]))
-        for sides in (parts, combine.products)
-    )
+    found = [np.stack([part[..., order] for order in orders]) for part in parts]
     while found[0].shape[-1] > 1:
         left, right = ([part[..., start::2] for part in found] for start in (0, 1))
-        found = combine(left, right, _halves(known, lambda part, start: part[..., start::2]))
-        known = []
+        found = combine(left, right)
     return [[part[number] for part in found] for number in range(len(orders))]
 
 
-def _each(parts: Parts, change: Callable[[Any], Any]) -> Parts:
-    return [None if part is None else change(part) for part in parts]
-
-
-def _halves(products: Sequence[Any], half: Callable[[Any, int], Any]) -> list[Any]:
-    """What the operands of the one side and of the other are without rounding."""
-    return [None if part is None else half(part, side) for side in (0, 1) for part in products]
-
-
 def _scanned(combine: _Combine, parts: Parts, chance: np.random.Generator) -> list[Parts]:
-    """Results in several trees. Where elements are combined one by one, in the cheapest, or in that of one GPU."""
-    if combine.one_by_one and current().device:
-        return [_by_groups(combine, parts, parts[0].shape[-1])]
+    """Results in several trees. Where elements are combined one by one, in the cheapest."""
     found = [_by_pairs(combine, parts)]
     if not combine.one_by_one:
         length = parts[0].shape[-1]
@@ -273,22 +216,19 @@ def _by_pairs(combine: _Combine, parts: Parts) -> Parts:
     return [np.stack(both, -1).reshape(parts[0].shape) for both in zip(joined, pairs, strict=True)]
 
 
-def _joined(combine: _Combine, before: Parts, parts: Parts, step: int, products: Sequence[Any] = ()) -> Parts:
+def _joined(combine: _Combine, before: Parts, parts: Parts, step: int) -> Parts:
     """Each with what is some steps before it, the first ones as they are; blocks of the language have all lanes."""
-    known = _halves(products, lambda part, side: part if side else np.roll(part, step, -1))
-    found = combine([np.roll(part, step, -1) for part in before], parts, known)
+    found = combine([np.roll(part, step, -1) for part in before], parts)
     return [np.concatenate([part[..., :step], one[..., step:]], -1) for part, one in zip(parts, found, strict=True)]
 
 
 def _by_groups(combine: _Combine, parts: Parts, size: int) -> Parts:
     """As the lanes of a warp do: with the neighbour, then with the pair before, and so on; group by group."""
     shape = parts[0].shape
-    found, known = (
-        _each(sides, lambda part: part.reshape(*shape[:-1], -1, size)) for sides in (parts, combine.products)
-    )
+    found = [part.reshape(*shape[:-1], -1, size) for part in parts]
     step = 1
     while step < size:
-        found, known = _joined(combine, found, found, step, known), []
+        found = _joined(combine, found, found, step)
         step *= 2
     for group in range(1, found[0].shape[-2]):
         before = [np.repeat(part[..., group - 1, -1:], size, -1) for part in found]

@@ -14,9 +14,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter as engine
 
-from assay.kernels.inside.triton.ledger import current
-
-_LEAST = 16
+_LEAST, _SEED = 16, 5
 _AXIS, _OPERANDS = "axis added", "operands"
 """Attributes: of a matrix with another axis, which one it is, and the matrix; of a product, the matrices."""
 
@@ -64,7 +62,7 @@ def _adds(combine_fn: Any) -> bool:
     """Whether a function that combines is a plain sum."""
     if combine_fn is tl.standard._sum_combine:
         return True
-    probes = np.random.default_rng(current().rounding).standard_normal((2, 8)).astype(np.float32)
+    probes = np.random.default_rng(_SEED).standard_normal((2, 8)).astype(np.float32)
     one, other = (tl.tensor(engine.TensorHandle(side, tl.float32), _PROBE) for side in probes)
     found = combine_fn.fn(one, other)
     return isinstance(found, tl.tensor) and np.allclose(found.handle.data, probes.sum(0), rtol=1e-3)
@@ -75,13 +73,11 @@ _PROBE = tl.block_type(tl.float32, [8])
 
 def _contracted(operation: Any, a: Any, b: Any) -> Any:
     """The product of the matrices, or None. Whether the compiler sees the steps also depends on what it knows of the
-    operands (not across branches, not of what has one value throughout), so that some calls with a secret sum."""
-    ledger, builder = current(), engine.interpreter_builder
+    operands (not across branches, not of what has one value throughout)."""
+    builder = engine.interpreter_builder
     shape, axis = (a.data.shape[0], *b.data.shape), operation.axis % 3
     if (*shape[:axis], *shape[axis + 1 :]) != (shape[0], shape[2]):
         return None  # the compiler fails
-    if ledger.rounding & 4 and not ledger.products:
-        return None
     total = engine.TensorHandle(np.zeros((shape[0], shape[2]), np.float32), tl.float32)
     data = builder.create_dot(a, b, total, engine._ir.INPUT_PRECISION.TF32, 0).data
     return operation.to_tensor(np.expand_dims(data, axis) if operation.keep_dims else data, tl.float32)

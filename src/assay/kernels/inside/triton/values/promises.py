@@ -247,12 +247,7 @@ def _guard_accesses(builder: Any) -> None:
         wrong = _wrong(ptrs, mask)
         if wrong is not None:
             _check_alignment(ptrs, wrong)
-            wrong = np.broadcast_to(wrong, found.data.shape)
-            other = rest[0] if rest else named.get("other")
-            found.data = unspecified(found.data, wrong)
-            if current().rounding:  # under the mask of another lane, which says not to load
-                masked = wrong & (np.random.default_rng(current().rounding).random(wrong.shape) < 0.5)
-                found.data = np.where(masked, 0 if other is None else other.data, found.data).astype(found.data.dtype)
+            found.data = unspecified(found.data, np.broadcast_to(wrong, found.data.shape))
         return found
 
     def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:

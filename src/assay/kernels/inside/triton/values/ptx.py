@@ -1,6 +1,6 @@
 """What arithmetic means to a GPU where NumPy means something else: divisions, shifts, extremes, NaN.
 
-What has no value there (a shift beyond the width) has another one here in each call that has a secret.
+What has no value there is `unspecified`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from triton.runtime import interpreter as engine
 from assay.kernels.inside.triton.arithmetic import MeaningError
 from assay.kernels.inside.triton.ledger import UnsupportedError, WrongValueError, current, refuse
 from assay.kernels.inside.triton.values import bfloat16
-from assay.kernels.inside.triton.values.constants import is_constant
-from assay.kernels.inside.triton.values.rounding import canonical, flushed
+from assay.kernels.inside.triton.values.functions import canonical, flushed
 
 _BOOL = np.dtype(np.bool_)
 _COUNT = 0xFFFFFFFF
@@ -42,21 +41,11 @@ def install(builder: Any) -> None:
 
 
 def unspecified(values: Any, lanes: Any) -> Any:
-    """Values of which those in some lanes are none: in calls with a secret they are anything."""
+    """Values of which those in some lanes are none: nothing is known of them where values have error bounds."""
     bounds = current().bounds
     if bounds is not None and np.any(lanes):
         bounds.unspecified = np.broadcast_to(lanes, values.shape)
-    return anything(values, lanes)
-
-
-def anything(values: Any, lanes: Any) -> Any:
-    """The same, of which nobody says so to the error bounds."""
-    secret = current().rounding
-    if not secret or not np.any(lanes):
-        return values
-    noise = np.random.default_rng(secret).integers(0, 256, values.size * values.dtype.itemsize, np.uint8)
-    noise = (noise & 1).astype(_BOOL) if values.dtype == _BOOL else noise.view(values.dtype)
-    return np.where(lanes, noise.reshape(values.shape), values)
+    return values
 
 
 def _install_integers(builder: Any) -> None:
@@ -133,7 +122,7 @@ _EXTREMES: dict[str, Callable[[Any, Any], Any]] = {
 def _install_extreme(builder: Any, name: str, function: Callable[[Any, Any], Any]) -> None:
     def extreme(self: Any, lhs: Any, rhs: Any) -> Any:
         found = self.binary_op(lhs, rhs, function)
-        found.data = canonical(found.data, is_constant(found))
+        found.data = canonical(found.data)
         return found
 
     setattr(builder, name, extreme)
@@ -146,12 +135,8 @@ def _clamp(self: Any, arg: Any, low: Any, high: Any, propagate_nan: Any) -> Any:
         return self.create_minimumf(self.create_maximumf(arg, low), high)
     found = self.create_minnumf(self.create_maxnumf(arg, low), high)
     nan = np.broadcast_to(np.isnan(arg.data), found.data.shape)
-    if current().bounds is not None and nan.any():
-        current().bounds.unspecified = nan
-    if current().rounding and nan.any():
-        # Either bound: which one depends on how the compiler writes it.
-        bounds = (np.broadcast_to(side.data, found.data.shape) for side in (low, high))
-        found.data = np.where(nan, list(bounds)[current().rounding & 1], found.data)
+    # Either bound: which one depends on how the compiler writes it.
+    found.data = unspecified(found.data, nan)
     return found
 
 
@@ -238,7 +223,7 @@ def _install_atomics(builder: Any) -> None:
             _flush(ptr.data, mask.data)
         off = ~np.broadcast_to(mask.data, found.data.shape)
         # The interpreter leaves there what was in memory.
-        found.data = anything(np.where(off, found.data.dtype.type(0), found.data), off)
+        found.data = np.where(off, found.data.dtype.type(0), found.data)
         return found
 
     builder.create_atomic_rmw = create_atomic_rmw

@@ -1,0 +1,193 @@
+"""Error bounds of accesses to memory: what is loaded is as far off as what was stored there, and what depends on an
+order (sums of float32 by atomic operations) is off by what another order may make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter as engine
+
+from assay.kernels.inside.triton.error_bounds import choices
+from assay.kernels.inside.triton.error_bounds.bounds import (
+    Lean,
+    bound,
+    epsilon,
+    give,
+    named,
+    or_zero,
+    wide,
+)
+from assay.kernels.inside.triton.error_bounds.memory import BITS, UNKNOWN, Bounds, Found, Kind, line_of_kernel
+from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
+from assay.kernels.inside.triton.values.handles import numpy_dtype
+
+_plain: Any = engine.InterpreterBuilder
+_UNDECIDED = (
+    "an address, a mask or a branch depends on the last bits of an inexact result (of a division, a function, a sum)"
+    "{0}, and each GPU has others: compare with a margin, or compute it of whole numbers"
+)
+
+
+def bounds() -> Bounds:
+    """Those of the call under way."""
+    found = current().bounds
+    assert found is not None, "only the builder with bounds asks for them"
+    return found
+
+
+def refuse_undecided() -> NoReturn:
+    """A program would go another way on another GPU."""
+    line = line_of_kernel()
+    refuse(WrongValueError(_UNDECIDED.format(f" in line {line}" if line else "")))
+
+
+def certain(*parts: Any) -> None:
+    """Refuse addresses and masks that are not certain, also in lists."""
+    if any(bound(handle) is not None for handle in _handles(parts)):
+        refuse_undecided()
+
+
+def _handles(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, engine.TensorHandle):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _handles(value)
+
+
+def of_certain(name: str, *, value: int | None = None) -> Any:
+    """A method whose operands must be certain, but for the one that it stores."""
+
+    def operation(self: Any, *args: Any, **options: Any) -> Any:
+        certain(*(arg for place, arg in enumerate(args) if place != value), *options.values())
+        return getattr(_plain, name)(self, *args, **options)
+
+    return operation
+
+
+def _kind(handle: Any) -> Kind:
+    """What kind of elements a pointer points to."""
+    element = handle.get_element_ty()
+    return Kind(numpy_dtype(element).itemsize, bool(element.is_floating()))
+
+
+def _array(mask: Any) -> Any:
+    return np.asarray(mask.data if isinstance(mask, engine.TensorHandle) else mask)
+
+
+def load(self: Any, ptrs: Any, mask: Any, *rest: Any, **options: Any) -> Any:
+    """`masked_load`."""
+    found = _plain.create_masked_load(self, ptrs, mask, *rest, **options)
+    noted, active = bounds(), np.broadcast_to(_array(mask), found.data.shape)
+    seen = noted.load(ptrs.data, active, _kind(ptrs))
+    other = rest[0] if rest else options.get("other")
+    limits, shared = (0.0, None) if seen is None else _as_read(found, seen)
+    if shared is not None:
+        shared = Lean(np.where(active, shared.origins, 0), shared.parts)
+    limits = np.where(active, limits, or_zero(None if other is None else bound(other)))
+    doubt = [bound(part) for part in (ptrs, mask) if isinstance(part, engine.TensorHandle) and bound(part) is not None]
+    if doubt:
+        limits = np.where(np.maximum.reduce(np.broadcast_arrays(*doubt)) > 0, UNKNOWN, limits)
+    lanes, noted.unspecified = noted.unspecified, None
+    return give(found, limits if lanes is None else np.where(lanes, UNKNOWN, limits), shared)
+
+
+def _as_read(found: Any, seen: Found) -> tuple[Any, Lean]:
+    """What is known of what is read, some of it as another kind than it was written as."""
+    limits = np.maximum(seen.limits, 0.0)
+    if not seen.other.any():
+        return limits, Lean(seen.origins, seen.leans)
+    written = _as_written(found)
+    if written is None:
+        return np.where(seen.other, UNKNOWN, limits), Lean(np.where(seen.other, 0, seen.origins), seen.leans)
+    give(written, np.where(seen.other, limits, 0.0))
+    read = np.where(seen.other, choices.read_as(found, written)[0], limits)
+    whole = seen.leans == seen.limits
+    origins = np.where(seen.other & ~whole, 0, seen.origins)
+    return read, Lean(origins, np.where(seen.other, read, seen.leans))
+
+
+_OTHER_KINDS = {2: (tl.int16, tl.float16), 4: (tl.int32, tl.float32), 8: (tl.int64, tl.float64)}
+
+
+def _as_written(found: Any) -> Any:
+    """A fraction that is read as a whole number, or the other way round; None where that is not known."""
+    kind = found.dtype.scalar
+    if kind == tl.bfloat16 or found.data.dtype.itemsize not in _OTHER_KINDS:
+        return None
+    other = _OTHER_KINDS[found.data.dtype.itemsize][0 if kind.is_floating() else 1]
+    return engine.TensorHandle(np.ascontiguousarray(found.data).view(numpy_dtype(other)), other)
+
+
+def _left(value: Any) -> Any:
+    """The bounds that a stored value leaves in memory."""
+    limits = bound(value)
+    if not value.dtype.scalar.is_floating() or not (nan := np.isnan(wide(value))).any():
+        return limits
+    return np.where(nan & (or_zero(limits) == 0), BITS, or_zero(limits))
+
+
+def store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> Any:
+    """`masked_store`."""
+    certain(ptrs, mask)
+    found = _plain.create_masked_store(self, ptrs, value, mask, *rest, **options)
+    bounds().store(ptrs.data, None if mask is None else _array(mask), _left(value), _kind(ptrs), named(value))
+    return found
+
+
+def rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any, **options: Any) -> Any:
+    """`atomic_rmw`. What another program finds is another sum; the sum of all is off by what rounding loses."""
+    certain(ptr, mask)
+    noted, kinds, kind = bounds(), engine._ir.ATOMIC_OP, _kind(ptr)
+    active = np.broadcast_to(mask.data, ptr.data.shape)
+    before = noted.load(ptr.data, active, kind)
+    found = _plain.create_atomic_rmw(self, op, ptr, val, mask, *rest, **options)
+    brought = bound(val)
+    if op == kinds.FADD:
+        limits = or_zero(brought) + _lost(found, val)
+        if np.any(limits) or before is not None:
+            noted.add(ptr.data, active, limits, kind)
+            give(found, np.full(found.data.shape, UNKNOWN))
+    elif op == kinds.XCHG:
+        noted.store(ptr.data, active, _left(val), kind, named(val))
+        give(found, *((None,) if before is None else _as_read(found, before)))
+    elif brought is not None or before is not None:
+        widest = np.maximum(or_zero(brought), 0.0 if before is None else _as_read(found, before)[0])
+        if op == kinds.ADD:
+            noted.add(ptr.data, active, or_zero(brought), kind)
+        else:
+            extreme = op in (kinds.MAX, kinds.MIN, kinds.UMAX, kinds.UMIN)
+            noted.store(ptr.data, active, widest if extreme else np.where(widest > 0, UNKNOWN, 0.0), kind)
+        give(found, np.where(np.broadcast_to(widest, found.data.shape) > 0, UNKNOWN, 0.0))
+    if not active.all():
+        give(found, np.where(active.reshape(found.data.shape), or_zero(bound(found)), UNKNOWN))
+    return found
+
+
+def _lost(found: Any, val: Any) -> Any:
+    """What sums lose that are made in an order of the GPU's: nothing of whole numbers with few enough bits."""
+    before, added = wide(found), wide(val)
+    sums = before + added
+    whole = (np.rint(before) == before) & (np.rint(added) == added) & (np.abs(sums) <= 2.0 / epsilon(val.dtype))
+    most = np.maximum.reduce([np.abs(each) for each in np.broadcast_arrays(before, added, sums)])
+    return np.where(whole | (added == 0), 0.0, epsilon(val.dtype) * np.where(np.isfinite(most), most, 0.0))
+
+
+def cas(self: Any, ptr: Any, cmp: Any, val: Any, *rest: Any, **options: Any) -> Any:
+    """`atomic_cas`."""
+    certain(ptr)
+    noted, kind, shape = bounds(), _kind(ptr), ptr.data.shape
+    before = noted.load(ptr.data, None, kind)
+    found = _plain.create_atomic_cas(self, ptr, cmp, val, *rest, **options)
+    if before is not None:
+        give(found, *_as_read(found, before))
+    inexact = before is not None or bound(cmp) is not None
+    undecided = choices.compared(found, found, cmp) if inexact else np.zeros(shape)
+    if before is not None or bound(val) is not None or undecided.any():
+        swapped = np.broadcast_to((found.data == cmp.data) | (undecided > 0), shape)
+        limits = np.where(undecided > 0, UNKNOWN, np.broadcast_to(or_zero(_left(val)), shape))
+        noted.store(ptr.data, swapped, limits, kind, named(val))
+    return found

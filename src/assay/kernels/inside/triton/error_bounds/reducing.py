@@ -1,0 +1,101 @@
+"""Reductions and scans of Triton's own with error bounds; those with functions of a kernel's own have theirs from
+`values.combining`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from triton.runtime import interpreter as engine
+
+from assay.kernels.inside.triton.error_bounds import sums
+from assay.kernels.inside.triton.error_bounds.bounds import (
+    Lean,
+    apart,
+    bound,
+    give,
+    loss,
+    named,
+    or_zero,
+    wide,
+)
+from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
+from assay.kernels.inside.triton.error_bounds.sharing import PAIR
+from assay.kernels.inside.triton.ledger import current
+
+
+def install() -> None:
+    """Put it into the interpreter."""
+    engine.ReduceOps.apply_impl = _reduced(engine.ReduceOps.apply_impl)
+    engine.ScanOps.apply_impl = _scanned(engine.ScanOps.apply_impl)
+
+
+def _reduced(apply: Callable[..., Any]) -> Callable[..., Any]:
+    def apply_impl(self: Any, values: Any) -> Any:
+        found = apply(self, values)
+        name = sums.REDUCED.get(self.combine_fn)
+        if current().bounds is None or name is None or name == "prod":
+            return found
+        source = values[0].handle
+        parts = found if isinstance(found, tuple | list) else (found,)
+        for part, limits in zip(parts, sums.of_reduction(name, source, self.axis), strict=False):
+            limits = np.reshape(limits, part.handle.data.shape)
+            if name == "sum" and source.dtype.scalar.is_floating():
+                limits = limits + _contracted(part.handle, source, self.axis)
+            give(part.handle, limits, _shared(name, source, self.axis, limits) if part is parts[0] else None)
+        if name == "xor" and bound(source) is not None and self.axis is not None and source.data.shape[self.axis] == 2:
+            parts[0].handle.attr[PAIR] = source.data, bound(source), self.axis
+        return found
+
+    return apply_impl
+
+
+def _contracted(found: Any, source: Any, axis: int | None) -> Any:
+    """What a sum of products loses where the compiler makes a product of matrices of it."""
+    values, shape = wide(source), found.data.shape
+    between = apart(wide(found), values.sum(axis).reshape(shape))
+    size = np.abs(values).sum(axis).reshape(shape)
+    return np.where(between > 2.0**-16 * size, 2.0 * between + 2.0**-10 * size, 0.0)
+
+
+def _shared(name: str, source: Any, axis: int | None, limits: Any) -> Lean | None:
+    """An extreme is one of the elements, where no error can make it another."""
+    kind = name.partition(" ")[0].removeprefix("arg")
+    shared = named(source)
+    if kind not in ("max", "min") or shared is None or not np.any(limits):
+        return None
+    data, known, origins, parts = wide(source), bound(source), *shared
+    if axis is None:
+        data, known, origins, parts, axis = (*(each.reshape(-1) for each in (data, known, origins, parts)), 0)
+    values = np.where(np.isnan(data), np.inf, data if kind == "min" else -data)
+    places = np.expand_dims(values.argmin(axis), axis)
+    settled = sums.place_of_largest(-values, axis, known, negated=False, any_place=True) == 0
+    origins, parts = (np.take_along_axis(each, places, axis) for each in (origins, parts))
+    return Lean(np.where(settled, origins, 0).reshape(limits.shape), parts.reshape(limits.shape))
+
+
+def _scanned(apply: Callable[..., Any]) -> Callable[..., Any]:
+    def apply_impl(self: Any, values: Any) -> Any:
+        reverse, found = self.reverse, apply(self, values)
+        name = sums.REDUCED.get(self.combine_fn)
+        if current().bounds is None or name not in ("sum", "prod"):
+            return found
+        source, made = values[0].handle, found[0].handle
+        axis, limits = self.axis % source.data.ndim, bound(source)
+        if name == "sum" and current().fuses and (lost := loss(source)) is not None:
+            limits = or_zero(limits) + lost
+        if not source.dtype.scalar.is_floating():
+            give(made, None if limits is None else np.full(made.data.shape, UNKNOWN))
+            return found
+        data, limits, products = (
+            each if each is None or not reverse else np.flip(each, axis) for each in (wide(source), limits, wide(made))
+        )
+        if name == "sum":
+            spread = sums.scanned(data, axis, source.dtype, limits)
+        else:
+            spread = sums.multiplied(products, data, axis, source.dtype, limits)
+        give(made, np.flip(spread, axis) if reverse else spread)
+        return found
+
+    return apply_impl

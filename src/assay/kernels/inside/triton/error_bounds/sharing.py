@@ -1,0 +1,167 @@
+"""What goes with values that an operation leaves as they are, or moves: their losses as products, and the errors that
+they share with others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter as engine
+
+from assay.kernels.inside.triton.error_bounds.bounds import (
+    Lean,
+    bound,
+    give,
+    give_loss,
+    last_bits,
+    lean,
+    loss,
+    named,
+    none_shared,
+    or_zero,
+    wide,
+)
+from assay.kernels.inside.triton.ledger import current
+
+PAIR = "exclusive or of a pair"
+"""Attribute: two neighbours' values and bounds, whose bits were combined, and along which axis they lie."""
+
+_plain: Any = engine.InterpreterBuilder
+MOVES = ("broadcast", "expand_dims", "splat", "unsplat", "reshape", "trans")
+"""Methods of the builder, without `create_`, that move lanes."""
+
+
+def of_choice(found: Any, condition: Any, lhs: Any, rhs: Any) -> Lean | None:
+    """What is chosen by `where` shares what its side does."""
+    sides = [named(side) or none_shared(found.data.shape) for side in (lhs, rhs)]
+    origins, parts = (np.where(condition.data, *(side[place] for side in sides)) for place in (0, 1))
+    doubt = bound(condition)
+    return Lean(origins if doubt is None else np.where(doubt > 0, 0, origins), parts)
+
+
+def of_extreme(found: Any, lhs: Any, rhs: Any) -> Lean | None:
+    """The larger or smaller of two is one of them, where no error can make it the other."""
+    limits = or_zero(bound(lhs)) + or_zero(bound(rhs))
+    with np.errstate(invalid="ignore"):
+        between = np.abs(wide(lhs) - wide(rhs))
+    sides = [named(side) or none_shared(found.data.shape) for side in (lhs, rhs)]
+    same = (sides[0].origins == sides[1].origins) & (sides[0].parts == sides[1].parts)
+    mine = found.data == lhs.data
+    origins, parts = (np.where(mine, *(side[place] for side in sides)) for place in (0, 1))
+    return Lean(np.where((between > limits) | same, origins, 0), parts)
+
+
+def of_product(found: Any, lhs: Any, rhs: Any) -> Lean | None:
+    """Times an exact number an error is that much larger."""
+    for one, other in ((lhs, rhs), (rhs, lhs)):
+        shared = lean(one)
+        if shared is not None and bound(other) is None:
+            return Lean(shared.origins, np.where(shared.parts == 0, 0.0, shared.parts * wide(other)))
+    return None
+
+
+def of_cast(found: Any, source: Any, limits: Any) -> tuple[Any, Lean | None]:
+    """A cast keeps an error but for what it rounds. Where it may round to either of two numbers, that is an error of
+    its own, which what is left of the operand makes up for. Gives back the bound, too."""
+    kinds = found.dtype.scalar, source.dtype.scalar
+    if not all(kind.is_floating() for kind in kinds):
+        return limits, None
+    if kinds[0].primitive_bitwidth >= kinds[1].primitive_bitwidth:
+        return limits, named(source)
+    shared = lean(source)
+    if shared is None:
+        return limits, None
+    mine = or_zero(bound(source))
+    kept = np.abs(shared.parts) > 0.5 * mine
+    limits = np.where((limits > 0) & kept, mine + last_bits(wide(found), found.dtype), limits)
+    return limits, Lean(np.where(kept, shared.origins, 0), shared.parts)
+
+
+def of_bits(source: Any, limits: Any) -> Lean | None:
+    """Bits of one number are one error, whatever type they are read as."""
+    shared = named(source)
+    if shared is None:
+        return None
+    whole = shared.parts == bound(source)
+    return Lean(np.where(whole, shared.origins, 0), limits)
+
+
+def keep_loss(name: str, found: Any, operand: Any, *, cast: bool) -> None:
+    """A compiler may drop a step that changes no bit, and fuse the product before it. Of a cast it may multiply in the
+    narrow type."""
+    lost, data, before = loss(operand), found.data, operand.data
+    if lost is None or data.shape != before.shape:
+        return
+    if cast:
+        fractions = found.dtype.scalar.is_floating(), operand.dtype.scalar.is_floating()
+        alike: Any = fractions[0] == fractions[1] or data.itemsize == before.itemsize
+    elif data.dtype != before.dtype:
+        return
+    else:
+        alike = np.abs(data) == np.abs(before) if data.dtype.kind == "f" else data == before
+    if np.any(alike):
+        kept, other = np.where(alike, lost, 0.0), loss(found)
+        give_loss(found, kept if other is None else np.maximum(kept, other))
+
+
+def moving(name: str) -> Callable[..., Any]:
+    """A method that moves lanes: what is known of them moves along."""
+
+    def operation(self: Any, *args: Any, **options: Any) -> Any:
+        move = getattr(_plain, name)
+        found = move(self, *args, **options)
+        place = 1 if name == "create_splat" else 0
+        source = args[place]
+
+        def moved(values: Any, kind: Any) -> Any:
+            values = np.ascontiguousarray(np.broadcast_to(values, source.data.shape))
+            other = [*args[:place], engine.TensorHandle(values, kind), *args[place + 1 :]]
+            if name == "create_splat":  # is told the type of what it makes
+                other[0] = tl.block_type(kind, list(args[0].shape))
+            return move(self, *other, **options).data
+
+        if type(source) is engine.TensorHandle and source.attr:
+            _carry(source, found, moved)
+        return found
+
+    return operation
+
+
+def _carry(source: Any, found: Any, moved: Callable[[Any, Any], Any]) -> None:
+    if (shared := named(source)) is not None:
+        parts = moved(shared.origins, tl.int64), moved(shared.parts, tl.float64)
+        give(found, moved(bound(source), tl.float64), Lean(*parts))
+    if current().fuses and (lost := loss(source)) is not None:
+        give_loss(found, moved(lost, tl.float64))
+    if PAIR in source.attr:
+        found.attr[PAIR] = source.attr[PAIR]
+
+
+def join(self: Any, lhs: Any, rhs: Any) -> Any:
+    """`tl.join`."""
+    found, sides = _plain.create_join(self, lhs, rhs), (lhs, rhs)
+    if any(bound(side) is not None for side in sides):
+        shared = [named(side) or none_shared(side.data.shape) for side in sides]
+        parts = (np.stack([each[place] for each in shared], -1) for place in (0, 1))
+        give(found, _stacked([bound(side) for side in sides], lhs.data.shape), Lean(*parts))
+    if current().fuses and any(loss(side) is not None for side in sides):
+        give_loss(found, _stacked([loss(side) for side in sides], lhs.data.shape))
+    return found
+
+
+def _stacked(parts: Any, shape: Any) -> Any:
+    return np.stack([np.broadcast_to(or_zero(part), shape) for part in parts], -1)
+
+
+def split(self: Any, val: Any) -> Any:
+    """`tl.split`."""
+    parts = _plain.create_split(self, val)
+    for place, part in enumerate(parts):
+
+        def chosen(values: Any, _: Any, place: int = place) -> Any:
+            return np.broadcast_to(values, val.data.shape)[..., place]
+
+        _carry(val, part, chosen)
+    return parts

@@ -1,0 +1,118 @@
+"""Arithmetic on fractions as machine code for sm_90 has it, where NumPy has something else: NaN, denormal numbers,
+`fma`.
+
+What a GPU has other last bits of is rounded to nearest here; how far off that may be is the business of `error_bounds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter as engine
+
+from assay.kernels.inside.triton.values import bfloat16
+
+_SINGLE, _DOUBLE, _HALF = np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16)
+LEAST = np.float32(2.0**-126)
+"""The least normal float32: what is smaller is zero to a GPU's approximations."""
+_QUIET: dict[Any, Any] = {_SINGLE: np.uint32(0x7FFFFFFF), _HALF: np.uint16(0x7FFF)}
+"""The only NaN that a GPU's arithmetic gives."""
+FLUSHED = ("exp2", "sin", "cos", "sqrt", "rsqrt", "erf", "floor", "ceil")
+"""Functions of float32 that take a denormal number for zero, and give none."""
+KEPT = ("exp", "log", "log2")
+"""Those that take one for what it is, and give none."""
+_TO_TWO = np.float32(1.4426950408889634)
+"""What `tl.exp` of a float32 multiplies by before it asks for a power of two."""
+
+
+def install(builder: Any) -> None:
+    """Put it into the interpreter's builder (`InterpreterBuilder`)."""
+    for name in ("fmul", "fdiv", "precise_divf", "fadd", "fsub"):
+        _after(builder, f"create_{name}")
+    for name in (*FLUSHED, *KEPT):
+        _after_function(builder, name)
+    builder.create_fma = _fma
+
+
+def canonical(values: Any) -> Any:
+    """NaN as a GPU's arithmetic gives it: a processor's has the sign bit set. That of a float64 has any sign."""
+    if values.dtype.kind != "f":
+        return values
+    nan = np.isnan(values)
+    if not nan.any():
+        return values
+    quiet = _QUIET.get(values.dtype)
+    return np.where(nan, np.nan if quiet is None else quiet.view(values.dtype), values)
+
+
+def flushed(values: Any) -> Any:
+    """Numbers below the least normal float32 as zeros of their sign."""
+    small = np.abs(values) < LEAST
+    return np.where(small, np.copysign(values.dtype.type(0), values), values) if small.any() else values
+
+
+def widened(handle: Any) -> Any:
+    """Values in a type in which their products are exact, or nearly so."""
+    if handle.dtype.scalar == tl.bfloat16:
+        return bfloat16.wide(handle.data).astype(np.float64)
+    return handle.data.astype(np.longdouble if handle.data.dtype == _DOUBLE else np.float64)
+
+
+def fused(x: Any, y: Any, z: Any) -> Any:
+    """x * y + z in float64, fit to be rounded to 32 bits or fewer; in 80 bits of float64 operands, not always exact."""
+    wide = np.longdouble if z.dtype == _DOUBLE else np.float64
+    return _added(x.astype(wide) * y.astype(wide), z.astype(wide))
+
+
+def _added(left: Any, right: Any) -> Any:
+    """A sum of float64 that can be rounded once more as if it had not been: its last bit is set where it is inexact."""
+    found = np.asarray(left + right)
+    if found.dtype != _DOUBLE:
+        return found
+    back = found - left
+    lost = (left - (found - back)) + (right - back)
+    bits = found.view(np.int64)
+    odd = bits + np.where((lost > 0) == (found > 0), 1, -1)
+    return np.where(np.isfinite(lost) & (lost != 0) & (bits & 1 == 0), odd, bits).view(np.float64)
+
+
+def _after(builder: Any, name: str) -> None:
+    compute = getattr(builder, name)
+
+    def operation(self: Any, lhs: Any, rhs: Any) -> Any:
+        found = compute(self, lhs, rhs)
+        found.data = canonical(found.data)
+        return found
+
+    setattr(builder, name, operation)
+
+
+def _fma(_self: Any, x: Any, y: Any, z: Any) -> Any:
+    """A product and a sum, rounded once."""
+    exact, dtype = _added(widened(x) * widened(y), widened(z)), z.dtype.scalar
+    data = bfloat16.narrow(exact) if dtype == tl.bfloat16 else exact.astype(engine._get_np_dtype(dtype))
+    return engine.TensorHandle(canonical(data), dtype)
+
+
+def _exponential(self: Any, arg: Any) -> Any:
+    """`tl.exp`: of a float32 a power of two, whose exponent is rounded first."""
+    if arg.data.dtype != _SINGLE:
+        return self.unary_op(arg, np.exp)
+    return engine.TensorHandle(np.exp2(arg.data * _TO_TWO), arg.dtype.scalar)
+
+
+def _after_function(builder: Any, name: str) -> None:
+    compute: Callable[..., Any] = _exponential if name == "exp" else getattr(builder, f"create_{name}")
+
+    def operation(self: Any, arg: Any) -> Any:
+        single = arg.data.dtype == _SINGLE
+        if single and name in FLUSHED:
+            arg = engine.TensorHandle(flushed(arg.data), arg.dtype)
+        found = compute(self, arg)
+        found.data = canonical(flushed(found.data) if single else found.data)
+        return found
+
+    setattr(builder, f"create_{name}", operation)
