@@ -350,8 +350,8 @@ def _said_of_inexact(call: Replay, output: int, found: float, most: float, lines
     off = "anything" if found >= MOST_SHARE else f"off by {found:.2g} of its size, where {most:.2g} is allowed"
     compared = f". Numbers that GPUs have in either order are compared in line {', '.join(map(str, lines))}"
     return (
-        f"{call.circumstances()}, output {output} is right in the interpreter and may be {off}, on a GPU: it makes much "
-        "of the last bits of inexact results (divisions, functions, sums), and each GPU has others"
+        f"{call.circumstances()}, output {output} is right in the interpreter and may be {off}, on a GPU: it makes "
+        "much of the last bits of inexact results (divisions, functions, sums), and each GPU has others"
         f"{compared if lines else ''}"
     )
 

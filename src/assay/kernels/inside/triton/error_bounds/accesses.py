@@ -12,6 +12,7 @@ from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.error_bounds import choices
 from assay.kernels.inside.triton.error_bounds.bounds import (
+    MOST,
     Lean,
     bound,
     epsilon,
@@ -134,7 +135,7 @@ def store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **options: An
     """`masked_store`."""
     certain(ptrs, mask)
     found = _plain.create_masked_store(self, ptrs, value, mask, *rest, **options)
-    bounds().store(ptrs.data, None if mask is None else _array(mask), _left(value), _kind(ptrs), named(value))
+    bounds().store(ptrs.data, None if mask is None else _array(mask), _left(value), _kind(ptrs), named(value, MOST))
     return found
 
 

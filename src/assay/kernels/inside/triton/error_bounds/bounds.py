@@ -1,8 +1,8 @@
 """Error bounds of values: how far a value of the interpreter may be from what a GPU has in its place.
 
 A bound is an attribute of a handle, an array of float64 in the shape of its values; a value without one is exact:
-every GPU has those bits. `UNKNOWN` is the bound of what may be anything. A truth value has 0 or 1: whether it may be the
-other one.
+every GPU has those bits. `UNKNOWN` is the bound of what may be anything. A truth value has 0 or 1: whether it may be
+the other one.
 
 Errors of two values may be one error: where one was moved to where the other is, or made of it. What a value shares
 with others (`Lean`) cancels where it is taken from itself, as in `x - tl.max(x)`.
@@ -29,6 +29,8 @@ _LEAST = {"fp16": 2.0**-24, "bf16": 2.0**-133, "fp32": 2.0**-149, "fp64": 5e-324
 """The least numbers above 0."""
 _fresh = itertools.count(1)
 _LANES = 1 << 24
+MOST = 0.5
+"""So much of an error a value has to share with what it was made of, to be known by that once it is moved."""
 
 
 class Lean(NamedTuple):
@@ -85,14 +87,25 @@ def lean(handle: Any) -> Lean | None:
     return found
 
 
-def named(handle: Any) -> Lean | None:
-    """The same, once all of an inexact value's error has a name, so that what is made of it can share it."""
-    if _BOUND not in handle.attr:
+def named(handle: Any, least: float = 0.0) -> Lean | None:
+    """The same, once an inexact value's error has a name, so that what is made of it can share it. `least`: lanes that
+    share less of their errors get a name for all of it."""
+    limits = bound(handle)
+    if limits is None:
         return None
-    if _LEAN not in handle.attr:
-        places = np.arange(handle.data.size, dtype=np.int64).reshape(handle.data.shape)
-        handle.attr[_LEAN] = Lean(next(_fresh) * _LANES + places, handle.attr[_BOUND])
-    return lean(handle)
+    shared = lean(handle)
+    if shared is None or np.any(few := np.abs(shared.parts) < least * limits):
+        own = of_its_own(limits)
+        if shared is not None:
+            own = Lean(*(np.where(few, *each) for each in zip(own, shared, strict=True)))
+        shared = handle.attr[_LEAN] = own
+    return shared
+
+
+def of_its_own(limits: Any) -> Lean:
+    """All of some errors under names that nothing else has."""
+    places = np.arange(limits.size, dtype=np.int64).reshape(limits.shape)
+    return Lean(next(_fresh) * _LANES + places, limits)
 
 
 def none_shared(shape: Any) -> Lean:
@@ -100,21 +113,21 @@ def none_shared(shape: Any) -> Lean:
     return Lean(np.zeros(shape, np.int64), np.zeros(shape))
 
 
-def difference(lhs: Any, rhs: Any, sign: float) -> tuple[Any, Lean | None]:
-    """The bound of a sum (`sign` 1) or difference (-1) of two values, and what it shares: the errors that both have
-    add up or cancel, the others add up."""
-    left, right = or_zero(bound(lhs)), or_zero(bound(rhs))
+def difference(lhs: Any, rhs: Any, sign: Any) -> tuple[Any, Lean | None]:
+    """The bound of one value and `sign` times another, and what it shares: the errors that both have add up or cancel,
+    the others add up."""
+    left, right = or_zero(bound(lhs)), times(bound(rhs), sign)
     one, other = lean(lhs), lean(rhs)
     if one is None and other is None:
-        return left + right, None
+        return left + or_zero(right), None
     shape = np.broadcast_shapes(lhs.data.shape, rhs.data.shape)
     one, other = one or none_shared(shape), other or none_shared(shape)
     same = (one.origins == other.origins) & (one.origins != 0)
-    theirs = sign * other.parts
+    theirs = np.where(other.parts == 0, 0.0, sign * other.parts)
     both = one.parts + theirs
     mine = np.abs(one.parts) >= np.abs(theirs)
-    others = (left - np.abs(one.parts)) + (right - np.abs(theirs))
-    limits = np.where(same, others + np.abs(both), left + right)
+    others = (left - np.abs(one.parts)) + (or_zero(right) - np.abs(theirs))
+    limits = np.where(same, others + np.abs(both), left + or_zero(right))
     origins = np.where(same | mine, one.origins, other.origins)
     return limits, Lean(origins, np.where(same, both, np.where(mine, one.parts, theirs)))
 

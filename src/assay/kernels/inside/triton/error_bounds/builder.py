@@ -12,7 +12,7 @@ import numpy as np
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.error_bounds import accesses, choices, pointwise, reducing, sharing, sums
-from assay.kernels.inside.triton.error_bounds.bounds import bound, carries, give, or_zero, wide
+from assay.kernels.inside.triton.error_bounds.bounds import bound, carries, give, named, or_zero, wide
 from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN, Bounds
 from assay.kernels.inside.triton.ledger import current
 from assay.kernels.inside.triton.libdevice import LIBRARY
@@ -53,6 +53,8 @@ RULES: dict[str, Callable[..., Any]] = {
 }
 _ALWAYS = pointwise.ALWAYS | {"create_dot", "create_add", "create_bitcast"}
 """Methods whose results may be inexact though all operands are exact, or have a loss to note."""
+_NAMED = pointwise.ALWAYS - {"create_fmul"} | {"create_dot"}
+"""Methods whose results have an error of their own, which what is made of them shares."""
 _WITHOUT_LOSS = frozenset({"create_fmul", "create_addptr"})
 
 
@@ -119,6 +121,8 @@ def _ruled(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
             limits = rule(found, *_given(name, args, operands), **options)
         limits, shared = limits if type(limits) is tuple else (limits, None)
         give(found, _specified(noted, limits), shared)
+        if name in _NAMED:
+            named(found)
         if current().fuses and name not in _WITHOUT_LOSS:
             for operand in known:
                 sharing.keep_loss(name, found, operand, cast=cast)
@@ -159,6 +163,7 @@ def _library(self: Any, name: str, path: str, symbol: str, args: Any, result: An
     limits, shared = limits if type(limits) is tuple else (limits, None)
     limits = pointwise.of_signs(symbol, found, args, limits)
     give(found, _specified(accesses.bounds(), limits), shared)
+    named(found)
     if symbol in ("__nv_fabs", "__nv_fabsf"):
         sharing.keep_loss("create_fabs", found, args[0], cast=False)
     return found

@@ -78,7 +78,8 @@ def product_of(found: Any, lhs: Any, rhs: Any) -> Any:
         limits = total(times(left, wide(rhs)), times(right, wide(lhs)))
         if left is not None and right is not None:
             limits = limits + times(left, right)
-        limits = rounded(found, limits, (lhs, rhs))
+        scales = any(bound(side) is None and powers_of_two(wide(side)).all() for side in (lhs, rhs))
+        limits = limits if scales and np.isfinite(wide(found)).all() else rounded(found, limits, (lhs, rhs))
     if current().fuses:
         limits = total(limits, _doubled(lhs, rhs), _doubled(rhs, lhs))
         give_loss(found, partial(_loss, found, lhs, rhs))
@@ -117,7 +118,7 @@ def quotient(found: Any, lhs: Any, rhs: Any, *, exact: bool = False) -> Any:
         divisor = np.abs(wide(rhs))
         least = divisor - or_zero(bound(rhs))
         values = np.where(np.isfinite(wide(found)), wide(found), 0.0)
-        spread = total(bound(lhs), times(bound(rhs), values))
+        spread, _ = difference(lhs, rhs, -values)
         limits = np.where(spread == 0, 0.0, np.where(least > 0, spread / least, UNKNOWN))
         limits = rounded(found, limits, (lhs, rhs))
     if exact:

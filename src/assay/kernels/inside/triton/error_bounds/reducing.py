@@ -11,6 +11,7 @@ from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.error_bounds import sums
 from assay.kernels.inside.triton.error_bounds.bounds import (
+    MOST,
     Lean,
     apart,
     bound,
@@ -44,6 +45,8 @@ def _reduced(apply: Callable[..., Any]) -> Callable[..., Any]:
             if name == "sum" and source.dtype.scalar.is_floating():
                 limits = limits + _contracted(part.handle, source, self.axis)
             give(part.handle, limits, _shared(name, source, self.axis, limits) if part is parts[0] else None)
+            if name == "sum":
+                named(part.handle)
         if name == "xor" and bound(source) is not None and self.axis is not None and source.data.shape[self.axis] == 2:
             parts[0].handle.attr[PAIR] = source.data, bound(source), self.axis
         return found
@@ -62,7 +65,7 @@ def _contracted(found: Any, source: Any, axis: int | None) -> Any:
 def _shared(name: str, source: Any, axis: int | None, limits: Any) -> Lean | None:
     """An extreme is one of the elements, where no error can make it another."""
     kind = name.partition(" ")[0].removeprefix("arg")
-    shared = named(source)
+    shared = named(source, MOST)
     if kind not in ("max", "min") or shared is None or not np.any(limits):
         return None
     data, known, origins, parts = wide(source), bound(source), *shared

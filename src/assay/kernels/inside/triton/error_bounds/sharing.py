@@ -11,6 +11,7 @@ import triton.language as tl
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.error_bounds.bounds import (
+    MOST,
     Lean,
     bound,
     give,
@@ -20,9 +21,11 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     loss,
     named,
     none_shared,
+    of_its_own,
     or_zero,
     wide,
 )
+from assay.kernels.inside.triton.error_bounds.certain import powers_of_two
 from assay.kernels.inside.triton.ledger import current
 
 PAIR = "exclusive or of a pair"
@@ -46,7 +49,7 @@ def of_extreme(found: Any, lhs: Any, rhs: Any) -> Lean | None:
     limits = or_zero(bound(lhs)) + or_zero(bound(rhs))
     with np.errstate(invalid="ignore"):
         between = np.abs(wide(lhs) - wide(rhs))
-    sides = [named(side) or none_shared(found.data.shape) for side in (lhs, rhs)]
+    sides = [named(side, MOST) or none_shared(found.data.shape) for side in (lhs, rhs)]
     same = (sides[0].origins == sides[1].origins) & (sides[0].parts == sides[1].parts)
     mine = found.data == lhs.data
     origins, parts = (np.where(mine, *(side[place] for side in sides)) for place in (0, 1))
@@ -54,11 +57,11 @@ def of_extreme(found: Any, lhs: Any, rhs: Any) -> Lean | None:
 
 
 def of_product(found: Any, lhs: Any, rhs: Any) -> Lean | None:
-    """Times an exact number an error is that much larger."""
+    """Times a power of two an error is that much larger. Other products are rounded: errors of their own."""
     for one, other in ((lhs, rhs), (rhs, lhs)):
         shared = lean(one)
-        if shared is not None and bound(other) is None:
-            return Lean(shared.origins, np.where(shared.parts == 0, 0.0, shared.parts * wide(other)))
+        if shared is not None and bound(other) is None and powers_of_two(factor := wide(other)).all():
+            return Lean(shared.origins, shared.parts * factor)
     return None
 
 
@@ -70,13 +73,13 @@ def of_cast(found: Any, source: Any, limits: Any) -> tuple[Any, Lean | None]:
         return limits, None
     if kinds[0].primitive_bitwidth >= kinds[1].primitive_bitwidth:
         return limits, named(source)
-    shared = lean(source)
+    shared, own = lean(source), of_its_own(limits)
     if shared is None:
-        return limits, None
+        return limits, own
     mine = or_zero(bound(source))
-    kept = np.abs(shared.parts) > 0.5 * mine
+    kept = (np.abs(shared.parts) >= MOST * mine) & (limits <= 2.0 * mine)
     limits = np.where((limits > 0) & kept, mine + last_bits(wide(found), found.dtype), limits)
-    return limits, Lean(np.where(kept, shared.origins, 0), shared.parts)
+    return limits, Lean(*(np.where(kept, *each) for each in zip(shared, own, strict=True)))
 
 
 def of_bits(source: Any, limits: Any) -> Lean | None:
